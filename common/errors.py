@@ -1,0 +1,8 @@
+"""Everything that cmdbus raises by name.
+
+CmdbusError
+"""
+
+
+class CmdbusError(Exception):
+    """The root of all errors of cmdbus."""
