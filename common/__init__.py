@@ -11,13 +11,61 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cmdbus.bus import CommandBus as CommandBus
+    from cmdbus.command import Command as Command
+    from cmdbus.data import Undecodable as Undecodable
+    from cmdbus.errors import BusinessRuleError as BusinessRuleError
     from cmdbus.errors import CmdbusError as CmdbusError
+    from cmdbus.errors import CommandError as CommandError
+    from cmdbus.errors import CommandNotFoundError as CommandNotFoundError
+    from cmdbus.errors import DatabaseUnavailableError as DatabaseUnavailableError
+    from cmdbus.errors import DuplicateCommandError as DuplicateCommandError
+    from cmdbus.errors import HandlerAlreadyRegisteredError as HandlerAlreadyRegisteredError
+    from cmdbus.errors import InvalidOperationError as InvalidOperationError
+    from cmdbus.errors import PermanentCommandError as PermanentCommandError
+    from cmdbus.errors import QueueFullError as QueueFullError
+    from cmdbus.errors import SchemaError as SchemaError
+    from cmdbus.errors import SendRefusedError as SendRefusedError
+    from cmdbus.errors import ShutdownError as ShutdownError
+    from cmdbus.errors import TransientCommandError as TransientCommandError
+    from cmdbus.records import AuditEvent as AuditEvent
+    from cmdbus.records import CommandRecord as CommandRecord
+    from cmdbus.records import Status as Status
+    from cmdbus.registry import HandlerRegistry as HandlerRegistry
+    from cmdbus.registry import handler as handler
+    from cmdbus.requests import SendRequest as SendRequest
+    from cmdbus.retry import RetryPolicy as RetryPolicy
+    from cmdbus.timeouts import Timeouts as Timeouts
 
-_HOME = {
-    "CmdbusError": "cmdbus.errors",
+_NAMES = {
+    "bus": ["CommandBus"],
+    "command": ["Command"],
+    "data": ["Undecodable"],
+    "errors": [
+        "BusinessRuleError",
+        "CmdbusError",
+        "CommandError",
+        "CommandNotFoundError",
+        "DatabaseUnavailableError",
+        "DuplicateCommandError",
+        "HandlerAlreadyRegisteredError",
+        "InvalidOperationError",
+        "PermanentCommandError",
+        "QueueFullError",
+        "SchemaError",
+        "SendRefusedError",
+        "ShutdownError",
+        "TransientCommandError",
+    ],
+    "records": ["AuditEvent", "CommandRecord", "Status"],
+    "registry": ["HandlerRegistry", "handler"],
+    "requests": ["SendRequest"],
+    "retry": ["RetryPolicy"],
+    "timeouts": ["Timeouts"],
 }
+_HOME = {name: f"cmdbus.{module}" for module, names in _NAMES.items() for name in names}
 
-__all__ = list(_HOME)
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
@@ -27,4 +75,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -1,8 +1,129 @@
-"""Everything that cmdbus raises by name.
+"""Everything that cmdbus raises by name. Bad arguments are ValueErrors.
 
 CmdbusError
+├── CommandError                      raised by handlers
+│   ├── TransientCommandError         try again later
+│   ├── PermanentCommandError         never try again: to troubleshooting
+│   └── BusinessRuleError             the command failed, and that is its outcome
+├── SendRefusedError                  nothing was sent
+│   ├── DuplicateCommandError
+│   ├── QueueFullError
+│   └── ShutdownError
+├── CommandNotFoundError
+├── InvalidOperationError             not in the command's present state
+├── HandlerAlreadyRegisteredError
+├── SchemaError                       missing, or of another version
+└── DatabaseUnavailableError          no connection could be made
 """
+
+from collections.abc import Sequence
+from uuid import UUID
 
 
 class CmdbusError(Exception):
     """The root of all errors of cmdbus."""
+
+
+class CommandError(CmdbusError):
+    """What a handler raises to say how its command ended."""
+
+    def __init__(self, code: str, message: str, details: object = None) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class TransientCommandError(CommandError):
+    """It may work later: tried again after the retry policy's backoff, or `retry_after` seconds."""
+
+    def __init__(
+        self, code: str, message: str, details: object = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(code, message, details)
+        self.retry_after = retry_after
+
+
+class PermanentCommandError(CommandError):
+    """It will never work as it is: a person decides, in the troubleshooting queue."""
+
+
+class BusinessRuleError(CommandError):
+    """A rule forbids it: the command is FAILED at once, and whoever asked for a reply gets one."""
+
+
+class SendRefusedError(CmdbusError):
+    """Nothing was sent."""
+
+
+class DuplicateCommandError(SendRefusedError):
+    """The domain has had a command with this id before; ids are taken once and for all."""
+
+    def __init__(self, domain: str, command_ids: Sequence[UUID]) -> None:
+        self.domain = domain
+        self.command_ids = tuple(command_ids)
+        self.command_id = self.command_ids[0]
+        others = f" (and {len(command_ids) - 1} others)" if len(command_ids) > 1 else ""
+        super().__init__(
+            f"command {self.command_id}{others} was sent to domain {domain!r} before: "
+            f"an id is taken once; look with get() what became of it"
+        )
+
+
+class QueueFullError(SendRefusedError):
+    """As many commands wait as the domain's max_depth allows."""
+
+    def __init__(self, domain: str, depth: int, max_depth: int, retry_after: float) -> None:
+        self.domain = domain
+        self.depth = depth
+        self.max_depth = max_depth
+        #: Seconds after which another try makes sense, as for an HTTP 429.
+        self.retry_after = retry_after
+        super().__init__(
+            f"domain {domain!r} is full: {depth} commands wait, its max_depth is {max_depth}; "
+            f"send again in {retry_after:.0f} s"
+        )
+
+
+class ShutdownError(SendRefusedError):
+    """The domain does not accept commands."""
+
+    def __init__(self, domain: str) -> None:
+        self.domain = domain
+        super().__init__(
+            f"domain {domain!r} does not accept commands: "
+            f"it was configured with accepting=False; accepting=True opens it again"
+        )
+
+
+class CommandNotFoundError(CmdbusError):
+    """No command with this id was ever sent to the domain, or its history is gone."""
+
+    def __init__(self, domain: str, command_id: UUID) -> None:
+        self.domain = domain
+        self.command_id = command_id
+        super().__init__(f"domain {domain!r} has no command {command_id}")
+
+
+class InvalidOperationError(CmdbusError):
+    """The command's present state does not allow it."""
+
+
+class HandlerAlreadyRegisteredError(CmdbusError):
+    """The registry has a handler for this domain and type; it keeps that one."""
+
+    def __init__(self, domain: str, type: str, present: str) -> None:
+        self.domain = domain
+        self.type = type
+        super().__init__(f"{domain}/{type} is handled by {present} already")
+
+
+class SchemaError(CmdbusError):
+    """The database's schema is missing, older or newer than this code."""
+
+
+class DatabaseUnavailableError(CmdbusError):
+    """No connection could be made; the message says where to and why, without the password."""

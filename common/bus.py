@@ -1,0 +1,280 @@
+"""The producer's side of the bus: send commands, look at them, steer their domains.
+
+A request passes `Limits.check` (requests.py) and is written by `Sender` (sending.py).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+from cmdbus.checks import check_aware, check_id, check_name, check_seconds, check_whole
+from cmdbus.connections import Connection, Connections, Pool
+from cmdbus.data import MAX_BYTES
+from cmdbus.domains import check_settings
+from cmdbus.errors import CommandNotFoundError, InvalidOperationError
+from cmdbus.ids import new_id
+from cmdbus.records import AuditEvent, CommandRecord, Status, check_status
+from cmdbus.requests import Limits, SendRequest
+from cmdbus.sending import Batch, Call, Sender, new_call
+from cmdbus.store import Store
+
+T = TypeVar("T")
+
+#: Stands for "not given" where None means "no limit".
+_UNSAID: Any = object()
+#: `wait` looks again after 5 ms, later more seldom, at least every 200 ms.
+_FIRST_LOOK, _LONGEST_LOOK = 0.005, 0.2
+
+
+class CommandBus:
+    """Sends commands and shows what becomes of them. Safe to share between threads.
+
+    With a DSN it keeps 1 to 4 connections of its own, opened at the first use, in a
+    forked child anew; a call of its own whose connection dies is repeated once. With
+    `connection=`, a call is part of the caller's transaction and never repeated.
+
+    `on_send` sees each request first and may return a changed one: a place for
+    defaults, for priorities by content, for tracing.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        pool: Pool | None = None,
+        schema: str = "cmdbus",
+        priorities: Mapping[str, int] | None = None,
+        max_bytes: int = MAX_BYTES,
+        on_send: Callable[[SendRequest], SendRequest] | None = None,
+        purge_allowed: bool = False,
+    ) -> None:
+        self._store = Store(schema)
+        self._limits = Limits.of(priorities, max_bytes)
+        self._connections = Connections(dsn, pool, schema)
+        self._on_send = on_send
+        self._purge_allowed = purge_allowed
+        self._sender = Sender(self._store)
+
+    def send(
+        self,
+        domain: str,
+        type: str,
+        data: Any = None,
+        *,
+        command_id: UUID | str | None = None,
+        priority: str | int = "normal",
+        delay: float | timedelta | None = None,
+        run_at: datetime | None = None,
+        correlation_id: UUID | str | None = None,
+        reply_to: str | None = None,
+        max_attempts: int | None = None,
+        connection: Connection | None = None,
+    ) -> UUID:
+        """Sends one command and returns its id; what is refused was not written."""
+        request = SendRequest(
+            domain,
+            type,
+            data,
+            command_id,
+            priority,
+            delay,
+            run_at,
+            correlation_id,
+            reply_to,
+            max_attempts,
+        )
+        if self._on_send is not None:
+            request = self._on_send(request)
+        command = self._limits.check(request, new_id())
+        self._run(connection, lambda c, call: self._sender.send(c, command, call))
+        return command.command_id
+
+    def send_many(
+        self, requests: Iterable[SendRequest], *, connection: Connection | None = None
+    ) -> list[UUID]:
+        """Sends all of them in one transaction, or none; ids in the order of the requests."""
+        seen = map(self._on_send, requests) if self._on_send else requests
+        batch = Batch(list(seen))
+        if batch.requests:
+            check = self._limits.check
+            self._run(connection, lambda c, call: self._sender.send_all(c, batch, check, call))
+        return batch.ids
+
+    def get(
+        self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
+    ) -> CommandRecord | None:
+        """The command as it is now, or None if the domain has none with this id."""
+        check_name("domain", domain)
+        id_ = check_id("command_id", command_id)
+        return self._look(connection, lambda c: self._store.read(c, domain, id_))
+
+    def wait(self, domain: str, command_id: UUID | str, timeout: float = 30.0) -> CommandRecord:
+        """Returns the command once it is terminal or in troubleshooting; else TimeoutError."""
+        deadline = time.monotonic() + check_seconds("timeout", timeout)
+        pause = _FIRST_LOOK
+        while True:
+            record = self.get(domain, command_id)
+            if record is None:
+                raise CommandNotFoundError(domain, check_id("command_id", command_id))
+            if record.status.terminal or record.status is Status.IN_TROUBLESHOOTING_QUEUE:
+                return record
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(
+                    f"command {command_id} of domain {domain!r} is {record.status} "
+                    f"after {timeout:g} s"
+                )
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, _LONGEST_LOOK)
+
+    def cancel(
+        self,
+        domain: str,
+        command_id: UUID | str,
+        *,
+        reason: str | None = None,
+        running: bool = False,
+        operator: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Cancels a command that waits; with `running` also one in progress.
+
+        Then its handler is not interrupted, but nothing that it writes through its
+        context's connection lands.
+        """
+        check_name("domain", domain)
+        id_ = check_id("command_id", command_id)
+        was = self._look(
+            connection,
+            lambda c: self._store.cancel(
+                c, domain, id_, reason=reason, running=running, operator=operator
+            ),
+        )
+        if was is None:
+            raise CommandNotFoundError(domain, id_)
+        if was == "waiting" or (was == "running" and running):
+            return
+        raise InvalidOperationError(
+            f"command {id_} of domain {domain!r} cannot be canceled: {_CANNOT_CANCEL[was]}"
+        )
+
+    def query(
+        self,
+        domain: str | None = None,
+        status: Status | str | None = None,
+        type: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        *,
+        connection: Connection | None = None,
+    ) -> list[CommandRecord]:
+        """Commands that meet every given condition, the last sent first.
+
+        `since` (inclusive) and `until` (exclusive) are about when they were sent.
+        """
+        conditions = {
+            "domain": None if domain is None else check_name("domain", domain),
+            "status": None if status is None else check_status(status),
+            "type": None if type is None else check_name("type", type),
+            "since": check_aware("since", since),
+            "until": check_aware("until", until),
+            "limit": check_whole("limit", limit, 1),
+            "offset": check_whole("offset", offset, 0),
+        }
+        return self._look(connection, lambda c: self._store.query(c, **conditions))
+
+    def audit(
+        self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
+    ) -> list[AuditEvent]:
+        """What happened to the command, oldest first; empty if there is none with this id."""
+        check_name("domain", domain)
+        id_ = check_id("command_id", command_id)
+        return self._look(connection, lambda c: self._store.audit(c, domain, id_))
+
+    def snapshot(self, domain: str) -> dict[str, Any]:
+        """Counts of one moment: depth (ready + scheduled), ready, scheduled, in_progress,
+        troubleshooting; oldest_age in seconds; shutdown, whether sends are refused."""
+        check_name("domain", domain)
+        return self._look(None, lambda c: self._store.snapshot(c, domain))
+
+    def configure(
+        self,
+        domain: str,
+        *,
+        max_depth: int | None = _UNSAID,
+        warn_depth: int | None = _UNSAID,
+        keep: timedelta = _UNSAID,
+        accepting: bool = _UNSAID,
+    ) -> None:
+        """Changes what is given; None removes a limit.
+
+        `max_depth` refuses sends while so many commands wait (concurrent senders can
+        pass it by what they have in flight), `warn_depth` logs a warning, `keep` says
+        how long finished commands stay, `accepting=False` refuses all sends.
+        """
+        check_name("domain", domain)
+        said: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
+        said |= {"keep": keep, "accepting": accepting}
+        said = {name: value for name, value in said.items() if value is not _UNSAID}
+        check_settings(said)
+        self._look(None, lambda c: self._store.configure(c, domain, said))
+
+    def pause(self, domain: str) -> None:
+        """Workers start nothing more of this domain; what runs, ends. Sends are taken."""
+        check_name("domain", domain)
+        self._look(None, lambda c: self._store.set_paused(c, domain, True))
+
+    def resume(self, domain: str) -> None:
+        check_name("domain", domain)
+        self._look(None, lambda c: self._store.set_paused(c, domain, False))
+
+    def purge(self, domain: str) -> int:
+        """Removes everything that waits in the domain, with every trace; for tests."""
+        check_name("domain", domain)
+        if not self._purge_allowed:
+            raise InvalidOperationError(
+                f"purge of domain {domain!r} refused: it destroys commands without a trace; "
+                f"make the bus with CommandBus(..., purge_allowed=True) where that is wanted"
+            )
+        return self._look(None, lambda c: self._store.purge(c, domain))
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self, connection: Connection | None, send: Callable[[Connection, Call | None], None]
+    ) -> None:
+        """Sends in the caller's transaction, or as a call that may be repeated."""
+        if connection is not None:
+            return send(connection, None)
+        number = new_call()
+        self._connections.run(lambda c, again: send(c, Call(number, again)))
+
+    def _look(self, connection: Connection | None, work: Callable[[Connection], T]) -> T:
+        """Runs what may be repeated without further care."""
+        if connection is not None:
+            return work(connection)
+        return self._connections.run(lambda conn, again: work(conn))
+
+
+_CANNOT_CANCEL = {
+    "running": "it is in progress; cancel(..., running=True) ends it all the same",
+    "finished": "it has finished",
+    "troubleshooting": "it is in the troubleshooting queue; cancel it there",
+}

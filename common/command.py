@@ -1,0 +1,20 @@
+"""A command as its handler gets it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What was sent. `command_id` is the idempotency key to pass on to the outside."""
+
+    domain: str
+    type: str
+    command_id: UUID
+    data: Any
+    priority: int
+    correlation_id: UUID
+    reply_to: str | None
+    created_at: datetime

@@ -1,0 +1,142 @@
+"""Data of commands and results: any JSON value, checked before it is written and
+decoded with care when it is read. Pure.
+
+What is refused: what JSON lacks, what PostgreSQL cannot hold, and what another
+supported Python could not decode again.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MAX_BYTES = 1024 * 1024
+#: Far below the recursion limit of any supported Python, wherever the reader stands.
+MAX_DEPTH = 200
+#: Python refuses to convert longer numbers unless it is told otherwise.
+MAX_DIGITS = 4300
+
+_CONTAINERS = (dict, list, tuple)
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_MANY_DIGITS = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """Stands where data should be that this Python cannot decode; somebody else wrote it."""
+
+    text: str
+    reason: str
+
+
+def encode(value: object, *, what: str = "data", max_bytes: int = MAX_BYTES) -> str:
+    """`value` as JSON text; a ValueError says what is wrong, and where in `what`."""
+    try:
+        if isinstance(value, _CONTAINERS):
+            _check_keys_and_depth(value, MAX_DEPTH)
+        text = _encoder.encode(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(_explain(value, what) or f"{what} is not JSON: {error}") from None
+    if _looks_doubtful(text) and (problem := _explain(value, what)):
+        raise ValueError(problem)
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > max_bytes:
+        raise ValueError(f"{what} has {size} bytes as JSON: at most {max_bytes} are taken")
+    return text
+
+
+def decode(text: str) -> object:
+    """The value, or an Undecodable: a row that others wrote must not stop its neighbours."""
+    try:
+        return _decoder.decode(text)
+    except (ValueError, RecursionError) as error:
+        return Undecodable(text, f"{type(error).__name__}: {error}")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"number {digits[:40]} is out of range")
+    return number
+
+
+_decoder = json.JSONDecoder(parse_float=_finite)
+
+
+def _check_keys_and_depth(value: object, room: int) -> None:
+    if room == 0:
+        raise ValueError("too deep")
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError("a key is no string")
+        items: Iterator[object] = iter(value.values())
+    else:
+        items = iter(value)  # type: ignore[call-overload]  # a list or tuple
+    for item in items:
+        if isinstance(item, _CONTAINERS):
+            _check_keys_and_depth(item, room - 1)
+
+
+def _looks_doubtful(text: str) -> bool:
+    """Cheap, and wrong only in one direction: `_explain` has the last word."""
+    return (
+        "\\u0000" in text
+        or (not text.isascii() and _SURROGATE.search(text) is not None)
+        or (len(text) > MAX_DIGITS and _MANY_DIGITS.search(text) is not None)
+    )
+
+
+def _explain(value: object, path: str) -> str | None:
+    """The first problem in `value`, in words. No recursion: depth is no danger."""
+    stack = [(value, path, 0)]
+    while stack:
+        value, path, depth = stack.pop()
+        if problem := _explain_one(value, depth):
+            return f"{_shortened(path)} {problem}"
+        if isinstance(value, dict):
+            children = [(item, f"{path}.{key}", depth + 1) for key, item in value.items()]
+        elif isinstance(value, list | tuple):
+            children = [(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+        else:
+            continue
+        stack.extend(reversed(children))
+    return None
+
+
+def _explain_one(value: object, depth: int) -> str | None:
+    if isinstance(value, _CONTAINERS):
+        if depth >= MAX_DEPTH:
+            return f"is nested deeper than {MAX_DEPTH} levels (or contains itself)"
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    return f"has the key {key!r:.80}: JSON keys are strings"
+                if problem := _explain_text(key):
+                    return f"has a key that {problem}"
+        return None
+    if isinstance(value, str):
+        return _explain_text(value)
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        # bit_length, because converting is what Python refuses; a digit has 3.32 bits.
+        too_long = value.bit_length() > MAX_DIGITS * 3.32 and abs(value) >= 10**MAX_DIGITS
+        return f"has more than {MAX_DIGITS} digits" if too_long else None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"is {value}: JSON has no such number"
+    return f"is a {type(value).__name__}: JSON has no such thing, send a string or a number"
+
+
+def _explain_text(text: str) -> str | None:
+    if "\0" in text:
+        return "contains a NUL character, which PostgreSQL cannot hold"
+    if _SURROGATE.search(text):
+        return "contains half of a surrogate pair, which is no Unicode text"
+    return None
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= 200 else f"{path[:100]}...{path[-90:]}"

@@ -1,0 +1,23 @@
+"""Settings of a domain, and what they may be. Pure."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from cmdbus.checks import check_whole
+
+SETTINGS = ("accepting", "max_depth", "warn_depth", "keep")
+
+
+def check_settings(said: Mapping[str, object]) -> None:
+    """What a caller wants changed; None takes a limit away."""
+    if not said:
+        raise ValueError(f"configure needs at least one setting: {', '.join(SETTINGS)}")
+    for name in ("max_depth", "warn_depth"):
+        if said.get(name) is not None:
+            check_whole(name, said[name], 1)
+    keep = said.get("keep", timedelta(0))
+    if not isinstance(keep, timedelta) or keep < timedelta(0):
+        raise ValueError(f"keep must be a timedelta of at least 0, not {keep!r:.80}")
+    accepting = said.get("accepting", True)
+    if not isinstance(accepting, bool):
+        raise ValueError(f"accepting must be True or False, not {accepting!r:.80}")

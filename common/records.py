@@ -1,0 +1,132 @@
+"""What a look at the bus shows: values, filled from rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from cmdbus.data import decode
+
+
+class Status(StrEnum):
+    #: Waits, for a worker or for its time.
+    PENDING = "PENDING"
+    #: A worker holds it.
+    IN_PROGRESS = "IN_PROGRESS"
+    COMPLETED = "COMPLETED"
+    #: A business rule said no.
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+    #: A person must decide.
+    IN_TROUBLESHOOTING_QUEUE = "IN_TROUBLESHOOTING_QUEUE"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (Status.COMPLETED, Status.FAILED, Status.CANCELED)
+
+
+def check_status(status: Status | str) -> str:
+    try:
+        return Status(status).value
+    except ValueError:
+        known = ", ".join(Status)
+        raise ValueError(f"status must be one of {known}, not {status!r:.80}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRecord:
+    """One command as it is now; the columns of the view `command`, times in UTC.
+
+    `data` and `result` are `Undecodable` where somebody else wrote what this Python
+    cannot decode. `max_attempts` is None while the handler's policy decides.
+    """
+
+    domain: str
+    command_id: UUID
+    type: str
+    status: Status
+    priority: int
+    attempts: int
+    max_attempts: int | None
+    data: Any
+    result: Any
+    error_code: str | None
+    error_message: str | None
+    correlation_id: UUID
+    reply_to: str | None
+    batch_id: UUID | None
+    created_at: datetime
+    due_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEvent:
+    """One thing that happened to a command."""
+
+    at: datetime
+    #: SENT, RECEIVED, COMPLETED, CANCELED, ...
+    kind: str
+    attempt: int | None = None
+    worker: str | None = None
+    operator: str | None = None
+    code: str | None = None
+    message: str | None = None
+    details: Any = None
+
+    def __str__(self) -> str:
+        said = [self.at.isoformat(sep=" ", timespec="milliseconds"), self.kind]
+        said += [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in fields(self)[2:6]
+            if getattr(self, field.name) is not None
+        ]
+        if self.message is not None:
+            said.append(self.message)
+        return "\n".join([" ".join(said), *_indented(self.details)])
+
+
+def record_of(row: Sequence[Any]) -> CommandRecord:
+    """From a row of read_*.sql: data and result as text, times never out of Python's range."""
+    values = dict(zip((field.name for field in fields(CommandRecord)), row, strict=True))
+    values["status"] = Status(values["status"])
+    for name in ("data", "result"):
+        values[name] = None if values[name] is None else decode(values[name])
+    for name in ("created_at", "due_at", "started_at", "finished_at"):
+        values[name] = _in_utc(values[name])
+    return CommandRecord(**values)
+
+
+def event_of(row: Sequence[Any]) -> AuditEvent:
+    at, kind, attempt, worker, operator, code, message, details = row
+    return AuditEvent(
+        at=at.astimezone(UTC),
+        kind=kind,
+        attempt=attempt,
+        worker=worker,
+        operator=operator,
+        code=code,
+        message=message,
+        details=None if details is None else decode(details),
+    )
+
+
+def _in_utc(time: datetime | None) -> datetime | None:
+    return None if time is None else time.astimezone(UTC)
+
+
+def _indented(details: object) -> list[str]:
+    if details is None:
+        return []
+    if not isinstance(details, dict):
+        return [f"    {details}"]
+    lines = []
+    for key, value in details.items():
+        first, *rest = str(value).splitlines() or [""]
+        lines.append(f"    {key}: {first}")
+        lines += [f"        {line}" for line in rest]
+    return lines

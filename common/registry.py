@@ -1,0 +1,160 @@
+"""Which function handles which commands. The only way from a command to code."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cmdbus.checks import check_name, check_seconds
+from cmdbus.errors import HandlerAlreadyRegisteredError
+from cmdbus.retry import RetryPolicy
+
+#: Called with the command and its context; what it returns is the command's result.
+HandlerFunction = Callable[..., Any]
+F = TypeVar("F", bound=HandlerFunction)
+
+_MARKS = "_cmdbus_marks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """A function with its limits; None stands for the worker's default."""
+
+    domain: str
+    type: str
+    function: HandlerFunction
+    timeout: float | None = None
+    retry: RetryPolicy | None = None
+
+    def __post_init__(self) -> None:
+        check_name("domain", self.domain)
+        check_name("type", self.type)
+        if self.timeout is not None:
+            check_seconds(f"timeout of {self.domain}/{self.type}", self.timeout)
+        if self.retry is not None and not isinstance(self.retry, RetryPolicy):
+            raise ValueError(f"retry must be a RetryPolicy, not {self.retry!r:.80}")
+        _check_callable(self.function, f"the handler of {self.domain}/{self.type}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    domain: str
+    type: str
+    timeout: float | None
+    retry: RetryPolicy | None
+
+
+def handler(
+    domain: str, type: str, *, timeout: float | None = None, retry: RetryPolicy | None = None
+) -> Callable[[F], F]:
+    """Marks a method for `HandlerRegistry.register_instance`; the method stays as it is."""
+
+    def mark(function: F) -> F:
+        marks = (*getattr(function, _MARKS, ()), _Mark(domain, type, timeout, retry))
+        setattr(function, _MARKS, marks)
+        return function
+
+    return mark
+
+
+class HandlerRegistry:
+    """Handlers by domain and type, each pair once."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[tuple[str, str], Handler] = {}
+
+    def handler(
+        self,
+        domain: str,
+        type: str,
+        *,
+        timeout: float | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> Callable[[F], F]:
+        """Registers the decorated function, and returns it unchanged."""
+
+        def decorate(function: F) -> F:
+            self.register(domain, type, function, timeout=timeout, retry=retry)
+            return function
+
+        return decorate
+
+    def register(
+        self,
+        domain: str,
+        type: str,
+        function: HandlerFunction,
+        *,
+        timeout: float | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._add(
+            [Handler(domain=domain, type=type, function=function, timeout=timeout, retry=retry)]
+        )
+
+    def register_instance(self, instance: object) -> None:
+        """Registers the public methods marked with `handler`: all of them, or none."""
+        found = [
+            Handler(
+                domain=mark.domain,
+                type=mark.type,
+                function=getattr(instance, name),
+                timeout=mark.timeout,
+                retry=mark.retry,
+            )
+            for name in dir(type(instance))
+            if not name.startswith("_")
+            # Looked up on the class: properties of the instance must not run.
+            for mark in getattr(getattr(type(instance), name), _MARKS, ())
+        ]
+        if not found:
+            raise ValueError(
+                f"{type(instance).__name__} has no public method marked with "
+                f"@handler(domain, type): nothing to register"
+            )
+        self._add(found)
+
+    def find(self, domain: str, type: str) -> Handler | None:
+        return self._handlers.get((domain, type))
+
+    @property
+    def domains(self) -> list[str]:
+        return sorted({handler.domain for handler in self})
+
+    def __iter__(self) -> Iterator[Handler]:
+        return iter(self._handlers.values())
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def _add(self, handlers: list[Handler]) -> None:
+        added = dict(self._handlers)
+        for new in handlers:
+            if present := added.get((new.domain, new.type)):
+                raise HandlerAlreadyRegisteredError(new.domain, new.type, _name(present.function))
+            added[new.domain, new.type] = new
+        self._handlers = added
+
+
+def _check_callable(function: object, what: str) -> None:
+    if not callable(function):
+        raise ValueError(f"{what} must be callable, not {function!r:.80}")
+    code = inspect.unwrap(function)
+    code = code if inspect.isroutine(code) else getattr(code, "func", code.__call__)
+    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
+        raise ValueError(
+            f"{what}, {_name(function)}, is async: handlers are ordinary functions; "
+            f"call asyncio.run() inside one if it must await something"
+        )
+    if inspect.isgeneratorfunction(code):
+        raise ValueError(f"{what}, {_name(function)}, is a generator: return the result instead")
+    try:
+        inspect.signature(function).bind("command", "context")
+    except TypeError as error:
+        raise ValueError(f"{what} is called with (command, context): {error}") from None
+    except ValueError:
+        pass  # Some builtins have no signature.
+
+
+def _name(function: object) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"

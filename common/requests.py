@@ -1,0 +1,119 @@
+"""What a caller asks to be sent, and the checks that it passes on its way. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from cmdbus.checks import check_aware, check_id, check_name
+from cmdbus.data import MAX_BYTES, encode
+from cmdbus.retry import check_attempts
+
+HIGHEST, LOWEST = 0, 10
+PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
+MAX_DELAY = timedelta(days=36525)
+
+
+@dataclass(slots=True)
+class SendRequest:
+    """One command to send; the arguments of `CommandBus.send`."""
+
+    domain: str
+    type: str
+    data: Any = None
+    command_id: UUID | str | None = None
+    priority: str | int = "normal"
+    #: Seconds, or a timedelta.
+    delay: float | timedelta | None = None
+    #: An aware datetime; not together with `delay`.
+    run_at: datetime | None = None
+    correlation_id: UUID | str | None = None
+    reply_to: str | None = None
+    max_attempts: int | None = None
+
+
+class Outgoing(NamedTuple):
+    """A request that passed every check."""
+
+    domain: str
+    type: str
+    data: str
+    command_id: UUID
+    #: The caller brought the id.
+    own: bool
+    priority: int
+    delay: timedelta | None
+    run_at: datetime | None
+    correlation_id: UUID
+    reply_to: str | None
+    max_attempts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a bus takes."""
+
+    priorities: Mapping[str, int]
+    max_bytes: int = MAX_BYTES
+
+    @classmethod
+    def of(cls, priorities: Mapping[str, int] | None, max_bytes: int) -> "Limits":
+        for label, value in (priorities or {}).items():
+            if not isinstance(label, str):
+                raise ValueError(f"a priority's label must be a string, not {label!r:.80}")
+            check_priority(value, {})
+        return cls({**PRIORITIES, **(priorities or {})}, max_bytes)
+
+    def check(self, request: SendRequest, spare_id: UUID) -> Outgoing:
+        """The request as it will be written, with `spare_id` if it brings none; or a ValueError."""
+        brought = request.command_id
+        command_id = spare_id if brought is None else check_id("command_id", brought)
+        correlation = request.correlation_id
+        return Outgoing(
+            check_name("domain", request.domain),
+            check_name("type", request.type),
+            encode(request.data, max_bytes=self.max_bytes),
+            command_id,
+            brought is not None,
+            check_priority(request.priority, self.priorities),
+            _check_delay(request.delay, request.run_at),
+            check_aware("run_at", request.run_at),
+            command_id if correlation is None else check_id("correlation_id", correlation),
+            None if request.reply_to is None else check_name("reply_to", request.reply_to),
+            None
+            if request.max_attempts is None
+            else check_attempts("max_attempts", request.max_attempts),
+        )
+
+
+def check_priority(priority: str | int, labels: Mapping[str, int]) -> int:
+    if isinstance(priority, str) and priority in labels:
+        return labels[priority]
+    whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if whole and HIGHEST <= int(priority) <= LOWEST:
+        return int(priority)
+    known = "".join(f"{label!r}, " for label in labels)
+    raise ValueError(
+        f"priority must be {known}or a whole number from {HIGHEST} (first) to {LOWEST} (last), "
+        f"not {priority!r:.80}"
+    )
+
+
+def _check_delay(delay: float | timedelta | None, run_at: datetime | None) -> timedelta | None:
+    if delay is None:
+        return None
+    if run_at is not None:
+        raise ValueError("delay and run_at say the same thing: give one of them")
+    if isinstance(delay, int | float) and not isinstance(delay, bool):
+        if not math.isfinite(delay) or not 0 <= delay <= MAX_DELAY.total_seconds():
+            raise ValueError(
+                f"delay must be from 0 seconds to {MAX_DELAY.days} days, not {delay!r}"
+            )
+        delay = timedelta(seconds=delay)
+    if not isinstance(delay, timedelta):
+        raise ValueError(f"delay must be seconds or a timedelta, not {delay!r:.80}")
+    if not timedelta(0) <= delay <= MAX_DELAY:
+        raise ValueError(f"delay must be from 0 seconds to {MAX_DELAY.days} days, not {delay}")
+    return delay or None

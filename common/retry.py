@@ -1,0 +1,45 @@
+"""When a failed command is tried again. Pure: the dice are passed in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cmdbus.checks import check_seconds
+
+MAX_ATTEMPTS = 32767
+
+
+def check_attempts(what: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ATTEMPTS:
+        raise ValueError(f"{what} must be a whole number from 1 to {MAX_ATTEMPTS}, not {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often, and after how many seconds; the last backoff repeats.
+
+    `jitter` spreads each backoff by that share in both directions.
+    """
+
+    max_attempts: int = 3
+    backoff: Sequence[float] = (10, 60, 300)
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_attempts("max_attempts", self.max_attempts)
+        if isinstance(self.backoff, str) or not isinstance(self.backoff, Sequence):
+            raise ValueError(f"backoff must be a sequence of seconds, not {self.backoff!r:.80}")
+        if not self.backoff:
+            raise ValueError("backoff must have at least one entry, for example (10, 60, 300)")
+        object.__setattr__(
+            self, "backoff", tuple(check_seconds("backoff", seconds) for seconds in self.backoff)
+        )
+        if isinstance(self.jitter, bool) or not isinstance(self.jitter, int | float):
+            raise ValueError(f"jitter must be a share from 0 to 1, not {self.jitter!r:.80}")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter must be a share from 0 to 1, not {self.jitter!r}")
+
+    def delay(self, attempt: int, dice: float) -> float:
+        """Seconds to wait after the `attempt`-th execution failed; `dice` is from 0 to 1."""
+        seconds = self.backoff[min(attempt, len(self.backoff)) - 1]
+        return seconds * (1 + self.jitter * (2 * dice - 1))

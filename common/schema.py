@@ -1,0 +1,134 @@
+"""The schema in the database: installed, upgraded, compared with this code, granted."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import psycopg
+
+from cmdbus import dsn as dsns
+from cmdbus.checks import check_schema
+from cmdbus.errors import SchemaError
+from cmdbus.statements import migrations, render, statement
+
+DEFAULT = "cmdbus"
+#: What `install` can grant; see sql/grant_*.sql.
+ROLES = ("worker", "producer", "monitor")
+#: Partitions of history are made so far ahead, because without one nothing settles.
+DAYS_AHEAD = 14
+
+_LOCK_WAIT_SECONDS = 60
+_PARTITION_TRIES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What `install` found and did; versions count migrations, 0 is none."""
+
+    before: int
+    after: int
+    database: str
+
+
+def install(
+    dsn: str, schema: str = DEFAULT, *, grants: Mapping[str, Iterable[str]] | None = None
+) -> Installed:
+    """Creates the schema or upgrades it; safe to run again, and by many at once.
+
+    `grants` maps names of ROLES to database roles that get their rights. Everything
+    is done in one transaction, or nothing.
+    """
+    check_schema(schema)
+    parts = dsns.complete(
+        dsns.parse(dsn),
+        application_name="cmdbus:init",
+        settings={"lock_timeout": f"{_LOCK_WAIT_SECONDS}s", "client_min_messages": "warning"},
+    )
+    with dsns.connect(parts) as connection:
+        with connection.transaction():
+            before = _migrate(connection, schema)
+            for kind, roles in (grants or {}).items():
+                for role in roles:
+                    _grant(connection, schema, kind, role)
+        make_partitions(connection, schema)
+        return Installed(before, len(migrations()), dsns.describe(parts))
+
+
+def check(connection: psycopg.Connection, schema: str) -> None:
+    """A SchemaError says what is wrong with the schema for this code, and what to do."""
+    known = len(migrations())
+    version = _version(connection, schema)
+    if version > known:
+        raise SchemaError(_too_new(schema, version, known))
+    if version < known:
+        found = f"has version {version}" if version else "is not installed"
+        database = connection.info.dbname
+        raise SchemaError(
+            f"schema {schema!r} {found} in database {database!r}, and this code needs version "
+            f"{known}: run cmdbus init with the same DSN and schema"
+        )
+
+
+def make_partitions(connection: psycopg.Connection, schema: str) -> None:
+    """Today's partition of history and those ahead; in autocommit mode.
+
+    Comes again when a report holds the table for a moment: waiting in the lock's
+    queue would make every settle wait behind it.
+    """
+    for left in reversed(range(_PARTITION_TRIES)):
+        try:
+            connection.execute(statement("make_partitions", schema), {"days_ahead": DAYS_AHEAD})
+            return
+        except psycopg.errors.LockNotAvailable:
+            if not left:
+                raise SchemaError(
+                    f"the partitions of {schema}.finished could not be made, because another "
+                    f"session holds a lock on that table: end it and run cmdbus init again"
+                ) from None
+
+
+def _migrate(connection: psycopg.Connection, schema: str) -> int:
+    try:
+        connection.execute(statement("lock_migrations", schema), {"schema": schema})
+    except psycopg.errors.LockNotAvailable:
+        raise SchemaError(
+            f"another cmdbus init has held the lock of schema {schema!r} for "
+            f"{_LOCK_WAIT_SECONDS} s: look for its session and try again"
+        ) from None
+    version = _version(connection, schema)
+    names = migrations()
+    if version > len(names):
+        raise SchemaError(_too_new(schema, version, len(names)))
+    if version == 0:
+        connection.execute(render("create_schema", schema))
+    for number, name in enumerate(names[version:], start=version + 1):
+        connection.execute(render(name, schema))
+        connection.execute(statement("insert_migration", schema), {"version": number, "name": name})
+    return version
+
+
+def _version(connection: psycopg.Connection, schema: str) -> int:
+    row = connection.execute(statement("find_migrations", schema)).fetchone()
+    if row is None or row[0] is None:
+        return 0
+    row = connection.execute(statement("read_version", schema)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _grant(connection: psycopg.Connection, schema: str, kind: str, role: str) -> None:
+    if kind not in ROLES:
+        raise ValueError(f"there is no kind of role {kind!r}: use one of {', '.join(ROLES)}")
+    quoted = psycopg.sql.Identifier(role).as_string(connection)
+    try:
+        connection.execute(render(f"grant_{kind}", schema, role=quoted))
+    except psycopg.errors.UndefinedObject:
+        raise SchemaError(
+            f"there is no role {role!r} in the database to grant the rights of a {kind} to: "
+            f"create it first (CREATE ROLE {quoted} LOGIN)"
+        ) from None
+
+
+def _too_new(schema: str, version: int, known: int) -> str:
+    return (
+        f"schema {schema!r} has version {version}, and this code knows versions up to {known}: "
+        f"the database was upgraded by a newer cmdbus; upgrade this one"
+    )

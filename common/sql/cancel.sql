@@ -1,0 +1,1 @@
+SELECT {schema}.cancel(%(domain)s, %(command_id)s, %(reason)s, %(running)s, %(operator)s);

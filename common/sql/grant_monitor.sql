@@ -1,0 +1,6 @@
+-- May see what there is and how it goes, but no payload, result or message.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT ON {schema}.migration TO {role};
+GRANT SELECT (domain, command_id, type, status, priority, attempts, max_attempts, error_code,
+              correlation_id, reply_to, batch_id, created_at, due_at, started_at, finished_at,
+              worker) ON {schema}.command TO {role};

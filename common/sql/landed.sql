@@ -1,0 +1,1 @@
+SELECT {schema}.landed(%(domain)s, %(command_id)s, %(call)s, %(again)s);

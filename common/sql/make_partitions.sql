@@ -1,0 +1,1 @@
+SELECT {schema}.make_partitions(%(days_ahead)s);

@@ -1,0 +1,160 @@
+-- Where commands are. A command's state is the table that holds its row; each
+-- table has one access pattern and only the indexes for it.
+
+-- Claimable or claimed now. Claiming touches no indexed column, so that it is a
+-- HOT update, and fillfactor leaves the room for it on the same page (measured:
+-- 49,000 commands a second with 100, 92,000 with 50).
+CREATE TABLE {schema}.ready (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    token bigint NOT NULL DEFAULT 0,
+    claimer bigint,
+    claimed_at timestamptz,
+    lease_until timestamptz,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    due_at timestamptz,
+    command_id uuid NOT NULL,
+    correlation_id uuid NOT NULL,
+    priority smallint NOT NULL CHECK (priority BETWEEN 0 AND 10),
+    attempts smallint NOT NULL DEFAULT 0,
+    losses smallint NOT NULL DEFAULT 0,
+    max_attempts smallint,
+    domain text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    reply_to text COLLATE "C",
+    data json NOT NULL,
+    error_code text,
+    error_message text,
+    -- To claim and to settle by; nothing else may sort by id.
+    PRIMARY KEY (domain, priority, id)
+) WITH (fillfactor = 50);
+
+-- To find by. Uniqueness is the business of identity.
+CREATE INDEX ready_command ON {schema}.ready (domain, command_id);
+
+-- Delayed sends and retries, until they are due. A heap of its own: a million
+-- commands of the future slow no claim, and an urgent one starves none.
+CREATE TABLE {schema}.scheduled (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    token bigint NOT NULL DEFAULT 0,
+    claimer bigint,
+    claimed_at timestamptz,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    due_at timestamptz NOT NULL,
+    command_id uuid NOT NULL,
+    correlation_id uuid NOT NULL,
+    priority smallint NOT NULL CHECK (priority BETWEEN 0 AND 10),
+    attempts smallint NOT NULL DEFAULT 0,
+    losses smallint NOT NULL DEFAULT 0,
+    max_attempts smallint,
+    domain text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    reply_to text COLLATE "C",
+    data json NOT NULL,
+    error_code text,
+    error_message text,
+    PRIMARY KEY (due_at, id)
+);
+
+CREATE INDEX scheduled_command ON {schema}.scheduled (domain, command_id);
+
+-- What needs a person.
+CREATE TABLE {schema}.troubleshooting (
+    token bigint NOT NULL,
+    claimer bigint,
+    claimed_at timestamptz,
+    created_at timestamptz NOT NULL,
+    due_at timestamptz,
+    failed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    command_id uuid NOT NULL,
+    correlation_id uuid NOT NULL,
+    priority smallint NOT NULL,
+    attempts smallint NOT NULL,
+    losses smallint NOT NULL,
+    max_attempts smallint,
+    domain text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    reply_to text COLLATE "C",
+    data json NOT NULL,
+    error_code text,
+    error_message text,
+    PRIMARY KEY (domain, command_id)
+);
+
+CREATE INDEX troubleshooting_newest ON {schema}.troubleshooting (failed_at);
+
+-- History, a partition for each day (UTC), so that retention is dropping one.
+CREATE TABLE {schema}.finished (
+    token bigint NOT NULL,
+    claimer bigint,
+    claimed_at timestamptz,
+    created_at timestamptz NOT NULL,
+    due_at timestamptz,
+    finished_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    command_id uuid NOT NULL,
+    correlation_id uuid NOT NULL,
+    priority smallint NOT NULL,
+    attempts smallint NOT NULL,
+    losses smallint NOT NULL,
+    max_attempts smallint,
+    domain text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    reply_to text COLLATE "C",
+    status text NOT NULL,
+    data json NOT NULL,
+    result json,
+    error_code text,
+    error_message text,
+    PRIMARY KEY (domain, command_id, finished_at)
+) PARTITION BY RANGE (finished_at);
+
+-- For query(): the newest first.
+CREATE INDEX finished_newest ON {schema}.finished (created_at);
+
+-- What is worth telling beyond the normal course: failed attempts, lost leases,
+-- kills with their stack, what operators did. The hot path writes none.
+CREATE TABLE {schema}.event (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    claimer bigint,
+    claimed_at timestamptz,
+    token bigint,
+    command_id uuid NOT NULL,
+    attempt smallint,
+    domain text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    operator text,
+    code text,
+    message text,
+    details json,
+    PRIMARY KEY (domain, command_id, id)
+);
+
+-- The ids that callers brought, each once over a command's whole life, written
+-- in the statement that writes the row. What is missing from RETURNING is a
+-- duplicate: correct at every isolation level, and moves between the tables
+-- need nothing. (Tried and broken: looking into all tables first, with or
+-- without an advisory lock: two rows under concurrent senders.)
+CREATE TABLE {schema}.identity (
+    command_id uuid NOT NULL,
+    -- The call that brought it: a repetition of the same call is no duplicate.
+    call bigint,
+    domain text COLLATE "C" NOT NULL,
+    PRIMARY KEY (domain, command_id)
+);
+
+-- Settings of a domain; a domain without any has no row.
+CREATE TABLE {schema}.domain (
+    name text COLLATE "C" PRIMARY KEY,
+    accepting boolean NOT NULL DEFAULT true,
+    paused boolean NOT NULL DEFAULT false,
+    max_depth integer CHECK (max_depth > 0),
+    warn_depth integer CHECK (warn_depth > 0),
+    keep interval NOT NULL DEFAULT '7 days'
+);
+
+-- One life of one worker process; the number never repeats.
+CREATE TABLE {schema}.incarnation (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    worker text NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);

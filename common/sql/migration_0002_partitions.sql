@@ -1,0 +1,29 @@
+-- Makes the partitions of finished for today and the days ahead that are
+-- missing; says how many. Belongs to the owner, so that a worker's role need not
+-- own tables. A new partition is attached, which runs beside any reader; CREATE
+-- ... PARTITION OF would wait behind a report, and every settle behind that. For
+-- the same reason it gives up after 100 ms: whoever calls comes again.
+CREATE FUNCTION {schema}.make_partitions(p_days_ahead integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = {schema}, pg_temp
+SET lock_timeout = '100ms'
+SET timezone = 'UTC'
+AS $$
+DECLARE
+    made integer := 0;
+    day date;
+    partition text;
+BEGIN
+    LOCK TABLE finished IN SHARE UPDATE EXCLUSIVE MODE;
+    FOR n IN 0 .. p_days_ahead LOOP
+        day := clock_timestamp()::date + n;
+        partition := 'finished_' || to_char(day, 'YYYYMMDD');
+        CONTINUE WHEN to_regclass(partition) IS NOT NULL;
+        EXECUTE format('CREATE TABLE %I (LIKE finished INCLUDING ALL)', partition);
+        EXECUTE format('ALTER TABLE finished ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
+                       partition, day::timestamptz, (day + 1)::timestamptz);
+        made := made + 1;
+    END LOOP;
+    RETURN made;
+END
+$$;

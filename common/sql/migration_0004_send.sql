@@ -1,0 +1,234 @@
+-- The way into the bus. Everything that sends one command goes through enqueue;
+-- only bulk sends copy rows into the tables themselves, after admit and identify.
+
+-- An id that the bus makes: milliseconds first, so that indexes grow at their
+-- end, then 8 (the version) and c, which say that the bus made it (see ids.py),
+-- then 70 random bits.
+CREATE FUNCTION {schema}.new_id() RETURNS uuid
+LANGUAGE sql VOLATILE
+RETURN (
+    lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000)::bigint), 12, '0')
+    || '8c' || substr(replace(gen_random_uuid()::text, '-', ''), 15)
+)::uuid;
+
+-- Whether p_domain takes p_count more commands. refusal: NULL, 'closed' or
+-- 'full'. depth is what waits now, counted only where the domain has limits and
+-- only as far as they ask. It sees what is committed: concurrent senders can
+-- pass the limit by what they have in flight.
+CREATE FUNCTION {schema}.admit(
+    p_domain text, p_count bigint,
+    OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = {schema}, pg_temp
+AS $$
+DECLARE
+    open boolean;
+    enough bigint;
+BEGIN
+    SELECT d.accepting, d.max_depth, d.warn_depth INTO open, max_depth, warn_depth
+    FROM domain d WHERE d.name = p_domain;
+    IF NOT open THEN
+        refusal := 'closed';
+    END IF;
+    IF refusal IS NOT NULL OR coalesce(max_depth, warn_depth) IS NULL THEN
+        RETURN;
+    END IF;
+    enough := greatest(max_depth, warn_depth) + 1;
+    SELECT count(*) INTO depth FROM (
+        (SELECT FROM ready r
+         WHERE r.domain = p_domain
+             AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+         LIMIT enough)
+        UNION ALL
+        (SELECT FROM scheduled s WHERE s.domain = p_domain LIMIT enough)
+    ) waiting;
+    IF depth + p_count > max_depth THEN
+        refusal := 'full';
+    END IF;
+END
+$$;
+
+CREATE FUNCTION {schema}.exists_anywhere(p_domain text, p_command_id uuid) RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    -- One statement: a row on its way between two tables is seen in one of them.
+    SELECT EXISTS (SELECT FROM {schema}.ready
+                   WHERE domain = p_domain AND command_id = p_command_id)
+        OR EXISTS (SELECT FROM {schema}.scheduled
+                   WHERE domain = p_domain AND command_id = p_command_id)
+        OR EXISTS (SELECT FROM {schema}.troubleshooting
+                   WHERE domain = p_domain AND command_id = p_command_id)
+        OR EXISTS (SELECT FROM {schema}.finished
+                   WHERE domain = p_domain AND command_id = p_command_id)
+$$;
+
+-- Takes ids for p_call, all or nothing; returns what stands against it: an id that
+-- another call has ('duplicate'), or that this very call took when it was tried
+-- before ('repeated'). Whoever waits for the same id waits here. Ids made by the
+-- bus are not in identity: where a caller brings one, the tables know it.
+CREATE FUNCTION {schema}.identify(
+    p_domains text[], p_command_ids uuid[], p_call bigint
+) RETURNS TABLE (domain text, command_id uuid, refusal text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = {schema}, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    taken bigint;
+BEGIN
+    -- Sorted, so that two calls with the same ids cannot deadlock.
+    INSERT INTO identity (domain, command_id, call)
+    SELECT w.domain, w.command_id, p_call
+    FROM unnest(p_domains, p_command_ids) w (domain, command_id)
+    WHERE CASE WHEN substr(w.command_id::text, 15, 2) = '8c'
+               THEN NOT exists_anywhere(w.domain, w.command_id) ELSE true END
+    ORDER BY w.domain COLLATE "C", w.command_id
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS taken = ROW_COUNT;
+    IF taken = cardinality(p_command_ids) THEN
+        RETURN;
+    END IF;
+    -- A statement of its own: it sees what the first one waited for.
+    RETURN QUERY
+        SELECT w.domain, w.command_id, 'duplicate'
+        FROM unnest(p_domains, p_command_ids) w (domain, command_id)
+        LEFT JOIN identity i ON i.domain = w.domain AND i.command_id = w.command_id
+        WHERE i.call IS DISTINCT FROM p_call;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT p_domains[1], p_command_ids[1], 'repeated';
+    END IF;
+END
+$$;
+
+-- A call whose connection died is tried once more on a fresh one, while the first
+-- try may still be on its way. Where the caller brought ids, identify settles it.
+-- Where the bus made them all, the two tries take turns here, on the call's first
+-- id, and whichever is later finds the other's trace: true says that it landed.
+CREATE FUNCTION {schema}.landed(
+    p_domain text, p_command_id uuid, p_call bigint, p_again boolean
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = {schema}, pg_temp
+AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(p_call);
+    IF p_again THEN
+        RETURN EXISTS (SELECT FROM identify(ARRAY[p_domain], ARRAY[p_command_id], p_call));
+    END IF;
+    RETURN EXISTS (SELECT FROM identity WHERE domain = p_domain AND command_id = p_command_id);
+END
+$$;
+
+-- Puts one command into ready or, if it is due later, into scheduled.
+-- refusal: NULL (accepted), 'closed', 'full', 'duplicate' or 'repeated' (accepted
+-- when this call was tried before); nothing is written unless it is NULL, and the
+-- caller's transaction stays usable. p_call is NULL in a caller's transaction.
+CREATE FUNCTION {schema}.enqueue(
+    p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
+    p_priority integer, p_delay interval, p_run_at timestamptz, p_correlation_id uuid,
+    p_reply_to text, p_max_attempts integer, p_call bigint, p_again boolean,
+    OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = {schema}, pg_temp
+AS $$
+DECLARE
+    due timestamptz := coalesce(p_run_at, clock_timestamp() + p_delay);
+BEGIN
+    IF p_call IS NOT NULL AND NOT p_own AND landed(p_domain, p_command_id, p_call, p_again) THEN
+        refusal := 'repeated';
+        RETURN;
+    END IF;
+    IF EXISTS (SELECT FROM domain d WHERE d.name = p_domain) THEN
+        SELECT a.refusal, a.depth, a.max_depth, a.warn_depth
+        INTO refusal, depth, max_depth, warn_depth
+        FROM admit(p_domain, 1) a;
+    END IF;
+    IF p_own AND refusal IS NULL THEN
+        SELECT i.refusal INTO refusal
+        FROM identify(ARRAY[p_domain], ARRAY[p_command_id],
+                      coalesce(p_call, (random() * 9e18)::bigint)) i;
+    END IF;
+    IF refusal IS NOT NULL THEN
+        RETURN;
+    END IF;
+    IF due > clock_timestamp() THEN
+        INSERT INTO scheduled (domain, priority, command_id, type, data, correlation_id,
+                               reply_to, max_attempts, due_at)
+        VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
+                p_reply_to, p_max_attempts, due);
+    ELSE
+        INSERT INTO ready (domain, priority, command_id, type, data, correlation_id,
+                           reply_to, max_attempts)
+        VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
+                p_reply_to, p_max_attempts);
+    END IF;
+END
+$$;
+
+-- Any client's way to send, in its own transaction. Says what is wrong with an
+-- argument before it writes anything.
+CREATE FUNCTION {schema}.send(
+    p_domain text, p_type text, p_data jsonb DEFAULT NULL, p_command_id uuid DEFAULT NULL,
+    p_priority integer DEFAULT 5, p_delay interval DEFAULT NULL,
+    p_correlation_id uuid DEFAULT NULL, p_reply_to text DEFAULT NULL,
+    p_max_attempts integer DEFAULT NULL
+) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = {schema}, pg_temp
+AS $$
+DECLARE
+    command_id uuid := coalesce(p_command_id, new_id());
+    data json := coalesce(p_data, 'null')::json;
+    answer record;
+BEGIN
+    PERFORM check_send(p_domain, p_type, data, p_priority, p_delay, p_reply_to, p_max_attempts);
+    SELECT e.refusal, e.depth, e.max_depth INTO answer
+    FROM enqueue(p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority,
+                 p_delay, NULL, coalesce(p_correlation_id, command_id), p_reply_to,
+                 p_max_attempts, NULL, false) e;
+    CASE answer.refusal
+        WHEN 'duplicate' THEN
+            RAISE unique_violation USING MESSAGE = format(
+                'command %s was sent to domain %s before: an id is taken once', command_id, p_domain);
+        WHEN 'full' THEN
+            RAISE configuration_limit_exceeded USING MESSAGE = format(
+                'domain %s is full: %s commands wait, the limit is %s; send again later',
+                p_domain, answer.depth, answer.max_depth);
+        WHEN 'closed' THEN
+            RAISE object_not_in_prerequisite_state USING MESSAGE = format(
+                'domain %s does not accept commands: configure it with accepting=True', p_domain);
+        ELSE
+            RETURN command_id;
+    END CASE;
+END
+$$;
+
+-- The limits of names.py, data.py and requests.py, for those who send in SQL.
+CREATE FUNCTION {schema}.check_send(
+    p_domain text, p_type text, p_data json, p_priority integer, p_delay interval,
+    p_reply_to text, p_max_attempts integer
+) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+DECLARE
+    name constant text := '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$';
+    problem text := CASE
+        WHEN p_domain IS NULL OR p_domain !~ name THEN 'p_domain must match ' || name
+        WHEN p_type IS NULL OR p_type !~ name THEN 'p_type must match ' || name
+        WHEN p_reply_to !~ name THEN 'p_reply_to must match ' || name
+        WHEN p_priority IS NULL OR p_priority NOT BETWEEN 0 AND 10 THEN
+            'p_priority must be from 0 (first) to 10 (last)'
+        WHEN p_delay < interval '0' OR p_delay > interval '100 years' THEN
+            'p_delay must be from 0 to 100 years'
+        WHEN p_max_attempts NOT BETWEEN 1 AND 32767 THEN 'p_max_attempts must be from 1 to 32767'
+        WHEN octet_length(p_data::text) > 1048576 THEN
+            format('p_data has %s bytes: at most 1048576 are taken', octet_length(p_data::text))
+    END;
+BEGIN
+    IF problem IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = problem;
+    END IF;
+END
+$$;

@@ -1,0 +1,45 @@
+-- One row for each command, wherever it is.
+CREATE VIEW {schema}.command AS
+SELECT c.domain, c.command_id, c.type, c.status, c.priority,
+    -- The charged executions, and the running one.
+    (c.attempts + CASE WHEN c.status = 'IN_PROGRESS' THEN 1 ELSE 0 END)::integer AS attempts,
+    c.max_attempts::integer AS max_attempts,
+    c.data, c.result, c.error_code, c.error_message, c.correlation_id, c.reply_to,
+    NULL::uuid AS batch_id,
+    c.created_at, c.due_at, c.claimed_at AS started_at, c.finished_at, i.worker
+FROM (
+    SELECT domain, command_id, type,
+        CASE WHEN lease_until > clock_timestamp() THEN 'IN_PROGRESS' ELSE 'PENDING' END AS status,
+        priority, attempts, max_attempts, data, NULL::json AS result, error_code, error_message,
+        correlation_id, reply_to, created_at, coalesce(due_at, created_at) AS due_at, claimed_at,
+        NULL::timestamptz AS finished_at, claimer
+    FROM {schema}.ready
+    UNION ALL
+    SELECT domain, command_id, type, 'PENDING', priority, attempts, max_attempts, data, NULL,
+        error_code, error_message, correlation_id, reply_to, created_at, due_at, claimed_at,
+        NULL, claimer
+    FROM {schema}.scheduled
+    UNION ALL
+    SELECT domain, command_id, type, 'IN_TROUBLESHOOTING_QUEUE', priority, attempts, max_attempts,
+        data, NULL, error_code, error_message, correlation_id, reply_to, created_at,
+        coalesce(due_at, created_at), claimed_at, NULL, claimer
+    FROM {schema}.troubleshooting
+    UNION ALL
+    SELECT domain, command_id, type, status, priority, attempts, max_attempts, data, result,
+        error_code, error_message, correlation_id, reply_to, created_at,
+        coalesce(due_at, created_at), claimed_at, finished_at, claimer
+    FROM {schema}.finished
+) c
+LEFT JOIN {schema}.incarnation i ON i.id = c.claimer;
+
+-- Functions are executable by everybody unless somebody says no.
+DO $$
+DECLARE
+    f regprocedure;
+BEGIN
+    FOR f IN SELECT oid::regprocedure FROM pg_proc
+             WHERE pronamespace = '{schema}'::regnamespace LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
+    END LOOP;
+END
+$$;

@@ -1,0 +1,1 @@
+SELECT {schema}.purge(%(domain)s);

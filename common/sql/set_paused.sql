@@ -1,0 +1,1 @@
+SELECT {schema}.set_paused(%(domain)s, %(paused)s);

@@ -1,0 +1,187 @@
+"""Every statement that the producer's side sends to PostgreSQL. Decides nothing.
+
+Each method takes the connection to use, so that it works in a caller's transaction
+as well as alone.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from cmdbus.checks import check_schema
+from cmdbus.domains import SETTINGS
+from cmdbus.records import AuditEvent, CommandRecord, event_of, record_of
+from cmdbus.requests import Outgoing
+from cmdbus.statements import statement
+
+Connection = psycopg.Connection[Any]
+Row = tuple[Any, ...]
+
+#: Rows in one piece of a COPY: large enough to be quick, small enough to stream.
+_COPY_ROWS = 500
+_COPY_NULL = "\\N"
+_SNAPSHOT = (
+    "depth",
+    "ready",
+    "scheduled",
+    "in_progress",
+    "troubleshooting",
+    "oldest_age",
+    "shutdown",
+)
+
+
+class Answer(NamedTuple):
+    """What a domain says to commands that arrive; see admit and enqueue in the schema."""
+
+    #: None, "closed", "full", "duplicate" or "repeated".
+    refusal: str | None
+    #: Commands that wait, counted only where the domain has limits.
+    depth: int | None
+    max_depth: int | None
+    warn_depth: int | None
+
+
+class Admission(NamedTuple):
+    domain: str
+    answer: Answer
+    #: The server's clock.
+    now: datetime
+
+
+class Store:
+    def __init__(self, schema: str) -> None:
+        self.schema = check_schema(schema)
+
+    def enqueue(
+        self, connection: Connection, command: Outgoing, *, call: int | None, again: bool
+    ) -> Answer:
+        """Sends one. `call` and `again` make a repetition harmless; see the schema's enqueue."""
+        row = self._row(connection, "enqueue", {**command._asdict(), "call": call, "again": again})
+        return Answer(*row)
+
+    def admit(self, connection: Connection, counts: dict[str, int]) -> list[Admission]:
+        rows = self._rows(
+            connection, "admit", {"domains": list(counts), "counts": list(counts.values())}
+        )
+        return [Admission(domain, Answer(*answer), now) for domain, *answer, now in rows]
+
+    def identify(
+        self, connection: Connection, own: Sequence[tuple[str, UUID]], call: int
+    ) -> list[tuple[str, UUID, str]]:
+        """Takes ids that callers brought; returns (domain, id, refusal) of those it did not get."""
+        domains, command_ids = zip(*own, strict=True)
+        parameters = {"domains": list(domains), "command_ids": list(command_ids), "call": call}
+        return [(row[0], row[1], row[2]) for row in self._rows(connection, "identify", parameters)]
+
+    def landed(
+        self, connection: Connection, domain: str, command_id: UUID, *, call: int, again: bool
+    ) -> bool:
+        """Whether the other try of this call did it; waits for that try if it is on its way."""
+        parameters = {"domain": domain, "command_id": command_id, "call": call, "again": again}
+        return bool(self._row(connection, "landed", parameters)[0])
+
+    def copy(self, connection: Connection, commands: Iterable[Outgoing], now: datetime) -> None:
+        """Writes the rows of admitted and identified commands, as they come."""
+        later: list[str] = []
+        self._copy(connection, "copy_ready", _lines_for_ready(commands, now, later))
+        if later:
+            self._copy(connection, "copy_scheduled", iter(later))
+
+    def read(self, connection: Connection, domain: str, command_id: UUID) -> CommandRecord | None:
+        rows = self._rows(connection, "read_command", {"domain": domain, "command_id": command_id})
+        return record_of(rows[0]) if rows else None
+
+    def query(self, connection: Connection, **conditions: object) -> list[CommandRecord]:
+        return [record_of(row) for row in self._rows(connection, "query_commands", conditions)]
+
+    def audit(self, connection: Connection, domain: str, command_id: UUID) -> list[AuditEvent]:
+        parameters = {"domain": domain, "command_id": command_id}
+        return [event_of(row) for row in self._rows(connection, "read_audit", parameters)]
+
+    def snapshot(self, connection: Connection, domain: str) -> dict[str, Any]:
+        row = self._row(connection, "read_snapshot", {"domain": domain})
+        return dict(zip(_SNAPSHOT, row, strict=True))
+
+    def configure(
+        self, connection: Connection, domain: str, settings: Mapping[str, object]
+    ) -> None:
+        values = dict.fromkeys(SETTINGS) | dict(settings)
+        self._execute(
+            connection, "configure_domain", {**values, "domain": domain, "given": list(settings)}
+        )
+
+    def set_paused(self, connection: Connection, domain: str, paused: bool) -> None:
+        self._execute(connection, "set_paused", {"domain": domain, "paused": paused})
+
+    def purge(self, connection: Connection, domain: str) -> int:
+        return int(self._row(connection, "purge", {"domain": domain})[0])
+
+    def cancel(
+        self,
+        connection: Connection,
+        domain: str,
+        command_id: UUID,
+        *,
+        reason: str | None,
+        running: bool,
+        operator: str | None,
+    ) -> str | None:
+        """Where the command was: waiting, running, troubleshooting, finished, or None."""
+        parameters = {
+            "domain": domain,
+            "command_id": command_id,
+            "reason": reason,
+            "running": running,
+            "operator": operator,
+        }
+        was = self._row(connection, "cancel", parameters)[0]
+        return None if was is None else str(was)
+
+    def _execute(
+        self, connection: Connection, name: str, parameters: dict[str, Any]
+    ) -> psycopg.Cursor[Row]:
+        # The caller's connection may have a row factory of its own.
+        cursor = connection.cursor(row_factory=tuple_row)
+        return cursor.execute(statement(name, self.schema), parameters)
+
+    def _rows(self, connection: Connection, name: str, parameters: dict[str, Any]) -> list[Row]:
+        return self._execute(connection, name, parameters).fetchall()
+
+    def _row(self, connection: Connection, name: str, parameters: dict[str, Any]) -> Row:
+        row = self._execute(connection, name, parameters).fetchone()
+        assert row is not None, f"{name}.sql returns exactly one row"
+        return row
+
+    def _copy(self, connection: Connection, name: str, lines: Iterator[str]) -> None:
+        with connection.cursor().copy(statement(name, self.schema)) as copy:
+            while piece := "".join(islice(lines, _COPY_ROWS)):
+                copy.write(piece)
+
+
+def _lines_for_ready(
+    commands: Iterable[Outgoing], now: datetime, later: list[str]
+) -> Iterator[str]:
+    """Lines of what is due; those of the others go to `later`."""
+    for command in commands:
+        due = command.run_at if command.delay is None else now + command.delay
+        if due is not None and due > now:
+            later.append(f"{_copy_line(command)}\t{due.isoformat()}\n")
+        else:
+            yield f"{_copy_line(command)}\n"
+
+
+def _copy_line(command: Outgoing) -> str:
+    """In COPY's text format. Only data can hold a backslash, and nothing a tab or newline:
+    JSON escapes them, names do not have them."""
+    domain, type_, data, command_id, _, priority, _, _, correlation_id, reply_to, attempts = command
+    data = data.replace("\\", "\\\\")
+    return (
+        f"{domain}\t{priority}\t{command_id.int:032x}\t{type_}\t{data}\t{correlation_id.int:032x}"
+        f"\t{reply_to or _COPY_NULL}\t{attempts or _COPY_NULL}"
+    )

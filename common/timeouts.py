@@ -1,0 +1,39 @@
+"""The ladder of timeouts: each rung bounds what the one below could not. Pure."""
+
+from dataclasses import dataclass, fields
+
+from cmdbus.checks import check_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds; `statement < lease < thread < watchdog` and `pool <= lease`, or a ValueError.
+
+    The ladder binds the defaults: a handler's own `timeout` is any positive number.
+    """
+
+    #: One SQL statement; the server ends it.
+    statement: float = 25.0
+    #: Waiting for a connection, before anything is claimed.
+    pool: float = 30.0
+    #: A worker that is gone: its commands are claimable again after this.
+    lease: float = 30.0
+    #: One execution of a handler.
+    thread: float = 35.0
+    #: A whole process.
+    watchdog: float = 60.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_seconds(f"{field.name} timeout", getattr(self, field.name))
+        for lower, upper in (("statement", "lease"), ("lease", "thread"), ("thread", "watchdog")):
+            if not getattr(self, lower) < getattr(self, upper):
+                raise ValueError(
+                    f"{lower} timeout ({getattr(self, lower):g} s) must be less than "
+                    f"{upper} timeout ({getattr(self, upper):g} s)"
+                )
+        if self.pool > self.lease:
+            raise ValueError(
+                f"pool timeout ({self.pool:g} s) must not be more than "
+                f"lease timeout ({self.lease:g} s)"
+            )

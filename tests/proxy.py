@@ -1,0 +1,90 @@
+"""A network between a client and its server that a test can cut."""
+
+import socket
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+_SOCKET = ".s.PGSQL.5432"
+
+
+class Proxy:
+    """Forwards connections to the server of `dsn`, under a DSN of its own."""
+
+    def __init__(self, dsn: str) -> None:
+        self._server = conninfo_to_dict(dsn)
+        self._folder = tempfile.TemporaryDirectory(prefix="p")
+        self.dsn = make_conninfo(dsn, host=self._folder.name, port=5432)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(Path(self._folder.name) / _SOCKET))
+        self._listener.listen()
+        self._clients: list[socket.socket] = []
+        self._servers: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def cut(self) -> None:
+        """The clients' side is gone; the server's side stays open and learns nothing."""
+        for client in self._clients:
+            _shut(client)
+        self._clients.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _shut(self._listener)
+        for end in (*self._clients, *self._servers):
+            _shut(end)
+        for thread in self._threads:
+            thread.join(10)
+        for end in (self._listener, *self._servers):
+            end.close()
+        self._folder.cleanup()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = self._connect()
+            self._clients.append(client)
+            self._servers.append(server)
+            for pair in ((client, server, True), (server, client, False)):
+                self._threads.append(threading.Thread(target=_forward, args=pair))
+                self._threads[-1].start()
+
+    def _connect(self) -> socket.socket:
+        host, port = str(self._server["host"]), self._server.get("port", "5432")
+        if host.startswith("/"):
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(f"{host}/.s.PGSQL.{port}")
+            return server
+        return socket.create_connection((host, int(str(port))))
+
+
+def _forward(source: socket.socket, target: socket.socket, from_client: bool) -> None:
+    """Until the source ends. A client's end is not passed on: that is the point."""
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    if from_client:
+        source.close()
+    else:
+        _shut(target)
+
+
+def _shut(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,132 @@
+"""The house rules that a reader may rely on, held by reading the source."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {"cmdbus": "common", "cmdbus.worker": "worker", "cmdbus.supervisor": "supervisor"}
+RANK = {"cmdbus": 0, "cmdbus.worker": 1, "cmdbus.supervisor": 2}
+#: What decides: functions of values, with the time and the dice passed in.
+PURE = ["checks", "data", "depth", "domains", "requests", "retry", "timeouts"]
+IMPURE = {"os", "time", "random", "secrets", "socket", "subprocess", "threading", "psycopg"}
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "pyproject.toml").exists(), reason="reads the checkout, and there is none here"
+)
+
+
+def modules() -> list[tuple[str, Path]]:
+    return [
+        (package, file)
+        for package, folder in PACKAGES.items()
+        for file in sorted((ROOT / folder).glob("*.py"))
+    ]
+
+
+def imports(file: Path) -> set[str]:
+    """Whole dotted names of everything that a module imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: import by whole names"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def package_of(name: str) -> str | None:
+    fits = [p for p in PACKAGES if name == p or name.startswith(f"{p}.")]
+    return max(fits, key=len) if fits else None
+
+
+def test_imports_go_from_supervisor_to_worker_to_common() -> None:
+    for package, file in modules():
+        for name in imports(file):
+            target = package_of(name)
+            if target:
+                assert RANK[target] <= RANK[package], f"{file} must not import {name}"
+
+
+def test_what_decides_is_pure() -> None:
+    for name in PURE:
+        tops = {imported.split(".")[0] for imported in imports(ROOT / "common" / f"{name}.py")}
+        assert not tops & IMPURE, f"{name} decides, so it must not use {tops & IMPURE}"
+        ours = {i.split(".")[1] for i in imports(ROOT / "common" / f"{name}.py") if "cmdbus." in i}
+        assert ours <= {*PURE, "errors"}, f"{name} is pure only if what it uses is: {ours}"
+
+
+def test_the_supervisor_names_no_database_driver() -> None:
+    for file in sorted((ROOT / "supervisor").glob("*.py")):
+        assert not {name for name in imports(file) if name.startswith("psycopg")}, file
+
+
+def test_no_database_driver_is_loaded_by_what_the_supervising_process_imports() -> None:
+    loads = (
+        "import sys, cmdbus, cmdbus.supervisor.operate;"
+        "print([m for m in sys.modules if m.startswith('psycopg')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", loads], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_sql_lives_in_its_files() -> None:
+    """M109: no SQL string elsewhere."""
+    verbs = ("SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM ", "CREATE TABLE ", "COPY ")
+    for _, file in modules():
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not node.value.lstrip().startswith(verbs), f"{file}:{node.lineno}"
+
+
+def test_declared_packages_are_the_directories() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert set(declared["packages"]) == set(PACKAGES)
+    assert declared["package-dir"] == PACKAGES
+    for folder in PACKAGES.values():
+        nested = {p.parent.name for p in (ROOT / folder).glob("*/*.py")} - {"__pycache__"}
+        assert not nested, f"packages are flat: {folder}/{nested} would be missing from the wheel"
+
+
+def test_no_module_of_common_shadows_a_package() -> None:
+    """common/worker.py would win over cmdbus.worker when editable and lose in the wheel."""
+    for name in PACKAGES.values():
+        assert not (ROOT / "common" / f"{name}.py").exists()
+        assert not (ROOT / "common" / name).exists()
+
+
+def test_each_package_refuses_its_directory_name() -> None:
+    for folder in PACKAGES.values():
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {folder}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        assert "pip install -e ." in done.stderr
+
+
+def test_every_public_name_can_be_imported_and_is_known_to_type_checkers() -> None:
+    import cmdbus
+
+    for name in cmdbus.__all__:
+        assert getattr(cmdbus, name).__name__ == name
+    tree = ast.parse((ROOT / "common" / "__init__.py").read_text())
+    typed = {
+        alias.asname
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cmdbus.")
+        for alias in node.names
+    }
+    assert typed == set(cmdbus.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Job'"):
+        cmdbus.Job  # noqa: B018

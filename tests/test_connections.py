@@ -1,0 +1,248 @@
+"""The bus and its connections: repeated once when they die, in a forked child anew."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from eventually import eventually
+from proxy import Proxy
+from psycopg.conninfo import make_conninfo
+from psycopg_pool import ConnectionPool
+
+from cmdbus import CommandBus, DatabaseUnavailableError, DuplicateCommandError, SendRequest
+from cmdbus.requests import Limits
+from cmdbus.sending import new_call
+from cmdbus.store import Store
+
+pytestmark = pytest.mark.db
+
+SECRET = "s3cr3t"
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+def end_sessions_of_the_bus(dsn: str) -> int:
+    with connect(dsn) as connection:
+        return connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'cmdbus:bus'"
+        ).rowcount
+
+
+def test_every_call_survives_the_death_of_its_connection(dsn: str) -> None:
+    with CommandBus(dsn, purge_allowed=True) as bus:
+        own, made = uuid4(), bus.send("payments", "Debit")
+        calls: list[Callable[[], object]] = [
+            lambda: bus.send("payments", "Debit"),
+            lambda: bus.send("payments", "Debit", command_id=own),
+            lambda: bus.send_many([SendRequest("payments", "Debit")] * 3),
+            lambda: bus.send_many([SendRequest("payments", "Debit", command_id=uuid4())] * 1),
+            lambda: bus.get("payments", made),
+            lambda: bus.query("payments"),
+            lambda: bus.audit("payments", made),
+            lambda: bus.snapshot("payments"),
+            lambda: bus.configure("payments", max_depth=100),
+            lambda: bus.pause("payments"),
+            lambda: bus.resume("payments"),
+            lambda: bus.cancel("payments", made),
+            lambda: bus.purge("payments"),
+        ]
+        for call in calls[:-1]:
+            assert end_sessions_of_the_bus(dsn) >= 1
+            call()
+        assert bus.snapshot("payments")["depth"] == 6
+        end_sessions_of_the_bus(dsn)
+        assert calls[-1]() == 6
+
+
+def test_in_a_callers_transaction_nothing_is_repeated(dsn: str) -> None:
+    with CommandBus(dsn) as bus:
+        connection = psycopg.connect(make_conninfo(dsn, application_name="cmdbus:bus"))
+        bus.send("payments", "Debit", connection=connection)
+        end_sessions_of_the_bus(dsn)
+        with pytest.raises(psycopg.OperationalError):
+            bus.send("payments", "Debit", connection=connection)
+        connection.close()
+        assert bus.snapshot("payments")["depth"] == 0
+
+
+@contextmanager
+def slow_commits(dsn: str) -> Iterator[psycopg.Connection]:
+    """While the yielded connection's transaction is open, whoever inserts a command waits
+    at its commit, and does not end when its client does."""
+    with connect(dsn) as connection:
+        connection.execute(
+            "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " PERFORM pg_advisory_xact_lock_shared(4711); RETURN NULL; END $$;"
+            "CREATE CONSTRAINT TRIGGER hold AFTER INSERT ON cmdbus.ready"
+            " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hold()"
+        )
+    with psycopg.connect(dsn) as gate:
+        gate.execute("SELECT pg_advisory_xact_lock(4711)")
+        yield gate
+        with suppress(psycopg.Error):
+            gate.rollback()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["id of the bus", "own id"])
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_a_repeated_send_cannot_double_while_its_first_try_is_on_its_way(
+    dsn: str, own: bool, many: bool
+) -> None:
+    """Fault 38: the first try's client is gone, its backend commits later."""
+    with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as bus, slow_commits(dsn) as gate:
+        sent: list[object] = []
+        id_ = uuid4() if own else None
+
+        def send() -> None:
+            if many:
+                sent.extend(bus.send_many([SendRequest("payments", "Debit", command_id=id_)]))
+            else:
+                sent.append(bus.send("payments", "Debit", command_id=id_))
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        with connect(dsn) as watcher:
+            waiting = (
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'"
+                " AND application_name = 'cmdbus:bus'"
+            )
+            eventually(lambda: watcher.execute(waiting).fetchone() == (1,))
+            proxy.cut()
+            # The repetition waits for the first try.
+            blocked = (
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                " AND application_name = 'cmdbus:bus'"
+            )
+            eventually(lambda: watcher.execute(blocked).fetchone() == (2,))
+        gate.rollback()
+        thread.join(20)
+        assert [record.command_id for record in bus.query("payments")] == sent
+        assert id_ is None or sent == [id_]
+
+
+def test_a_first_try_that_arrives_after_its_repetition_does_nothing(dsn: str) -> None:
+    """Fault 38: its bytes lay in a proxy meanwhile."""
+    store, limits = Store("cmdbus"), Limits.of(None, 1000)
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        for own in (None, uuid4()):
+            call = new_call()
+            spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
+            command = limits.check(SendRequest("payments", "Debit", command_id=own), spare)
+            answers = [
+                store.enqueue(connection, command, call=call, again=again).refusal
+                for again in (True, False, True)
+            ]
+            assert answers == [None, "repeated", "repeated"]
+            bus.cancel("payments", command.command_id)
+            assert store.enqueue(connection, command, call=call, again=True).refusal == "repeated"
+            assert bus.snapshot("payments")["depth"] == 0
+
+
+def test_a_duplicate_stays_one_when_the_call_is_repeated(dsn: str) -> None:
+    """R07: even of an id that the bus made."""
+    store, limits = Store("cmdbus"), Limits.of(None, 1000)
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        for taken in (bus.send("payments", "D"), bus.send("payments", "D", command_id=uuid4())):
+            command = limits.check(SendRequest("payments", "Debit", command_id=taken), taken)
+            call = new_call()
+            answers = [
+                store.enqueue(connection, command, call=call, again=again).refusal
+                for again in (False, True)
+            ]
+            assert answers == ["duplicate", "duplicate"]
+
+
+@pytest.mark.process
+def test_a_forked_child_has_connections_of_its_own(dsn: str) -> None:
+    with CommandBus(dsn) as bus:
+        bus.send("payments", "Debit", {"from": "parent"})
+        own = (
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'cmdbus:bus'"
+            " AND datname = current_database()"
+        )
+        child = os.fork()
+        if child == 0:
+            try:
+                bus.send("payments", "Debit", {"from": "child"})
+                bus.close()
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        with connect(dsn) as watcher:
+            eventually(lambda: watcher.execute(own).fetchone() == (1,))
+        bus.send("payments", "Debit", {"from": "parent again"})
+        assert end_sessions_of_the_bus(dsn) == 1, "the parent's session outlived the child"
+
+
+def test_a_bus_keeps_few_connections(dsn: str) -> None:
+    with CommandBus(dsn) as bus, connect(dsn) as watcher:
+        barrier = threading.Barrier(16)
+
+        def send() -> None:
+            barrier.wait(10)
+            for _ in range(20):
+                bus.send("payments", "Debit")
+
+        threads = [threading.Thread(target=send) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        own = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'cmdbus:bus'"
+        for thread in threads:
+            row = watcher.execute(own).fetchone()
+            assert row is not None and row[0] <= 4
+            thread.join(20)
+        assert bus.snapshot("payments")["depth"] == 320
+
+
+def test_a_pool_of_the_callers_is_used_and_left_open(dsn: str) -> None:
+    with ConnectionPool(dsn, min_size=1, max_size=1, open=True) as pool:
+        with CommandBus(pool=pool) as bus:
+            bus.send("payments", "Debit")
+            bus.send_many([SendRequest("payments", "Debit")])
+            assert bus.snapshot("payments")["depth"] == 2
+        with pool.connection() as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_pool_may_commit_as_it_likes(dsn: str, autocommit: bool) -> None:
+    with (
+        ConnectionPool(dsn, kwargs={"autocommit": autocommit}, min_size=1, open=True) as pool,
+        CommandBus(pool=pool) as bus,
+        connect(dsn) as watcher,
+    ):
+        ids = [bus.send("payments", "Debit"), *bus.send_many([SendRequest("payments", "Debit")])]
+        with pytest.raises(DuplicateCommandError):
+            bus.send("payments", "Debit", command_id=ids[0])
+        assert watcher.execute("SELECT count(*) FROM cmdbus.ready").fetchone() == (2,)
+
+
+def test_a_bus_needs_either_a_dsn_or_a_pool() -> None:
+    with pytest.raises(ValueError, match="exactly one of them"):
+        CommandBus()
+
+
+def test_a_server_that_is_not_there_is_said_at_once_without_the_password() -> None:
+    """Secrets never appear."""
+    bus = CommandBus(f"postgresql://ann:{SECRET}@127.0.0.1:1/shop")
+    sentence = r"cannot connect to database 'shop' at 127\.0\.0\.1 port 1 as ann: .*refused"
+    with pytest.raises(DatabaseUnavailableError, match=sentence) as refused:
+        bus.send("payments", "Debit")
+    assert SECRET not in str(refused.value)
+    assert refused.value.__suppress_context__
+
+
+def test_a_closed_bus_says_so(dsn: str) -> None:
+    bus = CommandBus(dsn)
+    bus.send("payments", "Debit")
+    bus.close()
+    with pytest.raises(psycopg.OperationalError, match="this CommandBus is closed"):
+        bus.send("payments", "Debit")

@@ -1,0 +1,55 @@
+"""Data source names: every mistake gets its sentence, and no password is shown."""
+
+import pytest
+
+from cmdbus.dsn import complete, describe, parse, redact
+
+SECRET = "s3cr3t"
+
+
+def test_uris_and_keywords_mean_the_same() -> None:
+    assert parse(f"postgresql://ann:{SECRET}@db:5433/shop") == parse(
+        f"host=db port=5433 user=ann password={SECRET} dbname=shop"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dsn", "sentence"),
+    [
+        (f"postgresql+asyncpg://ann:{SECRET}@db/shop", "which must be postgresql://"),
+        (f"mysql://ann:{SECRET}@db/shop", "begins with mysql://"),
+        (f"postgresql://ann:x@{SECRET}@db/shop", 'host contains an "@"'),
+        (f"postgresql://ann:{SECRET}/x@db/shop", 'dbname contains an "@"'),
+        (f"postgresql://ann:{SECRET}@[db/shop", "neither a URI"),
+        (f"{SECRET}", "neither a URI"),
+        (f"host=db {SECRET}", "neither a URI"),
+        (f"postgresql://ann:12/{SECRET}@db/shop", 'dbname contains an "@"'),
+        ("postgresql://ann\0@db", "NUL character"),
+    ],
+)
+def test_a_mistake_in_a_dsn_is_named_without_showing_the_password(dsn: str, sentence: str) -> None:
+    """Secrets never appear."""
+    with pytest.raises(ValueError, match=sentence) as refused:
+        parse(dsn)
+    assert SECRET not in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__context__ is None or refused.value.__suppress_context__
+
+
+def test_a_dsn_is_described_without_its_password() -> None:
+    parts = parse(f"postgresql://ann:{SECRET}@db:5433/shop")
+    assert describe(parts) == "database 'shop' at db port 5433 as ann"
+    assert redact(f"no {SECRET} here", parts) == "no *** here"
+
+
+def test_every_connection_gets_keepalives_and_settings_unless_the_user_says_otherwise() -> None:
+    parts = complete(
+        parse("host=db tcp_user_timeout=9000 options='-c work_mem=1MB'"),
+        application_name="cmdbus:x",
+        settings={"lock_timeout": "1s", "default_transaction_isolation": "read committed"},
+    )
+    assert parts["tcp_user_timeout"] == "9000"
+    assert parts["keepalives_idle"] == "2"
+    assert parts["options"] == (
+        "-c lock_timeout=1s -c default_transaction_isolation=read\\ committed -c work_mem=1MB"
+    )

@@ -1,0 +1,308 @@
+"""Looking at commands and steering them, while nobody runs any."""
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from eventually import eventually
+
+from cmdbus import (
+    CommandBus,
+    CommandNotFoundError,
+    CommandRecord,
+    InvalidOperationError,
+    SendRequest,
+    Status,
+    Undecodable,
+)
+
+pytestmark = pytest.mark.db
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+def claim(dsn: str, command_id: UUID, lease: str = "1 minute") -> None:
+    """What a worker does to a row when it claims it."""
+    with connect(dsn) as connection:
+        connection.execute(
+            "UPDATE cmdbus.ready SET token = token + 1, claimed_at = clock_timestamp(),"
+            " lease_until = clock_timestamp() + %s::interval WHERE command_id = %s",
+            (lease, command_id),
+        )
+
+
+def test_the_fields_of_a_record_are_the_columns_of_the_view(dsn: str) -> None:
+    with connect(dsn) as connection:
+        columns = connection.execute("SELECT * FROM cmdbus.command").description
+        assert columns is not None
+        assert [column.name for column in columns] == list(CommandRecord.__slots__)
+
+
+def test_unknown_commands(dsn: str) -> None:
+    with CommandBus(dsn) as bus:
+        assert bus.get("payments", uuid4()) is None
+        assert bus.audit("payments", uuid4()) == []
+        for call in (bus.wait, bus.cancel):
+            with pytest.raises(CommandNotFoundError, match="domain 'payments' has no command"):
+                call("payments", uuid4())
+        with pytest.raises(ValueError, match="command_id must be a UUID"):
+            bus.get("payments", "seven")
+
+
+def test_a_claimed_command_is_in_progress_until_its_lease_ends(dsn: str) -> None:
+    with CommandBus(dsn) as bus:
+        id_ = bus.send("payments", "Debit")
+        claim(dsn, id_)
+        record = bus.get("payments", id_)
+        assert record is not None
+        assert (record.status, record.attempts) == (Status.IN_PROGRESS, 1)
+        assert record.started_at is not None
+        assert [event.kind for event in bus.audit("payments", id_)] == ["SENT", "RECEIVED"]
+        assert bus.snapshot("payments")["in_progress"] == 1
+        claim(dsn, id_, "-1 second")
+        record = bus.get("payments", id_)
+        assert record is not None and (record.status, record.attempts) == (Status.PENDING, 0)
+        assert bus.snapshot("payments")["ready"] == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 3000 + "]" * 3000, "9" * 5000, "1e5000"], ids=["deep", "digits", "huge"]
+)
+def test_what_others_wrote_and_python_cannot_decode_breaks_no_look(dsn: str, text: str) -> None:
+    """Fault 58."""
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        good = bus.send("payments", "Debit", {"a": 1})
+        row = connection.execute("SELECT cmdbus.send('payments', 'Debit', %s)", (text,)).fetchone()
+        assert row is not None
+        record = bus.get("payments", row[0])
+        assert record is not None and isinstance(record.data, Undecodable)
+        assert [found.command_id for found in bus.query("payments")] == [row[0], good]
+        assert len(connection.execute("SELECT * FROM cmdbus.ready LIMIT 0").fetchall()) == 0
+        viewed = connection.execute("SELECT data::text FROM cmdbus.command").fetchall()
+        assert len(viewed) == 2
+
+
+def test_times_out_of_pythons_range_break_no_look(dsn: str) -> None:
+    """Fault 58."""
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        connection.execute(
+            "INSERT INTO cmdbus.scheduled (domain, priority, command_id, type, data,"
+            " correlation_id, due_at) SELECT 'payments', 5, gen_random_uuid(), 'D', '1',"
+            " gen_random_uuid(), t::timestamptz"
+            " FROM unnest(ARRAY['infinity', '-infinity', '20000-01-01', '0100-01-01 BC']) t"
+        )
+        assert sorted(record.due_at.year for record in bus.query()) == [2, 2, 9998, 9998]
+
+
+def test_commands_are_found_by_every_condition_newest_first(dsn: str) -> None:
+    """R27."""
+    with CommandBus(dsn) as bus:
+        first = bus.send("payments", "Debit")
+        later = bus.send("payments", "Credit", delay=60)
+        ship = bus.send("orders", "Ship")
+        bus.cancel("payments", first)
+        boundary = datetime.now(UTC)
+        last = bus.send("payments", "Debit")
+
+        def found(**conditions: object) -> list[UUID]:
+            return [record.command_id for record in bus.query(**conditions)]  # type: ignore[arg-type]
+
+        assert found() == [last, ship, later, first]
+        assert found(domain="payments") == [last, later, first]
+        assert found(status="CANCELED") == [first]
+        assert found(status=Status.PENDING, type="Debit") == [last]
+        assert found(since=boundary) == [last]
+        assert found(until=boundary) == [ship, later, first]
+        assert found(since=boundary, until=boundary) == []
+        assert found(limit=2) == [last, ship]
+        assert found(limit=2, offset=1) == [ship, later]
+        assert found(domain="payments", status="PENDING", type="Debit", until=boundary) == []
+
+
+@pytest.mark.parametrize(
+    ("conditions", "sentence"),
+    [
+        ({"status": "DONE"}, "status must be one of PENDING, IN_PROGRESS"),
+        ({"since": datetime(2026, 1, 1)}, "since must be an aware datetime"),
+        ({"limit": 0}, "limit must be a whole number of at least 1"),
+        ({"offset": -1}, "offset must be a whole number of at least 0"),
+        ({"domain": "a b"}, "domain must be a letter"),
+    ],
+)
+def test_impossible_conditions_are_refused(
+    dsn: str, conditions: dict[str, object], sentence: str
+) -> None:
+    with CommandBus(dsn) as bus, pytest.raises(ValueError, match=sentence):
+        bus.query(**conditions)  # type: ignore[arg-type]
+
+
+def test_since_leaves_older_partitions_of_history_unread(dsn: str) -> None:
+    with connect(dsn) as connection:
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+        from cmdbus.statements import statement
+
+        values = dict.fromkeys(("domain", "status", "type", "until"))
+        values |= {"limit": 1, "offset": 0, "since": datetime.now(UTC) + timedelta(days=10)}
+        query = b"EXPLAIN (ANALYZE, COSTS OFF) " + statement("query_commands", "cmdbus")
+        plan = "\n".join(row[0] for row in connection.execute(query, values).fetchall())
+        assert f"finished_{datetime.now(UTC):%Y%m%d}" not in plan
+
+
+def test_a_snapshot_counts_one_domain(dsn: str) -> None:
+    """M160."""
+    with CommandBus(dsn) as bus:
+        empty = {
+            "depth": 0,
+            "ready": 0,
+            "scheduled": 0,
+            "in_progress": 0,
+            "troubleshooting": 0,
+            "oldest_age": 0.0,
+            "shutdown": False,
+        }
+        assert bus.snapshot("payments") == empty
+        bus.send("orders", "Ship")
+        bus.send_many([SendRequest("payments", "Debit", delay=delay) for delay in (0, 0, 60)])
+        eventually(lambda: bus.snapshot("payments")["oldest_age"] > 0.02)
+        snapshot = bus.snapshot("payments")
+        assert snapshot.pop("oldest_age") < 10
+        del empty["oldest_age"]
+        assert snapshot == {**empty, "depth": 3, "ready": 2, "scheduled": 1}
+
+
+def test_waiting_ends_when_the_command_does(dsn: str) -> None:
+    with CommandBus(dsn) as bus:
+        id_ = bus.send("payments", "Debit")
+        with pytest.raises(TimeoutError, match=r"is PENDING after 0\.05 s"):
+            bus.wait("payments", id_, timeout=0.05)
+        waited: list[CommandRecord] = []
+        thread = threading.Thread(target=lambda: waited.append(bus.wait("payments", id_, 10)))
+        thread.start()
+        bus.cancel("payments", id_, reason="changed my mind")
+        canceled = time.monotonic()
+        thread.join(10)
+        assert waited[0].status is Status.CANCELED
+        assert time.monotonic() - canceled < 2
+        assert waited[0].status.terminal
+
+
+def test_a_waiting_command_is_canceled_with_its_reason_and_reply(dsn: str) -> None:
+    """R24."""
+    with CommandBus(dsn) as bus:
+        for delay in (None, 60):
+            id_ = bus.send("payments", "Debit", delay=delay, reply_to="orders")
+            bus.cancel("payments", id_, reason="no money", operator="ann")
+            record = bus.get("payments", id_)
+            assert record is not None
+            assert (record.status, record.error_message) == (Status.CANCELED, "no money")
+            assert record.finished_at is not None
+            events = bus.audit("payments", id_)
+            assert [event.kind for event in events] == ["SENT", "CANCELED"]
+            assert (events[1].operator, events[1].message) == ("ann", "no money")
+            assert "operator=ann" in str(events[1])
+            [reply] = bus.query("orders", limit=1)
+            assert (reply.type, reply.correlation_id) == ("Reply", record.correlation_id)
+            assert reply.data == {
+                "command_id": str(id_),
+                "type": "Debit",
+                "outcome": "CANCELED",
+                "result": {"code": "CANCELED", "message": "no money", "details": None},
+            }
+            with pytest.raises(InvalidOperationError, match="cannot be canceled: it has finished"):
+                bus.cancel("payments", id_)
+
+
+def test_a_running_command_is_canceled_only_on_request(dsn: str) -> None:
+    with CommandBus(dsn) as bus:
+        id_ = bus.send("payments", "Debit")
+        claim(dsn, id_)
+        with pytest.raises(InvalidOperationError, match=r"it is in progress; .*running=True"):
+            bus.cancel("payments", id_)
+        bus.cancel("payments", id_, running=True)
+        record = bus.get("payments", id_)
+        assert record is not None and record.status is Status.CANCELED
+        assert bus.query(status="IN_PROGRESS") == []
+
+
+def test_a_cancel_that_is_rolled_back_has_not_happened(dsn: str) -> None:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
+        id_ = bus.send("payments", "Debit", reply_to="orders")
+        bus.cancel("payments", id_, connection=connection)
+        connection.rollback()
+        record = bus.get("payments", id_)
+        assert record is not None and record.status is Status.PENDING
+        assert bus.query("orders") == []
+
+
+def test_a_command_that_moves_while_it_is_canceled_is_canceled(dsn: str) -> None:
+    """A promotion, held open between the two tables."""
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as mover:
+        id_ = bus.send("payments", "Debit", delay=60)
+        mover.execute(
+            "WITH due AS (DELETE FROM cmdbus.scheduled RETURNING *) INSERT INTO cmdbus.ready"
+            " (domain, priority, command_id, type, data, correlation_id)"
+            " SELECT domain, priority, command_id, type, data, correlation_id FROM due"
+        )
+        thread = threading.Thread(target=bus.cancel, args=("payments", id_))
+        thread.start()
+        with connect(dsn) as watcher:
+            blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            eventually(lambda: watcher.execute(blocked).fetchone())
+        mover.commit()
+        thread.join(10)
+        record = bus.get("payments", id_)
+        assert record is not None and record.status is Status.CANCELED
+
+
+def test_settings_change_one_by_one_and_the_rest_stays(dsn: str) -> None:
+    """M181."""
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        bus.configure("payments", max_depth=10, warn_depth=5)
+        bus.configure("payments", keep=timedelta(days=1))
+        bus.configure("payments", warn_depth=None)
+        bus.pause("payments")
+        query = "SELECT accepting, paused, max_depth, warn_depth, keep FROM cmdbus.domain"
+        row = connection.execute(query).fetchone()
+        assert row == (True, True, 10, None, timedelta(days=1))
+        bus.resume("payments")
+        row = connection.execute("SELECT paused FROM cmdbus.domain").fetchone()
+        assert row == (False,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, "configure needs at least one setting"),
+        ({"max_depth": 0}, "max_depth must be a whole number of at least 1"),
+        ({"warn_depth": 1.5}, "warn_depth must be a whole number"),
+        ({"keep": 7}, "keep must be a timedelta"),
+        ({"keep": None}, "keep must be a timedelta"),
+        ({"keep": timedelta(-1)}, "keep must be a timedelta of at least 0"),
+        ({"accepting": 1}, "accepting must be True or False"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    dsn: str, settings: dict[str, object], sentence: str
+) -> None:
+    with CommandBus(dsn) as bus, pytest.raises(ValueError, match=sentence):
+        bus.configure("payments", **settings)  # type: ignore[arg-type]
+
+
+def test_purge_is_for_tests(dsn: str) -> None:
+    """M159."""
+    with CommandBus(dsn) as bus, pytest.raises(InvalidOperationError, match="purge_allowed=True"):
+        bus.purge("payments")
+    with CommandBus(dsn, purge_allowed=True) as bus:
+        own = bus.send("payments", "Debit", command_id=uuid4())
+        bus.send("payments", "Debit", delay=60)
+        running = bus.send("payments", "Debit")
+        other = bus.send("orders", "Ship")
+        claim(dsn, running)
+        assert bus.purge("payments") == 2
+        assert [record.command_id for record in bus.query()] == [other, running]
+        bus.send("payments", "Debit", command_id=own)

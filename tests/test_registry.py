@@ -1,0 +1,130 @@
+"""Handlers: registered once, checked when they are registered."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from cmdbus import Command, HandlerAlreadyRegisteredError, HandlerRegistry, RetryPolicy, handler
+
+
+def debit(command: Command, context: object) -> None: ...
+
+
+def test_a_decorated_function_is_registered_with_its_limits_and_stays_itself() -> None:
+    """R14."""
+    registry = HandlerRegistry()
+    retry = RetryPolicy(max_attempts=1)
+    assert registry.handler("payments", "Debit", timeout=35.0, retry=retry)(debit) is debit
+    found = registry.find("payments", "Debit")
+    assert found is not None
+    assert (found.function, found.timeout, found.retry) == (debit, 35.0, retry)
+    assert registry.find("payments", "Credit") is None
+    assert (len(registry), registry.domains) == (1, ["payments"])
+
+
+def test_a_second_handler_for_the_same_pair_is_refused_and_the_first_one_stays() -> None:
+    """R14."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", debit)
+    with pytest.raises(
+        HandlerAlreadyRegisteredError, match=r"payments/Debit .* test_registry.debit"
+    ):
+        registry.register("payments", "Debit", lambda command, context: None)
+    found = registry.find("payments", "Debit")
+    assert found is not None and found.function is debit
+
+
+class Service:
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    @property
+    def broken(self) -> None:
+        raise RuntimeError("properties must not run")
+
+    @handler("payments", "Debit", timeout=5)
+    @handler("payments", "Credit")
+    def book(self, command: object, context: object) -> str:
+        self.seen.append(command)
+        return "booked"
+
+    @handler("payments", "Secret")
+    def _private(self, command: object, context: object) -> None: ...
+
+
+def test_marked_methods_are_registered_bound_and_private_ones_are_not() -> None:
+    """R28."""
+    service, registry = Service(), HandlerRegistry()
+    registry.register_instance(service)
+    assert sorted((h.type, h.timeout) for h in registry) == [("Credit", None), ("Debit", 5)]
+    found = registry.find("payments", "Credit")
+    assert found is not None and found.function("c", None) == "booked"
+    assert service.seen == ["c"]
+
+
+def test_an_instance_is_registered_whole_or_not_at_all() -> None:
+    """R28."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", debit)
+    with pytest.raises(HandlerAlreadyRegisteredError):
+        registry.register_instance(Service())
+    assert [h.type for h in registry] == ["Debit"]
+
+
+def test_an_instance_without_marks_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="object has no public method marked with @handler"):
+        HandlerRegistry().register_instance(object())
+
+
+async def later(command: object, context: object) -> None: ...
+
+
+async def stream(command: object, context: object) -> object:
+    yield
+
+
+def each(command: object, context: object) -> Iterator[int]:
+    yield 1
+
+
+class CalledLater:
+    async def __call__(self, command: object, context: object) -> None: ...
+
+
+@pytest.mark.parametrize("function", [later, stream, CalledLater(), partial(later)])
+def test_async_handlers_are_refused(function: object) -> None:
+    """M127."""
+    with pytest.raises(ValueError, match="is async: handlers are ordinary functions"):
+        HandlerRegistry().register("payments", "Debit", function)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (each, "is a generator"),
+        (lambda: None, r"is called with \(command, context\)"),
+        (None, "must be callable, not None"),
+    ],
+)
+def test_what_cannot_be_a_handler_is_refused(function: object, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        HandlerRegistry().register("payments", "Debit", function)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"timeout": 0}, "timeout of payments/Debit must be more than 0"),
+        ({"timeout": float("inf")}, "timeout of payments/Debit must be more than 0"),
+        ({"retry": 3}, "retry must be a RetryPolicy"),
+    ],
+)
+def test_limits_of_a_handler_are_checked(arguments: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        HandlerRegistry().register("payments", "Debit", debit, **arguments)  # type: ignore[arg-type]
+
+
+def test_names_of_a_handler_are_checked() -> None:
+    with pytest.raises(ValueError, match="type must be a letter"):
+        HandlerRegistry().register("payments", "De bit", debit)

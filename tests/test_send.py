@@ -1,0 +1,482 @@
+"""Sending: what is accepted is there, once; what is refused has left nothing."""
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cmdbus import (
+    CommandBus,
+    DuplicateCommandError,
+    QueueFullError,
+    SendRequest,
+    ShutdownError,
+    Status,
+)
+
+pytestmark = pytest.mark.db
+
+BACKSLASH_SPACE = "\\ "
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+def counts(dsn: str) -> dict[str, int]:
+    """Rows of every table that a send can touch."""
+    tables = ("ready", "scheduled", "identity", "event", "domain")
+    with connect(dsn) as connection:
+        return {
+            table: connection.execute(f"SELECT count(*) FROM cmdbus.{table}").fetchone()[0]  # type: ignore[index]
+            for table in tables
+        }
+
+
+def test_a_command_is_there_with_all_that_was_given(dsn: str) -> None:
+    """R01, R09, M131: no worker runs."""
+    own, correlation = uuid4(), uuid4()
+    with CommandBus(dsn) as bus:
+        assert own == bus.send(
+            "payments",
+            "Debit",
+            {"amount": 5},
+            command_id=own,
+            priority="high",
+            correlation_id=correlation,
+            reply_to="orders",
+            max_attempts=5,
+        )
+        record = bus.get("payments", own)
+        assert record is not None
+        assert (record.data, record.priority, record.status) == ({"amount": 5}, 0, Status.PENDING)
+        assert (record.correlation_id, record.reply_to) == (correlation, "orders")
+        assert (record.attempts, record.max_attempts, record.result) == (0, 5, None)
+        assert record.created_at.tzinfo is UTC
+        assert [event.kind for event in bus.audit("payments", own)] == ["SENT"]
+        assert str(correlation) in str(bus.audit("payments", own)[0])
+
+
+def test_what_was_sent_comes_back_to_the_last_bit(dsn: str) -> None:
+    """Fault 58."""
+    data = {"f": [1e23, 0.1, 5e-324], "i": 10**4000, "t": "ä€𝄞\\\t\n\"'\\N\\.\u2028", "n": None}
+    with CommandBus(dsn) as bus:
+        one = bus.send("payments", "Debit", data)
+        [many] = bus.send_many([SendRequest("payments", "Debit", data)])
+        for id_ in (one, many):
+            record = bus.get("payments", id_)
+            assert record is not None and record.data == data
+            assert type(record.data["f"][0]) is float
+
+
+def test_a_callers_transaction_takes_the_command_with_it(dsn: str) -> None:
+    """R02."""
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
+        lost = bus.send("payments", "Debit", connection=connection)
+        bus.send_many([SendRequest("payments", "Debit")], connection=connection)
+        assert bus.get("payments", lost) is None
+        assert bus.get("payments", lost, connection=connection) is not None
+        connection.rollback()
+        kept = bus.send("payments", "Debit", connection=connection)
+        connection.commit()
+        assert bus.get("payments", lost) is None
+        assert bus.get("payments", kept) is not None
+
+
+def test_a_refusal_leaves_the_callers_transaction_usable(dsn: str) -> None:
+    """R02, R07."""
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
+        taken = bus.send("payments", "Debit", command_id=uuid4())
+        with pytest.raises(DuplicateCommandError):
+            bus.send("payments", "Debit", command_id=taken, connection=connection)
+        fresh = uuid4()
+        with pytest.raises(DuplicateCommandError) as refused:
+            requests = [SendRequest("payments", "Debit", command_id=id_) for id_ in (fresh, taken)]
+            bus.send_many(requests, connection=connection)
+        assert refused.value.command_ids == (taken,)
+        assert bus.send("payments", "Debit", command_id=fresh, connection=connection) == fresh
+        connection.commit()
+        assert bus.snapshot("payments")["depth"] == 2
+
+
+def test_many_are_sent_in_order_with_all_that_was_given(dsn: str) -> None:
+    own = uuid4()
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    requests = [
+        SendRequest("payments", "Debit", {"n": 0}),
+        SendRequest("orders", "Ship", {"n": 1}, own, "low", None, tomorrow, own, "replies", 9),
+        SendRequest("payments", "Debit", {"n": 2}, delay=60),
+        SendRequest("payments", "Debit", {"n": 3}, delay=0),
+    ]
+    with CommandBus(dsn) as bus:
+        ids = bus.send_many(requests)
+        records = [bus.get(r.domain, id_) for r, id_ in zip(requests, ids, strict=True)]
+        assert [record.data["n"] for record in records if record] == [0, 1, 2, 3]
+        second = records[1]
+        assert second is not None and second.command_id == own
+        assert (second.priority, second.due_at, second.correlation_id) == (10, tomorrow, own)
+        assert (second.reply_to, second.max_attempts) == ("replies", 9)
+        payments = bus.snapshot("payments")
+        assert (payments["ready"], payments["scheduled"], payments["depth"]) == (2, 1, 3)
+        assert bus.send_many([]) == []
+
+
+def test_delays_are_counted_from_the_servers_clock(dsn: str) -> None:
+    """M133."""
+    with CommandBus(dsn) as bus:
+        one = bus.send("payments", "Debit", delay=3600)
+        [many] = bus.send_many([SendRequest("payments", "Debit", delay=timedelta(hours=1))])
+        for id_ in (one, many):
+            record = bus.get("payments", id_)
+            assert record is not None
+            waits = record.due_at - record.created_at
+            assert timedelta(minutes=59, seconds=55) < waits <= timedelta(hours=1)
+        past = bus.send("payments", "Debit", run_at=datetime(1999, 1, 1, tzinfo=UTC))
+        record = bus.get("payments", past)
+        assert record is not None and record.due_at == record.created_at
+        assert bus.snapshot("payments")["ready"] == 1
+
+
+def test_commands_of_one_priority_keep_their_order(dsn: str) -> None:
+    """M136."""
+    with CommandBus(dsn) as bus:
+        sent = [bus.send("payments", "Debit") for _ in range(5)]
+        sent += bus.send_many([SendRequest("payments", "Debit") for _ in range(1500)])
+        with connect(dsn) as connection:
+            rows = connection.execute("SELECT command_id FROM cmdbus.ready ORDER BY id").fetchall()
+        assert [row[0] for row in rows] == sent
+
+
+def bad_requests() -> list[dict[str, Any]]:
+    return [
+        {"domain": "no spaces"},
+        {"type": "x'; DROP TABLE cmdbus.ready; --"},
+        {"data": {"a": float("nan")}},
+        {"data": "x\0"},
+        {"data": {1: 2}},
+        {"data": "\ud800"},
+        {"data": "x" * 1_048_577},
+        {"priority": 11},
+        {"delay": -1},
+        {"run_at": datetime(2026, 1, 1)},
+        {"delay": 1, "run_at": datetime(2026, 1, 1, tzinfo=UTC)},
+        {"command_id": "no id"},
+        {"correlation_id": 7},
+        {"reply_to": "no spaces"},
+        {"max_attempts": 0},
+    ]
+
+
+@pytest.mark.parametrize("bad", bad_requests(), ids=lambda bad: "-".join(bad))
+def test_bad_input_is_refused_and_leaves_nothing(dsn: str, bad: dict[str, Any]) -> None:
+    """Faults 58, 60."""
+    arguments: dict[str, Any] = {"domain": "payments", "type": "Debit", "command_id": uuid4()} | bad
+    before = counts(dsn)
+    with CommandBus(dsn) as bus:
+        with pytest.raises(ValueError):
+            bus.send(**arguments)
+        good = [SendRequest("payments", "Debit") for _ in range(2000)]
+        with pytest.raises(ValueError):
+            bus.send_many([*good, SendRequest(**arguments)])
+        with psycopg.connect(dsn) as connection:
+            with pytest.raises(ValueError):
+                bus.send_many([*good, SendRequest(**arguments)], connection=connection)
+            bus.send("payments", "Debit", connection=connection)
+            connection.rollback()
+    assert counts(dsn) == before
+
+
+def test_a_hook_may_change_what_is_sent(dsn: str) -> None:
+    """M171."""
+
+    def hurry(request: SendRequest) -> SendRequest:
+        if request.data["risk"] > 0.5:
+            request.priority = "high"
+        return request
+
+    with CommandBus(dsn, on_send=hurry) as bus:
+        ids = [bus.send("payments", "Check", {"risk": 0.9})]
+        ids += bus.send_many([SendRequest("payments", "Check", {"risk": r}) for r in (0.1, 0.8)])
+        records = [bus.get("payments", id_) for id_ in ids]
+        assert [record.priority for record in records if record] == [0, 5, 0]
+        assert "priority: 0" in str(bus.audit("payments", ids[0])[0])
+
+
+# Ids are taken once.
+
+
+def test_an_id_is_taken_once_in_a_domain(dsn: str) -> None:
+    """R07, R08."""
+    id_ = uuid4()
+    with CommandBus(dsn) as bus:
+        bus.send("payments", "Debit", command_id=id_)
+        bus.send("orders", "Ship", command_id=id_)
+        before = counts(dsn)
+        for again in (
+            lambda: bus.send("payments", "Debit", command_id=id_, delay=60),
+            lambda: bus.send_many([SendRequest("payments", "Debit", command_id=str(id_))]),
+        ):
+            with pytest.raises(DuplicateCommandError, match=str(id_)) as refused:
+                again()
+            assert (refused.value.domain, refused.value.command_id) == ("payments", id_)
+        assert counts(dsn) == before
+        bus.cancel("payments", id_)
+        with pytest.raises(DuplicateCommandError):
+            bus.send("payments", "Debit", command_id=id_)
+
+
+def test_an_id_that_the_bus_made_is_taken_too(dsn: str) -> None:
+    """R07."""
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        made = [bus.send("payments", "Debit"), bus.send("payments", "Debit", delay=60)]
+        in_sql = connection.execute("SELECT cmdbus.send('payments', 'Debit')").fetchone()
+        assert in_sql is not None
+        gone = bus.send("payments", "Debit")
+        bus.cancel("payments", gone)
+        for id_ in (*made, in_sql[0], gone):
+            for _ in range(2):
+                with pytest.raises(DuplicateCommandError):
+                    bus.send("payments", "Debit", command_id=id_)
+
+
+def test_the_same_id_twice_in_one_batch_is_refused(dsn: str) -> None:
+    id_ = uuid4()
+    before = counts(dsn)
+    with CommandBus(dsn) as bus, pytest.raises(DuplicateCommandError, match=str(id_)):
+        bus.send_many([SendRequest("payments", "Debit", command_id=id_)] * 2)
+    assert counts(dsn) == before
+
+
+def race(workers: list[Callable[[], object]]) -> list[object]:
+    barrier = threading.Barrier(len(workers))
+    results: list[object] = [None] * len(workers)
+
+    def run(place: int) -> None:
+        barrier.wait(10)
+        try:
+            results[place] = workers[place]()
+        except Exception as error:
+            results[place] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(workers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_of_many_who_send_one_id_at_once_exactly_one_is_accepted(dsn: str, isolation: str) -> None:
+    """R07: some delayed, some not, some in bulk; again and again."""
+    settings = f"-c default_transaction_isolation={isolation.replace(' ', BACKSLASH_SPACE)}"
+    dsn = make_conninfo(dsn, options=settings)
+    connections = [psycopg.connect(dsn, autocommit=True) for _ in range(20)]
+    with CommandBus(dsn) as bus:
+        for _ in range(20):
+            id_ = uuid4()
+
+            def send(place: int, id_: UUID = id_) -> object:
+                delay = 60 if place % 2 else None
+                if place % 4 < 2:
+                    return bus.send(
+                        "payments", "D", command_id=id_, delay=delay, connection=connections[place]
+                    )
+                return bus.send_many(
+                    [SendRequest("payments", "D", command_id=id_, delay=delay)],
+                    connection=connections[place],
+                )
+
+            results = race([lambda p=place: send(p) for place in range(20)])  # type: ignore[misc]
+            accepted = [r for r in results if r in (id_, [id_])]
+            refused = [
+                r
+                for r in results
+                if isinstance(r, DuplicateCommandError | psycopg.errors.SerializationFailure)
+            ]
+            assert (len(accepted), len(refused)) == (1, 19), results
+            assert len(bus.query("payments")) == 1
+            bus.cancel("payments", id_)
+            connections[0].execute("TRUNCATE cmdbus.finished")
+    for connection in connections:
+        connection.close()
+
+
+def test_overlapping_batches_of_own_ids_do_not_deadlock(dsn: str) -> None:
+    """R06."""
+    with CommandBus(dsn) as bus:
+        for _ in range(5):
+            ids = [uuid4() for _ in range(300)]
+
+            def send(step: int, ids: list[UUID] = ids) -> object:
+                requests = [SendRequest("payments", "D", command_id=id_) for id_ in ids[::step]]
+                return bus.send_many(requests)
+
+            results = race([lambda s=step: send(s) for step in (1, -1, 2, 3)])  # type: ignore[misc]
+            assert sum(isinstance(result, list) for result in results) == 1, results
+            assert sum(isinstance(r, DuplicateCommandError) for r in results) == 3, results
+
+
+def test_a_batch_of_fifty_thousand_own_ids_needs_no_locks_for_them(dsn: str) -> None:
+    """Fault 61."""
+    with CommandBus(dsn) as bus:
+        ids = [uuid4() for _ in range(50_000)]
+        bus.send_many([SendRequest("payments", "D", command_id=id_) for id_ in ids])
+        assert bus.snapshot("payments")["depth"] == 50_000
+
+
+def test_ten_first_sends_to_a_new_domain_at_once_are_all_accepted(dsn: str) -> None:
+    """R03."""
+    with CommandBus(dsn) as bus:
+        results = race([lambda: bus.send("brand.new", "Debit") for _ in range(10)])
+        assert all(isinstance(result, UUID) for result in results), results
+        assert bus.snapshot("brand.new")["depth"] == 10
+
+
+# What a domain allows.
+
+
+def test_a_full_domain_refuses_and_says_when_to_come_again(dsn: str) -> None:
+    """M140, M165, M166."""
+    with CommandBus(dsn) as bus:
+        bus.configure("payments", max_depth=3)
+        bus.send("payments", "Debit")
+        bus.send("payments", "Debit", delay=60)
+        with pytest.raises(QueueFullError, match="2 commands wait, its max_depth is 3") as refused:
+            bus.send_many([SendRequest("payments", "Debit")] * 2)
+        assert (refused.value.depth, refused.value.max_depth) == (2, 3)
+        bus.send("payments", "Debit")
+        with pytest.raises(QueueFullError) as refused:
+            bus.send("payments", "Debit")
+        assert 1 <= refused.value.retry_after <= 60
+        bus.send("orders", "Ship")
+        bus.configure("payments", max_depth=None)
+        bus.send("payments", "Debit")
+        assert bus.snapshot("payments")["depth"] == 4
+
+
+def test_concurrent_senders_pass_the_limit_by_no_more_than_they_have_in_flight(dsn: str) -> None:
+    """M140."""
+    with CommandBus(dsn) as bus:
+        bus.configure("payments", max_depth=50)
+
+        def send() -> int:
+            accepted = 0
+            for _ in range(40):
+                try:
+                    bus.send("payments", "Debit")
+                    accepted += 1
+                except QueueFullError:
+                    pass
+            return accepted
+
+        accepted = [int(str(result)) for result in race([send] * 4)]
+        depth = bus.snapshot("payments")["depth"]
+        assert sum(accepted) == depth
+        assert 50 <= depth < 54
+
+
+def test_a_domain_that_was_shut_refuses_until_it_is_opened(dsn: str) -> None:
+    """M141, M160."""
+    with CommandBus(dsn) as bus:
+        bus.configure("payments", accepting=False)
+        assert bus.snapshot("payments")["shutdown"] is True
+        for send in (
+            lambda: bus.send("payments", "Debit"),
+            lambda: bus.send_many(
+                [SendRequest("orders", "Ship"), SendRequest("payments", "Debit")]
+            ),
+        ):
+            with pytest.raises(ShutdownError, match="domain 'payments' does not accept"):
+                send()
+        assert bus.snapshot("orders")["depth"] == 0
+        bus.configure("payments", accepting=True)
+        bus.send("payments", "Debit")
+
+
+def test_a_long_queue_is_warned_of_once(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    """M181."""
+    with CommandBus(dsn) as bus, caplog.at_level(logging.WARNING, "cmdbus"):
+        bus.configure("payments", warn_depth=3)
+        for _ in range(6):
+            bus.send("payments", "Debit")
+        assert [record.getMessage() for record in caplog.records] == [
+            "domain payments has 3 commands waiting, its warn_depth is 3: "
+            "look whether its workers keep up"
+        ]
+
+
+# Sending in SQL.
+
+
+def test_sql_sends_in_its_own_transaction(dsn: str) -> None:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
+        own, correlation = uuid4(), uuid4()
+        sent = connection.execute(
+            "SELECT cmdbus.send('payments', 'Debit', '{\"amount\": 5}', p_command_id => %s,"
+            " p_priority => 0, p_delay => '1 hour', p_correlation_id => %s, p_reply_to => 'orders',"
+            " p_max_attempts => 2)",
+            (own, correlation),
+        ).fetchone()
+        assert sent == (own,)
+        assert bus.get("payments", own) is None
+        connection.commit()
+        record = bus.get("payments", own)
+        assert record is not None and record.data == {"amount": 5}
+        assert (record.priority, record.max_attempts, record.reply_to) == (0, 2, "orders")
+        assert record.correlation_id == correlation
+        assert record.due_at - record.created_at > timedelta(minutes=59)
+
+
+def test_a_trigger_sends(dsn: str) -> None:
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        connection.execute(
+            "CREATE TABLE account (id int);"
+            "CREATE FUNCTION opened() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " PERFORM cmdbus.send('accounts', 'Opened', jsonb_build_object('id', NEW.id));"
+            " RETURN NEW; END $$;"
+            "CREATE TRIGGER opened AFTER INSERT ON account FOR EACH ROW EXECUTE FUNCTION opened();"
+            "INSERT INTO account VALUES (1), (2)"
+        )
+        assert [record.data for record in bus.query("accounts")] == [{"id": 2}, {"id": 1}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("'no spaces', 'Debit'", "p_domain must match"),
+        ("NULL, 'Debit'", "p_domain must match"),
+        ("'payments', E'a\\nb'", "p_type must match"),
+        ("'payments', 'Debit', p_priority => 11", "p_priority must be from 0"),
+        ("'payments', 'Debit', p_delay => '-1 s'", "p_delay must be from 0"),
+        ("'payments', 'Debit', p_max_attempts => 0", "p_max_attempts must be from 1"),
+        ("'payments', 'Debit', p_reply_to => ''", "p_reply_to must match"),
+        ("'payments', 'Debit', to_jsonb(repeat('x', 1048576))", "p_data has 1048578 bytes"),
+    ],
+)
+def test_sql_is_told_what_is_wrong(dsn: str, arguments: str, sentence: str) -> None:
+    """Faults 58, 60."""
+    before = counts(dsn)
+    invalid = pytest.raises(psycopg.errors.InvalidParameterValue, match=sentence)
+    with connect(dsn) as connection, invalid:
+        connection.execute(f"SELECT cmdbus.send({arguments})".encode())
+    assert counts(dsn) == before
+
+
+def test_sql_is_refused_like_everybody(dsn: str) -> None:
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        id_ = bus.send("payments", "Debit")
+        with pytest.raises(psycopg.errors.UniqueViolation, match=f"command {id_} was sent"):
+            connection.execute("SELECT cmdbus.send('payments', 'D', p_command_id => %s)", (id_,))
+        bus.configure("payments", max_depth=1)
+        with pytest.raises(psycopg.errors.ConfigurationLimitExceeded, match="payments is full"):
+            connection.execute("SELECT cmdbus.send('payments', 'Debit')")
+        bus.configure("payments", accepting=False)
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="does not accept"):
+            connection.execute("SELECT cmdbus.send('payments', 'Debit')")

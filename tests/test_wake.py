@@ -1,0 +1,280 @@
+"""The flag, the trigger and the writers' barrier: who is armed hears of every send.
+
+Each test is a race that lost a wake-up in an earlier protocol, held open by hand.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+
+from cmdbus import CommandBus, SendRequest
+from cmdbus.schema import install
+
+pytestmark = pytest.mark.db
+
+HOUR = timedelta(hours=1)
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+def scalar(connection: psycopg.Connection, query: str, *values: object) -> Any:
+    row = connection.execute(query.encode(), values).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def arm(
+    connection: psycopg.Connection,
+    *domains: str,
+    node: int = 1,
+    looks_at: datetime | None = None,
+    lasts: timedelta = HOUR,
+) -> bool:
+    looks_at = looks_at or datetime.now(UTC) + HOUR
+    fresh = scalar(
+        connection, "SELECT cmdbus.arm(%s, %s, %s, %s)", node, list(domains), looks_at, lasts
+    )
+    return bool(fresh)
+
+
+@contextmanager
+def listening(dsn: str, schema: str = "cmdbus") -> Iterator[psycopg.Connection]:
+    with connect(dsn) as connection:
+        connection.execute(f"LISTEN {schema}_ready; LISTEN {schema}_due".encode())
+        yield connection
+
+
+def heard(connection: psycopg.Connection) -> list[tuple[str, str]]:
+    """What has arrived; a NOTIFY of its own marks the end, for they keep their order."""
+    with psycopg.connect(connection.info.dsn, autocommit=True) as other:
+        other.execute("NOTIFY cmdbus_ready, 'end'")
+    found: list[tuple[str, str]] = []
+    for notify in connection.notifies(timeout=10):
+        if notify.payload == "end":
+            return found
+        found.append((notify.channel, notify.payload))
+    raise AssertionError("the mark never came")
+
+
+def test_nobody_is_told_while_nobody_waits(dsn: str) -> None:
+    with CommandBus(dsn) as bus, listening(dsn) as listener:
+        bus.send("payments", "Debit")
+        bus.send("payments", "Debit", delay=60)
+        assert heard(listener) == []
+
+
+def test_a_thousand_commands_in_one_transaction_are_one_notification(dsn: str) -> None:
+    """M003, M061, M087, fault 61: it carries no data."""
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        arm(steward, "payments")
+        bus.send_many([SendRequest("payments", "Debit", {"secret": 1})] * 1000)
+        assert heard(listener) == [("cmdbus_ready", "payments")]
+        bus.send("payments", "Debit")
+        steward.execute("SELECT cmdbus.send('payments', 'Debit')")
+        with psycopg.connect(dsn) as sender:
+            for _ in range(3):
+                bus.send("payments", "Debit", connection=sender)
+        assert heard(listener) == [("cmdbus_ready", "payments")] * 3
+
+
+def test_only_those_domains_are_told_of_that_somebody_waits_for(dsn: str) -> None:
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        arm(steward, "payments", "orders")
+        bus.send_many([SendRequest(d, "T") for d in ("payments", "orders", "payments", "mail")])
+        assert sorted(payload for _, payload in heard(listener)) == ["orders", "payments"]
+        steward.execute("SELECT cmdbus.disarm(1)")
+        bus.send("payments", "T")
+        assert heard(listener) == []
+
+
+def test_a_rolled_back_send_tells_nobody(dsn: str) -> None:
+    """R02."""
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        arm(steward, "payments")
+        with psycopg.connect(dsn) as sender:
+            bus.send("payments", "Debit", connection=sender)
+            sender.rollback()
+        assert heard(listener) == []
+
+
+@pytest.mark.parametrize("isolation", list(psycopg.IsolationLevel), ids=lambda level: level.name)
+def test_a_sender_whose_snapshot_is_older_than_the_arming_tells(
+    dsn: str, isolation: psycopg.IsolationLevel
+) -> None:
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        with psycopg.connect(dsn) as sender:
+            sender.isolation_level = isolation
+            sender.execute("SELECT count(*) FROM cmdbus.ready")
+            arm(steward, "payments")
+            bus.send("payments", "Debit", connection=sender)
+        assert heard(listener) == [("cmdbus_ready", "payments")]
+
+
+def test_a_sender_that_saw_the_flag_down_is_among_the_writers_until_it_ends(dsn: str) -> None:
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        assert scalar(steward, "SELECT cmdbus.writers()") == []
+        with psycopg.connect(dsn) as sender, psycopg.connect(dsn) as later:
+            bus.send("payments", "Debit", connection=sender)
+            bus.send("payments", "Debit", delay=60, connection=later)
+            assert arm(steward, "payments")
+            writers = scalar(steward, "SELECT cmdbus.writers()")
+            assert len(writers) == 2
+            sender.commit()
+            later.commit()
+            assert not set(writers) & set(scalar(steward, "SELECT cmdbus.writers()"))
+            assert scalar(steward, "SELECT count(*) FROM cmdbus.ready") == 1
+        assert heard(listener) == []
+
+
+def test_who_only_reads_or_writes_elsewhere_is_no_writer(dsn: str) -> None:
+    with connect(dsn) as steward, psycopg.connect(dsn) as other:
+        other.execute("SELECT * FROM cmdbus.ready")
+        other.execute("CREATE TABLE elsewhere (a int); INSERT INTO elsewhere VALUES (1)")
+        assert scalar(steward, "SELECT cmdbus.writers()") == []
+        other.rollback()
+
+
+def test_an_arming_that_ran_out_is_a_fresh_one(dsn: str) -> None:
+    with connect(dsn) as steward:
+        assert arm(steward, "payments")
+        assert not arm(steward, "payments")
+        assert arm(steward, "payments", "orders"), "another domain's sender saw no flag"
+        assert not arm(steward, "payments")
+        arm(steward, "payments", lasts=timedelta(seconds=-1))
+        assert arm(steward, "payments")
+        steward.execute("SELECT cmdbus.disarm(1)")
+        assert arm(steward, "payments")
+
+
+def test_the_flag_is_that_of_all_nodes_that_live(dsn: str) -> None:
+    """M088."""
+    with connect(dsn) as steward:
+        arm(steward, "payments", node=1)
+        arm(steward, "orders", node=2)
+        both = scalar(steward, "SELECT last_value FROM cmdbus.armed")
+        steward.execute("SELECT cmdbus.disarm(2)")
+        one = scalar(steward, "SELECT last_value FROM cmdbus.armed")
+        assert one == scalar(steward, "SELECT cmdbus.domain_bit('payments')")
+        assert both == one | scalar(steward, "SELECT cmdbus.domain_bit('orders')")
+        arm(steward, "payments", node=1, lasts=timedelta(seconds=-1))
+        assert arm(steward, "mail", node=3)
+        assert scalar(steward, "SELECT last_value FROM cmdbus.armed") == scalar(
+            steward, "SELECT cmdbus.domain_bit('mail')"
+        )
+
+
+def test_nodes_that_arm_and_disarm_at_once_leave_the_right_flag(dsn: str) -> None:
+    nodes = {node: f"domain{node}" for node in range(1, 9)}
+    barrier = threading.Barrier(len(nodes))
+    failures: list[BaseException] = []
+
+    def run(node: int, domain: str) -> None:
+        try:
+            with connect(dsn) as steward:
+                barrier.wait(10)
+                for _ in range(50):
+                    arm(steward, domain, node=node)
+                    flag = scalar(steward, "SELECT last_value FROM cmdbus.armed")
+                    assert flag & scalar(steward, "SELECT cmdbus.domain_bit(%s)", domain)
+                    if node % 2:
+                        steward.execute("SELECT cmdbus.disarm(%s)", (node,))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=item) for item in nodes.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(25)
+    assert failures == []
+    with connect(dsn) as steward:
+        even = [domain for node, domain in nodes.items() if node % 2 == 0]
+        expected = "SELECT bit_or(cmdbus.domain_bit(d)) FROM unnest(%s::text[]) d"
+        assert scalar(steward, "SELECT last_value FROM cmdbus.armed") == scalar(
+            steward, expected, even
+        )
+
+
+def test_two_phase_senders_switch_the_notification_off(dsn: str) -> None:
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        soon = datetime.now(UTC) + HOUR
+        arm(steward, "payments", looks_at=soon)
+        with psycopg.connect(dsn) as sender:
+            sender.execute("SET LOCAL cmdbus.notify = off")
+            bus.send("payments", "Debit", connection=sender)
+            bus.send("payments", "Debit", delay=1, connection=sender)
+        assert heard(listener) == []
+        bus.send("payments", "Debit")
+        assert heard(listener) == [("cmdbus_ready", "payments")]
+
+
+def test_what_is_due_before_anybody_looks_is_told_of_even_while_all_are_busy(dsn: str) -> None:
+    """M067, M083."""
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        arm(steward, looks_at=datetime.now(UTC) + timedelta(minutes=30))
+        bus.send("payments", "Debit", delay=HOUR)
+        assert heard(listener) == []
+        at = datetime.now(UTC) + timedelta(minutes=10)
+        bus.send("payments", "Debit", run_at=at)
+        bus.send_many([SendRequest("payments", "D", delay=d) for d in (HOUR, 600, 1200)])
+        told = heard(listener)
+        assert [channel for channel, _ in told] == ["cmdbus_due"] * 2
+        assert int(told[0][1]) == int(at.timestamp() * 1000)
+        assert abs(int(told[1][1]) - at.timestamp() * 1000) < 5000
+
+
+def test_with_several_nodes_the_earliest_look_counts(dsn: str) -> None:
+    now = datetime.now(UTC)
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        arm(steward, node=1, looks_at=now + HOUR)
+        arm(steward, node=2, looks_at=now + timedelta(minutes=5))
+        bus.send("payments", "Debit", delay=600)
+        assert heard(listener) == []
+        arm(steward, node=2, looks_at=now, lasts=timedelta(seconds=-1))
+        arm(steward, node=1, looks_at=now + HOUR)
+        bus.send("payments", "Debit", delay=600)
+        assert len(heard(listener)) == 1
+
+
+def test_resuming_a_domain_wakes_who_waits_for_it(dsn: str) -> None:
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        arm(steward, "payments")
+        bus.pause("payments")
+        assert heard(listener) == []
+        bus.resume("payments")
+        assert heard(listener) == [("cmdbus_ready", "payments")]
+
+
+def test_two_schemas_do_not_wake_each_other(dsn: str) -> None:
+    """M066."""
+    schema = "s" * 48
+    install(dsn, schema)
+    with (
+        CommandBus(dsn, schema=schema) as bus,
+        listening(dsn) as ours,
+        listening(dsn, schema) as theirs,
+        connect(dsn) as steward,
+    ):
+        steward.execute(f"SELECT {schema}.arm(1, ARRAY['payments'], now(), '1 hour')".encode())
+        bus.send("payments", "Debit")
+        assert heard(ours) == []
+        [notify] = list(theirs.notifies(timeout=10, stop_after=1))
+        assert (notify.channel, notify.payload) == (f"{schema}_ready", "payments")
+
+
+def test_arming_waits_for_no_sender(dsn: str) -> None:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as sender, connect(dsn) as steward:
+        bus.send("payments", "Debit", connection=sender)
+        steward.execute("SET lock_timeout = '100ms'")
+        arm(steward, "payments")
+        bus.send("payments", "Debit", connection=sender)
+        steward.execute("SELECT cmdbus.disarm(1)")
+        eventually(lambda: scalar(steward, "SELECT last_value FROM cmdbus.armed") == 0)
