@@ -16,7 +16,7 @@ PURE = ["checks", "data", "depth", "domains", "requests", "retry", "timeouts"]
 IMPURE = {"os", "time", "random", "secrets", "socket", "subprocess", "threading", "psycopg"}
 
 pytestmark = pytest.mark.skipif(
-    not (ROOT / "pyproject.toml").exists(), reason="reads the checkout, and there is none here"
+    not (ROOT / "common").exists(), reason="reads the checkout, and there is none here"
 )
 
 
