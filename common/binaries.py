@@ -1,81 +1,27 @@
-"""Where the programs of a PostgreSQL server are, and running them as the user that may.
+"""Where the programs of a PostgreSQL server are: the machine's, or those of the wheel.
 
-Looks, runs and, for root, copies. Never installs anything, never imports the wheel
-that carries the programs, and never touches the permissions of what it has not made.
+Looks, asks their version and, for root, copies. Never installs anything, never imports the
+wheel that carries the programs, and never touches the permissions of what it has not made.
 """
 
-import fcntl
 import os
-import pwd
 import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from cmdbus.errors import CmdbusError
+from cmdbus.accounts import Account
+from cmdbus.errors import EmbeddedError
+from cmdbus.locks import held
+from cmdbus.places import make_directory
 
 SUPPORTED = range(14, 19)
 _NEEDED = ("postgres", "initdb", "pg_ctl")
 _QUICK_S = 15.0
-_DOOR_POLL_S = 0.02
-
-
-class EmbeddedError(CmdbusError):
-    """The private PostgreSQL cannot be had; the text says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """The OS user that the server runs as: ourselves, or somebody ordinary when we are root."""
-
-    name: str
-    uid: int
-    gid: int
-
-    def run(
-        self, *command: str | Path, timeout: float, stdin: str = ""
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a program as this user, output captured and joined.
-
-        The environment is a new one: PGOPTIONS and its kin would change what the
-        programs do, and the server, maybe another user's process, must not be able
-        to read a DSN out of ours.
-        """
-        root = os.geteuid() == 0
-        try:
-            return subprocess.run(
-                command,
-                input=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-                cwd="/",
-                env=_environment(),
-                umask=0o077,
-                user=self.uid if root else None,
-                group=self.gid if root else None,
-                extra_groups=[] if root else None,
-            )
-        except subprocess.TimeoutExpired:
-            raise EmbeddedError(f"{command[0]} did not finish within {timeout:g} s") from None
-        except (OSError, subprocess.SubprocessError) as error:
-            raise EmbeddedError(f"cannot run {command[0]} as {self.name}: {error}") from error
-
-    def reaches(self, path: Path) -> bool:
-        """Whether this user may enter the directory, or execute the program, at `path`."""
-        if os.geteuid() != 0:
-            return os.access(path, os.X_OK)
-        # Asked of the kernel as that user: modes alone know nothing of ACLs and mounts.
-        answer = self.run("/bin/sh", "-c", 'test -x "$1"', "sh", path, timeout=_QUICK_S)
-        return answer.returncode == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,27 +34,6 @@ class Programs:
     @property
     def major(self) -> int:
         return int(self.version.partition(".")[0])
-
-
-def server_account() -> Account:
-    """Ourselves; for root, CMDBUS_RUN_AS, else `postgres`, else `nobody`."""
-    if os.geteuid() != 0:
-        return _ourselves()
-    wanted = os.environ.get("CMDBUS_RUN_AS")
-    for name in [wanted] if wanted else ["postgres", "nobody"]:
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        if entry.pw_uid == 0:
-            raise EmbeddedError(
-                "PostgreSQL refuses to run as root: name an ordinary user in CMDBUS_RUN_AS"
-            )
-        return Account(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
-    raise EmbeddedError(
-        f"there is no user {wanted or 'postgres or nobody'} that PostgreSQL could run as: "
-        "name an ordinary user in CMDBUS_RUN_AS"
-    )
 
 
 def find_programs() -> Programs:
@@ -157,70 +82,6 @@ def within_reach(programs: Programs, account: Account, home: Path) -> Programs:
     except OSError as error:
         raise EmbeddedError(f"cannot copy {tree} to {copy}: {error}") from error
     return Programs(bin=copy / tree.parent.name / tree.name / "bin", version=programs.version)
-
-
-def make_directory(path: Path, *, mode: int) -> None:
-    """Make `path` and what is missing above it, whatever the umask; leave alone what exists."""
-    if path.is_dir():
-        return
-    make_directory(path.parent, mode=mode)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        return
-    path.chmod(mode)
-
-
-@contextmanager
-def held(path: Path, *, timeout: float) -> Iterator[None]:
-    """Hold the exclusive lock on a file; the kernel lets go of it should we be killed."""
-    descriptor = open_lock(path)
-    try:
-        deadline = time.monotonic() + timeout
-        while not locked(descriptor, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                raise EmbeddedError(
-                    f"another process has held {path} for {timeout:g} s: "
-                    f"find it with `fuser {path}` and stop it"
-                )
-            time.sleep(_DOOR_POLL_S)
-        try:
-            yield
-        finally:
-            # Said aloud, since closing is not enough while a forked child has a copy.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
-
-
-def open_lock(path: Path) -> int:
-    """A descriptor to lock with; like all of Python's, no program we start inherits it."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def locked(descriptor: int, kind: int) -> bool:
-    """Whether the lock could be had at once."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    return {"PATH": "/usr/bin:/bin", **kept, "LC_ALL": "C"}
-
-
-def _ourselves() -> Account:
-    uid = os.geteuid()
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
-        raise EmbeddedError(
-            f"the user id {uid} has no name, and PostgreSQL needs one: add it to /etc/passwd"
-        ) from None
-    return Account(name=entry.pw_name, uid=uid, gid=os.getegid())
 
 
 def _inspect(directory: Path) -> Programs | str:

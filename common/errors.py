@@ -13,7 +13,8 @@ CmdbusError
 ├── InvalidOperationError             not in the command's present state
 ├── HandlerAlreadyRegisteredError
 ├── SchemaError                       missing, or of another version
-└── DatabaseUnavailableError          no connection could be made
+├── DatabaseUnavailableError          no connection could be made
+└── EmbeddedError                     the private PostgreSQL cannot be had
 """
 
 from collections.abc import Sequence
@@ -127,3 +128,7 @@ class SchemaError(CmdbusError):
 
 class DatabaseUnavailableError(CmdbusError):
     """No connection could be made; the message says where to and why, without the password."""
+
+
+class EmbeddedError(CmdbusError):
+    """The private PostgreSQL cannot be had; the text says why and what to do."""

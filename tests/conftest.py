@@ -24,7 +24,8 @@ from eventually import eventually
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
 
-from cmdbus.binaries import find_programs, server_account
+from cmdbus.accounts import server_account
+from cmdbus.binaries import find_programs
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
 
 # The class of advisory locks by which a run says that its databases are in use.

@@ -18,7 +18,8 @@ import psycopg
 import pytest
 from eventually import eventually
 
-from cmdbus.binaries import Programs, find_programs, server_account, within_reach
+from cmdbus.accounts import server_account
+from cmdbus.binaries import Programs, find_programs, within_reach
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
 
 pytestmark = [pytest.mark.db, pytest.mark.process]
