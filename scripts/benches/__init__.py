@@ -1,0 +1,1 @@
+"""The scenarios of scripts/bench, a module for each group of them."""
