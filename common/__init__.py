@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cmdbus.bus import CommandBus as CommandBus
     from cmdbus.command import Command as Command
+    from cmdbus.context import Context as Context
     from cmdbus.data import Undecodable as Undecodable
     from cmdbus.errors import BusinessRuleError as BusinessRuleError
     from cmdbus.errors import CmdbusError as CmdbusError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "bus": ["CommandBus"],
     "command": ["Command"],
+    "context": ["Context"],
     "data": ["Undecodable"],
     "errors": [
         "BusinessRuleError",

@@ -103,6 +103,7 @@ def _migrate(connection: psycopg.Connection, schema: str) -> int:
     for number, name in enumerate(names[version:], start=version + 1):
         connection.execute(render(name, schema))
         connection.execute(statement("insert_migration", schema), {"version": number, "name": name})
+    connection.execute(render("revoke_public", schema))
     return version
 
 

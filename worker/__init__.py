@@ -1,4 +1,8 @@
-"""What runs inside the children: the command workers."""
+"""What runs inside the children: the command workers. Start reading at crew.py."""
 
 if __name__ != "cmdbus.worker":
     raise ImportError(f"this directory is cmdbus.worker, not {__name__}: pip install -e .")
+
+from cmdbus.worker.worker import Worker
+
+__all__ = ["Worker"]

@@ -1,0 +1,83 @@
+"""What a handler gets beside its command."""
+
+import logging
+import time
+from collections.abc import Callable, MutableMapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from cmdbus.checks import check_seconds
+from cmdbus.command import Command
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+class Context:
+    """One execution of a command."""
+
+    def __init__(
+        self,
+        command: Command,
+        *,
+        attempt: int,
+        max_attempts: int,
+        timeout: float,
+        connect: "Callable[[], psycopg.Connection[Any]]",
+        extended: Callable[[float], None],
+    ) -> None:
+        #: This execution's number, from 1.
+        self.attempt = attempt
+        self.max_attempts = max_attempts
+        self.log = _CommandLog(logging.getLogger("cmdbus.handler"), command, attempt)
+        #: Set by retry_after.
+        self.retry_delay: float | None = None
+        self._due = time.monotonic() + timeout
+        self._connect = connect
+        self._extended = extended
+
+    @property
+    def connection(self) -> "psycopg.Connection[Any]":
+        """A connection inside a transaction that commits together with the command's
+        completion, or not at all; opened when it is first touched."""
+        return self._connect()
+
+    @property
+    def deadline(self) -> datetime:
+        """When this execution is given up."""
+        return datetime.now(UTC) + timedelta(seconds=self.remaining())
+
+    def remaining(self) -> float:
+        """Seconds until this execution is given up; negative when it is past that."""
+        return self._due - time.monotonic()
+
+    def extend(self, seconds: float) -> None:
+        """Moves the deadline by so many seconds."""
+        self._due += check_seconds("extend", seconds)
+        self._extended(self._due)
+
+    def retry_after(self, seconds: float) -> None:
+        """If this execution fails and is tried again, then after so many seconds."""
+        self.retry_delay = check_seconds("retry_after", seconds)
+
+
+class _CommandLog(logging.LoggerAdapter[logging.Logger]):
+    """Says of which command each line is."""
+
+    def __init__(self, logger: logging.Logger, command: Command, attempt: int) -> None:
+        super().__init__(
+            logger,
+            {
+                "command_id": str(command.command_id),
+                "command_type": command.type,
+                "domain": command.domain,
+                "attempt": attempt,
+                "correlation_id": str(command.correlation_id),
+            },
+        )
+
+    def process(
+        self, message: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(self.extra or {}), **kwargs.get("extra", {})}
+        return message, kwargs

@@ -1,0 +1,2 @@
+LISTEN {channel}_ready;
+LISTEN {channel}_due;

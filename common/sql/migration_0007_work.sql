@@ -1,0 +1,292 @@
+-- What workers do with commands. Planner settings of a function make its plans
+-- independent of statistics: right after a burst these still say "empty", and a
+-- claim that sorts the backlog falls from 80,000 commands a second to 2,000.
+
+-- Ends claims with their outcomes, each only if its token is still the row's; says
+-- which it did not find. Sorted by key before, because it may wait for rows.
+--   kind       what becomes of the command
+--   COMPLETED  to history, with result
+--   FAILED     to history, with its error
+--   RETRY      to scheduled, claimable again after delay
+--   TROUBLE    to troubleshooting
+-- attempts is what is charged in all. Everything but COMPLETED leaves an event.
+CREATE FUNCTION {schema}.settle(
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
+    p_kinds text[], p_attempts smallint[], p_max_attempts smallint[], p_results json[],
+    p_delays double precision[], p_codes text[], p_messages text[], p_details json[]
+) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+AS $$
+DECLARE
+    settled bigint[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM {schema}.ready r
+        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_kinds, p_attempts, p_max_attempts,
+                     p_results, p_delays, p_codes, p_messages, p_details)
+            o (domain, priority, id, token, kind, attempts, max_attempts,
+               result, delay, code, message, details)
+        WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
+            AND r.token = o.token
+        RETURNING r.id, r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
+            r.correlation_id, r.priority, r.losses, r.domain, r.type, r.reply_to, r.data,
+            r.max_attempts AS sent_max_attempts, o.attempts, o.max_attempts, o.kind, o.result,
+            o.delay, o.code, o.message, o.details
+    ), history AS (
+        INSERT INTO {schema}.finished (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, domain, type, reply_to, status, data, result,
+            error_code, error_message)
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+            priority, attempts, losses, max_attempts, domain, type, reply_to, kind, data, result,
+            code, message
+        FROM gone WHERE kind IN ('COMPLETED', 'FAILED')
+    ), later AS (
+        INSERT INTO {schema}.scheduled (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
+            error_message)
+        SELECT token, claimer, claimed_at, created_at,
+            clock_timestamp() + make_interval(secs => delay), command_id, correlation_id,
+            priority, attempts, losses, sent_max_attempts, domain, type, reply_to, data, code,
+            message
+        FROM gone WHERE kind = 'RETRY'
+    ), trouble AS (
+        INSERT INTO {schema}.troubleshooting (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
+            error_message)
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+            priority, attempts, losses, max_attempts, domain, type, reply_to, data, code, message
+        FROM gone WHERE kind = 'TROUBLE'
+    ), events AS (
+        INSERT INTO {schema}.event (
+            claimer, claimed_at, token, command_id, attempt, domain, kind, code, message, details)
+        SELECT claimer, claimed_at, token, command_id, attempts, domain,
+            CASE kind WHEN 'FAILED' THEN 'BUSINESS_RULE_FAILED'
+                      WHEN 'TROUBLE' THEN 'MOVED_TO_TROUBLESHOOTING_QUEUE' ELSE 'FAILED' END,
+            code, message, details
+        FROM gone WHERE kind <> 'COMPLETED'
+    ), replies AS (
+        INSERT INTO {schema}.ready (domain, priority, command_id, type, correlation_id, data)
+        SELECT reply_to, 5, {schema}.new_id(), 'Reply', correlation_id, json_build_object(
+            'command_id', command_id, 'type', type,
+            'outcome', CASE kind WHEN 'COMPLETED' THEN 'SUCCESS' ELSE 'FAILED' END,
+            'result', CASE kind WHEN 'COMPLETED' THEN result ELSE json_build_object(
+                'code', code, 'message', message, 'details', details -> 'details') END)
+        FROM gone WHERE reply_to IS NOT NULL AND kind IN ('COMPLETED', 'FAILED')
+    )
+    SELECT array_agg(id) INTO settled FROM gone;
+    IF cardinality(settled) = cardinality(p_ids) THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY(SELECT id FROM unnest(p_ids) id WHERE settled IS NULL OR id <> ALL (settled));
+END
+$$;
+
+-- Settles what was completed and asked for no reply, and nothing else: the hot path.
+-- (In one statement with settle's other outcomes it is a third slower: the triggers of
+-- inserts fire for no rows, too.)
+CREATE FUNCTION {schema}.complete(
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
+    p_attempts smallint[], p_max_attempts smallint[], p_results json[]
+) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+AS $$
+DECLARE
+    settled bigint[];
+BEGIN
+    IF cardinality(p_ids) = 0 THEN
+        RETURN '{}';
+    END IF;
+    WITH gone AS (
+        DELETE FROM {schema}.ready r
+        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_attempts, p_max_attempts,
+                     p_results)
+            o (domain, priority, id, token, attempts, max_attempts, result)
+        WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
+            AND r.token = o.token
+        RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
+            r.correlation_id, r.priority, o.attempts, r.losses, o.max_attempts, r.domain, r.type,
+            r.data, o.result, r.id
+    ), history AS (
+        INSERT INTO {schema}.finished (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, domain, type, data, result, status)
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+            priority, attempts, losses, max_attempts, domain, type, data, result, 'COMPLETED'
+        FROM gone
+    )
+    SELECT array_agg(id) INTO settled FROM gone;
+    IF cardinality(settled) = cardinality(p_ids) THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY(SELECT id FROM unnest(p_ids) id WHERE settled IS NULL OR id <> ALL (settled));
+END
+$$;
+
+-- Claims up to p_count commands: of the first (domain, priority) that has any, then
+-- of the next, each in the order of ids from its floor on. A row that its last
+-- claimer neither settled nor gave back counts a loss. The lease test stands beside
+-- SKIP LOCKED, so that it is made again on the row's latest version.
+CREATE FUNCTION {schema}.claim(
+    p_domains text[], p_priorities smallint[], p_floors bigint[], p_types text[],
+    p_count integer, p_claimer bigint, p_lease interval
+) RETURNS TABLE (
+    domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
+    data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
+    reply_to text, created_at timestamptz, waited double precision
+)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF p_count = 0 THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH picked AS MATERIALIZED (
+        SELECT c.domain, c.priority, c.id
+        FROM unnest(p_domains, p_priorities, p_floors) q (domain, priority, floor),
+            LATERAL (
+                SELECT r.domain, r.priority, r.id FROM {schema}.ready r
+                WHERE r.domain = q.domain AND r.priority = q.priority AND r.id > q.floor
+                    AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+                    AND (r.domain || ' ' || r.type) = ANY (p_types)
+                ORDER BY r.domain, r.priority, r.id
+                LIMIT p_count
+                FOR UPDATE SKIP LOCKED
+            ) c
+        WHERE NOT EXISTS (
+            SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
+        LIMIT p_count
+    )
+    UPDATE {schema}.ready r SET
+        token = r.token + 1,
+        losses = r.losses + (r.claimer IS NOT NULL)::integer,
+        claimer = p_claimer,
+        claimed_at = clock_timestamp(),
+        lease_until = clock_timestamp() + p_lease
+    FROM picked p
+    WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
+    RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
+        r.losses, r.max_attempts, r.correlation_id, r.reply_to,
+        least(greatest(r.created_at, '0002-01-01'), '9998-12-31'),
+        extract(epoch FROM clock_timestamp() - coalesce(r.due_at, r.created_at))::double precision;
+END
+$$;
+
+-- Gives back what was claimed and not started, uncharged and without a loss; keys
+-- whose token has moved on are not ours any more.
+CREATE FUNCTION {schema}.release(
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[]
+) RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+DECLARE
+    given bigint;
+BEGIN
+    WITH ours AS MATERIALIZED (
+        SELECT r.domain, r.priority, r.id FROM {schema}.ready r
+        JOIN unnest(p_domains, p_priorities, p_ids, p_tokens) k (domain, priority, id, token)
+            ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
+            AND r.token = k.token
+        FOR UPDATE OF r SKIP LOCKED
+    )
+    UPDATE {schema}.ready r SET token = r.token + 1, claimer = NULL, lease_until = NULL
+    FROM ours o
+    WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id;
+    GET DIAGNOSTICS given = ROW_COUNT;
+    PERFORM {schema}.wake(d) FROM (SELECT DISTINCT unnest(p_domains) d) domains;
+    RETURN given;
+END
+$$;
+
+-- Renews leases; returns the ids that are not ours any more. A locked row is being
+-- settled, or is about to be ours no more: it is passed by, and waits for nobody.
+CREATE FUNCTION {schema}.renew(
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[], p_lease interval
+) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+BEGIN
+    WITH ours AS MATERIALIZED (
+        SELECT r.domain, r.priority, r.id FROM {schema}.ready r
+        JOIN unnest(p_domains, p_priorities, p_ids, p_tokens) k (domain, priority, id, token)
+            ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
+            AND r.token = k.token
+        FOR NO KEY UPDATE OF r SKIP LOCKED
+    )
+    UPDATE {schema}.ready r SET lease_until = clock_timestamp() + p_lease
+    FROM ours o
+    WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id;
+    RETURN ARRAY(
+        SELECT k.id FROM unnest(p_domains, p_priorities, p_ids, p_tokens) k (domain, priority, id, token)
+        WHERE NOT EXISTS (
+            SELECT FROM {schema}.ready r
+            WHERE r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
+                AND r.token = k.token));
+END
+$$;
+
+-- Moves what is due from scheduled to ready, oldest first, each with a new id, so that
+-- no claim's floor is above it.
+CREATE FUNCTION {schema}.promote(p_count integer) RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET enable_sort = off
+SET jit = off
+AS $$
+DECLARE
+    promoted bigint;
+BEGIN
+    WITH due AS MATERIALIZED (
+        SELECT s.due_at, s.id FROM {schema}.scheduled s
+        WHERE s.due_at <= clock_timestamp()
+        ORDER BY s.due_at, s.id
+        LIMIT p_count
+        FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM {schema}.scheduled s USING due d
+        WHERE s.due_at = d.due_at AND s.id = d.id
+        RETURNING s.token, s.claimed_at, s.created_at, s.due_at, s.command_id, s.correlation_id,
+            s.priority, s.attempts, s.losses, s.max_attempts, s.domain, s.type, s.reply_to,
+            s.data, s.error_code, s.error_message, s.id
+    )
+    INSERT INTO {schema}.ready (
+        token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
+        losses, max_attempts, domain, type, reply_to, data, error_code, error_message)
+    SELECT token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
+        losses, max_attempts, domain, type, reply_to, data, error_code, error_message
+    FROM gone ORDER BY due_at, id;
+    GET DIAGNOSTICS promoted = ROW_COUNT;
+    RETURN promoted;
+END
+$$;

@@ -1,0 +1,1 @@
+INSERT INTO {schema}.incarnation (worker) VALUES (%(worker)s) RETURNING id;

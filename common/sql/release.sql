@@ -1,0 +1,2 @@
+SELECT {schema}.release(
+    %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[], %(tokens)s::bigint[]);

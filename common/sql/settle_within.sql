@@ -1,0 +1,12 @@
+-- Settles a command inside its handler's transaction. NULL: this is not that
+-- transaction any more, or not at its level.
+SELECT CASE
+    WHEN current_setting('cmdbus.transaction', true) = %(marker)s
+        AND current_setting('transaction_isolation') = 'read committed'
+    THEN {schema}.settle(
+        %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[],
+        %(tokens)s::bigint[], %(kinds)s::text[], %(attempts)s::smallint[],
+        %(max_attempts)s::smallint[], %(results)s::json[],
+        %(delays)s::double precision[], %(codes)s::text[], %(messages)s::text[],
+        %(details)s::json[])
+    END;

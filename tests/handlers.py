@@ -1,0 +1,60 @@
+"""A worker in a thread of the test, and handlers to watch."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from psycopg_pool import ConnectionPool
+
+from cmdbus import Command, Context, HandlerRegistry
+from cmdbus.worker import Worker
+
+
+@contextmanager
+def running(
+    dsn: str | ConnectionPool, registry: HandlerRegistry, **options: Any
+) -> Iterator[Worker]:
+    """Stopped at the end, and an error of its own is the test's."""
+    worker = Worker(dsn, registry, **options)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="test-runner")
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop(timeout=5)
+        thread.join(10)
+    assert not errors, errors
+
+
+class Gate:
+    """A handler that waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+        self.inside = 0
+        self.most = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, command: Command, context: Context) -> str:
+        with self._lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        self.entered.release()
+        self.open.wait(20)
+        with self._lock:
+            self.inside -= 1
+        return "through"
+
+    def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            assert self.entered.acquire(timeout=10)

@@ -1,0 +1,313 @@
+"""The fence: whoever lost a claim writes nothing. And the claim's plan, whatever the
+statistics say."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from cmdbus import CommandBus, SendRequest, Status
+from cmdbus.outcomes import Kind, Outcome, completed
+from cmdbus.worker.claims import Claim, Claims, Finished, Want
+
+pytestmark = pytest.mark.db
+
+TYPES = ["payments Debit", "orders Ship"]
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+@pytest.fixture
+def connection(dsn: str) -> Iterator[psycopg.Connection]:
+    with connect(dsn) as connection:
+        yield connection
+
+
+def claims(connection: psycopg.Connection, lease: float = 30) -> Claims:
+    made = Claims("cmdbus", lease)
+    made.register(connection, "tester")
+    return made
+
+
+def want(free: int, *domains: str, ahead: int = 0, quick: tuple[str, ...] = ()) -> Want:
+    return Want(free, ahead, domains or ("payments",), TYPES, quick)
+
+
+def done(claim: Claim, outcome: Outcome | None = None) -> Finished:
+    return Finished(claim, outcome or completed({"ok": True}), 3, 0.0)
+
+
+RETRY = Outcome(kind=Kind.RETRY, delay=60, code="BUSY", message="later", details="{}")
+FAILED = Outcome(kind=Kind.FAILED, code="NO", message="rule", details='{"details": [1]}')
+TROUBLE = Outcome(kind=Kind.TROUBLE, code="GONE", message="never", details="{}")
+
+
+def test_a_claim_takes_what_it_wants_in_order_and_no_more(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """M010, M031, M136, M143."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        normal = bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])
+        low = bus.send("payments", "Debit", priority="low")
+        high = bus.send("payments", "Debit", priority="high")
+        bus.send("payments", "Unknown", priority="high")
+        bus.send("payments", "Debit", delay=60, priority="high")
+        _, first = worker.step(connection, [], want(2))
+        assert [claim.command_id for claim in first] == [high, normal[0]]
+        _, second = worker.step(connection, [], want(9))
+        assert [claim.command_id for claim in second] == [*normal[1:], low]
+        assert worker.step(connection, [], want(9)) == ([], [])
+        assert bus.snapshot("payments")["in_progress"] == 5
+
+
+def test_domains_are_served_in_the_order_that_is_asked_for(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit")] * 3 + [SendRequest("orders", "Ship")] * 3)
+        _, found = worker.step(connection, [], want(4, "orders", "payments"))
+        assert [claim.domain for claim in found] == ["orders"] * 3 + ["payments"]
+
+
+def test_ahead_of_the_free_slots_only_quick_types_are_claimed(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit")] * 5 + [SendRequest("orders", "Ship")] * 5)
+        wanted = want(1, "payments", "orders", ahead=3, quick=("orders Ship",))
+        _, found = worker.step(connection, [], wanted)
+        assert [claim.type for claim in found] == ["Debit", "Ship", "Ship", "Ship"]
+
+
+def test_a_paused_domain_is_not_claimed(dsn: str, connection: psycopg.Connection) -> None:
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send("payments", "Debit")
+        bus.pause("payments")
+        assert worker.step(connection, [], want(1)) == ([], [])
+        bus.resume("payments")
+        assert len(worker.step(connection, [], want(1))[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "attempts"),
+    [
+        (completed({"a": '"\\{,}NULL'}), Status.COMPLETED, 1),
+        (FAILED, Status.FAILED, 1),
+        (RETRY, Status.PENDING, 1),
+        (replace(RETRY, charged=False), Status.PENDING, 0),
+        (TROUBLE, Status.IN_TROUBLESHOOTING_QUEUE, 1),
+    ],
+    ids=["completed", "failed", "retry", "uncharged", "trouble"],
+)
+def test_each_outcome_goes_where_it_belongs(
+    dsn: str, connection: psycopg.Connection, outcome: Outcome, status: Status, attempts: int
+) -> None:
+    """R13, R18, R20, R40."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        id_ = bus.send("payments", "Debit", reply_to="replies")
+        _, [claim] = worker.step(connection, [], want(1))
+        assert worker.settle(connection, [done(claim, outcome)]) == []
+        record = bus.get("payments", id_)
+        assert record is not None
+        assert (record.status, record.attempts) == (status, attempts)
+        assert (record.error_code, record.error_message) == (outcome.code, outcome.message)
+        assert record.worker == "tester"
+        replies = [record.data for record in bus.query("replies")]
+        if status is Status.COMPLETED:
+            assert record.result == {"a": '"\\{,}NULL'}
+            assert [(reply["outcome"], reply["result"]) for reply in replies] == [
+                ("SUCCESS", {"a": '"\\{,}NULL'})
+            ]
+        elif status is Status.FAILED:
+            assert replies[0]["outcome"] == "FAILED"
+            assert replies[0]["result"] == {"code": "NO", "message": "rule", "details": [1]}
+        else:
+            assert replies == []
+
+
+@pytest.mark.parametrize("outcome", [None, RETRY, FAILED, TROUBLE], ids=str)
+def test_whoever_lost_a_claim_settles_nothing(
+    dsn: str, connection: psycopg.Connection, outcome: Outcome | None
+) -> None:
+    """M033, M113, finding 3."""
+    slow, other = claims(connection, lease=0.001), claims(connection)
+    with CommandBus(dsn) as bus:
+        id_ = bus.send("payments", "Debit")
+        _, [lost] = slow.step(connection, [], want(1))
+        connection.execute("SELECT pg_sleep(0.005)")
+        _, [mine] = other.step(connection, [], want(1))
+        assert (mine.token, mine.losses) == (lost.token + 1, 1)
+        assert slow.settle(connection, [done(lost, outcome)]) == [lost.id]
+        assert slow.renew(connection, [lost]) == [lost.id]
+        slow.release(connection, [lost])
+        record = bus.get("payments", id_)
+        assert record is not None and record.status is Status.IN_PROGRESS
+        assert other.step(connection, [done(mine)], want(1)) == ([], [])
+        record = bus.get("payments", id_)
+        assert record is not None and record.status is Status.COMPLETED
+
+
+def test_a_late_settlement_is_not_claimed_again_by_its_own_step(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """The lease is over, and nobody else has it yet."""
+    worker = claims(connection, lease=0.001)
+    with CommandBus(dsn) as bus:
+        id_ = bus.send("payments", "Debit")
+        _, [claim] = worker.step(connection, [], want(1))
+        connection.execute("SELECT pg_sleep(0.005)")
+        assert worker.step(connection, [done(claim)], want(5)) == ([], [])
+        assert bus.wait("payments", id_, 1).status is Status.COMPLETED
+        assert len(bus.query()) == 1
+
+
+def test_what_is_given_back_is_uncharged_and_no_loss(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send("payments", "Debit")
+        _, [first] = worker.step(connection, [], want(1))
+        worker.release(connection, [first])
+        _, [again] = worker.step(connection, [], want(1))
+        assert (again.attempts, again.losses) == (0, 0)
+        assert again.token > first.token
+
+
+def test_a_renewal_passes_by_what_is_being_settled_and_waits_for_nobody(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """A plain one deadlocks with a settlement of the same rows in 11 of 25 tries."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit")] * 2)
+        _, [one, two] = worker.step(connection, [], want(2))
+        with psycopg.connect(dsn) as settling, connect(dsn) as keeper:
+            worker.settle(settling, [done(one)])
+            keeper.execute("SET lock_timeout = '100ms'")
+            assert worker.renew(keeper, [one, two]) == []
+
+
+def test_settlements_and_renewals_of_the_same_rows_never_deadlock(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """Fault 46."""
+    worker = claims(connection)
+    failures: list[BaseException] = []
+    with CommandBus(dsn) as bus, connect(dsn) as keeper:
+        for _ in range(30):
+            bus.send_many([SendRequest("payments", "Debit")] * 40)
+            _, found = worker.step(connection, [], want(40))
+
+            def renew(found: list[Claim] = found) -> None:
+                try:
+                    for _ in range(3):
+                        worker.renew(keeper, found[::-1])
+                except BaseException as error:
+                    failures.append(error)
+
+            thread = threading.Thread(target=renew)
+            thread.start()
+            worker.step(connection, [done(claim) for claim in found], want(0))
+            thread.join(10)
+        assert failures == []
+        assert bus.snapshot("payments")["in_progress"] == 0
+
+
+def test_promotion_brings_what_is_due_oldest_first_and_nothing_early(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """M037, M180."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        ids = [bus.send("payments", "Debit", delay=delay) for delay in (0.02, 0.01, 60)]
+        assert worker.promote(connection, 100) == 0
+        connection.execute("SELECT pg_sleep(0.03)")
+        assert worker.promote(connection, 1) == 1
+        assert worker.promote(connection, 100) == 1
+        _, found = worker.step(connection, [], want(9))
+        assert [claim.command_id for claim in found] == [ids[1], ids[0]]
+
+
+@pytest.mark.parametrize("analysed", ["never", "when it was empty"])
+def test_a_claim_reads_what_it_claims_and_not_the_backlog(
+    dsn: str, connection: psycopg.Connection, analysed: str
+) -> None:
+    """Right after a burst the statistics still say that the table is empty."""
+    worker = claims(connection)
+    if analysed != "never":
+        connection.execute("ANALYZE")
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit")] * 100_000)
+    connection.execute("SET track_functions = 'all'")
+    before = pages_read(connection)
+    finished: list[Finished] = []
+    for _ in range(20):
+        _, found = worker.step(connection, finished, want(100))
+        assert len(found) == 100
+        finished = [done(claim) for claim in found]
+    assert pages_read(connection) - before < 20 * 100 * 30
+
+
+def pages_read(connection: psycopg.Connection) -> int:
+    """Heap and index pages of ready, looked at by anybody so far."""
+    connection.execute("SELECT pg_stat_clear_snapshot()")
+    if connection.info.server_version >= 150000:
+        connection.execute("SELECT pg_stat_force_next_flush()")
+    else:  # statistics are sent at most twice a second
+        connection.execute("SELECT pg_sleep(0.6)")
+        connection.execute("SELECT 1")
+    row = connection.execute(
+        "SELECT heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit"
+        " FROM pg_statio_user_tables WHERE relid = 'cmdbus.ready'::regclass"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_claimers_never_share_and_never_fail(dsn: str) -> None:
+    """M005, M014, M034, M045."""
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit") for _ in range(2000)])
+    found: list[list[Claim]] = [[] for _ in range(8)]
+    barrier = threading.Barrier(8)
+
+    def claim(place: int) -> None:
+        with connect(dsn) as connection:
+            worker = claims(connection)
+            barrier.wait(10)
+            while got := worker.step(connection, [], want(7))[1]:
+                found[place] += got
+
+    threads = [threading.Thread(target=claim, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    ids = [claim.id for part in found for claim in part]
+    assert (len(ids), len(set(ids))) == (2000, 2000)
+
+
+def test_a_settlement_waits_for_a_strangers_lock_no_longer_than_its_limit(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    worker = claims(connection)
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as stranger:
+        bus.send("payments", "Debit", command_id=uuid4())
+        _, [claim] = worker.step(connection, [], want(1))
+        stranger.execute("SELECT * FROM cmdbus.ready FOR UPDATE")
+        connection.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            worker.settle(connection, [done(claim)])
+        stranger.rollback()
+        assert worker.settle(connection, [done(claim)]) == []

@@ -1,0 +1,108 @@
+"""What an execution's end means for its command, as values."""
+
+import json
+
+import pytest
+
+from cmdbus import (
+    BusinessRuleError,
+    PermanentCommandError,
+    RetryPolicy,
+    TransientCommandError,
+)
+from cmdbus.outcomes import MAX_MESSAGE, Kind, Outcome, completed, failed, not_to_be_run
+
+POLICY = RetryPolicy(backoff=(10, 60), jitter=0.0)
+
+
+def fate(error: BaseException, attempt: int = 1, retry_after: float | None = None) -> Outcome:
+    return failed(
+        error,
+        "the traceback",
+        attempt=attempt,
+        max_attempts=3,
+        policy=POLICY,
+        retry_after=retry_after,
+        dice=0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "kind", "delay", "code", "reason"),
+    [
+        (TransientCommandError("BUSY", "x"), 1, Kind.RETRY, 10, "BUSY", "TRANSIENT"),
+        (TransientCommandError("BUSY", "x"), 2, Kind.RETRY, 60, "BUSY", "TRANSIENT"),
+        (TransientCommandError("BUSY", "x"), 3, Kind.TROUBLE, None, "BUSY", "EXHAUSTED"),
+        (TransientCommandError("B", "x", None, 7), 1, Kind.RETRY, 7, "B", "TRANSIENT"),
+        (PermanentCommandError("GONE", "x"), 1, Kind.TROUBLE, None, "GONE", "PERMANENT"),
+        (BusinessRuleError("NO", "x"), 1, Kind.FAILED, None, "NO", "BUSINESS_RULE"),
+        (BusinessRuleError("NO", "x"), 3, Kind.FAILED, None, "NO", "BUSINESS_RULE"),
+        (ValueError("x"), 1, Kind.RETRY, 10, "ValueError", "TRANSIENT"),
+        (ValueError("x"), 3, Kind.TROUBLE, None, "ValueError", "EXHAUSTED"),
+        (SystemExit(1), 1, Kind.RETRY, 10, "SystemExit", "TRANSIENT"),
+        (KeyboardInterrupt(), 1, Kind.RETRY, 10, "KeyboardInterrupt", "TRANSIENT"),
+        (RecursionError("x"), 1, Kind.RETRY, 10, "RecursionError", "TRANSIENT"),
+    ],
+)
+def test_what_an_error_means(
+    error: BaseException, attempt: int, kind: Kind, delay: float, code: str, reason: str
+) -> None:
+    """R18, R19, R20, R21, R40."""
+    outcome = fate(error, attempt)
+    assert (outcome.kind, outcome.delay, outcome.code) == (kind, delay, code)
+    assert outcome.charged
+    assert json.loads(outcome.details or "")["reason"] == reason
+
+
+def test_a_handler_may_say_when_it_wants_to_be_tried_again() -> None:
+    """M146."""
+    assert fate(ValueError("x"), retry_after=4).delay == 4
+
+
+def test_unexpected_errors_keep_their_traceback_and_expected_ones_their_details() -> None:
+    assert json.loads(fate(ValueError("x")).details or "")["traceback"] == "the traceback"
+    said = json.loads(fate(PermanentCommandError("GONE", "x", {"account": 1})).details or "")
+    assert said == {"reason": "PERMANENT", "details": {"account": 1}}
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (Unspeakable(), "(its message could not be made: RuntimeError)"),
+        (ValueError("a\0b\ud800"), "a\\0b\\ud800"),
+        (ValueError("x" * 50_000_000), "x" * (MAX_MESSAGE - 3) + "..."),
+        (PermanentCommandError("C", 5), "5"),  # type: ignore[arg-type]
+    ],
+    ids=["unspeakable", "unstorable", "endless", "no text"],
+)
+def test_any_error_can_be_stored(error: BaseException, message: str) -> None:
+    """Fault 57."""
+    assert fate(error).message == message
+
+
+def test_details_that_cannot_be_stored_are_said_to_be_so() -> None:
+    outcome = fate(PermanentCommandError("C", "m", {"when": object()}))
+    assert "details.when is a object" in json.loads(outcome.details or "")["details"]
+
+
+def test_a_result_is_checked_like_data() -> None:
+    assert completed({"a": 1}).result == '{"a":1}'
+    with pytest.raises(ValueError, match=r"result\.a contains a NUL"):
+        completed({"a": "\0"})
+
+
+@pytest.mark.parametrize(
+    ("attempts", "losses", "code"),
+    [(0, 0, None), (2, 2, None), (3, 0, "EXHAUSTED"), (0, 3, "LOST"), (9, 9, "EXHAUSTED")],
+)
+def test_limits_are_looked_at_when_a_command_was_claimed(
+    attempts: int, losses: int, code: str | None
+) -> None:
+    outcome = not_to_be_run(attempts, 3, losses)
+    assert (outcome and outcome.code) == code
+    assert outcome is None or (outcome.kind is Kind.TROUBLE and not outcome.charged)

@@ -1,0 +1,246 @@
+"""Every statement that a worker sends to PostgreSQL. Decides nothing.
+
+Each settlement, release and renewal names the claim's token: no row of that token
+means that the claim was lost, and nothing is written.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from cmdbus.outcomes import Kind, Outcome
+from cmdbus.statements import render, statement
+
+Connection = psycopg.Connection[Any]
+Row = tuple[Any, ...]
+
+_PRIORITIES = range(11)
+
+
+class Claim(NamedTuple):
+    """A worker's lease on a command."""
+
+    domain: str
+    priority: int
+    id: int
+    #: Numbers the claims of this command; the fence.
+    token: int
+    command_id: UUID
+    type: str
+    #: JSON text, which this Python may be unable to decode.
+    data: str
+    #: Charged so far.
+    attempts: int
+    losses: int
+    #: The sender's; None leaves it to the handler's policy.
+    max_attempts: int | None
+    correlation_id: UUID
+    reply_to: str | None
+    created_at: datetime
+    #: Seconds between being due and being claimed.
+    waited: float
+
+
+class Finished(NamedTuple):
+    """A claim with its outcome, not settled yet."""
+
+    claim: Claim
+    outcome: Outcome
+    #: What applied to this execution.
+    max_attempts: int
+    #: Monotonic time.
+    at: float
+
+    @property
+    def plain(self) -> bool:
+        """Completed, and nobody asked for a reply: can be settled with a hundred others."""
+        return self.outcome.kind is Kind.COMPLETED and self.claim.reply_to is None
+
+
+class Want(NamedTuple):
+    """What to claim."""
+
+    #: As many of any type as there are free slots.
+    free: int
+    #: So many more of the types that are known to be quick.
+    ahead: int
+    #: In this order; which changes, so that domains take turns.
+    domains: Sequence[str]
+    #: "domain type", as the schema's claim compares them.
+    types: Sequence[str]
+    quick_types: Sequence[str]
+
+
+class Claims:
+    """The statements of one worker, under its incarnation's number."""
+
+    def __init__(self, schema: str, lease: float) -> None:
+        self.schema = schema
+        self.incarnation = 0
+        self._lease = timedelta(seconds=lease)
+
+    def register(self, connection: Connection, worker: str) -> None:
+        """Begins an incarnation, whose number never comes again."""
+        self.incarnation = int(self._value(connection, "register", {"worker": worker}))
+
+    def step(
+        self, connection: Connection, done: Sequence[Finished], want: Want
+    ) -> tuple[list[int], list[Claim]]:
+        """Settles plain completions and claims the next run; returns lost ids and new claims."""
+        outcomes = [finished.outcome for finished in done]
+        cursor = self._execute(
+            connection,
+            "step",
+            {
+                **_keys(finished.claim for finished in done),
+                "attempts": _numbers(finished.claim.attempts + 1 for finished in done),
+                "max_attempts": _numbers(finished.max_attempts for finished in done),
+                "results": _texts(outcome.result for outcome in outcomes),
+                "claim_domains": [domain for domain in want.domains for _ in _PRIORITIES],
+                "claim_priorities": _numbers(p for _ in want.domains for p in _PRIORITIES),
+                "floors": _numbers(0 for _ in want.domains for _ in _PRIORITIES),
+                "types": list(want.types),
+                "quick_types": list(want.quick_types),
+                "free": want.free,
+                "ahead": want.ahead,
+                "claimer": self.incarnation,
+                "lease": self._lease,
+            },
+        )
+        rows = cursor.fetchall()
+        claims = [Claim._make(row[1:]) for row in rows if row[1] is not None]
+        place = {domain: turn for turn, domain in enumerate(want.domains)}
+        claims.sort(key=lambda claim: (place[claim.domain], claim.priority, claim.id))
+        return list(rows[0][0]), claims
+
+    def settle(self, connection: Connection, done: Sequence[Finished]) -> list[int]:
+        """Settles outcomes of any kind; returns the ids whose claim was lost."""
+        return list(self._value(connection, "settle", _outcomes(done)))
+
+    def settle_within(self, connection: Connection, finished: Finished, marker: str) -> bool | None:
+        """Settles in its handler's transaction; None if this is not that transaction any more,
+        False if the claim was lost."""
+        lost = self._value(connection, "settle_within", {**_outcomes([finished]), "marker": marker})
+        return None if lost is None else not lost
+
+    def release(self, connection: Connection, claims: Sequence[Claim]) -> None:
+        """Gives back, uncharged, what is still ours of these."""
+        self._value(connection, "release", _keys(claims))
+
+    def renew(self, connection: Connection, claims: Sequence[Claim]) -> list[int]:
+        """Renews leases; returns the ids whose claim was lost."""
+        return list(self._value(connection, "renew", {**_keys(claims), "lease": self._lease}))
+
+    def promote(self, connection: Connection, count: int) -> int:
+        return int(self._value(connection, "promote", {"count": count}))
+
+    def timers(
+        self, connection: Connection, domains: Sequence[str]
+    ) -> tuple[float | None, float | None]:
+        """Seconds until the next command is due, and until the next lease ends."""
+        row = self._execute(connection, "read_timers", {"domains": list(domains)}).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    def arm(
+        self, connection: Connection, domains: Sequence[str], looks_in: float, lasts: float
+    ) -> bool:
+        """True says that it was not armed before; see the schema."""
+        values = {
+            "node": self.incarnation,
+            "domains": list(domains),
+            "looks_in": looks_in,
+            "lasts": lasts,
+        }
+        return bool(self._value(connection, "arm", values))
+
+    def disarm(self, connection: Connection) -> None:
+        self._value(connection, "disarm", {"node": self.incarnation})
+
+    def writers(self, connection: Connection) -> set[str]:
+        return set(self._value(connection, "read_writers", {}))
+
+    def listen(self, connection: Connection) -> None:
+        connection.execute(statement("listen", self.schema))
+
+    def ping(self, connection: Connection) -> None:
+        connection.execute(statement("ping", self.schema))
+
+    def end_sessions(self, connection: Connection, pids: Sequence[int]) -> None:
+        """Ends sessions and waits until they are gone."""
+        self._execute(connection, "end_sessions", {"pids": list(pids)})
+
+    def begin(self, connection: Connection, *, statement: float, idle: float, marker: str) -> None:
+        """Opens a handler's transaction, with its limits in seconds."""
+        limits = {"statement_ms": str(int(statement * 1000)), "idle_ms": str(int(idle * 1000))}
+        script = render("open_transaction", self.schema, marker=marker, **limits)
+        connection.execute(script.encode())
+
+    def commit(self, connection: Connection) -> None:
+        connection.execute(statement("commit_transaction", self.schema))
+
+    def roll_back(self, connection: Connection) -> None:
+        connection.execute(statement("rollback_transaction", self.schema))
+
+    def _execute(
+        self, connection: Connection, name: str, values: dict[str, Any]
+    ) -> psycopg.Cursor[Row]:
+        cursor = connection.cursor(row_factory=tuple_row)
+        return cursor.execute(statement(name, self.schema), values)
+
+    def _value(self, connection: Connection, name: str, values: dict[str, Any]) -> Any:
+        row = self._execute(connection, name, values).fetchone()
+        assert row is not None, f"{name}.sql returns exactly one row"
+        return row[0]
+
+
+def _keys(claims: Iterable[Claim]) -> dict[str, str]:
+    claims = list(claims)
+    return {
+        "domains": _texts(claim.domain for claim in claims),
+        "priorities": _numbers(claim.priority for claim in claims),
+        "ids": _numbers(claim.id for claim in claims),
+        "tokens": _numbers(claim.token for claim in claims),
+    }
+
+
+def _outcomes(done: Sequence[Finished]) -> dict[str, str]:
+    outcomes = [finished.outcome for finished in done]
+    return {
+        **_keys(finished.claim for finished in done),
+        "kinds": _texts(outcome.kind.value for outcome in outcomes),
+        "attempts": _numbers(f.claim.attempts + f.outcome.charged for f in done),
+        "max_attempts": _numbers(finished.max_attempts for finished in done),
+        "results": _texts(outcome.result for outcome in outcomes),
+        "delays": _numbers(outcome.delay for outcome in outcomes),
+        "codes": _texts(outcome.code for outcome in outcomes),
+        "messages": _texts(outcome.message for outcome in outcomes),
+        "details": _texts(outcome.details for outcome in outcomes),
+    }
+
+
+# Arrays as text that the server reads: the driver's own way of writing them is a
+# quarter of a step's time (measured with 100 outcomes a step).
+
+
+def _numbers(values: Iterable[float | None]) -> str:
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+
+
+def _texts(values: Iterable[str | None]) -> str:
+    return (
+        "{"
+        + ",".join(
+            [
+                "NULL"
+                if value is None
+                else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+                for value in values
+            ]
+        )
+        + "}"
+    )

@@ -1,0 +1,176 @@
+"""The worker's database sessions: one a thread, kept, and some headroom."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+from psycopg_pool import ConnectionPool
+
+from cmdbus import dsn as dsns
+from cmdbus.errors import InvalidOperationError
+from cmdbus.statements import statement
+from cmdbus.timeouts import Timeouts
+
+Pool = ConnectionPool[Any]
+
+#: Beside the threads': for relief, and for renewing leases.
+HEADROOM = 2
+#: A step that waits for a row is given up, and its outcomes settled one by one.
+_LOCK_TIMEOUT = "1s"
+_NOT_LIBPQ = ("autocommit", "row_factory", "cursor_factory", "prepare_threshold", "context")
+#: While the database is away: seconds until the next try, doubling.
+_RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
+
+Connection = psycopg.Connection[Any]
+
+
+class WorkerConnection(psycopg.Connection[Any]):
+    """Refuses, while a handler has it, what would part its effects from its completion."""
+
+    #: Written by the thread that owns the connection, and nobody else.
+    lent = False
+
+    def commit(self) -> None:
+        self._unless_lent("commit")
+        super().commit()
+
+    def rollback(self) -> None:
+        self._unless_lent("rollback")
+        super().rollback()
+
+    def close(self) -> None:
+        self._unless_lent("close")
+        super().close()
+
+    def set_autocommit(self, value: bool) -> None:
+        self._unless_lent("set_autocommit")
+        super().set_autocommit(value)
+
+    def _unless_lent(self, what: str) -> None:
+        if self.lent:
+            raise InvalidOperationError(
+                f"context.connection.{what}() would end the command's transaction: it commits "
+                f"when the handler returns and rolls back when it raises; for a part that may "
+                f"fail use a savepoint (with context.connection.transaction())"
+            )
+        return None
+
+
+class Hand:
+    """A thread's connection, kept from one command to the next."""
+
+    def __init__(
+        self, connect: Callable[[], Connection], discard: Callable[[Connection], None]
+    ) -> None:
+        self._connect = connect
+        self._discard = discard
+        self._connection: Connection | None = None
+
+    def connection(self, give_up: threading.Event | None = None) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self.reconnect(give_up)
+        assert self._connection is not None
+        return self._connection
+
+    @property
+    def backend_pid(self) -> int | None:
+        connection = self._connection
+        return None if connection is None or connection.closed else connection.info.backend_pid
+
+    def lost(self) -> bool:
+        return self._connection is None or self._connection.closed
+
+    def reconnect(self, give_up: threading.Event | None = None) -> None:
+        """Until it works; an error only once `give_up` is set, or at the first try without."""
+        self.close()
+        pause = _RETRY_FIRST
+        while True:
+            try:
+                self._connection = self._connect()
+                return
+            except psycopg.OperationalError:
+                if give_up is None or give_up.wait(pause):
+                    raise
+                pause = min(pause * 2, _RETRY_LONGEST)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._discard(connection)
+
+
+def lend(connection: Connection) -> None:
+    if isinstance(connection, WorkerConnection):
+        connection.lent = True
+
+
+def give_back(connection: Connection) -> None:
+    """As it was, whatever the handler set on the object."""
+    if isinstance(connection, WorkerConnection):
+        connection.lent = False
+    connection.row_factory = tuple_row
+
+
+def settings(timeouts: Timeouts) -> dict[str, str]:
+    """What the server enforces for every session of a worker."""
+    return {
+        "statement_timeout": f"{timeouts.statement:g}s",
+        "idle_in_transaction_session_timeout": f"{timeouts.thread:g}s",
+        "lock_timeout": _LOCK_TIMEOUT,
+        "default_transaction_isolation": "read committed",
+    }
+
+
+def complete(parts: dsns.Parts, application_name: str, timeouts: Timeouts) -> dsns.Parts:
+    return dsns.complete(parts, application_name=application_name, settings=settings(timeouts))
+
+
+def parts_of(pool: Pool) -> dsns.Parts:
+    """Where a pool of the caller's connects to."""
+    if callable(pool.conninfo) or callable(pool.kwargs):
+        raise ValueError("the worker needs a pool with a fixed conninfo and kwargs, or a DSN")
+    named = {k: str(v) for k, v in (pool.kwargs or {}).items() if k not in _NOT_LIBPQ}
+    return {**dsns.parse(pool.conninfo), **named}
+
+
+def check_pool(pool: Pool, threads: int, timeouts: Timeouts) -> None:
+    """A pool of the caller's is taken as it is, or refused: never changed silently."""
+    if pool.max_size < threads + HEADROOM:
+        raise ValueError(
+            f"the pool has at most {pool.max_size} connections, and {threads} threads need "
+            f"{threads + HEADROOM}: make it with max_size={threads + HEADROOM}"
+        )
+    with pool.connection() as connection:
+        if not connection.autocommit:
+            raise ValueError(
+                "the pool's connections must be in autocommit mode: make it with "
+                "kwargs={'autocommit': True}"
+            )
+        for name, wanted in settings(timeouts).items():
+            row = (
+                connection.cursor(row_factory=tuple_row)
+                .execute(statement("read_setting", "cmdbus"), {"name": name, "wanted": wanted})
+                .fetchone()
+            )
+            if row is None or not row[0]:
+                raise ValueError(
+                    f"the pool's connections have {name} = {row and row[1]}, and the worker "
+                    f"needs {wanted}: put it into the DSN (options='-c {name}={wanted}')"
+                )
+
+
+def open_pool(parts: dsns.Parts, threads: int, timeouts: Timeouts) -> Pool:
+    """Sized to the threads; never checks a connection when it is checked out: with eight
+    connections and a restart of the server that costs 31 s."""
+    dsns.connect(parts).close()  # A pool tries for its whole timeout and hides the reason.
+    return ConnectionPool(
+        connection_class=WorkerConnection,
+        kwargs={**parts, "autocommit": True},
+        min_size=threads,
+        max_size=threads + HEADROOM,
+        timeout=timeouts.pool,
+        name="cmdbus-worker",
+        open=True,
+    )

@@ -1,0 +1,247 @@
+"""Runs one command's handler and finds its outcome.
+
+A handler that never touches `context.connection` leaves its outcome to be settled with
+others. One that does gets a transaction, in which the outcome is settled too: effects
+and completion commit together, or neither.
+"""
+
+import logging
+import random
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from cmdbus.command import Command
+from cmdbus.context import Context
+from cmdbus.data import Undecodable, decode
+from cmdbus.errors import (
+    CmdbusError,
+    InvalidOperationError,
+    PermanentCommandError,
+    TransientCommandError,
+)
+from cmdbus.outcomes import (
+    Outcome,
+    completed,
+    failed,
+    interrupted,
+    not_to_be_run,
+    troubled,
+)
+from cmdbus.registry import Handler
+from cmdbus.retry import RetryPolicy
+from cmdbus.timeouts import Timeouts
+from cmdbus.worker.claims import Claim, Claims, Connection, Finished
+from cmdbus.worker.connections import give_back, lend
+
+logger = logging.getLogger(__name__)
+
+_IDLE = psycopg.pq.TransactionStatus.IDLE
+_INTRANS = psycopg.pq.TransactionStatus.INTRANS
+#: The server ended the session for reasons of its own: shutdown, crash of another, start-up.
+_SERVER_WENT = ("57P01", "57P02", "57P03")
+#: Seconds until a command is tried again whose database went away.
+_AFTER_OUTAGE = 1.0
+
+
+class LeaseLostError(CmdbusError):
+    """Somebody else has the command now: nothing of this execution may land."""
+
+
+class Execution:
+    """One claim in the hands of one thread."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        handler: Handler,
+        *,
+        claims: Claims,
+        connect: Callable[[], Connection],
+        timeouts: Timeouts,
+        extended: Callable[[float], None],
+    ) -> None:
+        self.claim = claim
+        self._handler = handler
+        self._claims = claims
+        self._connect = connect
+        self._timeouts = timeouts
+        self._extended = extended
+        self._policy = handler.retry or RetryPolicy()
+        self.max_attempts = claim.max_attempts or self._policy.max_attempts
+        self._transaction: HandlerTransaction | None = None
+
+    @property
+    def timeout(self) -> float:
+        return self._handler.timeout or self._timeouts.thread
+
+    def run(self) -> Finished | None:
+        """The outcome to settle; None if it is settled already, or not ours to settle."""
+        outcome = not_to_be_run(self.claim.attempts, self.max_attempts, self.claim.losses)
+        if outcome is None:
+            data = decode(self.claim.data)
+            if isinstance(data, Undecodable):
+                outcome = troubled("UNDECODABLE", data.reason)
+            else:
+                outcome = self._execute(data)
+        return None if outcome is None else self._finished(outcome)
+
+    def _execute(self, data: Any) -> Outcome | None:
+        context = self._context(data)
+        try:
+            try:
+                result = self._handler.function(self._command(data), context)
+                outcome = _storable(result)
+                if self._transaction is None:
+                    return outcome
+                self._transaction.complete(self._finished(outcome))
+                return None
+            finally:
+                if self._transaction is not None:
+                    self._transaction.end()
+        except LeaseLostError:
+            logger.warning(
+                "command %s (%s/%s) was lost while it ran: rolled back, it runs elsewhere",
+                self.claim.command_id,
+                self.claim.domain,
+                self.claim.type,
+            )
+            return None
+        except BaseException as error:
+            return self._failed(error, context)
+
+    def _finished(self, outcome: Outcome) -> Finished:
+        return Finished(self.claim, outcome, self.max_attempts, time.monotonic())
+
+    def _failed(self, error: BaseException, context: Context) -> Outcome:
+        if isinstance(error, psycopg.Error) and error.sqlstate in _SERVER_WENT:
+            return interrupted("DATABASE_AWAY", str(error), _AFTER_OUTAGE)
+        outcome = failed(
+            error,
+            "".join(traceback.format_exception(error)),
+            attempt=context.attempt,
+            max_attempts=self.max_attempts,
+            policy=self._policy,
+            retry_after=context.retry_delay,
+            dice=random.random(),
+        )
+        logger.warning(
+            "command %s (%s/%s) failed in attempt %s of %s: %s: %s; %s",
+            self.claim.command_id,
+            self.claim.domain,
+            self.claim.type,
+            context.attempt,
+            self.max_attempts,
+            outcome.code,
+            outcome.message,
+            f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
+        )
+        return outcome
+
+    def _command(self, data: Any) -> Command:
+        claim = self.claim
+        return Command(
+            domain=claim.domain,
+            type=claim.type,
+            command_id=claim.command_id,
+            data=data,
+            priority=claim.priority,
+            correlation_id=claim.correlation_id,
+            reply_to=claim.reply_to,
+            created_at=claim.created_at,
+        )
+
+    def _context(self, data: Any) -> Context:
+        return Context(
+            self._command(data),
+            attempt=self.claim.attempts + 1,
+            max_attempts=self.max_attempts,
+            timeout=self.timeout,
+            connect=self._open,
+            extended=self._extended,
+        )
+
+    def _open(self) -> Connection:
+        if self._transaction is None:
+            self._transaction = HandlerTransaction(
+                self._claims,
+                self._connect(),
+                f"{self.claim.id}:{self.claim.token}",
+                statement=self._timeouts.statement,
+                idle=self.timeout,
+            )
+        return self._transaction.connection
+
+
+class HandlerTransaction:
+    """The transaction of one execution on its thread's connection."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        connection: Connection,
+        marker: str,
+        *,
+        statement: float,
+        idle: float,
+    ) -> None:
+        self._claims = claims
+        self._connection = connection
+        self._marker = marker
+        self._clean = False
+        self._ended = False
+        claims.begin(connection, statement=statement, idle=idle, marker=marker)
+        lend(connection)
+
+    @property
+    def connection(self) -> Connection:
+        if self._ended:
+            raise InvalidOperationError(
+                "context.connection is used after its handler has returned: it is not its any more"
+            )
+        return self._connection
+
+    def complete(self, finished: Finished) -> None:
+        """Settles and commits. The COMMIT is sent only after the settlement was seen to have
+        found its row: sent together with it, the effects land without the completion."""
+        status = self._connection.info.transaction_status
+        if status not in (_INTRANS, _IDLE):
+            raise TransientCommandError(
+                "TRANSACTION_ABORTED",
+                "the handler returned after an error had aborted the transaction of "
+                "context.connection: let the error out, or use a savepoint "
+                "(with context.connection.transaction())",
+            )
+        settled = self._claims.settle_within(self._connection, finished, self._marker)
+        if settled is None:
+            raise PermanentCommandError(
+                "TRANSACTION_ENDED",
+                "the handler ended the transaction of context.connection by itself, or changed "
+                "its isolation level: it commits with the command, so what it wrote may be "
+                "there twice if it runs again; a person must look",
+            )
+        if not settled:
+            raise LeaseLostError
+        self._claims.commit(self._connection)
+        self._clean = True
+
+    def end(self) -> None:
+        """Whatever happened, the session is clean for the next command, or closed."""
+        self._ended = True
+        give_back(self._connection)
+        if self._clean or self._connection.closed:
+            return
+        try:
+            self._claims.roll_back(self._connection)
+        except psycopg.Error:
+            self._connection.close()
+
+
+def _storable(result: object) -> Outcome:
+    try:
+        return completed(result)
+    except ValueError as error:
+        raise TransientCommandError("RESULT_NOT_STORABLE", str(error)) from error

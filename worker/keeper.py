@@ -1,0 +1,76 @@
+"""What a worker owes to the database while its threads are busy: one thread, on a
+session of its own from the pool's headroom.
+
+It renews the leases of what is held, settles what would else wait for its threads, and
+gives back what was claimed ahead and not started.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.connections import Hand
+from cmdbus.worker.crew import Crew
+
+logger = logging.getLogger(__name__)
+
+#: No outcome waits longer to be settled, whatever else the process is doing.
+_SETTLE_WITHIN = 0.05
+
+
+class Keeper:
+    def __init__(
+        self,
+        crew: Crew,
+        claims: Claims,
+        lease: float,
+        connect: Callable[[], Connection],
+        discard: Callable[[Connection], None],
+    ) -> None:
+        self._crew = crew
+        self._claims = claims
+        self._renew_every = lease / 3
+        self._hand = Hand(connect, discard)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="worker-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._crew.working.set()
+        self._thread.join()
+        self._hand.close()
+
+    def _run(self) -> None:
+        renew_at = 0.0
+        while not self._stopping.wait(_SETTLE_WITHIN):
+            if not self._crew.busy:
+                self._rest()
+            try:
+                self._crew.relieve(self._hand, _SETTLE_WITHIN)
+                if time.monotonic() >= renew_at:
+                    renew_at = time.monotonic() + self._renew_every
+                    self._renew()
+            except psycopg.Error as error:
+                logger.warning("leases are not renewed: %s", " ".join(str(error).split()))
+                self._hand.close()
+
+    def _rest(self) -> None:
+        """Until something is claimed. Clear first, then look: who claims does the opposite."""
+        self._crew.working.clear()
+        if not self._crew.busy and not self._stopping.is_set():
+            self._crew.working.wait()
+
+    def _renew(self) -> None:
+        held = self._crew.held()
+        if held:
+            lost = self._claims.renew(self._hand.connection(), held)
+            still = {claim.id for claim in self._crew.held()}
+            for id_ in still.intersection(lost):
+                logger.warning("the lease of a running command (row %s) is lost", id_)

@@ -1,0 +1,199 @@
+"""When a worker that found nothing looks again: a notification, a timer, or the poll.
+
+Arming says to the database that this worker waits; senders then notify. A sender that
+looked before the flag was up notifies nobody, so whoever has armed afresh waits for the
+transactions that were writing at that moment, claiming meanwhile, and once more when
+they have ended. Only then is waiting safe:
+
+    empty claim -> arm ── fresh ─> claim -> writers gone? ── no ─> claim, again ...
+                    │                            └── yes ─> claim, the last one
+                    └─ armed before ─> wait for the bell
+
+`rest` does one such move each time it is called; between two of them the caller claims.
+"""
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from cmdbus.checks import check_seconds
+from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.worker.claims import Claims, Connection
+
+logger = logging.getLogger(__name__)
+
+MIN_POLL_SECONDS = 0.1
+#: An arming outlives the longest rest by so much.
+_ARMED_LONGER = 60.0
+#: A worker that is busy for so long disarms.
+_BUSY_SECONDS = 1.0
+#: Between two looks at writers: growing, at least and at most.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
+_PROMOTED_AT_ONCE = 1000
+_RELISTEN_FIRST, _RELISTEN_LONGEST = 0.1, 1.0
+#: The listener asks its own session so often whether it is still there.
+_PING_SECONDS = 10.0
+
+
+def check_poll_interval(seconds: float) -> float:
+    if check_seconds("poll_interval", seconds) < MIN_POLL_SECONDS:
+        raise ValueError(f"poll_interval must be at least {MIN_POLL_SECONDS} s, not {seconds!r}")
+    return float(seconds)
+
+
+class Wake:
+    """The bell of one worker. Only who has the lead calls `rest` and `working`."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        domains: Sequence[str],
+        poll_interval: float,
+        listen: Callable[[], Connection],
+    ) -> None:
+        self._claims = claims
+        self._domains = domains
+        self.poll_interval = check_poll_interval(poll_interval)
+        self._listener = Listener(listen, claims, self.ring)
+        self._bell = threading.Event()
+        #: Written by the leader: it waits for the bell, or is about to.
+        self._resting = False
+        #: The listener's session for which we are armed; 0 is none.
+        self._armed_for = 0
+        #: Transactions that may hold a send which notified nobody; None once they are gone.
+        self._writers: set[str] | None = None
+        self._pause = _FIRST_PAUSE
+        self._busy_since: float | None = None
+        #: When to look for due commands, also while busy.
+        self._look_at = 0.0
+
+    def start(self) -> None:
+        self._listener.start()
+
+    def stop(self) -> None:
+        self._listener.stop()
+
+    def ring(self) -> None:
+        self._bell.set()
+
+    def ring_if_resting(self) -> None:
+        if self._resting:
+            self._bell.set()
+
+    def working(self, connection: Connection) -> None:
+        """Before each claim: what cannot wait until the next rest."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look(connection)
+        if self._busy_since is None:
+            self._busy_since = now
+        elif self._armed_for and now - self._busy_since > _BUSY_SECONDS:
+            self._armed_for = 0
+            self._claims.disarm(connection)
+
+    def rest(self, connection: Connection, busy: Callable[[], bool]) -> None:
+        """One move towards waiting safely, or the wait. `busy` says that there is something
+        else to do; it is asked only after `_resting` is set, as others look at that after
+        they have made it true."""
+        self._bell.clear()
+        self._resting = True
+        try:
+            if not busy():
+                self._move(connection)
+        finally:
+            self._resting = False
+            self._busy_since = None
+
+    def _move(self, connection: Connection) -> None:
+        seconds = self._look(connection)
+        if seconds <= 0:
+            return
+        session = self._listener.session
+        fresh = self._claims.arm(connection, self._domains, seconds, seconds + _ARMED_LONGER)
+        if fresh or session != self._armed_for:
+            self._armed_for = session
+            self._writers = self._claims.writers(connection)
+            self._pause = _FIRST_PAUSE
+        elif self._writers is not None:
+            self._writers &= self._claims.writers(connection)
+            if self._writers:
+                self._bell.wait(min(self._pause, seconds))
+                self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+            else:
+                self._writers = None
+        else:
+            self._bell.wait(seconds)
+
+    def _look(self, connection: Connection) -> float:
+        """Promotes what is due; seconds until the next look is due, 0 if there is work."""
+        if self._claims.promote(connection, _PROMOTED_AT_ONCE):
+            self._look_at = 0.0
+            return 0.0
+        due, lease_ends = self._claims.timers(connection, self._domains)
+        waits = [self.poll_interval]
+        waits += [max(seconds, 0.001) for seconds in (due, lease_ends) if seconds is not None]
+        self._look_at = time.monotonic() + min(waits)
+        return min(waits)
+
+
+class Listener:
+    """A thread with a LISTEN session of its own, which rings at each notification and
+    whenever a new session begins: what was sent in the gap notified nobody."""
+
+    def __init__(
+        self, connect: Callable[[], Connection], claims: Claims, ring: Callable[[], None]
+    ) -> None:
+        self._connect = connect
+        self._claims = claims
+        self._ring = ring
+        self._stopping = threading.Event()
+        #: Its end interrupts the wait for notifications.
+        self._woken, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="worker-listener", daemon=True)
+        #: Counts sessions; written by the listener, read by the leader.
+        self.session = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._waker.close()
+        self._thread.join(_PING_SECONDS)
+        self._woken.close()
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            session = self.session
+            try:
+                with self._connect() as connection:
+                    self._listen(connection)
+            except (psycopg.Error, DatabaseUnavailableError) as error:
+                if self.session > session:
+                    # At once: what is sent in the gap is found only by the next session's ring.
+                    pause = 0.0
+                    logger.warning(
+                        "the listening session is lost: %s; listening again as soon as it can",
+                        " ".join(str(error).split()),
+                    )
+                else:
+                    pause = min(max(pause * 2, _RELISTEN_FIRST), _RELISTEN_LONGEST)
+
+    def _listen(self, connection: Connection) -> None:
+        self._claims.listen(connection)
+        self.session += 1
+        self._ring()
+        while not self._stopping.is_set():
+            readable, _, _ = select.select(
+                [connection.fileno(), self._woken.fileno()], [], [], _PING_SECONDS
+            )
+            if not readable:
+                self._claims.ping(connection)
+            if list(connection.notifies(timeout=0)):
+                self._ring()

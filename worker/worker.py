@@ -1,0 +1,174 @@
+"""A worker in your own process: `Worker(dsn, registry).run()` until `stop()`."""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+import psycopg
+
+from cmdbus import dsn as dsns
+from cmdbus import schema as schemas
+from cmdbus.checks import check_name, check_seconds, check_whole
+from cmdbus.registry import HandlerRegistry
+from cmdbus.timeouts import Timeouts
+from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.connections import (
+    Hand,
+    Pool,
+    check_pool,
+    complete,
+    open_pool,
+    parts_of,
+)
+from cmdbus.worker.crew import Crew
+from cmdbus.worker.keeper import Keeper
+from cmdbus.worker.wake import Wake, check_poll_interval
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Runs the commands that the registry has handlers for, with threads.
+
+    Uses a session for each thread, one to listen, and up to two for relief.
+    """
+
+    def __init__(
+        self,
+        pool_or_dsn: Pool | str,
+        registry: HandlerRegistry,
+        *,
+        domains: Sequence[str] | None = None,
+        concurrency: int = 4,
+        poll_interval: float = 60.0,
+        timeouts: Timeouts | None = None,
+        schema: str = schemas.DEFAULT,
+        name: str | None = None,
+    ) -> None:
+        self._pool = None if isinstance(pool_or_dsn, str) else pool_or_dsn
+        self._dsn = pool_or_dsn if isinstance(pool_or_dsn, str) else None
+        self._registry = registry
+        self._domains = _check_domains(domains, registry)
+        self._concurrency = check_whole("concurrency", concurrency, 1)
+        self._poll_interval = check_poll_interval(poll_interval)
+        self._timeouts = timeouts or Timeouts()
+        self._name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._claims = Claims(schema, self._timeouts.lease)
+        self._stop_asked = threading.Event()
+        self._ended = threading.Event()
+        self._deadline = 0.0
+        self._runner: int | None = None
+
+    def run(self) -> None:
+        """Runs commands until `stop` is called, then returns once they have ended."""
+        self._runner = threading.get_ident()
+        pool = self._open()
+        try:
+            crew, wake, keeper = self._build(pool)
+            wake.start()
+            crew.start()
+            keeper.start()
+            logger.info(
+                "worker %s runs %s with %s threads",
+                self._name,
+                ", ".join(self._domains),
+                self._concurrency,
+            )
+            self._stop_asked.wait()
+            self._drain(crew, keeper, wake, pool)
+        finally:
+            if self._dsn is not None:
+                pool.close(timeout=1.0)
+            self._ended.set()
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Claims nothing more, lets what runs end within `timeout` seconds, and gives back
+        what does not. Waits for the end, except in the thread that runs `run`."""
+        self._deadline = time.monotonic() + check_seconds("timeout", timeout)
+        self._stop_asked.set()
+        if self._runner is not None and self._runner != threading.get_ident():
+            self._ended.wait()
+
+    def _open(self) -> Pool:
+        """Registers this life of the worker, whose number is in its sessions' names."""
+        parts = parts_of(self._pool) if self._pool else dsns.parse(self._dsn or "")
+        with dsns.connect(complete(parts, "cmdbus:start", self._timeouts)) as connection:
+            schemas.check(connection, self._claims.schema)
+            schemas.make_partitions(connection, self._claims.schema)
+            self._claims.register(connection, self._name)
+        application = f"cmdbus:{self._claims.incarnation}"
+        self._parts = complete(parts, application, self._timeouts)
+        if self._pool is not None:
+            check_pool(self._pool, self._concurrency, self._timeouts)
+            return self._pool
+        return open_pool(self._parts, self._concurrency, self._timeouts)
+
+    def _build(self, pool: Pool) -> tuple[Crew, Wake, Keeper]:
+        claims, domains = self._claims, self._domains
+        wake = Wake(claims, domains, self._poll_interval, lambda: dsns.connect(self._parts))
+        crew = Crew(
+            claims=claims,
+            registry=self._registry,
+            domains=domains,
+            concurrency=self._concurrency,
+            timeouts=self._timeouts,
+            connect=pool.getconn,
+            discard=pool.putconn,
+            wake=wake,
+        )
+        keeper = Keeper(crew, claims, self._timeouts.lease, pool.getconn, pool.putconn)
+        return crew, wake, keeper
+
+    def _drain(self, crew: Crew, keeper: Keeper, wake: Wake, pool: Pool) -> None:
+        logger.info("worker %s stops: what runs may end, the rest is given back", self._name)
+        unstarted = crew.stop_claiming()
+        hand = Hand(pool.getconn, pool.putconn)
+        try:
+            if unstarted:
+                self._claims.release(hand.connection(), unstarted)
+            stuck = crew.join(self._deadline)
+            keeper.stop()
+            crew.settle_rest(hand)
+            if stuck:
+                self._abandon(crew, hand.connection())
+            self._claims.disarm(hand.connection())
+        except psycopg.OperationalError as error:
+            logger.warning(
+                "the database is away (%s): what this worker holds is claimable again when "
+                "its leases end",
+                " ".join(str(error).split()),
+            )
+        finally:
+            keeper.stop()
+            hand.close()
+            wake.stop()
+
+    def _abandon(self, crew: Crew, connection: Connection) -> None:
+        """What did not end in time: its sessions are ended before its commands are given
+        back, since until then they could still commit."""
+        held = crew.held()
+        self._claims.end_sessions(connection, crew.sessions())
+        self._claims.release(connection, held)
+        for claim in held:
+            logger.error(
+                "command %s (%s/%s) did not end in time: given back, it runs again",
+                claim.command_id,
+                claim.domain,
+                claim.type,
+            )
+
+
+def _check_domains(domains: Sequence[str] | None, registry: HandlerRegistry) -> list[str]:
+    if not len(registry):
+        raise ValueError("the registry has no handlers: there is nothing to run")
+    if domains is None:
+        return registry.domains
+    for domain in domains:
+        if check_name("domain", domain) not in registry.domains:
+            raise ValueError(f"the registry has no handler for domain {domain!r}")
+    if not domains:
+        raise ValueError("domains must name at least one domain, or be None for all")
+    return list(dict.fromkeys(domains))
