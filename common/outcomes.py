@@ -34,6 +34,8 @@ class Outcome:
     kind: Kind
     #: Whether the execution counts against max_attempts.
     charged: bool = True
+    #: Whether it counts a loss: so many of them, and a person decides.
+    lost: bool = False
     #: JSON text.
     result: str | None = None
     #: Seconds until the next try.
@@ -92,14 +94,16 @@ def troubled(code: str, message: str) -> Outcome:
     )
 
 
-def interrupted(code: str, message: str, delay: float) -> Outcome:
-    """The execution was cut off by something that is not the command's fault."""
+def interrupted(code: str, message: str, delay: float, *, lost: bool) -> Outcome:
+    """The execution was cut off by something that is not its failure; uncharged. `lost` if
+    the command itself may be what cut it off."""
     return Outcome(
         kind=Kind.RETRY,
         charged=False,
+        lost=lost,
         delay=delay,
         code=code,
-        message=message,
+        message=_text(message, MAX_MESSAGE),
         details=_details("INTERRUPTED"),
     )
 

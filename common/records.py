@@ -119,14 +119,17 @@ def _in_utc(time: datetime | None) -> datetime | None:
     return None if time is None else time.astimezone(UTC)
 
 
-def _indented(details: object) -> list[str]:
+def _indented(details: object, margin: str = "    ") -> list[str]:
     if details is None:
         return []
     if not isinstance(details, dict):
-        return [f"    {details}"]
+        return [f"{margin}{details}"]
     lines = []
     for key, value in details.items():
+        if isinstance(value, dict):
+            lines += [f"{margin}{key}:", *_indented(value, margin + "    ")]
+            continue
         first, *rest = str(value).splitlines() or [""]
-        lines.append(f"    {key}: {first}")
-        lines += [f"        {line}" for line in rest]
+        lines.append(f"{margin}{key}: {first}")
+        lines += [f"{margin}    {line}" for line in rest]
     return lines

@@ -174,6 +174,11 @@ class Claims:
         """Ends sessions and waits until they are gone."""
         self._execute(connection, "end_sessions", {"pids": list(pids)})
 
+    def statement_of(self, connection: Connection, pid: int) -> str:
+        """What a session is executing, or executed last; empty if that is not to be known."""
+        row = self._execute(connection, "read_session", {"pid": pid}).fetchone()
+        return str(row[0]) if row and row[0] else ""
+
     def begin(self, connection: Connection, *, statement: float, idle: float, marker: str) -> None:
         """Opens a handler's transaction, with its limits in seconds."""
         limits = {"statement_ms": str(int(statement * 1000)), "idle_ms": str(int(idle * 1000))}
@@ -214,6 +219,7 @@ def _outcomes(done: Sequence[Finished]) -> dict[str, str]:
         **_keys(finished.claim for finished in done),
         "kinds": _texts(outcome.kind.value for outcome in outcomes),
         "attempts": _numbers(f.claim.attempts + f.outcome.charged for f in done),
+        "losses": _numbers(f.claim.losses + f.outcome.lost for f in done),
         "max_attempts": _numbers(finished.max_attempts for finished in done),
         "results": _texts(outcome.result for outcome in outcomes),
         "delays": _numbers(outcome.delay for outcome in outcomes),

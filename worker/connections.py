@@ -1,7 +1,10 @@
 """The worker's database sessions: one a thread, kept, and some headroom."""
 
+import os
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -22,6 +25,9 @@ _LOCK_TIMEOUT = "1s"
 _NOT_LIBPQ = ("autocommit", "row_factory", "cursor_factory", "prepare_threshold", "context")
 #: While the database is away: seconds until the next try, doubling.
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
+
+#: A thread whose socket was shut down is out of the driver within this time.
+_LEAVES_DRIVER_SECONDS = 1.0
 
 Connection = psycopg.Connection[Any]
 
@@ -67,8 +73,11 @@ class Hand:
         self._connect = connect
         self._discard = discard
         self._connection: Connection | None = None
+        self._taken_away = False
 
     def connection(self, give_up: threading.Event | None = None) -> Connection:
+        if self._taken_away:
+            raise InvalidOperationError("this execution was given up: its time was over")
         if self._connection is None or self._connection.closed:
             self.reconnect(give_up)
         assert self._connection is not None
@@ -99,6 +108,33 @@ class Hand:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._discard(connection)
+
+    # From another thread, when this one does not come back.
+
+    def cut(self) -> None:
+        """Frees it from whatever it waits for, even from a server that has gone silent."""
+        connection = self._connection
+        if connection is not None and not connection.closed:
+            with (
+                suppress(OSError, psycopg.Error),
+                socket.socket(fileno=os.dup(connection.fileno())) as ours,
+            ):
+                ours.shutdown(socket.SHUT_RDWR)
+
+    def take_away(self) -> None:
+        """The connection's place in the pool is free for another; after `cut`."""
+        self._taken_away = True
+        connection = self._connection
+        if connection is None:
+            return
+        # Whoever is inside the driver holds this lock, and leaves it now that it is cut.
+        if connection.lock.acquire(timeout=_LEAVES_DRIVER_SECONDS):
+            try:
+                give_back(connection)
+                connection.close()
+            finally:
+                connection.lock.release()
+            self.close()
 
 
 def lend(connection: Connection) -> None:

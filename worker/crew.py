@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 
 import psycopg
@@ -31,6 +32,7 @@ from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Want
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.handling import Execution
 from cmdbus.worker.pace import Pace
+from cmdbus.worker.slots import Slot, Work
 from cmdbus.worker.wake import Wake
 
 logger = logging.getLogger(__name__)
@@ -41,10 +43,11 @@ class _Token:
         self.name = name
 
 
-#: In the queue beside claims.
-_LEAD = _Token("lead")
-_LEAVE = _Token("leave")
+#: In the queue beside claims. A nudge lets a thread see that there are too many.
+_LEAD, _LEAVE, _NUDGE = _Token("lead"), _Token("leave"), _Token("nudge")
 
+#: A step promises to be back within the statement timeout and so many seconds more.
+_STEP_SPARE = 5.0
 #: After a step failed for another reason than its connection, seconds until the next.
 _AFTER_FAILURE = 1.0
 #: Classes of errors of single outcomes: data that the server refuses, a row it waits for.
@@ -88,15 +91,54 @@ class Crew:
         self._stopping = threading.Event()
         #: Set when something was claimed; cleared by the keeper when it finds nothing to do.
         self.working = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._hands: dict[int, Hand] = {}
+        #: By number. Main and relief add, a thread that leaves removes itself.
+        self._slots: dict[int, Slot] = {}
 
     # For the worker's main thread.
 
     def start(self) -> None:
         self._queue.put(_LEAD)
-        for number in range(self._concurrency):
-            self._add_thread(number)
+        self.set_concurrency(self._concurrency)
+
+    def set_concurrency(self, threads: int) -> None:
+        self._concurrency = threads
+        for number in range(threads):
+            if number not in self._slots:
+                self.fill(number)
+        for _ in range(len(self._slots) - threads):
+            self._queue.put(_NUDGE)
+
+    def fill(self, number: int) -> None:
+        """A fresh thread for a slot."""
+        slot = self._slots[number] = Slot(number, Hand(self._connect, self._discard))
+        slot.thread = threading.Thread(
+            target=self._run_slot, args=(slot,), name=f"worker-{number}", daemon=True
+        )
+        slot.thread.start()
+
+    def next_due(self) -> float | None:
+        return min((due for slot in self._alive() if (due := slot.due) is not None), default=None)
+
+    def give_up_late(self, now: float) -> list[tuple[Slot, Work]]:
+        """The verdict on every slot that is past its due; carried out by relief."""
+        return [(slot, work) for slot in self._alive() if (work := slot.give_up_if_late(now))]
+
+    def replace(self, slot: Slot) -> None:
+        """A fresh thread for a slot that was given up; the old one leaves when it comes back."""
+        if self._slots.get(slot.number) is slot and not self._stopping.is_set():
+            self.fill(slot.number)
+
+    def put_new_lead(self) -> None:
+        """For one that was given up with its slot: that thread puts none."""
+        if not self._stopping.is_set():
+            self._queue.put(_LEAD)
+
+    def drop(self, claim: Claim) -> None:
+        """Not ours any more: its slot was given up."""
+        self._held.pop(claim.id, None)
+
+    def _alive(self) -> list[Slot]:
+        return list(self._slots.values())
 
     def stop_claiming(self) -> list[Claim]:
         """Lets the threads leave once they have finished what they run; returns the claims
@@ -107,11 +149,12 @@ class Crew:
         self._queue.put(_LEAVE)
         return unstarted
 
-    def join(self, deadline: float) -> list[threading.Thread]:
-        """Waits until the deadline; returns the threads that have not left."""
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return [thread for thread in self._threads if thread.is_alive()]
+    def join(self, deadline: float) -> list[Slot]:
+        """Waits until the deadline; returns the slots whose threads have not left."""
+        for slot in self._alive():
+            if slot.thread is not None:
+                slot.thread.join(max(0.0, deadline - time.monotonic()))
+        return [slot for slot in self._alive() if slot.thread and slot.thread.is_alive()]
 
     @property
     def busy(self) -> bool:
@@ -120,14 +163,9 @@ class Crew:
     def held(self) -> list[Claim]:
         return list(self._held.values())
 
-    def sessions(self) -> list[int]:
-        """Backends of the threads that have not left."""
-        return [pid for hand in list(self._hands.values()) if (pid := hand.backend_pid)]
-
     def relieve(self, hand: Hand, older: float) -> None:
         """Settles what was finished longer ago than `older` while all threads were busy."""
-        waiting_since = self._done[0].at if self._done else None
-        if waiting_since is not None and time.monotonic() - waiting_since > older:
+        if self._done and time.monotonic() - self._done[0].at > older:
             self._settle(hand, self.take_done())
 
     def settle_rest(self, hand: Hand) -> None:
@@ -157,92 +195,103 @@ class Crew:
 
     # What a thread does.
 
-    def _add_thread(self, number: int) -> None:
-        thread = threading.Thread(
-            target=self._slot, args=(number,), name=f"worker-{number}", daemon=True
-        )
-        self._threads.append(thread)
-        thread.start()
-
-    def _slot(self, number: int) -> None:
-        hand = self._hands[number] = Hand(self._connect, self._discard)
+    def _run_slot(self, slot: Slot) -> None:
         try:
             while (item := self._queue.get()) is not _LEAVE:
                 if isinstance(item, Claim):
-                    self._run(hand, item, number)
+                    stays = self._run(slot, item)
+                elif item is _LEAD:
+                    stays = self._lead(slot)
                 else:
-                    self._lead(hand)
-            self._queue.put(_LEAVE)  # for the next one
+                    stays = len(self._slots) <= self._concurrency
+                if not stays:
+                    break
+            else:
+                self._queue.put(_LEAVE)  # for the next one
         finally:
-            self._hands.pop(number, None)
-            hand.close()
+            if self._slots.get(slot.number) is slot:
+                del self._slots[slot.number]
+            slot.hand.close()
 
-    def _run(self, hand: Hand, claim: Claim, number: int) -> None:
-        quick = self._pace.is_quick(claim.domain, claim.type)
-        if not quick and self._done:
+    def _run(self, slot: Slot, claim: Claim) -> bool:
+        if self._done and not self._pace.is_quick(claim.domain, claim.type):
             # What is finished waits for nothing that may be long.
-            self._settle(hand, self.take_done())
+            with suppress(psycopg.Error):
+                self._settle(slot.hand, self.take_done())
+        execution = self._execution(slot, claim)
         thread = threading.current_thread()
-        thread.name = f"worker-{claim.domain}-{number}"
+        thread.name = f"worker-{claim.domain}-{slot.number}"
         began = time.monotonic()
+        work = Work(execution, began + execution.timeout)
+        slot.begin(work)
+        execution.extended = partial(setattr, work, "due")
         try:
-            finished = self._execute(hand, claim)
+            finished = execution.run()
         finally:
-            thread.name = f"worker-{number}"
-            self._held.pop(claim.id, None)
+            thread.name = f"worker-{slot.number}"
+            stays = slot.end()
+            if stays:
+                self._held.pop(claim.id, None)
         self._pace.ran(claim.domain, claim.type, time.monotonic() - began)
-        if finished is not None:
+        if finished is not None and stays:
             # First append, then look whether the leader rests; it does the opposite.
             self._done.append(finished)
         self._wake.ring_if_resting()
+        return stays
 
-    def _execute(self, hand: Hand, claim: Claim) -> Finished | None:
+    def _execution(self, slot: Slot, claim: Claim) -> Execution:
         handler = self._registry.find(claim.domain, claim.type)
-        if handler is None:
-            # Claimed by type, so this is a registry that shrank under us.
-            outcome = troubled("NO_HANDLER", "the worker that claimed it has no handler for it")
-            return Finished(claim, outcome, 1, time.monotonic())
-        execution = Execution(
+        assert handler is not None, "only types with a handler are claimed"
+        return Execution(
             claim,
             handler,
             claims=self._claims,
-            connect=lambda: hand.connection(self._stopping),
+            connect=lambda: slot.hand.connection(self._stopping),
             timeouts=self._timeouts,
-            extended=lambda due: None,
         )
-        return execution.run()
 
-    def _lead(self, hand: Hand) -> None:
+    def _lead(self, slot: Slot) -> bool:
         """With the lead in hand; it goes back into the queue whatever happens."""
+        slot.begin(Work(None, time.monotonic() + self._timeouts.statement + _STEP_SPARE))
+        stays = True
         try:
             if self._stopping.is_set():
-                self._settle(hand, self.take_done())
-            elif not self._step(hand):
-                self._rest(hand)
+                self._settle(slot.hand, self.take_done())
+                stays = slot.end()
+            else:
+                found = self._step(slot.hand)
+                stays = slot.end()
+                if not found and stays:
+                    self._rest(slot.hand)
         except Exception as error:
-            self._recover(hand, error)
+            stays = slot.end() and stays
+            if stays:
+                self._recover(slot.hand, error)
         finally:
-            if not self._stopping.is_set():
+            if stays and not self._stopping.is_set():
                 self._queue.put(_LEAD)
+        return stays
 
     def _step(self, hand: Hand) -> bool:
         """Settles everything finished and claims the next run; False if there was nothing."""
-        self._wake.working(hand.connection())
+        connection = hand.connection()
+        self._wake.working(connection)
         done = self.take_done()
         plain = [finished for finished in done if finished.plain]
-        others = [finished for finished in done if not finished.plain]
-        if others:
-            self._settle(hand, others, beside=plain)
-        want = self._want()
         try:
-            lost, claims = self._claims.step(hand.connection(), plain, want)
-        except _ONE_BY_ONE:
-            self._settle_singly(hand, plain)
-            return True
-        except BaseException:
+            self._settle(hand, [finished for finished in done if not finished.plain])
+            lost, claims = self._claims.step(connection, plain, self._want())
+        except BaseException as error:
             self._done.extendleft(reversed(plain))
+            if isinstance(error, _ONE_BY_ONE):
+                self._settle_singly(hand, self.take_done())
+                return True
             raise
         _report_lost(plain, lost)
+        self._take_on(connection, claims)
+        return bool(claims) or bool(done)
+
+    def _take_on(self, connection: Connection, claims: list[Claim]) -> None:
         self._domains.rotate(-1)
         self._pace.stepped(len(claims))
         for claim in claims:
@@ -253,8 +302,7 @@ class Crew:
             self.working.set()
         if self._stopping.is_set():
             # Too late: whoever stops has already looked for what was not started.
-            self._claims.release(hand.connection(), self._unstarted())
-        return bool(claims) or bool(done)
+            self._claims.release(connection, self._unstarted())
 
     def _want(self) -> Want:
         quick = [name for name in self._types if self._pace.is_quick(*name.split(" "))]
@@ -270,22 +318,20 @@ class Crew:
         """Nothing to claim: until somebody rings, or a timer does."""
         self._wake.rest(hand.connection(), busy=lambda: bool(self._done) or self._stopping.is_set())
 
-    # Settling.
+    # Settling. What fails puts the outcomes back first.
 
-    def _settle(self, hand: Hand, done: list[Finished], beside: Sequence[Finished] = ()) -> None:
-        """Settles outcomes of any kind; puts them back, and `beside`, if it cannot."""
+    def _settle(self, hand: Hand, done: list[Finished]) -> None:
+        """Outcomes of any kind."""
         if not done:
             return
         done.sort(key=lambda f: (f.claim.domain, f.claim.priority, f.claim.id))
         try:
-            lost = self._claims.settle(hand.connection(), done)
+            _report_lost(done, self._claims.settle(hand.connection(), done))
         except _ONE_BY_ONE:
             self._settle_singly(hand, done)
-            return
         except BaseException:
-            self._done.extendleft(reversed([*beside, *done]))
+            self._done.extendleft(reversed(done))
             raise
-        _report_lost(done, lost)
 
     def _settle_singly(self, hand: Hand, done: list[Finished]) -> None:
         """One of them is refused, or its row is held by somebody: the others need not wait."""

@@ -62,17 +62,20 @@ class Execution:
         claims: Claims,
         connect: Callable[[], Connection],
         timeouts: Timeouts,
-        extended: Callable[[float], None],
     ) -> None:
         self.claim = claim
         self._handler = handler
         self._claims = claims
         self._connect = connect
         self._timeouts = timeouts
-        self._extended = extended
+        #: Told the new deadline (monotonic) when the handler asks for more time.
+        self.extended: Callable[[float], None] = lambda due: None
         self._policy = handler.retry or RetryPolicy()
         self.max_attempts = claim.max_attempts or self._policy.max_attempts
         self._transaction: HandlerTransaction | None = None
+        #: Whether the handler wanted a session, and which it got.
+        self._touched = False
+        self._session: Connection | None = None
 
     @property
     def timeout(self) -> float:
@@ -88,6 +91,15 @@ class Execution:
             else:
                 outcome = self._execute(data)
         return None if outcome is None else self._finished(outcome)
+
+    def timed_out(self, stack: str, statement: str) -> Finished:
+        """The outcome when the thread did not come back in time, with where it was."""
+        error = TransientCommandError(
+            "TIMEOUT",
+            f"gave up after {self.timeout:g} s: its thread did not come back",
+            {"statement": statement, "stack": stack},
+        )
+        return self._finished(self._fate(error, "", self.claim.attempts + 1, None))
 
     def _execute(self, data: Any) -> Outcome | None:
         context = self._context(data)
@@ -113,19 +125,34 @@ class Execution:
         except BaseException as error:
             return self._failed(error, context)
 
+    def _session_is_gone(self) -> bool:
+        return self._touched and (self._session is None or self._session.closed)
+
     def _finished(self, outcome: Outcome) -> Finished:
         return Finished(self.claim, outcome, self.max_attempts, time.monotonic())
 
     def _failed(self, error: BaseException, context: Context) -> Outcome:
-        if isinstance(error, psycopg.Error) and error.sqlstate in _SERVER_WENT:
-            return interrupted("DATABASE_AWAY", str(error), _AFTER_OUTAGE)
+        if isinstance(error, psycopg.OperationalError) and self._session_is_gone():
+            return interrupted(
+                "DATABASE_AWAY",
+                " ".join(str(error).split()),
+                _AFTER_OUTAGE,
+                # Without a word from the server it may be this very command that ended it.
+                lost=error.sqlstate not in _SERVER_WENT,
+            )
+        trace = "".join(traceback.format_exception(error))
+        return self._fate(error, trace, context.attempt, context.retry_delay)
+
+    def _fate(
+        self, error: BaseException, trace: str, attempt: int, retry_after: float | None
+    ) -> Outcome:
         outcome = failed(
             error,
-            "".join(traceback.format_exception(error)),
-            attempt=context.attempt,
+            trace,
+            attempt=attempt,
             max_attempts=self.max_attempts,
             policy=self._policy,
-            retry_after=context.retry_delay,
+            retry_after=retry_after,
             dice=random.random(),
         )
         logger.warning(
@@ -133,7 +160,7 @@ class Execution:
             self.claim.command_id,
             self.claim.domain,
             self.claim.type,
-            context.attempt,
+            attempt,
             self.max_attempts,
             outcome.code,
             outcome.message,
@@ -161,17 +188,20 @@ class Execution:
             max_attempts=self.max_attempts,
             timeout=self.timeout,
             connect=self._open,
-            extended=self._extended,
+            extended=self.extended,
         )
 
     def _open(self) -> Connection:
         if self._transaction is None:
+            self._touched = True
+            self._session = self._connect()
             self._transaction = HandlerTransaction(
                 self._claims,
-                self._connect(),
+                self._session,
                 f"{self.claim.id}:{self.claim.token}",
                 statement=self._timeouts.statement,
-                idle=self.timeout,
+                # Longer than the verdict takes, which looks at the session first.
+                idle=self.timeout + self._timeouts.watchdog - self._timeouts.thread,
             )
         return self._transaction.connection
 
@@ -207,6 +237,7 @@ class HandlerTransaction:
     def complete(self, finished: Finished) -> None:
         """Settles and commits. The COMMIT is sent only after the settlement was seen to have
         found its row: sent together with it, the effects land without the completion."""
+        self._ended = True
         status = self._connection.info.transaction_status
         if status not in (_INTRANS, _IDLE):
             raise TransientCommandError(

@@ -2,12 +2,13 @@
 session of its own from the pool's headroom.
 
 It renews the leases of what is held, settles what would else wait for its threads, and
-gives back what was claimed ahead and not started.
+carries out the verdicts on slots that are past their due.
 """
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import psycopg
@@ -15,6 +16,7 @@ import psycopg
 from cmdbus.worker.claims import Claims, Connection
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.crew import Crew
+from cmdbus.worker.slots import Slot, Work
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ class Keeper:
         self._claims = claims
         self._renew_every = lease / 3
         self._hand = Hand(connect, discard)
+        #: Slots that were given up, with what they were doing and where.
+        self._verdicts: deque[tuple[Slot, Work, str]] = deque()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker-keeper", daemon=True)
 
@@ -47,6 +51,11 @@ class Keeper:
         self._thread.join()
         self._hand.close()
 
+    def relieve(self, slot: Slot, work: Work, stack: str) -> None:
+        """Called by the main thread, which decides and never touches the database."""
+        self._verdicts.append((slot, work, stack))
+        self._crew.working.set()
+
     def _run(self) -> None:
         renew_at = 0.0
         while not self._stopping.wait(_SETTLE_WITHIN):
@@ -54,18 +63,43 @@ class Keeper:
                 self._rest()
             try:
                 self._crew.relieve(self._hand, _SETTLE_WITHIN)
+                while self._verdicts:
+                    self._carry_out(*self._verdicts[0])
+                    self._verdicts.popleft()
                 if time.monotonic() >= renew_at:
                     renew_at = time.monotonic() + self._renew_every
                     self._renew()
             except psycopg.Error as error:
-                logger.warning("leases are not renewed: %s", " ".join(str(error).split()))
+                logger.warning(
+                    "relief failed, and is tried again: %s", " ".join(str(error).split())
+                )
                 self._hand.close()
 
     def _rest(self) -> None:
         """Until something is claimed. Clear first, then look: who claims does the opposite."""
         self._crew.working.clear()
-        if not self._crew.busy and not self._stopping.is_set():
+        if not (self._crew.busy or self._verdicts or self._stopping.is_set()):
             self._crew.working.wait()
+
+    def _carry_out(self, slot: Slot, work: Work, stack: str) -> None:
+        """The session is ended before the command is settled: until then it could still
+        commit. May be repeated from the start."""
+        connection = self._hand.connection()
+        pid = slot.hand.backend_pid
+        statement = self._claims.statement_of(connection, pid) if pid else ""
+        slot.hand.cut()
+        if pid:
+            self._claims.end_sessions(connection, [pid])
+        slot.hand.take_away()
+        if work.execution is None:
+            logger.error("a step of the lead is stuck: given up\n%s", stack)
+            self._crew.replace(slot)
+            self._crew.put_new_lead()
+            return
+        finished = work.execution.timed_out(stack, statement)
+        self._claims.settle(connection, [finished])
+        self._crew.drop(finished.claim)
+        self._crew.replace(slot)
 
     def _renew(self) -> None:
         held = self._crew.held()

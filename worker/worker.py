@@ -16,6 +16,7 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claims, Connection
 from cmdbus.worker.connections import (
+    HEADROOM,
     Hand,
     Pool,
     check_pool,
@@ -25,9 +26,14 @@ from cmdbus.worker.connections import (
 )
 from cmdbus.worker.crew import Crew
 from cmdbus.worker.keeper import Keeper
+from cmdbus.worker.slots import Slot
 from cmdbus.worker.wake import Wake, check_poll_interval
 
 logger = logging.getLogger(__name__)
+
+#: The main thread looks at its slots at least so often, in seconds: a verdict is late by
+#: no more than this.
+_BEAT = 1.0
 
 
 class Worker:
@@ -61,13 +67,16 @@ class Worker:
         self._ended = threading.Event()
         self._deadline = 0.0
         self._runner: int | None = None
+        self._crew: Crew | None = None
+        self._wake: Wake | None = None
 
     def run(self) -> None:
         """Runs commands until `stop` is called, then returns once they have ended."""
         self._runner = threading.get_ident()
-        pool = self._open()
+        pool = self._opened = self._open()
         try:
             crew, wake, keeper = self._build(pool)
+            self._crew, self._wake = crew, wake
             wake.start()
             crew.start()
             keeper.start()
@@ -77,7 +86,7 @@ class Worker:
                 ", ".join(self._domains),
                 self._concurrency,
             )
-            self._stop_asked.wait()
+            self._watch(crew, keeper)
             self._drain(crew, keeper, wake, pool)
         finally:
             if self._dsn is not None:
@@ -91,6 +100,23 @@ class Worker:
         self._stop_asked.set()
         if self._runner is not None and self._runner != threading.get_ident():
             self._ended.wait()
+
+    def set_concurrency(self, threads: int) -> None:
+        """From now on; threads that are too many leave once they have finished what they run."""
+        self._concurrency = check_whole("concurrency", threads, 1)
+        if self._crew is not None:
+            if self._dsn is not None:
+                self._opened.resize(threads, threads + HEADROOM)
+            else:
+                check_pool(self._opened, threads, self._timeouts)
+            self._crew.set_concurrency(threads)
+
+    def set_poll_interval(self, seconds: float) -> None:
+        """From the next rest on."""
+        self._poll_interval = check_poll_interval(seconds)
+        if self._wake is not None:
+            self._wake.poll_interval = self._poll_interval
+            self._wake.ring()
 
     def _open(self) -> Pool:
         """Registers this life of the worker, whose number is in its sessions' names."""
@@ -122,6 +148,17 @@ class Worker:
         keeper = Keeper(crew, claims, self._timeouts.lease, pool.getconn, pool.putconn)
         return crew, wake, keeper
 
+    def _watch(self, crew: Crew, keeper: Keeper) -> None:
+        """Until `stop`: judges what is past its due, and hands the verdicts to relief."""
+        beat = min(_BEAT, self._timeouts.thread / 4)
+        while True:
+            due = crew.next_due()
+            pause = beat if due is None else min(beat, max(due - time.monotonic(), 0.0))
+            if self._stop_asked.wait(pause):
+                return
+            for slot, work in crew.give_up_late(time.monotonic()):
+                keeper.relieve(slot, work, slot.stack())
+
     def _drain(self, crew: Crew, keeper: Keeper, wake: Wake, pool: Pool) -> None:
         logger.info("worker %s stops: what runs may end, the rest is given back", self._name)
         unstarted = crew.stop_claiming()
@@ -133,7 +170,7 @@ class Worker:
             keeper.stop()
             crew.settle_rest(hand)
             if stuck:
-                self._abandon(crew, hand.connection())
+                self._abandon(crew, stuck, hand.connection())
             self._claims.disarm(hand.connection())
         except psycopg.OperationalError as error:
             logger.warning(
@@ -146,11 +183,14 @@ class Worker:
             hand.close()
             wake.stop()
 
-    def _abandon(self, crew: Crew, connection: Connection) -> None:
+    def _abandon(self, crew: Crew, stuck: list[Slot], connection: Connection) -> None:
         """What did not end in time: its sessions are ended before its commands are given
         back, since until then they could still commit."""
         held = crew.held()
-        self._claims.end_sessions(connection, crew.sessions())
+        sessions = [pid for slot in stuck if (pid := slot.hand.backend_pid)]
+        for slot in stuck:
+            slot.hand.cut()
+        self._claims.end_sessions(connection, sessions)
         self._claims.release(connection, held)
         for claim in held:
             logger.error(

@@ -9,11 +9,11 @@
 --   FAILED     to history, with its error
 --   RETRY      to scheduled, claimable again after delay
 --   TROUBLE    to troubleshooting
--- attempts is what is charged in all. Everything but COMPLETED leaves an event.
+-- attempts and losses are what is counted in all. Everything but COMPLETED leaves an event.
 CREATE FUNCTION {schema}.settle(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
-    p_kinds text[], p_attempts smallint[], p_max_attempts smallint[], p_results json[],
-    p_delays double precision[], p_codes text[], p_messages text[], p_details json[]
+    p_kinds text[], p_attempts smallint[], p_losses smallint[], p_max_attempts smallint[],
+    p_results json[], p_delays double precision[], p_codes text[], p_messages text[], p_details json[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
@@ -28,14 +28,14 @@ DECLARE
 BEGIN
     WITH gone AS (
         DELETE FROM {schema}.ready r
-        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_kinds, p_attempts, p_max_attempts,
-                     p_results, p_delays, p_codes, p_messages, p_details)
-            o (domain, priority, id, token, kind, attempts, max_attempts,
-               result, delay, code, message, details)
+        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_kinds, p_attempts, p_losses,
+                     p_max_attempts, p_results, p_delays, p_codes, p_messages, p_details)
+            o (domain, priority, id, token, kind, attempts, losses,
+               max_attempts, result, delay, code, message, details)
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
             AND r.token = o.token
         RETURNING r.id, r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
-            r.correlation_id, r.priority, r.losses, r.domain, r.type, r.reply_to, r.data,
+            r.correlation_id, r.priority, o.losses, r.domain, r.type, r.reply_to, r.data,
             r.max_attempts AS sent_max_attempts, o.attempts, o.max_attempts, o.kind, o.result,
             o.delay, o.code, o.message, o.details
     ), history AS (

@@ -1,0 +1,1 @@
+SELECT state || ': ' || query FROM pg_stat_activity WHERE pid = %(pid)s;

@@ -1,0 +1,297 @@
+"""A worker under fire: threads that hang, processes that die or freeze, a database that
+goes away. Whatever happens, each command's effect lands once."""
+
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import Gate, running
+
+from cmdbus import (
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+    RetryPolicy,
+    SendRequest,
+    Timeouts,
+)
+from cmdbus.embedded import EmbeddedPostgres
+from cmdbus.schema import install
+from cmdbus.worker import Worker
+
+pytestmark = [pytest.mark.db, pytest.mark.process]
+
+#: Short rungs: layer 4 after 0.4 s.
+LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
+ONCE = RetryPolicy(max_attempts=1)
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+def rows(dsn: str, query: str) -> list[tuple[object, ...]]:
+    with connect(dsn) as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+def leave_effect(command: Command, context: Context) -> None:
+    context.connection.execute(
+        "INSERT INTO effect VALUES (%s, %s)", (command.command_id, context.attempt)
+    )
+
+
+# Layer 4.
+
+
+@pytest.mark.parametrize("touches", [False, True], ids=["plain", "in its transaction"])
+def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
+    dsn: str, bus: CommandBus, touches: bool
+) -> None:
+    """M114, R46, fault 7: with its stack, charged, once, and nothing of it lands."""
+    registry, gate = HandlerRegistry(), Gate()
+
+    @registry.handler("payments", "Hang", retry=ONCE)
+    def hang(command: Command, context: Context) -> None:
+        if touches:
+            leave_effect(command, context)
+        gate(command, context)
+
+    registry.register("payments", "Good", lambda command, context: None)
+    with running(dsn, registry, concurrency=1, timeouts=LADDER):
+        hung = bus.send("payments", "Hang")
+        gate.wait_for(1)
+        began = time.monotonic()
+        assert bus.wait("payments", bus.send("payments", "Good"), 5).status == "COMPLETED"
+        assert time.monotonic() - began < 3
+        record = bus.wait("payments", hung, 5)
+        assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "TIMEOUT")
+        assert (record.attempts, record.error_message) == (
+            1,
+            "gave up after 0.4 s: its thread did not come back",
+        )
+        gate.open.set()
+        bus.wait("payments", bus.send("payments", "Good"), 5)
+    [event] = [event for event in bus.audit("payments", hung) if event.code == "TIMEOUT"]
+    assert "gate(command, context)" in str(event)
+    assert ("INSERT INTO effect" in str(event)) is touches
+    assert rows(dsn, "SELECT * FROM effect") == []
+
+
+def test_all_threads_hang_and_work_goes_on(dsn: str, bus: CommandBus) -> None:
+    """Fault 8: whoever had the lead, or waited for it."""
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Hang", gate, retry=ONCE)
+    registry.register("payments", "Good", lambda command, context: None)
+    with running(dsn, registry, concurrency=3, timeouts=LADDER):
+        bus.send_many([SendRequest("payments", "Hang")] * 7)
+        good = bus.send("payments", "Good")
+        assert bus.wait("payments", good, 10).status == "COMPLETED"
+        eventually(lambda: bus.snapshot("payments")["troubleshooting"] == 7)
+        gate.open.set()
+
+
+def test_a_handlers_own_timeout_wins_and_can_be_extended(dsn: str, bus: CommandBus) -> None:
+    registry = HandlerRegistry()
+    released = threading.Event()
+
+    @registry.handler("payments", "Long", timeout=0.2, retry=ONCE)
+    def long(command: Command, context: Context) -> str:
+        if command.data:
+            context.extend(command.data)
+        released.wait(20)
+        return "done"
+
+    with running(dsn, registry, timeouts=LADDER):
+        patient = bus.send("payments", "Long", 10)
+        hasty = bus.send("payments", "Long")
+        assert bus.wait("payments", hasty, 5).error_code == "TIMEOUT"
+        released.set()
+        assert bus.wait("payments", patient, 5).result == "done"
+
+
+def test_a_worker_takes_more_and_fewer_threads_while_it_runs(dsn: str, bus: CommandBus) -> None:
+    """M038, M039."""
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Debit", gate)
+    with running(dsn, registry, concurrency=1) as worker:
+        bus.send_many([SendRequest("payments", "Debit")] * 20)
+        gate.wait_for(1)
+        worker.set_concurrency(5)
+        gate.open.set()
+        gate.wait_for(19)
+        gate.open.clear()
+        worker.set_concurrency(2)
+        worker.set_poll_interval(30)
+        threads = re.compile(r"worker-(payments-)?\d+$")
+        eventually(lambda: sum(bool(threads.match(t.name)) for t in threading.enumerate()) == 2)
+        bus.send_many([SendRequest("payments", "Debit")] * 4)
+        gate.wait_for(2)
+        assert bus.snapshot("payments")["ready"] == 2
+        gate.open.set()
+        eventually(lambda: bus.snapshot("payments")["ready"] == 0)
+        with pytest.raises(ValueError, match="concurrency must be"):
+            worker.set_concurrency(0)
+        with pytest.raises(ValueError, match="poll_interval must be"):
+            worker.set_poll_interval(0.09)
+
+
+# Processes that die or freeze.
+
+
+class Fleet:
+    """Worker processes of one database."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self.workers: list[subprocess.Popen[str]] = []
+
+    def add(self) -> "subprocess.Popen[str]":
+        program = str(Path(__file__).with_name("worker_process.py"))
+        worker = subprocess.Popen(
+            [sys.executable, program, self._dsn], stdout=subprocess.PIPE, text=True
+        )
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+        self.workers.append(worker)
+        return worker
+
+    def kill(self, worker: "subprocess.Popen[str]") -> None:
+        worker.send_signal(signal.SIGCONT)
+        worker.kill()
+        worker.communicate()
+        self.workers.remove(worker)
+
+
+@contextmanager
+def fleet(dsn: str, count: int) -> Iterator[Fleet]:
+    made = Fleet(dsn)
+    try:
+        for _ in range(count):
+            made.add()
+        yield made
+        for worker in made.workers:
+            worker.send_signal(signal.SIGCONT)
+            worker.terminate()
+        assert [worker.wait(15) for worker in made.workers] == [0] * len(made.workers)
+    finally:
+        for worker in list(made.workers):
+            made.kill(worker)
+
+
+@pytest.mark.timeout(90)
+def test_effects_land_once_while_workers_are_killed_and_frozen(dsn: str, bus: CommandBus) -> None:
+    """M005, M113, M161, faults 1 and 4: kill -9 and SIGSTOP at random, leases of a second."""
+    dice = random.Random(4711)
+    with fleet(dsn, 4) as workers:
+        for _ in range(20):
+            requests = [SendRequest("payments", "Debit", dice.random() < 0.01) for _ in range(150)]
+            bus.send_many(requests)
+            victim = dice.choice(workers.workers)
+            if dice.random() < 0.5:
+                workers.kill(victim)
+                workers.add()
+            else:
+                victim.send_signal(dice.choice([signal.SIGSTOP, signal.SIGCONT]))
+        for worker in workers.workers:
+            worker.send_signal(signal.SIGCONT)
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0, 60)
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0, 60)
+    once = "SELECT count(*), count(DISTINCT command_id) FROM effect"
+    assert rows(dsn, once) == [(3000, 3000)]
+    outcome = "SELECT status, count(*) FROM cmdbus.command GROUP BY 1"
+    assert rows(dsn, outcome) == [("COMPLETED", 3000)]
+
+
+@pytest.mark.timeout(60)
+def test_a_frozen_workers_effects_do_not_land_when_it_is_revived(dsn: str, bus: CommandBus) -> None:
+    """M113, H6."""
+    with fleet(dsn, 1) as workers:
+        frozen = workers.workers[0]
+        sent = bus.send("payments", "Debit", 1.5)
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 1)
+        active = (
+            "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'"
+            " AND datname = current_database()"
+        )
+        eventually(lambda: rows(dsn, active))
+        frozen.send_signal(signal.SIGSTOP)
+        workers.add()
+        eventually(lambda: _status(bus, sent), 20)
+        frozen.send_signal(signal.SIGCONT)
+        later = bus.send("payments", "Debit")
+        assert bus.wait("payments", later, 10).status == "COMPLETED"
+    assert len(rows(dsn, f"SELECT * FROM effect WHERE command_id = '{sent}'")) == 1
+
+
+def _status(bus: CommandBus, sent: object) -> bool:
+    record = bus.get("payments", sent)  # type: ignore[arg-type]
+    return record is not None and record.status == "COMPLETED"
+
+
+# A database that goes away.
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_work_resumes_when_the_database_is_back_and_nothing_is_charged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    """Faults 33, 34; design section 4: reconnect in under 3 s, no log flood."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", leave_effect)
+    directory = Path(os.environ["TMPDIR"]) / "pg"
+    with EmbeddedPostgres(directory, durable=True) as server:
+        install(server.dsn)
+        with connect(server.dsn) as connection:
+            connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
+        caplog.set_level(logging.WARNING, "cmdbus")
+        with CommandBus(server.dsn) as bus, running(server.dsn, registry, concurrency=4):
+            bus.send_many([SendRequest("payments", "Debit")] * 3000)
+            eventually(lambda: bus.snapshot("payments")["depth"] < 2900)
+            server.stop("fast" if mode == "fast" else "immediate")
+            server.start()
+            began = time.monotonic()
+            sent = bus.send("payments", "Debit", priority="high")
+            eventually(lambda: _status(bus, sent))
+            assert time.monotonic() - began < 3
+            eventually(lambda: bus.snapshot("payments")["depth"] == 0, 20)
+        with connect(server.dsn) as connection:
+            row = connection.execute(
+                "SELECT count(*), count(DISTINCT command_id), max(attempt) FROM effect"
+            ).fetchone()
+            assert row == (3001, 3001, 1)
+    shutil.rmtree(directory)
+    assert len(caplog.records) < 60, "a line for each connection, not for each try"
+
+
+def test_a_worker_waits_for_no_password_it_cannot_have(dsn: str) -> None:
+    """Fault 44: it fails fast, with one sentence."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    worker = Worker("postgresql://ann:s3cr3t@127.0.0.1:1/shop", registry)
+    with pytest.raises(Exception, match="cannot connect to database 'shop'") as refused:
+        worker.run()
+    assert "s3cr3t" not in str(refused.value)

@@ -1,0 +1,64 @@
+"""A slot: the place for one thread, what it is doing, and by when it has promised to be back."""
+
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+
+from cmdbus.worker.connections import Hand
+from cmdbus.worker.handling import Execution
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """What a thread does and may get stuck in."""
+
+    #: None for a step of the lead.
+    execution: Execution | None
+    #: Monotonic time; moved by the thread itself (context.extend).
+    due: float
+
+
+class Slot:
+    """Written by its thread; judged by the worker's main thread.
+
+    The lock makes the verdict one about the very work that is late: either the thread
+    has ended it before, or it will find at its end that it was given up, and leave.
+    """
+
+    def __init__(self, number: int, hand: Hand) -> None:
+        self.number = number
+        self.hand = hand
+        self.thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._work: Work | None = None
+        self._given_up = False
+
+    def begin(self, work: Work) -> None:
+        self._work = work
+
+    def end(self) -> bool:
+        """False if the work was given up meanwhile: others have its command, and this
+        thread's place."""
+        with self._lock:
+            self._work = None
+            return not self._given_up
+
+    @property
+    def due(self) -> float | None:
+        work = self._work
+        return None if work is None else work.due
+
+    def give_up_if_late(self, now: float) -> Work | None:
+        """The work, if it is past its due; then it is nobody's but the caller's."""
+        with self._lock:
+            if self._work is None or self._given_up or self._work.due > now:
+                return None
+            self._given_up = True
+            return self._work
+
+    def stack(self) -> str:
+        """Where the thread is, with source lines; empty if it has ended."""
+        ident = None if self.thread is None else self.thread.ident
+        frame = sys._current_frames().get(ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
