@@ -10,8 +10,16 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from cmdbus.checks import check_aware, check_id, check_name, check_seconds, check_whole
-from cmdbus.connections import Connection, Connections, Pool
+from cmdbus.checks import (
+    check_aware,
+    check_flag,
+    check_id,
+    check_name,
+    check_seconds,
+    check_text,
+    check_whole,
+)
+from cmdbus.connections import Connection, Connections, Pool, check_encoding
 from cmdbus.data import MAX_BYTES
 from cmdbus.domains import check_settings
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
@@ -87,7 +95,7 @@ class CommandBus:
             max_attempts,
         )
         if self._on_send is not None:
-            request = self._on_send(request)
+            request = self._seen(request)
         command = self._limits.check(request, new_id())
         self._run(connection, lambda c, call: self._sender.send(c, command, call))
         return command.command_id
@@ -96,7 +104,7 @@ class CommandBus:
         self, requests: Iterable[SendRequest], *, connection: Connection | None = None
     ) -> list[UUID]:
         """Sends all of them in one transaction, or none; ids in the order of the requests."""
-        seen = map(self._on_send, requests) if self._on_send else requests
+        seen = map(self._seen, requests) if self._on_send else requests
         batch = Batch(list(seen))
         if batch.requests:
             check = self._limits.check
@@ -147,6 +155,9 @@ class CommandBus:
         """
         check_name("domain", domain)
         id_ = check_id("command_id", command_id)
+        reason = check_text("reason", reason)
+        operator = check_text("operator", operator)
+        check_flag("running", running)
         was = self._look(
             connection,
             lambda c: self._store.cancel(
@@ -257,19 +268,26 @@ class CommandBus:
     ) -> None:
         self.close()
 
+    def _seen(self, request: SendRequest) -> SendRequest:
+        assert self._on_send is not None
+        changed = self._on_send(request)
+        if not isinstance(changed, SendRequest):
+            raise ValueError(f"on_send must return a SendRequest, not {type(changed).__name__}")
+        return changed
+
     def _run(
         self, connection: Connection | None, send: Callable[[Connection, Call | None], None]
     ) -> None:
         """Sends in the caller's transaction, or as a call that may be repeated."""
         if connection is not None:
-            return send(connection, None)
+            return send(check_encoding(connection), None)
         number = new_call()
         self._connections.run(lambda c, again: send(c, Call(number, again)))
 
     def _look(self, connection: Connection | None, work: Callable[[Connection], T]) -> T:
         """Runs what may be repeated without further care."""
         if connection is not None:
-            return work(connection)
+            return work(check_encoding(connection))
         return self._connections.run(lambda conn, again: work(conn))
 
 

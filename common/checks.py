@@ -1,13 +1,14 @@
 """What callers may give: names, ids, numbers, times. Each check returns its value, or
 raises a ValueError that begins with `what`. Pure."""
 
-import math
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from uuid import UUID
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,99}\Z")
+MAX_SECONDS = 100 * 365 * 86400
+MAX_TEXT = 2000
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}\Z")
 
 
@@ -18,7 +19,8 @@ def check_name(what: str, name: str) -> str:
             f"{what} must be a letter and up to 99 more of A-Z a-z 0-9 _ . : - (ASCII), "
             f"not {_shown(name)}"
         )
-    return name
+    # A subclass may print as something else than it is.
+    return name if type(name) is str else str.__str__(name)
 
 
 @lru_cache(maxsize=1024)
@@ -49,15 +51,34 @@ def check_seconds(what: str, value: float) -> float:
     """A positive, finite number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{what} must be a number of seconds, not {_shown(value)}")
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{what} must be more than 0 seconds and finite, not {value!r}")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{what} must be more than 0 seconds and finite, not {_shown(value)}")
+    if value > MAX_SECONDS:
+        raise ValueError(f"{what} must be at most {MAX_SECONDS} seconds, not {_shown(value)}")
     return float(value)
 
 
-def check_whole(what: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-        raise ValueError(f"{what} must be a whole number of at least {least}, not {_shown(value)}")
+def check_flag(what: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} must be True or False, not {_shown(value)}")
     return value
+
+
+def check_text(what: str, value: str | None) -> str | None:
+    """A remark that a person makes, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > MAX_TEXT or "\0" in value:
+        raise ValueError(
+            f"{what} must be text of at most {MAX_TEXT} characters without NUL, not {_shown(value)}"
+        )
+    return value.encode("utf-8", "backslashreplace").decode()
+
+
+def check_whole(what: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31 - 1:
+        raise ValueError(f"{what} must be a whole number of at least {least}, not {_shown(value)}")
+    return int(value)
 
 
 def check_aware(what: str, time: datetime | None) -> datetime | None:
@@ -66,9 +87,15 @@ def check_aware(what: str, time: datetime | None) -> datetime | None:
         raise ValueError(
             f"{what} must be an aware datetime, for example datetime.now(UTC), not {_shown(time)}"
         )
-    return time
+    try:
+        return None if time is None else time.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{what} is out of range in UTC: {_shown(time)}") from None
 
 
 def _shown(value: object) -> str:
-    text = ascii(value)
+    try:
+        text = ascii(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:117]}..."

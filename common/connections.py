@@ -74,7 +74,7 @@ class Connections:
         connection = None
         try:
             with pool.connection() as connection:
-                return work(connection, again)
+                return work(check_encoding(connection), again)
         except PoolTimeout:
             raise DatabaseUnavailableError(self._why_not()) from None
         except psycopg.OperationalError as error:
@@ -120,6 +120,15 @@ def _forget_pools() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_pools)
+
+
+def check_encoding(connection: Connection) -> Connection:
+    """With SQL_ASCII the driver returns bytes, and nothing that is read means anything."""
+    if connection.info.encoding == "ascii":
+        raise ValueError(
+            "the connection's client_encoding is SQL_ASCII: make it with client_encoding=UTF8"
+        )
+    return connection
 
 
 def _completed(dsn: str) -> dsns.Parts:

@@ -19,7 +19,7 @@ MAX_DIGITS = 4300
 
 _CONTAINERS = (dict, list, tuple)
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-_MANY_DIGITS = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
+_MANY_DIGITS = re.compile(rf"(?<!\d)\d{{{MAX_DIGITS + 1}}}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -39,11 +39,11 @@ def encode(value: object, *, what: str = "data", max_bytes: int = MAX_BYTES) -> 
         text = _encoder.encode(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(_explain(value, what) or f"{what} is not JSON: {error}") from None
-    if _looks_doubtful(text) and (problem := _explain(value, what)):
-        raise ValueError(problem)
-    size = len(text) if text.isascii() else len(text.encode())
+    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
         raise ValueError(f"{what} has {size} bytes as JSON: at most {max_bytes} are taken")
+    if _looks_doubtful(text) and (problem := _explain(value, what)):
+        raise ValueError(problem)
     return text
 
 

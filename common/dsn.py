@@ -13,9 +13,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from cmdbus.errors import DatabaseUnavailableError
 
-#: Neither statement_timeout nor libpq's defaults free a client whose server went
-#: silent; with these it notices within about 5 seconds.
-_KEEPALIVES = {
+#: Where the DSN says nothing else. Neither statement_timeout nor libpq's defaults free a
+#: client whose server went silent; with these it notices within about 5 seconds.
+_DEFAULTS = {
+    "client_encoding": "UTF8",
     "connect_timeout": "10",
     "keepalives": "1",
     "keepalives_idle": "2",
@@ -36,7 +37,7 @@ def parse(dsn: str) -> Parts:
         raise ValueError("the DSN contains a NUL character")
     scheme = re.match(r"([A-Za-z][A-Za-z0-9_+.-]*)://", dsn)
     if scheme and scheme[1] not in ("postgres", "postgresql"):
-        raise ValueError(f"the DSN begins with {scheme[1]}://, which must be postgresql://")
+        raise ValueError("the DSN begins with another scheme: it must be postgresql://")
     try:
         parts = conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -56,7 +57,7 @@ def complete(parts: Parts, *, application_name: str, settings: Mapping[str, str]
     uses the session next.
     """
     options = " ".join(f"-c {name}={_escaped(value)}" for name, value in settings.items())
-    named = {"application_name": application_name, **_KEEPALIVES, **parts}
+    named = {"application_name": application_name, **_DEFAULTS, **parts}
     # The user's own options come last, and so win.
     return {**named, "options": f"{options} {parts.get('options', '')}".strip()}
 
@@ -88,17 +89,25 @@ def unavailable(parts: Parts, error: BaseException) -> str:
 
 def redact(text: str, parts: Parts) -> str:
     password = parts.get("password")
-    return text.replace(password, "***") if password else text
+    # A shorter one would be betrayed by where it is replaced.
+    return text.replace(password, "***") if password and len(password) > 3 else text
+
+
+#: What cannot be in these parts unless something else spilt into them.
+_SPILT = {"host": "@", "dbname": "@=", "user": "@:"}
 
 
 def _refuse_spilt_password(parts: Parts) -> None:
     """An unescaped @ / ? or # in a URI's password spills its tail into the other parts."""
-    for key in ("host", "dbname", "user"):
-        if "@" in parts.get(key, ""):
-            raise ValueError(
-                f'the DSN\'s {key} contains an "@": if it belongs to the password, '
-                f"percent-encode it as %40"
-            )
+    for key, signs in _SPILT.items():
+        for sign in signs:
+            if sign in parts.get(key, ""):
+                raise ValueError(
+                    f'the DSN\'s {key} contains "{sign}": if that belongs to the password, '
+                    f"percent-encode the special characters in it (@ is %40, : is %3A, / is %2F)"
+                )
+    if re.fullmatch(r"[^:\[]+:[^:]+", parts.get("host", "")):
+        raise ValueError('the DSN\'s host contains ":": give the port by itself (port=5432)')
     if not re.fullmatch(r"[0-9,]*", parts.get("port", "")):
         raise ValueError(
             "the DSN's port is not a number: if it belongs to the password, percent-encode "

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from cmdbus.checks import check_aware, check_id, check_name
+from cmdbus.checks import check_aware, check_id, check_name, check_whole
 from cmdbus.data import MAX_BYTES, encode
 from cmdbus.retry import check_attempts
 
@@ -60,11 +60,12 @@ class Limits:
 
     @classmethod
     def of(cls, priorities: Mapping[str, int] | None, max_bytes: int) -> "Limits":
+        own = {}
         for label, value in (priorities or {}).items():
             if not isinstance(label, str):
                 raise ValueError(f"a priority's label must be a string, not {label!r:.80}")
-            check_priority(value, {})
-        return cls({**PRIORITIES, **(priorities or {})}, max_bytes)
+            own[label] = check_priority(value, {})
+        return cls({**PRIORITIES, **own}, check_whole("max_bytes", max_bytes, 1))
 
     def check(self, request: SendRequest, spare_id: UUID) -> Outgoing:
         """The request as it will be written, with `spare_id` if it brings none; or a ValueError."""

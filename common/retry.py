@@ -10,8 +10,10 @@ MAX_ATTEMPTS = 32767
 
 def check_attempts(what: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ATTEMPTS:
-        raise ValueError(f"{what} must be a whole number from 1 to {MAX_ATTEMPTS}, not {value!r}")
-    return value
+        raise ValueError(
+            f"{what} must be a whole number from 1 to {MAX_ATTEMPTS}, not {value!r:.80}"
+        )
+    return int(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,12 +99,25 @@ def _migrate(connection: psycopg.Connection, schema: str) -> int:
     if version > len(names):
         raise SchemaError(_too_new(schema, version, len(names)))
     if version == 0:
+        _refuse_foreign(connection, schema)
         connection.execute(render("create_schema", schema))
     for number, name in enumerate(names[version:], start=version + 1):
         connection.execute(render(name, schema))
         connection.execute(statement("insert_migration", schema), {"version": number, "name": name})
     connection.execute(render("revoke_public", schema))
     return version
+
+
+def _refuse_foreign(connection: psycopg.Connection, schema: str) -> None:
+    """What somebody else put into the schema would run with the owner's rights."""
+    row = connection.execute(
+        statement("read_foreign_schema", schema), {"schema": schema}
+    ).fetchone()
+    if row is not None:
+        raise SchemaError(
+            f"schema {schema!r} exists already and {row[0]}: name another one (--schema), "
+            f"or drop it if nobody needs it"
+        )
 
 
 def _version(connection: psycopg.Connection, schema: str) -> int:

@@ -42,20 +42,30 @@ class Batch:
 
     def __init__(self, requests: Sequence[SendRequest]) -> None:
         self.requests = requests
-        self.counts = Counter(request.domain for request in requests)
-        for domain in self.counts:
-            check_name("domain", domain)
-        #: As brought by the caller, or spare ones.
-        self.ids = new_ids(len(requests))
-        #: Keys that the caller brought.
-        self.own: list[Key] = []
-        for place, request in enumerate(requests):
-            if request.command_id is not None:
-                self.ids[place] = check_id("command_id", request.command_id)
-                self.own.append((request.domain, self.ids[place]))
-        if len(set(self.own)) < len(self.own):
-            (domain, command_id), _ = Counter(self.own).most_common(1)[0]
+        spare = new_ids(len(requests))
+        #: Domain and id of each, and of those whose id the caller brought.
+        self.keys: list[Key] = []
+        self.brought: list[Key] = []
+        for request, id_ in zip(requests, spare, strict=True):
+            if not isinstance(request, SendRequest):
+                raise ValueError(
+                    f"send_many takes SendRequests, not {type(request).__name__}: "
+                    f"SendRequest(domain, type, data)"
+                )
+            domain = check_name("domain", request.domain)
+            if request.command_id is None:
+                self.keys.append((domain, id_))
+            else:
+                self.keys.append((domain, check_id("command_id", request.command_id)))
+                self.brought.append(self.keys[-1])
+        self.counts = Counter(domain for domain, _ in self.keys)
+        if len(set(self.brought)) < len(self.brought):
+            (domain, command_id), _ = Counter(self.brought).most_common(1)[0]
             raise DuplicateCommandError(domain, [command_id])
+
+    @property
+    def ids(self) -> list[UUID]:
+        return [command_id for _, command_id in self.keys]
 
 
 class Sender:
@@ -65,53 +75,64 @@ class Sender:
 
     def send(self, connection: Connection, command: Outgoing, call: Call | None) -> None:
         number, again = call or (None, False)
+        if call and again:
+            self._store.wait_for_call(connection, call.number)
         answer = self._store.enqueue(connection, command, call=number, again=again)
         if answer.refusal == "duplicate":
             raise DuplicateCommandError(command.domain, [command.command_id])
-        self._heed(connection, command.domain, answer, 1)
+        self._heed(command.domain, answer, 1)
 
     def send_all(
         self, connection: Connection, batch: Batch, check: Check, call: Call | None
     ) -> None:
+        if call and call.again:
+            self._store.wait_for_call(connection, call.number)
         # In a caller's transaction this is a savepoint.
         with connection.transaction():
-            if call and not batch.own and self._landed(connection, batch, call):
+            if call and self._landed(connection, batch, call):
                 return
             admissions = self._store.admit(connection, batch.counts)
             for domain, answer, _ in admissions:
-                self._heed(connection, domain, answer, batch.counts[domain])
-            if batch.own and not self._identified(connection, batch.own, call):
-                return
+                self._heed(domain, answer, batch.counts[domain])
+            self._identify(connection, batch, call)
             # Checked while they are copied, so that both processes work at once.
             checked = map(check, batch.requests, batch.ids)
             self._store.copy(connection, checked, admissions[0].now)
 
     def _landed(self, connection: Connection, batch: Batch, call: Call) -> bool:
-        domain, command_id = batch.requests[0].domain, batch.ids[0]
+        key = (batch.brought or batch.keys)[0]
+        brought = bool(batch.brought)
         return self._store.landed(
-            connection, domain, command_id, call=call.number, again=call.again
+            connection, key, brought=brought, call=call.number, again=call.again
         )
 
-    def _identified(self, connection: Connection, own: Sequence[Key], call: Call | None) -> bool:
-        """Takes the callers' ids; False says that this call took them when it was first tried."""
+    def _identify(self, connection: Connection, batch: Batch, call: Call | None) -> None:
+        """Takes the ids that the caller brought and, in the caller's transaction, also the
+        bus's: he learns them before the commit, and may send one again."""
         number = call.number if call else new_call()
-        refused = self._store.identify(connection, own, number)
-        duplicates = [(domain, id_) for domain, id_, refusal in refused if refusal == "duplicate"]
-        if duplicates:
-            domain = duplicates[0][0]
-            raise DuplicateCommandError(domain, [id_ for d, id_ in duplicates if d == domain])
-        return not refused
+        made = set(batch.keys).difference(batch.brought) if call is None else ()
+        refused = []
+        for keys, brought in ((batch.brought, True), (list(made), False)):
+            if keys:
+                refused += self._store.identify(connection, keys, number, brought=brought)
+        if refused:
+            domain = refused[0][0]
+            raise DuplicateCommandError(domain, [id_ for d, id_, _ in refused if d == domain])
 
-    def _heed(self, connection: Connection, domain: str, answer: Answer, count: int) -> None:
+    def _heed(self, domain: str, answer: Answer, count: int) -> None:
         """Raises what a domain's limits forbid, and warns of what they warn of."""
         if answer.refusal == "closed":
             raise ShutdownError(domain)
+        if answer.refusal == "full":
+            raise QueueFullError(
+                domain,
+                answer.depth or 0,
+                answer.max_depth or 0,
+                retry_after(answer.oldest_age or 0.0),
+            )
+        assert answer.refusal in (None, "repeated"), answer
         if answer.depth is None:
             return
-        if answer.refusal == "full":
-            assert answer.max_depth is not None
-            age = self._store.snapshot(connection, domain)["oldest_age"]
-            raise QueueFullError(domain, answer.depth, answer.max_depth, retry_after(age))
         depth = answer.depth + count
         if answer.warn_depth and self._alarm.rings(domain, depth, answer.warn_depth):
             logger.warning(

@@ -45,6 +45,8 @@ class Answer(NamedTuple):
     depth: int | None
     max_depth: int | None
     warn_depth: int | None
+    #: Seconds that the oldest command of a full domain has waited.
+    oldest_age: float | None
 
 
 class Admission(NamedTuple):
@@ -72,19 +74,43 @@ class Store:
         return [Admission(domain, Answer(*answer), now) for domain, *answer, now in rows]
 
     def identify(
-        self, connection: Connection, own: Sequence[tuple[str, UUID]], call: int
+        self, connection: Connection, keys: Sequence[tuple[str, UUID]], call: int, *, brought: bool
     ) -> list[tuple[str, UUID, str]]:
-        """Takes ids that callers brought; returns (domain, id, refusal) of those it did not get."""
-        domains, command_ids = zip(*own, strict=True)
-        parameters = {"domains": list(domains), "command_ids": list(command_ids), "call": call}
+        """Takes ids; returns (domain, id, refusal) of those it did not get. `brought` says
+        that callers made them."""
+        domains, command_ids = zip(*keys, strict=True)
+        parameters = {
+            "domains": list(domains),
+            "command_ids": list(command_ids),
+            "call": call,
+            "brought": brought,
+        }
         return [(row[0], row[1], row[2]) for row in self._rows(connection, "identify", parameters)]
 
     def landed(
-        self, connection: Connection, domain: str, command_id: UUID, *, call: int, again: bool
+        self,
+        connection: Connection,
+        key: tuple[str, UUID],
+        *,
+        brought: bool,
+        call: int,
+        again: bool,
     ) -> bool:
         """Whether the other try of this call did it; waits for that try if it is on its way."""
-        parameters = {"domain": domain, "command_id": command_id, "call": call, "again": again}
+        parameters = {
+            "domain": key[0],
+            "command_id": key[1],
+            "brought": brought,
+            "call": call,
+            "again": again,
+        }
         return bool(self._row(connection, "landed", parameters)[0])
+
+    def wait_for_call(self, connection: Connection, call: int) -> None:
+        """Until a call's first try has ended, and with a fresh snapshot after it."""
+        self._execute(connection, "wait_for_call", {"call": call})
+        if not connection.autocommit:
+            connection.commit()
 
     def copy(self, connection: Connection, commands: Iterable[Outgoing], now: datetime) -> None:
         """Writes the rows of admitted and identified commands, as they come."""

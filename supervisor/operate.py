@@ -11,11 +11,12 @@ from dataclasses import asdict
 
 import click
 
+from cmdbus.checks import check_schema
 from cmdbus.errors import CmdbusError
-from cmdbus.supervisor.options import database_options
+from cmdbus.supervisor.options import RedactingGroup, database_options
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=RedactingGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cmdbus")
 def main() -> None:
     """Operate a cmdbus: a command bus on PostgreSQL."""
@@ -46,6 +47,8 @@ def init(
     from cmdbus.schema import install
 
     grants = {"worker": worker, "producer": producer, "monitor": monitor}
+    with _sentences():
+        check_schema(schema)
     with _sentences(), _database(dsn) as where:
         done = install(where, schema, grants=grants)
     if as_json:

@@ -1,6 +1,8 @@
 """Options that several commands share, and what they mean together."""
 
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +12,8 @@ from click.core import ParameterSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_VARIABLES = ("CMDBUS_DSN", "DATABASE_URL")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?[^\s'\"]*@[^\s'\"]*|\bpassword\s*=[^'\"]*")
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|\bpassword\s*=", re.IGNORECASE)
 
 
@@ -35,7 +39,7 @@ def database_options(command: F) -> F:
     )
     dsn = click.option(
         "--dsn",
-        envvar=["CMDBUS_DSN", "DATABASE_URL"],
+        envvar=_VARIABLES,
         show_envvar=True,
         callback=_read_dsn,
         help="PostgreSQL as a URI or keywords. Without one: an embedded server.",
@@ -57,11 +61,42 @@ def _read_dsn(context: click.Context, _: click.Parameter, dsn: str | None) -> st
         )
     file: Path | None = context.meta["cmdbus.dsn_file"]
     if given or file is None:
+        _refuse_empty(dsn)
         return dsn
+    if re.match(r"\w+:/|.*\bpassword\s*=", str(file)):
+        raise click.BadParameter("it takes the name of a file, not a DSN", param_hint="--dsn-file")
     try:
         text = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"cannot read {file}: {error}", param_hint="--dsn-file") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise click.BadParameter(f"cannot read {file}: {reason}", param_hint="--dsn-file") from None
     if not text:
         raise click.BadParameter(f"{file} is empty", param_hint="--dsn-file")
     return text
+
+
+def _refuse_empty(dsn: str | None) -> None:
+    """A forgotten value must not install into the embedded server."""
+    for name in _VARIABLES:
+        if dsn is None and os.environ.get(name) == "":
+            raise click.UsageError(f"{name} is set and empty: give it a DSN, or unset it")
+    if dsn is not None and not dsn.strip():
+        raise click.BadParameter("it is empty", param_hint="--dsn")
+
+
+class RedactingGroup(click.Group):
+    """Shows no DSN that was typed in the wrong place."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.ClickException as error:
+            shown = type(error) if type(error) is click.ClickException else click.UsageError
+            told = shown(_URL.sub("(a DSN)", error.format_message()))
+            if isinstance(told, click.UsageError) and isinstance(error, click.UsageError):
+                told.ctx = error.ctx
+            told.show()
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("Aborted.", err=True)
+            sys.exit(1)

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -15,7 +16,7 @@ from psycopg_pool import ConnectionPool
 
 from cmdbus import CommandBus, DatabaseUnavailableError, DuplicateCommandError, SendRequest
 from cmdbus.requests import Limits
-from cmdbus.sending import new_call
+from cmdbus.sending import Call, Sender, new_call
 from cmdbus.store import Store
 
 pytestmark = pytest.mark.db
@@ -143,6 +144,53 @@ def test_a_first_try_that_arrives_after_its_repetition_does_nothing(dsn: str) ->
             bus.cancel("payments", command.command_id)
             assert store.enqueue(connection, command, call=call, again=True).refusal == "repeated"
             assert bus.snapshot("payments")["depth"] == 0
+
+
+@pytest.mark.parametrize("shut", [{"max_depth": 1}, {"accepting": False}], ids=["full", "closed"])
+def test_a_repetition_of_what_landed_is_not_refused(dsn: str, shut: dict[str, Any]) -> None:
+    """What it has sent itself made the domain full, or somebody shut it meanwhile."""
+    store, limits = Store("cmdbus"), Limits.of(None, 1000)
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        for own in (None, uuid4()):
+            spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
+            command = limits.check(SendRequest("payments", "Debit", command_id=own), spare)
+            call = new_call()
+            bus.configure("payments", max_depth=None, accepting=True)
+            assert store.enqueue(connection, command, call=call, again=False).refusal is None
+            bus.configure("payments", **shut)
+            assert store.enqueue(connection, command, call=call, again=True).refusal == "repeated"
+
+
+def test_a_repetition_at_repeatable_read_sees_its_first_try(dsn: str) -> None:
+    """Fault 38, in a pool whose sessions are not at READ COMMITTED."""
+    options = "-c default_transaction_isolation=repeatable\\ read"
+    store, limits = Store("cmdbus"), Limits.of(None, 1000)
+    spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
+    command = limits.check(SendRequest("payments", "Debit"), spare)
+    with (
+        psycopg.connect(dsn) as first,
+        ConnectionPool(dsn, kwargs={"options": options}, min_size=1, open=True) as pool,
+    ):
+        call = new_call()
+        store.enqueue(first, command, call=call, again=False)
+        answers: list[object] = []
+
+        def repeat() -> None:
+            with pool.connection() as connection:
+                sender = Sender(store)
+                sender.send(connection, command, Call(call, True))
+                answers.append("sent")
+
+        thread = threading.Thread(target=repeat)
+        thread.start()
+        with connect(dsn) as watcher:
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'"
+            eventually(lambda: watcher.execute(waiting).fetchone() == (1,))
+        first.commit()
+        thread.join(10)
+        assert answers == ["sent"]
+    with CommandBus(dsn) as bus:
+        assert len(bus.query()) == 1
 
 
 def test_a_duplicate_stays_one_when_the_call_is_repeated(dsn: str) -> None:

@@ -16,15 +16,19 @@ def test_uris_and_keywords_mean_the_same() -> None:
 @pytest.mark.parametrize(
     ("dsn", "sentence"),
     [
-        (f"postgresql+asyncpg://ann:{SECRET}@db/shop", "which must be postgresql://"),
-        (f"mysql://ann:{SECRET}@db/shop", "begins with mysql://"),
-        (f"postgresql://ann:x@{SECRET}@db/shop", 'host contains an "@"'),
-        (f"postgresql://ann:{SECRET}/x@db/shop", 'dbname contains an "@"'),
+        (f"postgresql+asyncpg://ann:{SECRET}@db/shop", "it must be postgresql://"),
+        (f"mysql://ann:{SECRET}@db/shop", "begins with another scheme"),
+        (f"postgresql://ann:x@{SECRET}@db/shop", 'host contains "@"'),
+        (f"postgresql://ann:{SECRET}/x@db/shop", 'dbname contains "@"'),
         (f"postgresql://ann:{SECRET}@[db/shop", "neither a URI"),
         (f"{SECRET}", "neither a URI"),
         (f"host=db {SECRET}", "neither a URI"),
-        (f"postgresql://ann:12/{SECRET}@db/shop", 'dbname contains an "@"'),
+        (f"postgresql://ann:12/{SECRET}@db/shop", 'dbname contains "@"'),
         ("postgresql://ann\0@db", "NUL character"),
+        (f"host=localhost:{SECRET}", "give the port by itself"),
+        (f"user=ann:{SECRET} host=db", 'user contains ":"'),
+        (f"dbname='host=db password={SECRET}'", 'dbname contains "="'),
+        (f"mysql+{SECRET}://db", "another scheme"),
     ],
 )
 def test_a_mistake_in_a_dsn_is_named_without_showing_the_password(dsn: str, sentence: str) -> None:

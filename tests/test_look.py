@@ -229,6 +229,23 @@ def test_a_running_command_is_canceled_only_on_request(dsn: str) -> None:
         assert bus.query(status="IN_PROGRESS") == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"reason": 5}, "reason must be text"),
+        ({"reason": "\0"}, "reason must be text"),
+        ({"reason": "x" * 2001}, "reason must be text of at most 2000"),
+        ({"operator": []}, "operator must be text"),
+        ({"running": 1}, "running must be True or False"),
+    ],
+)
+def test_a_remark_that_cannot_be_kept_is_refused(
+    dsn: str, arguments: dict[str, object], sentence: str
+) -> None:
+    with CommandBus(dsn) as bus, pytest.raises(ValueError, match=sentence):
+        bus.cancel("payments", uuid4(), **arguments)  # type: ignore[arg-type]
+
+
 def test_a_cancel_that_is_rolled_back_has_not_happened(dsn: str) -> None:
     with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
         id_ = bus.send("payments", "Debit", reply_to="orders")

@@ -54,17 +54,27 @@ def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.touch()
     for arguments, code, sentence in (
-        (["--dsn", f"postgresql+asyncpg://ann:{SECRET}@db/x"], 1, "must be postgresql://"),
+        (["--dsn", f"postgresql+asyncpg://ann:{SECRET}@db/x"], 1, "it must be postgresql://"),
         (["--dsn", f"postgresql://ann:{SECRET}@127.0.0.1:1/x"], 1, "cannot connect to database"),
         (["--dsn", "host=127.0.0.1", "--schema", "X"], 1, "schema must be a-z"),
         (["--dsn-file", str(tmp_path / "none")], 2, "cannot read"),
         (["--dsn-file", str(empty)], 2, "is empty"),
+        (["--dsn-file", f"postgresql://ann:{SECRET}@db/x"], 2, "takes the name of a file"),
+        ([f"postgresql://ann:{SECRET}@db/x"], 2, "unexpected extra argument"),
+        (["--dsn", "host=::1 port=1", "--schema", f"postgresql://a:{SECRET}@db"], 1, "schema must"),
+        (["--dsn", ""], 2, "is empty"),
     ):
         done = cmdbus("init", *arguments)
         assert done.returncode == code, done
         assert sentence in done.stderr
         assert "Traceback" not in done.stderr
         assert SECRET not in done.stderr + done.stdout
+
+
+def test_a_forgotten_variable_does_not_mean_the_embedded_server() -> None:
+    done = cmdbus("init", CMDBUS_DSN="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "CMDBUS_DSN is set and empty" in done.stderr
 
 
 def test_a_password_on_the_command_line_is_warned_of() -> None:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cmdbus import CommandBus, SchemaError, SendRequest
+from cmdbus import CommandBus, QueueFullError, SchemaError, SendRequest
 from cmdbus.schema import check, install, make_partitions
 from cmdbus.statements import migrations, render, statement
 
@@ -56,13 +56,21 @@ def test_many_starters_install_it_once(empty_dsn: str) -> None:
         assert rows == (len(migrations()),)
 
 
-def test_a_failing_migration_leaves_nothing(empty_dsn: str) -> None:
+def test_a_schema_that_holds_something_else_is_refused(empty_dsn: str) -> None:
+    """What somebody put there would run with the owner's rights; and REVOKEs would hit it."""
     with connect(empty_dsn) as connection:
         connection.execute("CREATE SCHEMA cmdbus; CREATE TABLE cmdbus.identity (a int)")
-        with pytest.raises(psycopg.errors.DuplicateTable):
+        connection.execute("CREATE FUNCTION public.app() RETURNS int LANGUAGE sql RETURN 1")
+        with pytest.raises(SchemaError, match="'cmdbus' exists already and holds something else"):
             install(empty_dsn)
+        with pytest.raises(SchemaError, match="'public' exists already"):
+            install(empty_dsn, "public")
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'cmdbus'")
         assert tables.fetchall() == [("identity",)]
+        connection.execute("CREATE SCHEMA theirs AUTHORIZATION pg_monitor; CREATE SCHEMA ours")
+        with pytest.raises(SchemaError, match="belongs to pg_monitor"):
+            install(empty_dsn, "theirs")
+        install(empty_dsn, "ours")
 
 
 def test_two_schemas_in_one_database_are_two_buses(empty_dsn: str) -> None:
@@ -184,6 +192,11 @@ def test_a_producer_sends_and_cancels_and_reads_nothing(dsn: str) -> None:
         bus.cancel("payments", ids[1], connection=connection)
         assert bus.snapshot("payments")["depth"] == 3
         assert bus.get("payments", id_) is not None
+        bus.configure("payments", max_depth=1)
+        with pytest.raises(QueueFullError):
+            bus.send("payments", "Debit", connection=connection)
+        with pytest.raises(QueueFullError):
+            bus.send_many([SendRequest("payments", "Debit")], connection=connection)
         for query in (
             "SELECT * FROM cmdbus.ready",
             "SELECT data FROM cmdbus.command",

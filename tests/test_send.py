@@ -4,11 +4,13 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from enum import Enum, IntEnum
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from eventually import eventually
 from psycopg.conninfo import make_conninfo
 
 from cmdbus import (
@@ -339,6 +341,100 @@ def test_ten_first_sends_to_a_new_domain_at_once_are_all_accepted(dsn: str) -> N
         assert bus.snapshot("brand.new")["depth"] == 10
 
 
+class Name(str, Enum):  # noqa: UP042  # StrEnum prints as its value
+    """Prints as something else than it is."""
+
+    PAYMENTS = "payments"
+
+
+class Urgency(IntEnum):
+    MOST = 1
+
+
+def test_a_name_is_what_it_is_and_not_what_it_prints_as(dsn: str) -> None:
+    with CommandBus(dsn, priorities={"urgent": Urgency.MOST}) as bus:
+        request = SendRequest(Name.PAYMENTS, "Debit", priority="urgent", reply_to=Name.PAYMENTS)
+        for id_ in (bus.send(Name.PAYMENTS, "Debit"), *bus.send_many([request])):
+            record = bus.get("payments", id_)
+            assert record is not None and record.reply_to in (None, "payments")
+
+
+def test_connections_that_return_bytes_are_refused(dsn: str) -> None:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, client_encoding="sql_ascii") as connection:
+        for call in (
+            lambda: bus.send("payments", "Debit", connection=connection),
+            lambda: bus.get("payments", uuid4(), connection=connection),
+        ):
+            with pytest.raises(ValueError, match="client_encoding=UTF8"):
+                call()
+    assert counts(dsn)["ready"] == 0
+
+
+def test_an_id_learnt_before_its_commit_can_be_sent_again_safely(dsn: str) -> None:
+    """The program does not learn how its commit ended, and tries again with the id it got."""
+    with CommandBus(dsn) as bus:
+        for commits in (True, False):
+            with psycopg.connect(dsn) as unsure, psycopg.connect(dsn) as retry:
+                id_ = bus.send("payments", "Debit", connection=unsure)
+                [many] = bus.send_many([SendRequest("payments", "Debit")], connection=unsure)
+                results: list[object] = []
+
+                def send_again(id_: UUID = id_, retry: psycopg.Connection = retry) -> None:
+                    try:
+                        results.append(  # noqa: B023
+                            bus.send("payments", "Debit", command_id=id_, connection=retry)
+                        )
+                    except DuplicateCommandError as error:
+                        results.append(error)  # noqa: B023
+
+                thread = threading.Thread(target=send_again)
+                thread.start()
+                with connect(dsn) as watcher:
+                    blocked = (
+                        "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                        " AND datname = current_database()"
+                    )
+                    eventually(lambda: watcher.execute(blocked).fetchone())  # noqa: B023
+                unsure.commit() if commits else unsure.rollback()
+                thread.join(10)
+                retry.commit()
+                assert isinstance(results[0], DuplicateCommandError if commits else UUID)
+                found = [r.command_id for r in bus.query() if r.command_id in (id_, many)]
+                assert sorted(found) == sorted([id_, many] if commits else [id_])
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_an_old_snapshot_does_not_decide_about_an_id_of_the_bus(dsn: str, level: str) -> None:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as old:
+        old.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+        old.execute("SELECT 1 FROM cmdbus.ready")
+        id_ = bus.send("payments", "Debit")
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="READ COMMITTED"):
+            bus.send("payments", "Debit", command_id=id_, connection=old)
+
+
+def test_numbers_of_calls_do_not_come_from_the_sessions_dice(dsn: str) -> None:
+    with connect(dsn) as connection:
+        id_ = uuid4()
+        for place in range(2):
+            connection.execute("SELECT setseed(0.5)")
+            try:
+                connection.execute(
+                    "SELECT cmdbus.send('payments', 'D', p_command_id => %s)", (id_,)
+                )
+                assert place == 0
+            except psycopg.errors.UniqueViolation:
+                assert place == 1
+
+
+@pytest.mark.parametrize(
+    "requests", [[{"domain": "payments"}], [None], ["payments"]], ids=["dict", "None", "str"]
+)
+def test_only_requests_can_be_sent_in_bulk(dsn: str, requests: list[Any]) -> None:
+    with CommandBus(dsn) as bus, pytest.raises(ValueError, match="send_many takes SendRequests"):
+        bus.send_many(requests)
+
+
 # What a domain allows.
 
 
@@ -359,6 +455,14 @@ def test_a_full_domain_refuses_and_says_when_to_come_again(dsn: str) -> None:
         bus.configure("payments", max_depth=None)
         bus.send("payments", "Debit")
         assert bus.snapshot("payments")["depth"] == 4
+
+
+def test_the_highest_limit_is_one(dsn: str) -> None:
+    with CommandBus(dsn) as bus:
+        bus.configure("payments", max_depth=2**31 - 2, warn_depth=2**31 - 2)
+        bus.send("payments", "Debit")
+        with pytest.raises(ValueError, match="max_depth"):
+            bus.configure("payments", max_depth=2**31 - 1)
 
 
 def test_concurrent_senders_pass_the_limit_by_no_more_than_they_have_in_flight(dsn: str) -> None:

@@ -1,1 +1,1 @@
-SELECT {schema}.landed(%(domain)s, %(command_id)s, %(call)s, %(again)s);
+SELECT {schema}.landed(%(domain)s, %(command_id)s, %(brought)s, %(call)s, %(again)s);

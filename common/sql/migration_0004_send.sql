@@ -13,11 +13,13 @@ RETURN (
 
 -- Whether p_domain takes p_count more commands. refusal: NULL, 'closed' or
 -- 'full'. depth is what waits now, counted only where the domain has limits and
--- only as far as they ask. It sees what is committed: concurrent senders can
--- pass the limit by what they have in flight.
+-- only as far as they ask; oldest_age, in seconds, is what the oldest has waited, if
+-- the domain is full. It sees what is committed: concurrent senders can pass the
+-- limit by what they have in flight.
 CREATE FUNCTION {schema}.admit(
     p_domain text, p_count bigint,
-    OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer
+    OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
+    OUT oldest_age double precision
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {schema}, pg_temp
@@ -34,14 +36,16 @@ BEGIN
     IF refusal IS NOT NULL OR coalesce(max_depth, warn_depth) IS NULL THEN
         RETURN;
     END IF;
-    enough := greatest(max_depth, warn_depth) + 1;
-    SELECT count(*) INTO depth FROM (
-        (SELECT FROM ready r
+    enough := greatest(max_depth, warn_depth)::bigint + 1;
+    SELECT count(*), extract(epoch FROM clock_timestamp() - min(since))
+    INTO depth, oldest_age
+    FROM (
+        (SELECT r.created_at AS since FROM ready r
          WHERE r.domain = p_domain
              AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
          LIMIT enough)
         UNION ALL
-        (SELECT FROM scheduled s WHERE s.domain = p_domain LIMIT enough)
+        (SELECT s.created_at FROM scheduled s WHERE s.domain = p_domain LIMIT enough)
     ) waiting;
     IF depth + p_count > max_depth THEN
         refusal := 'full';
@@ -66,9 +70,10 @@ $$;
 -- Takes ids for p_call, all or nothing; returns what stands against it: an id that
 -- another call has ('duplicate'), or that this very call took when it was tried
 -- before ('repeated'). Whoever waits for the same id waits here. Ids made by the
--- bus are not in identity: where a caller brings one, the tables know it.
+-- bus and sent by a call of its own are not in identity: where a caller brings one
+-- (p_brought), the tables know it, to whoever sees what is committed.
 CREATE FUNCTION {schema}.identify(
-    p_domains text[], p_command_ids uuid[], p_call bigint
+    p_domains text[], p_command_ids uuid[], p_call bigint, p_brought boolean
 ) RETURNS TABLE (domain text, command_id uuid, refusal text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {schema}, pg_temp
@@ -77,11 +82,18 @@ AS $$
 DECLARE
     taken bigint;
 BEGIN
+    IF p_brought AND current_setting('transaction_isolation') <> 'read committed'
+        AND EXISTS (SELECT FROM unnest(p_command_ids) c WHERE substr(c::text, 15, 2) = '8c')
+    THEN
+        RAISE object_not_in_prerequisite_state USING MESSAGE =
+            'an id that the bus made can be sent again only at READ COMMITTED: an older '
+            'snapshot does not show whether the command is there';
+    END IF;
     -- Sorted, so that two calls with the same ids cannot deadlock.
     INSERT INTO identity (domain, command_id, call)
     SELECT w.domain, w.command_id, p_call
     FROM unnest(p_domains, p_command_ids) w (domain, command_id)
-    WHERE CASE WHEN substr(w.command_id::text, 15, 2) = '8c'
+    WHERE CASE WHEN p_brought AND substr(w.command_id::text, 15, 2) = '8c'
                THEN NOT exists_anywhere(w.domain, w.command_id) ELSE true END
     ORDER BY w.domain COLLATE "C", w.command_id
     ON CONFLICT DO NOTHING;
@@ -102,33 +114,41 @@ END
 $$;
 
 -- A call whose connection died is tried once more on a fresh one, while the first
--- try may still be on its way. Where the caller brought ids, identify settles it.
--- Where the bus made them all, the two tries take turns here, on the call's first
--- id, and whichever is later finds the other's trace: true says that it landed.
+-- try may still be on its way. The two take turns here, and whichever is later finds
+-- the other's trace, in identity or in the tables: true says that it landed.
 CREATE FUNCTION {schema}.landed(
-    p_domain text, p_command_id uuid, p_call bigint, p_again boolean
+    p_domain text, p_command_id uuid, p_brought boolean, p_call bigint, p_again boolean
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {schema}, pg_temp
 AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(p_call);
-    IF p_again THEN
-        RETURN EXISTS (SELECT FROM identify(ARRAY[p_domain], ARRAY[p_command_id], p_call));
+    IF p_again AND NOT p_brought THEN
+        RETURN exists_anywhere(p_domain, p_command_id)
+            OR EXISTS (SELECT FROM identify(ARRAY[p_domain], ARRAY[p_command_id], p_call, false));
     END IF;
-    RETURN EXISTS (SELECT FROM identity WHERE domain = p_domain AND command_id = p_command_id);
+    IF p_again = p_brought THEN
+        RETURN EXISTS (SELECT FROM identity i
+                       WHERE i.domain = p_domain AND i.command_id = p_command_id
+                           AND i.call = p_call);
+    END IF;
+    RETURN false;
 END
 $$;
 
 -- Puts one command into ready or, if it is due later, into scheduled.
 -- refusal: NULL (accepted), 'closed', 'full', 'duplicate' or 'repeated' (accepted
 -- when this call was tried before); nothing is written unless it is NULL, and the
--- caller's transaction stays usable. p_call is NULL in a caller's transaction.
+-- caller's transaction stays usable. p_call is NULL in a caller's transaction: there
+-- even the bus's ids are taken, because the caller learns them before the commit, and
+-- may send one again when he does not learn how that ended.
 CREATE FUNCTION {schema}.enqueue(
     p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
     p_priority integer, p_delay interval, p_run_at timestamptz, p_correlation_id uuid,
     p_reply_to text, p_max_attempts integer, p_call bigint, p_again boolean,
-    OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer
+    OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
+    OUT oldest_age double precision
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {schema}, pg_temp
@@ -136,19 +156,21 @@ AS $$
 DECLARE
     due timestamptz := coalesce(p_run_at, clock_timestamp() + p_delay);
 BEGIN
-    IF p_call IS NOT NULL AND NOT p_own AND landed(p_domain, p_command_id, p_call, p_again) THEN
+    IF p_call IS NOT NULL AND (p_again OR NOT p_own)
+        AND landed(p_domain, p_command_id, p_own, p_call, p_again)
+    THEN
         refusal := 'repeated';
         RETURN;
     END IF;
     IF EXISTS (SELECT FROM domain d WHERE d.name = p_domain) THEN
-        SELECT a.refusal, a.depth, a.max_depth, a.warn_depth
-        INTO refusal, depth, max_depth, warn_depth
+        SELECT a.refusal, a.depth, a.max_depth, a.warn_depth, a.oldest_age
+        INTO refusal, depth, max_depth, warn_depth, oldest_age
         FROM admit(p_domain, 1) a;
     END IF;
-    IF p_own AND refusal IS NULL THEN
+    IF refusal IS NULL AND (p_own OR p_call IS NULL) THEN
         SELECT i.refusal INTO refusal
         FROM identify(ARRAY[p_domain], ARRAY[p_command_id],
-                      coalesce(p_call, (random() * 9e18)::bigint)) i;
+                      coalesce(p_call, hashtextextended(gen_random_uuid()::text, 0)), p_own) i;
     END IF;
     IF refusal IS NOT NULL THEN
         RETURN;

@@ -14,7 +14,7 @@ FROM (
     SELECT created_at AS at, 0 AS rank, 0::bigint AS id, 'SENT' AS kind, NULL::integer AS attempt,
         NULL AS worker, NULL AS operator, NULL AS code, NULL AS message,
         json_build_object('type', type, 'priority', priority, 'correlation_id', correlation_id,
-                          'reply_to', reply_to, 'due_at', due_at) AS details
+                          'reply_to', reply_to) AS details
     FROM c
     UNION ALL
     SELECT started_at, 1, 0, 'RECEIVED', attempts, worker, NULL, NULL, NULL, NULL
