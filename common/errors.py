@@ -12,6 +12,7 @@ CmdbusError
 ├── CommandNotFoundError
 ├── InvalidOperationError             not in the command's present state
 ├── HandlerAlreadyRegisteredError
+├── BoardError                        cannot be made or read
 ├── SchemaError                       missing, or of another version
 ├── DatabaseUnavailableError          no connection could be made
 └── EmbeddedError                     the private PostgreSQL cannot be had
@@ -132,3 +133,7 @@ class DatabaseUnavailableError(CmdbusError):
 
 class EmbeddedError(CmdbusError):
     """The private PostgreSQL cannot be had; the text says why and what to do."""
+
+
+class BoardError(CmdbusError):
+    """The board cannot be made or read; the message says which and why."""

@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
 from cmdbus import (
+    BusinessRuleError,
     Command,
     CommandBus,
     Context,
@@ -314,7 +315,7 @@ def test_effects_of_an_execution_that_lost_its_lease_do_not_land(
         assert entered.wait(5)
         lose(dsn, sent)
         go_on.set()
-        eventually(lambda: "was lost while it ran" in caplog.text)
+        eventually(lambda: "was lost before it was settled" in caplog.text)
         record = bus.get("payments", sent)
         assert record is not None and record.status is Status.IN_PROGRESS
     assert effects(dsn) == 0
@@ -595,6 +596,84 @@ def test_sends_at_random_moments_are_never_slept_through(dsn: str, bus: CommandB
             bus.wait("payments", held, 2)
 
 
+# What a worker tells of itself.
+
+
+def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
+    """M013, M022, M054, M173, M174, M175."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit", retry=SOON)
+    def debit(command: Command, context: Context) -> None:
+        if command.data == "tx":
+            leave_effect(command, context)
+        if command.data == "fail":
+            raise ValueError("no")
+        if command.data == "rule":
+            raise BusinessRuleError("NO", "rule")
+
+    with running(dsn, registry) as worker:
+        ids = [
+            bus.send("payments", "Debit", data)
+            for data in [None] * 20 + ["tx"] * 5 + ["rule"] * 3 + ["fail"] * 2
+        ]
+        for id_ in ids:
+            bus.wait("payments", id_, 5)
+        metrics = worker.metrics()
+        name = ("payments", "Debit")
+        assert metrics["cmdbus_commands_total"] == {
+            (*name, "completed"): 25,
+            (*name, "failed"): 3,
+            (*name, "retry"): 4,
+            (*name, "trouble"): 2,
+        }
+        for histogram in ("cmdbus_dequeue_latency_seconds", "cmdbus_handler_duration_seconds"):
+            assert metrics[histogram][name]["count"] == 34  # type: ignore[index]
+        assert (metrics["claim_failures"], metrics["cmdbus_lost_leases_total"]) == (0, 0)
+        assert int(str(metrics["cmdbus_batches_processed_total"])) > 0
+        assert int(str(metrics["cmdbus_empty_receives_total"])) > 0
+        assert 0 < float(str(metrics["avg_process_time"])) < 1
+        assert 0 < float(str(metrics["avg_fetch_time"])) < 1
+        assert worker.health.health == "HEALTHY"
+        errors = [(failed.type, failed.error) for failed in worker.last_exceptions]
+        assert errors == [("Debit", "ValueError: no")] * 6
+
+
+def test_a_drain_is_claimed_in_batches_and_rested_from_once(dsn: str, bus: CommandBus) -> None:
+    """M001, M004, M018, M020, M070."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    bus.send_many([SendRequest("payments", "Debit")] * 2000)
+    with running(dsn, registry, poll_interval=60) as worker:
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+        metrics = worker.metrics()
+        assert int(str(metrics["cmdbus_batches_processed_total"])) < 500
+        assert int(str(metrics["cmdbus_empty_receives_total"])) < 10
+        assert metrics["cmdbus_notification_wakeups_total"] == 0
+
+
+def test_many_failures_in_a_row_degrade_a_worker_and_a_success_heals_it(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M123, R44."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
+    def debit(command: Command, context: Context) -> None:
+        if command.data:
+            raise ValueError
+
+    with running(dsn, registry) as worker:
+        for wrong in [True] * 11:
+            assert worker.health.health == "HEALTHY"
+            bus.wait("payments", bus.send("payments", "Debit", wrong), 5)
+        eventually(lambda: worker.health.health == "DEGRADED")
+        assert worker.health.reasons == ["11 failures in a row, and more than 10 are too many"]
+        bus.wait("payments", bus.send("payments", "Debit", False), 5)
+        eventually(lambda: worker.health.health == "HEALTHY")
+
+
 # Stopping, outages, limits.
 
 
@@ -681,6 +760,7 @@ def test_a_worker_outlives_the_death_of_all_its_sessions(dsn: str, bus: CommandB
     ("options", "sentence"),
     [
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1"),
+        ({"concurrency": 129}, "concurrency must be at most 128"),
         ({"poll_interval": 0.099}, r"poll_interval must be at least 0\.1 s"),
         ({"domains": ["orders"]}, "no handler for domain 'orders'"),
         ({"domains": []}, "domains must name at least one"),

@@ -25,13 +25,17 @@ from queue import Empty, SimpleQueue
 
 import psycopg
 
+from cmdbus.counters import Counter
 from cmdbus.outcomes import troubled
 from cmdbus.registry import HandlerRegistry
+from cmdbus.slots import Phase
+from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Want
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.handling import Execution
 from cmdbus.worker.pace import Pace
+from cmdbus.worker.record import Record
 from cmdbus.worker.slots import Slot, Work
 from cmdbus.worker.wake import Wake
 
@@ -72,6 +76,7 @@ class Crew:
         connect: Callable[[], Connection],
         discard: Callable[[Connection], None],
         wake: Wake,
+        record: Record,
     ) -> None:
         self._claims = claims
         self._registry = registry
@@ -82,6 +87,7 @@ class Crew:
         self._connect = connect
         self._discard = discard
         self._wake = wake
+        self._record = record
         self._pace = Pace()
         self._queue: SimpleQueue[Claim | _Token] = SimpleQueue()
         #: Finished and not settled.
@@ -110,7 +116,8 @@ class Crew:
 
     def fill(self, number: int) -> None:
         """A fresh thread for a slot."""
-        slot = self._slots[number] = Slot(number, Hand(self._connect, self._discard))
+        hand = Hand(self._connect, self._discard)
+        slot = self._slots[number] = Slot(number, hand, *self._record.take_place())
         slot.thread = threading.Thread(
             target=self._run_slot, args=(slot,), name=f"worker-{number}", daemon=True
         )
@@ -152,9 +159,8 @@ class Crew:
     def join(self, deadline: float) -> list[Slot]:
         """Waits until the deadline; returns the slots whose threads have not left."""
         for slot in self._alive():
-            if slot.thread is not None:
-                slot.thread.join(max(0.0, deadline - time.monotonic()))
-        return [slot for slot in self._alive() if slot.thread and slot.thread.is_alive()]
+            slot.join(deadline - time.monotonic())
+        return [slot for slot in self._alive() if slot.running]
 
     @property
     def busy(self) -> bool:
@@ -163,13 +169,13 @@ class Crew:
     def held(self) -> list[Claim]:
         return list(self._held.values())
 
-    def relieve(self, hand: Hand, older: float) -> None:
+    def relieve(self, hand: Hand, place: Place, older: float) -> None:
         """Settles what was finished longer ago than `older` while all threads were busy."""
         if self._done and time.monotonic() - self._done[0].at > older:
-            self._settle(hand, self.take_done())
+            self._settle(hand, place, self.take_done())
 
-    def settle_rest(self, hand: Hand) -> None:
-        self._settle(hand, self.take_done())
+    def settle_rest(self, hand: Hand, place: Place) -> None:
+        self._settle(hand, place, self.take_done())
 
     def take_done(self) -> list[Finished]:
         done = []
@@ -196,6 +202,7 @@ class Crew:
     # What a thread does.
 
     def _run_slot(self, slot: Slot) -> None:
+        slot.place.occupy(slot.number, time.monotonic_ns())
         try:
             while (item := self._queue.get()) is not _LEAVE:
                 if isinstance(item, Claim):
@@ -212,18 +219,20 @@ class Crew:
             if self._slots.get(slot.number) is slot:
                 del self._slots[slot.number]
             slot.hand.close()
+            self._record.give_place(slot.index, slot.place)
 
     def _run(self, slot: Slot, claim: Claim) -> bool:
         if self._done and not self._pace.is_quick(claim.domain, claim.type):
             # What is finished waits for nothing that may be long.
             with suppress(psycopg.Error):
-                self._settle(slot.hand, self.take_done())
+                self._settle(slot.hand, slot.place, self.take_done())
         execution = self._execution(slot, claim)
         thread = threading.current_thread()
         thread.name = f"worker-{claim.domain}-{slot.number}"
         began = time.monotonic()
         work = Work(execution, began + execution.timeout)
         slot.begin(work)
+        self._record.begins(slot.place, claim, began, work.due)
         execution.extended = partial(setattr, work, "due")
         try:
             finished = execution.run()
@@ -232,8 +241,13 @@ class Crew:
             stays = slot.end()
             if stays:
                 self._held.pop(claim.id, None)
+            self._record.ended(slot.place, claim, began)
         self._pace.ran(claim.domain, claim.type, time.monotonic() - began)
-        if finished is not None and stays:
+        if execution.committed is not None:
+            self._record.settled(slot.place, [execution.committed])
+        elif finished is None:
+            self._record.lost(slot.place, claim)
+        elif stays:
             # First append, then look whether the leader rests; it does the opposite.
             self._done.append(finished)
         self._wake.ring_if_resting()
@@ -252,42 +266,48 @@ class Crew:
 
     def _lead(self, slot: Slot) -> bool:
         """With the lead in hand; it goes back into the queue whatever happens."""
-        slot.begin(Work(None, time.monotonic() + self._timeouts.statement + _STEP_SPARE))
+        due = time.monotonic() + self._timeouts.statement + _STEP_SPARE
+        slot.begin(Work(None, due))
+        self._record.leads(slot.place, due)
         stays = True
         try:
             if self._stopping.is_set():
-                self._settle(slot.hand, self.take_done())
+                self._settle(slot.hand, slot.place, self.take_done())
                 stays = slot.end()
             else:
-                found = self._step(slot.hand)
+                found = self._step(slot.hand, slot.place)
                 stays = slot.end()
                 if not found and stays:
-                    self._rest(slot.hand)
+                    self._rest(slot)
         except Exception as error:
             stays = slot.end() and stays
+            slot.place.counters.add(Counter.CLAIM_FAILURES)
             if stays:
-                self._recover(slot.hand, error)
+                self._recover(slot, error)
         finally:
+            slot.place.end(time.monotonic_ns())
             if stays and not self._stopping.is_set():
                 self._queue.put(_LEAD)
         return stays
 
-    def _step(self, hand: Hand) -> bool:
+    def _step(self, hand: Hand, place: Place) -> bool:
         """Settles everything finished and claims the next run; False if there was nothing."""
         connection = hand.connection()
         self._wake.working(connection)
         done = self.take_done()
         plain = [finished for finished in done if finished.plain]
         try:
-            self._settle(hand, [finished for finished in done if not finished.plain])
+            self._settle(hand, place, [finished for finished in done if not finished.plain])
+            began = time.monotonic()
             lost, claims = self._claims.step(connection, plain, self._want())
         except BaseException as error:
             self._done.extendleft(reversed(plain))
             if isinstance(error, _ONE_BY_ONE):
-                self._settle_singly(hand, self.take_done())
+                self._settle_singly(hand, place, self.take_done())
                 return True
             raise
-        _report_lost(plain, lost)
+        self._record.stepped(place, len(claims), time.monotonic() - began)
+        self._record.settled(place, plain, lost)
         self._take_on(connection, claims)
         return bool(claims) or bool(done)
 
@@ -314,42 +334,52 @@ class Crew:
             quick_types=quick,
         )
 
-    def _rest(self, hand: Hand) -> None:
+    def _rest(self, slot: Slot) -> None:
         """Nothing to claim: until somebody rings, or a timer does."""
-        self._wake.rest(hand.connection(), busy=lambda: bool(self._done) or self._stopping.is_set())
+        self._record.waits(slot.place, Phase.RESTING)
+        source = self._wake.rest(
+            slot.hand.connection(), busy=lambda: bool(self._done) or self._stopping.is_set()
+        )
+        if source is not None:
+            slot.place.counters.add(source)
+        if source is Counter.WAKEUPS_NOTIFY:
+            slot.place.counters.add(Counter.NOTIFICATION_WAKEUPS)
 
     # Settling. What fails puts the outcomes back first.
 
-    def _settle(self, hand: Hand, done: list[Finished]) -> None:
+    def _settle(self, hand: Hand, place: Place, done: list[Finished]) -> None:
         """Outcomes of any kind."""
         if not done:
             return
         done.sort(key=lambda f: (f.claim.domain, f.claim.priority, f.claim.id))
         try:
-            _report_lost(done, self._claims.settle(hand.connection(), done))
+            lost = self._claims.settle(hand.connection(), done)
         except _ONE_BY_ONE:
-            self._settle_singly(hand, done)
+            self._settle_singly(hand, place, done)
         except BaseException:
             self._done.extendleft(reversed(done))
             raise
+        else:
+            self._record.settled(place, done, lost)
 
-    def _settle_singly(self, hand: Hand, done: list[Finished]) -> None:
+    def _settle_singly(self, hand: Hand, place: Place, done: list[Finished]) -> None:
         """One of them is refused, or its row is held by somebody: the others need not wait."""
-        for place, finished in enumerate(done):
+        for number, finished in enumerate(done):
             try:
-                _report_lost([finished], self._claims.settle(hand.connection(), [finished]))
+                lost = self._claims.settle(hand.connection(), [finished])
+                self._record.settled(place, [finished], lost)
             except psycopg.errors.LockNotAvailable:
                 self._done.append(finished)
             except psycopg.DataError as error:
                 refused = troubled("OUTCOME_NOT_STORABLE", str(error))
                 self._done.append(finished._replace(outcome=refused))
             except BaseException:
-                self._done.extendleft(reversed(done[place:]))
+                self._done.extendleft(reversed(done[number:]))
                 raise
 
-    def _recover(self, hand: Hand, error: Exception) -> None:
-        """The outcomes are back in `_done`; the session's end is waited for, then a new one."""
-        if not hand.lost():
+    def _recover(self, slot: Slot, error: Exception) -> None:
+        """The outcomes are back in `_done`; then a session that works, however long it takes."""
+        if not slot.hand.lost():
             logger.exception("a step failed; it is tried again in %s s", _AFTER_FAILURE)
             self._stopping.wait(_AFTER_FAILURE)
             return
@@ -357,15 +387,7 @@ class Crew:
             "the database connection is lost (%s); reconnecting until it is back",
             " ".join(str(error).split()),
         )
-        hand.reconnect(self._stopping)
-
-
-def _report_lost(done: Sequence[Finished], lost: Sequence[int]) -> None:
-    for finished in done:
-        if finished.claim.id in lost:
-            logger.warning(
-                "command %s (%s/%s) was lost before it was settled: it runs again elsewhere",
-                finished.claim.command_id,
-                finished.claim.domain,
-                finished.claim.type,
-            )
+        self._record.waits(slot.place, Phase.AWAY)
+        self._record.health.database_away(time.monotonic())
+        slot.hand.reconnect(self._stopping)
+        self._record.health.database_back(time.monotonic())

@@ -73,6 +73,8 @@ class Execution:
         self._policy = handler.retry or RetryPolicy()
         self.max_attempts = claim.max_attempts or self._policy.max_attempts
         self._transaction: HandlerTransaction | None = None
+        #: Settled in its own transaction; None while nobody knows.
+        self.committed: Finished | None = None
         #: Whether the handler wanted a session, and which it got.
         self._touched = False
         self._session: Connection | None = None
@@ -82,7 +84,7 @@ class Execution:
         return self._handler.timeout or self._timeouts.thread
 
     def run(self) -> Finished | None:
-        """The outcome to settle; None if it is settled already, or not ours to settle."""
+        """The outcome to settle; None if it is settled already, or not ours any more."""
         outcome = not_to_be_run(self.claim.attempts, self.max_attempts, self.claim.losses)
         if outcome is None:
             data = decode(self.claim.data)
@@ -109,18 +111,14 @@ class Execution:
                 outcome = _storable(result)
                 if self._transaction is None:
                     return outcome
-                self._transaction.complete(self._finished(outcome))
+                finished = self._finished(outcome)
+                self._transaction.complete(finished)
+                self.committed = finished
                 return None
             finally:
                 if self._transaction is not None:
                     self._transaction.end()
         except LeaseLostError:
-            logger.warning(
-                "command %s (%s/%s) was lost while it ran: rolled back, it runs elsewhere",
-                self.claim.command_id,
-                self.claim.domain,
-                self.claim.type,
-            )
             return None
         except BaseException as error:
             return self._failed(error, context)

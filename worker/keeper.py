@@ -13,9 +13,11 @@ from collections.abc import Callable
 
 import psycopg
 
+from cmdbus.slots import Slot as Place
 from cmdbus.worker.claims import Claims, Connection
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.crew import Crew
+from cmdbus.worker.record import Record
 from cmdbus.worker.slots import Slot, Work
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class Keeper:
         crew: Crew,
         claims: Claims,
         lease: float,
+        record: Record,
         connect: Callable[[], Connection],
         discard: Callable[[Connection], None],
     ) -> None:
@@ -37,6 +40,7 @@ class Keeper:
         self._claims = claims
         self._renew_every = lease / 3
         self._hand = Hand(connect, discard)
+        self._record = record
         #: Slots that were given up, with what they were doing and where.
         self._verdicts: deque[tuple[Slot, Work, str]] = deque()
         self._stopping = threading.Event()
@@ -57,14 +61,22 @@ class Keeper:
         self._crew.working.set()
 
     def _run(self) -> None:
+        index, place = self._record.take_place()
+        place.occupy(-1, time.monotonic_ns())
+        try:
+            self._keep(place)
+        finally:
+            self._record.give_place(index, place)
+
+    def _keep(self, place: Place) -> None:
         renew_at = 0.0
         while not self._stopping.wait(_SETTLE_WITHIN):
             if not self._crew.busy:
                 self._rest()
             try:
-                self._crew.relieve(self._hand, _SETTLE_WITHIN)
+                self._crew.relieve(self._hand, place, _SETTLE_WITHIN)
                 while self._verdicts:
-                    self._carry_out(*self._verdicts[0])
+                    self._carry_out(place, *self._verdicts[0])
                     self._verdicts.popleft()
                 if time.monotonic() >= renew_at:
                     renew_at = time.monotonic() + self._renew_every
@@ -81,7 +93,7 @@ class Keeper:
         if not (self._crew.busy or self._verdicts or self._stopping.is_set()):
             self._crew.working.wait()
 
-    def _carry_out(self, slot: Slot, work: Work, stack: str) -> None:
+    def _carry_out(self, place: Place, slot: Slot, work: Work, stack: str) -> None:
         """The session is ended before the command is settled: until then it could still
         commit. May be repeated from the start."""
         connection = self._hand.connection()
@@ -97,7 +109,8 @@ class Keeper:
             self._crew.put_new_lead()
             return
         finished = work.execution.timed_out(stack, statement)
-        self._claims.settle(connection, [finished])
+        self._record.settled(place, [finished], self._claims.settle(connection, [finished]))
+        self._record.health.stuck((slot.index, finished.claim.token), time.monotonic())
         self._crew.drop(finished.claim)
         self._crew.replace(slot)
 

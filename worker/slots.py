@@ -5,6 +5,7 @@ import threading
 import traceback
 from dataclasses import dataclass
 
+from cmdbus.slots import Slot as Place
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.handling import Execution
 
@@ -26,9 +27,12 @@ class Slot:
     has ended it before, or it will find at its end that it was given up, and leave.
     """
 
-    def __init__(self, number: int, hand: Hand) -> None:
+    def __init__(self, number: int, hand: Hand, index: int, place: Place) -> None:
         self.number = number
         self.hand = hand
+        #: Where it shows what it does on the board.
+        self.index = index
+        self.place = place
         self.thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._work: Work | None = None
@@ -56,6 +60,14 @@ class Slot:
                 return None
             self._given_up = True
             return self._work
+
+    @property
+    def running(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def join(self, seconds: float) -> None:
+        if self.thread is not None and self.running:
+            self.thread.join(max(0.0, seconds))
 
     def stack(self) -> str:
         """Where the thread is, with source lines; empty if it has ended."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 import psycopg
 
 from cmdbus.checks import check_seconds
+from cmdbus.counters import Counter
 from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.worker.claims import Claims, Connection
 
@@ -96,38 +97,40 @@ class Wake:
             self._armed_for = 0
             self._claims.disarm(connection)
 
-    def rest(self, connection: Connection, busy: Callable[[], bool]) -> None:
+    def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None:
         """One move towards waiting safely, or the wait. `busy` says that there is something
         else to do; it is asked only after `_resting` is set, as others look at that after
-        they have made it true."""
+        they have made it true. Returns who ended it, if it was a wait for work."""
         self._bell.clear()
         self._resting = True
         try:
-            if not busy():
-                self._move(connection)
+            return None if busy() else self._move(connection)
         finally:
             self._resting = False
             self._busy_since = None
 
-    def _move(self, connection: Connection) -> None:
+    def _move(self, connection: Connection) -> Counter | None:
         seconds = self._look(connection)
         if seconds <= 0:
-            return
+            return Counter.WAKEUPS_TIMER
         session = self._listener.session
         fresh = self._claims.arm(connection, self._domains, seconds, seconds + _ARMED_LONGER)
         if fresh or session != self._armed_for:
             self._armed_for = session
             self._writers = self._claims.writers(connection)
             self._pause = _FIRST_PAUSE
-        elif self._writers is not None:
+            return Counter.WAKEUPS_BARRIER
+        if self._writers is not None:
             self._writers &= self._claims.writers(connection)
             if self._writers:
                 self._bell.wait(min(self._pause, seconds))
                 self._pause = min(self._pause * 2, _LONGEST_PAUSE)
             else:
                 self._writers = None
-        else:
-            self._bell.wait(seconds)
+            return Counter.WAKEUPS_BARRIER
+        if self._bell.wait(seconds):
+            return Counter.WAKEUPS_NOTIFY if self._listener.heard() else None
+        return Counter.WAKEUPS_TIMER if seconds < self.poll_interval else Counter.WAKEUPS_POLL
 
     def _look(self, connection: Connection) -> float:
         """Promotes what is due; seconds until the next look is due, 0 if there is work."""
@@ -155,6 +158,7 @@ class Listener:
         #: Its end interrupts the wait for notifications.
         self._woken, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="worker-listener", daemon=True)
+        self._heard = False
         #: Counts sessions; written by the listener, read by the leader.
         self.session = 0
 
@@ -166,6 +170,11 @@ class Listener:
         self._waker.close()
         self._thread.join(_PING_SECONDS)
         self._woken.close()
+
+    def heard(self) -> bool:
+        """Whether there was a notification since this was last asked."""
+        heard, self._heard = self._heard, False
+        return heard
 
     def _run(self) -> None:
         pause = 0.0
@@ -196,4 +205,5 @@ class Listener:
             if not readable:
                 self._claims.ping(connection)
             if list(connection.notifies(timeout=0)):
+                self._heard = True
                 self._ring()

@@ -11,7 +11,9 @@ import psycopg
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
+from cmdbus.board import Board
 from cmdbus.checks import check_name, check_seconds, check_whole
+from cmdbus.health import Levels
 from cmdbus.registry import HandlerRegistry
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claims, Connection
@@ -26,11 +28,14 @@ from cmdbus.worker.connections import (
 )
 from cmdbus.worker.crew import Crew
 from cmdbus.worker.keeper import Keeper
+from cmdbus.worker.record import PLACES, FailedExecution, Record
 from cmdbus.worker.slots import Slot
 from cmdbus.worker.wake import Wake, check_poll_interval
 
 logger = logging.getLogger(__name__)
 
+#: Threads that hang keep their places until they come back: half are for those.
+MAX_THREADS = PLACES // 2
 #: The main thread looks at its slots at least so often, in seconds: a verdict is late by
 #: no more than this.
 _BEAT = 1.0
@@ -58,11 +63,12 @@ class Worker:
         self._dsn = pool_or_dsn if isinstance(pool_or_dsn, str) else None
         self._registry = registry
         self._domains = _check_domains(domains, registry)
-        self._concurrency = check_whole("concurrency", concurrency, 1)
+        self._concurrency = _check_threads(concurrency)
         self._poll_interval = check_poll_interval(poll_interval)
         self._timeouts = timeouts or Timeouts()
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._claims = Claims(schema, self._timeouts.lease)
+        self._record = Record(Board.in_memory(1, PLACES))
         self._stop_asked = threading.Event()
         self._ended = threading.Event()
         self._deadline = 0.0
@@ -103,7 +109,7 @@ class Worker:
 
     def set_concurrency(self, threads: int) -> None:
         """From now on; threads that are too many leave once they have finished what they run."""
-        self._concurrency = check_whole("concurrency", threads, 1)
+        self._concurrency = _check_threads(threads)
         if self._crew is not None:
             if self._dsn is not None:
                 self._opened.resize(threads, threads + HEADROOM)
@@ -117,6 +123,19 @@ class Worker:
         if self._wake is not None:
             self._wake.poll_interval = self._poll_interval
             self._wake.ring()
+
+    @property
+    def health(self) -> Levels:
+        """Measured levels of the last minutes; `.health` and `.reasons` say what they mean."""
+        return self._record.health.levels(time.monotonic())
+
+    @property
+    def last_exceptions(self) -> list[FailedExecution]:
+        """The latest 100 failed executions, oldest first."""
+        return list(self._record.latest)
+
+    def metrics(self) -> dict[str, object]:
+        return self._record.metrics()
 
     def _open(self) -> Pool:
         """Registers this life of the worker, whose number is in its sessions' names."""
@@ -144,8 +163,10 @@ class Worker:
             connect=pool.getconn,
             discard=pool.putconn,
             wake=wake,
+            record=self._record,
         )
-        keeper = Keeper(crew, claims, self._timeouts.lease, pool.getconn, pool.putconn)
+        lease = self._timeouts.lease
+        keeper = Keeper(crew, claims, lease, self._record, pool.getconn, pool.putconn)
         return crew, wake, keeper
 
     def _watch(self, crew: Crew, keeper: Keeper) -> None:
@@ -156,6 +177,7 @@ class Worker:
             pause = beat if due is None else min(beat, max(due - time.monotonic(), 0.0))
             if self._stop_asked.wait(pause):
                 return
+            self._record.beat(time.monotonic() + 2 * beat)
             for slot, work in crew.give_up_late(time.monotonic()):
                 keeper.relieve(slot, work, slot.stack())
 
@@ -168,7 +190,9 @@ class Worker:
                 self._claims.release(hand.connection(), unstarted)
             stuck = crew.join(self._deadline)
             keeper.stop()
-            crew.settle_rest(hand)
+            index, place = self._record.take_place()
+            crew.settle_rest(hand, place)
+            self._record.give_place(index, place)
             if stuck:
                 self._abandon(crew, stuck, hand.connection())
             self._claims.disarm(hand.connection())
@@ -199,6 +223,12 @@ class Worker:
                 claim.domain,
                 claim.type,
             )
+
+
+def _check_threads(threads: int) -> int:
+    if check_whole("concurrency", threads, 1) > MAX_THREADS:
+        raise ValueError(f"concurrency must be at most {MAX_THREADS}, not {threads}")
+    return threads
 
 
 def _check_domains(domains: Sequence[str] | None, registry: HandlerRegistry) -> list[str]:

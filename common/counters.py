@@ -1,0 +1,176 @@
+"""What a worker counts: in cells of the thread that counts, so that a kill loses nothing.
+
+Whoever takes a thread's slot after it goes on where it stopped: nobody resets a counter.
+The reader sums over seats and slots, by name: seats number the kinds of commands each for
+itself.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from enum import IntEnum
+
+from cmdbus.layout import (
+    BUCKETS,
+    COUNTERS,
+    DEQUEUE_LATENCY,
+    HANDLER_DURATION,
+    ROW_CELLS,
+    ROWS,
+)
+
+_BUCKETS = len(BUCKETS) + 1
+_NS = 1_000_000_000
+
+#: The domain and type under which kinds are counted that found no place in their seat's table.
+OTHER = ("other", "other")
+
+
+class Counter(IntEnum):
+    """Those that have no type. A wake-up's source: who or what ended a leader's rest."""
+
+    BATCHES_PROCESSED = 0
+    EMPTY_RECEIVES = 1
+    NOTIFICATION_WAKEUPS = 2
+    CLAIM_FAILURES = 3
+    LOST_LEASES = 4
+    WAKEUPS_NOTIFY = 8
+    WAKEUPS_TIMER = 9
+    WAKEUPS_POLL = 10
+    WAKEUPS_PIPE = 11
+    WAKEUPS_CHAIN = 12
+    WAKEUPS_BARRIER = 13
+
+
+_WAKEUPS = "WAKEUPS_"
+
+
+class End(IntEnum):
+    """How executions end, as `commands_total` names it (in lower case)."""
+
+    COMPLETED = 0
+    FAILED = 1
+    RETRY = 2
+    TROUBLE = 3
+    INTERRUPTED = 4
+    LOST = 5
+
+
+class Histogram:
+    """Seconds, by kind: a count for each bucket (not cumulative), and the sum."""
+
+    __slots__ = ("_at", "_cells")
+
+    def __init__(self, cells: memoryview, at: int) -> None:
+        self._cells = cells
+        self._at = at
+
+    def observe(self, kind: int, seconds: float) -> None:
+        cells = self._cells
+        at = self._at + kind * ROW_CELLS
+        cells[at + bisect_left(BUCKETS, seconds)] += 1
+        cells[at + _BUCKETS] += int(seconds * _NS)
+
+
+class Counters:
+    """Those of one slot; only its thread adds to them. `kind` is a Kind's index."""
+
+    __slots__ = ("_at", "_cells", "_rows", "dequeue_latency", "handler_duration")
+
+    def __init__(self, cells: memoryview, slot_at: int) -> None:
+        self._cells = cells
+        self._at = slot_at + COUNTERS
+        self._rows = slot_at + ROWS
+        self.dequeue_latency = Histogram(cells, self._rows + DEQUEUE_LATENCY)
+        self.handler_duration = Histogram(cells, self._rows + HANDLER_DURATION)
+
+    def add(self, counter: Counter, n: int = 1) -> None:
+        self._cells[self._at + counter] += n
+
+    def ended(self, kind: int, end: End, n: int = 1) -> None:
+        self._cells[self._rows + kind * ROW_CELLS + end] += n
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramView:
+    """As Prometheus wants it."""
+
+    #: Cumulative, one for each of BUCKETS, and the last for all.
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        return self.counts[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountersView:
+    """Sums over all seats, slots and generations."""
+
+    #: By (domain, type, end).
+    commands: dict[tuple[str, str, str], int]
+    batches_processed: int
+    empty_receives: int
+    notification_wakeups: int
+    claim_failures: int
+    lost_leases: int
+    #: By source.
+    wakeups: dict[str, int]
+    #: By (domain, type).
+    dequeue_latency: dict[tuple[str, str], HistogramView]
+    handler_duration: dict[tuple[str, str], HistogramView]
+
+
+class Sum:
+    """Adds slots up."""
+
+    def __init__(self, cells: memoryview) -> None:
+        self._cells = cells
+        self._counters = [0] * 16
+        self._rows: dict[tuple[str, str], list[int]] = {}
+
+    def add(self, slot_at: int, kinds: list[tuple[int, tuple[str, str]]]) -> None:
+        """`kinds`: row and name of those that may have counted something."""
+        counters = self._cells[slot_at + COUNTERS : slot_at + COUNTERS + 16].tolist()
+        self._counters = _added(self._counters, counters)
+        for index, name in kinds:
+            at = slot_at + ROWS + index * ROW_CELLS
+            row = self._cells[at : at + ROW_CELLS].tolist()
+            if name in self._rows or any(row):
+                self._rows[name] = _added(self._rows.get(name, [0] * ROW_CELLS), row)
+
+    def view(self) -> CountersView:
+        rows = self._rows
+        plain = self._counters
+        return CountersView(
+            commands={
+                (*name, end.name.lower()): row[end]
+                for name, row in rows.items()
+                for end in End
+                if row[end]
+            },
+            batches_processed=plain[Counter.BATCHES_PROCESSED],
+            empty_receives=plain[Counter.EMPTY_RECEIVES],
+            notification_wakeups=plain[Counter.NOTIFICATION_WAKEUPS],
+            claim_failures=plain[Counter.CLAIM_FAILURES],
+            lost_leases=plain[Counter.LOST_LEASES],
+            wakeups={
+                counter.name.removeprefix(_WAKEUPS).lower(): plain[counter]
+                for counter in Counter
+                if counter.name.startswith(_WAKEUPS)
+            },
+            dequeue_latency={name: _histogram(r, DEQUEUE_LATENCY) for name, r in rows.items()},
+            handler_duration={name: _histogram(r, HANDLER_DURATION) for name, r in rows.items()},
+        )
+
+
+def _added(left: list[int], right: list[int]) -> list[int]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _histogram(row: list[int], at: int) -> HistogramView:
+    counts, total = [], 0
+    for count in row[at : at + _BUCKETS]:
+        total += count
+        counts.append(total)
+    return HistogramView(tuple(counts), row[at + _BUCKETS] / _NS)

@@ -1,0 +1,76 @@
+"""What a process has claimed and not settled, for whoever hands it back after its death."""
+
+from collections import deque
+from enum import IntEnum
+
+from cmdbus.layout import KEY_CELLS, KEY_COUNT, KEYS, OVERFLOWED
+from cmdbus.slots import Kind
+
+PRIORITIES = 16
+_STATES = 4
+
+
+class KeyState(IntEnum):
+    FREE = 0
+    CLAIMED = 1
+    STARTED = 2
+    FINISHED = 3
+
+
+class Keys:
+    """The settle keys of everything that this process has claimed and not settled.
+
+    One table for the process, not one for each thread: a command is claimed by one thread,
+    run by another and settled by a third, and whichever table it stood in would have three
+    writers. Here it has one at a time, the thread that holds the command; it changes hands
+    through the queue and the deque of the process, which order what is before and after.
+
+        FREE -> CLAIMED    claimed(): the leader, before it puts the claim into the queue
+        CLAIMED -> STARTED started(): who drew it, before its slot shows it
+        STARTED -> FINISHED finished(): the same, before it appends the outcome
+        any -> FREE        free(): who has settled it or given it back, afterwards
+
+    The state cell counts: its lowest two bits are the state, the others go up each time the
+    place is taken. The other cells are written only while it is FREE, so a reader that finds
+    the same number, not FREE, before and after has read one key. A number that has no
+    place (more than 512 at once) is not shown, and the seat says that it is not complete:
+    then, and for a claim whose process died before `claimed`, the row's claimer is left.
+    """
+
+    __slots__ = ("_at", "_cells", "_free", "_overflowed")
+
+    def __init__(self, cells: memoryview, seat_at: int) -> None:
+        self._cells = cells
+        self._at = seat_at + KEYS
+        self._overflowed = seat_at + OVERFLOWED
+        self._free: deque[int] = deque(self._at + n * KEY_CELLS for n in range(KEY_COUNT))
+
+    @property
+    def room(self) -> int:
+        """How many more can be shown; the most that a claim should ask for."""
+        return len(self._free)
+
+    def claimed(self, kind: Kind, priority: int, id: int, token: int) -> int:
+        """The key's place, by which the other methods know it."""
+        cells = self._cells
+        try:
+            place = self._free.popleft()
+        except IndexError:
+            cells[self._overflowed] = 1
+            return self._at + KEY_COUNT * KEY_CELLS
+        cells[place + 1] = id
+        cells[place + 2] = token
+        cells[place + 3] = kind.domain_index * PRIORITIES + priority
+        cells[place] = (cells[place] | 3) + 1 + KeyState.CLAIMED
+        return place
+
+    def started(self, place: int) -> None:
+        self._cells[place] = self._cells[place] & -_STATES | KeyState.STARTED
+
+    def finished(self, place: int) -> None:
+        self._cells[place] = self._cells[place] & -_STATES | KeyState.FINISHED
+
+    def free(self, place: int) -> None:
+        self._cells[place] &= -_STATES
+        if place != self._at + KEY_COUNT * KEY_CELLS:
+            self._free.append(place)

@@ -1,0 +1,162 @@
+"""How a worker process writes its seat, and the supervisor before it.
+
+Nothing here waits for another process, or reads its cells.
+"""
+
+import threading
+from enum import IntEnum
+from zlib import crc32
+
+from cmdbus.cells import Cells, decode_name, encode_name
+from cmdbus.health import Levels
+from cmdbus.keys import Keys, KeyState
+from cmdbus.layout import (
+    DOMAIN_CELLS,
+    DOMAIN_COUNT,
+    DOMAINS,
+    KEY_CELLS,
+    KEYS,
+    KIND_CELLS,
+    KINDS,
+    NAME,
+    PARKED,
+    PROCESS,
+    PROCESS_AT,
+    SEATING,
+    SEATING_AT,
+    SLOT_AT,
+    VERDICT,
+    Layout,
+)
+from cmdbus.slots import Kind, Slot
+
+_NS = 1_000_000_000
+
+
+class Role(IntEnum):
+    """What a seat is used for."""
+
+    SPARE = 0
+    WORKER = 1
+    STEWARD = 2
+    #: Runs a suspect command in a process of its own.
+    ALONE = 3
+
+
+class Seat:
+    """One process's place. Make it after the fork, once; only its main thread beats, judges
+    and registers. `kind` may be called by any thread."""
+
+    def __init__(self, memory: Cells, layout: Layout, seat: int) -> None:
+        self._memory = memory
+        self._layout = layout
+        self._number = seat
+        self._at = at = layout.seat(seat)
+        self._lock = threading.Lock()
+        self._kinds: dict[tuple[str, str], Kind] = {}
+        self.keys = Keys(memory.cells, at)
+        self._pid = self._generation = self._incarnation = 0
+        self._since = self._ready = self._due = 0
+        self._levels = Levels()
+
+    def slot(self, number: int) -> Slot:
+        return Slot(self._memory, self._layout.slot(self._number, number))
+
+    # For the supervisor.
+
+    def assign(self, role: Role, *, number: int, generation: int, now: int) -> None:
+        """Gives the seat to a process to come. The one before must be dead, and what it left
+        must have been read: all but the counters is cleared."""
+        memory, at = self._memory, self._at
+        memory.zero(at + PROCESS_AT, KEYS - PROCESS_AT)
+        for key in range(at + KEYS, at + DOMAINS, KEY_CELLS):
+            memory.cells[key] &= -len(KeyState)
+        for slot in range(self._layout.slots):
+            start = self._layout.slot(self._number, slot)
+            memory.zero(start + SLOT_AT, 1)
+            memory.zero(start + SLOT_AT + 2, VERDICT - 2 + 1)
+        memory.write(at + SEATING_AT, SEATING.pack(role, number, generation, now))
+
+    # For the process.
+
+    def enter(self, *, pid: int, generation: int, now: int) -> None:
+        """The first thing that a process does; its seat shows nothing of it before."""
+        self._pid, self._generation, self._since = pid, generation, now
+        self._write()
+
+    def register(self, incarnation: int) -> None:
+        self._incarnation = incarnation
+        self._write()
+
+    def ready(self, now: int) -> None:
+        self._ready = now
+        self._write()
+
+    def beat(self, due: int, levels: Levels) -> None:
+        """`due`: when the main thread will be back here at the latest."""
+        self._due, self._levels = due, levels
+        self._write()
+
+    def judge(self, slot: int, sequence: int) -> None:
+        """The slot's thread is given up, if it still shows the sequence that was judged."""
+        self._memory.cells[self._layout.slot(self._number, slot) + VERDICT] = sequence
+
+    def park(self, now: int) -> None:
+        """For who has the lead: before it looks at the arming for the last time."""
+        self._memory.cells[self._at + PARKED] = now
+
+    def unpark(self) -> None:
+        self._memory.cells[self._at + PARKED] = 0
+
+    def kind(self, domain: str, type: str) -> Kind:
+        """The same for the same names. Beyond what the table holds, those share a row."""
+        return self._kinds.get((domain, type)) or self._add_kind(domain, type)
+
+    def _add_kind(self, domain: str, type: str) -> Kind:
+        encoded = encode_name(domain, type)
+        with self._lock:
+            index = self._place(KINDS, KIND_CELLS, self._layout.kinds, encoded)
+            domain_index = self._place(DOMAINS, DOMAIN_CELLS, DOMAIN_COUNT, encode_name(domain))
+            kind = Kind(index, domain, type, domain_index, encoded, crc32(encoded))
+            return self._kinds.setdefault((domain, type), kind)
+
+    def _place(self, table: int, stride: int, count: int, name: bytes) -> int:
+        """Where a name is, or now is; `count` if the table is full. A name that was being
+        written when its process was killed is overwritten: nobody has counted by it."""
+        for index in range(count):
+            at = self._at + table + index * stride
+            found = self._memory.read_bytes(at, len(name))
+            if found is None:
+                self._memory.write(at, name)
+                return index
+            if found == name:
+                return index
+        return count
+
+    def _write(self) -> None:
+        levels = self._levels
+        body = PROCESS.pack(
+            self._pid,
+            self._generation,
+            self._incarnation,
+            self._since,
+            self._ready,
+            self._due,
+            int((levels.last_success or 0) * _NS),
+            levels.consecutive_failures,
+            levels.stuck_threads,
+            levels.pool_exhaustions,
+            levels.database_away,
+        )
+        self._memory.write(self._at + PROCESS_AT, body)
+
+
+def names_of(memory: Cells, at: int, stride: int, count: int, names: int) -> list[tuple[str, ...]]:
+    """A seat's table of names, up to the first place that is empty."""
+    found: list[tuple[str, ...]] = []
+    for index in range(count):
+        raw = memory.read_bytes(at + index * stride, names * NAME)
+        if raw is None:
+            break
+        found.append(tuple(decode_name(raw[n * NAME : (n + 1) * NAME]) for n in range(names)))
+    return found

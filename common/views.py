@@ -1,0 +1,172 @@
+"""What the board shows, as values. What cannot be true, or cannot be known at the moment, is
+None. Times are monotonic nanoseconds.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from uuid import UUID
+
+from cmdbus.health import Health, Levels
+from cmdbus.keys import KeyState
+from cmdbus.seats import Role
+from cmdbus.slots import Phase
+
+_NS = 1_000_000_000
+
+
+class SupervisorState(IntEnum):
+    STARTING = 0
+    RUNNING = 1
+    STOPPING = 2
+    STOPPED = 3
+
+
+class Restart(IntEnum):
+    """Why a seat got another process, as `process_restarts_total` names it (in lower case)."""
+
+    CRASHED = 0
+    STUCK = 1
+    HUNG = 2
+    DEGRADED = 3
+    RECYCLED = 4
+    RELOADED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandView:
+    domain: str
+    type: str
+    command_id: UUID
+    attempt: int
+    priority: int
+    id: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotView:
+    """Times in monotonic nanoseconds."""
+
+    #: Where it is in the seat; and what operators call it, -1 if it runs no commands.
+    place: int
+    number: int
+    phase: Phase | None
+    command: CommandView | None
+    since: int | None
+    due: int | None
+    thread: int | None
+    backend_pid: int | None
+    backend_start: int | None
+    #: Changes with everything that its thread says; 0 if it is not known.
+    sequence: int
+
+    def to_dict(self, now: int) -> dict[str, object]:
+        command = self.command
+        return {
+            "slot": self.number,
+            "phase": self.phase.name.lower() if self.phase is not None else None,
+            "command_id": str(command.command_id) if command else None,
+            "domain": command.domain if command else None,
+            "type": command.type if command else None,
+            "attempt": command.attempt if command else None,
+            "since": _seconds(now, self.since, 1),
+            "due": _seconds(now, self.due, -1),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyView:
+    """Claimed and not settled."""
+
+    #: None if it found no place in the seat's table of domains.
+    domain: str | None
+    priority: int
+    id: int
+    token: int
+    state: KeyState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatView:
+    """`pid` is None while no process has entered, or it cannot be known."""
+
+    place: int
+    role: Role | None
+    number: int
+    generation: int
+    pid: int | None
+    incarnation: int | None
+    since: int | None
+    #: When it began to claim.
+    ready: int | None
+    #: When its main thread promised to be back.
+    due: int | None
+    levels: Levels
+    #: Since when its leader rests.
+    parked: int | None
+    #: Only those that a thread has, or had when its process died.
+    slots: tuple[SlotView, ...]
+    keys: tuple[KeyView, ...]
+    #: False if it had more keys at once than can be shown, in its life.
+    complete: bool
+
+    @property
+    def health(self) -> Health:
+        return self.levels.health
+
+    def to_dict(self, now: int) -> dict[str, object]:
+        present = self.pid is not None
+        return {
+            "seat": self.number,
+            "pid": self.pid,
+            "generation": self.generation,
+            "health": self.health.value if present else None,
+            "reasons": self.levels.reasons if present else [],
+            "since": _seconds(now, self.since, 1),
+            "slots": [slot.to_dict(now) for slot in self.slots if slot.number >= 0],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardView:
+    """`pid` and what follows: the supervisor's, and None if there is none or was never one."""
+
+    name: str
+    #: False if the machine was started anew since it was made: its times and pids mean nothing.
+    this_boot: bool
+    pid: int | None
+    state: SupervisorState | None
+    since: int | None
+    due: int | None
+    listening: bool
+    #: The number of the arming; 0 while nothing is armed.
+    armed: int
+    restarts: dict[str, int]
+    seats: tuple[SeatView, ...]
+
+    def with_role(self, role: Role) -> list[SeatView]:
+        return sorted((s for s in self.seats if s.role is role), key=lambda seat: seat.number)
+
+    def to_dict(self, now: int) -> dict[str, object]:
+        """As `cmdbus ps --json` shows it: `since` in seconds ago, `due` in seconds to come."""
+        stewards, alone = self.with_role(Role.STEWARD), self.with_role(Role.ALONE)
+        steward = stewards[0] if stewards else None
+        return {
+            "name": self.name,
+            "pid": self.pid,
+            "state": self.state.name.lower() if self.state is not None else None,
+            "seats": [seat.to_dict(now) for seat in self.with_role(Role.WORKER)],
+            "steward": {
+                "pid": steward.pid if steward else None,
+                "generation": steward.generation if steward else 0,
+                "since": _seconds(now, steward.since if steward else None, 1),
+                "due": _seconds(now, steward.due if steward else None, -1),
+                "listening": self.listening,
+                "armed": self.armed > 0,
+            },
+            "quarantine": alone[0].to_dict(now) if alone else None,
+        }
+
+
+def _seconds(now: int, at: int | None, sign: int) -> float | None:
+    return None if at is None else round(sign * (now - at) / _NS, 3)

@@ -1,0 +1,169 @@
+"""R44, M119, M123, M124: when a process is healthy, and when it is so again."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import pytest
+
+from cmdbus.health import WINDOW, Health, Levels, ProcessHealth
+
+
+def health_of(process: ProcessHealth, now: float = 0.0) -> Health:
+    return process.levels(now).health
+
+
+def test_a_process_to_which_nothing_happened_is_healthy() -> None:
+    assert ProcessHealth().levels(0.0) == Levels()
+    assert Levels().health is Health.HEALTHY
+    assert Levels().reasons == []
+
+
+@pytest.mark.parametrize(
+    ("levels", "health"),
+    [
+        (Levels(consecutive_failures=10), Health.HEALTHY),
+        (Levels(consecutive_failures=11), Health.DEGRADED),
+        (Levels(stuck_threads=3), Health.HEALTHY),
+        (Levels(stuck_threads=4), Health.CRITICAL),
+        (Levels(pool_exhaustions=5), Health.HEALTHY),
+        (Levels(pool_exhaustions=6), Health.CRITICAL),
+        (Levels(consecutive_failures=11, stuck_threads=4), Health.CRITICAL),
+        (Levels(stuck_threads=4, database_away=True), Health.DATABASE_AWAY),
+        (Levels(database_away=True), Health.DATABASE_AWAY),
+    ],
+)
+def test_thresholds_are_more_than_ten_three_and_five(levels: Levels, health: Health) -> None:
+    """M123, M124."""
+    assert levels.health is health
+    assert bool(levels.reasons) is (health is not Health.HEALTHY)
+
+
+def test_the_eleventh_failure_in_a_row_degrades_and_a_success_recovers() -> None:
+    """M123, R44."""
+    process = ProcessHealth()
+    for second in range(10):
+        process.failed(second)
+    assert health_of(process, 10) is Health.HEALTHY
+    process.failed(10)
+    assert health_of(process, 10) is Health.DEGRADED
+    process.succeeded(11)
+    assert process.levels(11) == Levels(last_success=11)
+    process.failed(12)
+    assert process.levels(12).consecutive_failures == 1
+
+
+def test_failures_in_a_row_do_not_leave_with_the_window() -> None:
+    process = ProcessHealth()
+    for _ in range(11):
+        process.failed(0)
+    assert health_of(process, 10 * WINDOW) is Health.DEGRADED
+
+
+def test_a_fourth_stuck_thread_is_critical_until_the_first_leaves_the_window() -> None:
+    """M124, R44."""
+    process = ProcessHealth()
+    for slot in range(3):
+        assert process.stuck((slot, 1), slot)
+    assert health_of(process, 3) is Health.HEALTHY
+    process.stuck((3, 1), 3)
+    assert health_of(process, WINDOW - 0.001) is Health.CRITICAL
+    assert health_of(process, WINDOW) is Health.HEALTHY
+    assert process.levels(WINDOW + 3).stuck_threads == 0
+
+
+def test_a_sixth_pool_exhaustion_is_critical_until_the_first_leaves_the_window() -> None:
+    """M124, R44."""
+    process = ProcessHealth()
+    for second in range(5):
+        process.pool_exhausted(second)
+    assert health_of(process, 5) is Health.HEALTHY
+    process.pool_exhausted(5)
+    assert health_of(process, WINDOW - 0.001) is Health.CRITICAL
+    assert health_of(process, WINDOW) is Health.HEALTHY
+
+
+def test_events_further_apart_than_the_window_never_add_up() -> None:
+    process = ProcessHealth()
+    for number in range(50):
+        process.stuck(number, number * WINDOW / 3)
+        process.pool_exhausted(number * WINDOW / 5)
+        assert health_of(process, number * WINDOW / 3) is Health.HEALTHY
+
+
+def test_one_stuck_thread_is_counted_once_however_long_it_is_seen() -> None:
+    """What each look adds is one event seen again, not one more."""
+    process = ProcessHealth()
+    news = [process.stuck((0, 7), second) for second in range(1_000)]
+    assert news.count(True) == 1
+    assert process.levels(0).stuck_threads == 0, "the event has left the window long ago"
+    assert process.stuck((0, 8), 1_000), "the slot's next command is another execution"
+
+
+def test_while_the_database_is_away_nobody_is_judged_and_nothing_counts() -> None:
+    process = ProcessHealth()
+    process.stuck("before", 0)
+    for _ in range(8):
+        process.failed(1)
+    process.database_away(2)
+    for number in range(100):
+        process.failed(3)
+        process.pool_exhausted(3)
+        assert not process.stuck(number, 3)
+    assert process.levels(4).health is Health.DATABASE_AWAY
+    assert process.levels(4).reasons == ["the database is away"]
+    process.database_back(5)
+    assert process.levels(5) == Levels(stuck_threads=1)
+
+
+def test_the_database_coming_back_twice_forgives_no_failure() -> None:
+    process = ProcessHealth()
+    process.failed(0)
+    process.database_back(1)
+    assert process.levels(1).consecutive_failures == 1
+
+
+def test_a_thread_with_an_older_time_does_not_move_the_window_back() -> None:
+    process = ProcessHealth()
+    process.pool_exhausted(1_000)
+    process.pool_exhausted(10)
+    assert process.levels(1_000).pool_exhaustions == 2
+    assert process.levels(1_000 + WINDOW).pool_exhaustions == 0
+
+
+def test_reasons_name_the_numbers_and_the_limits() -> None:
+    levels = Levels(consecutive_failures=12, stuck_threads=4, pool_exhaustions=6)
+    assert levels.reasons == [
+        "4 stuck threads within 5 minutes, and more than 3 are too many",
+        "6 pool exhaustions within 5 minutes, and more than 5 are too many",
+        "12 failures in a row, and more than 10 are too many",
+    ]
+    assert levels.to_dict() == {
+        "health": "CRITICAL",
+        "reasons": levels.reasons,
+        "last_success": None,
+        "consecutive_failures": 12,
+        "stuck_threads": 4,
+        "pool_exhaustions": 6,
+    }
+
+
+def test_counts_are_exact_under_concurrent_updates() -> None:
+    """M119."""
+    process = ProcessHealth()
+    new = count()
+
+    def hammer(_: int) -> None:
+        for number in range(1_000):
+            process.failed(0)
+            if number % 10 == 0:
+                process.pool_exhausted(0)
+            if process.stuck(number % 7, 0):
+                next(new)
+            process.levels(0)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(hammer, range(8)))
+    assert process.levels(0) == Levels(
+        consecutive_failures=8_000, pool_exhaustions=800, stuck_threads=7
+    )
+    assert next(new) == 7

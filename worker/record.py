@@ -1,0 +1,159 @@
+"""What a worker shows of itself: its seat on the board, its health, its latest failures.
+
+Counts happen where the thing has happened: a command is counted when its settlement
+has found its row, so that the counters equal the rows.
+"""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cmdbus.board import Board
+from cmdbus.counters import Counter, End, HistogramView
+from cmdbus.health import ProcessHealth
+from cmdbus.outcomes import Kind as Fate
+from cmdbus.slots import Phase
+from cmdbus.slots import Slot as Place
+from cmdbus.worker.claims import Claim, Finished
+
+logger = logging.getLogger(__name__)
+
+#: Places on a board in memory; those that nobody uses take none.
+PLACES = 256
+_LATEST = 100
+_ENDS = {Fate.COMPLETED: End.COMPLETED, Fate.FAILED: End.FAILED, Fate.TROUBLE: End.TROUBLE}
+
+
+class FailedExecution(NamedTuple):
+    command_id: str
+    type: str
+    error: str
+
+
+class Record:
+    """Threads write to places of their own; whoever leaves gives its place back."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self.seat = board.seat(0)
+        self.seat.enter(pid=os.getpid(), generation=1, now=_now())
+        self.health = ProcessHealth()
+        self.latest: deque[FailedExecution] = deque(maxlen=_LATEST)
+        self._free = deque(range(PLACES))
+        #: Steps of the lead; written by who has it.
+        self._steps = 0
+        self._step_seconds = 0.0
+
+    def take_place(self) -> tuple[int, Place]:
+        """Called by the thread that will write to it, or before that begins."""
+        index = self._free.popleft()
+        return index, self.seat.slot(index)
+
+    def give_place(self, index: int, place: Place) -> None:
+        place.leave()
+        self._free.append(index)
+
+    def beat(self, due: float) -> None:
+        self.seat.beat(_ns(due), self.health.levels(time.monotonic()))
+
+    def begins(self, place: Place, claim: Claim, began: float, due: float) -> None:
+        kind = self.seat.kind(claim.domain, claim.type)
+        place.begin(
+            kind,
+            priority=claim.priority,
+            id=claim.id,
+            token=claim.token,
+            command_id=claim.command_id,
+            attempt=claim.attempts + 1,
+            started=_ns(began),
+            due=_ns(due),
+        )
+        place.counters.dequeue_latency.observe(kind.index, claim.waited)
+
+    def ended(self, place: Place, claim: Claim, began: float) -> None:
+        now = time.monotonic()
+        kind = self.seat.kind(claim.domain, claim.type)
+        place.counters.handler_duration.observe(kind.index, now - began)
+        place.end(_ns(now))
+
+    def leads(self, place: Place, due: float) -> None:
+        place.enter(Phase.LEADING, _now(), _ns(due))
+
+    def waits(self, place: Place, phase: Phase) -> None:
+        place.enter(phase, _now(), 0)
+
+    def stepped(self, place: Place, claimed: int, seconds: float) -> None:
+        counter = Counter.BATCHES_PROCESSED if claimed else Counter.EMPTY_RECEIVES
+        place.counters.add(counter)
+        self._steps += 1
+        self._step_seconds += seconds
+
+    def settled(self, place: Place, done: Sequence[Finished], lost: Sequence[int] = ()) -> None:
+        for claim, outcome, *_ in done:
+            if lost and claim.id in lost:
+                self.lost(place, claim)
+                continue
+            end = _ENDS.get(outcome.kind)
+            if end is None:
+                end = End.RETRY if outcome.charged else End.INTERRUPTED
+            place.counters.ended(self.seat.kind(claim.domain, claim.type).index, end)
+            if end is End.COMPLETED or end is End.FAILED:
+                self.health.succeeded(time.monotonic())
+            elif outcome.charged:
+                self.health.failed(time.monotonic())
+                self.latest.append(
+                    FailedExecution(
+                        str(claim.command_id), claim.type, f"{outcome.code}: {outcome.message}"
+                    )
+                )
+
+    def lost(self, place: Place, claim: Claim) -> None:
+        place.counters.ended(self.seat.kind(claim.domain, claim.type).index, End.LOST)
+        place.counters.add(Counter.LOST_LEASES)
+        logger.warning(
+            "command %s (%s/%s) was lost before it was settled: nothing that it wrote through "
+            "its connection landed, and it runs again elsewhere",
+            claim.command_id,
+            claim.domain,
+            claim.type,
+        )
+
+    def metrics(self) -> dict[str, object]:
+        """Names and labels as on the page of metrics, and three averages and sums."""
+        counters = self._board.counters()
+        durations = counters.handler_duration.values()
+        runs = sum(view.count for view in durations)
+        return {
+            "cmdbus_commands_total": counters.commands,
+            "cmdbus_batches_processed_total": counters.batches_processed,
+            "cmdbus_empty_receives_total": counters.empty_receives,
+            "cmdbus_notification_wakeups_total": counters.notification_wakeups,
+            "cmdbus_wakeups_total": counters.wakeups,
+            "cmdbus_claim_failures_total": counters.claim_failures,
+            "cmdbus_lost_leases_total": counters.lost_leases,
+            "cmdbus_dequeue_latency_seconds": _shown(counters.dequeue_latency),
+            "cmdbus_handler_duration_seconds": _shown(counters.handler_duration),
+            "avg_fetch_time": self._step_seconds / self._steps if self._steps else 0.0,
+            "avg_process_time": sum(view.sum for view in durations) / runs if runs else 0.0,
+            "claim_failures": counters.claim_failures,
+        }
+
+
+def _shown(
+    histograms: dict[tuple[str, str], HistogramView],
+) -> dict[tuple[str, str], dict[str, object]]:
+    return {
+        name: {"count": view.count, "sum": view.sum, "buckets": view.counts}
+        for name, view in histograms.items()
+    }
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def _now() -> int:
+    return time.monotonic_ns()
