@@ -17,9 +17,12 @@ from eventually import eventually
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 BENCH = SCRIPTS / "bench"
-SCENARIOS = ["enqueue", "enqueue-bulk", "enqueue-concurrent", "enqueue-concurrent-armed"]
+SENDING = ["enqueue", "enqueue-bulk", "enqueue-concurrent", "enqueue-concurrent-armed"]
+RATES = ["drain", "tx", "io", "io-long"]
+TIMES = ["mixed", "latency"]
+SCENARIOS = [*SENDING, *RATES, *TIMES, "bloat", "drain-wide", "idle"]
 SHORT = ["--seconds", "0.02", "--rounds", "2"]
-TINY = [*SHORT, "--rows", "200", "--processes", "2", "--threads", "2"]
+TINY = [*SHORT, "--rows", "200", "--processes", "2", "--threads", "2", "--commands", "200"]
 WITHIN_S = 25
 
 pytestmark = pytest.mark.skipif(not BENCH.exists(), reason="needs the checkout's scripts")
@@ -38,25 +41,54 @@ def comparison(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 @pytest.mark.db
 @pytest.mark.process
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [*SENDING, *RATES])
 def test_a_scenario_prints_one_line_and_exits_by_its_ratio(dsn: str, name: str) -> None:
-    done = run(name, "--dsn", dsn, *TINY, "--json")
-    assert done.stdout, done.stderr
-    line, last = map(json.loads, done.stdout.splitlines())
-    assert last == {"ok": line["ok"], "results": [line]}
-    assert done.returncode == (0 if line["ok"] else 1), done.stderr
-    assert line["scenario"] == name
+    line = the_line_of(name, dsn)
     assert line["unit"] == "commands/s"
     assert line["figure"] > 0
     assert line["baseline"] > 0
-    assert line["ok"] == (line["limit"] is None or line["ratio"] >= line["limit"])
-    low, high = line["spread"]
-    assert low <= line["ratio"] <= high
-    assert {"server": "given", "repeat": 1, "seconds": 0.02, "rounds": 2}.items() <= (
-        line["configuration"].items()
+    assert line["configuration"]["rounds"] == (1 if name == "io-long" else 2)
+
+
+@pytest.mark.db
+@pytest.mark.process
+@pytest.mark.parametrize("name", TIMES)
+def test_a_time_is_better_the_further_it_is_below_its_bound(dsn: str, name: str) -> None:
+    line = the_line_of(name, dsn)
+    times = line["configuration"]
+    assert line["unit"] == "ms"
+    assert line["figure"] in (
+        pytest.approx(times["p50_ms"], abs=0.06),
+        pytest.approx(times["p99_ms"], abs=0.06),
     )
-    assert set(line["versions"]) == {"cmdbus", "python", "postgresql", "psycopg"}
-    assert all(line["versions"].values())
+    assert (line["ratio"] >= 1) == (line["figure"] <= line["baseline"])
+
+
+@pytest.mark.db
+@pytest.mark.process
+def test_growing_crews_are_judged_by_the_worst_of_their_doublings(dsn: str) -> None:
+    line = the_line_of("drain-wide", dsn, "--rounds", "1")
+    found = line["configuration"]
+    assert set(found["figures"]) == {"1x8", "2x8", "2x16", "2x32", "4x16"}
+    assert len(found["doublings"]) == 4
+    assert line["ratio"] == min(found["doublings"].values()) == found["doublings"][found["worst"]]
+
+
+@pytest.mark.db
+@pytest.mark.process
+def test_what_an_idle_worker_sends_only_informs(dsn: str) -> None:
+    line = the_line_of("idle", dsn)
+    assert (line["unit"], line["limit"], line["ok"]) == ("statements/s", None, True)
+    assert line["figure"] >= 0
+    assert "pg_stat_database" in line["configuration"]["counted"]
+
+
+@pytest.mark.db
+@pytest.mark.process
+def test_a_drain_held_back_by_a_snapshot_says_whether_it_is_flat(dsn: str) -> None:
+    line = the_line_of("bloat", dsn)
+    assert line["configuration"]["commands"] == 750
+    assert line["configuration"]["last_third_to_first"] > 0
 
 
 @pytest.mark.db
@@ -155,6 +187,25 @@ def summary(comparison: ModuleType, runs: list[tuple[tuple[float, float], ...]])
         name="name", measure=lambda place: None, unit="things/s", limit=0.75, goal=None
     )
     return comparison.summarize(scenario, [comparison.Comparison(pairs=pairs) for pairs in runs])
+
+
+def the_line_of(name: str, dsn: str, *more: str) -> Any:
+    """What every scenario's line has in common is asserted here."""
+    done = run(name, "--dsn", dsn, *TINY, *more, "--json")
+    assert done.stdout, done.stderr
+    line, last = map(json.loads, done.stdout.splitlines())
+    assert last == {"ok": line["ok"], "results": [line]}
+    assert done.returncode == (0 if line["ok"] else 1), done.stderr
+    assert line["scenario"] == name
+    assert line["ok"] == (line["limit"] is None or line["ratio"] >= line["limit"])
+    low, high = line["spread"]
+    assert low <= line["ratio"] <= high
+    assert {"server": "given", "repeat": 1, "seconds": 0.02}.items() <= (
+        line["configuration"].items()
+    )
+    assert set(line["versions"]) == {"cmdbus", "python", "postgresql", "psycopg"}
+    assert all(line["versions"].values())
+    return line
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

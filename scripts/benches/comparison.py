@@ -30,6 +30,7 @@ class Sizes:
     rows: int
     processes: int
     threads: int
+    commands: int = 40_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
