@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cmdbus.checks import check_seconds
@@ -11,6 +12,9 @@ from cmdbus.command import Command
 
 if TYPE_CHECKING:
     import psycopg
+
+
+_LOGGER = logging.getLogger("cmdbus.handler")
 
 
 class Context:
@@ -29,12 +33,18 @@ class Context:
         #: This execution's number, from 1.
         self.attempt = attempt
         self.max_attempts = max_attempts
-        self.log = _CommandLog(logging.getLogger("cmdbus.handler"), command, attempt)
+        self._command = command
         #: Set by retry_after.
         self.retry_delay: float | None = None
         self._due = time.monotonic() + timeout
         self._connect = connect
         self._extended = extended
+
+    @cached_property
+    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
+        """A logger whose records carry command_id, command_type, domain, attempt and
+        correlation_id."""
+        return _CommandLog(_LOGGER, self._command, self.attempt)
 
     @property
     def connection(self) -> "psycopg.Connection[Any]":

@@ -46,9 +46,17 @@ class Outcome:
     details: str | None = None
 
 
+#: The result of most handlers.
+_NOTHING = Outcome(kind=Kind.COMPLETED, result="null")
+
+
 def completed(result: object) -> Outcome:
     """A ValueError says that the result cannot be stored: then the execution has failed."""
-    return Outcome(kind=Kind.COMPLETED, result=encode(result, what="result"))
+    return (
+        _NOTHING
+        if result is None
+        else Outcome(kind=Kind.COMPLETED, result=encode(result, what="result"))
+    )
 
 
 def failed(

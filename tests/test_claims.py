@@ -35,7 +35,7 @@ def claims(connection: psycopg.Connection, lease: float = 30) -> Claims:
 
 
 def want(free: int, *domains: str, ahead: int = 0, quick: tuple[str, ...] = ()) -> Want:
-    return Want(free, ahead, domains or ("payments",), TYPES, quick)
+    return Want(free, ahead, domains or ("payments",), TYPES, quick, {})
 
 
 def done(claim: Claim, outcome: Outcome | None = None) -> Finished:
@@ -85,6 +85,19 @@ def test_ahead_of_the_free_slots_only_quick_types_are_claimed(
         wanted = want(1, "payments", "orders", ahead=3, quick=("orders Ship",))
         _, found = worker.step(connection, [], wanted)
         assert [claim.type for claim in found] == ["Debit", "Ship", "Ship", "Ship"]
+
+
+def test_a_claim_begins_above_its_floors(dsn: str, connection: psycopg.Connection) -> None:
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit") for _ in range(4)])
+        _, [first] = worker.step(connection, [], want(1))
+        above = want(9)._replace(floors={("payments", 5): first.id + 1})
+        assert [claim.id for claim in worker.step(connection, [], above)[1]] == [
+            first.id + 2,
+            first.id + 3,
+        ]
+        assert [claim.id for claim in worker.step(connection, [], want(9))[1]] == [first.id + 1]
 
 
 def test_a_paused_domain_is_not_claimed(dsn: str, connection: psycopg.Connection) -> None:

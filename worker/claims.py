@@ -4,7 +4,7 @@ Each settlement, release and renewal names the claim's token: no row of that tok
 means that the claim was lost, and nothing is written.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -73,6 +73,8 @@ class Want(NamedTuple):
     #: "domain type", as the schema's claim compares them.
     types: Sequence[str]
     quick_types: Sequence[str]
+    #: Ids to begin above, by domain and priority; see floors.py.
+    floors: Mapping[tuple[str, int], int]
 
 
 class Claims:
@@ -82,6 +84,7 @@ class Claims:
         self.schema = schema
         self.incarnation = 0
         self._lease = timedelta(seconds=lease)
+        self._opening = render("open_transaction", schema)
 
     def register(self, connection: Connection, worker: str) -> None:
         """Begins an incarnation, whose number never comes again."""
@@ -102,7 +105,9 @@ class Claims:
                 "results": _texts(outcome.result for outcome in outcomes),
                 "claim_domains": [domain for domain in want.domains for _ in _PRIORITIES],
                 "claim_priorities": _numbers(p for _ in want.domains for p in _PRIORITIES),
-                "floors": _numbers(0 for _ in want.domains for _ in _PRIORITIES),
+                "floors": _numbers(
+                    want.floors.get((domain, p), 0) for domain in want.domains for p in _PRIORITIES
+                ),
                 "types": list(want.types),
                 "quick_types": list(want.quick_types),
                 "free": want.free,
@@ -139,10 +144,12 @@ class Claims:
         return int(self._value(connection, "promote", {"count": count}))
 
     def timers(
-        self, connection: Connection, domains: Sequence[str]
+        self, connection: Connection, domains: Sequence[str], types: Sequence[str], *, leases: bool
     ) -> tuple[float | None, float | None]:
-        """Seconds until the next command is due, and until the next lease ends."""
-        row = self._execute(connection, "read_timers", {"domains": list(domains)}).fetchone()
+        """Seconds until the next command is due and, with `leases`, until the next lease of
+        another worker ends."""
+        values = {"domains": list(domains), "types": list(types), "leases": leases}
+        row = self._execute(connection, "read_timers", values).fetchone()
         assert row is not None
         return row[0], row[1]
 
@@ -181,8 +188,8 @@ class Claims:
 
     def begin(self, connection: Connection, *, statement: float, idle: float, marker: str) -> None:
         """Opens a handler's transaction, with its limits in seconds."""
-        limits = {"statement_ms": str(int(statement * 1000)), "idle_ms": str(int(idle * 1000))}
-        script = render("open_transaction", self.schema, marker=marker, **limits)
+        limits = {"statement_ms": int(statement * 1000), "idle_ms": int(idle * 1000)}
+        script = self._opening.format(marker=marker, **limits)
         connection.execute(script.encode())
 
     def commit(self, connection: Connection) -> None:

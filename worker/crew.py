@@ -33,6 +33,7 @@ from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Want
 from cmdbus.worker.connections import Hand
+from cmdbus.worker.floors import Floors
 from cmdbus.worker.handling import Execution
 from cmdbus.worker.pace import Pace
 from cmdbus.worker.record import Record
@@ -71,6 +72,7 @@ class Crew:
         claims: Claims,
         registry: HandlerRegistry,
         domains: Sequence[str],
+        types: Sequence[str],
         concurrency: int,
         timeouts: Timeouts,
         connect: Callable[[], Connection],
@@ -81,7 +83,7 @@ class Crew:
         self._claims = claims
         self._registry = registry
         self._domains = deque(domains)
-        self._types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
+        self._types = types
         self._concurrency = concurrency
         self._timeouts = timeouts
         self._connect = connect
@@ -89,6 +91,7 @@ class Crew:
         self._wake = wake
         self._record = record
         self._pace = Pace()
+        self._floors = Floors()
         self._queue: SimpleQueue[Claim | _Token] = SimpleQueue()
         #: Finished and not settled.
         self._done: deque[Finished] = deque()
@@ -299,7 +302,8 @@ class Crew:
         try:
             self._settle(hand, place, [finished for finished in done if not finished.plain])
             began = time.monotonic()
-            lost, claims = self._claims.step(connection, plain, self._want())
+            want = self._want(began)
+            lost, claims = self._claims.step(connection, plain, want)
         except BaseException as error:
             self._done.extendleft(reversed(plain))
             if isinstance(error, _ONE_BY_ONE):
@@ -308,8 +312,11 @@ class Crew:
             raise
         self._record.stepped(place, len(claims), time.monotonic() - began)
         self._record.settled(place, plain, lost)
+        looked = self._floors.found(
+            want.floors, (((claim.domain, claim.priority), claim.id) for claim in claims)
+        )
         self._take_on(connection, claims)
-        return bool(claims) or bool(done)
+        return bool(claims or done or not looked)
 
     def _take_on(self, connection: Connection, claims: list[Claim]) -> None:
         self._domains.rotate(-1)
@@ -324,7 +331,7 @@ class Crew:
             # Too late: whoever stops has already looked for what was not started.
             self._claims.release(connection, self._unstarted())
 
-    def _want(self) -> Want:
+    def _want(self, now: float) -> Want:
         quick = [name for name in self._types if self._pace.is_quick(*name.split(" "))]
         return Want(
             free=max(1, self._concurrency - len(self._held)),
@@ -332,6 +339,7 @@ class Crew:
             domains=list(self._domains),
             types=self._types,
             quick_types=quick,
+            floors=self._floors.for_claim(now),
         )
 
     def _rest(self, slot: Slot) -> None:

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 _INTRANS = psycopg.pq.TransactionStatus.INTRANS
+_DEFAULT_POLICY = RetryPolicy()
 #: The server ended the session for reasons of its own: shutdown, crash of another, start-up.
 _SERVER_WENT = ("57P01", "57P02", "57P03")
 #: Seconds until a command is tried again whose database went away.
@@ -70,7 +71,7 @@ class Execution:
         self._timeouts = timeouts
         #: Told the new deadline (monotonic) when the handler asks for more time.
         self.extended: Callable[[float], None] = lambda due: None
-        self._policy = handler.retry or RetryPolicy()
+        self._policy = handler.retry or _DEFAULT_POLICY
         self.max_attempts = claim.max_attempts or self._policy.max_attempts
         self._transaction: HandlerTransaction | None = None
         #: Settled in its own transaction; None while nobody knows.
@@ -104,10 +105,11 @@ class Execution:
         return self._finished(self._fate(error, "", self.claim.attempts + 1, None))
 
     def _execute(self, data: Any) -> Outcome | None:
-        context = self._context(data)
+        command = self._command(data)
+        context = self._context(command)
         try:
             try:
-                result = self._handler.function(self._command(data), context)
+                result = self._handler.function(command, context)
                 outcome = _storable(result)
                 if self._transaction is None:
                     return outcome
@@ -179,9 +181,9 @@ class Execution:
             created_at=claim.created_at,
         )
 
-    def _context(self, data: Any) -> Context:
+    def _context(self, command: Command) -> Context:
         return Context(
-            self._command(data),
+            command,
             attempt=self.claim.attempts + 1,
             max_attempts=self.max_attempts,
             timeout=self.timeout,

@@ -2,7 +2,6 @@
 but the one that counts steps."""
 
 import time
-from collections import deque
 
 #: A type is quick while the slowest of its latest runs took less than this.
 QUICK_SECONDS = 0.05
@@ -16,20 +15,21 @@ class Pace:
     """Written by all threads: each operation is atomic, and a lost update costs nothing."""
 
     def __init__(self) -> None:
-        self._slowest: dict[tuple[str, str], deque[float]] = {}
+        #: Quick runs that a type still needs before it is quick; missing: it never ran.
+        self._missing: dict[tuple[str, str], int] = {}
         self._last_step = time.monotonic()
-        #: Commands a second, as the latest steps saw it.
+        #: Commands a second, as the latest step saw it.
         self._rate = 0.0
 
     def ran(self, domain: str, type: str, seconds: float) -> None:
-        runs = self._slowest.get((domain, type))
-        if runs is None:
-            runs = self._slowest.setdefault((domain, type), deque(maxlen=_RUNS))
-        runs.append(seconds)
+        key = domain, type
+        if seconds >= QUICK_SECONDS:
+            self._missing[key] = _RUNS
+        else:
+            self._missing[key] = max(0, self._missing.get(key, 0) - 1)
 
     def is_quick(self, domain: str, type: str) -> bool:
-        runs = self._slowest.get((domain, type))
-        return runs is not None and max(runs) < QUICK_SECONDS
+        return self._missing.get((domain, type)) == 0
 
     def stepped(self, claimed: int) -> None:
         now = time.monotonic()

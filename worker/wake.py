@@ -36,6 +36,7 @@ _BUSY_SECONDS = 1.0
 #: Between two looks at writers: growing, at least and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
 _PROMOTED_AT_ONCE = 1000
+_SHORTEST_WAIT = 0.002
 _RELISTEN_FIRST, _RELISTEN_LONGEST = 0.1, 1.0
 #: The listener asks its own session so often whether it is still there.
 _PING_SECONDS = 10.0
@@ -54,11 +55,13 @@ class Wake:
         self,
         claims: Claims,
         domains: Sequence[str],
+        types: Sequence[str],
         poll_interval: float,
         listen: Callable[[], Connection],
     ) -> None:
         self._claims = claims
         self._domains = domains
+        self._types = types
         self.poll_interval = check_poll_interval(poll_interval)
         self._listener = Listener(listen, claims, self.ring)
         self._bell = threading.Event()
@@ -90,7 +93,7 @@ class Wake:
         """Before each claim: what cannot wait until the next rest."""
         now = time.monotonic()
         if now >= self._look_at:
-            self._look(connection)
+            self._look(connection, leases=False)
         if self._busy_since is None:
             self._busy_since = now
         elif self._armed_for and now - self._busy_since > _BUSY_SECONDS:
@@ -110,7 +113,7 @@ class Wake:
             self._busy_since = None
 
     def _move(self, connection: Connection) -> Counter | None:
-        seconds = self._look(connection)
+        seconds = self._look(connection, leases=True)
         if seconds <= 0:
             return Counter.WAKEUPS_TIMER
         session = self._listener.session
@@ -132,16 +135,17 @@ class Wake:
             return Counter.WAKEUPS_NOTIFY if self._listener.heard() else None
         return Counter.WAKEUPS_TIMER if seconds < self.poll_interval else Counter.WAKEUPS_POLL
 
-    def _look(self, connection: Connection) -> float:
+    def _look(self, connection: Connection, *, leases: bool) -> float:
         """Promotes what is due; seconds until the next look is due, 0 if there is work."""
         if self._claims.promote(connection, _PROMOTED_AT_ONCE):
             self._look_at = 0.0
             return 0.0
-        due, lease_ends = self._claims.timers(connection, self._domains)
-        waits = [self.poll_interval]
-        waits += [max(seconds, 0.001) for seconds in (due, lease_ends) if seconds is not None]
-        self._look_at = time.monotonic() + min(waits)
-        return min(waits)
+        timers = self._claims.timers(connection, self._domains, self._types, leases=leases)
+        # What is due and was not promoted is in somebody else's hands just now.
+        waits = [max(seconds, _SHORTEST_WAIT) for seconds in timers if seconds is not None]
+        wait = min([self.poll_interval, *waits])
+        self._look_at = time.monotonic() + wait
+        return wait
 
 
 class Listener:

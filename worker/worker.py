@@ -153,11 +153,13 @@ class Worker:
 
     def _build(self, pool: Pool) -> tuple[Crew, Wake, Keeper]:
         claims, domains = self._claims, self._domains
-        wake = Wake(claims, domains, self._poll_interval, lambda: dsns.connect(self._parts))
+        types = [f"{h.domain} {h.type}" for h in self._registry if h.domain in domains]
+        wake = Wake(claims, domains, types, self._poll_interval, lambda: dsns.connect(self._parts))
         crew = Crew(
             claims=claims,
             registry=self._registry,
             domains=domains,
+            types=types,
             concurrency=self._concurrency,
             timeouts=self._timeouts,
             connect=pool.getconn,
