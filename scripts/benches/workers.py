@@ -93,7 +93,8 @@ def insert_singly(connection: psycopg.Connection, claims: Claims) -> None:
 
 
 def _want(free: int) -> Want:
-    return Want(free=free, ahead=0, domains=[BARE], types=[f"{BARE} {TYPE}"], quick_types=[])
+    types = [f"{BARE} {TYPE}"]
+    return Want(free=free, ahead=0, domains=[BARE], types=types, quick_types=[], floors={})
 
 
 def _finished(claim: Claim) -> Finished:
