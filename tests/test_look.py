@@ -1,7 +1,6 @@
 """Looking at commands and steering them, while nobody runs any."""
 
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -184,10 +183,8 @@ def test_waiting_ends_when_the_command_does(dsn: str) -> None:
         thread = threading.Thread(target=lambda: waited.append(bus.wait("payments", id_, 10)))
         thread.start()
         bus.cancel("payments", id_, reason="changed my mind")
-        canceled = time.monotonic()
-        thread.join(10)
+        thread.join(5)
         assert waited[0].status is Status.CANCELED
-        assert time.monotonic() - canceled < 2
         assert waited[0].status.terminal
 
 

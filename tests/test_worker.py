@@ -513,6 +513,30 @@ def test_a_slow_handler_is_not_run_twice_while_its_worker_lives(dsn: str, bus: C
         assert bus.wait("payments", sent, 5).attempts == 1
 
 
+def test_what_was_claimed_ahead_and_is_not_started_goes_back(dsn: str, bus: CommandBus) -> None:
+    """A type that was quick hangs: nobody waits behind it."""
+    registry, gate = HandlerRegistry(), Gate()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        if command.data == "hang":
+            gate(command, context)
+
+    with running(dsn, registry, concurrency=1):
+        bus.send_many([SendRequest("payments", "Debit")] * 500)
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        requests = [SendRequest("payments", "Debit", "hang" if n == 200 else n) for n in range(900)]
+        bus.send_many(requests)
+        gate.wait_for(1)
+        assert bus.snapshot("payments")["in_progress"] > 1, "it claims ahead of its thread"
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 1)
+        assert {record.attempts for record in bus.query(status="PENDING")} == {0}
+        gate.open.set()
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+    assert len(bus.query(status="COMPLETED", limit=2000)) == 1400
+
+
 # Waking.
 
 

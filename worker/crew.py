@@ -53,6 +53,8 @@ _LEAD, _LEAVE, _NUDGE = _Token("lead"), _Token("leave"), _Token("nudge")
 
 #: A step promises to be back within the statement timeout and so many seconds more.
 _STEP_SPARE = 5.0
+#: What was claimed and is not started within so many seconds goes back.
+_STARTED_WITHIN = 1.0
 #: After a step failed for another reason than its connection, seconds until the next.
 _AFTER_FAILURE = 1.0
 #: Classes of errors of single outcomes: data that the server refuses, a row it waits for.
@@ -97,6 +99,7 @@ class Crew:
         self._done: deque[Finished] = deque()
         #: Claimed by us and not finished, by id.
         self._held: dict[int, Claim] = {}
+        self._claimed_at = 0.0
         self._stopping = threading.Event()
         #: Set when something was claimed; cleared by the keeper when it finds nothing to do.
         self.working = threading.Event()
@@ -187,20 +190,36 @@ class Crew:
                 done.append(self._done.popleft())
         return done
 
+    def give_back_stale(self, hand: Hand) -> None:
+        """What was claimed ahead of the threads and not started in time, because a type that
+        was quick is not any more."""
+        if self._queue.qsize() < 2 or time.monotonic() - self._claimed_at < _STARTED_WITHIN:
+            return
+        stale, tokens = self._emptied()
+        for token in tokens:
+            self._queue.put(token)
+        if stale:
+            self._claims.release(hand.connection(), stale)
+
     def _unstarted(self) -> list[Claim]:
-        """Empties the queue; only once stopping is set, as the lead goes, too."""
-        found: list[Claim] = []
-        leave = False
+        """Only once stopping is set, as the lead goes, too."""
+        found, tokens = self._emptied()
+        if _LEAVE in tokens:
+            self._queue.put(_LEAVE)
+        return found
+
+    def _emptied(self) -> tuple[list[Claim], list[_Token]]:
+        claims: list[Claim] = []
+        tokens: list[_Token] = []
         with suppress(Empty):
             while True:
                 item = self._queue.get_nowait()
                 if isinstance(item, Claim):
                     self._held.pop(item.id, None)
-                    found.append(item)
-                leave = leave or item is _LEAVE
-        if leave:
-            self._queue.put(_LEAVE)
-        return found
+                    claims.append(item)
+                else:
+                    tokens.append(item)
+        return claims, tokens
 
     # What a thread does.
 
@@ -248,9 +267,9 @@ class Crew:
         self._pace.ran(claim.domain, claim.type, time.monotonic() - began)
         if execution.committed is not None:
             self._record.settled(slot.place, [execution.committed])
-        elif finished is None:
+        elif stays and finished is None:
             self._record.lost(slot.place, claim)
-        elif stays:
+        elif stays and finished is not None:
             # First append, then look whether the leader rests; it does the opposite.
             self._done.append(finished)
         self._wake.ring_if_resting()
@@ -298,7 +317,7 @@ class Crew:
         connection = hand.connection()
         self._wake.working(connection)
         done = self.take_done()
-        plain = [finished for finished in done if finished.plain]
+        plain = sorted((finished for finished in done if finished.plain), key=_settle_key)
         try:
             self._settle(hand, place, [finished for finished in done if not finished.plain])
             began = time.monotonic()
@@ -321,6 +340,7 @@ class Crew:
     def _take_on(self, connection: Connection, claims: list[Claim]) -> None:
         self._domains.rotate(-1)
         self._pace.stepped(len(claims))
+        self._claimed_at = time.monotonic()
         for claim in claims:
             self._held[claim.id] = claim
         for claim in claims:
@@ -359,7 +379,7 @@ class Crew:
         """Outcomes of any kind."""
         if not done:
             return
-        done.sort(key=lambda f: (f.claim.domain, f.claim.priority, f.claim.id))
+        done.sort(key=_settle_key)
         try:
             lost = self._claims.settle(hand.connection(), done)
         except _ONE_BY_ONE:
@@ -399,3 +419,8 @@ class Crew:
         self._record.health.database_away(time.monotonic())
         slot.hand.reconnect(self._stopping)
         self._record.health.database_back(time.monotonic())
+
+
+def _settle_key(finished: Finished) -> tuple[str, int, int]:
+    """The order in which settlements may wait for rows, so that no two wait in a circle."""
+    return finished.claim[:3]

@@ -1,8 +1,9 @@
 """What a worker owes to the database while its threads are busy: one thread, on a
 session of its own from the pool's headroom.
 
-It renews the leases of what is held, settles what would else wait for its threads, and
-carries out the verdicts on slots that are past their due.
+It renews the leases of what is held, settles what would else wait for its threads, gives
+back what was claimed ahead and is not started, and carries out the verdicts on slots
+that are past their due.
 """
 
 import logging
@@ -75,6 +76,7 @@ class Keeper:
                 self._rest()
             try:
                 self._crew.relieve(self._hand, place, _SETTLE_WITHIN)
+                self._crew.give_back_stale(self._hand)
                 while self._verdicts:
                     self._carry_out(place, *self._verdicts[0])
                     self._verdicts.popleft()
