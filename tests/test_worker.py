@@ -152,7 +152,7 @@ def test_what_python_cannot_decode_goes_to_troubleshooting_and_its_batch_goes_on
     registry.register("payments", "Debit", lambda command, context: command.data)
     with connect(dsn) as connection:
         row = connection.execute(
-            "SELECT cmdbus.send('payments', 'Debit', %s)", ("[" * 3000 + "]" * 3000,)
+            "SELECT cmdbus.send('payments', 'Debit', %s)", ("9" * 5000,)
         ).fetchone()
     assert row is not None
     good = bus.send("payments", "Debit", 1)
