@@ -600,7 +600,7 @@ def test_a_worker_whose_listener_died_finds_work_and_listens_again(
     )
     with running(dsn, registry, poll_interval=60), connect(dsn) as watcher:
         bus.wait("payments", bus.send("payments", "Debit"), 5)
-        assert watcher.execute(listeners).fetchone() == (1,)
+        eventually(lambda: watcher.execute(listeners).fetchone() == (1,))
         for _ in range(5):
             bus.wait("payments", bus.send("payments", "Debit"), 5)
 
