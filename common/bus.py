@@ -207,11 +207,11 @@ class CommandBus:
         id_ = check_id("command_id", command_id)
         return self._look(connection, lambda c: self._store.audit(c, domain, id_))
 
-    def snapshot(self, domain: str) -> dict[str, Any]:
+    def snapshot(self, domain: str, *, connection: Connection | None = None) -> dict[str, Any]:
         """Counts of one moment: depth (ready + scheduled), ready, scheduled, in_progress,
         troubleshooting; oldest_age in seconds; shutdown, whether sends are refused."""
         check_name("domain", domain)
-        return self._look(None, lambda c: self._store.snapshot(c, domain))
+        return self._look(connection, lambda c: self._store.snapshot(c, domain))
 
     def configure(
         self,
@@ -221,6 +221,7 @@ class CommandBus:
         warn_depth: int | None = _UNSAID,
         keep: timedelta = _UNSAID,
         accepting: bool = _UNSAID,
+        connection: Connection | None = None,
     ) -> None:
         """Changes what is given; None removes a limit.
 
@@ -233,18 +234,18 @@ class CommandBus:
         said |= {"keep": keep, "accepting": accepting}
         said = {name: value for name, value in said.items() if value is not _UNSAID}
         check_settings(said)
-        self._look(None, lambda c: self._store.configure(c, domain, said))
+        self._look(connection, lambda c: self._store.configure(c, domain, said))
 
-    def pause(self, domain: str) -> None:
+    def pause(self, domain: str, *, connection: Connection | None = None) -> None:
         """Workers start nothing more of this domain; what runs, ends. Sends are taken."""
         check_name("domain", domain)
-        self._look(None, lambda c: self._store.set_paused(c, domain, True))
+        self._look(connection, lambda c: self._store.set_paused(c, domain, True))
 
-    def resume(self, domain: str) -> None:
+    def resume(self, domain: str, *, connection: Connection | None = None) -> None:
         check_name("domain", domain)
-        self._look(None, lambda c: self._store.set_paused(c, domain, False))
+        self._look(connection, lambda c: self._store.set_paused(c, domain, False))
 
-    def purge(self, domain: str) -> int:
+    def purge(self, domain: str, *, connection: Connection | None = None) -> int:
         """Removes everything that waits in the domain, with every trace; for tests."""
         check_name("domain", domain)
         if not self._purge_allowed:
@@ -252,7 +253,7 @@ class CommandBus:
                 f"purge of domain {domain!r} refused: it destroys commands without a trace; "
                 f"make the bus with CommandBus(..., purge_allowed=True) where that is wanted"
             )
-        return self._look(None, lambda c: self._store.purge(c, domain))
+        return self._look(connection, lambda c: self._store.purge(c, domain))
 
     def close(self) -> None:
         self._connections.close()

@@ -272,6 +272,25 @@ def test_a_claim_reads_what_it_claims_and_not_the_backlog(
     assert pages_read(connection) - before < 20 * 100 * 30
 
 
+def test_urgent_commands_of_the_future_slow_and_starve_nobody(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """M134, M167."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        future = SendRequest("payments", "Debit", priority="high", delay=3600)
+        bus.send_many([future] * 10_000)
+        normal = bus.send("payments", "Debit")
+    before = pages_read(connection)
+    _, [found] = worker.step(connection, [], want(1))
+    assert found.command_id == normal
+    assert pages_read(connection) - before < 100
+    plan = connection.execute(
+        "EXPLAIN SELECT due_at FROM cmdbus.scheduled ORDER BY due_at, id LIMIT 1"
+    ).fetchall()
+    assert "scheduled_pkey" in str(plan)
+
+
 def pages_read(connection: psycopg.Connection) -> int:
     """Heap and index pages of ready, looked at by anybody so far."""
     connection.execute("SELECT pg_stat_clear_snapshot()")

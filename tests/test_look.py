@@ -309,6 +309,22 @@ def test_impossible_settings_are_refused(
         bus.configure("payments", **settings)  # type: ignore[arg-type]
 
 
+def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
+    """R02, R41."""
+    with CommandBus(dsn, purge_allowed=True) as bus, psycopg.connect(dsn) as mine:
+        id_ = bus.send("payments", "Debit", connection=mine)
+        bus.configure("payments", max_depth=5, connection=mine)
+        bus.pause("payments", connection=mine)
+        assert bus.snapshot("payments", connection=mine)["depth"] == 1
+        assert [record.command_id for record in bus.query(connection=mine)] == [id_]
+        assert len(bus.audit("payments", id_, connection=mine)) == 1
+        bus.resume("payments", connection=mine)
+        assert bus.purge("payments", connection=mine) == 1
+        mine.rollback()
+        assert bus.snapshot("payments")["depth"] == 0
+        assert bus.get("payments", id_) is None
+
+
 def test_purge_is_for_tests(dsn: str) -> None:
     """M159."""
     with CommandBus(dsn) as bus, pytest.raises(InvalidOperationError, match="purge_allowed=True"):

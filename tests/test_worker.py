@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -104,6 +104,30 @@ def test_everything_that_waits_is_drained_without_waiting_for_notifications(
         eventually(lambda: len(bus.query("payments", "COMPLETED", limit=2000)) == 1000, 10)
 
 
+def test_the_correlation_id_follows_a_command_everywhere(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R09, M157."""
+    registry = HandlerRegistry()
+    seen: list[UUID] = []
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        seen.append(command.correlation_id)
+        context.log.warning("debiting")
+
+    correlation = uuid4()
+    with running(dsn, registry):
+        sent = bus.send("payments", "Debit", correlation_id=correlation, reply_to="orders")
+        record = bus.wait("payments", sent, 5)
+    [line] = [line for line in caplog.records if line.getMessage() == "debiting"]
+    assert vars(line)["correlation_id"] == str(correlation)
+    assert (vars(line)["command_id"], vars(line)["attempt"]) == (str(sent), 1)
+    [reply] = bus.query("orders")
+    assert [correlation] * 3 == [record.correlation_id, reply.correlation_id, *seen]
+    assert str(correlation) in str(bus.audit("payments", sent)[0])
+
+
 def test_as_many_run_at_once_as_there_are_threads_and_a_freed_slot_is_filled(
     dsn: str, bus: CommandBus
 ) -> None:
@@ -132,7 +156,7 @@ def test_threads_are_named_after_what_they_run(dsn: str, bus: CommandBus) -> Non
 
 
 def test_a_worker_leaves_alone_what_it_has_no_handler_for(dsn: str, bus: CommandBus) -> None:
-    """R15."""
+    """R15, M178: only the registry leads from a command to code."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     with running(dsn, registry):
