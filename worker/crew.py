@@ -26,17 +26,17 @@ from queue import Empty, SimpleQueue
 import psycopg
 
 from cmdbus.counters import Counter
-from cmdbus.outcomes import troubled
 from cmdbus.registry import HandlerRegistry
 from cmdbus.slots import Phase
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Want
+from cmdbus.worker.claims import Claim, Claims, Connection, Want
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.floors import Floors
 from cmdbus.worker.handling import Execution
 from cmdbus.worker.pace import Pace
 from cmdbus.worker.record import Record
+from cmdbus.worker.settling import ONE_BY_ONE, Done
 from cmdbus.worker.slots import Slot, Work
 from cmdbus.worker.wake import Wake
 
@@ -57,14 +57,12 @@ _STEP_SPARE = 5.0
 _STARTED_WITHIN = 1.0
 #: After a step failed for another reason than its connection, seconds until the next.
 _AFTER_FAILURE = 1.0
-#: Classes of errors of single outcomes: data that the server refuses, a row it waits for.
-_ONE_BY_ONE = (psycopg.errors.LockNotAvailable, psycopg.DataError)
 
 
 class Crew:
     """The threads of one process and what they share.
 
-    `_queue`, `_done` and `_held` are written by every thread, each through operations
+    `_queue`, `done` and `_held` are written by every thread, each through operations
     that are atomic; the other state by the thread that has the lead, which is one.
     """
 
@@ -95,8 +93,7 @@ class Crew:
         self._pace = Pace()
         self._floors = Floors()
         self._queue: SimpleQueue[Claim | _Token] = SimpleQueue()
-        #: Finished and not settled.
-        self._done: deque[Finished] = deque()
+        self.done = Done(claims, record)
         #: Claimed by us and not finished, by id.
         self._held: dict[int, Claim] = {}
         self._claimed_at = 0.0
@@ -170,25 +167,10 @@ class Crew:
 
     @property
     def busy(self) -> bool:
-        return bool(self._held or self._done)
+        return bool(self._held or self.done)
 
     def held(self) -> list[Claim]:
         return list(self._held.values())
-
-    def relieve(self, hand: Hand, place: Place, older: float) -> None:
-        """Settles what was finished longer ago than `older` while all threads were busy."""
-        if self._done and time.monotonic() - self._done[0].at > older:
-            self._settle(hand, place, self.take_done())
-
-    def settle_rest(self, hand: Hand, place: Place) -> None:
-        self._settle(hand, place, self.take_done())
-
-    def take_done(self) -> list[Finished]:
-        done = []
-        with suppress(IndexError):
-            while True:
-                done.append(self._done.popleft())
-        return done
 
     def give_back_stale(self, hand: Hand) -> None:
         """What was claimed ahead of the threads and not started in time, because a type that
@@ -244,10 +226,10 @@ class Crew:
             self._record.give_place(slot.index, slot.place)
 
     def _run(self, slot: Slot, claim: Claim) -> bool:
-        if self._done and not self._pace.is_quick(claim.domain, claim.type):
+        if self.done and not self._pace.is_quick(claim.domain, claim.type):
             # What is finished waits for nothing that may be long.
             with suppress(psycopg.Error):
-                self._settle(slot.hand, slot.place, self.take_done())
+                self.done.settle(slot.hand, slot.place, self.done.take())
         execution = self._execution(slot, claim)
         thread = threading.current_thread()
         thread.name = f"worker-{claim.domain}-{slot.number}"
@@ -271,7 +253,7 @@ class Crew:
             self._record.lost(slot.place, claim)
         elif stays and finished is not None:
             # First append, then look whether the leader rests; it does the opposite.
-            self._done.append(finished)
+            self.done.add(finished)
         self._wake.ring_if_resting()
         return stays
 
@@ -294,7 +276,7 @@ class Crew:
         stays = True
         try:
             if self._stopping.is_set():
-                self._settle(slot.hand, slot.place, self.take_done())
+                self.done.settle(slot.hand, slot.place, self.done.take())
                 stays = slot.end()
             else:
                 found = self._step(slot.hand, slot.place)
@@ -316,17 +298,17 @@ class Crew:
         """Settles everything finished and claims the next run; False if there was nothing."""
         connection = hand.connection()
         self._wake.working(connection)
-        done = self.take_done()
-        plain = sorted((finished for finished in done if finished.plain), key=_settle_key)
+        done = self.done.take()
+        plain = [finished for finished in done if finished.plain]
         try:
-            self._settle(hand, place, [finished for finished in done if not finished.plain])
+            self.done.settle(hand, place, [finished for finished in done if not finished.plain])
             began = time.monotonic()
             want = self._want(began)
             lost, claims = self._claims.step(connection, plain, want)
         except BaseException as error:
-            self._done.extendleft(reversed(plain))
-            if isinstance(error, _ONE_BY_ONE):
-                self._settle_singly(hand, place, self.take_done())
+            self.done.put_back(plain)
+            if isinstance(error, ONE_BY_ONE):
+                self.done.settle_singly(hand, place, self.done.take())
                 return True
             raise
         self._record.stepped(place, len(claims), time.monotonic() - began)
@@ -366,47 +348,15 @@ class Crew:
         """Nothing to claim: until somebody rings, or a timer does."""
         self._record.waits(slot.place, Phase.RESTING)
         source = self._wake.rest(
-            slot.hand.connection(), busy=lambda: bool(self._done) or self._stopping.is_set()
+            slot.hand.connection(), busy=lambda: bool(self.done) or self._stopping.is_set()
         )
         if source is not None:
             slot.place.counters.add(source)
         if source is Counter.WAKEUPS_NOTIFY:
             slot.place.counters.add(Counter.NOTIFICATION_WAKEUPS)
 
-    # Settling. What fails puts the outcomes back first.
-
-    def _settle(self, hand: Hand, place: Place, done: list[Finished]) -> None:
-        """Outcomes of any kind."""
-        if not done:
-            return
-        done.sort(key=_settle_key)
-        try:
-            lost = self._claims.settle(hand.connection(), done)
-        except _ONE_BY_ONE:
-            self._settle_singly(hand, place, done)
-        except BaseException:
-            self._done.extendleft(reversed(done))
-            raise
-        else:
-            self._record.settled(place, done, lost)
-
-    def _settle_singly(self, hand: Hand, place: Place, done: list[Finished]) -> None:
-        """One of them is refused, or its row is held by somebody: the others need not wait."""
-        for number, finished in enumerate(done):
-            try:
-                lost = self._claims.settle(hand.connection(), [finished])
-                self._record.settled(place, [finished], lost)
-            except psycopg.errors.LockNotAvailable:
-                self._done.append(finished)
-            except psycopg.DataError as error:
-                refused = troubled("OUTCOME_NOT_STORABLE", str(error))
-                self._done.append(finished._replace(outcome=refused))
-            except BaseException:
-                self._done.extendleft(reversed(done[number:]))
-                raise
-
     def _recover(self, slot: Slot, error: Exception) -> None:
-        """The outcomes are back in `_done`; then a session that works, however long it takes."""
+        """The outcomes are back in `done`; then a session that works, however long it takes."""
         if not slot.hand.lost():
             logger.exception("a step failed; it is tried again in %s s", _AFTER_FAILURE)
             self._stopping.wait(_AFTER_FAILURE)
@@ -419,8 +369,3 @@ class Crew:
         self._record.health.database_away(time.monotonic())
         slot.hand.reconnect(self._stopping)
         self._record.health.database_back(time.monotonic())
-
-
-def _settle_key(finished: Finished) -> tuple[str, int, int]:
-    """The order in which settlements may wait for rows, so that no two wait in a circle."""
-    return finished.claim[:3]

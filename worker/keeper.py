@@ -75,7 +75,7 @@ class Keeper:
             if not self._crew.busy:
                 self._rest()
             try:
-                self._crew.relieve(self._hand, place, _SETTLE_WITHIN)
+                self._crew.done.settle_old(self._hand, place, _SETTLE_WITHIN)
                 self._crew.give_back_stale(self._hand)
                 while self._verdicts:
                     self._carry_out(place, *self._verdicts[0])

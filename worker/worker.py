@@ -193,7 +193,7 @@ class Worker:
             stuck = crew.join(self._deadline)
             keeper.stop()
             index, place = self._record.take_place()
-            crew.settle_rest(hand, place)
+            crew.done.settle(hand, place, crew.done.take())
             self._record.give_place(index, place)
             if stuck:
                 self._abandon(crew, stuck, hand.connection())

@@ -1,0 +1,88 @@
+"""Executions that have finished and are not settled yet.
+
+What fails puts the outcomes back first: an outcome is here, in one hand, or settled.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+import psycopg
+
+from cmdbus.outcomes import troubled
+from cmdbus.slots import Slot as Place
+from cmdbus.worker.claims import Claims, Finished
+from cmdbus.worker.connections import Hand
+from cmdbus.worker.record import Record
+
+#: Errors of single outcomes: data that the server refuses, a row that somebody holds.
+ONE_BY_ONE = (psycopg.errors.LockNotAvailable, psycopg.DataError)
+
+
+class Done:
+    """Shared by all threads; every operation on the deque is atomic."""
+
+    def __init__(self, claims: Claims, record: Record) -> None:
+        self._claims = claims
+        self._record = record
+        self._waiting: deque[Finished] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, finished: Finished) -> None:
+        self._waiting.append(finished)
+
+    def put_back(self, done: Sequence[Finished]) -> None:
+        self._waiting.extendleft(reversed(done))
+
+    def take(self) -> list[Finished]:
+        """All of them, in the order in which settlements may wait for their rows: so no two
+        wait in a circle."""
+        done: list[Finished] = []
+        with suppress(IndexError):
+            while True:
+                done.append(self._waiting.popleft())
+        return sorted(done, key=_key)
+
+    def settle_old(self, hand: Hand, place: Place, older: float) -> None:
+        """If something was finished longer ago than `older`, while all threads were busy."""
+        oldest = time.monotonic()
+        with suppress(IndexError):
+            oldest = self._waiting[0].at
+        if time.monotonic() - oldest > older:
+            self.settle(hand, place, self.take())
+
+    def settle(self, hand: Hand, place: Place, done: list[Finished]) -> None:
+        """Outcomes of any kind."""
+        if not done:
+            return
+        try:
+            lost = self._claims.settle(hand.connection(), done)
+        except ONE_BY_ONE:
+            self.settle_singly(hand, place, done)
+        except BaseException:
+            self.put_back(done)
+            raise
+        else:
+            self._record.settled(place, done, lost)
+
+    def settle_singly(self, hand: Hand, place: Place, done: list[Finished]) -> None:
+        """One of them is refused, or its row is held by somebody: the others need not wait."""
+        for number, finished in enumerate(done):
+            try:
+                lost = self._claims.settle(hand.connection(), [finished])
+                self._record.settled(place, [finished], lost)
+            except psycopg.errors.LockNotAvailable:
+                self.add(finished)
+            except psycopg.DataError as error:
+                refused = troubled("OUTCOME_NOT_STORABLE", str(error))
+                self.add(finished._replace(outcome=refused))
+            except BaseException:
+                self.put_back(done[number:])
+                raise
+
+
+def _key(finished: Finished) -> tuple[str, int, int]:
+    return finished.claim[:3]
