@@ -12,6 +12,7 @@ import pytest
 from cmdbus import CommandBus, SendRequest, Status
 from cmdbus.outcomes import Kind, Outcome, completed
 from cmdbus.worker.claims import Claim, Claims, Finished, Want
+from cmdbus.worker.wake import Wake
 
 pytestmark = pytest.mark.db
 
@@ -328,6 +329,34 @@ def test_claimers_never_share_and_never_fail(dsn: str) -> None:
         thread.join(20)
     ids = [claim.id for part in found for claim in part]
     assert (len(ids), len(set(ids))) == (2000, 2000)
+
+
+def test_whoever_rings_between_an_empty_claim_and_the_rest_ends_the_rest(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """A notification of what was sent after the claim had looked."""
+    worker = claims(connection)
+    wake = Wake(worker, ["payments"], TYPES, 60.0, lambda: connect(dsn))
+    wake.start()
+    rounds: list[int] = []
+
+    def lead() -> None:
+        for round_ in range(8):
+            wake.working(connection)
+            assert worker.step(connection, [], want(1)) == ([], [])
+            wake.ring()
+            wake.rest(connection, busy=lambda: False)
+            rounds.append(round_)
+
+    thread = threading.Thread(target=lead)
+    thread.start()
+    thread.join(10)
+    in_time = list(rounds)
+    while thread.is_alive():
+        wake.ring()
+        thread.join(0.1)
+    wake.stop()
+    assert in_time == list(range(8))
 
 
 def test_a_settlement_waits_for_a_strangers_lock_no_longer_than_its_limit(

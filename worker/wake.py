@@ -90,7 +90,9 @@ class Wake:
             self._bell.set()
 
     def working(self, connection: Connection) -> None:
-        """Before each claim: what cannot wait until the next rest."""
+        """Before each claim: what cannot wait until the next rest. The bell is cleared here,
+        so that whoever rings after the claim has looked ends the rest that follows."""
+        self._bell.clear()
         now = time.monotonic()
         if now >= self._look_at:
             self._look(connection, leases=False)
@@ -104,7 +106,6 @@ class Wake:
         """One move towards waiting safely, or the wait. `busy` says that there is something
         else to do; it is asked only after `_resting` is set, as others look at that after
         they have made it true. Returns who ended it, if it was a wait for work."""
-        self._bell.clear()
         self._resting = True
         try:
             return None if busy() else self._move(connection)
