@@ -24,9 +24,12 @@ from cmdbus import (
     CommandBus,
     Context,
     HandlerRegistry,
+    InvalidOperationError,
+    PermanentCommandError,
     RetryPolicy,
     SendRequest,
     Timeouts,
+    TransientCommandError,
 )
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.schema import install
@@ -108,6 +111,111 @@ def test_all_threads_hang_and_work_goes_on(dsn: str, bus: CommandBus) -> None:
         assert bus.wait("payments", good, 10).status == "COMPLETED"
         eventually(lambda: bus.snapshot("payments")["troubleshooting"] == 7)
         gate.open.set()
+
+
+def test_a_slot_that_was_given_up_is_filled_however_its_thread_leaves(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M114: a thread in the driver is freed by the verdict itself, and leaves before it."""
+    registry = HandlerRegistry()
+    timeouts = Timeouts(statement=20, pool=20, lease=25, thread=30, watchdog=40)
+
+    @registry.handler("payments", "Hang", timeout=0.2, retry=ONCE)
+    def hang(command: Command, context: Context) -> None:
+        context.connection.execute("SELECT pg_sleep(15)")
+
+    registry.register("payments", "Good", lambda command, context: None)
+    with running(dsn, registry, concurrency=2, timeouts=timeouts):
+        for _ in range(2):
+            hung = bus.send_many([SendRequest("payments", "Hang")] * 2)
+            for id_ in hung:
+                assert bus.wait("payments", id_, 10).error_code == "TIMEOUT"
+        names = re.compile(r"worker-(payments-)?\d+$")
+        eventually(lambda: sum(bool(names.match(t.name)) for t in threading.enumerate()) == 2)
+        assert bus.wait("payments", bus.send("payments", "Good"), 5).status == "COMPLETED"
+
+
+class OutOfStock(PermanentCommandError):
+    def __init__(self, sku: str) -> None:
+        self.sku = sku
+
+
+class Unreportable(Exception):
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        raise RuntimeError("no notes")
+
+
+def test_an_error_that_cannot_be_reported_costs_no_thread(dsn: str, bus: CommandBus) -> None:
+    """Fault 57."""
+    registry = HandlerRegistry()
+    soon = TransientCommandError("BUSY", "later")
+    soon.retry_after = "soon"  # type: ignore[assignment]
+    errors = [OutOfStock("x"), Unreportable(), soon]
+
+    @registry.handler("payments", "Debit", retry=ONCE)
+    def debit(command: Command, context: Context) -> None:
+        raise errors[command.data]
+
+    with running(dsn, registry, concurrency=1):
+        for place in range(len(errors)):
+            record = bus.wait("payments", bus.send("payments", "Debit", place), 5)
+            assert record.status == "IN_TROUBLESHOOTING_QUEUE"
+
+
+def test_a_thread_that_a_handler_left_behind_gets_no_connection(dsn: str, bus: CommandBus) -> None:
+    registry = HandlerRegistry()
+    refused: list[BaseException] = []
+    returned = threading.Event()
+    left: list[threading.Thread] = []
+
+    @registry.handler("payments", "Leave")
+    def leave(command: Command, context: Context) -> None:
+        def late() -> None:
+            returned.wait(10)
+            try:
+                leave_effect(command, context)
+            except InvalidOperationError as error:
+                refused.append(error)
+
+        left.append(threading.Thread(target=late))
+        left[0].start()
+
+    registry.register("payments", "Debit", leave_effect)
+    with running(dsn, registry, concurrency=1):
+        bus.wait("payments", bus.send("payments", "Leave"), 5)
+        returned.set()
+        left[0].join(5)
+        assert len(refused) == 1
+        assert bus.wait("payments", bus.send("payments", "Debit"), 5).status == "COMPLETED"
+
+
+def test_a_verdict_that_cannot_be_carried_out_keeps_no_lease_from_being_renewed(
+    dsn: str, bus: CommandBus
+) -> None:
+    """A stranger holds the row of a command that hangs; another one runs long."""
+    registry, hangs, runs = HandlerRegistry(), Gate(), Gate()
+    registry.register("payments", "Hang", hangs, timeout=0.2, retry=ONCE)
+    registry.register("payments", "Long", runs, timeout=60)
+    with running(dsn, registry, concurrency=3, timeouts=LADDER), psycopg.connect(dsn) as stranger:
+        hung, long = bus.send("payments", "Hang"), bus.send("payments", "Long")
+        hangs.wait_for(1)
+        runs.wait_for(1)
+        stranger.execute("SELECT 1 FROM cmdbus.ready WHERE command_id = %s FOR UPDATE", (hung,))
+        first = bus.get("payments", long)
+        query = "SELECT lease_until FROM cmdbus.ready WHERE command_id = %s"
+        with connect(dsn) as watcher:
+            seen = {watcher.execute(query, (long,)).fetchone()}
+            eventually(
+                lambda: seen.add(watcher.execute(query, (long,)).fetchone()) or len(seen) > 9
+            )
+        stranger.rollback()
+        assert bus.wait("payments", hung, 10).error_code == "TIMEOUT"
+        runs.open.set()
+        record = bus.wait("payments", long, 5)
+        assert first is not None and record.started_at == first.started_at
+        assert runs.most == 1
+        hangs.open.set()
 
 
 def test_a_handlers_own_timeout_wins_and_can_be_extended(dsn: str, bus: CommandBus) -> None:

@@ -19,6 +19,8 @@ Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
 
 _PRIORITIES = range(11)
+#: What a timeout of PostgreSQL can hold.
+_LONGEST_MS = 2**31 - 1
 
 
 class Claim(NamedTuple):
@@ -188,7 +190,10 @@ class Claims:
 
     def begin(self, connection: Connection, *, statement: float, idle: float, marker: str) -> None:
         """Opens a handler's transaction, with its limits in seconds."""
-        limits = {"statement_ms": int(statement * 1000), "idle_ms": int(idle * 1000)}
+        limits = {
+            "statement_ms": min(int(statement * 1000), _LONGEST_MS),
+            "idle_ms": min(int(idle * 1000), _LONGEST_MS),
+        }
         script = self._opening.format(marker=marker, **limits)
         connection.execute(script.encode())
 

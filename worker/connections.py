@@ -29,6 +29,8 @@ _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
 #: A thread whose socket was shut down is out of the driver within this time.
 _LEAVES_DRIVER_SECONDS = 1.0
 
+_IDLE = psycopg.pq.TransactionStatus.IDLE
+
 Connection = psycopg.Connection[Any]
 
 
@@ -78,6 +80,9 @@ class Hand:
     def connection(self, give_up: threading.Event | None = None) -> Connection:
         if self._taken_away:
             raise InvalidOperationError("this execution was given up: its time was over")
+        if self._connection is not None and not _at_rest(self._connection):
+            # Somebody uses it who should not: his transaction is none of ours.
+            self.drop()
         if self._connection is None or self._connection.closed:
             self.reconnect(give_up)
         assert self._connection is not None
@@ -109,6 +114,13 @@ class Hand:
         if connection is not None:
             self._discard(connection)
 
+    def drop(self) -> None:
+        """Not to be used again by anybody."""
+        if self._connection is not None:
+            give_back(self._connection)
+            self._connection.close()
+        self.close()
+
     # From another thread, when this one does not come back.
 
     def cut(self) -> None:
@@ -137,6 +149,10 @@ class Hand:
             self.close()
 
 
+def _at_rest(connection: Connection) -> bool:
+    return connection.closed or connection.info.transaction_status is _IDLE
+
+
 def lend(connection: Connection) -> None:
     if isinstance(connection, WorkerConnection):
         connection.lent = True
@@ -147,6 +163,7 @@ def give_back(connection: Connection) -> None:
     if isinstance(connection, WorkerConnection):
         connection.lent = False
     connection.row_factory = tuple_row
+    connection.cursor_factory = psycopg.Cursor
 
 
 def settings(timeouts: Timeouts) -> dict[str, str]:

@@ -210,7 +210,7 @@ class Crew:
         try:
             while (item := self._queue.get()) is not _LEAVE:
                 if isinstance(item, Claim):
-                    stays = self._run(slot, item)
+                    stays = self._survive(slot, item)
                 elif item is _LEAD:
                     stays = self._lead(slot)
                 else:
@@ -220,10 +220,25 @@ class Crew:
             else:
                 self._queue.put(_LEAVE)  # for the next one
         finally:
-            if self._slots.get(slot.number) is slot:
+            # One that was given up is replaced by relief.
+            if self._slots.get(slot.number) is slot and not slot.given_up:
                 del self._slots[slot.number]
             slot.hand.close()
             self._record.give_place(slot.index, slot.place)
+
+    def _survive(self, slot: Slot, claim: Claim) -> bool:
+        """Whatever a handler left behind, its thread goes on."""
+        try:
+            return self._run(slot, claim)
+        except BaseException:
+            logger.exception(
+                "the thread of command %s (%s/%s) met an error outside of its handler: the "
+                "command runs again when its lease ends",
+                claim.command_id,
+                claim.domain,
+                claim.type,
+            )
+            return not slot.given_up
 
     def _run(self, slot: Slot, claim: Claim) -> bool:
         if self.done and not self._pace.is_quick(claim.domain, claim.type):
@@ -357,6 +372,9 @@ class Crew:
 
     def _recover(self, slot: Slot, error: Exception) -> None:
         """The outcomes are back in `done`; then a session that works, however long it takes."""
+        if not isinstance(error, psycopg.Error):
+            # Something that a handler did to the connection object: a fresh one.
+            slot.hand.drop()
         if not slot.hand.lost():
             logger.exception("a step failed; it is tried again in %s s", _AFTER_FAILURE)
             self._stopping.wait(_AFTER_FAILURE)

@@ -10,6 +10,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import psycopg
@@ -79,6 +80,9 @@ class Execution:
         #: Whether the handler wanted a session, and which it got.
         self._touched = False
         self._session: Connection | None = None
+        #: Between the handler's thread and those that it may have left behind.
+        self._opening = Lock()
+        self._over = False
 
     @property
     def timeout(self) -> float:
@@ -118,18 +122,31 @@ class Execution:
                 self.committed = finished
                 return None
             finally:
+                with self._opening:
+                    self._over = True
                 if self._transaction is not None:
                     self._transaction.end()
         except LeaseLostError:
             return None
         except BaseException as error:
-            return self._failed(error, context)
+            return self._reported(error, context)
 
     def _session_is_gone(self) -> bool:
         return self._touched and (self._session is None or self._session.closed)
 
     def _finished(self, outcome: Outcome) -> Finished:
         return Finished(self.claim, outcome, self.max_attempts, time.monotonic())
+
+    def _reported(self, error: BaseException, context: Context) -> Outcome:
+        try:
+            return self._failed(error, context)
+        except BaseException as second:
+            told = TransientCommandError(
+                "UNREPORTABLE",
+                f"{type(error).__name__} could not be reported: {type(second).__name__} "
+                f"while it was looked at",
+            )
+            return self._fate(told, "", context.attempt, None)
 
     def _failed(self, error: BaseException, context: Context) -> Outcome:
         if isinstance(error, psycopg.OperationalError) and self._session_is_gone():
@@ -192,6 +209,14 @@ class Execution:
         )
 
     def _open(self) -> Connection:
+        with self._opening:
+            return self._opened()
+
+    def _opened(self) -> Connection:
+        if self._over:
+            raise InvalidOperationError(
+                "context.connection is used after its handler has returned: it is not its any more"
+            )
         if self._transaction is None:
             self._touched = True
             self._session = self._connect()

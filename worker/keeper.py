@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 #: No outcome waits longer to be settled, whatever else the process is doing.
 _SETTLE_WITHIN = 0.05
+#: After a verdict could not be carried out, seconds until it is tried again.
+_AFTER_FAILURE = 1.0
+#: The keeper has left so many seconds after it was told to, or its session is cut.
+_ENDS_WITHIN = 1.0
 
 
 class Keeper:
@@ -44,17 +48,23 @@ class Keeper:
         self._record = record
         #: Slots that were given up, with what they were doing and where.
         self._verdicts: deque[tuple[Slot, Work, str]] = deque()
+        self._verdicts_at = 0.0
+        self._renew_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker-keeper", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, deadline: float) -> None:
         self._stopping.set()
         self._crew.working.set()
-        self._thread.join()
-        self._hand.close()
+        self._thread.join(max(_ENDS_WITHIN, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._hand.cut()
+            self._thread.join(_ENDS_WITHIN)
+        else:
+            self._hand.close()
 
     def relieve(self, slot: Slot, work: Work, stack: str) -> None:
         """Called by the main thread, which decides and never touches the database."""
@@ -70,24 +80,29 @@ class Keeper:
             self._record.give_place(index, place)
 
     def _keep(self, place: Place) -> None:
-        renew_at = 0.0
+        duties = (self._renew, self._settle_old, self._give_back, self._carry_out)
         while not self._stopping.wait(_SETTLE_WITHIN):
             if not self._crew.busy:
                 self._rest()
-            try:
-                self._crew.done.settle_old(self._hand, place, _SETTLE_WITHIN)
-                self._crew.give_back_stale(self._hand)
-                while self._verdicts:
-                    self._carry_out(place, *self._verdicts[0])
-                    self._verdicts.popleft()
-                if time.monotonic() >= renew_at:
-                    renew_at = time.monotonic() + self._renew_every
-                    self._renew()
-            except psycopg.Error as error:
-                logger.warning(
-                    "relief failed, and is tried again: %s", " ".join(str(error).split())
-                )
-                self._hand.close()
+            for duty in duties:
+                # Each by itself: what keeps one from being done keeps none of the others.
+                try:
+                    duty(place)
+                except psycopg.Error as error:
+                    said = " ".join(str(error).split())
+                    logger.warning("relief failed, and is tried again: %s", said)
+                    self._verdicts_at = time.monotonic() + _AFTER_FAILURE
+                    if self._hand.lost():
+                        self._hand.close()
+                except Exception:
+                    logger.exception("relief failed, and is tried again")
+                    self._hand.drop()
+
+    def _settle_old(self, place: Place) -> None:
+        self._crew.done.settle_old(self._hand, place, _SETTLE_WITHIN)
+
+    def _give_back(self, _: Place) -> None:
+        self._crew.give_back_stale(self._hand)
 
     def _rest(self) -> None:
         """Until something is claimed. Clear first, then look: who claims does the opposite."""
@@ -95,7 +110,12 @@ class Keeper:
         if not (self._crew.busy or self._verdicts or self._stopping.is_set()):
             self._crew.working.wait()
 
-    def _carry_out(self, place: Place, slot: Slot, work: Work, stack: str) -> None:
+    def _carry_out(self, place: Place) -> None:
+        while self._verdicts and time.monotonic() >= self._verdicts_at:
+            self._carry_out_one(place, *self._verdicts[0])
+            self._verdicts.popleft()
+
+    def _carry_out_one(self, place: Place, slot: Slot, work: Work, stack: str) -> None:
         """The session is ended before the command is settled: until then it could still
         commit. May be repeated from the start."""
         connection = self._hand.connection()
@@ -110,13 +130,18 @@ class Keeper:
             self._crew.replace(slot)
             self._crew.put_new_lead()
             return
-        finished = work.execution.timed_out(stack, statement)
+        if work.finished is None:
+            work.finished = work.execution.timed_out(stack, statement)
+        finished = work.finished
         self._record.settled(place, [finished], self._claims.settle(connection, [finished]))
         self._record.health.stuck((slot.index, finished.claim.token), time.monotonic())
         self._crew.drop(finished.claim)
         self._crew.replace(slot)
 
-    def _renew(self) -> None:
+    def _renew(self, _: Place) -> None:
+        if time.monotonic() < self._renew_at:
+            return
+        self._renew_at = time.monotonic() + self._renew_every
         held = self._crew.held()
         if held:
             lost = self._claims.renew(self._hand.connection(), held)

@@ -6,6 +6,7 @@ import traceback
 from dataclasses import dataclass
 
 from cmdbus.slots import Slot as Place
+from cmdbus.worker.claims import Finished
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.handling import Execution
 
@@ -18,6 +19,8 @@ class Work:
     execution: Execution | None
     #: Monotonic time; moved by the thread itself (context.extend).
     due: float
+    #: Once it was given up: what becomes of its command.
+    finished: Finished | None = None
 
 
 class Slot:
@@ -51,7 +54,11 @@ class Slot:
     @property
     def due(self) -> float | None:
         work = self._work
-        return None if work is None else work.due
+        return None if work is None or self._given_up else work.due
+
+    @property
+    def given_up(self) -> bool:
+        return self._given_up
 
     def give_up_if_late(self, now: float) -> Work | None:
         """The work, if it is past its due; then it is nobody's but the caller's."""

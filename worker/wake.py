@@ -36,7 +36,7 @@ _BUSY_SECONDS = 1.0
 #: Between two looks at writers: growing, at least and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
 _PROMOTED_AT_ONCE = 1000
-_SHORTEST_WAIT = 0.002
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 5.0
 _RELISTEN_FIRST, _RELISTEN_LONGEST = 0.1, 1.0
 #: The listener asks its own session so often whether it is still there.
 _PING_SECONDS = 10.0
@@ -73,6 +73,7 @@ class Wake:
         self._writers: set[str] | None = None
         self._pause = _FIRST_PAUSE
         self._busy_since: float | None = None
+        self._locked_wait = _SHORTEST_WAIT
         #: When to look for due commands, also while busy.
         self._look_at = 0.0
 
@@ -142,8 +143,13 @@ class Wake:
             self._look_at = 0.0
             return 0.0
         timers = self._claims.timers(connection, self._domains, self._types, leases=leases)
-        # What is due and was not promoted is in somebody else's hands just now.
-        waits = [max(seconds, _SHORTEST_WAIT) for seconds in timers if seconds is not None]
+        waits = [seconds for seconds in timers if seconds is not None]
+        if min(waits, default=1.0) > 0:
+            self._locked_wait = _SHORTEST_WAIT
+        else:
+            # Due, and neither promoted nor claimed: in somebody else's hands just now.
+            waits = [max(seconds, self._locked_wait) for seconds in waits]
+            self._locked_wait = min(self._locked_wait * 2, _LONGEST_WAIT)
         wait = min([self.poll_interval, *waits])
         self._look_at = time.monotonic() + wait
         return wait

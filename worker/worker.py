@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Sequence
 
-import psycopg
-
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
 from cmdbus.board import Board
@@ -186,26 +184,26 @@ class Worker:
     def _drain(self, crew: Crew, keeper: Keeper, wake: Wake, pool: Pool) -> None:
         logger.info("worker %s stops: what runs may end, the rest is given back", self._name)
         unstarted = crew.stop_claiming()
-        hand = Hand(pool.getconn, pool.putconn)
+        hand = Hand(lambda: pool.getconn(max(1.0, self._deadline - time.monotonic())), pool.putconn)
         try:
             if unstarted:
                 self._claims.release(hand.connection(), unstarted)
             stuck = crew.join(self._deadline)
-            keeper.stop()
+            keeper.stop(self._deadline)
             index, place = self._record.take_place()
             crew.done.settle(hand, place, crew.done.take())
             self._record.give_place(index, place)
             if stuck:
                 self._abandon(crew, stuck, hand.connection())
             self._claims.disarm(hand.connection())
-        except psycopg.OperationalError as error:
+        except Exception as error:
             logger.warning(
-                "the database is away (%s): what this worker holds is claimable again when "
+                "the database cannot be told (%s): what this worker holds is claimable again when "
                 "its leases end",
                 " ".join(str(error).split()),
             )
         finally:
-            keeper.stop()
+            keeper.stop(self._deadline)
             hand.close()
             wake.stop()
 
