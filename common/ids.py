@@ -28,7 +28,3 @@ def new_ids(count: int) -> list[UUID]:
         dice = int.from_bytes(pool[start : start + _RANDOM_BYTES], "big")
         ids.append(UUID(int=stamp | (dice & _HIGH) | (dice & _LOW)))
     return ids
-
-
-def made_by_bus(command_id: UUID) -> bool:
-    return (command_id.int >> 72) & 0xFF == 0x8C

@@ -22,12 +22,12 @@ from cmdbus import (
     HandlerRegistry,
     InvalidOperationError,
     RetryPolicy,
+    SchemaError,
     SendRequest,
     Status,
     Timeouts,
     TransientCommandError,
 )
-from cmdbus.schema import install
 from cmdbus.worker import Worker
 
 pytestmark = pytest.mark.db
@@ -856,6 +856,9 @@ def test_a_missing_schema_is_said_when_the_worker_starts(empty_dsn: str) -> None
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     worker = Worker(empty_dsn, registry)
-    with pytest.raises(Exception, match="run cmdbus init"):
+    with pytest.raises(SchemaError, match="run cmdbus init"):
         worker.run()
-    install(empty_dsn)
+    stopper = threading.Thread(target=worker.stop)
+    stopper.start()
+    stopper.join(5)
+    assert not stopper.is_alive(), "stop waits for no end that has been"

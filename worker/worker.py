@@ -77,24 +77,14 @@ class Worker:
     def run(self) -> None:
         """Runs commands until `stop` is called, then returns once they have ended."""
         self._runner = threading.get_ident()
-        pool = self._opened = self._open()
         try:
-            crew, wake, keeper = self._build(pool)
-            self._crew, self._wake = crew, wake
-            wake.start()
-            crew.start()
-            keeper.start()
-            logger.info(
-                "worker %s runs %s with %s threads",
-                self._name,
-                ", ".join(self._domains),
-                self._concurrency,
-            )
-            self._watch(crew, keeper)
-            self._drain(crew, keeper, wake, pool)
+            pool = self._opened = self._open()
+            try:
+                self._run(pool)
+            finally:
+                if self._dsn is not None:
+                    pool.close(timeout=1.0)
         finally:
-            if self._dsn is not None:
-                pool.close(timeout=1.0)
             self._ended.set()
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -168,6 +158,21 @@ class Worker:
         lease = self._timeouts.lease
         keeper = Keeper(crew, claims, lease, self._record, pool.getconn, pool.putconn)
         return crew, wake, keeper
+
+    def _run(self, pool: Pool) -> None:
+        crew, wake, keeper = self._build(pool)
+        self._crew, self._wake = crew, wake
+        wake.start()
+        crew.start()
+        keeper.start()
+        logger.info(
+            "worker %s runs %s with %s threads",
+            self._name,
+            ", ".join(self._domains),
+            self._concurrency,
+        )
+        self._watch(crew, keeper)
+        self._drain(crew, keeper, wake, pool)
 
     def _watch(self, crew: Crew, keeper: Keeper) -> None:
         """Until `stop`: judges what is past its due, and hands the verdicts to relief."""
