@@ -197,7 +197,8 @@ def test_a_verdict_that_cannot_be_carried_out_keeps_no_lease_from_being_renewed(
     registry, hangs, runs = HandlerRegistry(), Gate(), Gate()
     registry.register("payments", "Hang", hangs, timeout=0.2, retry=ONCE)
     registry.register("payments", "Long", runs, timeout=60)
-    with running(dsn, registry, concurrency=3, timeouts=LADDER), psycopg.connect(dsn) as stranger:
+    ladder = Timeouts(statement=0.8, pool=1.0, lease=1.2, thread=1.3, watchdog=2.0)
+    with running(dsn, registry, concurrency=3, timeouts=ladder), psycopg.connect(dsn) as stranger:
         hung, long = bus.send("payments", "Hang"), bus.send("payments", "Long")
         hangs.wait_for(1)
         runs.wait_for(1)
@@ -209,7 +210,7 @@ def test_a_verdict_that_cannot_be_carried_out_keeps_no_lease_from_being_renewed(
 
             def renewed() -> bool:
                 seen.add(watcher.execute(query, (long,)).fetchone())
-                return len(seen) > 9
+                return len(seen) > 5
 
             eventually(renewed)
         stranger.rollback()
@@ -250,6 +251,7 @@ def test_a_worker_takes_more_and_fewer_threads_while_it_runs(dsn: str, bus: Comm
         worker.set_concurrency(5)
         gate.open.set()
         gate.wait_for(19)
+        eventually(lambda: gate.inside == 0)
         gate.open.clear()
         worker.set_concurrency(2)
         worker.set_poll_interval(30)

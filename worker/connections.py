@@ -20,8 +20,8 @@ Pool = ConnectionPool[Any]
 
 #: Beside the threads': for relief, and for renewing leases.
 HEADROOM = 2
-#: A step that waits for a row is given up, and its outcomes settled one by one.
-_LOCK_TIMEOUT = "1s"
+#: A step that waits for a row so long is given up, and its outcomes settled one by one.
+_LOCK_TIMEOUT = 1.0
 _NOT_LIBPQ = ("autocommit", "row_factory", "cursor_factory", "prepare_threshold", "context")
 #: While the database is away: seconds until the next try, doubling.
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
@@ -171,7 +171,8 @@ def settings(timeouts: Timeouts) -> dict[str, str]:
     return {
         "statement_timeout": f"{timeouts.statement:g}s",
         "idle_in_transaction_session_timeout": f"{timeouts.thread:g}s",
-        "lock_timeout": _LOCK_TIMEOUT,
+        # Renewal waits behind such a step, too: with a third of a lease it comes in time.
+        "lock_timeout": f"{min(_LOCK_TIMEOUT, timeouts.lease / 3):g}s",
         "default_transaction_isolation": "read committed",
     }
 
