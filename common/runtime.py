@@ -1,0 +1,114 @@
+"""The runtime directory: where a node's board, pidfile and stack dumps are, by the
+supervisor's name.
+
+Who writes there and who reads there must come to the same place, so nothing but the user
+and the machine decides. Must never use a directory in which another user could put a file.
+"""
+
+import logging
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from cmdbus.errors import BoardError
+
+_logger = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+_SHARED_MEMORY = Path("/dev/shm")
+_RUN = Path("/run")
+
+
+def find_runtime_directory(chosen: Path | None = None) -> Path:
+    """What was chosen, or the first of the usual places. It may not exist yet."""
+    if chosen is not None:
+        return chosen.absolute()
+    place = next(usual_places())
+    if place.parent == Path(tempfile.gettempdir()):
+        _logger.warning(
+            "the runtime directory is %s, which may be on a disk and may be cleaned up; "
+            "choose a better one with --runtime-dir",
+            place,
+        )
+    return place
+
+
+def usual_places() -> Iterator[Path]:
+    """Where this user's runtime directory may be on this machine, the first choice first."""
+    uid = os.geteuid()
+    told = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    # After su or sudo the variable may still name the directory of somebody else.
+    if told.is_absolute() and _is_own(told):
+        yield told / "cmdbus"
+    if uid == 0 and _is_writable(_RUN):
+        yield _RUN / "cmdbus"
+    if _is_writable(_SHARED_MEMORY):
+        yield _SHARED_MEMORY / f"cmdbus-{uid}"
+    yield Path(tempfile.gettempdir()) / f"cmdbus-{uid}"
+
+
+def make_runtime_directory(directory: Path) -> Path:
+    """Make it, and what is missing above it, or see that it is ours alone."""
+    try:
+        with suppress(FileExistsError):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700)
+            directory.chmod(0o700)  # whatever the umask
+    except OSError as error:
+        raise BoardError(
+            f"the runtime directory {directory} cannot be made: {error.strerror}; "
+            f"choose another one with --runtime-dir"
+        ) from error
+    return check_runtime_directory(directory)
+
+
+def check_runtime_directory(directory: Path) -> Path:
+    """Refuse one that is missing, or in which somebody else could have put a file."""
+    try:
+        found = directory.lstat()
+    except OSError as error:
+        raise BoardError(
+            f"the runtime directory {directory} cannot be used: {error.strerror}"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a directory"
+        raise BoardError(f"the runtime directory {directory} is {kind}: choose another one")
+    if found.st_uid != os.geteuid():
+        raise BoardError(
+            f"the runtime directory {directory} belongs to user {found.st_uid}, and this is user "
+            f"{os.geteuid()}: choose another one with --runtime-dir"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise BoardError(
+            f"the runtime directory {directory} is open to others: run chmod 700 {directory}"
+        )
+    return directory
+
+
+def board_path(directory: Path, name: str) -> Path:
+    return directory / f"{check_supervisor_name(name)}.board"
+
+
+def check_supervisor_name(name: str) -> str:
+    """Files are named after it; a ValueError says what it may be."""
+    if not _NAME.match(name):
+        raise ValueError(
+            f"name must be a letter or digit and up to 63 more of A-Z a-z 0-9 _ . - (ASCII), "
+            f"not {name!a:.120}"
+        )
+    return name
+
+
+def _is_own(directory: Path) -> bool:
+    try:
+        found = directory.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and _is_writable(directory)
+
+
+def _is_writable(directory: Path) -> bool:
+    return os.access(directory, os.W_OK | os.X_OK)
