@@ -28,6 +28,7 @@ from cmdbus.layout import (
     RESTARTS,
     SUPERVISOR,
     SUPERVISOR_AT,
+    SUSPECTS,
     VERSION,
     Layout,
 )
@@ -116,9 +117,11 @@ class Board:
 
     # For the supervisor.
 
-    def supervise(self, *, pid: int, state: SupervisorState, since: int, due: int) -> None:
-        """`due`: when its loop will be back here at the latest."""
-        self._memory.write(SUPERVISOR_AT, SUPERVISOR.pack(pid, state, since, due))
+    def supervise(
+        self, *, pid: int, state: SupervisorState, since: int, due: int, wanted: int = 0
+    ) -> None:
+        """`due`: when its loop will be back here at the latest; `wanted`: so many workers."""
+        self._memory.write(SUPERVISOR_AT, SUPERVISOR.pack(pid, state, since, due, wanted))
 
     def count_restart(self, reason: Restart) -> None:
         self._memory.cells[RESTARTS + reason] += 1
@@ -131,6 +134,10 @@ class Board:
     def set_armed(self, number: int) -> None:
         """The arming's number, which every new arming raises; 0 before it is disarmed."""
         self._memory.cells[ARMED] = number
+
+    def set_suspects(self, waiting: bool) -> None:
+        """Whether commands wait that may only run alone."""
+        self._memory.cells[SUSPECTS] = waiting
 
     # For leaders, who look at every rest.
 

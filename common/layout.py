@@ -8,18 +8,22 @@ cells of the head               written by                          read by
   slots, kinds, size, boot id     it has its name
 | name                          the same                            ps
 | SUPERVISOR pid state since    the supervisor                      ps, steward
-    due
-| listening, armed              the steward's main thread           leaders, supervisor, ps
+    due wanted
+| listening, armed, suspects    the steward's main thread           leaders, supervisor, ps
 | restarts, one for each reason the supervisor                      metrics
 
 cells of a seat
 | SEATING role number           the supervisor                      steward, ps
     generation since
+  leave by                      the supervisor                      its process's main thread
 | PROCESS pid generation        its process's main thread           supervisor, steward, ps
     incarnation since ready due
     levels of health
+| ENDED generation pid signal   the supervisor                      steward
+    code verdict slot token
 | parked                        the thread that has the lead        steward, ps
   overflowed                    a thread that claims; only ever 1   who hands back
+  rescued                       the steward                         supervisor
 | keys, each state id token     the thread that holds the command   who hands back, renewal
     place                         at that moment; see Keys
 | DOMAINS, each a name          its process, under a lock;          who reads keys
@@ -69,21 +73,26 @@ NAME = 104
 HEAD = Struct("=6q16s")  # magic, version, seats, slots, kinds, size, boot id
 BOARD_NAME = 1 * LINE
 SUPERVISOR_AT = 3 * LINE
-SUPERVISOR = Struct("=4q")  # pid, state, since, due
+SUPERVISOR = Struct("=5q")  # pid, state, since, due, wanted
 LISTENING = 4 * LINE
 ARMED = LISTENING + 1
+SUSPECTS = LISTENING + 2
 RESTARTS = 5 * LINE
 HEAD_CELLS = 6 * LINE
 
 # A seat, from its beginning.
 SEATING_AT = 0
 SEATING = Struct("=4q")  # role, number, generation, since
+LEAVE_BY = 5
 PROCESS_AT = 1 * LINE
 #: pid, generation, incarnation, since, ready, due; last success, failures, stuck, exhaustions, away
 PROCESS = Struct("=11q")
-PARKED = 3 * LINE
+ENDED_AT = 3 * LINE
+ENDED = Struct("=7q")  # generation, pid, signal, code, verdict, slot, token
+PARKED = 4 * LINE
 OVERFLOWED = PARKED + 1
-KEYS = 4 * LINE
+RESCUED = PARKED + 2
+KEYS = 5 * LINE
 KEY_COUNT = 512
 KEY_CELLS = 4
 #: One more key than there are: where those go that find no place. Nobody reads it.

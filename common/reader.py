@@ -17,11 +17,14 @@ from cmdbus.layout import (
     DOMAIN_CELLS,
     DOMAIN_COUNT,
     DOMAINS,
+    ENDED,
+    ENDED_AT,
     KEY_CELLS,
     KEY_COUNT,
     KEYS,
     KIND_CELLS,
     KINDS,
+    LEAVE_BY,
     LISTENING,
     NAME,
     NAMES_AT,
@@ -29,6 +32,7 @@ from cmdbus.layout import (
     PARKED,
     PROCESS,
     PROCESS_AT,
+    RESCUED,
     RESTARTS,
     SEATING,
     SEATING_AT,
@@ -36,10 +40,11 @@ from cmdbus.layout import (
     SLOT_AT,
     SUPERVISOR,
     SUPERVISOR_AT,
+    SUSPECTS,
     VERDICT,
     Layout,
 )
-from cmdbus.seats import Role, names_of
+from cmdbus.seats import Ended, Role, Verdict, names_of
 from cmdbus.slots import Phase
 from cmdbus.views import (
     BoardView,
@@ -71,7 +76,7 @@ class Reader:
         memory, cells = self._memory, self._memory.cells
         name = bytes(memory.bytes[BOARD_NAME * CELL : BOARD_NAME * CELL + NAME])
         supervisor = memory.read(SUPERVISOR_AT, SUPERVISOR)
-        pid, state, since, due = supervisor or (0, -1, 0, 0)
+        pid, state, since, due, wanted = supervisor or (0, -1, 0, 0, 0)
         return BoardView(
             name=decode_name(name),
             this_boot=this_boot,
@@ -79,8 +84,10 @@ class Reader:
             state=_member(SupervisorState, state),
             since=_time(since),
             due=_time(due),
+            wanted=min(max(0, wanted), self._layout.seats),
             listening=cells[LISTENING] == 1,
             armed=max(0, cells[ARMED]),
+            suspects=cells[SUSPECTS] > 0,
             restarts={reason.name.lower(): max(0, cells[RESTARTS + reason]) for reason in Restart},
             seats=tuple(self.seat(seat) for seat in range(self._layout.seats)),
         )
@@ -92,7 +99,8 @@ class Reader:
         if process is None or process[1] != generation:
             process = (0,) * 11
         pid, _, incarnation, since, ready, due, *levels = process
-        parked = self._memory.cells[at + PARKED]
+        cells = self._memory.cells
+        ended = self._ended(at, generation)
         return SeatView(
             place=seat,
             role=_member(Role, role),
@@ -104,10 +112,28 @@ class Reader:
             ready=_time(ready),
             due=_time(due),
             levels=_levels(*levels),
-            parked=_time(parked),
+            leave_by=_time(cells[at + LEAVE_BY]),
+            ended=ended,
+            rescued=ended is not None and cells[at + RESCUED] == generation,
+            parked=_time(cells[at + PARKED]),
             slots=tuple(self._slots(seat)),
             keys=tuple(self._keys(at)),
-            complete=self._memory.cells[at + OVERFLOWED] == 0,
+            complete=cells[at + OVERFLOWED] == 0,
+        )
+
+    def _ended(self, seat_at: int, generation: int) -> Ended | None:
+        record = self._memory.read(seat_at + ENDED_AT, ENDED)
+        if record is None or record[0] != generation:
+            return None
+        _, pid, signal, code, verdict, slot, token = record
+        return Ended(
+            generation=generation,
+            pid=pid,
+            signal=signal,
+            code=code,
+            verdict=_member(Verdict, verdict) or Verdict.NONE,
+            slot=slot,
+            token=token,
         )
 
     def slot(self, seat: int, slot: int) -> SlotView:

@@ -1,9 +1,10 @@
-"""How a worker process writes its seat, and the supervisor before it.
+"""How a process writes its seat, and the supervisor before and after it.
 
-Nothing here waits for another process, or reads its cells.
+Nothing here waits for another process.
 """
 
 import threading
+from dataclasses import dataclass
 from enum import IntEnum
 from zlib import crc32
 
@@ -14,14 +15,18 @@ from cmdbus.layout import (
     DOMAIN_CELLS,
     DOMAIN_COUNT,
     DOMAINS,
+    ENDED,
+    ENDED_AT,
     KEY_CELLS,
     KEYS,
     KIND_CELLS,
     KINDS,
+    LEAVE_BY,
     NAME,
     PARKED,
     PROCESS,
     PROCESS_AT,
+    RESCUED,
     SEATING,
     SEATING_AT,
     SLOT_AT,
@@ -34,13 +39,47 @@ _NS = 1_000_000_000
 
 
 class Role(IntEnum):
-    """What a seat is used for."""
+    """What a seat is used for. A process moves its seat through them:
+
+    SPARE -> WORKER | STEWARD | ALONE -> LEAVING -> DEAD -> SPARE
+    """
 
     SPARE = 0
     WORKER = 1
     STEWARD = 2
     #: Runs a suspect command in a process of its own.
     ALONE = 3
+    #: Ordered to leave; another process has its number, or nobody needs one.
+    LEAVING = 4
+    #: Its process has ended, and what that held is not handed back yet.
+    DEAD = 5
+
+
+class Verdict(IntEnum):
+    """Why the supervisor ended a process; NONE if it did not."""
+
+    NONE = 0
+    #: The slot was past its due for longer than the watchdog allows.
+    STUCK = 1
+    #: The main thread was.
+    HUNG = 2
+    #: It was told to leave, and had not left in time.
+    LATE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a process came to its end."""
+
+    generation: int
+    pid: int
+    #: What killed it; 0 if it exited, with `code`.
+    signal: int = 0
+    code: int = 0
+    verdict: Verdict = Verdict.NONE
+    #: Of the verdict: place and token of who is guilty; -1 and 0 if nobody is known to be.
+    slot: int = -1
+    token: int = 0
 
 
 class Seat:
@@ -75,9 +114,47 @@ class Seat:
             start = self._layout.slot(self._number, slot)
             memory.zero(start + SLOT_AT, 1)
             memory.zero(start + SLOT_AT + 2, VERDICT - 2 + 1)
-        memory.write(at + SEATING_AT, SEATING.pack(role, number, generation, now))
+        memory.cells[at + LEAVE_BY] = 0
+        self._seat(role, number, generation, now)
+
+    def order_to_leave(self, number: int, generation: int, by: int, now: int) -> None:
+        """The process looks at it when it gets a TERM, and at every beat."""
+        self._memory.cells[self._at + LEAVE_BY] = by
+        self._seat(Role.LEAVING, number, generation, now)
+
+    def bury(self, number: int, ended: Ended, now: int) -> None:
+        """After the process was reaped. What it held is the steward's to hand back."""
+        body = ENDED.pack(
+            ended.generation,
+            ended.pid,
+            ended.signal,
+            ended.code,
+            ended.verdict,
+            ended.slot,
+            ended.token,
+        )
+        self._memory.write(self._at + ENDED_AT, body)
+        self._seat(Role.DEAD, number, ended.generation, now)
+
+    def clear(self, now: int) -> None:
+        """Nothing is left of the dead: the seat is free."""
+        self._seat(Role.SPARE, 0, 0, now)
+
+    def _seat(self, role: Role, number: int, generation: int, now: int) -> None:
+        self._memory.write(self._at + SEATING_AT, SEATING.pack(role, number, generation, now))
+
+    # For the steward.
+
+    def rescue(self, generation: int) -> None:
+        """What the dead process of this generation held is handed back."""
+        self._memory.cells[self._at + RESCUED] = generation
 
     # For the process.
+
+    @property
+    def leave_by(self) -> int:
+        """When it must have left; 0 while it may stay."""
+        return self._memory.cells[self._at + LEAVE_BY]
 
     def enter(self, *, pid: int, generation: int, now: int) -> None:
         """The first thing that a process does; its seat shows nothing of it before."""

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from cmdbus.health import Health, Levels
 from cmdbus.keys import KeyState
-from cmdbus.seats import Role
+from cmdbus.seats import Ended, Role
 from cmdbus.slots import Phase
 
 _NS = 1_000_000_000
@@ -102,6 +102,12 @@ class SeatView:
     #: When its main thread promised to be back.
     due: int | None
     levels: Levels
+    #: By when it was told to leave.
+    leave_by: int | None
+    #: How its process came to its end; None while it lives.
+    ended: Ended | None
+    #: Whether what the dead process held is handed back.
+    rescued: bool
     #: Since when its leader rests.
     parked: int | None
     #: Only those that a thread has, or had when its process died.
@@ -138,9 +144,13 @@ class BoardView:
     state: SupervisorState | None
     since: int | None
     due: int | None
+    #: So many workers there should be.
+    wanted: int
     listening: bool
     #: The number of the arming; 0 while nothing is armed.
     armed: int
+    #: Commands wait that may kill their process, and run only alone.
+    suspects: bool
     restarts: dict[str, int]
     seats: tuple[SeatView, ...]
 
@@ -151,11 +161,13 @@ class BoardView:
         """As `cmdbus ps --json` shows it: `since` in seconds ago, `due` in seconds to come."""
         stewards, alone = self.with_role(Role.STEWARD), self.with_role(Role.ALONE)
         steward = stewards[0] if stewards else None
+        workers = {seat.number: seat for seat in self.with_role(Role.WORKER)}
+        numbers = sorted({*workers, *range(self.wanted)})
         return {
             "name": self.name,
             "pid": self.pid,
             "state": self.state.name.lower() if self.state is not None else None,
-            "seats": [seat.to_dict(now) for seat in self.with_role(Role.WORKER)],
+            "seats": [workers[n].to_dict(now) if n in workers else _empty(n) for n in numbers],
             "steward": {
                 "pid": steward.pid if steward else None,
                 "generation": steward.generation if steward else 0,
@@ -166,6 +178,19 @@ class BoardView:
             },
             "quarantine": alone[0].to_dict(now) if alone else None,
         }
+
+
+def _empty(number: int) -> dict[str, object]:
+    """A seat whose process is gone and has no successor yet."""
+    return {
+        "seat": number,
+        "pid": None,
+        "generation": 0,
+        "health": None,
+        "reasons": [],
+        "since": None,
+        "slots": [],
+    }
 
 
 def _seconds(now: int, at: int | None, sign: int) -> float | None:

@@ -23,7 +23,7 @@ from cmdbus.errors import BoardError
 from cmdbus.health import Health, Levels
 from cmdbus.keys import KeyState
 from cmdbus.layout import BUCKETS, CELL, HEAD, HEAD_CELLS, KEY_COUNT, SLOT_AT
-from cmdbus.seats import Role, Seat
+from cmdbus.seats import Ended, Role, Seat, Verdict
 from cmdbus.slots import Phase, Slot
 from cmdbus.views import Restart, SlotView, SupervisorState
 
@@ -199,6 +199,32 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
     assert is_of_one_write(board.slot_view(0, 0))
     assert board.slot_view(0, 0).phase is Phase.RUNNING, "the old verdict is not of this one"
     assert board.counters().lost_leases == 1
+
+
+def test_a_seat_shows_how_its_process_came_to_its_end_until_it_is_free(board: Board) -> None:
+    seat = taken(board, generation=7)
+    seat.order_to_leave(0, 7, by=50, now=3)
+    assert (board.seat_view(0).role, board.seat_view(0).leave_by) == (Role.LEAVING, 50)
+    assert seat.leave_by == 50
+    ended = Ended(generation=7, pid=12, signal=9, verdict=Verdict.STUCK, slot=1, token=4)
+    seat.bury(0, ended, now=4)
+    view = board.seat_view(0)
+    assert (view.role, view.pid, view.ended, view.rescued) == (Role.DEAD, os.getpid(), ended, False)
+    seat.rescue(7)
+    assert board.seat_view(0).rescued
+    seat.clear(now=5)
+    taken(board, generation=1)
+    view = board.seat_view(0)
+    assert (view.ended, view.rescued, view.leave_by) == (None, False, None)
+
+
+def test_a_seat_without_a_process_is_shown_empty(board: Board) -> None:
+    board.supervise(pid=1234, state=SupervisorState.RUNNING, since=1, due=2, wanted=2)
+    taken(board, place=0)
+    taken(board, place=1).order_to_leave(1, 1, by=50, now=3)
+    seats = board.snapshot().to_dict(now=4)["seats"]
+    assert isinstance(seats, list)
+    assert [(seat["seat"], seat["pid"]) for seat in seats] == [(0, os.getpid()), (1, None)]
 
 
 def test_a_snapshot_has_the_shape_of_ps(board: Board) -> None:
