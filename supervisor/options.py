@@ -12,6 +12,10 @@ from click.core import ParameterSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Left in a context's meta: which file the DSN was read from.
+DSN_FROM = "cmdbus.dsn_from"
+#: Left there too: which file holds the settings that no option and no variable gives.
+SETTINGS_FILE = "cmdbus.settings_file"
 _VARIABLES = ("CMDBUS_DSN", "DATABASE_URL")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?[^\s'\"]*@[^\s'\"]*|\bpassword\s*=[^'\"]*")
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|\bpassword\s*=", re.IGNORECASE)
@@ -52,17 +56,18 @@ def _remember_file(context: click.Context, _: click.Parameter, file: Path | None
 
 
 def _read_dsn(context: click.Context, _: click.Parameter, dsn: str | None) -> str | None:
-    given = context.get_parameter_source("dsn") is ParameterSource.COMMANDLINE
-    if given and dsn and _PASSWORD.search(dsn):
+    told = context.get_parameter_source("dsn")
+    if told is ParameterSource.COMMANDLINE and dsn and _PASSWORD.search(dsn):
         click.echo(
             "Warning: a password in --dsn is visible in the process list; "
             "use --dsn-file, CMDBUS_DSN or a password file (~/.pgpass).",
             err=True,
         )
     file: Path | None = context.meta["cmdbus.dsn_file"]
-    if given or file is None:
+    if file is None or _is_nearer(told, context.get_parameter_source("dsn_file")):
         _refuse_empty(dsn)
         return dsn
+    context.meta[DSN_FROM] = f"the file {file}"
     if re.match(r"\w+:/|.*\bpassword\s*=", str(file)):
         raise click.BadParameter("it takes the name of a file, not a DSN", param_hint="--dsn-file")
     try:
@@ -75,6 +80,14 @@ def _read_dsn(context: click.Context, _: click.Parameter, dsn: str | None) -> st
     return text
 
 
+def _is_nearer(dsn: ParameterSource | None, file: ParameterSource | None) -> bool:
+    """Whether the DSN itself was given, and nearer than the file's name was."""
+    ranks = [ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP]
+    if dsn is ParameterSource.COMMANDLINE:
+        return True
+    return dsn in ranks and file in ranks and ranks.index(dsn) < ranks.index(file)
+
+
 def _refuse_empty(dsn: str | None) -> None:
     """A forgotten value must not install into the embedded server."""
     for name in _VARIABLES:
@@ -84,15 +97,29 @@ def _refuse_empty(dsn: str | None) -> None:
         raise click.BadParameter("it is empty", param_hint="--dsn")
 
 
-class RedactingGroup(click.Group):
-    """Shows no DSN that was typed in the wrong place."""
+def origin(context: click.Context, parameter: click.Parameter) -> str:
+    """Which option, variable or file the parameter's value comes from, or `default`."""
+    match context.get_parameter_source(parameter.name or ""):
+        case ParameterSource.COMMANDLINE:
+            return parameter.opts[0]
+        case ParameterSource.ENVIRONMENT:
+            names = parameter.envvar if isinstance(parameter.envvar, list | tuple) else ()
+            return next((n for n in names if os.environ.get(n)), str(parameter.envvar))
+        case ParameterSource.DEFAULT_MAP:
+            return str(context.meta[SETTINGS_FILE])
+        case _:
+            return "default"
+
+
+class RedactingCommand(click.Command):
+    """Shows no DSN that was typed in the wrong place, and where a wrong value comes from."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.ClickException as error:
             shown = type(error) if type(error) is click.ClickException else click.UsageError
-            told = shown(_URL.sub("(a DSN)", error.format_message()))
+            told = shown(_URL.sub("(a DSN)", _told(error)))
             if isinstance(told, click.UsageError) and isinstance(error, click.UsageError):
                 told.ctx = error.ctx
             told.show()
@@ -100,3 +127,16 @@ class RedactingGroup(click.Group):
         except click.Abort:
             click.echo("Aborted.", err=True)
             sys.exit(1)
+
+
+class RedactingGroup(RedactingCommand, click.Group):
+    """A group of commands that shows none either."""
+
+
+def _told(error: click.ClickException) -> str:
+    """The message; about a value, with the variable or file that has it."""
+    if not isinstance(error, click.BadParameter) or not error.param or not error.ctx:
+        return error.format_message()
+    told = origin(error.ctx, error.param)
+    source = "" if told in error.param.opts else f" (from {told})"
+    return f"Invalid value for {error.param.opts[0]}{source}: {error.message}"

@@ -68,7 +68,7 @@ def test_the_supervisor_names_no_database_driver() -> None:
 
 def test_no_database_driver_is_loaded_by_what_the_supervising_process_imports() -> None:
     loads = (
-        "import sys, cmdbus, cmdbus.supervisor.operate;"
+        "import sys, cmdbus, cmdbus.supervisor.operate, cmdbus.supervisor.cli;"
         "print([m for m in sys.modules if m.startswith('psycopg')])"
     )
     done = subprocess.run(

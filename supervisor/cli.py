@@ -1,0 +1,216 @@
+"""`cmdbus-supervise`: what a fleet of workers is told, and then the fleet itself."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from cmdbus.checks import check_name
+from cmdbus.errors import CmdbusError
+from cmdbus.runtime import check_supervisor_name
+from cmdbus.supervisor.configuration import Configured, configured, read
+from cmdbus.supervisor.cpus import usable_cpus
+from cmdbus.supervisor.options import RedactingCommand, database_options
+from cmdbus.supervisor.values import address, poll_seconds, seconds, size, whole
+from cmdbus.timeouts import Timeouts
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Exit codes that are decided here; the others are those of the fleet.
+CANNOT_START = 3
+
+_DEFAULTS = Timeouts()
+_MOST_PROCS, _MOST_THREADS = 512, 128
+_LONGEST_JITTER_MS = 10
+
+
+class _Command(RedactingCommand):
+    """Takes from the file what neither options nor the environment say."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not {"-h", "--help", "--version"} & set(args):
+            ctx.default_map = read(ctx)
+        return super().parse_args(ctx, args)
+
+
+def _option(
+    name: str, parse: Callable[[str], Any] | None = None, *, off: bool = False, **more: Any
+) -> Callable[[F], F]:
+    """An option with its variable; `parse` makes its value of text, and `off` is None."""
+    variable = "CMDBUS_" + name.removeprefix("--").upper().replace("-", "_")
+    if off:
+        more.setdefault("show_default", "off")
+    if parse is not None:
+        more["callback"] = _parsed(parse, off)
+    return click.option(name, envvar=variable, show_envvar=True, **more)
+
+
+def _parsed(
+    parse: Callable[[str], Any], off: bool
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(context: click.Context, parameter: click.Parameter, text: Any) -> Any:
+        if text is None or (off and text.lower() == "off"):
+            return None
+        try:
+            return tuple(map(parse, text)) if isinstance(text, tuple) else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.", context, parameter) from None
+
+    return callback
+
+
+def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
+    more: Any = {"default": f"{default:g}", "show_default": True, "metavar": "SECONDS"}
+    return _option(name, seconds, help=text, **more)
+
+
+@click.command(
+    cls=_Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(package_name="cmdbus")
+@_option(
+    "--app",
+    metavar="MODULE:REGISTRY",
+    help="The handlers; the working directory is importable. Without one: a demo.",
+)
+@database_options
+@_option(
+    "--procs",
+    partial(whole, most=_MOST_PROCS),
+    metavar="N",
+    default=lambda: str(usable_cpus()),
+    show_default="number of CPUs",
+    help="Worker processes.",
+)
+@_option(
+    "--threads",
+    partial(whole, most=_MOST_THREADS),
+    metavar="N",
+    default="8",
+    show_default=True,
+    help="Threads, and database connections, in each.",
+)
+@_option(
+    "--domain",
+    partial(check_name, "it"),
+    multiple=True,
+    metavar="NAME",
+    help="Run this domain; repeatable. Without: all that the app handles.",
+)
+@_seconds("--statement-timeout", _DEFAULTS.statement, "Seconds for one SQL statement.")
+@_seconds("--pool-timeout", _DEFAULTS.pool, "Seconds to wait for a connection.")
+@_seconds(
+    "--visibility-timeout",
+    _DEFAULTS.lease,
+    "Seconds after which the commands of a worker that is gone are run again.",
+)
+@_seconds("--thread-timeout", _DEFAULTS.thread, "Seconds for one execution of a handler.")
+@_seconds("--watchdog-timeout", _DEFAULTS.watchdog, "Seconds until a hung process is replaced.")
+@_option(
+    "--poll-interval",
+    poll_seconds,
+    metavar="SECONDS",
+    show_default="60; 1 with --wake poll",
+    help="Seconds between two looks without a notification.",
+)
+@_option(
+    "--wake",
+    type=click.Choice(["notify", "poll"]),
+    default="notify",
+    show_default=True,
+    help="poll: for a pooler that cannot LISTEN.",
+)
+@_option(
+    "--wake-jitter",
+    partial(whole, least=0, most=_LONGEST_JITTER_MS),
+    default="0",
+    show_default=True,
+    metavar="MS",
+    help="Random pause after a wake, against many nodes asking at once.",
+)
+@_seconds("--drain-timeout", 30.0, "Seconds that running commands get to end in at a stop.")
+@_option(
+    "--max-commands",
+    whole,
+    off=True,
+    metavar="N",
+    help="Replace a process after so many commands.",
+)
+@_option(
+    "--max-rss",
+    size,
+    off=True,
+    metavar="SIZE",
+    help="Replace a process that has more memory, for example 512M.",
+)
+@_option(
+    "--max-age",
+    seconds,
+    off=True,
+    metavar="SECONDS",
+    help="Replace a process after so many seconds.",
+)
+@_option(
+    "--http",
+    address,
+    off=True,
+    metavar="HOST:PORT",
+    help="Serve /livez, /readyz, /metrics and /status; :PORT means 127.0.0.1.",
+)
+@_option(
+    "--name",
+    check_supervisor_name,
+    metavar="NAME",
+    default="cmdbus",
+    show_default=True,
+    help="Tells several supervisors of one host apart.",
+)
+@_option(
+    "--runtime-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    callback=lambda _context, _parameter, path: path and path.absolute(),
+    help="For the board, the pidfile and stack dumps.",
+)
+@_option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+@_option("--check", is_flag=True, help="Only check whether it could start: exit 0 or 3.")
+@_option("--drain", is_flag=True, help="Exit 0 when everything claimable is done.")
+@click.pass_context
+def main(context: click.Context, /, check: bool, **_given: object) -> None:
+    """Run the commands of a bus with a fleet of processes that heals itself.
+
+    Every option can also be set by the environment, or in [tool.cmdbus] of pyproject.toml or
+    in cmdbus.toml of the working directory (procs = 4, max-rss = "512M", domain = ["payments"]).
+
+    \b
+    Examples:
+      cmdbus-supervise --procs 4 --threads 8
+      cmdbus-supervise --app shop.handlers:registry --dsn-file /etc/shop/dsn --http :8080
+      cmdbus-supervise --app shop.handlers:registry --check
+    """
+    try:
+        told = configured(context)
+    except CmdbusError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(CANNOT_START)
+    if check:
+        sys.exit(_check(told))
+    from cmdbus.supervisor.supervise import supervise
+
+    sys.exit(supervise(told.settings))
+
+
+def _check(told: Configured) -> int:
+    width = max(len(entry.name) for entry in told.entries)
+    for entry in told.entries:
+        click.echo(f"{entry.name:{width}}  {entry.value}  ({entry.source})")
+    return 0

@@ -1,0 +1,54 @@
+"""What options say, as text, and what it means. Each ValueError is for whoever wrote it. Pure."""
+
+import re
+
+from cmdbus.checks import check_seconds
+
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_SIZE = re.compile(r"(\d{1,15})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+#: A process with less could not start: whoever writes 512 has forgotten the unit.
+_LEAST_BYTES = 16 * 1024**2
+_ADDRESS = re.compile(r"(?P<host>[^\s:\[\]]*|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})", re.ASCII)
+_LEAST_POLL = 0.1
+
+
+def seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"it must be a number of seconds, not {text!r}") from None
+    return check_seconds("it", number)
+
+
+def poll_seconds(text: str) -> float:
+    found = seconds(text)
+    if found < _LEAST_POLL:
+        raise ValueError(f"it must be at least {_LEAST_POLL} seconds, not {text}")
+    return found
+
+
+def size(text: str) -> int:
+    """Bytes, with K, M, G or T for powers of 1024."""
+    found = _SIZE.fullmatch(text)
+    if not found:
+        raise ValueError(f"it must be a size like 512M or 2G, not {text!r}")
+    bytes_ = int(found[1]) * _UNITS[found[2].upper()]
+    if bytes_ < _LEAST_BYTES:
+        raise ValueError(f"{bytes_} bytes are less than a process needs: write it like 512M")
+    return bytes_
+
+
+def whole(text: str, *, least: int = 1, most: int = 2**53) -> int:
+    number = int(text) if re.fullmatch(r"\d{1,16}", text, re.ASCII) else -1
+    if not least <= number <= most:
+        bounds = f"from {least} to {most}" if most < 2**53 else f"of at least {least}"
+        raise ValueError(f"it must be a whole number {bounds}, not {text!r}")
+    return number
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port; without a host it is this machine alone."""
+    found = _ADDRESS.fullmatch(text)
+    if not found or int(found["port"]) > 65535:
+        raise ValueError(f"it must be HOST:PORT or :PORT, not {text!r}")
+    return found["host"].strip("[]") or "127.0.0.1", int(found["port"])

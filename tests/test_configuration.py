@@ -1,0 +1,293 @@
+"""What `cmdbus-supervise` is told: options, then the environment, then a file."""
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+
+from cmdbus.settings import Settings
+from cmdbus.supervisor.cli import main
+from cmdbus.supervisor.configuration import Configured, LadderError, configured
+from cmdbus.supervisor.cpus import usable_cpus
+from cmdbus.supervisor.values import address, seconds, size, whole
+from cmdbus.timeouts import Timeouts
+from cmdbus.worker.worker import MAX_THREADS
+
+SECRET = "s3cr3t"
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in os.environ:
+        if name.startswith("CMDBUS_") or name == "DATABASE_URL":
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def told(*arguments: str) -> Configured:
+    with main.make_context("cmdbus-supervise", list(arguments)) as context:
+        return configured(context)
+
+
+def sources(*arguments: str) -> dict[str, str]:
+    return {entry.name: entry.source for entry in told(*arguments).entries}
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(click.UsageError) as refusal:
+        told(*arguments)
+    return refusal.value.format_message()
+
+
+def supervise(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", "from cmdbus.supervisor.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        env={**os.environ, **environment},
+    )
+
+
+def test_without_a_word_everything_has_the_documented_default() -> None:
+    assert told().settings == Settings(procs=usable_cpus())
+    assert set(sources().values()) == {"default"}
+
+
+def test_every_option_reaches_the_settings() -> None:
+    assert told(
+        *("--app", "shop:registry", "--dsn", "host=db", "--schema", "other", "--procs", "4"),
+        *("--threads", "3", "--domain", "b", "--domain", "a", "--domain", "b"),
+        *("--statement-timeout", "1", "--pool-timeout", "2", "--visibility-timeout", "2.5"),
+        *("--thread-timeout", "3", "--watchdog-timeout", "4", "--poll-interval", "0.1"),
+        *("--wake", "poll", "--wake-jitter", "10", "--drain-timeout", "5"),
+        *("--max-commands", "1000", "--max-rss", "512M", "--max-age", "3600"),
+        *("--http", ":8080", "--name", "two", "--runtime-dir", "run", "--log-format", "json"),
+        *("--log-level", "debug", "--drain"),
+    ).settings == Settings(
+        app="shop:registry",
+        dsn="host=db",
+        schema="other",
+        procs=4,
+        threads=3,
+        domains=("b", "a"),
+        timeouts=Timeouts(statement=1, pool=2, lease=2.5, thread=3, watchdog=4),
+        poll_interval=0.1,
+        listen=False,
+        wake_jitter_ms=10,
+        drain_timeout=5,
+        max_commands=1000,
+        max_rss_bytes=512 * 1024**2,
+        max_age=3600,
+        http=("127.0.0.1", 8080),
+        name="two",
+        runtime_dir=Path.cwd() / "run",
+        log_format="json",
+        log_level="debug",
+        drain=True,
+    )
+
+
+def test_no_setting_is_without_an_option() -> None:
+    other = {"timeouts", "domains", "listen", "wake_jitter_ms", "max_rss_bytes"}
+    names = {parameter.name for parameter in main.params}
+    assert {field.name for field in fields(Settings)} - other <= names
+
+
+def test_an_option_wins_over_the_environment_and_that_over_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("cmdbus.toml").write_text("procs = 2\nthreads = 2\nname = 'file'\n")
+    monkeypatch.setenv("CMDBUS_PROCS", "3")
+    monkeypatch.setenv("CMDBUS_THREADS", "3")
+    now = told("--procs", "4").settings
+    assert (now.procs, now.threads, now.name) == (4, 3, "file")
+    said = sources("--procs", "4")
+    assert [said[name] for name in ("procs", "threads", "name", "schema")] == [
+        "--procs",
+        "CMDBUS_THREADS",
+        "cmdbus.toml",
+        "default",
+    ]
+
+
+def test_each_option_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for parameter in main.params:
+        name = (parameter.name or "").upper()
+        if name not in ("HELP", "VERSION"):
+            assert f"CMDBUS_{name}" in (parameter.envvar or ())
+    monkeypatch.setenv("CMDBUS_DOMAIN", "payments orders")
+    monkeypatch.setenv("CMDBUS_DRAIN", "1")
+    monkeypatch.setenv("CMDBUS_VERSION", "1.2")  # somebody's own
+    monkeypatch.setenv("CMDBUS_HELP", "1")
+    assert told().settings.domains == ("payments", "orders")
+    assert told().settings.drain
+
+
+def test_the_file_may_be_the_projects_own_and_says_things_naturally() -> None:
+    Path("pyproject.toml").write_text(
+        '[project]\nname = "shop"\n[tool.cmdbus]\nprocs = 3\nmax-rss = "1G"\nmax_age = 60\n'
+        'statement-timeout = 2.5\ndomain = ["a", "b"]\ndrain = true\nhttp = "[::1]:80"\n'
+    )
+    now = told().settings
+    assert (now.procs, now.max_rss_bytes, now.max_age) == (3, 1024**3, 60.0)
+    assert (now.timeouts.statement, now.domains, now.drain) == (2.5, ("a", "b"), True)
+    assert now.http == ("::1", 80)
+    assert sources()["max-rss"] == "pyproject.toml"
+    assert told("--max-rss", "off").settings.max_rss_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("cmdbus.toml", "thread = 4", "'thread', which is no setting: did you mean 'threads'?"),
+        ("cmdbus.toml", "zzz = 4", "'zzz', which is no setting: there are app, check, "),
+        ("cmdbus.toml", "help = true", "'help', which is no setting"),
+        ("cmdbus.toml", "threads = true", "'threads' must be a number or a string"),
+        ("cmdbus.toml", "threads = [1]", "'threads' must be a number or a string"),
+        ("cmdbus.toml", "domain = [1]", "'domain' must be a list of strings"),
+        ("cmdbus.toml", "drain = 1", "'drain' must be true or false"),
+        ("cmdbus.toml", "max-rss = '1G'\nmax_rss = '2G'", "has 'max-rss' twice"),
+        ("cmdbus.toml", "threads = ", "cmdbus.toml is not valid TOML"),
+        ("pyproject.toml", "tool.cmdbus = 3", "must be a table: [tool.cmdbus]"),
+        ("pyproject.toml", "[tool.cmdbus]\nprcs = 3", "did you mean 'procs'?"),
+    ],
+)
+def test_a_mistake_in_the_file_is_an_error_with_the_nearest_name(
+    file: str, text: str, sentence: str
+) -> None:
+    Path(file).write_text(text)
+    assert sentence in refused()
+
+
+def test_two_files_with_settings_are_refused() -> None:
+    Path("pyproject.toml").write_text("[tool.other]\nprocs = 3\n")
+    Path("cmdbus.toml").write_text("procs = 2\n")
+    assert told().settings.procs == 2
+    Path("pyproject.toml").write_text("[tool.cmdbus]\nthreads = 3\n")
+    assert "keep them in one" in refused()
+
+
+def test_a_wrong_value_is_one_sentence_that_says_where_it_is() -> None:
+    Path("cmdbus.toml").write_text("threads = 0\n")
+    wrong_url = f"http://ann:{SECRET}@db"
+    dsn = f"--dsn=postgresql://ann:{SECRET}@db/x"
+    for arguments, environment, said in (
+        ([], {}, "--threads (from cmdbus.toml): it must be a whole number from 1 to 128, not '0'."),
+        (["--procs", "0"], {}, "--procs: it must be a whole number from 1 to 512, not '0'."),
+        ([], {"CMDBUS_PROCS": "x"}, "--procs (from CMDBUS_PROCS): it must be a whole number"),
+        (["--threads", "1", "--http", wrong_url], {}, "it must be HOST:PORT or :PORT"),
+        (["--threads", "1", dsn, "--schema", "X"], {}, "schema must be a-z"),
+    ):
+        done = supervise(*arguments, **environment)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+        assert SECRET not in done.stderr
+
+
+def test_a_broken_file_does_not_keep_help_from_helping() -> None:
+    Path("cmdbus.toml").write_text("threads = ")
+    done = supervise("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "CMDBUS_WATCHDOG_TIMEOUT" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--statement-timeout", "30"], "--statement-timeout (30 s) must be less than --visib"),
+        (["--visibility-timeout", "35"], "--visibility-timeout (35 s) must be less than --thread"),
+        (["--thread-timeout", "60"], "--thread-timeout (60 s) must be less than --watchdog-time"),
+        (["--pool-timeout", "31"], "--pool-timeout (31 s) must not be more than --visibility-"),
+    ],
+)
+def test_the_ladder_is_refused_with_the_options_of_its_rungs(
+    arguments: list[str], sentence: str
+) -> None:
+    """M116: statement_timeout < visibility_timeout, always."""
+    with pytest.raises(LadderError) as error:
+        told(*arguments)
+    assert str(error.value).startswith(sentence)
+
+
+def test_a_broken_ladder_ends_with_the_code_of_what_cannot_start() -> None:
+    done = supervise("--statement-timeout", "40")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == (
+        "Error: --statement-timeout (40 s) must be less than --visibility-timeout (30 s)\n"
+    )
+
+
+def test_the_dsn_that_was_given_nearest_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("far").write_text("host=far")
+    Path("near").write_text("host=near")
+    Path("cmdbus.toml").write_text('dsn-file = "far"\n')
+    assert (told().settings.dsn, sources()["dsn"]) == ("host=far", "the file far")
+    monkeypatch.setenv("DATABASE_URL", "host=environment")
+    assert told().settings.dsn == "host=environment"
+    assert sources()["dsn"] == "DATABASE_URL"
+    monkeypatch.setenv("CMDBUS_DSN_FILE", "near")
+    assert told().settings.dsn == "host=near"
+    assert told("--dsn", "host=option").settings.dsn == "host=option"
+
+
+def test_no_secret_is_in_what_is_shown() -> None:
+    """Secrets never appear."""
+    now = told("--dsn", f"postgresql://ann:{SECRET}@db/x")
+    assert SECRET not in repr(now)
+    assert SECRET in (now.settings.dsn or "")
+
+
+def test_polling_has_a_pace_of_its_own() -> None:
+    assert told().settings.poll_interval == 60.0
+    assert told("--wake", "poll").settings.poll_interval == 1.0
+    assert told("--wake", "poll", "--poll-interval", "5").settings.poll_interval == 5.0
+
+
+def test_values_are_what_people_write() -> None:
+    assert [size(text) for text in ("64M", "64MB", "64MiB", "1g", "67108864")] == [
+        *[64 * 1024**2] * 3,
+        1024**3,
+        64 * 1024**2,
+    ]
+    assert address(":8080") == ("127.0.0.1", 8080)
+    assert address("0.0.0.0:1") == ("0.0.0.0", 1)
+    assert whole("0", least=0) == 0
+    for wrong in ("", "512", "1.5G", "1X", "-1M", "\u0661M"):
+        with pytest.raises(ValueError):
+            size(wrong)
+    for wrong in ("", "0", "-1", "nan", "inf", "1 2", "1e99"):
+        with pytest.raises(ValueError):
+            seconds(wrong)
+    for wrong in ("", "8080", "host", "::1:80", ":99999", "a b:1"):
+        with pytest.raises(ValueError):
+            address(wrong)
+
+
+def test_more_threads_than_a_worker_may_have_are_refused() -> None:
+    assert told("--threads", str(MAX_THREADS)).settings.threads == MAX_THREADS
+    assert f"from 1 to {MAX_THREADS}" in refused("--threads", str(MAX_THREADS + 1))
+
+
+def test_a_quota_leaves_fewer_cpus_than_the_machine_has(tmp_path: Path) -> None:
+    all_of_them = len(os.sched_getaffinity(0))
+    for text, expected in (("max 100000", all_of_them), ("150000 100000", min(2, all_of_them))):
+        (tmp_path / "cpu.max").write_text(text + "\n")
+        assert usable_cpus(tmp_path) == expected
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert usable_cpus(tmp_path) == 1
+    assert usable_cpus(tmp_path / "nowhere") == all_of_them
+
+
+def test_the_command_is_installed() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "cmdbus-supervise"), "--version"],
+        capture_output=True,
+        text=True,
+        timeout=25,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
