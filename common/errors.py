@@ -12,6 +12,7 @@ CmdbusError
 ├── CommandNotFoundError
 ├── InvalidOperationError             not in the command's present state
 ├── HandlerAlreadyRegisteredError
+├── AppError                          the handlers cannot be loaded
 ├── BoardError                        cannot be made or read
 ├── SchemaError                       missing, or of another version
 ├── DatabaseUnavailableError          no connection could be made
@@ -137,3 +138,7 @@ class EmbeddedError(CmdbusError):
 
 class BoardError(CmdbusError):
     """The board cannot be made or read; the message says which and why."""
+
+
+class AppError(CmdbusError):
+    """The handlers cannot be loaded; what their own code raised is in it with its traceback."""

@@ -1,0 +1,113 @@
+"""The user's handlers, found by MODULE:REGISTRY, and what is said when they are not."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cmdbus.errors import AppError
+from cmdbus.worker.app import load
+
+HANDLERS = """
+from cmdbus import HandlerRegistry
+
+registry = HandlerRegistry()
+registry.register("payments", "Debit", lambda command, context: None)
+
+class Shop:
+    registry = registry
+
+def make():
+    return registry
+
+def make_for(customer):
+    return registry
+
+async def make_later():
+    return registry
+
+def fail():
+    raise KeyError("no such customer")
+
+empty = HandlerRegistry()
+number = 4
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    Path("shop_app").mkdir()
+    for name, text in (
+        ("__init__", ""),
+        ("handlers", HANDLERS),
+        ("broken", "import shop_app.handlers\n1 / 0\n"),
+        ("needy", "import psycopg3\n"),
+        ("leaving", "raise SystemExit('no licence')\n"),
+        ("wrong", "def f(:\n"),
+    ):
+        Path(f"shop_app/{name}.py").write_text(text)
+    known = set(sys.modules)
+    yield
+    for name in set(sys.modules) - known:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("path", ["registry", "Shop.registry", "make"])
+def test_the_registry_is_found_in_the_working_directory(path: str) -> None:
+    assert load(f"shop_app.handlers:{path}").domains == ["payments"]
+
+
+@pytest.mark.parametrize(
+    ("app", "sentence"),
+    [
+        ("shop_app", "must be MODULE:REGISTRY, for example shop.handlers:registry, not 'shop_app'"),
+        ("shop_app/handlers.py:registry", "for example shop_app.handlers:registry, not"),
+        ("shop_app..x:registry", "must be MODULE:REGISTRY"),
+        ("shop_ap.handlers:registry", "there is no module 'shop_ap' in "),
+        ("shop_ap:registry", "or where Python looks: did you mean 'shop_app'?"),
+        ("shop_app.handler:r", "'shop_app.handler' in shop_app: did you mean 'shop_app.handlers'?"),
+        ("shop_app.handlers:regitsry", "'shop_app.handlers' has no 'regitsry': did you mean 'regi"),
+        ("shop_app.handlers:zz", "has no 'zz': its registries are registry, empty"),
+        ("shop_app.handlers:Shop.regist", "shop_app.handlers:Shop has no 'regist': did you mean"),
+        (
+            "shop_app.handlers:number",
+            "handlers:number is of type int, and must be a HandlerRegistry",
+        ),
+        ("shop_app.handlers:empty", "handlers:empty has no handlers: the modules that register"),
+        ("shop_app.handlers:make_for", "without arguments to make the registry: missing a requi"),
+        ("shop_app.handlers:make_later", "handlers:make_later is async"),
+    ],
+)
+def test_a_mistake_is_said_in_a_sentence_with_the_nearest_name(app: str, sentence: str) -> None:
+    with pytest.raises(AppError) as error:
+        load(app)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("app", "lines"),
+    [
+        ("broken:registry", ["importing shop_app.broken failed:", "1 / 0", "ZeroDivisionError"]),
+        ("needy:registry", ["importing shop_app.needy failed:", "import psycopg3", "No module"]),
+        ("leaving:registry", ["importing shop_app.leaving failed:", "SystemExit: no licence"]),
+        ("wrong:registry", ["importing shop_app.wrong failed:", "def f(:", "SyntaxError"]),
+        ("handlers:fail", ["calling shop_app.handlers:fail failed:", "no such customer"]),
+    ],
+)
+def test_what_the_users_code_raises_is_shown_with_its_traceback(app: str, lines: list[str]) -> None:
+    """Fault 18: a bad import is said once, clearly."""
+    with pytest.raises(AppError) as error:
+        load(f"shop_app.{app}")
+    text = str(error.value)
+    assert all(line in text for line in lines), text
+    assert "worker/app.py" not in text and "importlib" not in text
+
+
+def test_without_an_app_there_is_nothing_to_run() -> None:
+    with pytest.raises(AppError, match="--app MODULE:REGISTRY"):
+        load(None)
