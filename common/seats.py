@@ -161,6 +161,11 @@ class Seat:
         self._pid, self._generation, self._since = pid, generation, now
         self._write()
 
+    def starting(self, due: int) -> None:
+        """It will be ready, or beat, by then."""
+        self._due = due
+        self._write()
+
     def register(self, incarnation: int) -> None:
         self._incarnation = incarnation
         self._write()

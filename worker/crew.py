@@ -38,7 +38,7 @@ from cmdbus.worker.pace import Pace
 from cmdbus.worker.record import Record
 from cmdbus.worker.settling import ONE_BY_ONE, Done
 from cmdbus.worker.slots import Slot, Work
-from cmdbus.worker.wake import Wake
+from cmdbus.worker.wake import Waking
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Crew:
         timeouts: Timeouts,
         connect: Callable[[], Connection],
         discard: Callable[[Connection], None],
-        wake: Wake,
+        wake: Waking,
         record: Record,
     ) -> None:
         self._claims = claims
@@ -328,6 +328,7 @@ class Crew:
             raise
         self._record.stepped(place, len(claims), time.monotonic() - began)
         self._record.settled(place, plain, lost)
+        self._wake.stepped(full=len(claims) >= want.free)
         looked = self._floors.found(
             want.floors, (((claim.domain, claim.priority), claim.id) for claim in claims)
         )

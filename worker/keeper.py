@@ -36,14 +36,15 @@ class Keeper:
         self,
         crew: Crew,
         claims: Claims,
-        lease: float,
+        lease: float | None,
         record: Record,
         connect: Callable[[], Connection],
         discard: Callable[[Connection], None],
     ) -> None:
         self._crew = crew
         self._claims = claims
-        self._renew_every = lease / 3
+        #: None leaves it to the node's steward.
+        self._renew_every = None if lease is None else lease / 3
         self._hand = Hand(connect, discard)
         self._record = record
         #: Slots that were given up, with what they were doing and where.
@@ -139,7 +140,7 @@ class Keeper:
         self._crew.replace(slot)
 
     def _renew(self, _: Place) -> None:
-        if time.monotonic() < self._renew_at:
+        if self._renew_every is None or time.monotonic() < self._renew_at:
             return
         self._renew_at = time.monotonic() + self._renew_every
         held = self._crew.held()

@@ -5,7 +5,6 @@ has found its row, so that the counters equal the rows.
 """
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from cmdbus.board import Board
 from cmdbus.counters import Counter, End, HistogramView
 from cmdbus.health import ProcessHealth
 from cmdbus.outcomes import Kind as Fate
+from cmdbus.seats import Seat
 from cmdbus.slots import Phase
 from cmdbus.slots import Slot as Place
 from cmdbus.worker.claims import Claim, Finished
@@ -36,13 +36,12 @@ class FailedExecution(NamedTuple):
 class Record:
     """Threads write to places of their own; whoever leaves gives its place back."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, seat: Seat) -> None:
         self._board = board
-        self.seat = board.seat(0)
-        self.seat.enter(pid=os.getpid(), generation=1, now=_now())
+        self.seat = seat
         self.health = ProcessHealth()
         self.latest: deque[FailedExecution] = deque(maxlen=_LATEST)
-        self._free = deque(range(PLACES))
+        self._free = deque(range(board.layout.slots))
         #: Steps of the lead; written by who has it.
         self._steps = 0
         self._step_seconds = 0.0

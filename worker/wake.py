@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import psycopg
 
@@ -46,6 +47,20 @@ def check_poll_interval(seconds: float) -> float:
     if check_seconds("poll_interval", seconds) < MIN_POLL_SECONDS:
         raise ValueError(f"poll_interval must be at least {MIN_POLL_SECONDS} s, not {seconds!r}")
     return float(seconds)
+
+
+class Waking(Protocol):
+    """What a crew needs to know when to look; see Wake here, and wired.py."""
+
+    poll_interval: float
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def ring(self) -> None: ...
+    def ring_if_resting(self) -> None: ...
+    def working(self, connection: Connection) -> None: ...
+    def stepped(self, *, full: bool) -> None: ...
+    def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None: ...
 
 
 class Wake:
@@ -102,6 +117,9 @@ class Wake:
         elif self._armed_for and now - self._busy_since > _BUSY_SECONDS:
             self._armed_for = 0
             self._claims.disarm(connection)
+
+    def stepped(self, *, full: bool) -> None:
+        """Nobody else is to be woken."""
 
     def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None:
         """One move towards waiting safely, or the wait. `busy` says that there is something

@@ -6,11 +6,15 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
 from cmdbus.board import Board
 from cmdbus.checks import check_name, check_seconds, check_whole
+from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.exits import Exit
 from cmdbus.health import Levels
 from cmdbus.registry import HandlerRegistry
 from cmdbus.timeouts import Timeouts
@@ -26,9 +30,11 @@ from cmdbus.worker.connections import (
 )
 from cmdbus.worker.crew import Crew
 from cmdbus.worker.keeper import Keeper
+from cmdbus.worker.node import Node
 from cmdbus.worker.record import PLACES, FailedExecution, Record
 from cmdbus.worker.slots import Slot
-from cmdbus.worker.wake import Wake, check_poll_interval
+from cmdbus.worker.wake import Wake, Waking, check_poll_interval
+from cmdbus.worker.wired import WiredWake
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +43,8 @@ MAX_THREADS = PLACES // 2
 #: The main thread looks at its slots at least so often, in seconds: a verdict is late by
 #: no more than this.
 _BEAT = 1.0
+#: Between two tries to reach a database that is away.
+_AWAY_SECONDS = 1.0
 
 
 class Worker:
@@ -56,6 +64,8 @@ class Worker:
         timeouts: Timeouts | None = None,
         schema: str = schemas.DEFAULT,
         name: str | None = None,
+        node: Node | None = None,
+        wake_jitter_ms: int = 0,
     ) -> None:
         self._pool = None if isinstance(pool_or_dsn, str) else pool_or_dsn
         self._dsn = pool_or_dsn if isinstance(pool_or_dsn, str) else None
@@ -66,19 +76,26 @@ class Worker:
         self._timeouts = timeouts or Timeouts()
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._claims = Claims(schema, self._timeouts.lease)
-        self._record = Record(Board.in_memory(1, PLACES))
-        self._stop_asked = threading.Event()
+        #: In a fleet: its seat and its wires.
+        self._node = node
+        self._wake_jitter_ms = wake_jitter_ms
+        self._record = Record(node.board, node.seat) if node else _record_of_one()
+        #: Deadlines by which to have stopped. A queue, because a signal handler may put: an
+        #: Event's lock could be held by the very thread that the handler interrupts.
+        self._orders: SimpleQueue[float] = SimpleQueue()
         self._ended = threading.Event()
         self._deadline = 0.0
+        #: Commands that ran when it had to stop, and were given back.
+        self.abandoned = 0
         self._runner: int | None = None
         self._crew: Crew | None = None
-        self._wake: Wake | None = None
+        self._wake: Waking | None = None
 
     def run(self) -> None:
         """Runs commands until `stop` is called, then returns once they have ended."""
         self._runner = threading.get_ident()
         try:
-            pool = self._opened = self._open()
+            pool = self._opened = self._open_patiently() if self._node else self._open()
             try:
                 self._run(pool)
             finally:
@@ -90,10 +107,13 @@ class Worker:
     def stop(self, timeout: float = 30.0) -> None:
         """Claims nothing more, lets what runs end within `timeout` seconds, and gives back
         what does not. Waits for the end, except in the thread that runs `run`."""
-        self._deadline = time.monotonic() + check_seconds("timeout", timeout)
-        self._stop_asked.set()
+        self.leave(time.monotonic() + check_seconds("timeout", timeout))
         if self._runner is not None and self._runner != threading.get_ident():
             self._ended.wait()
+
+    def leave(self, by: float) -> None:
+        """Stops by this monotonic time, and waits for nothing; for signal handlers, too."""
+        self._orders.put(by)
 
     def set_concurrency(self, threads: int) -> None:
         """From now on; threads that are too many leave once they have finished what they run."""
@@ -125,6 +145,19 @@ class Worker:
     def metrics(self) -> dict[str, object]:
         return self._record.metrics()
 
+    def _open_patiently(self) -> Pool:
+        """In a fleet a database that is away is waited for, until it is told to leave."""
+        while True:
+            try:
+                return self._open()
+            except DatabaseUnavailableError as error:
+                self._record.health.database_away(time.monotonic())
+                self._beat()
+                logger.warning("%s; trying again", error)
+                with suppress(Empty):
+                    self.leave(self._orders.get(timeout=_AWAY_SECONDS))
+                    raise
+
     def _open(self) -> Pool:
         """Registers this life of the worker, whose number is in its sessions' names."""
         parts = parts_of(self._pool) if self._pool else dsns.parse(self._dsn or "")
@@ -132,6 +165,7 @@ class Worker:
             schemas.check(connection, self._claims.schema)
             schemas.make_partitions(connection, self._claims.schema)
             self._claims.register(connection, self._name)
+            self._record.seat.register(self._claims.incarnation)
         application = f"cmdbus:{self._claims.incarnation}"
         self._parts = complete(parts, application, self._timeouts)
         if self._pool is not None:
@@ -139,10 +173,10 @@ class Worker:
             return self._pool
         return open_pool(self._parts, self._concurrency, self._timeouts)
 
-    def _build(self, pool: Pool) -> tuple[Crew, Wake, Keeper]:
+    def _build(self, pool: Pool) -> tuple[Crew, Waking, Keeper]:
         claims, domains = self._claims, self._domains
         types = [f"{h.domain} {h.type}" for h in self._registry if h.domain in domains]
-        wake = Wake(claims, domains, types, self._poll_interval, lambda: dsns.connect(self._parts))
+        wake = self._waking(types)
         crew = Crew(
             claims=claims,
             registry=self._registry,
@@ -155,9 +189,20 @@ class Worker:
             wake=wake,
             record=self._record,
         )
-        lease = self._timeouts.lease
+        lease = None if self._node else self._timeouts.lease
         keeper = Keeper(crew, claims, lease, self._record, pool.getconn, pool.putconn)
         return crew, wake, keeper
+
+    def _waking(self, types: list[str]) -> Waking:
+        if self._node is not None:
+            return WiredWake(self._node, self._poll_interval, self._wake_jitter_ms)
+        return Wake(
+            self._claims,
+            self._domains,
+            types,
+            self._poll_interval,
+            lambda: dsns.connect(self._parts),
+        )
 
     def _run(self, pool: Pool) -> None:
         crew, wake, keeper = self._build(pool)
@@ -165,6 +210,9 @@ class Worker:
         wake.start()
         crew.start()
         keeper.start()
+        self._record.health.database_back(time.monotonic())
+        self._beat()
+        self._record.seat.ready(time.monotonic_ns())
         logger.info(
             "worker %s runs %s with %s threads",
             self._name,
@@ -180,13 +228,21 @@ class Worker:
         while True:
             due = crew.next_due()
             pause = beat if due is None else min(beat, max(due - time.monotonic(), 0.0))
-            if self._stop_asked.wait(pause):
+            with suppress(Empty):
+                self._deadline = self._orders.get(timeout=pause)
                 return
-            self._record.beat(time.monotonic() + 2 * beat)
+            self._beat()
             for slot, work in crew.give_up_late(time.monotonic()):
                 keeper.relieve(slot, work, slot.stack())
 
-    def _drain(self, crew: Crew, keeper: Keeper, wake: Wake, pool: Pool) -> None:
+    def _beat(self) -> None:
+        """Past the due that this shows, the process is hung."""
+        if self._node is not None and os.getppid() != self._node.parent:
+            logger.error("the supervisor is gone: this process leaves at once")
+            os._exit(Exit.ERROR)
+        self._record.beat(time.monotonic() + self._timeouts.watchdog)
+
+    def _drain(self, crew: Crew, keeper: Keeper, wake: Waking, pool: Pool) -> None:
         logger.info("worker %s stops: what runs may end, the rest is given back", self._name)
         unstarted = crew.stop_claiming()
         hand = Hand(lambda: pool.getconn(max(1.0, self._deadline - time.monotonic())), pool.putconn)
@@ -216,6 +272,7 @@ class Worker:
         """What did not end in time: its sessions are ended before its commands are given
         back, since until then they could still commit."""
         held = crew.held()
+        self.abandoned = len(held)
         sessions = [pid for slot in stuck if (pid := slot.hand.backend_pid)]
         for slot in stuck:
             slot.hand.cut()
@@ -228,6 +285,14 @@ class Worker:
                 claim.domain,
                 claim.type,
             )
+
+
+def _record_of_one() -> Record:
+    """Of a worker without a supervisor: nobody else reads its board."""
+    board = Board.in_memory(1, PLACES)
+    seat = board.seat(0)
+    seat.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
+    return Record(board, seat)
 
 
 def _check_threads(threads: int) -> int:

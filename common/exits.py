@@ -1,0 +1,16 @@
+"""Exit codes: the supervisor's, and those by which its children tell it why they left."""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    #: Stopped, all drained.
+    DONE = 0
+    ERROR = 1
+    USAGE = 2
+    #: For a reason that a restart cannot cure; what it is was said.
+    CANNOT_START = 3
+    #: Too many early deaths.
+    CRASH_LOOP = 4
+    #: Stopped, but commands had to be killed or given back while they ran.
+    UNFINISHED = 5

@@ -1,0 +1,126 @@
+"""Child processes: forked, watched by pidfd, ended with what they started, reaped by id.
+
+Must be used while this process has one thread and holds no lock.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from cmdbus.exits import Exit
+from cmdbus.supervisor import signals
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """`signal` is what killed it; 0 if it exited with `code`."""
+
+    signal: int
+    code: int
+
+    def __str__(self) -> str:
+        if not self.signal:
+            return f"exited with code {self.code}"
+        try:
+            name = signal.Signals(self.signal).name
+        except ValueError:
+            name = f"signal {self.signal}"
+        return f"was killed by {name}"
+
+
+class Child:
+    """A process that we forked and have not reaped: so its id is nobody else's."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.descriptor = os.pidfd_open(pid)
+
+    def send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.descriptor, number)
+
+    def reap(self) -> Death | None:
+        """None while it lives. What it started and left in its group ends with it; that is
+        done while the dead process still holds the group's number."""
+        ended = os.waitid(os.P_PIDFD, self.descriptor, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, self.descriptor, os.WEXITED)
+        os.close(self.descriptor)
+        if ended.si_code == os.CLD_EXITED:
+            return Death(0, ended.si_status)
+        return Death(ended.si_status, 0)
+
+
+def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
+    """Runs `run` in a child, whose exit code it returns; signals are blocked there until it
+    unblocks them. `close`: descriptors that are only ours. OSError if there can be none.
+
+    Not multiprocessing's Process: that one reaps its siblings whenever another is started,
+    before anybody has ended what they left behind, and joins all of them at exit.
+    """
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with signals.blocked():
+        pid = os.fork()
+        if pid == 0:
+            _begin(run, parent, close)
+    return Child(pid)
+
+
+def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
+    code: int = Exit.ERROR
+    try:
+        os.setpgid(0, 0)
+        signals.reset()
+        _die_with(parent)
+        for descriptor in close:
+            os.close(descriptor)
+        code = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # Threads that hang are not waited for.
+
+
+def _die_with(parent: int) -> None:
+    """Where the system knows of it; everywhere else, and if the parent died before this, the
+    child sees at its next beat that its parent is another one."""
+    with suppress(AttributeError):
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(Exit.ERROR)
+
+
+def reap_strangers(ours: Iterable[int]) -> None:
+    """As process 1 of a container we inherit orphans. Looks first: who is ours is reaped by
+    its seat, with its exit code."""
+    ours = set(ours)
+    with suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in ours:
+                return
+            os.waitid(os.P_PID, ended.si_pid, os.WEXITED)
+
+
+def wait(descriptors: Iterable[int], seconds: float) -> None:
+    """Until one of them is readable."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    poll.poll(max(0.0, seconds) * 1000)

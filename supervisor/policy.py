@@ -1,0 +1,295 @@
+"""What the supervisor does next: a function of what it sees, its limits and the time. Pure.
+
+The rules, in the order in which they are asked:
+
+    a process that was told to leave and has not in time       is killed
+    a main thread past its due (hung, or its GIL is held)      its stacks are dumped, then killed
+    a slot past its due by as much as layer 5 is above 4       leaves, its successor starts
+    more stuck threads or pool exhaustions than are healthy    leaves, its successor starts
+    a number without a process                                 gets one, after a pause if its
+                                                               last ones died early
+    an older application, too many commands, bytes or seconds  its successor starts, then it leaves
+    degraded for long while another one is healthy             the same
+
+Whoever is being replaced gently has a successor before it leaves, one number at a time.
+All times are seconds of one monotonic clock.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from cmdbus.health import Health, Levels
+from cmdbus.seats import Role, Verdict
+from cmdbus.views import Restart
+
+#: A process that is to be killed for its main thread gets so long to write its stacks.
+DUMP_SECONDS = 0.5
+#: One that was killed and is not dead after so long cannot die (disk wait): it is replaced.
+UNDEAD_SECONDS = 2.0
+#: The steward has so long to hand back what was killed at the deadline.
+RESCUE_SECONDS = 3.0
+#: Samples of too much memory in a row before a process is replaced for it.
+RSS_SAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    #: Layers 4 and 5.
+    thread: float
+    watchdog: float
+    #: How long what runs may go on once its process was told to leave.
+    drain: float
+    #: Processes that may live beyond those that are wanted.
+    surge: int = 1
+    max_commands: int | None = None
+    max_rss_bytes: int | None = None
+    max_age: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """A slot past its due, by what identifies its work."""
+
+    slot: int
+    sequence: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A child as its seat shows it, and as we have treated it."""
+
+    place: int
+    role: Role
+    number: int
+    generation: int
+    #: Which application it runs: raised by each reload.
+    app: int = 0
+    born: float = 0.0
+    ready: bool = False
+    #: When its main thread promised to be back.
+    due: float | None = None
+    #: The slot whose due is past for longest.
+    latest: Late | None = None
+    latest_due: float | None = None
+    levels: Levels = field(default_factory=Levels)
+    degraded_since: float | None = None
+    commands: int = 0
+    #: Samples of too much memory, in a row.
+    rss_over: int = 0
+    #: A part of max_age and max_commands that this one lives longer, so that they spread.
+    spread: float = 0.0
+    leave_by: float | None = None
+    dumped_at: float | None = None
+    killed_at: float | None = None
+
+    @property
+    def stays(self) -> bool:
+        """Neither told to leave nor killed."""
+        return self.leave_by is None and self.killed_at is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Everything that a decision is made from."""
+
+    processes: Sequence[Process]
+    wanted: int
+    #: The application that processes should run.
+    app: int = 0
+    #: When the next process of a number may start; missing: at once.
+    not_before: dict[tuple[Role, int], float] = field(default_factory=dict)
+    #: Once it stops: when it must have.
+    stop_by: float | None = None
+    #: Dead processes whose commands are not handed back yet.
+    unrescued: int = 0
+    suspects: bool = False
+    #: False after a round that came late itself: what looks late may be our own lateness.
+    judging: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    role: Role
+    number: int
+    #: None for the first of its number, and after a death.
+    reason: Restart | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    process: Process
+    by: float
+    #: None because nobody needs it any more.
+    reason: Restart | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    process: Process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    process: Process
+    verdict: Verdict
+
+
+Action = Start | Leave | Dump | Kill
+
+
+def decide(fleet: Fleet, limits: Limits, now: float) -> list[Action]:
+    judged = [action for p in fleet.processes for action in _judge(p, fleet, limits, now)]
+    if fleet.stop_by is not None:
+        return [*judged, *_stop(fleet, fleet.stop_by, now)]
+    touched = {id(action.process) for action in judged if not isinstance(action, Start)}
+    rest = [p for p in fleet.processes if id(p) not in touched]
+    return [*judged, *_succeed(rest, limits, now), *_fill(fleet, rest, limits, now)]
+
+
+def next_look(fleet: Fleet, limits: Limits, now: float) -> float:
+    """The earliest time at which time alone may change the decision."""
+    times = [now + 1.0, *(at for at in fleet.not_before.values() if at > now)]
+    if fleet.stop_by is not None:
+        times += [fleet.stop_by, fleet.stop_by + RESCUE_SECONDS]
+    for process in fleet.processes:
+        if process.killed_at is not None:
+            times.append(process.killed_at + UNDEAD_SECONDS)
+        elif process.dumped_at is not None:
+            times.append(process.dumped_at + DUMP_SECONDS)
+        elif process.leave_by is not None:
+            times.append(process.leave_by)
+        else:
+            times += [process.due] if process.due is not None else []
+            if process.latest_due is not None:
+                times.append(process.latest_due + limits.watchdog - limits.thread)
+    return max(now, min(at for at in times if at > now - 1.0))
+
+
+def _judge(process: Process, fleet: Fleet, limits: Limits, now: float) -> Iterator[Action]:
+    if process.killed_at is not None:
+        return
+    if process.dumped_at is not None:
+        if now >= process.dumped_at + DUMP_SECONDS:
+            yield Kill(process=process, verdict=Verdict.HUNG)
+    elif process.leave_by is not None:
+        if now >= process.leave_by:
+            yield Kill(process=process, verdict=Verdict.LATE)
+    elif not fleet.judging:
+        return
+    elif process.due is not None and now >= process.due:
+        yield Dump(process=process)
+    elif fleet.stop_by is None and process.role is not Role.STEWARD:
+        reason = _beyond_help(process, limits, now)
+        if reason is not None:
+            yield Leave(process=process, by=now + limits.drain, reason=reason)
+
+
+def _beyond_help(process: Process, limits: Limits, now: float) -> Restart | None:
+    """Why it must stop claiming at once."""
+    if process.levels.database_away:
+        return None
+    due = process.latest_due
+    if due is not None and now >= due + limits.watchdog - limits.thread:
+        return Restart.STUCK
+    if process.levels.health is Health.CRITICAL:
+        return Restart.STUCK if process.levels.stuck_threads else Restart.DEGRADED
+    return None
+
+
+def _fill(fleet: Fleet, rest: Sequence[Process], limits: Limits, now: float) -> Iterator[Action]:
+    """A process for each number that has none; none for numbers that nobody wants."""
+    staying = {(p.role, p.number) for p in fleet.processes if p.stays}
+    living = sum(_lives(p, now) for p in fleet.processes if p.role is Role.WORKER)
+    wanted = [(Role.STEWARD, 0), *((Role.WORKER, number) for number in range(fleet.wanted))]
+    if fleet.suspects:
+        wanted.append((Role.ALONE, 0))
+    for role, number in wanted:
+        if (role, number) in staying or fleet.not_before.get((role, number), now) > now:
+            continue
+        if role is Role.WORKER:
+            if living >= fleet.wanted + limits.surge:
+                continue
+            living += 1
+        elif any(_lives(p, now) for p in fleet.processes if p.role is role):
+            continue  # Two stewards would renew and hand back the same.
+        yield Start(role=role, number=number)
+    for process in rest:
+        if process.stays and process.role is Role.WORKER and process.number >= fleet.wanted:
+            yield Leave(process=process, by=now + limits.drain)
+    yield from _replace(fleet, rest, limits, now, living)
+
+
+def _lives(process: Process, now: float) -> bool:
+    """Holds its connections, as far as anybody can say: one that cannot die is given up."""
+    return process.killed_at is None or now < process.killed_at + UNDEAD_SECONDS
+
+
+def _replace(
+    fleet: Fleet, rest: Sequence[Process], limits: Limits, now: float, living: int
+) -> Iterator[Action]:
+    """One gentle replacement at a time."""
+    workers = [p for p in rest if p.stays and p.role is Role.WORKER and p.number < fleet.wanted]
+    if len({p.number for p in workers}) < fleet.wanted or len(workers) > fleet.wanted:
+        return  # Somebody is missing, or a replacement is under way.
+    if not all(p.ready for p in workers):
+        return
+    for process, reason in _outdated(workers, fleet, limits, now):
+        if living < fleet.wanted + limits.surge:
+            yield Start(role=Role.WORKER, number=process.number, reason=reason)
+        else:
+            yield Leave(process=process, by=now + limits.drain, reason=reason)
+        return
+
+
+def _outdated(
+    workers: Sequence[Process], fleet: Fleet, limits: Limits, now: float
+) -> Iterator[tuple[Process, Restart]]:
+    for process in workers:
+        if process.app < fleet.app:
+            yield process, Restart.RELOADED
+    for process in workers:
+        if _is_used_up(process, limits, now):
+            yield process, Restart.RECYCLED
+    if any(p.levels.health is Health.HEALTHY for p in workers):
+        for process in workers:
+            since = process.degraded_since
+            if since is not None and now >= since + limits.watchdog:
+                yield process, Restart.DEGRADED
+
+
+def _is_used_up(process: Process, limits: Limits, now: float) -> bool:
+    longer = 1.0 + process.spread
+    return (
+        (limits.max_commands is not None and process.commands >= limits.max_commands * longer)
+        or (limits.max_age is not None and now >= process.born + limits.max_age * longer)
+        or process.rss_over >= RSS_SAMPLES
+    )
+
+
+def _succeed(processes: Iterable[Process], limits: Limits, now: float) -> Iterator[Action]:
+    """Who has a successor that is ready leaves."""
+    workers = [p for p in processes if p.stays and p.role is Role.WORKER]
+    for process in workers:
+        if any(
+            p.ready and p.number == process.number and p.generation > process.generation
+            for p in workers
+        ):
+            yield Leave(process=process, by=now + limits.drain)
+
+
+def _stop(fleet: Fleet, by: float, now: float) -> Iterator[Action]:
+    """The steward leaves last: it hands back what the others leave."""
+    others = [p for p in fleet.processes if p.role is not Role.STEWARD]
+    for process in others:
+        # Also those that were told before to leave later than that.
+        if process.killed_at is None and process.dumped_at is None:
+            if process.leave_by is None or process.leave_by > by:
+                yield Leave(process=process, by=by)
+    if any(_lives(p, now) for p in others):
+        return
+    if fleet.unrescued and now < by + RESCUE_SECONDS:
+        return
+    for process in fleet.processes:
+        if process.role is Role.STEWARD and process.stays:
+            yield Leave(process=process, by=now + RESCUE_SECONDS)

@@ -1,0 +1,79 @@
+"""Signals are only noted: the loop reads them when it looks. Nothing runs inside a handler."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+#: Those that mean something to the supervisor, and the death of a child.
+NOTED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGHUP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGUSR1,
+    signal.SIGCHLD,
+)
+_AT_ONCE = 4096
+
+
+class Signals:
+    """A pipe that the interpreter writes to. A storm of signals fills it, and the rest of the
+    storm is dropped: what was noted is the same."""
+
+    def __init__(self) -> None:
+        self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before = {number: signal.signal(number, _note) for number in NOTED}
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        return self.descriptor, self._writer
+
+    def read(self) -> list[signal.Signals]:
+        """Those that came since, in the order in which they came first."""
+        noted: list[signal.Signals] = []
+        while True:
+            try:
+                numbers = os.read(self.descriptor, _AT_ONCE)
+            except BlockingIOError:
+                return noted
+            for number in numbers:
+                if number in NOTED and number not in noted:
+                    noted.append(signal.Signals(number))
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self.descriptor)
+        os.close(self._writer)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """The interpreter has written the number to the pipe."""
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Around a fork: a signal that comes before the child has its own handlers would be
+    taken by ours, and lost. The child unblocks them itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def reset() -> None:
+    """In a child: nothing of the supervisor's; still blocked until `unblock`."""
+    signal.set_wakeup_fd(-1)
+    for number in NOTED:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTED)

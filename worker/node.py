@@ -1,0 +1,23 @@
+"""What a process of a fleet has from its supervisor: its seat on the board, and the wires."""
+
+from dataclasses import dataclass
+
+from cmdbus.board import Board
+from cmdbus.seats import Seat
+from cmdbus.wires import Wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    board: Board
+    #: Its own; made after the fork.
+    seat: Seat
+    generation: int
+    #: The supervisor; a child that has another parent leaves.
+    parent: int
+    #: A byte sends one worker to look for commands.
+    wake: Wire
+    #: A byte makes the steward look at the board.
+    call: Wire
+    #: Runs nothing but commands that may kill their process.
+    alone: bool = False

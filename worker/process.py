@@ -1,0 +1,71 @@
+"""The main of a worker process in a fleet: built only after the fork, left by order.
+
+Orders come as signals: TERM says that the board has a time by which to have left; USR2
+writes every thread's stack, also while the GIL is held.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cmdbus.errors import CmdbusError, DatabaseUnavailableError
+from cmdbus.exits import Exit
+from cmdbus.registry import HandlerRegistry
+from cmdbus.settings import Settings
+from cmdbus.worker.app import load
+from cmdbus.worker.node import Node
+from cmdbus.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+#: A process may take so long to import the application and to open its connections.
+BOOT_SECONDS = 120.0
+
+
+def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
+    """Runs commands until it is told to leave. `unblock` lets signals come."""
+    enter(node, stacks)
+    try:
+        registry = load(settings.app)
+        worker = _worker(settings, node, registry)
+    except (CmdbusError, ValueError) as error:
+        logger.error("%s", error)
+        return Exit.CANNOT_START
+    signal.signal(signal.SIGTERM, lambda *_: worker.leave(node.seat.leave_by / 1e9))
+    unblock()
+    try:
+        worker.run()
+    except DatabaseUnavailableError:
+        return Exit.DONE  # told to leave while it waited for the database
+    except CmdbusError as error:
+        logger.error("%s", error)
+        return Exit.CANNOT_START
+    return Exit.UNFINISHED if worker.abandoned else Exit.DONE
+
+
+def enter(node: Node, stacks: Path) -> None:
+    """The first thing that a process of a fleet does."""
+    node.seat.enter(pid=os.getpid(), generation=node.generation, now=time.monotonic_ns())
+    node.seat.starting(int((time.monotonic() + BOOT_SECONDS) * 1e9))
+    # Kept open for the life of the process: the handlers write to its descriptor.
+    descriptor = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    faulthandler.enable(descriptor, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, descriptor, all_threads=True)
+
+
+def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker:
+    return Worker(
+        settings.dsn or "",
+        registry,
+        domains=settings.domains or None,
+        concurrency=1 if node.alone else settings.threads,
+        poll_interval=settings.poll_interval,
+        timeouts=settings.timeouts,
+        schema=settings.schema,
+        node=node,
+        wake_jitter_ms=settings.wake_jitter_ms,
+    )

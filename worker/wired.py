@@ -1,0 +1,108 @@
+"""When a worker of a fleet that found nothing looks again: a byte on the wire that all of the
+node's workers share, or its own bell.
+
+The steward listens, and writes one byte when there is something to do. Leader and steward
+shake hands over the board, so that no arming is missed: the leader shows that it is parked,
+and then looks whether the node is armed; the steward says that it is not armed any more,
+disarms, and then looks who is parked.
+
+While the board shows a listening steward nobody polls. While it does not, everybody does.
+"""
+
+import random
+import select
+import threading
+import time
+from collections.abc import Callable
+
+from cmdbus.counters import Counter
+from cmdbus.wires import Wire
+from cmdbus.worker.claims import Connection
+from cmdbus.worker.node import Node
+from cmdbus.worker.wake import check_poll_interval
+
+#: A leader looks so often, in seconds, whether there still is a listening steward.
+_LOOK_SECONDS = 5.0
+
+
+class WiredWake:
+    """Only who has the lead calls `rest`, `working` and `stepped`."""
+
+    def __init__(self, node: Node, poll_interval: float, jitter_ms: int) -> None:
+        self._board = node.board
+        self._seat = node.seat
+        self._wake = node.wake
+        self._call = node.call
+        self._bell = Wire(1)
+        self.poll_interval = check_poll_interval(poll_interval)
+        self._jitter_ms = jitter_ms
+        self._resting = False
+        #: A byte was taken, and the claim that it asked for was not made yet.
+        self._woken = False
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Nothing: the steward listens."""
+
+    def stop(self) -> None:
+        if self._woken:
+            self._wake.put()
+        self._stopped.set()
+        self._bell.close()
+
+    def ring(self) -> None:
+        if not self._stopped.is_set():
+            self._bell.put()
+
+    def ring_if_resting(self) -> None:
+        if self._resting:
+            self._bell.put()
+
+    def working(self, connection: Connection) -> None:
+        """Before each claim: whoever rings after it has looked ends the rest that follows."""
+        self._bell.drain()
+
+    def stepped(self, *, full: bool) -> None:
+        """After each claim. One that was woken and got all that it asked for sends another
+        one to look: there may be more. In a tight loop nobody was woken."""
+        if self._woken and full:
+            self._wake.put()
+        self._woken = False
+
+    def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None:
+        self._resting = True
+        self._seat.park(time.monotonic_ns())
+        try:
+            if busy():
+                return None
+            if not self._board.armed:
+                self._call.put()
+            return self._wait(busy)
+        finally:
+            self._seat.unpark()
+            self._resting = False
+
+    def _wait(self, busy: Callable[[], bool]) -> Counter | None:
+        polls_at = time.monotonic() + self.poll_interval
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
+        while True:
+            left = polls_at - time.monotonic()
+            if left <= 0 and not self._board.listening:
+                return Counter.WAKEUPS_POLL
+            pause = _LOOK_SECONDS if left <= 0 else min(left, _LOOK_SECONDS)
+            poll.poll(pause * 1000)
+            if self._bell.pending:
+                return None
+            if self._wake.take():
+                return self._taken(busy)
+
+    def _taken(self, busy: Callable[[], bool]) -> Counter | None:
+        if busy():
+            self._wake.put()
+            return None
+        self._woken = True
+        if self._jitter_ms:
+            time.sleep(random.uniform(0, self._jitter_ms / 1000))
+        return Counter.WAKEUPS_PIPE
