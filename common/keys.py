@@ -30,20 +30,22 @@ class Keys:
         STARTED -> FINISHED finished(): the same, before it appends the outcome
         any -> FREE        free(): who has settled it or given it back, afterwards
 
-    The state cell counts: its lowest two bits are the state, the others go up each time the
-    place is taken. The other cells are written only while it is FREE, so a reader that finds
-    the same number, not FREE, before and after has read one key. A number that has no
-    place (more than 512 at once) is not shown, and the seat says that it is not complete:
-    then, and for a claim whose process died before `claimed`, the row's claimer is left.
+    The state cell counts: its lowest two bits are the state, which goes up by one from move
+    to move, and the others go up each time the place is taken. The other cells are written
+    only while it is FREE, so a reader that finds the same number, not FREE, before and after
+    has read one key. A number that has no place (more than 512 at once) is not shown, and
+    the seat says that it is not complete: then, and for a claim whose process died before
+    `claimed`, the row's claimer is left.
     """
 
-    __slots__ = ("_at", "_cells", "_free", "_overflowed")
+    __slots__ = ("_beyond", "_cells", "_free", "_overflowed")
 
     def __init__(self, cells: memoryview, seat_at: int) -> None:
         self._cells = cells
-        self._at = seat_at + KEYS
         self._overflowed = seat_at + OVERFLOWED
-        self._free: deque[int] = deque(self._at + n * KEY_CELLS for n in range(KEY_COUNT))
+        places = [seat_at + KEYS + n * KEY_CELLS for n in range(KEY_COUNT + 1)]
+        self._beyond = places.pop()
+        self._free = deque(places)
 
     @property
     def room(self) -> int:
@@ -57,20 +59,20 @@ class Keys:
             place = self._free.popleft()
         except IndexError:
             cells[self._overflowed] = 1
-            return self._at + KEY_COUNT * KEY_CELLS
+            return self._beyond
         cells[place + 1] = id
         cells[place + 2] = token
         cells[place + 3] = kind.domain_index * PRIORITIES + priority
-        cells[place] = (cells[place] | 3) + 1 + KeyState.CLAIMED
+        cells[place] = (cells[place] | 3) + 2
         return place
 
     def started(self, place: int) -> None:
-        self._cells[place] = self._cells[place] & -_STATES | KeyState.STARTED
+        self._cells[place] += 1
 
     def finished(self, place: int) -> None:
-        self._cells[place] = self._cells[place] & -_STATES | KeyState.FINISHED
+        self._cells[place] += 1
 
     def free(self, place: int) -> None:
         self._cells[place] &= -_STATES
-        if place != self._at + KEY_COUNT * KEY_CELLS:
+        if place != self._beyond:
             self._free.append(place)

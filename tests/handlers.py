@@ -8,6 +8,7 @@ from typing import Any
 from psycopg_pool import ConnectionPool
 
 from cmdbus import Command, Context, HandlerRegistry
+from cmdbus.views import SeatView
 from cmdbus.worker import Worker
 
 
@@ -33,6 +34,11 @@ def running(
         worker.stop(timeout=5)
         thread.join(10)
     assert not errors, errors
+
+
+def seat_of(worker: Worker) -> SeatView:
+    """What somebody who reads the board sees of it."""
+    return worker._record._board.seat_view(0)
 
 
 class Gate:

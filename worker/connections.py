@@ -70,10 +70,15 @@ class Hand:
     """A thread's connection, kept from one command to the next."""
 
     def __init__(
-        self, connect: Callable[[], Connection], discard: Callable[[Connection], None]
+        self,
+        connect: Callable[[], Connection],
+        discard: Callable[[Connection], None],
+        show: Callable[[int, int], None] = lambda pid, start: None,
     ) -> None:
         self._connect = connect
         self._discard = discard
+        #: Told each new session's pid and start, and zeros before it is sought.
+        self._show = show
         self._connection: Connection | None = None
         self._taken_away = False
 
@@ -98,11 +103,13 @@ class Hand:
 
     def reconnect(self, give_up: threading.Event | None = None) -> None:
         """Until it works; an error only once `give_up` is set, or at the first try without."""
-        self.close()
         pause = _RETRY_FIRST
         while True:
+            self.close()
+            self._show(0, 0)
             try:
-                self._connection = self._connect()
+                self._connection = connection = self._connect()
+                self._show(connection.info.backend_pid, _started(connection))
                 return
             except psycopg.OperationalError:
                 if give_up is None or give_up.wait(pause):
@@ -147,6 +154,13 @@ class Hand:
             finally:
                 connection.lock.release()
             self.close()
+
+
+def _started(connection: Connection) -> int:
+    """Tells its session from a later one of the same pid."""
+    cursor = connection.cursor(row_factory=tuple_row)
+    row = cursor.execute(statement("read_start", "cmdbus")).fetchone()
+    return int(row[0]) if row else 0
 
 
 def _at_rest(connection: Connection) -> bool:

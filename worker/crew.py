@@ -34,6 +34,7 @@ from cmdbus.worker.claims import Claim, Claims, Connection, Want
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.floors import Floors
 from cmdbus.worker.handling import Execution
+from cmdbus.worker.holding import Holding
 from cmdbus.worker.pace import Pace
 from cmdbus.worker.record import Record
 from cmdbus.worker.settling import ONE_BY_ONE, Done
@@ -62,7 +63,7 @@ _AFTER_FAILURE = 1.0
 class Crew:
     """The threads of one process and what they share.
 
-    `_queue`, `done` and `_held` are written by every thread, each through operations
+    `_queue`, `done` and `held` are written by every thread, each through operations
     that are atomic; the other state by the thread that has the lead, which is one.
     """
 
@@ -93,9 +94,8 @@ class Crew:
         self._pace = Pace()
         self._floors = Floors()
         self._queue: SimpleQueue[Claim | _Token] = SimpleQueue()
-        self.done = Done(claims, record)
-        #: Claimed by us and not finished, by id.
-        self._held: dict[int, Claim] = {}
+        self.held = Holding(claims, record.seat)
+        self.done = Done(claims, record, self.held)
         self._claimed_at = 0.0
         self._stopping = threading.Event()
         #: Set when something was claimed; cleared by the keeper when it finds nothing to do.
@@ -119,8 +119,9 @@ class Crew:
 
     def fill(self, number: int) -> None:
         """A fresh thread for a slot."""
-        hand = Hand(self._connect, self._discard)
-        slot = self._slots[number] = Slot(number, hand, *self._record.take_place())
+        index, place = self._record.take_place()
+        hand = Hand(self._connect, self._discard, place.session)
+        slot = self._slots[number] = Slot(number, hand, index, place)
         slot.thread = threading.Thread(
             target=self._run_slot, args=(slot,), name=f"worker-{number}", daemon=True
         )
@@ -143,21 +144,16 @@ class Crew:
         if not self._stopping.is_set():
             self._queue.put(_LEAD)
 
-    def drop(self, claim: Claim) -> None:
-        """Not ours any more: its slot was given up."""
-        self._held.pop(claim.id, None)
-
     def _alive(self) -> list[Slot]:
         return list(self._slots.values())
 
-    def stop_claiming(self) -> list[Claim]:
-        """Lets the threads leave once they have finished what they run; returns the claims
-        that nobody has started, to be given back."""
+    def stop_claiming(self) -> None:
+        """Lets the threads leave once they have finished what they run; what nobody has
+        started is to be given back."""
         self._stopping.set()
         self._wake.ring()
-        unstarted = self._unstarted()
+        self._turn_back_all()
         self._queue.put(_LEAVE)
-        return unstarted
 
     def join(self, deadline: float) -> list[Slot]:
         """Waits until the deadline; returns the slots whose threads have not left."""
@@ -167,41 +163,37 @@ class Crew:
 
     @property
     def busy(self) -> bool:
-        return bool(self._held or self.done)
-
-    def held(self) -> list[Claim]:
-        return list(self._held.values())
+        waiting = self.done or self.done.any_barred or self.held.anything_back
+        return bool(self.held or waiting)
 
     def give_back_stale(self, hand: Hand) -> None:
         """What was claimed ahead of the threads and not started in time, because a type that
         was quick is not any more."""
-        if self._queue.qsize() < 2 or time.monotonic() - self._claimed_at < _STARTED_WITHIN:
-            return
-        stale, tokens = self._emptied()
-        for token in tokens:
-            self._queue.put(token)
-        if stale:
-            self._claims.release(hand.connection(), stale)
+        late = time.monotonic() - self._claimed_at >= _STARTED_WITHIN
+        if late and self._queue.qsize() >= 2:
+            for token in self._turn_back():
+                self._queue.put(token)
+        if self.held.anything_back:
+            self.held.give_back(hand.connection())
 
-    def _unstarted(self) -> list[Claim]:
+    def _turn_back_all(self) -> None:
         """Only once stopping is set, as the lead goes, too."""
-        found, tokens = self._emptied()
-        if _LEAVE in tokens:
+        if _LEAVE in self._turn_back():
             self._queue.put(_LEAVE)
-        return found
 
-    def _emptied(self) -> tuple[list[Claim], list[_Token]]:
+    def _turn_back(self) -> list[_Token]:
+        """Empties the queue of claims; returns what else was in it."""
         claims: list[Claim] = []
         tokens: list[_Token] = []
         with suppress(Empty):
             while True:
                 item = self._queue.get_nowait()
                 if isinstance(item, Claim):
-                    self._held.pop(item.id, None)
                     claims.append(item)
                 else:
                     tokens.append(item)
-        return claims, tokens
+        self.held.turn_back(claims)
+        return tokens
 
     # What a thread does.
 
@@ -238,6 +230,8 @@ class Crew:
                 claim.domain,
                 claim.type,
             )
+            if not slot.given_up:
+                self.held.free(claim)
             return not slot.given_up
 
     def _run(self, slot: Slot, claim: Claim) -> bool:
@@ -250,23 +244,23 @@ class Crew:
         thread.name = f"worker-{claim.domain}-{slot.number}"
         began = time.monotonic()
         work = Work(execution, began + execution.timeout)
+        self.held.start(claim)
         slot.begin(work)
         self._record.begins(slot.place, claim, began, work.due)
-        execution.extended = partial(setattr, work, "due")
+        execution.extended = partial(slot.extend, work)
         try:
             finished = execution.run()
         finally:
             thread.name = f"worker-{slot.number}"
             stays = slot.end()
-            if stays:
-                self._held.pop(claim.id, None)
             self._record.ended(slot.place, claim, began)
         self._pace.ran(claim.domain, claim.type, time.monotonic() - began)
         if execution.committed is not None:
-            self._record.settled(slot.place, [execution.committed])
+            self.done.settled(slot.place, [execution.committed])
         elif stays and finished is None:
-            self._record.lost(slot.place, claim)
+            self.done.lost(slot.place, claim)
         elif stays and finished is not None:
+            self.held.finish(claim)
             # First append, then look whether the leader rests; it does the opposite.
             self.done.add(finished)
         self._wake.ring_if_resting()
@@ -318,7 +312,7 @@ class Crew:
         try:
             self.done.settle(hand, place, [finished for finished in done if not finished.plain])
             began = time.monotonic()
-            want = self._want(began)
+            want = self._want(began, self.held.room + len(plain))
             lost, claims = self._claims.step(connection, plain, want)
         except BaseException as error:
             self.done.put_back(plain)
@@ -327,33 +321,34 @@ class Crew:
                 return True
             raise
         self._record.stepped(place, len(claims), time.monotonic() - began)
-        self._record.settled(place, plain, lost)
+        self.done.settled(place, plain, lost)
         self._wake.stepped(full=len(claims) >= want.free)
         looked = self._floors.found(
             want.floors, (((claim.domain, claim.priority), claim.id) for claim in claims)
         )
         self._take_on(connection, claims)
-        return bool(claims or done or not looked)
+        return bool(claims or done or not looked or not want.free)
 
     def _take_on(self, connection: Connection, claims: list[Claim]) -> None:
         self._domains.rotate(-1)
         self._pace.stepped(len(claims))
         self._claimed_at = time.monotonic()
-        for claim in claims:
-            self._held[claim.id] = claim
+        self.held.take(claims)
         for claim in claims:
             self._queue.put(claim)
         if claims and not self.working.is_set():
             self.working.set()
         if self._stopping.is_set():
             # Too late: whoever stops has already looked for what was not started.
-            self._claims.release(connection, self._unstarted())
+            self._turn_back_all()
+            self.held.give_back(connection)
 
-    def _want(self, now: float) -> Want:
+    def _want(self, now: float, room: int) -> Want:
         quick = [name for name in self._types if self._pace.is_quick(*name.split(" "))]
+        free = min(max(1, self._concurrency - len(self.held)), room)
         return Want(
-            free=max(1, self._concurrency - len(self._held)),
-            ahead=self._pace.ahead() if quick else 0,
+            free=free,
+            ahead=min(self._pace.ahead(), room - free) if quick else 0,
             domains=list(self._domains),
             types=self._types,
             quick_types=quick,

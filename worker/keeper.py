@@ -45,7 +45,8 @@ class Keeper:
         self._claims = claims
         #: None leaves it to the node's steward.
         self._renew_every = None if lease is None else lease / 3
-        self._hand = Hand(connect, discard)
+        self._index, self._place = record.take_place()
+        self._hand = Hand(connect, discard, self._place.session)
         self._record = record
         #: Slots that were given up, with what they were doing and where.
         self._verdicts: deque[tuple[Slot, Work, str]] = deque()
@@ -64,8 +65,6 @@ class Keeper:
         if self._thread.is_alive():
             self._hand.cut()
             self._thread.join(_ENDS_WITHIN)
-        else:
-            self._hand.close()
 
     def relieve(self, slot: Slot, work: Work, stack: str) -> None:
         """Called by the main thread, which decides and never touches the database."""
@@ -73,12 +72,12 @@ class Keeper:
         self._crew.working.set()
 
     def _run(self) -> None:
-        index, place = self._record.take_place()
-        place.occupy(-1, time.monotonic_ns())
+        self._place.occupy(-1, time.monotonic_ns())
         try:
-            self._keep(place)
+            self._keep(self._place)
         finally:
-            self._record.give_place(index, place)
+            self._hand.close()
+            self._record.give_place(self._index, self._place)
 
     def _keep(self, place: Place) -> None:
         duties = (self._renew, self._settle_old, self._give_back, self._carry_out)
@@ -134,18 +133,17 @@ class Keeper:
         if work.finished is None:
             work.finished = work.execution.timed_out(stack, statement)
         finished = work.finished
-        self._record.settled(place, [finished], self._claims.settle(connection, [finished]))
+        self._crew.done.settled(place, [finished], self._claims.settle(connection, [finished]))
         self._record.health.stuck((slot.index, finished.claim.token), time.monotonic())
-        self._crew.drop(finished.claim)
         self._crew.replace(slot)
 
     def _renew(self, _: Place) -> None:
         if self._renew_every is None or time.monotonic() < self._renew_at:
             return
         self._renew_at = time.monotonic() + self._renew_every
-        held = self._crew.held()
+        held = self._crew.held.unfinished()
         if held:
             lost = self._claims.renew(self._hand.connection(), held)
-            still = {claim.id for claim in self._crew.held()}
+            still = {claim.id for claim in self._crew.held.unfinished()}
             for id_ in still.intersection(lost):
                 logger.warning("the lease of a running command (row %s) is lost", id_)

@@ -12,24 +12,35 @@ import psycopg
 
 from cmdbus.outcomes import troubled
 from cmdbus.slots import Slot as Place
-from cmdbus.worker.claims import Claims, Finished
+from cmdbus.worker.claims import Claim, Claims, Finished
 from cmdbus.worker.connections import Hand
+from cmdbus.worker.holding import Holding
 from cmdbus.worker.record import Record
 
 #: Errors of single outcomes: data that the server refuses, a row that somebody holds.
 ONE_BY_ONE = (psycopg.errors.LockNotAvailable, psycopg.DataError)
+#: Seconds until one of those whose row somebody held is tried again.
+_HELD_AGAIN = 1.0
 
 
 class Done:
     """Shared by all threads; every operation on the deque is atomic."""
 
-    def __init__(self, claims: Claims, record: Record) -> None:
+    def __init__(self, claims: Claims, record: Record, held: Holding) -> None:
         self._claims = claims
         self._record = record
+        self._held = held
         self._waiting: deque[Finished] = deque()
+        #: Their rows are in the hands of a stranger, for whom no step waits again.
+        self._barred: deque[Finished] = deque()
+        self._barred_until = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
+
+    @property
+    def any_barred(self) -> bool:
+        return bool(self._barred)
 
     def add(self, finished: Finished) -> None:
         self._waiting.append(finished)
@@ -53,6 +64,25 @@ class Done:
             oldest = self._waiting[0].at
         if time.monotonic() - oldest > older:
             self.settle(hand, place, self.take())
+        if self._barred and time.monotonic() > self._barred_until:
+            self._settle_barred(hand, place)
+
+    def settle_all(self, hand: Hand, place: Place) -> None:
+        """For the last time."""
+        self._unbar()
+        self.settle(hand, place, self.take())
+
+    def _settle_barred(self, hand: Hand, place: Place) -> None:
+        """One of them: if that is let in, so are the others."""
+        first = self._barred.popleft()
+        self.settle_singly(hand, place, [first])
+        if first not in self._barred:
+            self._unbar()
+
+    def _unbar(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._waiting.append(self._barred.popleft())
 
     def settle(self, hand: Hand, place: Place, done: list[Finished]) -> None:
         """Outcomes of any kind."""
@@ -66,16 +96,27 @@ class Done:
             self.put_back(done)
             raise
         else:
-            self._record.settled(place, done, lost)
+            self.settled(place, done, lost)
+
+    def settled(self, place: Place, done: Sequence[Finished], lost: Sequence[int] = ()) -> None:
+        """Tells whom it concerns."""
+        self._record.settled(place, done, lost)
+        for finished in done:
+            self._held.free(finished.claim)
+
+    def lost(self, place: Place, claim: Claim) -> None:
+        self._record.lost(place, claim)
+        self._held.free(claim)
 
     def settle_singly(self, hand: Hand, place: Place, done: list[Finished]) -> None:
         """One of them is refused, or its row is held by somebody: the others need not wait."""
         for number, finished in enumerate(done):
             try:
                 lost = self._claims.settle(hand.connection(), [finished])
-                self._record.settled(place, [finished], lost)
+                self.settled(place, [finished], lost)
             except psycopg.errors.LockNotAvailable:
-                self.add(finished)
+                self._barred.append(finished)
+                self._barred_until = time.monotonic() + _HELD_AGAIN
             except psycopg.DataError as error:
                 refused = troubled("OUTCOME_NOT_STORABLE", str(error))
                 self.add(finished._replace(outcome=refused))

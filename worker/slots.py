@@ -51,6 +51,13 @@ class Slot:
             self._work = None
             return not self._given_up
 
+    def extend(self, work: Work, due: float) -> None:
+        """Whoever asks for the handler: also a thread that it left behind, which is too late."""
+        with self._lock:
+            if self._work is work and not self._given_up:
+                work.due = due
+                self.place.extend(int(due * 1e9))
+
     @property
     def due(self) -> float | None:
         work = self._work

@@ -244,15 +244,15 @@ class Worker:
 
     def _drain(self, crew: Crew, keeper: Keeper, wake: Waking, pool: Pool) -> None:
         logger.info("worker %s stops: what runs may end, the rest is given back", self._name)
-        unstarted = crew.stop_claiming()
+        crew.stop_claiming()
         hand = Hand(lambda: pool.getconn(max(1.0, self._deadline - time.monotonic())), pool.putconn)
         try:
-            if unstarted:
-                self._claims.release(hand.connection(), unstarted)
+            if crew.held.anything_back:
+                crew.held.give_back(hand.connection())
             stuck = crew.join(self._deadline)
             keeper.stop(self._deadline)
             index, place = self._record.take_place()
-            crew.done.settle(hand, place, crew.done.take())
+            crew.done.settle_all(hand, place)
             self._record.give_place(index, place)
             if stuck:
                 self._abandon(crew, stuck, hand.connection())
@@ -271,13 +271,14 @@ class Worker:
     def _abandon(self, crew: Crew, stuck: list[Slot], connection: Connection) -> None:
         """What did not end in time: its sessions are ended before its commands are given
         back, since until then they could still commit."""
-        held = crew.held()
+        held = crew.held.unfinished()
         self.abandoned = len(held)
         sessions = [pid for slot in stuck if (pid := slot.hand.backend_pid)]
         for slot in stuck:
             slot.hand.cut()
         self._claims.end_sessions(connection, sessions)
-        self._claims.release(connection, held)
+        crew.held.turn_back(held)
+        crew.held.give_back(connection)
         for claim in held:
             logger.error(
                 "command %s (%s/%s) did not end in time: given back, it runs again",

@@ -1,0 +1,92 @@
+"""What this process has claimed and not settled: in memory, and as keys on the board, so that
+whoever hands back what it leaves knows what ran.
+"""
+
+from cmdbus.seats import Seat
+from cmdbus.worker.claims import Claim, Claims, Connection
+
+#: Id and token: a row whose lease was lost may come to us again.
+Key = tuple[int, int]
+
+
+class Holding:
+    """Each claim has one hand at a time, which calls:
+
+        take(claims)     the leader, before it puts them into the queue
+        start(claim)     who drew it, before its slot shows it
+        finish(claim)    the same, before it appends the outcome
+        turn_back(...)   who took it out of the queue, not started, to be given back
+        free(claim)      who has settled it, given it back or lost it, afterwards
+
+    Every operation on a dict is atomic.
+    """
+
+    def __init__(self, claims: Claims, seat: Seat) -> None:
+        self._claims = claims
+        self._seat = seat
+        self._keys = seat.keys
+        #: Where on the board each is, until it is free.
+        self._places: dict[Key, int] = {}
+        #: Not finished, and not turned back.
+        self._open: dict[Key, Claim] = {}
+        #: To be given back; here until the database knows.
+        self._back: dict[Key, Claim] = {}
+
+    def __len__(self) -> int:
+        """How many keep a thread busy, or will."""
+        return len(self._open)
+
+    def __contains__(self, claim: Claim) -> bool:
+        return claim[2:4] in self._places
+
+    @property
+    def room(self) -> int:
+        """How many more the board can show."""
+        return self._keys.room
+
+    @property
+    def anything_back(self) -> bool:
+        return bool(self._back)
+
+    def unfinished(self) -> list[Claim]:
+        return list(self._open.values())
+
+    def take(self, claims: list[Claim]) -> None:
+        for claim in claims:
+            domain, priority, id, token, _, type, *_ = claim
+            place = self._keys.claimed(self._seat.kind(domain, type), priority, id, token)
+            self._places[id, token] = place
+            self._open[id, token] = claim
+
+    def start(self, claim: Claim) -> None:
+        self._keys.started(self._places[claim[2:4]])
+
+    def finish(self, claim: Claim) -> None:
+        key = claim[2:4]
+        place = self._places.get(key)
+        if place is not None:  # else a worker that has stopped gave it back
+            self._keys.finished(place)
+            self._open.pop(key, None)
+
+    def free(self, claim: Claim) -> None:
+        key = claim[2:4]
+        self._open.pop(key, None)
+        self._back.pop(key, None)
+        place = self._places.pop(key, None)
+        if place is not None:
+            self._keys.free(place)
+
+    def turn_back(self, claims: list[Claim]) -> None:
+        for claim in claims:
+            key = claim[2:4]
+            self._back[key] = claim
+            self._open.pop(key, None)
+
+    def give_back(self, connection: Connection) -> None:
+        """What was turned back, uncharged. After an error it is tried again: what the
+        database knows already is found gone by its token."""
+        claims = list(self._back.values())
+        if claims:
+            self._claims.release(connection, claims)
+            for claim in claims:
+                self.free(claim)
