@@ -283,9 +283,9 @@ def _stop(fleet: Fleet, by: float, now: float) -> Iterator[Action]:
     others = [p for p in fleet.processes if p.role is not Role.STEWARD]
     for process in others:
         # Also those that were told before to leave later than that.
-        if process.killed_at is None and process.dumped_at is None:
-            if process.leave_by is None or process.leave_by > by:
-                yield Leave(process=process, by=by)
+        stays = process.killed_at is None and process.dumped_at is None
+        if stays and (process.leave_by is None or process.leave_by > by):
+            yield Leave(process=process, by=by)
     if any(_lives(p, now) for p in others):
         return
     if fleet.unrescued and now < by + RESCUE_SECONDS:

@@ -176,9 +176,6 @@ class Claims:
     def listen(self, connection: Connection) -> None:
         connection.execute(statement("listen", self.schema))
 
-    def ping(self, connection: Connection) -> None:
-        connection.execute(statement("ping", self.schema))
-
     def end_sessions(self, connection: Connection, pids: Sequence[int]) -> None:
         """Ends sessions and waits until they are gone."""
         self._execute(connection, "end_sessions", {"pids": list(pids)})

@@ -12,22 +12,16 @@ they have ended. Only then is waiting safe:
 `rest` does one such move each time it is called; between two of them the caller claims.
 """
 
-import logging
-import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import psycopg
-
 from cmdbus.checks import check_seconds
 from cmdbus.counters import Counter
-from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.worker.claims import Claims, Connection
-
-logger = logging.getLogger(__name__)
+from cmdbus.worker.listener import Listener
+from cmdbus.worker.timers import Timers
 
 MIN_POLL_SECONDS = 0.1
 #: An arming outlives the longest rest by so much.
@@ -36,11 +30,6 @@ _ARMED_LONGER = 60.0
 _BUSY_SECONDS = 1.0
 #: Between two looks at writers: growing, at least and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
-_PROMOTED_AT_ONCE = 1000
-_SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 5.0
-_RELISTEN_FIRST, _RELISTEN_LONGEST = 0.1, 1.0
-#: The listener asks its own session so often whether it is still there.
-_PING_SECONDS = 10.0
 
 
 def check_poll_interval(seconds: float) -> float:
@@ -78,7 +67,10 @@ class Wake:
         self._domains = domains
         self._types = types
         self.poll_interval = check_poll_interval(poll_interval)
-        self._listener = Listener(listen, claims, self.ring)
+        self._timers = Timers(claims, domains, types)
+        #: Set by the listener: there was a notification since this was last asked.
+        self._notified = False
+        self._listener = Listener(listen, claims, began=self.ring, heard=self._hear)
         self._bell = threading.Event()
         #: Written by the leader: it waits for the bell, or is about to.
         self._resting = False
@@ -88,7 +80,6 @@ class Wake:
         self._writers: set[str] | None = None
         self._pause = _FIRST_PAUSE
         self._busy_since: float | None = None
-        self._locked_wait = _SHORTEST_WAIT
         #: When to look for due commands, also while busy.
         self._look_at = 0.0
 
@@ -152,87 +143,16 @@ class Wake:
                 self._writers = None
             return Counter.WAKEUPS_BARRIER
         if self._bell.wait(seconds):
-            return Counter.WAKEUPS_NOTIFY if self._listener.heard() else None
+            notified, self._notified = self._notified, False
+            return Counter.WAKEUPS_NOTIFY if notified else None
         return Counter.WAKEUPS_TIMER if seconds < self.poll_interval else Counter.WAKEUPS_POLL
 
     def _look(self, connection: Connection, *, leases: bool) -> float:
-        """Promotes what is due; seconds until the next look is due, 0 if there is work."""
-        if self._claims.promote(connection, _PROMOTED_AT_ONCE):
-            self._look_at = 0.0
-            return 0.0
-        timers = self._claims.timers(connection, self._domains, self._types, leases=leases)
-        waits = [seconds for seconds in timers if seconds is not None]
-        if min(waits, default=1.0) > 0:
-            self._locked_wait = _SHORTEST_WAIT
-        else:
-            # Due, and neither promoted nor claimed: in somebody else's hands just now.
-            waits = [max(seconds, self._locked_wait) for seconds in waits]
-            self._locked_wait = min(self._locked_wait * 2, _LONGEST_WAIT)
-        wait = min([self.poll_interval, *waits])
-        self._look_at = time.monotonic() + wait
-        return wait
+        """Seconds until the next look is due, 0 if there is work."""
+        seconds = min(self.poll_interval, self._timers.look(connection, leases=leases))
+        self._look_at = time.monotonic() + seconds if seconds else 0.0
+        return seconds
 
-
-class Listener:
-    """A thread with a LISTEN session of its own, which rings at each notification and
-    whenever a new session begins: what was sent in the gap notified nobody."""
-
-    def __init__(
-        self, connect: Callable[[], Connection], claims: Claims, ring: Callable[[], None]
-    ) -> None:
-        self._connect = connect
-        self._claims = claims
-        self._ring = ring
-        self._stopping = threading.Event()
-        #: Its end interrupts the wait for notifications.
-        self._woken, self._waker = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="worker-listener", daemon=True)
-        self._heard = False
-        #: Counts sessions; written by the listener, read by the leader.
-        self.session = 0
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._waker.close()
-        self._thread.join(_PING_SECONDS)
-        self._woken.close()
-
-    def heard(self) -> bool:
-        """Whether there was a notification since this was last asked."""
-        heard, self._heard = self._heard, False
-        return heard
-
-    def _run(self) -> None:
-        pause = 0.0
-        while not self._stopping.wait(pause):
-            session = self.session
-            try:
-                with self._connect() as connection:
-                    self._listen(connection)
-            except (psycopg.Error, DatabaseUnavailableError) as error:
-                if self.session > session:
-                    # At once: what is sent in the gap is found only by the next session's ring.
-                    pause = 0.0
-                    logger.warning(
-                        "the listening session is lost: %s; listening again as soon as it can",
-                        " ".join(str(error).split()),
-                    )
-                else:
-                    pause = min(max(pause * 2, _RELISTEN_FIRST), _RELISTEN_LONGEST)
-
-    def _listen(self, connection: Connection) -> None:
-        self._claims.listen(connection)
-        self.session += 1
-        self._ring()
-        while not self._stopping.is_set():
-            readable, _, _ = select.select(
-                [connection.fileno(), self._woken.fileno()], [], [], _PING_SECONDS
-            )
-            if not readable:
-                self._claims.ping(connection)
-            if list(connection.notifies(timeout=0)):
-                self._heard = True
-                self._ring()
+    def _hear(self, _: set[str]) -> None:
+        self._notified = True
+        self.ring()

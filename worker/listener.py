@@ -1,0 +1,106 @@
+"""Hears the notifications of a schema, on a session of its own that it keeps alive."""
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+from psycopg.pq.abc import PGconn
+
+from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.worker.claims import Claims, Connection
+
+logger = logging.getLogger(__name__)
+
+_RELISTEN_FIRST, _RELISTEN_LONGEST = 0.1, 1.0
+#: It asks its own session so often whether it is still there, and waits so long for an answer.
+_PING_SECONDS, _PONG_SECONDS = 10.0, 5.0
+
+
+class Listener:
+    """A thread with a LISTEN session of its own. Says on which channels it heard something,
+    and that a new session began: what was sent in the gap notified nobody."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        claims: Claims,
+        *,
+        began: Callable[[], None],
+        heard: Callable[[set[str]], None],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connect = connect
+        self._claims = claims
+        self._began = began
+        self._heard = heard
+        self._ended = ended
+        self._stopping = threading.Event()
+        #: Its end interrupts the wait for notifications.
+        self._woken, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="cmdbus-listener", daemon=True)
+        #: Counts sessions; written by the listener, read by who arms.
+        self.session = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._waker.close()
+        self._thread.join(_PING_SECONDS)
+        self._woken.close()
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            session = self.session
+            try:
+                with self._connect() as connection:
+                    self._listen(connection)
+            except (psycopg.Error, DatabaseUnavailableError) as error:
+                if self.session > session:
+                    # At once: what is sent in the gap is found only by the next session's ring.
+                    pause = 0.0
+                    logger.warning(
+                        "the listening session is lost: %s; listening again as soon as it can",
+                        " ".join(str(error).split()),
+                    )
+                else:
+                    pause = min(max(pause * 2, _RELISTEN_FIRST), _RELISTEN_LONGEST)
+
+    def _listen(self, connection: Connection) -> None:
+        self._claims.listen(connection)
+        self.session += 1
+        self._began()
+        try:
+            self._hear(connection.pgconn, connection.fileno())
+        finally:
+            self._ended()
+            connection.close()
+
+    def _hear(self, session: PGconn, descriptor: int) -> None:
+        """Below the driver, which would wait for a silent server without a bound."""
+        pinged = False
+        while True:
+            seconds = _PONG_SECONDS if pinged else _PING_SECONDS
+            readable, _, _ = select.select([descriptor, self._woken.fileno()], [], [], seconds)
+            if self._stopping.is_set():
+                return
+            if descriptor not in readable:
+                if pinged:
+                    raise psycopg.OperationalError("the server has gone silent")
+                session.send_query(b"SELECT 1")
+                pinged = True
+                continue
+            session.consume_input()
+            while pinged and not session.is_busy():
+                pinged = session.get_result() is not None
+            channels = set()
+            while notification := session.notifies():
+                channels.add(notification.relname.decode())
+            if channels:
+                self._heard(channels)

@@ -1,0 +1,32 @@
+"""Moves to the ready what is due, and says when the next time is that something will be."""
+
+from collections.abc import Sequence
+
+from cmdbus.worker.claims import Claims, Connection
+
+_PROMOTED_AT_ONCE = 1000
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 5.0
+
+
+class Timers:
+    def __init__(self, claims: Claims, domains: Sequence[str], types: Sequence[str]) -> None:
+        self._claims = claims
+        self._domains = domains
+        self._types = types
+        self._locked_wait = _SHORTEST_WAIT
+
+    def look(self, connection: Connection, *, leases: bool) -> float:
+        """Seconds until the next command is due or, with `leases`, until somebody's lease
+        ends; 0 if some were due and are claimable now. The earliest time is read anew each
+        time: no later one is forgotten."""
+        if self._claims.promote(connection, _PROMOTED_AT_ONCE):
+            return 0.0
+        timers = self._claims.timers(connection, self._domains, self._types, leases=leases)
+        waits = [seconds for seconds in timers if seconds is not None]
+        if min(waits, default=1.0) > 0:
+            self._locked_wait = _SHORTEST_WAIT
+        else:
+            # Due, and neither promoted nor claimed: in somebody else's hands just now.
+            waits = [max(seconds, self._locked_wait) for seconds in waits]
+            self._locked_wait = min(self._locked_wait * 2, _LONGEST_WAIT)
+        return min(waits, default=float("inf"))
