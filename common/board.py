@@ -102,8 +102,9 @@ class Board:
 
     # For readers.
 
-    def snapshot(self) -> BoardView:
-        return self._reader.look(self._this_boot)
+    def snapshot(self, *, keys: bool = True) -> BoardView:
+        """Without keys, which only matter to who hands back and renews, it costs a fifth."""
+        return self._reader.look(self._this_boot, keys)
 
     def seat_view(self, place: int) -> SeatView:
         return self._reader.seat(place)
@@ -114,6 +115,10 @@ class Board:
 
     def counters(self) -> CountersView:
         return self._reader.counters()
+
+    def executed(self, place: int) -> int:
+        """Executions that have ended in this seat, over all its processes."""
+        return self._reader.executed(place)
 
     # For the supervisor.
 

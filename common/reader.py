@@ -7,7 +7,7 @@ from uuid import UUID
 from zlib import crc32
 
 from cmdbus.cells import Cells, cell, decode_name, pause, tries
-from cmdbus.counters import OTHER, CountersView, Sum
+from cmdbus.counters import OTHER, CountersView, End, Sum
 from cmdbus.health import Levels
 from cmdbus.keys import PRIORITIES, KeyState
 from cmdbus.layout import (
@@ -34,6 +34,8 @@ from cmdbus.layout import (
     PROCESS_AT,
     RESCUED,
     RESTARTS,
+    ROW_CELLS,
+    ROWS,
     SEATING,
     SEATING_AT,
     SLOT,
@@ -72,7 +74,7 @@ class Reader:
         self._layout = layout
         self._known: dict[int, tuple[bytes, SlotView]] = {}
 
-    def look(self, this_boot: bool) -> BoardView:
+    def look(self, this_boot: bool, keys: bool = True) -> BoardView:
         memory, cells = self._memory, self._memory.cells
         name = bytes(memory.bytes[BOARD_NAME * CELL : BOARD_NAME * CELL + NAME])
         supervisor = memory.read(SUPERVISOR_AT, SUPERVISOR)
@@ -89,10 +91,10 @@ class Reader:
             armed=max(0, cells[ARMED]),
             suspects=cells[SUSPECTS] > 0,
             restarts={reason.name.lower(): max(0, cells[RESTARTS + reason]) for reason in Restart},
-            seats=tuple(self.seat(seat) for seat in range(self._layout.seats)),
+            seats=tuple(self.seat(seat, keys) for seat in range(self._layout.seats)),
         )
 
-    def seat(self, seat: int) -> SeatView:
+    def seat(self, seat: int, keys: bool = True) -> SeatView:
         at = self._layout.seat(seat)
         role, number, generation, _ = self._memory.read(at + SEATING_AT, SEATING) or (-1, 0, 0, 0)
         process = self._memory.read(at + PROCESS_AT, PROCESS)
@@ -117,7 +119,7 @@ class Reader:
             rescued=ended is not None and cells[at + RESCUED] == generation,
             parked=_time(cells[at + PARKED]),
             slots=tuple(self._slots(seat)),
-            keys=tuple(self._keys(at)),
+            keys=tuple(self._keys(at)) if keys else (),
             complete=cells[at + OVERFLOWED] == 0,
         )
 
@@ -138,6 +140,16 @@ class Reader:
 
     def slot(self, seat: int, slot: int) -> SlotView:
         return self._slot(self._layout.slot(seat, slot), slot)
+
+    def executed(self, seat: int) -> int:
+        cells, layout = self._memory.cells, self._layout
+        total = 0
+        for slot in range(layout.slots):
+            rows = layout.slot(seat, slot) + ROWS
+            for kind in range(layout.kinds + 1):
+                at = rows + kind * ROW_CELLS
+                total += sum(cells[at : at + len(End)])
+        return total
 
     def counters(self) -> CountersView:
         layout, total = self._layout, Sum(self._memory.cells)

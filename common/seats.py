@@ -65,6 +65,8 @@ class Verdict(IntEnum):
     HUNG = 2
     #: It was told to leave, and had not left in time.
     LATE = 3
+    #: Neither came back, as a signal from outside had stopped the process.
+    STOPPED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,10 @@ what is in it already wakes as many as there are.
 
 import fcntl
 import os
+import select
 import sys
 import termios
+from collections.abc import Iterable
 from contextlib import suppress
 
 _COUNT_BYTES = 4
@@ -53,3 +55,11 @@ class Wire:
     def close(self) -> None:
         os.close(self._reader)
         os.close(self._writer)
+
+
+def wait_for(wires: Iterable[Wire], seconds: float) -> None:
+    """Until there is a byte on one of them, or the time is over."""
+    poll = select.poll()
+    for wire in wires:
+        poll.register(wire, select.POLLIN)
+    poll.poll(None if seconds == float("inf") else max(0.0, seconds) * 1000)

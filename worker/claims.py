@@ -6,7 +6,7 @@ means that the claim was lost, and nothing is written.
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import psycopg
@@ -45,6 +45,19 @@ class Claim(NamedTuple):
     created_at: datetime
     #: Seconds between being due and being claimed.
     waited: float
+
+
+class Keyed(Protocol):
+    """What names a claim in the database: a Claim, or its key on the board."""
+
+    @property
+    def domain(self) -> str | None: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def token(self) -> int: ...
 
 
 class Finished(NamedTuple):
@@ -138,7 +151,7 @@ class Claims:
         """Gives back, uncharged, what is still ours of these."""
         self._value(connection, "release", _keys(claims))
 
-    def renew(self, connection: Connection, claims: Sequence[Claim]) -> list[int]:
+    def renew(self, connection: Connection, claims: Sequence[Keyed]) -> list[int]:
         """Renews leases; returns the ids whose claim was lost."""
         return list(self._value(connection, "renew", {**_keys(claims), "lease": self._lease}))
 
@@ -212,7 +225,7 @@ class Claims:
         return row[0]
 
 
-def _keys(claims: Iterable[Claim]) -> dict[str, str]:
+def _keys(claims: Iterable[Keyed]) -> dict[str, str]:
     claims = list(claims)
     return {
         "domains": _texts(claim.domain for claim in claims),

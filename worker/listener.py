@@ -4,7 +4,6 @@ import logging
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable
 
 import psycopg

@@ -1,4 +1,4 @@
-"""The main of a worker process in a fleet: built only after the fork, left by order.
+"""The mains of a fleet's processes: built only after the fork, left by order.
 
 Orders come as signals: TERM says that the board has a time by which to have left; USR2
 writes every thread's stack, also while the GIL is held.
@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError
@@ -18,6 +18,7 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.app import load
 from cmdbus.worker.node import Node
+from cmdbus.worker.steward import Steward
 from cmdbus.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,21 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
         logger.error("%s", error)
         return Exit.CANNOT_START
     return Exit.UNFINISHED if worker.abandoned else Exit.DONE
+
+
+def run_steward(
+    settings: Settings,
+    node: Node,
+    types: Sequence[str],
+    stacks: Path,
+    unblock: Callable[[], None],
+) -> Exit:
+    """What the node's steward does; see steward.py."""
+    enter(node, stacks)
+    steward = Steward(settings, node, types)
+    signal.signal(signal.SIGTERM, lambda *_: steward.leave(node.seat.leave_by / 1e9))
+    unblock()
+    return steward.run()
 
 
 def enter(node: Node, stacks: Path) -> None:

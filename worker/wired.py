@@ -10,13 +10,12 @@ While the board shows a listening steward nobody polls. While it does not, every
 """
 
 import random
-import select
 import threading
 import time
 from collections.abc import Callable
 
 from cmdbus.counters import Counter
-from cmdbus.wires import Wire
+from cmdbus.wires import Wire, wait_for
 from cmdbus.worker.claims import Connection
 from cmdbus.worker.node import Node
 from cmdbus.worker.wake import check_poll_interval
@@ -84,15 +83,12 @@ class WiredWake:
 
     def _wait(self, busy: Callable[[], bool]) -> Counter | None:
         polls_at = time.monotonic() + self.poll_interval
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        poll.register(self._bell, select.POLLIN)
         while True:
             left = polls_at - time.monotonic()
             if left <= 0 and not self._board.listening:
                 return Counter.WAKEUPS_POLL
             pause = _LOOK_SECONDS if left <= 0 else min(left, _LOOK_SECONDS)
-            poll.poll(pause * 1000)
+            wait_for([self._wake, self._bell], pause)
             if self._bell.pending:
                 return None
             if self._wake.take():

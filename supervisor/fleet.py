@@ -1,0 +1,449 @@
+"""The processes of a fleet: looked at, started, told to leave, killed, buried.
+
+Acts on what the policy decided, and says on the board and in the log what it did. Never
+waits for a process.
+"""
+
+import json
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+from cmdbus.board import Board
+from cmdbus.exits import Exit
+from cmdbus.health import Health
+from cmdbus.seats import Ended, Role, Verdict
+from cmdbus.settings import Settings
+from cmdbus.supervisor import guilt, signals
+from cmdbus.supervisor.children import Child, Death, fork
+from cmdbus.supervisor.policy import Action, Dump, Fleet, Kill, Late, Leave, Process, Start
+from cmdbus.supervisor.restarts import EARLY_SECONDS, Restarts
+from cmdbus.views import BoardView, Restart, SeatView, SlotView
+from cmdbus.wires import Wire
+
+logger = logging.getLogger(__name__)
+
+_NS = 1e9
+#: Memory and executions are measured so often, in seconds.
+_WEIGH_SECONDS = 1.0
+#: A child shows itself on the board within so many seconds after the fork.
+_ENTERS_SECONDS = 30.0
+#: Recycled processes live up to this part longer, so that they do not all go at once.
+_SPREAD = 0.1
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+#: So much of a stack dump goes into the log.
+_MOST_STACK = 20_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Seated:
+    """A child of ours, and what we have done to it."""
+
+    child: Child
+    place: int
+    role: Role
+    number: int
+    generation: int
+    app: int
+    born: float
+    spread: float
+    #: What was decided last, and why.
+    reason: Restart | None = None
+    verdict: Verdict = Verdict.NONE
+    guilty: SlotView | None = None
+    leave_by: float | None = None
+    dumped_at: float | None = None
+    killed_at: float | None = None
+    degraded_since: float | None = None
+    rss_over: int = 0
+    #: Executions in its place before it came, and its own.
+    executed_before: int = 0
+    executed: int = 0
+    weighed_at: float = 0.0
+    #: Processor time of its threads when its stacks were asked for.
+    burnt: dict[int, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"worker {self.number}" if self.role is Role.WORKER else self.role.name.lower()
+
+
+class Company:
+    """Who is there, and who should be."""
+
+    def __init__(
+        self, settings: Settings, board: Board, stacks: Path, types: Sequence[str]
+    ) -> None:
+        self._settings = settings
+        self._board = board
+        self._stacks = stacks
+        #: "domain type" of everything that the app handles.
+        self.types = types
+        self._wake = Wire(2 * settings.procs)
+        self._call = Wire(1)
+        self._restarts = Restarts()
+        self._generations: dict[tuple[Role, int], int] = {}
+        self._seated: dict[int, Seated] = {}
+        self.wanted = settings.procs
+        #: Raised by each reload.
+        self.app = 0
+        #: Why the last process of a number had to go, until its successor starts.
+        self._reasons: dict[tuple[Role, int], Restart] = {}
+        #: Commands were killed, or given back while they ran.
+        self.unfinished = False
+        #: A process could not boot for a reason that no restart cures.
+        self.cannot_boot = False
+        #: Descriptors of the supervisor's that no child may keep.
+        self.private: list[int] = []
+
+    # Look.
+
+    def look(self, now: float, *, judging: bool, stop_by: float | None) -> Fleet:
+        view = self._board.snapshot(keys=False)
+        for seated in list(self._seated.values()):
+            if death := seated.child.reap():
+                self._bury(seated, death, view.seats[seated.place], now, stop_by is not None)
+        self._clear(view, now)
+        return Fleet(
+            processes=[self._process(s, view.seats[s.place], now) for s in self._seated.values()],
+            wanted=self.wanted,
+            app=self.app,
+            not_before={key: self._restarts.not_before(key) for key in self._generations},
+            stop_by=stop_by,
+            unrescued=sum(seat.role is Role.DEAD and not seat.rescued for seat in view.seats),
+            suspects=view.suspects,
+            judging=judging,
+        )
+
+    def too_many_early_deaths(self, now: float) -> bool:
+        return self._restarts.too_many(self.wanted, now)
+
+    def change_wanted(self, by: int) -> None:
+        most = (self._board.layout.seats - 4) * 2 // 3
+        self.wanted = min(max(1, self.wanted + by), most)
+        logger.info("%s worker processes from now on", self.wanted)
+
+    def is_drained(self, since: float) -> bool:
+        """Everybody has waited since then, and would have been woken."""
+        view = self._board.snapshot(keys=False)
+        workers = view.with_role(Role.WORKER)
+        parked = [seat.parked for seat in workers if seat.ready is not None]
+        return (
+            len(parked) >= self.wanted
+            and all(at is not None and at / _NS < since for at in parked)
+            and (view.armed > 0 or not self._settings.listen)
+            and not view.suspects
+        )
+
+    def report(self) -> None:
+        """Everybody's stacks, and the board, into the log."""
+        for seated in self._seated.values():
+            seated.child.send(signal.SIGUSR2)
+        logger.info(
+            "the board: %s", json.dumps(self._board.snapshot().to_dict(time.monotonic_ns()))
+        )
+
+    @property
+    def pids(self) -> list[int]:
+        return [seated.child.pid for seated in self._seated.values()]
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Each is readable when its child has died."""
+        return [seated.child.descriptor for seated in self._seated.values()]
+
+    def _process(self, seated: Seated, seat: SeatView, now: float) -> Process:
+        if seat.levels.health is not Health.DEGRADED:
+            seated.degraded_since = None
+        elif seated.degraded_since is None:
+            seated.degraded_since = now
+        self._weigh(seated, now)
+        late = _latest(seat)
+        return Process(
+            place=seated.place,
+            role=seated.role,
+            number=seated.number,
+            generation=seated.generation,
+            app=seated.app,
+            born=seated.born,
+            ready=seat.ready is not None,
+            due=seat.due / _NS if seat.due else seated.born + _ENTERS_SECONDS,
+            latest=_late(late) if late else None,
+            latest_due=late.due / _NS if late and late.due else None,
+            levels=seat.levels,
+            degraded_since=seated.degraded_since,
+            commands=seated.executed,
+            rss_over=seated.rss_over,
+            spread=seated.spread,
+            leave_by=seated.leave_by,
+            dumped_at=seated.dumped_at,
+            killed_at=seated.killed_at,
+        )
+
+    def _weigh(self, seated: Seated, now: float) -> None:
+        """Memory and executions, now and then: so little is limited that it may be late."""
+        if now < seated.weighed_at + _WEIGH_SECONDS or seated.role is not Role.WORKER:
+            return
+        seated.weighed_at = now
+        if self._settings.max_commands is not None:
+            seated.executed = self._board.executed(seated.place) - seated.executed_before
+        limit = self._settings.max_rss_bytes
+        if limit is not None:
+            seated.rss_over = seated.rss_over + 1 if _rss_bytes(seated.child.pid) > limit else 0
+
+    # Act.
+
+    def act(self, action: Action, now: float) -> None:
+        match action:
+            case Start():
+                self._start(action, now)
+            case Leave():
+                self._leave(action, now)
+            case Dump():
+                self._dump(self._seated[action.process.place], now)
+            case Kill():
+                self._kill(action, now)
+            case _:
+                assert_never(action)
+
+    def _start(self, action: Start, now: float) -> None:
+        place = self._free_place()
+        if place is None:
+            return  # All wait for what their dead held to be handed back.
+        key = action.role, action.number
+        generation = self._generations.get(key, 0) + 1
+        at = int(now * _NS)
+        seat = self._board.seat(place)
+        seat.assign(action.role, number=action.number, generation=generation, now=at)
+        try:
+            child = fork(
+                lambda: self._main(action.role, place, generation),
+                close=[*self.private, *self.descriptors],
+            )
+        except OSError as error:
+            seat.clear(at)
+            pause = self._restarts.died_early(key, now, random.random())
+            self._generations.setdefault(key, 0)
+            logger.error("no process can be started (%s): again in %.0f s", error.strerror, pause)
+            return
+        self._generations[key] = generation
+        reason = action.reason or self._reasons.pop(key, None)
+        if reason is not None:
+            self._board.count_restart(reason)
+        self._seated[place] = seated = Seated(
+            child=child,
+            place=place,
+            role=action.role,
+            number=action.number,
+            generation=generation,
+            app=self.app,
+            born=now,
+            spread=random.uniform(0, _SPREAD),
+            executed_before=self._board.executed(place),
+        )
+        why = f": {reason.name.lower()}" if reason is not None else ""
+        logger.info("%s starts, pid %s, generation %s%s", seated, child.pid, generation, why)
+
+    def _main(self, role: Role, place: int, generation: int) -> int:
+        """In the child. Only here is loaded what talks to the database, or is the user's."""
+        from cmdbus.worker import process
+        from cmdbus.worker.node import Node
+
+        node = Node(
+            board=self._board,
+            seat=self._board.seat(place),
+            generation=generation,
+            parent=os.getppid(),
+            wake=self._wake,
+            call=self._call,
+            alone=role is Role.ALONE,
+        )
+        stacks = self._stacks_of(place)
+        if role is Role.STEWARD:
+            return process.run_steward(self._settings, node, self.types, stacks, signals.unblock)
+        return process.run(self._settings, node, stacks, signals.unblock)
+
+    def _leave(self, action: Leave, now: float) -> None:
+        seated = self._seated[action.process.place]
+        seated.leave_by = action.by
+        if action.reason is not None:
+            self._reasons[seated.role, seated.number] = action.reason
+            logger.warning("%s is told to leave: %s", seated, _why(action))
+        seat = self._board.seat(seated.place)
+        at, by = int(now * _NS), int(action.by * _NS)
+        seat.order_to_leave(seated.number, seated.generation, by=by, now=at)
+        seated.child.send(signal.SIGTERM)
+
+    def _dump(self, seated: Seated, now: float) -> None:
+        logger.warning("%s is late: asking for its stacks", seated)
+        seated.dumped_at = now
+        seated.burnt = guilt.burnt(seated.child.pid)
+        seated.child.send(signal.SIGUSR2)
+
+    def _kill(self, action: Kill, now: float) -> None:
+        """Compares before: whoever has moved on since it was judged is let live."""
+        seated = self._seated[action.process.place]
+        view = self._board.seat_view(seated.place)
+        if action.verdict is Verdict.HUNG:
+            if view.due is not None and view.due / _NS > now:
+                seated.dumped_at = None
+                logger.warning("%s has come back in time", seated)
+                return
+            self._accuse(seated, view, now)
+        seated.verdict = action.verdict
+        if guilt.is_stopped(seated.child.pid):
+            seated.verdict = Verdict.STOPPED
+        seated.killed_at = now
+        self._reasons[seated.role, seated.number] = Restart.HUNG
+        logger.error("%s is killed: %s%s", seated, _SENTENCES[seated.verdict], _running(view))
+        if stack := self._stack(seated.place):
+            logger.error("the stacks of %s:\n%s", seated, stack)
+        seated.child.send(signal.SIGKILL)
+
+    def _accuse(self, seated: Seated, view: SeatView, now: float) -> None:
+        running = {slot.place: slot.thread for slot in view.slots if slot.command and slot.thread}
+        seconds = now - (seated.dumped_at or now)
+        place = guilt.guilty(seated.burnt, guilt.burnt(seated.child.pid), seconds, running)
+        seated.guilty = next((slot for slot in view.slots if slot.place == place), None)
+
+    # Bury.
+
+    def _bury(
+        self, seated: Seated, death: Death, view: SeatView, now: float, stopping: bool
+    ) -> None:
+        del self._seated[seated.place]
+        key = seated.role, seated.number
+        ordered = seated.leave_by is not None or seated.killed_at is not None
+        leaves_itself = seated.role is Role.ALONE and death == Death(0, Exit.DONE)
+        left = leaves_itself or (
+            ordered and death.signal == 0 and death.code in (Exit.DONE, Exit.UNFINISHED)
+        )
+        if stopping and (not left or death.code == Exit.UNFINISHED):
+            self.unfinished = self.unfinished or seated.role is not Role.STEWARD
+        self._put_to_rest(seated, death, left, now)
+        if left:
+            logger.info("%s has left, pid %s", seated, seated.child.pid)
+            return
+        ordered = ordered or left
+        if not ordered:
+            self._reasons[key] = Restart.CRASHED
+            logger.error("%s, pid %s, %s%s", seated, seated.child.pid, death, _running(view))
+            if death.signal and (stack := self._stack(seated.place)):
+                logger.error("the stacks of %s:\n%s", seated, stack)
+        if death.signal == 0 and death.code == Exit.CANNOT_START:
+            self._could_not_boot(seated)
+        if not ordered and self._died_early(seated, view, now):
+            pause = self._restarts.died_early(key, now, random.random())
+            if pause:
+                logger.warning("%s died early again: the next in %.1f s", seated, pause)
+        self._call.put()
+
+    def _put_to_rest(self, seated: Seated, death: Death, left: bool, now: float) -> None:
+        seat, at = self._board.seat(seated.place), int(now * _NS)
+        if seated.role is Role.STEWARD:
+            # Its cells; leaders must not trust a dead listener.
+            self._board.set_listening(False)
+            self._board.set_armed(0)
+        if left or seated.role is Role.STEWARD:
+            seat.clear(at)
+            return
+        guilty = seated.guilty
+        ended = Ended(
+            generation=seated.generation,
+            pid=seated.child.pid,
+            signal=death.signal,
+            code=death.code,
+            verdict=seated.verdict,
+            slot=guilty.place if guilty else -1,
+            token=_token(guilty) if guilty else 0,
+        )
+        seat.bury(seated.number, ended, now=at)
+
+    def _could_not_boot(self, seated: Seated) -> None:
+        """Whoever already runs goes on: a broken new application keeps the old fleet."""
+        others = [s for s in self._seated.values() if s.role is Role.WORKER and s.app < seated.app]
+        if others:
+            self.app = max(other.app for other in others)
+            logger.error("the new application cannot start: the fleet keeps the old one")
+        elif not any(s.role is Role.WORKER for s in self._seated.values() if s.app == seated.app):
+            self.cannot_boot = True
+
+    def _died_early(self, seated: Seated, view: SeatView, now: float) -> bool:
+        if view.ready is None or seated.role is not Role.WORKER:
+            return view.ready is None
+        settled = self._board.executed(seated.place) > seated.executed_before
+        return now < seated.born + EARLY_SECONDS and not settled
+
+    def _clear(self, view: BoardView, now: float) -> None:
+        for seat in view.seats:
+            if seat.role is Role.DEAD and seat.rescued:
+                self._board.seat(seat.place).clear(int(now * _NS))
+
+    def _free_place(self) -> int | None:
+        for seat in self._board.snapshot(keys=False).seats:
+            if seat.place not in self._seated and seat.role in (Role.SPARE, None):
+                return seat.place
+        return None
+
+    def _stacks_of(self, place: int) -> Path:
+        return self._stacks / f"{place}"
+
+    def _stack(self, place: int) -> str:
+        try:
+            return self._stacks_of(place).read_text(errors="replace")[-_MOST_STACK:].strip()
+        except OSError:
+            return ""
+
+
+_SENTENCES = {
+    Verdict.NONE: "by order",
+    Verdict.STUCK: "a command did not end",
+    Verdict.HUNG: "its main thread did not come back",
+    Verdict.LATE: "it was told to leave and has not in time",
+    Verdict.STOPPED: "a signal stopped it",
+}
+
+
+def _latest(seat: SeatView) -> SlotView | None:
+    """The slot that promised to be back the longest time ago."""
+    busy = [slot for slot in seat.slots if slot.due is not None]
+    return min(busy, key=lambda slot: slot.due or 0, default=None)
+
+
+def _late(slot: SlotView) -> Late:
+    return Late(slot=slot.place, sequence=slot.sequence, token=_token(slot))
+
+
+def _token(slot: SlotView) -> int:
+    return slot.command.token if slot.command else 0
+
+
+def _why(action: Leave) -> str:
+    late = action.process.latest
+    if action.reason is Restart.STUCK and late is not None:
+        return f"slot {late.slot} is stuck"
+    return ", ".join(action.process.levels.reasons) or str(
+        action.reason and action.reason.name.lower()
+    )
+
+
+def _running(view: SeatView) -> str:
+    running = [
+        f"{slot.command.domain}/{slot.command.type} {slot.command.command_id} (attempt "
+        f"{slot.command.attempt}, slot {slot.number})"
+        for slot in view.slots
+        if slot.command is not None
+    ]
+    return f"; it ran {', '.join(running)}" if running else ""
+
+
+def _rss_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return 0

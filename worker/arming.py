@@ -1,0 +1,106 @@
+"""Says to the database whether anybody of this node waits, so that senders notify or do not.
+
+    down ── somebody is parked ──> barrier ── the writers of that moment are gone ──> armed
+     ^                                                                                 │
+     └──────────────── nobody was parked for a second, or no session listens ──────────┘
+
+A sender that looked before the flag was up notifies nobody: during the barrier workers are
+woken again and again, and once more when those senders have ended. Every completed arming
+ends with one byte on the wire. The board's number of the arming is what leaders trust: it
+is cleared before the flag is taken down, and then it is looked again who is parked.
+"""
+
+import time
+from collections.abc import Sequence
+
+from cmdbus.board import Board
+from cmdbus.wires import Wire
+from cmdbus.worker.claims import Claims, Connection
+
+#: An arming outlives the longest time until it is renewed by so much.
+_LASTS_LONGER = 60.0
+_BUSY_SECONDS = 1.0
+#: Between two looks at the writers: growing.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
+#: While somebody is parked, seconds until it is looked whether he still is.
+_LOOK_SECONDS = 0.5
+
+
+class Arming:
+    """Used by one thread of the steward."""
+
+    def __init__(self, claims: Claims, board: Board, wake: Wire, domains: Sequence[str]) -> None:
+        self._claims = claims
+        self._board = board
+        self._wake = wake
+        self._domains = domains
+        #: The listening session that the flag is up for; 0 while it is down.
+        self._session = 0
+        self._number = 0
+        #: None while there is no barrier.
+        self._writers: set[str] | None = None
+        self._pause = _FIRST_PAUSE
+        self._parked_at = 0.0
+        #: The time that is published as the one at which this node looks anyway.
+        self._published = 0.0
+
+    def step(self, connection: Connection, *, parked: bool, session: int, looks_at: float) -> float:
+        """One move; seconds until the next. `session` numbers the one that listens, 0 is none;
+        `looks_at` is when this node looks at its timers (monotonic)."""
+        now = time.monotonic()
+        if parked:
+            self._parked_at = now
+        if not session:
+            return self._lower(connection, looks_at, listening=False)
+        if now - self._parked_at > _BUSY_SECONDS:
+            return self._lower(connection, looks_at, listening=True)
+        if session != self._session or looks_at != self._published:
+            self._raise(connection, session, looks_at)
+        if self._writers is not None:
+            return self._barrier(connection)
+        return _LOOK_SECONDS
+
+    def forget(self) -> None:
+        """Whatever was said to the database, nobody knows whether it still holds."""
+        self._board.set_armed(0)
+        self._session, self._published, self._writers = 0, 0.0, None
+
+    def _raise(self, connection: Connection, session: int, looks_at: float) -> None:
+        fresh = self._publish(connection, self._domains, looks_at)
+        if fresh or session != self._session:
+            self._board.set_armed(0)
+            self._session = session
+            self._writers = self._claims.writers(connection)
+            self._pause = _FIRST_PAUSE
+            self._wake.put()
+
+    def _barrier(self, connection: Connection) -> float:
+        assert self._writers is not None
+        self._writers &= self._claims.writers(connection)
+        if self._writers:
+            self._wake.put()
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+            return self._pause
+        self._writers = None
+        self._number += 1
+        self._board.set_armed(self._number)
+        self._wake.put()
+        return _LOOK_SECONDS
+
+    def _lower(self, connection: Connection, looks_at: float, *, listening: bool) -> float:
+        """The number first; whoever parks from now on calls. The time of the next look stays
+        published while somebody listens."""
+        if self._session:
+            self._board.set_armed(0)
+            self._session, self._writers = 0, None
+            self._publish(connection, [], looks_at)
+            return 0.0  # Who parked before the number was cleared has not called.
+        if listening and looks_at != self._published:
+            self._publish(connection, [], looks_at)
+        return float("inf")
+
+    def _publish(self, connection: Connection, domains: Sequence[str], looks_at: float) -> bool:
+        looks_in = max(0.0, looks_at - time.monotonic())
+        fresh = self._claims.arm(connection, domains, looks_in, looks_in + _LASTS_LONGER)
+        self._published = looks_at
+        return fresh

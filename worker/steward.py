@@ -1,0 +1,250 @@
+"""The node's one process for everything that needs the database but runs no commands.
+
+    _listen    a thread: hears notifications, and wakes one worker for each
+    _serve     a thread: rounds of what is owed to the database, each when it is due
+    _watch     the main thread: beats, and cuts the connection of a round that is late
+
+A round looks at the board and then hands back what the dead held, renews the leases of the
+living, moves what is due, and arms or disarms. Whatever it is in the middle of when it is
+killed, its successor does again.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import psycopg
+
+from cmdbus import dsn as dsns
+from cmdbus import schema as schemas
+from cmdbus.counters import Counter
+from cmdbus.errors import CmdbusError, SchemaError
+from cmdbus.exits import Exit
+from cmdbus.health import Levels
+from cmdbus.seats import Role
+from cmdbus.settings import Settings
+from cmdbus.slots import Phase
+from cmdbus.views import BoardView
+from cmdbus.wires import Wire, wait_for
+from cmdbus.worker.arming import Arming
+from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.connections import Hand, settings
+from cmdbus.worker.listener import Listener
+from cmdbus.worker.node import Node
+from cmdbus.worker.timers import Timers
+
+logger = logging.getLogger(__name__)
+
+_LIVING = (Role.WORKER, Role.ALONE, Role.LEAVING)
+#: One statement of the steward is short; and a round is late after so long.
+_STATEMENT_SECONDS = 5.0
+_ROUND_SECONDS = 10.0
+#: Where it shows what its threads do.
+_SERVING, _LISTENING = 0, 1
+_RETRY_SECONDS = 0.5
+Value = TypeVar("Value")
+
+
+class Steward:
+    def __init__(self, told: Settings, node: Node, types: Sequence[str]) -> None:
+        """`types`: "domain type" of everything that the node's workers run."""
+        self._told = told
+        self._node = node
+        self._board = node.board
+        self._wake = node.wake
+        domains = sorted({name.partition(" ")[0] for name in types})
+        self._claims = Claims(told.schema, told.timeouts.lease)
+        self._arming = Arming(self._claims, node.board, node.wake, domains)
+        self._timers = Timers(self._claims, domains, types)
+        self._listener = Listener(
+            self._connect, self._claims, began=self._began, heard=self._heard, ended=self._ended
+        )
+        self._hand = Hand(self._connect, lambda connection: connection.close())
+        #: Set by the listener, cleared by a round: something is due earlier than was known.
+        self._due_earlier = threading.Event()
+        self._listening = False
+        self._look_at = 0.0
+        self._renew_at = 0.0
+        #: When the round that is going on is late; infinite between two.
+        self._late_at = float("inf")
+        self._stopping = threading.Event()
+        self._orders: SimpleQueue[float] = SimpleQueue()
+        self._bell = Wire(1)
+        self._serving = threading.Thread(target=self._serve, name="steward", daemon=True)
+
+    def leave(self, by: float) -> None:
+        """For a signal handler."""
+        self._orders.put(by)
+
+    def run(self) -> Exit:
+        self._board.set_listening(False)
+        self._board.set_armed(0)
+        self._serving.start()
+        self._watch()
+        self._stopping.set()
+        self._bell.put()
+        self._listener.stop()
+        self._serving.join(_ROUND_SECONDS)
+        self._board.set_listening(False)
+        return Exit.DONE
+
+    # The main thread.
+
+    def _watch(self) -> None:
+        """Until it is told to leave. Past the due that this shows, the steward is hung."""
+        promise = max(2.0, self._told.timeouts.lease / 3)
+        while True:
+            now = time.monotonic()
+            if os.getppid() != self._node.parent:
+                os._exit(Exit.ERROR)
+            if now > self._late_at:
+                self._hand.cut()
+            if now <= self._late_at + _ROUND_SECONDS:
+                away = self._hand.lost()
+                self._node.seat.beat(_ns(now + promise), Levels(database_away=away))
+            with suppress(Empty):
+                self._orders.get(timeout=min(1.0, promise / 4))
+                return
+
+    # The thread that serves.
+
+    def _serve(self) -> None:
+        place = self._node.seat.slot(_SERVING)
+        place.occupy(-1, time.monotonic_ns())
+        self._begin()
+        while not self._stopping.is_set():
+            place.enter(Phase.LEADING, time.monotonic_ns(), 0)
+            self._late_at = time.monotonic() + _ROUND_SECONDS
+            pause = self._attempt(self._round, _RETRY_SECONDS)
+            self._late_at = float("inf")
+            place.enter(Phase.RESTING, time.monotonic_ns(), 0)
+            self._rest(pause)
+        if not self._hand.lost():
+            self._attempt(lambda: self._claims.disarm(self._hand.connection()), None)
+        self._hand.close()
+
+    def _begin(self) -> None:
+        """An incarnation of its own, as soon as the database is there."""
+        while not self._stopping.is_set() and not self._attempt(self._register, False):
+            self._stopping.wait(_RETRY_SECONDS)
+        if self._told.listen and not self._stopping.is_set():
+            self._listener.start()
+        # Also what a byte was for that a dead one had taken.
+        self._wake.put()
+
+    def _register(self) -> bool:
+        connection = self._hand.connection()
+        schemas.check(connection, self._told.schema)
+        self._claims.register(connection, f"steward:{os.getpid()}")
+        self._node.seat.register(self._claims.incarnation)
+        self._node.seat.ready(time.monotonic_ns())
+        return True
+
+    def _attempt(self, what: Callable[[], Value], otherwise: Value) -> Value:
+        """Whatever goes wrong, the next round tries again, on a fresh session if need be."""
+        try:
+            return what()
+        except SchemaError as error:
+            logger.error("%s", error)
+            os._exit(Exit.CANNOT_START)
+        except (psycopg.Error, CmdbusError) as error:
+            if not self._stopping.is_set():
+                logger.warning("the steward tries again: %s", " ".join(str(error).split()))
+        except Exception:
+            logger.exception("the steward tries again")
+            self._hand.drop()
+        if self._hand.lost():
+            self._arming.forget()
+        return otherwise
+
+    def _round(self) -> float:
+        """Seconds until the next."""
+        connection = self._hand.connection()
+        view = self._board.snapshot()
+        now = time.monotonic()
+        waits = [
+            self._renew(connection, view, now),
+            self._look(connection, view, now),
+        ]
+        waits.append(
+            self._arming.step(
+                connection,
+                parked=self._is_parked(self._board.snapshot()),
+                session=self._listener.session if self._listening else 0,
+                looks_at=self._look_at,
+            )
+        )
+        return min(waits)
+
+    def _renew(self, connection: Connection, view: BoardView, now: float) -> float:
+        """All that the living hold, in one statement."""
+        if now < self._renew_at:
+            return self._renew_at - now
+        self._renew_at = now + self._told.timeouts.lease / 3
+        keys = [key for seat in view.seats if seat.role in _LIVING for key in seat.keys]
+        held = [key for key in keys if key.domain is not None]
+        if held:
+            self._claims.renew(connection, held)
+        return self._renew_at - now
+
+    def _look(self, connection: Connection, view: BoardView, now: float) -> float:
+        """Moves what is due, and wakes a worker for it, or for a lease that has ended, or
+        because nothing else has for long."""
+        if self._due_earlier.is_set():
+            self._due_earlier.clear()
+        elif now < self._look_at:
+            return self._look_at - now
+        else:
+            self._wake.put()
+        seconds = self._timers.look(connection, leases=self._is_parked(view))
+        self._look_at = time.monotonic() + min(seconds, self._told.poll_interval)
+        return self._look_at - now
+
+    def _is_parked(self, view: BoardView) -> bool:
+        return any(seat.parked for seat in view.seats if seat.role is Role.WORKER)
+
+    def _rest(self, seconds: float) -> None:
+        wait_for([self._node.call, self._bell], seconds)
+        self._node.call.drain()
+        self._bell.drain()
+
+    # The thread that listens.
+
+    def _connect(self) -> Connection:
+        statement = min(_STATEMENT_SECONDS, self._told.timeouts.statement)
+        return dsns.connect(
+            dsns.complete(
+                dsns.parse(self._told.dsn or ""),
+                application_name=f"cmdbus:{self._claims.incarnation or 'steward'}",
+                settings={**settings(self._told.timeouts), "statement_timeout": f"{statement:g}s"},
+            )
+        )
+
+    def _began(self) -> None:
+        self._counters = self._node.seat.slot(_LISTENING)
+        self._counters.occupy(-1, time.monotonic_ns())
+        self._listening = True
+        self._board.set_listening(True)
+        self._bell.put()
+
+    def _heard(self, channels: set[str]) -> None:
+        self._counters.counters.add(Counter.NOTIFICATION_WAKEUPS)
+        if any(channel.endswith("_ready") for channel in channels):
+            self._wake.put()
+        if any(channel.endswith("_due") for channel in channels):
+            self._due_earlier.set()
+            self._bell.put()
+
+    def _ended(self) -> None:
+        self._listening = False
+        self._board.set_listening(False)
+        self._bell.put()
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
