@@ -1,4 +1,4 @@
-"""A worker in a process of its own: python worker_process.py DSN [lease seconds].
+"""A worker in a process of its own: python worker_process.py DSN [lease seconds [board]].
 
 Leaves one effect row for each command, in the command's transaction; TERM stops it.
 """
@@ -6,9 +6,12 @@ Leaves one effect row for each command, in the command's transaction; TERM stops
 import signal
 import sys
 import time
+from pathlib import Path
 
 from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, Timeouts
+from cmdbus.board import Board
 from cmdbus.worker import Worker
+from cmdbus.worker.record import PLACES, Record
 
 registry = HandlerRegistry()
 
@@ -26,6 +29,9 @@ def main() -> None:
     lease = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
     timeouts = Timeouts(lease * 0.8, lease, lease, lease * 10, lease * 20)
     worker = Worker(sys.argv[1], registry, concurrency=4, timeouts=timeouts)
+    if len(sys.argv) > 3:
+        board = Board.create(Path(sys.argv[3]), seats=1, slots=PLACES)
+        worker._record = Record(board)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop(timeout=10))
     print("ready", flush=True)
     worker.run()

@@ -4,7 +4,8 @@ Each settlement, release and renewal names the claim's token: no row of that tok
 means that the claim was lost, and nothing is written.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
@@ -17,10 +18,15 @@ from cmdbus.statements import render, statement
 
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
+#: Its pid and its start, which tells it from a later one of the same pid.
+Session = tuple[int, int]
 
 _PRIORITIES = range(11)
 #: What a timeout of PostgreSQL can hold.
 _LONGEST_MS = 2**31 - 1
+#: Sessions that were told to end are waited for so long, and looked for at such intervals.
+_GONE_WITHIN = 5.0
+_FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.1
 
 
 class Claim(NamedTuple):
@@ -101,6 +107,10 @@ class Claims:
         self._lease = timedelta(seconds=lease)
         self._opening = render("open_transaction", schema)
 
+    @property
+    def application_name(self) -> str:
+        return session_name(self.schema, self.incarnation)
+
     def register(self, connection: Connection, worker: str) -> None:
         """Begins an incarnation, whose number never comes again."""
         self.incarnation = int(self._value(connection, "register", {"worker": worker}))
@@ -149,7 +159,21 @@ class Claims:
 
     def release(self, connection: Connection, claims: Sequence[Claim]) -> None:
         """Gives back, uncharged, what is still ours of these."""
-        self._value(connection, "release", _keys(claims))
+        self.hand_back(connection, claims, (), "")
+
+    def hand_back(
+        self, connection: Connection, claims: Sequence[Claim], lost: Container[Claim], why: str
+    ) -> list[int]:
+        """The same, with a loss for those that are `lost`, and why; returns the ids given back,
+        which are those that nobody holds."""
+        losses = _numbers(int(claim in lost) for claim in claims)
+        values = {**_keys(claims), "losses": losses, "why": why}
+        return list(self._value(connection, "release", values))
+
+    def claimed_by(self, connection: Connection, incarnation: int) -> list[Claim]:
+        """What the table says is a worker's; reads all of it."""
+        cursor = self._execute(connection, "find_claimed", {"claimer": incarnation})
+        return [Claim._make(row) for row in cursor.fetchall()]
 
     def renew(self, connection: Connection, claims: Sequence[Keyed]) -> list[int]:
         """Renews leases; returns the ids whose claim was lost."""
@@ -189,9 +213,30 @@ class Claims:
     def listen(self, connection: Connection) -> None:
         connection.execute(statement("listen", self.schema))
 
-    def end_sessions(self, connection: Connection, pids: Sequence[int]) -> None:
-        """Ends sessions and waits until they are gone."""
-        self._execute(connection, "end_sessions", {"pids": list(pids)})
+    def end_sessions(
+        self,
+        connection: Connection,
+        sessions: Iterable[Session],
+        *,
+        incarnation: int | None = None,
+        within: float = _GONE_WITHIN,
+    ) -> bool:
+        """Ends sessions, and all others of an incarnation, and waits until they are gone; False
+        if they are not in time. Until then they may commit what is in their socket."""
+        pairs = list(sessions)
+        values = {
+            "pids": [pid for pid, _ in pairs],
+            "starts": [start for _, start in pairs],
+            "name": None if incarnation is None else session_name(self.schema, incarnation),
+        }
+        deadline = time.monotonic() + within
+        pause = _FIRST_LOOK
+        while self._value(connection, "end_sessions", values):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_LOOK)
+        return True
 
     def statement_of(self, connection: Connection, pid: int) -> str:
         """What a session is executing, or executed last; empty if that is not to be known."""
@@ -223,6 +268,11 @@ class Claims:
         row = self._execute(connection, name, values).fetchone()
         assert row is not None, f"{name}.sql returns exactly one row"
         return row[0]
+
+
+def session_name(schema: str, incarnation: int) -> str:
+    """The application_name of a worker's sessions: incarnations are numbered by schema."""
+    return f"{schema}:{incarnation}"
 
 
 def _keys(claims: Iterable[Keyed]) -> dict[str, str]:

@@ -80,6 +80,8 @@ class Hand:
         #: Told each new session's pid and start, and zeros before it is sought.
         self._show = show
         self._connection: Connection | None = None
+        #: The latest session, which may have died; until it is looked for there is none.
+        self.session: tuple[int, int] | None = None
         self._taken_away = False
 
     def connection(self, give_up: threading.Event | None = None) -> Connection:
@@ -93,11 +95,6 @@ class Hand:
         assert self._connection is not None
         return self._connection
 
-    @property
-    def backend_pid(self) -> int | None:
-        connection = self._connection
-        return None if connection is None or connection.closed else connection.info.backend_pid
-
     def lost(self) -> bool:
         return self._connection is None or self._connection.closed
 
@@ -109,7 +106,8 @@ class Hand:
             self._show(0, 0)
             try:
                 self._connection = connection = self._connect()
-                self._show(connection.info.backend_pid, _started(connection))
+                self.session = connection.info.backend_pid, _started(connection)
+                self._show(*self.session)
                 return
             except psycopg.OperationalError:
                 if give_up is None or give_up.wait(pause):
@@ -192,6 +190,8 @@ def settings(timeouts: Timeouts) -> dict[str, str]:
 
 
 def complete(parts: dsns.Parts, application_name: str, timeouts: Timeouts) -> dsns.Parts:
+    """The name is not the DSN's to say: by it a dead worker's sessions are found."""
+    parts = {**parts, "application_name": application_name}
     return dsns.complete(parts, application_name=application_name, settings=settings(timeouts))
 
 

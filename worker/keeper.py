@@ -119,11 +119,11 @@ class Keeper:
         """The session is ended before the command is settled: until then it could still
         commit. May be repeated from the start."""
         connection = self._hand.connection()
-        pid = slot.hand.backend_pid
-        statement = self._claims.statement_of(connection, pid) if pid else ""
+        session = slot.hand.session
+        statement = self._claims.statement_of(connection, session[0]) if session else ""
         slot.hand.cut()
-        if pid:
-            self._claims.end_sessions(connection, [pid])
+        if session:
+            self._claims.end_sessions(connection, [session])
         slot.hand.take_away()
         if work.execution is None:
             logger.error("a step of the lead is stuck: given up\n%s", stack)

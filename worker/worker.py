@@ -166,8 +166,7 @@ class Worker:
             schemas.make_partitions(connection, self._claims.schema)
             self._claims.register(connection, self._name)
             self._record.seat.register(self._claims.incarnation)
-        application = f"cmdbus:{self._claims.incarnation}"
-        self._parts = complete(parts, application, self._timeouts)
+        self._parts = complete(parts, self._claims.application_name, self._timeouts)
         if self._pool is not None:
             check_pool(self._pool, self._concurrency, self._timeouts)
             return self._pool
@@ -273,7 +272,7 @@ class Worker:
         back, since until then they could still commit."""
         held = crew.held.unfinished()
         self.abandoned = len(held)
-        sessions = [pid for slot in stuck if (pid := slot.hand.backend_pid)]
+        sessions = [session for slot in stuck if (session := slot.hand.session)]
         for slot in stuck:
             slot.hand.cut()
         self._claims.end_sessions(connection, sessions)

@@ -195,11 +195,14 @@ BEGIN
 END
 $$;
 
--- Gives back what was claimed and not started, uncharged and without a loss; keys
--- whose token has moved on are not ours any more.
+-- Gives back what was claimed, uncharged; keys whose token has moved on are not the
+-- caller's any more. What was running when its process died counts a loss (1 in
+-- p_losses), and p_why is told as its event. Returns the ids given back: not those that
+-- somebody holds, for whom nobody waits.
 CREATE FUNCTION {schema}.release(
-    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[]
-) RETURNS bigint
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
+    p_losses smallint[], p_why text
+) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 SET enable_hashjoin = off
@@ -207,21 +210,32 @@ SET enable_mergejoin = off
 SET jit = off
 AS $$
 DECLARE
-    given bigint;
+    given bigint[];
 BEGIN
     WITH ours AS MATERIALIZED (
-        SELECT r.domain, r.priority, r.id FROM {schema}.ready r
-        JOIN unnest(p_domains, p_priorities, p_ids, p_tokens) k (domain, priority, id, token)
+        SELECT r.domain, r.priority, r.id, r.token, r.claimer, r.claimed_at, k.losses
+        FROM {schema}.ready r
+        JOIN unnest(p_domains, p_priorities, p_ids, p_tokens, p_losses)
+            k (domain, priority, id, token, losses)
             ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
             AND r.token = k.token
         FOR UPDATE OF r SKIP LOCKED
+    ), back AS (
+        UPDATE {schema}.ready r SET
+            token = r.token + 1, losses = r.losses + o.losses, claimer = NULL, lease_until = NULL
+        FROM ours o
+        WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
+        RETURNING r.id, r.domain, r.command_id, r.attempts, o.losses, o.token, o.claimer,
+            o.claimed_at
+    ), events AS (
+        INSERT INTO {schema}.event (
+            claimer, claimed_at, token, command_id, attempt, domain, kind, code, message)
+        SELECT claimer, claimed_at, token, command_id, attempts, domain, 'LOST', 'LOST', p_why
+        FROM back WHERE losses > 0
     )
-    UPDATE {schema}.ready r SET token = r.token + 1, claimer = NULL, lease_until = NULL
-    FROM ours o
-    WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id;
-    GET DIAGNOSTICS given = ROW_COUNT;
+    SELECT array_agg(id) INTO given FROM back;
     PERFORM {schema}.wake(d) FROM (SELECT DISTINCT unnest(p_domains) d) domains;
-    RETURN given;
+    RETURN coalesce(given, '{}');
 END
 $$;
 

@@ -1,2 +1,3 @@
 SELECT {schema}.release(
-    %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[], %(tokens)s::bigint[]);
+    %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[], %(tokens)s::bigint[],
+    %(losses)s::smallint[], %(why)s);

@@ -1,0 +1,8 @@
+-- What a worker has claimed and neither settled nor given back; the columns of a claim.
+-- No index leads there, which would cost each claim its HOT update: asked for once for
+-- a death or a lost reply, it reads all of ready.
+SELECT domain, priority, id, token, command_id, type, data::text, attempts, losses, max_attempts,
+    correlation_id, reply_to, least(greatest(created_at, '0002-01-01'), '9998-12-31'),
+    extract(epoch FROM claimed_at - coalesce(due_at, created_at))::double precision
+FROM {schema}.ready
+WHERE claimer = %(claimer)s;

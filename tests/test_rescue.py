@@ -1,0 +1,342 @@
+"""What a dead worker process leaves is handed back: all of it, at once, and nobody innocent
+is charged."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from eventually import eventually
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, TransientCommandError
+from cmdbus.board import Board
+from cmdbus.schema import install
+from cmdbus.slots import Phase
+from cmdbus.views import SeatView
+from cmdbus.worker.claims import Claim, Claims, Want
+from cmdbus.worker.holding import Holding
+from cmdbus.worker.rescue import Death, Rescued, rescue
+
+pytestmark = pytest.mark.db
+
+WHY = "its process (pid 4711) was killed by SIGKILL"
+
+
+def connect(dsn: str, **more: str) -> psycopg.Connection:
+    return psycopg.connect(make_conninfo(dsn, **more), autocommit=True)
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+def registry() -> HandlerRegistry:
+    made = HandlerRegistry()
+    policy = RetryPolicy(max_attempts=2)
+    made.register("payments", "Debit", lambda command, context: None, retry=policy)
+    return made
+
+
+@dataclass
+class Dead:
+    """A worker that has claimed, and of which nobody will hear again."""
+
+    claims: Claims
+    board: Board
+    held: Holding
+    session: psycopg.Connection
+
+    def claim(self, count: int) -> list[Claim]:
+        want = Want(count, 0, ["payments"], ["payments Debit"], [], {})
+        return self.claims.step(self.session, [], want)[1]
+
+    def run(self, claim: Claim, slot: int) -> None:
+        """As far as the board knows."""
+        seat = self.board.seat(0)
+        place = seat.slot(slot)
+        place.occupy(slot, 1)
+        place.begin(
+            seat.kind(claim.domain, claim.type),
+            priority=claim.priority,
+            id=claim.id,
+            token=claim.token,
+            command_id=claim.command_id,
+            attempt=claim.attempts + 1,
+            started=1,
+            due=2,
+        )
+
+    def death(self, guilty: dict[Claim, TransientCommandError] | None = None) -> Death:
+        return Death(
+            incarnation=self.claims.incarnation,
+            seat=self.board.seat_view(0),
+            why=WHY,
+            guilty={(c.id, c.token): error for c, error in (guilty or {}).items()},
+        )
+
+
+@contextmanager
+def dead(dsn: str) -> Iterator[Dead]:
+    claims = Claims("cmdbus", 30)
+    with connect(dsn) as connection:
+        claims.register(connection, "dead")
+    board = Board.in_memory(1, 8)
+    with connect(dsn, application_name=claims.application_name) as session:
+        yield Dead(claims, board, Holding(claims, board.seat(0)), session)
+
+
+def rescued(dsn: str, death: Death, within: float = 10.0) -> Rescued:
+    with connect(dsn, options="-c lock_timeout=100ms") as connection:
+        steward = Claims("cmdbus", 30)
+        steward.register(connection, "steward")
+        return rescue(connection, steward, registry(), death, within=within)
+
+
+def rows(dsn: str, query: str, *values: object) -> list[tuple[object, ...]]:
+    with connect(dsn) as connection:
+        return connection.execute(query.encode(), values).fetchall()
+
+
+def ids(claims: tuple[Claim, ...] | list[Claim]) -> set[UUID]:
+    return {claim.command_id for claim in claims}
+
+
+def test_only_what_was_running_counts_a_loss_and_nothing_is_charged(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M161, H6: in the queue, running, finished, and claimed by a step that nobody saw end."""
+    bus.send_many([SendRequest("payments", "Debit") for _ in range(6)])
+    with dead(dsn) as gone:
+        claimed, started, finished, unshown, unkeyed = gone.claim(5)
+        gone.held.take([claimed, started, finished])
+        gone.held.start(started)
+        gone.held.start(finished)
+        gone.held.finish(finished)
+        gone.run(started, 0)
+        gone.run(unkeyed, 1)
+        found = rescued(dsn, gone.death())
+        assert ids(found.released) == ids([claimed, finished, unshown])
+        assert ids(found.lost) == ids([started, unkeyed])
+        assert (found.charged, found.left, found.sessions_ended) == ((), (), True)
+        assert rescued(dsn, gone.death()) == Rescued()
+    query = "SELECT attempts, losses, claimer, lease_until, count(*), max(token) FROM cmdbus.ready"
+    assert set(rows(dsn, f"{query} WHERE token > 0 GROUP BY 1, 2, 3, 4")) == {
+        (0, 0, None, None, 3, 2),
+        (0, 1, None, None, 2, 2),
+    }
+    told = [event for event in bus.audit("payments", started.command_id) if event.kind == "LOST"]
+    assert [(event.message, event.worker) for event in told] == [(WHY, "dead")]
+    assert [event.kind for event in bus.audit("payments", claimed.command_id)] == [
+        "SENT",
+        "RECEIVED",
+    ]
+
+
+def test_who_is_guilty_is_charged_and_told_of_with_what_is_known(dsn: str, bus: CommandBus) -> None:
+    """R21: the last attempt leads to a person."""
+    first = bus.send("payments", "Debit", command_id=uuid4())
+    last = bus.send("payments", "Debit", command_id=uuid4(), max_attempts=1)
+    bystander = bus.send("payments", "Debit", command_id=uuid4())
+    crash = TransientCommandError(
+        "CRASHED", "its process died of SIGSEGV", {"signal": "SIGSEGV", "pid": 7, "stack": "f()"}
+    )
+    with dead(dsn) as gone:
+        claims = gone.claim(3)
+        gone.held.take(claims)
+        for slot, claim in enumerate(claims):
+            gone.held.start(claim)
+            gone.run(claim, slot)
+        found = rescued(dsn, gone.death(dict.fromkeys(claims[:2], crash)))
+    assert ids(found.charged) == {first, last}
+    assert ids(found.lost) == {bystander}
+    record = bus.get("payments", first)
+    assert record is not None and record.due_at > record.created_at
+    assert (record.status, record.attempts, record.error_code) == ("PENDING", 1, "CRASHED")
+    record = bus.get("payments", last)
+    assert record is not None
+    assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 1)
+    [event] = [event for event in bus.audit("payments", last) if event.code == "CRASHED"]
+    assert event.details["reason"] == "EXHAUSTED"
+    assert event.details["details"] == {"signal": "SIGSEGV", "pid": 7, "stack": "f()"}
+    record = bus.get("payments", bystander)
+    assert record is not None and (record.status, record.attempts) == ("PENDING", 0)
+
+
+def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Released first, the backend goes on and its step claims: nobody would look again."""
+    bus.send_many([SendRequest("payments", "Debit") for _ in range(5)])
+    with dead(dsn) as gone:
+        [claim] = gone.claim(1)
+        gone.held.take([claim])
+        pgconn = gone.session.pgconn
+        pgconn.enter_pipeline_mode()
+        for query in (
+            "SELECT pg_sleep(1)",
+            "UPDATE cmdbus.ready SET token = token + 1, claimer = "
+            f"{gone.claims.incarnation}, lease_until = clock_timestamp() + '1 hour'",
+        ):
+            pgconn.send_query_params(query.encode(), None)
+            pgconn.pipeline_sync()
+        while pgconn.flush():
+            pass
+        active = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(1)%%'"
+        eventually(lambda: rows(dsn, active + " AND state = 'active'"))
+        with socket.socket(fileno=os.dup(pgconn.socket)) as ours:
+            ours.shutdown(socket.SHUT_RDWR)  # as when its client was killed
+        found = rescued(dsn, gone.death())
+        gone.session.close()
+        assert (ids(found.released), found.sessions_ended) == (ids([claim]), True)
+        left = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
+        assert rows(dsn, left, gone.claims.application_name) == []
+        assert rows(dsn, "SELECT 1 FROM cmdbus.ready WHERE claimer IS NOT NULL") == []
+
+
+def test_a_session_that_waits_for_a_lock_is_ended_and_one_of_a_later_pid_is_not(
+    dsn: str, bus: CommandBus
+) -> None:
+    bus.send("payments", "Debit")
+    with dead(dsn) as gone, psycopg.connect(dsn) as stranger, connect(dsn) as unnamed:
+        [claim] = gone.claim(1)
+        gone.held.take([claim])
+        gone.held.start(claim)
+        stranger.execute("CREATE TABLE effect (a int)")
+        stranger.commit()
+        stranger.execute("LOCK TABLE effect")
+        place = gone.board.seat(0).slot(0)
+        place.occupy(0, 1)
+        place.session(unnamed.info.backend_pid, 1)  # some other session has its pid now
+
+        def wait() -> None:
+            with pytest.raises(psycopg.OperationalError):
+                gone.session.execute("INSERT INTO effect VALUES (1)")
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        eventually(lambda: rows(dsn, "SELECT 1 FROM pg_locks WHERE NOT granted"))
+        assert ids(rescued(dsn, gone.death()).lost) == ids([claim])
+        waiting.join(5)
+        assert unnamed.execute("SELECT 1").fetchone() == (1,)
+        start = "SELECT (extract(epoch FROM backend_start) * 1000000)::bigint"
+        row = unnamed.execute(
+            f"{start} FROM pg_stat_activity WHERE pid = pg_backend_pid()".encode()
+        ).fetchone()
+        assert row is not None
+        place.session(unnamed.info.backend_pid, row[0])
+        assert rescued(dsn, gone.death()).sessions_ended
+        with pytest.raises(psycopg.OperationalError):
+            unnamed.execute("SELECT 1")
+
+
+def test_rows_that_somebody_holds_are_waited_for_no_longer_than_it_may_take(
+    dsn: str, bus: CommandBus
+) -> None:
+    bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])
+    crash = TransientCommandError("CRASHED", "it crashed")
+    with dead(dsn) as gone:
+        claims = gone.claim(3)
+        gone.held.take(claims)
+        death = gone.death({claims[0]: crash})
+        held = "SELECT FROM cmdbus.ready WHERE id = ANY (%s) FOR UPDATE"
+        with psycopg.connect(dsn) as stranger:
+            stranger.execute(held, ([claim.id for claim in claims[:2]],))
+            found = rescued(dsn, death, within=0.5)
+            assert ids(found.released) == ids([claims[2]])
+            assert ids(found.left) == ids(claims[:2])
+        found = rescued(dsn, death)
+        assert (ids(found.released), ids(found.charged)) == (ids([claims[1]]), ids([claims[0]]))
+
+
+def test_a_workers_rights_suffice_for_what_is_in_the_tables(dsn: str, bus: CommandBus) -> None:
+    bus.send("payments", "Debit")
+    with connect(dsn) as admin, dead(dsn) as gone:
+        [claim] = gone.claim(1)
+        gone.held.take([claim])
+        gone.held.start(claim)
+        gone.session.close()
+        name = sql.Identifier(f"cmdbus_test_{uuid4().hex[:8]}")
+        admin.execute(sql.SQL("CREATE ROLE {}").format(name))
+        try:
+            install(dsn, grants={"worker": [name.as_string().strip('"')]})
+            with connect(dsn) as connection:
+                connection.execute(sql.SQL("SET ROLE {}").format(name))
+                found = rescue(connection, gone.claims, registry(), gone.death())
+            assert ids(found.lost) == ids([claim])
+        finally:
+            admin.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(name))
+
+
+def test_another_schemas_worker_of_the_same_number_is_left_alone(dsn: str, bus: CommandBus) -> None:
+    """Incarnations are numbered by schema."""
+    with dead(dsn) as gone:
+        theirs = Claims("second", 30)
+        theirs.incarnation = gone.claims.incarnation
+        with connect(dsn, application_name=theirs.application_name) as same_number:
+            assert rescued(dsn, gone.death()) == Rescued()
+            assert same_number.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
+    dsn: str, bus: CommandBus, tmp_path: Path, how: signal.Signals
+) -> None:
+    """M161, fault 4: and what they had written is not there; one that was only frozen lands
+    nothing when it is revived."""
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
+    program = str(Path(__file__).with_name("worker_process.py"))
+    board_at = tmp_path / "board"
+    worker = subprocess.Popen(
+        [sys.executable, program, dsn, "1000", str(board_at)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        with closing(worker.stdout or sys.stdin) as told:
+            assert told.readline() == "ready\n"
+        sent = bus.send("payments", "Debit", 1.0)
+        effect = (
+            "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'"
+            " AND datname = current_database() AND query LIKE 'INSERT INTO effect%%'"
+        )
+        eventually(lambda: rows(dsn, effect))
+        worker.send_signal(how)
+        if how is signal.SIGKILL:
+            worker.wait()
+        board = Board.open(board_at)
+        found = rescued(dsn, _death(dsn, board.seat_view(0)))
+        board.close()
+        assert (ids(found.lost), found.released) == ({sent}, ())
+        assert rows(dsn, "SELECT * FROM effect") == []
+        with dead(dsn) as next_one:
+            [again] = next_one.claim(1)
+            assert (again.command_id, again.losses, again.attempts) == (sent, 1, 0)
+            worker.send_signal(signal.SIGCONT)
+            if how is signal.SIGSTOP:
+                later = bus.send("payments", "Debit")
+                assert bus.wait("payments", later, 10).status == "COMPLETED"
+                worker.terminate()
+                assert worker.wait(15) == 0
+            assert rows(dsn, "SELECT 1 FROM effect WHERE command_id = %s", sent) == []
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def _death(dsn: str, seat: SeatView) -> Death:
+    assert [slot.phase for slot in seat.slots if slot.command] == [Phase.RUNNING]
+    [(incarnation,)] = rows(dsn, "SELECT max(id) FROM cmdbus.incarnation")
+    return Death(incarnation=int(str(incarnation)), seat=seat, why=WHY)

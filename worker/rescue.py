@@ -1,0 +1,160 @@
+"""Hands back what a dead worker process has left: exactly, at once, and charging nobody but
+who is guilty.
+
+Its sessions are ended first, and waited for. A backend whose client was killed still
+executes what is in its socket; released before that, its next step claims for the dead.
+"""
+
+import random
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cmdbus.errors import TransientCommandError
+from cmdbus.keys import KeyState
+from cmdbus.outcomes import failed
+from cmdbus.registry import HandlerRegistry
+from cmdbus.retry import RetryPolicy
+from cmdbus.views import SeatView
+from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Session
+from cmdbus.worker.settling import ONE_BY_ONE
+
+#: Id and token.
+Key = tuple[int, int]
+
+_DEFAULT_POLICY = RetryPolicy()
+#: Between two looks at rows that somebody holds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """`seat` as it was read after the process had died, and before its seat is assigned anew."""
+
+    incarnation: int
+    seat: SeatView
+    #: A sentence for the audit of what was running.
+    why: str
+    #: Those of the running ones that are to be charged, with code (CRASHED or TIMEOUT),
+    #: message, and details: signal, pid, stack.
+    guilty: Mapping[Key, TransientCommandError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescued:
+    """What became of each claim of the dead."""
+
+    #: Not running when it died: claimable again, as if nothing had been.
+    released: tuple[Claim, ...] = ()
+    #: Running: claimable again, and a loss is counted.
+    lost: tuple[Claim, ...] = ()
+    #: Guilty: their attempt has failed.
+    charged: tuple[Claim, ...] = ()
+    #: Their rows were held by somebody until the time was over: the ends of their leases,
+    #: or another rescue, are left.
+    left: tuple[Claim, ...] = ()
+    #: False if a session of the dead did not end in time: then nothing was handed back.
+    sessions_ended: bool = True
+
+
+def rescue(
+    connection: Connection,
+    claims: Claims,
+    registry: HandlerRegistry,
+    death: Death,
+    *,
+    within: float = 10.0,
+) -> Rescued:
+    """Bounded by `within` seconds, and may be repeated. The connection's own limits apply: a
+    guilty one's settlement waits for its row as long as lock_timeout says."""
+    deadline = time.monotonic() + within
+    sessions = _sessions_of(death.seat)
+    if not claims.end_sessions(
+        connection, sessions, incarnation=death.incarnation, within=within / 2
+    ):
+        return Rescued(sessions_ended=False)
+    rescuer = _Rescuer(connection, claims, registry, death)
+    pause = _FIRST_PAUSE
+    while (
+        left := claims.claimed_by(connection, death.incarnation)
+    ) and time.monotonic() < deadline:
+        rescuer.hand_back(left)
+        if rescuer.obstructed:
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+    return rescuer.rescued(left)
+
+
+def running(seat: SeatView) -> set[Key]:
+    """What its threads had begun and not finished."""
+    known = {(key.id, key.token): key.state for key in seat.keys}
+    begun = {key for key, state in known.items() if state is KeyState.STARTED}
+    shown = {(slot.command.id, slot.command.token) for slot in seat.slots if slot.command}
+    # A slot whose command has no key: there were more at once than can be shown.
+    return begun | {key for key in shown if key not in known}
+
+
+class _Rescuer:
+    def __init__(
+        self, connection: Connection, claims: Claims, registry: HandlerRegistry, death: Death
+    ) -> None:
+        self._connection = connection
+        self._claims = claims
+        self._registry = registry
+        self._death = death
+        self._running = running(death.seat)
+        self._released: list[Claim] = []
+        self._lost: list[Claim] = []
+        self._charged: list[Claim] = []
+        #: Somebody held some of the rows.
+        self.obstructed = False
+
+    def rescued(self, left: Iterable[Claim]) -> Rescued:
+        return Rescued(
+            released=tuple(self._released),
+            lost=tuple(self._lost),
+            charged=tuple(self._charged),
+            left=tuple(left),
+        )
+
+    def hand_back(self, claims: list[Claim]) -> None:
+        guilty = [claim for claim in claims if _key(claim) in self._death.guilty]
+        others = [claim for claim in claims if _key(claim) not in self._death.guilty]
+        lost = {claim for claim in others if _key(claim) in self._running}
+        given = set(self._claims.hand_back(self._connection, others, lost, self._death.why))
+        self._released += [c for c in others if c.id in given and c not in lost]
+        self._lost += [claim for claim in lost if claim.id in given]
+        charged = [claim for claim in guilty if self._charge(claim)]
+        self._charged += charged
+        self.obstructed = len(given) + len(charged) < len(claims)
+
+    def _charge(self, claim: Claim) -> bool:
+        handler = self._registry.find(claim.domain, claim.type)
+        policy = (handler and handler.retry) or _DEFAULT_POLICY
+        max_attempts = claim.max_attempts or policy.max_attempts
+        outcome = failed(
+            self._death.guilty[_key(claim)],
+            "",
+            attempt=claim.attempts + 1,
+            max_attempts=max_attempts,
+            policy=policy,
+            retry_after=None,
+            dice=random.random(),
+        )
+        finished = Finished(claim, outcome, max_attempts, time.monotonic())
+        try:
+            return not self._claims.settle(self._connection, [finished])
+        except ONE_BY_ONE:
+            return False
+
+
+def _sessions_of(seat: SeatView) -> list[Session]:
+    return [
+        (slot.backend_pid, slot.backend_start)
+        for slot in seat.slots
+        if slot.backend_pid and slot.backend_start
+    ]
+
+
+def _key(claim: Claim) -> Key:
+    return claim.id, claim.token
