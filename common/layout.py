@@ -20,7 +20,7 @@ cells of a seat
     incarnation since ready due
     levels of health
 | ENDED generation pid signal   the supervisor                      steward
-    code verdict slot token
+    code verdict slot token alone
 | parked                        the thread that has the lead        steward, ps
   overflowed                    a thread that claims; only ever 1   who hands back
   rescued                       the steward                         supervisor
@@ -88,11 +88,11 @@ PROCESS_AT = 1 * LINE
 #: pid, generation, incarnation, since, ready, due; last success, failures, stuck, exhaustions, away
 PROCESS = Struct("=11q")
 ENDED_AT = 3 * LINE
-ENDED = Struct("=7q")  # generation, pid, signal, code, verdict, slot, token
-PARKED = 4 * LINE
+ENDED = Struct("=8q")  # generation, pid, signal, code, verdict, slot, token, alone
+PARKED = 5 * LINE
 OVERFLOWED = PARKED + 1
 RESCUED = PARKED + 2
-KEYS = 5 * LINE
+KEYS = 6 * LINE
 KEY_COUNT = 512
 KEY_CELLS = 4
 #: One more key than there are: where those go that find no place. Nobody reads it.

@@ -16,7 +16,9 @@ from cmdbus.retry import RetryPolicy
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 20_000
 MAX_DETAILS = 20_000
-#: So many claims that ended without a word (a crash, a lost node) make a command a suspect.
+#: So many claims that ended without a word (a crash, a lost node) make a command a suspect,
+#: which a fleet runs in a process of its own; and so many are troubleshooting.
+SUSPECT_LOSSES = 2
 MAX_LOSSES = 3
 
 

@@ -127,7 +127,7 @@ class Reader:
         record = self._memory.read(seat_at + ENDED_AT, ENDED)
         if record is None or record[0] != generation:
             return None
-        _, pid, signal, code, verdict, slot, token = record
+        _, pid, signal, code, verdict, slot, token, alone = record
         return Ended(
             generation=generation,
             pid=pid,
@@ -136,6 +136,7 @@ class Reader:
             verdict=_member(Verdict, verdict) or Verdict.NONE,
             slot=slot,
             token=token,
+            alone=alone == 1,
         )
 
     def slot(self, seat: int, slot: int) -> SlotView:

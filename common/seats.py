@@ -82,6 +82,8 @@ class Ended:
     #: Of the verdict: place and token of who is guilty; -1 and 0 if nobody is known to be.
     slot: int = -1
     token: int = 0
+    #: It ran nothing but a suspect.
+    alone: bool = False
 
 
 class Seat:
@@ -134,6 +136,7 @@ class Seat:
             ended.verdict,
             ended.slot,
             ended.token,
+            ended.alone,
         )
         self._memory.write(self._at + ENDED_AT, body)
         self._seat(Role.DEAD, number, ended.generation, now)

@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
@@ -76,14 +75,10 @@ class Seated:
 class Company:
     """Who is there, and who should be."""
 
-    def __init__(
-        self, settings: Settings, board: Board, stacks: Path, types: Sequence[str]
-    ) -> None:
+    def __init__(self, settings: Settings, board: Board, stacks: Path) -> None:
         self._settings = settings
         self._board = board
         self._stacks = stacks
-        #: "domain type" of everything that the app handles.
-        self.types = types
         self._wake = Wire(2 * settings.procs)
         self._call = Wire(1)
         self._restarts = Restarts()
@@ -265,7 +260,7 @@ class Company:
         )
         stacks = self._stacks_of(place)
         if role is Role.STEWARD:
-            return process.run_steward(self._settings, node, self.types, stacks, signals.unblock)
+            return process.run_steward(self._settings, node, stacks, signals.unblock)
         return process.run(self._settings, node, stacks, signals.unblock)
 
     def _leave(self, action: Leave, now: float) -> None:
@@ -326,6 +321,7 @@ class Company:
         if stopping and (not left or death.code == Exit.UNFINISHED):
             self.unfinished = self.unfinished or seated.role is not Role.STEWARD
         self._put_to_rest(seated, death, left, now)
+        self._call.put()
         if left:
             logger.info("%s has left, pid %s", seated, seated.child.pid)
             return
@@ -341,7 +337,6 @@ class Company:
             pause = self._restarts.died_early(key, now, random.random())
             if pause:
                 logger.warning("%s died early again: the next in %.1f s", seated, pause)
-        self._call.put()
 
     def _put_to_rest(self, seated: Seated, death: Death, left: bool, now: float) -> None:
         seat, at = self._board.seat(seated.place), int(now * _NS)
@@ -361,6 +356,7 @@ class Company:
             verdict=seated.verdict,
             slot=guilty.place if guilty else -1,
             token=_token(guilty) if guilty else 0,
+            alone=seated.role is Role.ALONE,
         )
         seat.bury(seated.number, ended, now=at)
 

@@ -72,7 +72,7 @@ def _run(settings: Settings, directory: Path, pidfile: Pidfile, noted: Signals) 
     )
     stacks = directory / f"{settings.name}.stacks"
     stacks.mkdir(mode=0o700, exist_ok=True)
-    company = Company(settings, board, stacks, types)
+    company = Company(settings, board, stacks)
     company.private = [pidfile.descriptor, *noted.descriptors]
     code = Supervisor(settings, board, company, noted).run()
     if code is Exit.DONE:

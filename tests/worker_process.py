@@ -3,6 +3,7 @@
 Leaves one effect row for each command, in the command's transaction; TERM stops it.
 """
 
+import os
 import signal
 import sys
 import time
@@ -31,7 +32,9 @@ def main() -> None:
     worker = Worker(sys.argv[1], registry, concurrency=4, timeouts=timeouts)
     if len(sys.argv) > 3:
         board = Board.create(Path(sys.argv[3]), seats=1, slots=PLACES)
-        worker._record = Record(board)
+        seat = board.seat(0)
+        seat.enter(pid=os.getpid(), generation=0, now=time.monotonic_ns())
+        worker._record = Record(board, seat)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop(timeout=10))
     print("ready", flush=True)
     worker.run()

@@ -5,15 +5,16 @@ means that the claim was lost, and nothing is written.
 """
 
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import psycopg
 from psycopg.rows import tuple_row
 
-from cmdbus.outcomes import Kind, Outcome
+from cmdbus.outcomes import SUSPECT_LOSSES, Kind, Outcome
 from cmdbus.statements import render, statement
 
 Connection = psycopg.Connection[Any]
@@ -22,6 +23,7 @@ Row = tuple[Any, ...]
 Session = tuple[int, int]
 
 _PRIORITIES = range(11)
+_MOST_LOSSES = 2**15 - 1
 #: What a timeout of PostgreSQL can hold.
 _LONGEST_MS = 2**31 - 1
 #: Sessions that were told to end are waited for so long, and looked for at such intervals.
@@ -98,11 +100,23 @@ class Want(NamedTuple):
     floors: Mapping[tuple[str, int], int]
 
 
+class Share(Enum):
+    """Which commands a worker claims, by what they may have done to those that ran them."""
+
+    #: All: there is no other process for suspects.
+    ANY = 0
+    #: Not those that run alone.
+    INNOCENT = 1
+    #: Only those, one at a time.
+    SUSPECT = 2
+
+
 class Claims:
     """The statements of one worker, under its incarnation's number."""
 
-    def __init__(self, schema: str, lease: float) -> None:
+    def __init__(self, schema: str, lease: float, company: Share = Share.ANY) -> None:
         self.schema = schema
+        self._company = company
         self.incarnation = 0
         self._lease = timedelta(seconds=lease)
         self._opening = render("open_transaction", schema)
@@ -119,6 +133,9 @@ class Claims:
         self, connection: Connection, done: Sequence[Finished], want: Want
     ) -> tuple[list[int], list[Claim]]:
         """Settles plain completions and claims the next run; returns lost ids and new claims."""
+        if self._company is Share.SUSPECT:
+            return self.settle(connection, done) if done else [], self._suspect(connection, want)
+        innocent = self._company is Share.INNOCENT
         outcomes = [finished.outcome for finished in done]
         cursor = self._execute(
             connection,
@@ -137,6 +154,7 @@ class Claims:
                 "quick_types": list(want.quick_types),
                 "free": want.free,
                 "ahead": want.ahead,
+                "most_losses": SUSPECT_LOSSES - 1 if innocent else _MOST_LOSSES,
                 "claimer": self.incarnation,
                 "lease": self._lease,
             },
@@ -146,6 +164,21 @@ class Claims:
         place = {domain: turn for turn, domain in enumerate(want.domains)}
         claims.sort(key=lambda claim: (place[claim.domain], claim.priority, claim.id))
         return list(rows[0][0]), claims
+
+    def _suspect(self, connection: Connection, want: Want) -> list[Claim]:
+        values = {
+            "domains": list(want.domains),
+            "types": list(want.types),
+            "losses": SUSPECT_LOSSES,
+            "claimer": self.incarnation,
+            "lease": self._lease,
+        }
+        cursor = self._execute(connection, "claim_suspect", values)
+        return [Claim._make(row) for row in cursor.fetchall()]
+
+    def suspects_wait(self, connection: Connection, types: Sequence[str]) -> bool:
+        values = {"losses": SUSPECT_LOSSES, "types": list(types)}
+        return bool(self._value(connection, "find_suspects", values))
 
     def settle(self, connection: Connection, done: Sequence[Finished]) -> list[int]:
         """Settles outcomes of any kind; returns the ids whose claim was lost."""
@@ -159,15 +192,14 @@ class Claims:
 
     def release(self, connection: Connection, claims: Sequence[Claim]) -> None:
         """Gives back, uncharged, what is still ours of these."""
-        self.hand_back(connection, claims, (), "")
+        self.hand_back(connection, claims, [0] * len(claims), "")
 
     def hand_back(
-        self, connection: Connection, claims: Sequence[Claim], lost: Container[Claim], why: str
+        self, connection: Connection, claims: Sequence[Claim], losses: Sequence[int], why: str
     ) -> list[int]:
-        """The same, with a loss for those that are `lost`, and why; returns the ids given back,
-        which are those that nobody holds."""
-        losses = _numbers(int(claim in lost) for claim in claims)
-        values = {**_keys(claims), "losses": losses, "why": why}
+        """The same, with so many losses for each, and why; returns the ids given back, which
+        are those that nobody holds."""
+        values = {**_keys(claims), "losses": _numbers(losses), "why": why}
         return list(self._value(connection, "release", values))
 
     def claimed_by(self, connection: Connection, incarnation: int) -> list[Claim]:

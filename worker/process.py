@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError
@@ -36,7 +36,7 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
-    signal.signal(signal.SIGTERM, lambda *_: worker.leave(node.seat.leave_by / 1e9))
+    signal.signal(signal.SIGTERM, lambda *_: worker.leave(_leave_by(node, settings)))
     unblock()
     try:
         worker.run()
@@ -51,14 +51,17 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
 def run_steward(
     settings: Settings,
     node: Node,
-    types: Sequence[str],
     stacks: Path,
     unblock: Callable[[], None],
 ) -> Exit:
     """What the node's steward does; see steward.py."""
     enter(node, stacks)
-    steward = Steward(settings, node, types)
-    signal.signal(signal.SIGTERM, lambda *_: steward.leave(node.seat.leave_by / 1e9))
+    try:
+        steward = Steward(settings, node, load(settings.app), stacks.parent)
+    except (CmdbusError, ValueError) as error:
+        logger.error("%s", error)
+        return Exit.CANNOT_START
+    signal.signal(signal.SIGTERM, lambda *_: steward.leave(_leave_by(node, settings)))
     unblock()
     return steward.run()
 
@@ -85,3 +88,9 @@ def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker
         node=node,
         wake_jitter_ms=settings.wake_jitter_ms,
     )
+
+
+def _leave_by(node: Node, settings: Settings) -> float:
+    """By order of the supervisor, or of somebody who sends a TERM without one."""
+    by = node.seat.leave_by
+    return by / 1e9 if by else time.monotonic() + settings.drain_timeout

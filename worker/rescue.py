@@ -7,10 +7,10 @@ executes what is in its socket; released before that, its next step claims for t
 
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cmdbus.errors import TransientCommandError
+from cmdbus.errors import CommandError
 from cmdbus.keys import KeyState
 from cmdbus.outcomes import failed
 from cmdbus.registry import HandlerRegistry
@@ -35,9 +35,12 @@ class Death:
     seat: SeatView
     #: A sentence for the audit of what was running.
     why: str
+    #: So many losses each running one counts: 0 and it is as if it had not run, and
+    #: enough of them make it a suspect.
+    losses: Callable[[Claim], int] = lambda _: 1
     #: Those of the running ones that are to be charged, with code (CRASHED or TIMEOUT),
     #: message, and details: signal, pid, stack.
-    guilty: Mapping[Key, TransientCommandError] = field(default_factory=dict)
+    guilty: Mapping[Key, CommandError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,8 @@ class _Rescuer:
         guilty = [claim for claim in claims if _key(claim) in self._death.guilty]
         others = [claim for claim in claims if _key(claim) not in self._death.guilty]
         lost = {claim for claim in others if _key(claim) in self._running}
-        given = set(self._claims.hand_back(self._connection, others, lost, self._death.why))
+        losses = [self._death.losses(claim) if claim in lost else 0 for claim in others]
+        given = set(self._claims.hand_back(self._connection, others, losses, self._death.why))
         self._released += [c for c in others if c.id in given and c not in lost]
         self._lost += [claim for claim in lost if claim.id in given]
         charged = [claim for claim in guilty if self._charge(claim)]

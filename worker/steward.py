@@ -11,10 +11,12 @@ killed, its successor does again.
 
 import logging
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -22,20 +24,25 @@ import psycopg
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
+from cmdbus.board import Board
 from cmdbus.counters import Counter
-from cmdbus.errors import CmdbusError, SchemaError
+from cmdbus.errors import BoardError, CmdbusError, SchemaError
 from cmdbus.exits import Exit
 from cmdbus.health import Levels
-from cmdbus.seats import Role
+from cmdbus.outcomes import MAX_TRACEBACK
+from cmdbus.registry import HandlerRegistry
+from cmdbus.seats import Ended, Role
 from cmdbus.settings import Settings
 from cmdbus.slots import Phase
-from cmdbus.views import BoardView
+from cmdbus.views import BoardView, SeatView
 from cmdbus.wires import Wire, wait_for
 from cmdbus.worker.arming import Arming
+from cmdbus.worker.blame import blame
 from cmdbus.worker.claims import Claims, Connection
 from cmdbus.worker.connections import Hand, settings
 from cmdbus.worker.listener import Listener
 from cmdbus.worker.node import Node
+from cmdbus.worker.rescue import Rescued, rescue
 from cmdbus.worker.timers import Timers
 
 logger = logging.getLogger(__name__)
@@ -44,20 +51,27 @@ _LIVING = (Role.WORKER, Role.ALONE, Role.LEAVING)
 #: One statement of the steward is short; and a round is late after so long.
 _STATEMENT_SECONDS = 5.0
 _ROUND_SECONDS = 10.0
+#: Handing back after one death: in a round of its own, if it takes longer.
+_RESCUE_SECONDS = 3.0
 #: Where it shows what its threads do.
 _SERVING, _LISTENING = 0, 1
 _RETRY_SECONDS = 0.5
+#: What a supervisor could not say any more of a process that died with it.
+_KILLED = Ended(generation=0, pid=0, signal=signal.SIGKILL)
 Value = TypeVar("Value")
 
 
 class Steward:
-    def __init__(self, told: Settings, node: Node, types: Sequence[str]) -> None:
-        """`types`: "domain type" of everything that the node's workers run."""
+    def __init__(self, told: Settings, node: Node, registry: HandlerRegistry, stacks: Path) -> None:
         self._told = told
         self._node = node
         self._board = node.board
         self._wake = node.wake
-        domains = sorted({name.partition(" ")[0] for name in types})
+        self._registry = registry
+        #: Where the node's processes write their stacks, by place.
+        self._stacks = stacks
+        domains = [d for d in registry.domains if not told.domains or d in told.domains]
+        self._types = types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
         self._claims = Claims(told.schema, told.timeouts.lease)
         self._arming = Arming(self._claims, node.board, node.wake, domains)
         self._timers = Timers(self._claims, domains, types)
@@ -142,6 +156,7 @@ class Steward:
         schemas.check(connection, self._told.schema)
         self._claims.register(connection, f"steward:{os.getpid()}")
         self._node.seat.register(self._claims.incarnation)
+        self._rescue_left_behind(connection)
         self._node.seat.ready(time.monotonic_ns())
         return True
 
@@ -166,6 +181,9 @@ class Steward:
         """Seconds until the next."""
         connection = self._hand.connection()
         view = self._board.snapshot()
+        rescued = [self._rescue(connection, seat) for seat in view.seats if _is_to_rescue(seat)]
+        if any(rescued) or view.suspects:
+            self._board.set_suspects(self._claims.suspects_wait(connection, self._types))
         now = time.monotonic()
         waits = [
             self._renew(connection, view, now),
@@ -180,6 +198,40 @@ class Steward:
             )
         )
         return min(waits)
+
+    def _rescue(self, connection: Connection, seat: SeatView) -> bool:
+        """What the dead held is handed back; a byte, because one of them may have taken it."""
+        if not self._hand_back(connection, seat, seat.ended or _KILLED):
+            return False  # The next round tries again.
+        self._board.seat(seat.place).rescue(seat.generation)
+        self._wake.put()
+        return True
+
+    def _hand_back(self, connection: Connection, seat: SeatView, ended: Ended) -> bool:
+        """False if sessions of the dead did not end in time."""
+        if seat.incarnation is None:
+            return True  # It has never claimed.
+        death = blame(seat, ended, read_stack(self._stacks, seat.place))
+        rescued = rescue(connection, self._claims, self._registry, death, within=_RESCUE_SECONDS)
+        if rescued.sessions_ended:
+            _tell(seat, rescued)
+        return rescued.sessions_ended
+
+    def _rescue_left_behind(self, connection: Connection) -> None:
+        """By boards of supervisors of this name that died with everything."""
+        for path in sorted(self._stacks.parent.glob(f"{self._told.name}.board.*")):
+            try:
+                board = Board.open(path)
+            except BoardError as error:
+                logger.warning("%s: what it shows is claimable when its leases end", error)
+            else:
+                seats = [seat for seat in board.snapshot().seats if not seat.rescued]
+                done = [self._hand_back(connection, s, s.ended or _KILLED) for s in seats]
+                board.close()
+                if not all(done):
+                    continue
+            path.unlink(missing_ok=True)
+            self._wake.put()
 
     def _renew(self, connection: Connection, view: BoardView, now: float) -> float:
         """All that the living hold, in one statement."""
@@ -201,6 +253,7 @@ class Steward:
             return self._look_at - now
         else:
             self._wake.put()
+        self._board.set_suspects(self._claims.suspects_wait(connection, self._types))
         seconds = self._timers.look(connection, leases=self._is_parked(view))
         self._look_at = time.monotonic() + min(seconds, self._told.poll_interval)
         return self._look_at - now
@@ -244,6 +297,32 @@ class Steward:
         self._listening = False
         self._board.set_listening(False)
         self._bell.put()
+
+
+def _is_to_rescue(seat: SeatView) -> bool:
+    return seat.role is Role.DEAD and not seat.rescued
+
+
+def read_stack(stacks: Path, place: int) -> str:
+    """What the process of a place wrote last, cut to what is worth keeping."""
+    try:
+        return (stacks / str(place)).read_text(errors="replace")[-MAX_TRACEBACK:].strip()
+    except OSError:
+        return ""
+
+
+def _tell(seat: SeatView, rescued: Rescued) -> None:
+    told = ", ".join(
+        f"{len(claims)} {what}"
+        for claims, what in (
+            (rescued.released, "given back"),
+            (rescued.lost, "run again"),
+            (rescued.charged, "charged"),
+            (rescued.left, "held by somebody else"),
+        )
+        if claims
+    )
+    logger.info("the commands of worker %s, pid %s: %s", seat.number, seat.pid, told or "none")
 
 
 def _ns(seconds: float) -> int:

@@ -102,3 +102,37 @@ class WiredWake:
         if self._jitter_ms:
             time.sleep(random.uniform(0, self._jitter_ms / 1000))
         return Counter.WAKEUPS_PIPE
+
+
+class LeavingWake:
+    """For a process that runs suspects, and leaves when there are no more."""
+
+    poll_interval = 60.0
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
+        self._bell = threading.Event()
+
+    def start(self) -> None:
+        """Nothing is listened to."""
+
+    def stop(self) -> None:
+        self._bell.set()
+
+    def ring(self) -> None:
+        self._bell.set()
+
+    def ring_if_resting(self) -> None:
+        self._bell.set()
+
+    def working(self, connection: Connection) -> None:
+        self._bell.clear()
+
+    def stepped(self, *, full: bool) -> None:
+        """Nobody else is to be woken."""
+
+    def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None:
+        if not busy():
+            self._leave()
+            self._bell.wait()
+        return None

@@ -18,7 +18,7 @@ from cmdbus.exits import Exit
 from cmdbus.health import Levels
 from cmdbus.registry import HandlerRegistry
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claims import Claims, Connection, Share
 from cmdbus.worker.connections import (
     HEADROOM,
     Hand,
@@ -34,7 +34,7 @@ from cmdbus.worker.node import Node
 from cmdbus.worker.record import PLACES, FailedExecution, Record
 from cmdbus.worker.slots import Slot
 from cmdbus.worker.wake import Wake, Waking, check_poll_interval
-from cmdbus.worker.wired import WiredWake
+from cmdbus.worker.wired import LeavingWake, WiredWake
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ MAX_THREADS = PLACES // 2
 #: The main thread looks at its slots at least so often, in seconds: a verdict is late by
 #: no more than this.
 _BEAT = 1.0
+#: A process that has nothing more to run has left within so many seconds.
+_LEAVES_SECONDS = 5.0
 #: Between two tries to reach a database that is away.
 _AWAY_SECONDS = 1.0
 
@@ -75,7 +77,7 @@ class Worker:
         self._poll_interval = check_poll_interval(poll_interval)
         self._timeouts = timeouts or Timeouts()
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
-        self._claims = Claims(schema, self._timeouts.lease)
+        self._claims = Claims(schema, self._timeouts.lease, _share(node))
         #: In a fleet: its seat and its wires.
         self._node = node
         self._wake_jitter_ms = wake_jitter_ms
@@ -194,6 +196,8 @@ class Worker:
 
     def _waking(self, types: list[str]) -> Waking:
         if self._node is not None:
+            if self._node.alone:
+                return LeavingWake(lambda: self.leave(time.monotonic() + _LEAVES_SECONDS))
             return WiredWake(self._node, self._poll_interval, self._wake_jitter_ms)
         return Wake(
             self._claims,
@@ -285,6 +289,12 @@ class Worker:
                 claim.domain,
                 claim.type,
             )
+
+
+def _share(node: Node | None) -> Share:
+    if node is None:
+        return Share.ANY
+    return Share.SUSPECT if node.alone else Share.INNOCENT
 
 
 def _record_of_one() -> Record:

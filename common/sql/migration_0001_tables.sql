@@ -30,6 +30,8 @@ CREATE TABLE {schema}.ready (
 
 -- To find by. Uniqueness is the business of identity.
 CREATE INDEX ready_command ON {schema}.ready (domain, command_id);
+-- The few that were lost before; empty for all others, whose claims stay HOT.
+CREATE INDEX ready_lost ON {schema}.ready (domain, priority, id) WHERE losses > 0;
 
 -- Delayed sends and retries, until they are due. A heap of its own: a million
 -- commands of the future slow no claim, and an urgent one starves none.

@@ -139,11 +139,12 @@ $$;
 
 -- Claims up to p_count commands: of the first (domain, priority) that has any, then
 -- of the next, each in the order of ids from its floor on. A row that its last
--- claimer neither settled nor gave back counts a loss. The lease test stands beside
+-- claimer neither settled nor gave back counts a loss; those with more than
+-- p_most_losses are left to who runs them alone. The lease test stands beside
 -- SKIP LOCKED, so that it is made again on the row's latest version.
 CREATE FUNCTION {schema}.claim(
     p_domains text[], p_priorities smallint[], p_floors bigint[], p_types text[],
-    p_count integer, p_claimer bigint, p_lease interval
+    p_count integer, p_most_losses smallint, p_claimer bigint, p_lease interval
 ) RETURNS TABLE (
     domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
     data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
@@ -172,6 +173,7 @@ BEGIN
                 WHERE r.domain = q.domain AND r.priority = q.priority AND r.id > q.floor
                     AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
                     AND (r.domain || ' ' || r.type) = ANY (p_types)
+                    AND r.losses + (r.claimer IS NOT NULL)::integer <= p_most_losses
                 ORDER BY r.domain, r.priority, r.id
                 LIMIT p_count
                 FOR UPDATE SKIP LOCKED
@@ -179,6 +181,47 @@ BEGIN
         WHERE NOT EXISTS (
             SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
         LIMIT p_count
+    )
+    UPDATE {schema}.ready r SET
+        token = r.token + 1,
+        losses = r.losses + (r.claimer IS NOT NULL)::integer,
+        claimer = p_claimer,
+        claimed_at = clock_timestamp(),
+        lease_until = clock_timestamp() + p_lease
+    FROM picked p
+    WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
+    RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
+        r.losses, r.max_attempts, r.correlation_id, r.reply_to,
+        least(greatest(r.created_at, '0002-01-01'), '9998-12-31'),
+        extract(epoch FROM clock_timestamp() - coalesce(r.due_at, r.created_at))::double precision;
+END
+$$;
+
+-- Claims the first command that was lost so often that it runs alone from now on.
+CREATE FUNCTION {schema}.claim_suspect(
+    p_domains text[], p_types text[], p_losses smallint, p_claimer bigint, p_lease interval
+) RETURNS TABLE (
+    domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
+    data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
+    reply_to text, created_at timestamptz, waited double precision
+)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH picked AS MATERIALIZED (
+        SELECT r.domain, r.priority, r.id FROM {schema}.ready r
+        WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
+            AND r.domain = ANY (p_domains)
+            AND (r.domain || ' ' || r.type) = ANY (p_types)
+            AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+            AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
+        ORDER BY r.id
+        LIMIT 1
+        FOR UPDATE OF r SKIP LOCKED
     )
     UPDATE {schema}.ready r SET
         token = r.token + 1,

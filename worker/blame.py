@@ -1,0 +1,94 @@
+"""Who is to blame for a process's death. Pure.
+
+ordered to leave, and killed at its deadline     nobody: what ran is given back as if it had not
+killed by a signal from outside                  nobody: what ran counts a loss
+hung, and one thread held the GIL                its command is charged; the others count a loss
+hung, and nobody knows by whom                   what ran is suspect: it runs alone next time
+crashed, or left without being told              the same
+any of the last three while it ran alone         its command is charged, and goes to a person
+"""
+
+import signal
+from collections.abc import Callable, Mapping
+
+from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
+from cmdbus.outcomes import SUSPECT_LOSSES
+from cmdbus.seats import Ended, Verdict
+from cmdbus.views import SeatView
+from cmdbus.worker.claims import Claim
+from cmdbus.worker.rescue import Death, Key, running
+
+#: What somebody sends who means the process, and not what it runs.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def blame(seat: SeatView, ended: Ended, stack: str) -> Death:
+    """`stack`: what the process wrote when it crashed or was asked for it."""
+    assert seat.incarnation is not None, "who had none has claimed nothing"
+    why = f"its process {ended.pid} {_said(ended)}"
+    details = {"pid": ended.pid, "signal": ended.signal, "code": ended.code, "stack": stack}
+    return Death(
+        incarnation=seat.incarnation,
+        seat=seat,
+        why=why,
+        losses=_losses(ended),
+        guilty=_guilty(seat, ended, why, details),
+    )
+
+
+def _guilty(
+    seat: SeatView, ended: Ended, why: str, details: Mapping[str, object]
+) -> dict[Key, CommandError]:
+    if not _is_suspicious(ended):
+        return {}
+    if ended.alone:
+        error = PermanentCommandError("CRASHED", f"it ran alone, and {why}", details)
+        return dict.fromkeys(running(seat), error)
+    slots = [s.command for s in seat.slots if s.place == ended.slot and s.command is not None]
+    return {
+        (command.id, command.token): TransientCommandError(
+            "TIMEOUT", f"it held up its whole process: {why}", details
+        )
+        for command in slots
+        if command.token == ended.token
+    }
+
+
+def _losses(ended: Ended) -> Callable[[Claim], int]:
+    if ended.verdict is Verdict.LATE:
+        return lambda claim: 0
+    if _is_suspicious(ended) and ended.slot < 0:
+        return lambda claim: max(1, SUSPECT_LOSSES - claim.losses)
+    return lambda claim: 1
+
+
+def _is_suspicious(ended: Ended) -> bool:
+    """What it ran may be the cause."""
+    if ended.verdict is Verdict.NONE:
+        return ended.signal not in _FROM_OUTSIDE
+    return ended.verdict is Verdict.HUNG
+
+
+def _said(ended: Ended) -> str:
+    if ended.verdict is not Verdict.NONE:
+        return f"was killed: {_SENTENCES[ended.verdict]}"
+    if ended.signal == signal.SIGKILL:
+        return "was killed from outside (SIGKILL), or because memory ran out"
+    if ended.signal:
+        return f"died of {_name(ended.signal)}"
+    return f"left by itself with exit code {ended.code}"
+
+
+_SENTENCES = {
+    Verdict.STUCK: "a command did not end",
+    Verdict.HUNG: "its main thread did not come back",
+    Verdict.LATE: "it was told to leave and had not in time",
+    Verdict.STOPPED: "a signal had stopped it",
+}
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
