@@ -314,10 +314,10 @@ class Company:
         del self._seated[seated.place]
         key = seated.role, seated.number
         ordered = seated.leave_by is not None or seated.killed_at is not None
-        leaves_itself = seated.role is Role.ALONE and death == Death(0, Exit.DONE)
-        left = leaves_itself or (
-            ordered and death.signal == 0 and death.code in (Exit.DONE, Exit.UNFINISHED)
-        )
+        left = death.signal == 0 and death.code in (Exit.DONE, Exit.UNFINISHED)
+        # Who runs a suspect leaves by itself when there is none left, but not in the middle.
+        idle = not any(slot.command for slot in view.slots)
+        left = left and (ordered or (seated.role is Role.ALONE and idle))
         if stopping and (not left or death.code == Exit.UNFINISHED):
             self.unfinished = self.unfinished or seated.role is not Role.STEWARD
         self._put_to_rest(seated, death, left, now)

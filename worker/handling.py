@@ -180,7 +180,7 @@ class Execution:
             attempt,
             self.max_attempts,
             outcome.code,
-            outcome.message,
+            " ".join((outcome.message or "").split()),
             f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
         )
         return outcome

@@ -50,7 +50,8 @@ class Listener:
     def stop(self) -> None:
         self._stopping.set()
         self._waker.close()
-        self._thread.join(_PING_SECONDS)
+        if self._thread.is_alive():
+            self._thread.join(_PING_SECONDS)
         self._woken.close()
 
     def _run(self) -> None:

@@ -56,6 +56,7 @@ _RESCUE_SECONDS = 3.0
 #: Where it shows what its threads do.
 _SERVING, _LISTENING = 0, 1
 _RETRY_SECONDS = 0.5
+_COMPLAIN_SECONDS = 30.0
 #: What a supervisor could not say any more of a process that died with it.
 _KILLED = Ended(generation=0, pid=0, signal=signal.SIGKILL)
 Value = TypeVar("Value")
@@ -86,6 +87,7 @@ class Steward:
         self._renew_at = 0.0
         #: When the round that is going on is late; infinite between two.
         self._late_at = float("inf")
+        self._complained_at = float("-inf")
         self._stopping = threading.Event()
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._bell = Wire(1)
@@ -102,7 +104,8 @@ class Steward:
         self._watch()
         self._stopping.set()
         self._bell.put()
-        self._listener.stop()
+        if self._told.listen:
+            self._listener.stop()
         self._serving.join(_ROUND_SECONDS)
         self._board.set_listening(False)
         return Exit.DONE
@@ -168,14 +171,20 @@ class Steward:
             logger.error("%s", error)
             os._exit(Exit.CANNOT_START)
         except (psycopg.Error, CmdbusError) as error:
-            if not self._stopping.is_set():
-                logger.warning("the steward tries again: %s", " ".join(str(error).split()))
+            self._complain(" ".join(str(error).split()))
         except Exception:
             logger.exception("the steward tries again")
             self._hand.drop()
         if self._hand.lost():
             self._arming.forget()
         return otherwise
+
+    def _complain(self, why: str) -> None:
+        """Not each time, while the database is away."""
+        now = time.monotonic()
+        if not self._stopping.is_set() and now >= self._complained_at + _COMPLAIN_SECONDS:
+            self._complained_at = now
+            logger.warning("the steward cannot work and keeps trying: %s", why)
 
     def _round(self) -> float:
         """Seconds until the next."""

@@ -149,13 +149,16 @@ class Worker:
 
     def _open_patiently(self) -> Pool:
         """In a fleet a database that is away is waited for, until it is told to leave."""
+        said = False
         while True:
             try:
                 return self._open()
             except DatabaseUnavailableError as error:
                 self._record.health.database_away(time.monotonic())
                 self._beat()
-                logger.warning("%s; trying again", error)
+                if not said:
+                    logger.warning("%s; waiting until it is there", error)
+                said = True
                 with suppress(Empty):
                     self.leave(self._orders.get(timeout=_AWAY_SECONDS))
                     raise
