@@ -1,0 +1,125 @@
+"""What a service manager is told, over a real socket of its kind."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from cmdbus.supervisor.notify import Notifier, forget
+
+
+@contextmanager
+def manager(monkeypatch: pytest.MonkeyPatch, name: str | None = None) -> Iterator[socket.socket]:
+    """The socket of a service manager that started us."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+        ours.settimeout(5)
+        path = f"@cmdbus-test-{uuid4().hex}" if name is None else name
+        ours.bind("\0" + path[1:] if path.startswith("@") else path)
+        monkeypatch.setenv("NOTIFY_SOCKET", path)
+        yield ours
+
+
+def heard(ours: socket.socket) -> list[str]:
+    return ours.recv(4096).decode().split("\n")
+
+
+def nothing_more(ours: socket.socket) -> bool:
+    ours.setblocking(False)
+    try:
+        ours.recv(4096)
+    except BlockingIOError:
+        return True
+    return False
+
+
+@pytest.fixture(autouse=True)
+def no_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("kind", ["abstract", "file"])
+def test_the_manager_hears_of_each_change(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """R50."""
+    monkeypatch.chdir(tmp_path)
+    name = None if kind == "abstract" else str(tmp_path / "n")
+    with manager(monkeypatch, name) as ours, closing(Notifier()) as notifier:
+        notifier.ready("4 of 4 processes are ready")
+        assert heard(ours) == ["READY=1", "STATUS=4 of 4 processes are ready"]
+        notifier.reloading()
+        state, at = heard(ours)
+        assert state == "RELOADING=1"
+        assert at.removeprefix("MONOTONIC_USEC=").isdigit()
+        notifier.status("two\nlines")
+        assert heard(ours) == ["STATUS=two lines"]
+        notifier.status("two lines")  # nothing new
+        notifier.extend(2.5)
+        assert heard(ours) == ["EXTEND_TIMEOUT_USEC=2500000"]
+        notifier.stopping("draining")
+        assert heard(ours) == ["STOPPING=1", "STATUS=draining"]
+
+
+def test_the_watchdog_hears_twice_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R50: a supervisor that hangs says nothing, and is restarted."""
+    monkeypatch.setenv("WATCHDOG_USEC", "10000000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    with manager(monkeypatch) as ours, closing(Notifier()) as notifier:
+        assert notifier.watchdog == 5.0
+        for now in (100.0, 101.0, 104.9):
+            notifier.ping(now)
+        assert heard(ours) == ["WATCHDOG=1"]
+        notifier.ping(105.0)
+        assert heard(ours) == ["WATCHDOG=1"]
+        assert nothing_more(ours)
+
+
+@pytest.mark.parametrize(
+    ("patience", "whom"), [("10000000", "1"), ("0", None), ("soon", None), ("", None)]
+)
+def test_a_watchdog_that_is_not_for_this_process_hears_nothing(
+    patience: str, whom: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", patience)
+    if whom:
+        monkeypatch.setenv("WATCHDOG_PID", whom)
+    with manager(monkeypatch) as ours, closing(Notifier()) as notifier:
+        notifier.ping(100.0)
+        assert nothing_more(ours)
+
+
+@pytest.mark.parametrize("path", [None, "", "/nowhere/notify", "vsock:2:1", "@", "/" + "x" * 200])
+def test_without_a_manager_nothing_happens(
+    path: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path is not None:
+        monkeypatch.setenv("NOTIFY_SOCKET", path)
+    with closing(Notifier()) as notifier:
+        notifier.ready("all is well")
+        notifier.stopping()
+
+
+def test_a_manager_that_does_not_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with manager(monkeypatch) as ours, closing(Notifier()) as notifier:
+        for number in range(5000):  # more than any queue of datagrams holds
+            notifier.status(f"number {number}")
+        assert heard(ours) == ["STATUS=number 0"]
+
+
+def test_a_child_says_nothing_in_the_services_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "10000000")
+    with manager(monkeypatch) as ours:
+        told = "from cmdbus.supervisor.notify import *; forget(); Notifier().ready()"
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", told], check=True, env=dict(os.environ)
+        )
+        assert nothing_more(ours)
+        forget()
+        assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & set(os.environ)
