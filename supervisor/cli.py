@@ -1,7 +1,10 @@
 """`cmdbus-supervise`: what a fleet of workers is told, and then the fleet itself."""
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +13,10 @@ import click
 
 from cmdbus.checks import check_name
 from cmdbus.errors import CmdbusError
+from cmdbus.readiness import Finding, worst
 from cmdbus.runtime import check_supervisor_name
+from cmdbus.settings import Settings
+from cmdbus.supervisor.checking import examine
 from cmdbus.supervisor.configuration import Configured, configured, read
 from cmdbus.supervisor.cpus import usable_cpus
 from cmdbus.supervisor.options import RedactingCommand, database_options
@@ -199,18 +205,39 @@ def main(context: click.Context, /, check: bool, **_given: object) -> None:
     """
     try:
         told = configured(context)
+        if check:
+            sys.exit(_check(told))
     except CmdbusError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(CANNOT_START)
-    if check:
-        sys.exit(_check(told))
     from cmdbus.supervisor.supervise import supervise
 
     sys.exit(supervise(told.settings))
 
 
 def _check(told: Configured) -> int:
-    width = max(len(entry.name) for entry in told.entries)
-    for entry in told.entries:
-        click.echo(f"{entry.name:{width}}  {entry.value}  ({entry.source})")
-    return 0
+    logging.basicConfig(format="%(message)s", level=told.settings.log_level.upper())
+    _show([(entry.name, f"{entry.value}  ({entry.source})") for entry in told.entries])
+    click.echo()
+    with _database(told.settings) as settings:
+        checks = examine(settings)
+    _show([(each.finding, str(each)) for each in checks])
+    return 0 if worst(checks) in (Finding.OK, Finding.WARNING) else CANNOT_START
+
+
+@contextmanager
+def _database(settings: Settings) -> Iterator[Settings]:
+    """With the DSN to look at; without one the embedded server runs meanwhile."""
+    if settings.dsn is not None:
+        yield settings
+        return
+    from cmdbus.embedded import EmbeddedPostgres
+
+    with EmbeddedPostgres() as server:
+        yield replace(settings, dsn=server.dsn)
+
+
+def _show(rows: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        click.echo(f"{name:{width}}  {text}")

@@ -3,6 +3,7 @@
 import socket
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,9 +15,13 @@ _SOCKET = ".s.PGSQL.5432"
 
 
 class Proxy:
-    """Forwards connections to the server of `dsn`, under a DSN of its own."""
+    """Forwards connections to the server of `dsn`, under a DSN of its own.
 
-    def __init__(self, dsn: str) -> None:
+    `change` may make something else of what a client sends, as poolers do.
+    """
+
+    def __init__(self, dsn: str, change: Callable[[bytes], bytes] = bytes) -> None:
+        self._change = change
         self._server = conninfo_to_dict(dsn)
         self._folder = tempfile.TemporaryDirectory(prefix="p")
         self.dsn = make_conninfo(dsn, host=self._folder.name, port=5432)
@@ -61,8 +66,8 @@ class Proxy:
             server = self._connect()
             self._clients.append(client)
             self._servers.append(server)
-            for pair in ((client, server, True), (server, client, False)):
-                self._threads.append(threading.Thread(target=_forward, args=pair))
+            for way in ((client, server, self._change), (server, client, None)):
+                self._threads.append(threading.Thread(target=_forward, args=way))
                 self._threads[-1].start()
 
     def _connect(self) -> socket.socket:
@@ -74,12 +79,14 @@ class Proxy:
         return socket.create_connection((host, int(str(port))))
 
 
-def _forward(source: socket.socket, target: socket.socket, from_client: bool) -> None:
+def _forward(
+    source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes] | None
+) -> None:
     """Until the source ends. A client's end is not passed on: that is the point."""
     with suppress(OSError):
         while data := source.recv(65536):
-            target.sendall(data)
-    if from_client:
+            target.sendall(change(data) if change else data)
+    if change:
         source.close()
     else:
         _shut(target)

@@ -1,0 +1,37 @@
+"""What is looked at before a supervisor starts, and how it was found. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Finding(StrEnum):
+    """How a check ended; later ones are worse."""
+
+    OK = "ok"
+    #: It can start, but somebody should know.
+    WARNING = "warning"
+    #: The database cannot be reached, or not yet: whoever starts waits for it.
+    AWAY = "away"
+    #: A restart would find the same.
+    FATAL = "fatal"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at, for people to read. Holds no secret."""
+
+    name: str
+    finding: Finding
+    sentence: str
+    #: What to do about it; empty if there is nothing to do, or the sentence says it.
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.sentence}" + (f"; {self.fix}" if self.fix else "")
+
+
+def worst(checks: Iterable[Check]) -> Finding:
+    """What all of them come to."""
+    order = list(Finding)
+    return max((check.finding for check in checks), key=order.index, default=Finding.OK)

@@ -1,0 +1,451 @@
+"""What a supervisor looks at before it starts, against servers that really refuse."""
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from proxy import Proxy
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import SQL, Composed, Identifier
+
+from cmdbus.embedded import EmbeddedPostgres
+from cmdbus.readiness import Check, Finding, worst
+from cmdbus.schema import install
+from cmdbus.settings import Settings
+from cmdbus.statements import migrations
+from cmdbus.supervisor.checking import examine
+from cmdbus.timeouts import Timeouts
+from cmdbus.worker.preflight import preflight
+
+OK, WARNING, AWAY, FATAL = Finding
+SECRET = "s3cr3t-Passw0rd"
+SMALL = Settings(procs=1, threads=2)
+
+
+def checks(dsn: str, **changes: object) -> dict[str, Check]:
+    """The worst of each name, in order."""
+    told = Settings(**{"procs": 1, "threads": 2, **changes, "dsn": dsn})  # type: ignore[arg-type]
+    found: dict[str, Check] = {}
+    for check in preflight(told):
+        found[check.name] = max(
+            check, found.get(check.name, check), key=lambda each: list(Finding).index(each.finding)
+        )
+    assert not any(SECRET in str(check) for check in found.values())
+    return found
+
+
+def troubles(dsn: str, **changes: object) -> list[str]:
+    return [name for name, check in checks(dsn, **changes).items() if check.finding is not OK]
+
+
+class Guarded:
+    """A server that lets ordinary roles in, with a password."""
+
+    def __init__(self, embedded: EmbeddedPostgres) -> None:
+        self.embedded = embedded
+
+    def execute(self, query: SQL | Composed) -> None:
+        with psycopg.connect(self.embedded.dsn, autocommit=True) as admin:
+            admin.execute(query)
+
+    @contextmanager
+    def role(self, *grants: str, options: str = "") -> Iterator[str]:
+        """A new role's DSN, with a new database's schema and these kinds of rights in it."""
+        name = f"test_{uuid4().hex[:8]}"
+        database, role = Identifier(name), Identifier(name)
+        self.execute(SQL("CREATE DATABASE {}").format(database))
+        create = "CREATE ROLE {} LOGIN PASSWORD '" + SECRET + "' " + options
+        self.execute(SQL(create).format(role))
+        try:
+            mine = make_conninfo(self.embedded.dsn, dbname=name)
+            install(mine, grants={kind: [name] for kind in grants})
+            yield make_conninfo(mine, user=name, password=SECRET)
+        finally:
+            self.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(database))
+            self.execute(SQL("DROP ROLE {}").format(role))
+
+    def alter(self, kind: str, dsn: str, what: str) -> None:
+        name = Identifier(str(conninfo_to_dict(dsn)["user"]))
+        self.execute(SQL("ALTER " + kind + " {} " + what).format(name))
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    place = Path(tempfile.mkdtemp(prefix="cmdbus-test-", dir="/tmp"))
+    place.chmod(0o711)
+    settings: dict[str, str | int | float | bool] = {
+        "max_connections": 20,
+        "password_encryption": "scram-sha-256",
+    }
+    try:
+        with EmbeddedPostgres(place / "pg", durable=False, settings=settings) as server:
+            rules = place / "pg" / "pg_hba.conf"
+            rules.write_text("local all cmdbus peer map=cmdbus\nlocal all all scram-sha-256\n")
+            made = Guarded(server)
+            made.execute(SQL("SELECT pg_reload_conf()"))
+            yield made
+    finally:
+        shutil.rmtree(place)
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A DSN of a server that says the same to everybody."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    with client:
+                        client.recv(4096)
+                        client.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = listener.getsockname()[1]
+        try:
+            yield f"host=127.0.0.1 port={port} user=ann password={SECRET} dbname=shop sslmode="
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+
+
+@pytest.mark.db
+def test_a_database_that_is_ready_passes_every_check(dsn: str) -> None:
+    found = checks(dsn)
+    assert list(found) == [
+        *("app", "connection", "server", "encoding", "schema", "timeouts", "connections"),
+        "listen",
+    ]
+    assert worst(found.values()) is OK
+    assert "1 x 2 threads + 2 for the steward + 2 for relief + 2 for a replacement = 8" in (
+        found["connections"].sentence
+    )
+    assert "listen" not in checks(dsn, listen=False)
+
+
+@pytest.mark.db
+def test_a_schema_that_is_missing_older_or_newer_is_one_line_with_the_command(
+    empty_dsn: str,
+) -> None:
+    """R05: one actionable line for each."""
+    known = len(migrations())
+    missing = checks(empty_dsn)["schema"]
+    assert missing.finding is FATAL
+    assert "is not installed" in missing.sentence and "run cmdbus init" in missing.sentence
+    install(empty_dsn)
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        for change, said in (
+            (f"DELETE FROM cmdbus.migration WHERE version = {known}", f"has version {known - 1}"),
+            ("UPDATE cmdbus.migration SET version = 99 WHERE version = 1", "has version 99"),
+        ):
+            connection.execute(change)
+            found = checks(empty_dsn)["schema"]
+            assert found.finding is FATAL and said in found.sentence
+            assert "\n" not in str(found)
+
+
+@pytest.mark.db
+def test_what_the_dsn_says_wins_over_the_ladder_and_is_refused(dsn: str) -> None:
+    """M116: the options of a DSN come last."""
+    found = checks(f"{dsn} options='-c statement_timeout=40s'")["timeouts"]
+    assert (found.finding, found.fix) == (
+        FATAL,
+        "take statement_timeout out of the DSN's options and PGOPTIONS",
+    )
+    assert "statement_timeout is 40 s" in found.sentence
+    tight = Timeouts(statement=1, pool=2, lease=2, thread=3, watchdog=4)
+    assert troubles(dsn, timeouts=tight) == []
+
+
+def drop_options(data: bytes) -> bytes:
+    """What a pooler with ignore_startup_parameters does."""
+    return re.sub(
+        rb"\0options\0[^\0]*",
+        lambda match: b"\0application_name\0" + b"x" * (len(match[0]) - 18),
+        data,
+    )
+
+
+def replacing(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: data.replace(old, new)
+
+
+@pytest.mark.db
+@pytest.mark.parametrize(
+    ("kind", "who"), [("ROLE", "set for the role"), ("DATABASE", "set for the database")]
+)
+def test_behind_a_pooler_the_settings_of_role_and_database_are_found(
+    guarded: Guarded, kind: str, who: str
+) -> None:
+    """M116: the server's effective value, with pooler, role and database."""
+    with guarded.role("worker") as dsn:
+        for name, value in (
+            ("statement_timeout", "60s"),
+            ("lock_timeout", "1s"),
+            ("idle_in_transaction_session_timeout", "35s"),
+        ):
+            guarded.alter(kind, dsn, f"SET {name} = '{value}'")
+        assert troubles(dsn) == []
+        with Proxy(dsn, drop_options) as pooler:
+            found = checks(pooler.dsn)["timeouts"]
+            assert found.finding is FATAL
+            assert f"statement_timeout is 60 s ({who})" in found.sentence
+            assert "SET statement_timeout = '25s'" in found.fix
+            guarded.alter(kind, dsn, "SET statement_timeout = '25s'")
+            assert troubles(pooler.dsn) == []
+
+
+@pytest.mark.db
+def test_a_role_that_may_only_read_is_refused_with_who_says_so(guarded: Guarded) -> None:
+    with guarded.role("worker") as dsn:
+        guarded.alter("ROLE", dsn, "SET default_transaction_read_only = on")
+        found = checks(dsn)["timeouts"]
+    assert found.finding is FATAL
+    assert "default_transaction_read_only is on (set for the role)" in found.sentence
+    assert found.fix.endswith("RESET default_transaction_read_only")
+
+
+@pytest.mark.db
+def test_a_pooler_that_cannot_listen_is_recognised(dsn: str) -> None:
+    for instead, said in ((b"--     ", "no notification arrived"), (b"LISTEM ", "is refused")):
+        with Proxy(dsn, replacing(b"LISTEN ", instead)) as pooler:
+            found = checks(pooler.dsn)["listen"]
+            assert (found.finding, said in found.sentence) == (FATAL, True)
+            assert "run with --wake poll" in found.fix
+            assert troubles(pooler.dsn, listen=False) == []
+
+
+@pytest.mark.db
+def test_a_limit_on_connections_is_refused_with_its_arithmetic(guarded: Guarded) -> None:
+    """Fault 43, M117."""
+    with guarded.role("worker") as dsn:
+        assert "max_connections 20 - 3 reserved = 17" in checks(dsn)["connections"].sentence
+        found = checks(dsn, procs=4, threads=8)["connections"]
+        assert (found.finding, "max_connections 20 - 3" in found.sentence) == (FATAL, True)
+        assert "run with --procs 1 --threads 6, which fits" in found.fix
+        assert checks(dsn, procs=1, threads=6)["connections"].finding is OK
+        guarded.alter("DATABASE", dsn, "CONNECTION LIMIT 6")
+        found = checks(dsn, procs=2, threads=2)["connections"]
+        assert "the database's CONNECTION LIMIT is 6" in found.sentence
+        guarded.alter("ROLE", dsn, "CONNECTION LIMIT 5")
+        found = checks(dsn, procs=3, threads=1)["connections"]
+        assert (found.finding, "the role's CONNECTION LIMIT is 5" in found.sentence) == (
+            FATAL,
+            True,
+        )
+
+
+@pytest.mark.db
+def test_the_sessions_of_others_are_a_warning_and_a_full_house_is_waited_for(
+    guarded: Guarded,
+) -> None:
+    """Fault 43: others may leave, so nothing is given up for them."""
+    with guarded.role("worker", options="CONNECTION LIMIT 9") as dsn:
+        node = make_conninfo(dsn, application_name="cmdbus:7")
+        with psycopg.connect(node), psycopg.connect(node):
+            found = checks(dsn)["connections"]
+            assert found.finding is WARNING
+            assert "of which others use 2, 2 of them of other supervisors" in found.sentence
+        guarded.alter("ROLE", dsn, "CONNECTION LIMIT 1")
+        with psycopg.connect(dsn):
+            full = checks(dsn)
+            assert full["connection"].finding is AWAY
+            assert "no free connection" in full["connection"].sentence
+
+
+@pytest.mark.db
+def test_a_role_without_a_workers_rights_is_told_how_to_get_them(guarded: Guarded) -> None:
+    for grants, said in (((), "lacks USAGE on"), (("producer",), "lacks [A-Z]+ on [a-z]+, ")):
+        with guarded.role(*grants) as dsn:
+            name = conninfo_to_dict(dsn)["user"]
+            found = checks(dsn)["rights"]
+            assert found.finding is FATAL
+            assert re.search(said, found.sentence)
+            assert f"cmdbus init --worker {name}" in found.fix
+
+
+@pytest.mark.db
+def test_each_refusal_of_a_connection_is_one_sentence_without_the_password(
+    guarded: Guarded,
+) -> None:
+    """Fault 44; secrets never appear."""
+    with guarded.role("worker") as dsn:
+        for changed, finding, said in (
+            ({"password": "wrong-and-secret"}, FATAL, "the password is wrong"),
+            ({"password": ""}, FATAL, "none was given"),
+            ({"user": "nobody_we_know"}, FATAL, "there is no such role"),
+            ({"dbname": "no_such_database"}, FATAL, "there is no such database"),
+            ({"port": "5433"}, AWAY, "nothing listens there"),
+            ({"host": "127.0.0.1", "port": "1"}, AWAY, "nothing listens there"),
+            ({"host": "no-such-host.invalid"}, AWAY, "name cannot be resolved"),
+        ):
+            found = checks(make_conninfo(dsn, **changed))
+            assert list(found) == ["app", "connection"]
+            assert found["connection"].finding is finding, found
+            assert said in str(found["connection"])
+            assert "wrong-and-secret" not in str(found["connection"])
+            assert "\n" not in str(found["connection"])
+        name = str(conninfo_to_dict(dsn)["user"])
+        guarded.execute(SQL("REVOKE CONNECT ON DATABASE {} FROM PUBLIC").format(Identifier(name)))
+        assert "may not connect" in checks(dsn)["connection"].sentence
+        guarded.alter("ROLE", dsn, "NOLOGIN")
+        assert "may not log in" in checks(dsn)["connection"].sentence
+
+
+def test_a_server_without_tls_or_one_that_starts_is_recognised() -> None:
+    with answering(b"N") as dsn:
+        found = checks(dsn + "require")["connection"]
+        assert (found.finding, "encrypted connection" in found.sentence) == (FATAL, True)
+    fields = b"SFATAL\0C57P03\0Mthe database system is starting up\0\0"
+    starting = b"E" + (len(fields) + 4).to_bytes(4, "big") + fields
+    with answering(starting) as dsn:
+        found = checks(dsn + "disable")["connection"]
+        assert (found.finding, "is starting" in found.sentence) == (AWAY, True)
+
+
+def test_a_dsn_that_means_nothing_is_said_without_it() -> None:
+    for dsn in (f"mysql://ann:{SECRET}@db/x", f"host=db {SECRET}"):
+        found = checks(dsn)["connection"]
+        assert (found.finding, "DSN" in found.sentence) == (FATAL, True)
+
+
+@pytest.mark.db
+def test_a_standby_is_refused(guarded: Guarded) -> None:
+    signal = guarded.embedded.directory / "data" / "standby.signal"
+    with guarded.role("worker") as dsn:
+        guarded.embedded.stop()
+        signal.touch()
+        shutil.chown(signal, (signal.parent / "PG_VERSION").stat().st_uid)
+        try:
+            guarded.embedded.start()
+            found = checks(make_conninfo(dsn, user="cmdbus", password=""))
+            assert found["primary"].finding is FATAL
+            assert list(found)[-1] == "primary"
+        finally:
+            guarded.embedded.stop()
+            signal.unlink()
+            guarded.embedded.start()
+
+
+APP = """
+import os, signal, threading
+from cmdbus import HandlerRegistry
+registry = HandlerRegistry()
+registry.register("payments", "Debit", lambda command, context: None, timeout=90.0)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "shop_checked.py").write_text(APP)
+    return tmp_path / "shop_checked.py"
+
+
+def in_child(dsn: str, timeout: float = 20.0, **changes: object) -> dict[str, Check]:
+    told = Settings(**{"app": "shop_checked:registry", **changes, "dsn": dsn})  # type: ignore[arg-type]
+    return {check.name: check for check in examine(told, timeout)}
+
+
+@pytest.mark.db
+@pytest.mark.process
+def test_the_app_is_loaded_and_its_mistakes_are_found_in_the_child(app: Path, dsn: str) -> None:
+    """Fault 18."""
+    found = in_child(dsn)
+    assert worst(found.values()) is OK
+    assert found["app"].sentence == "shop_checked:registry: 1 handlers, domains payments"
+    wrong = in_child(dsn, domains=("paymets",))["app"]
+    assert (wrong.finding, "did you mean 'payments'?" in wrong.sentence) == (FATAL, True)
+    app.write_text(APP + "1 / 0\n")
+    broken = in_child(dsn)
+    assert (broken["app"].finding, "ZeroDivisionError" in str(broken["app"])) == (FATAL, True)
+    assert broken["listen"].finding is OK
+    assert "shop_checked" not in sys.modules
+
+
+@pytest.mark.process
+def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
+    app: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for line, said in (
+        ("threading.Event().wait()", "no answer within 1 s while shop_checked:registry was"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "it died of SIGKILL while shop_checked:regis"),
+        ("os._exit(7)", "it ended with code 7 while shop_checked:registry was imported"),
+    ):
+        app.write_text(APP + line + "\n")
+        found = in_child("host=127.0.0.1 port=1", timeout=1.0)["preflight"]
+        assert (found.finding, said in found.sentence) == (FATAL, True), found
+    capfd.readouterr()
+
+
+@pytest.mark.process
+def test_a_database_that_hangs_is_waited_for(app: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} sslmode=disable"
+        found = in_child(dsn, timeout=1.0)["preflight"]
+    assert found.finding is AWAY
+    assert found.sentence == "no answer within 1 s after the check of app"
+
+
+def supervise(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", "from cmdbus.supervisor.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=25,
+    )
+
+
+@pytest.mark.db
+@pytest.mark.process
+def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, dsn: str) -> None:
+    """R05: an exit code that says that it cannot start."""
+    where = f"{dsn} password={SECRET}"
+    small = ("--check", "--procs", "1", "--threads", "2", "--dsn", where)
+    done = supervise(*small, "--app", "shop_checked:registry")
+    assert done.returncode == 0, done
+    settings, found = done.stdout.split("\n\n")
+    assert re.search(r"^procs +1  \(--procs\)$", settings, re.MULTILINE)
+    assert re.search(r"^dsn +\(not shown\)  \(--dsn\)$", settings, re.MULTILINE)
+    assert [line.split()[:2] for line in found.splitlines()] == [
+        ["ok", f"{name}:"]
+        for name in (
+            *("app", "connection", "server", "encoding", "schema", "timeouts", "connections"),
+            "listen",
+        )
+    ]
+    failed = supervise(*small, "--app", "shop_checked:regisrty", "--http", "0.0.0.0:80")
+    assert failed.returncode == 3
+    assert "fatal    app: module 'shop_checked' has no 'regisrty': did you mean" in failed.stdout
+    assert "warning  http: --http 0.0.0.0:80 is open to the network" in failed.stdout
+    away = supervise("--check", "--dsn", f"host=127.0.0.1 port=1 password={SECRET}")
+    assert away.returncode == 3
+    assert "away  connection: cannot connect to" in away.stdout
+    assert SECRET not in done.stdout + done.stderr + failed.stdout + away.stdout + away.stderr
+
+
+@pytest.mark.process
+def test_the_parent_of_the_checks_loads_no_database_driver(app: Path) -> None:
+    script = (
+        "import sys; from cmdbus.settings import Settings;"
+        "from cmdbus.supervisor.checking import examine;"
+        "examine(Settings(app='shop_checked:registry', dsn='host=127.0.0.1 port=1'));"
+        "print([m for m in sys.modules if m.startswith(('psycopg', 'shop_checked'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert done.stdout.strip() == "[]"

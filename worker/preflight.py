@@ -1,0 +1,252 @@
+"""Looks at everything that a supervisor needs before it starts. Loads the user's app and a
+database driver, so it runs in a child, and it runs once."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import psycopg
+
+from cmdbus import budget, effective
+from cmdbus import dsn as dsns
+from cmdbus import schema as schemas
+from cmdbus.errors import AppError, SchemaError
+from cmdbus.readiness import Check, Finding
+from cmdbus.refusals import refusal
+from cmdbus.registry import HandlerRegistry
+from cmdbus.settings import Settings
+from cmdbus.statements import statement
+from cmdbus.worker.app import did_you_mean, load
+from cmdbus.worker.connections import HEADROOM, Connection, complete, settings
+
+#: PostgreSQL's major versions that are tested.
+_OLDEST, _NEWEST = 14, 18
+_APPLICATION = "cmdbus:check"
+#: A notification comes within milliseconds, or a pooler has swallowed it.
+_NOTIFIED_WITHIN = 2.0
+_THIS_MACHINE = ("127.", "localhost", "::1")
+
+
+def preflight(told: Settings) -> Iterator[Check]:
+    """Each check as soon as it is made, so that whoever waits knows which one hangs.
+
+    Ends at the first that makes the following ones impossible. `told.dsn` must be given.
+    """
+    yield from _look_at_http(told)
+    registry, checks = _look_at_app(told)
+    yield from checks
+    try:
+        parts = dsns.parse(told.dsn or "")
+    except ValueError as error:
+        yield Check("connection", Finding.FATAL, str(error))
+        return
+    parts = complete(parts, _APPLICATION, told.timeouts)
+    try:
+        connection = _connect(parts)
+    except psycopg.Error as error:
+        yield _refused("connection", parts, error)
+        return
+    yield Check("connection", Finding.OK, dsns.describe(parts))
+    with connection:
+        try:
+            yield from _look_at_database(connection, parts, told, _longest(registry, told))
+        except psycopg.OperationalError as error:
+            yield _refused("connection", parts, error)
+
+
+def _look_at_http(told: Settings) -> Iterator[Check]:
+    if told.http and not told.http[0].startswith(_THIS_MACHINE):
+        yield Check(
+            "http",
+            Finding.WARNING,
+            f"--http {told.http[0]}:{told.http[1]} is open to the network, without a password",
+            "let a firewall or a network policy decide who reaches it",
+        )
+
+
+def _look_at_app(told: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
+    if told.app is None:
+        return None, [Check("app", Finding.OK, "none is named: the demo")]
+    try:
+        registry = load(told.app)
+    except AppError as error:
+        return None, [Check("app", Finding.FATAL, str(error))]
+    handled = registry.domains
+    missing = [
+        Check(
+            "app",
+            Finding.FATAL,
+            f"{told.app} has no handler for domain {domain!r}{did_you_mean(domain, handled)}",
+        )
+        for domain in told.domains
+        if domain not in handled
+    ]
+    domains = ", ".join(told.domains or handled)
+    return registry, missing or [
+        Check("app", Finding.OK, f"{told.app}: {len(registry)} handlers, domains {domains}")
+    ]
+
+
+def _longest(registry: HandlerRegistry | None, told: Settings) -> float:
+    own = (handler.timeout or 0.0 for handler in registry or ())
+    return max((told.timeouts.thread, *own))
+
+
+def _connect(parts: dsns.Parts) -> Connection:
+    return psycopg.connect(**parts, autocommit=True)
+
+
+def _refused(name: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
+    found = refusal(str(error), error.sqlstate)
+    # libpq's own advice is indented; ours says more.
+    lines = [line for line in str(error).splitlines() if line[:1] != "\t"]
+    reason = dsns.redact(" ".join(" ".join(lines).split()), parts)
+    sentence = f"cannot connect to {dsns.describe(parts)}: {found.sentence} ({reason})"
+    return Check(name, found.finding, sentence, found.fix)
+
+
+def _look_at_database(
+    connection: Connection, parts: dsns.Parts, told: Settings, longest: float
+) -> Iterator[Check]:
+    yield _look_at_version(connection)
+    row = connection.execute(statement("read_server", told.schema)).fetchone()
+    assert row is not None
+    server_encoding, client_encoding, standby, role, database = row
+    yield _look_at_encoding(server_encoding, client_encoding)
+    session = effective.Session(
+        settings=_settings(connection, told.schema),
+        role=role,
+        database=database,
+        asked=settings(told.timeouts),
+    )
+    if standby:
+        yield Check(
+            "primary",
+            Finding.FATAL,
+            "the server is a standby: nothing can be written there",
+            "name the primary, or several hosts with target_session_attrs=read-write",
+        )
+        return
+    yield from _look_at_schema(connection, told.schema, role)
+    yield from effective.judge(session, told.timeouts, longest)
+    yield _look_at_budget(connection, told)
+    if told.listen:
+        yield _look_at_listening(connection, parts, told.schema)
+
+
+def _look_at_version(connection: Connection) -> Check:
+    major = connection.info.server_version // 10000
+    if major < _OLDEST:
+        return Check(
+            "server",
+            Finding.FATAL,
+            f"PostgreSQL {major} is too old",
+            f"use one from {_OLDEST} to {_NEWEST}",
+        )
+    if major > _NEWEST:
+        return Check(
+            "server",
+            Finding.WARNING,
+            f"PostgreSQL {major} is newer than what this version was tested with",
+            f"if something is odd, use one from {_OLDEST} to {_NEWEST}",
+        )
+    return Check("server", Finding.OK, f"PostgreSQL {major}")
+
+
+def _look_at_encoding(server: str, client: str) -> Check:
+    if client != "UTF8":
+        return Check(
+            "encoding",
+            Finding.FATAL,
+            f"the session's client_encoding is {client}",
+            "take client_encoding out of the DSN, or let the pooler pass it on",
+        )
+    if server != "UTF8":
+        return Check(
+            "encoding",
+            Finding.WARNING,
+            f"the database's encoding is {server}: a command with a character that it lacks is "
+            f"refused or spoilt",
+            "make a database with ENCODING 'UTF8'",
+        )
+    return Check("encoding", Finding.OK, server)
+
+
+def _settings(connection: Connection, schema: str) -> dict[str, effective.Setting]:
+    names = {"names": list(effective.NAMES)}
+    rows = connection.execute(statement("read_effective", schema), names).fetchall()
+    return {name: effective.Setting(value, source) for name, value, source in rows}
+
+
+def _look_at_schema(connection: Connection, schema: str, role: str) -> Iterator[Check]:
+    rows = connection.execute(statement("read_missing_rights", schema)).fetchall()
+    missing = [row[0] for row in rows]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        yield Check(
+            "rights",
+            Finding.FATAL,
+            f"role {role!r} lacks {', '.join(missing[:3])}{more} in schema {schema!r}",
+            f"run cmdbus init --worker {role} as the schema's owner",
+        )
+        return
+    try:
+        schemas.check(connection, schema)
+    except SchemaError as error:
+        yield Check("schema", Finding.FATAL, str(error))
+        return
+    yield Check("schema", Finding.OK, f"{schema}, of this version, and {role!r} has its rights")
+
+
+def _look_at_budget(connection: Connection, told: Settings) -> Check:
+    row = connection.execute(statement("read_budget", told.schema)).fetchone()
+    assert row is not None
+    most, reserved, of_database, of_role, others, in_database, by_role, nodes = row
+    limits = [
+        budget.Limit(
+            name=f"max_connections {most} - {reserved} reserved = {most - reserved}",
+            size=most - reserved,
+            others=others,
+            fix="raise max_connections",
+        ),
+        budget.Limit(
+            name=f"the database's CONNECTION LIMIT is {of_database}",
+            size=of_database,
+            others=in_database,
+            fix="raise it (ALTER DATABASE ... CONNECTION LIMIT)",
+        ),
+        budget.Limit(
+            name=f"the role's CONNECTION LIMIT is {of_role}",
+            size=of_role,
+            others=by_role,
+            fix="raise it (ALTER ROLE ... CONNECTION LIMIT)",
+        ),
+    ]
+    need = budget.Need(procs=told.procs, threads=told.threads, relief=HEADROOM)
+    return budget.judge(need, [limit for limit in limits if limit.size >= 0], nodes)
+
+
+def _look_at_listening(connection: Connection, parts: dsns.Parts, schema: str) -> Check:
+    token = uuid4().hex
+    try:
+        connection.execute(statement("listen_check", schema))
+    except psycopg.Error as error:
+        reason = " ".join(str(error).split())
+        return _deaf(f"LISTEN is refused ({reason})")
+    try:
+        with _connect(parts) as other:
+            other.execute(statement("notify_check", schema), {"token": token})
+    except psycopg.OperationalError as error:
+        return _refused("listen", parts, error)
+    for notification in connection.notifies(timeout=_NOTIFIED_WITHIN):
+        if notification.payload == token:
+            return Check("listen", Finding.OK, "notifications arrive")
+    return _deaf(f"no notification arrived within {_NOTIFIED_WITHIN:g} s")
+
+
+def _deaf(what: str) -> Check:
+    return Check(
+        "listen",
+        Finding.FATAL,
+        f"{what}: between here and the server there is a pooler that cannot LISTEN",
+        "connect to the server itself, or with session pooling; or run with --wake poll",
+    )
