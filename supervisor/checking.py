@@ -104,8 +104,11 @@ class Examination:
 
     def _reap(self) -> str:
         assert self._pid is not None
-        _, status = os.waitpid(self._pid, 0)
-        self._pid = None
+        pid, self._pid = self._pid, None
+        try:
+            _, status = os.waitpid(pid, 0)
+        except ChildProcessError:  # whoever reaps strangers was first
+            return "ended"
         code = os.waitstatus_to_exitcode(status)
         return f"ended with code {code}" if code >= 0 else f"died of {signal.Signals(-code).name}"
 

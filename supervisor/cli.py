@@ -13,6 +13,7 @@ import click
 
 from cmdbus.checks import check_name
 from cmdbus.errors import CmdbusError
+from cmdbus.exits import Exit
 from cmdbus.readiness import Finding, worst
 from cmdbus.runtime import check_supervisor_name
 from cmdbus.settings import Settings
@@ -24,9 +25,6 @@ from cmdbus.supervisor.values import address, poll_seconds, seconds, size, whole
 from cmdbus.timeouts import Timeouts
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-#: Exit codes that are decided here; the others are those of the fleet.
-CANNOT_START = 3
 
 _DEFAULTS = Timeouts()
 _MOST_PROCS, _MOST_THREADS = 512, 128
@@ -209,20 +207,20 @@ def main(context: click.Context, /, check: bool, **_given: object) -> None:
             sys.exit(_check(told))
     except CmdbusError as error:
         click.echo(f"Error: {error}", err=True)
-        sys.exit(CANNOT_START)
+        sys.exit(Exit.CANNOT_START)
     from cmdbus.supervisor.supervise import supervise
 
     sys.exit(supervise(told.settings))
 
 
-def _check(told: Configured) -> int:
+def _check(told: Configured) -> Exit:
     logging.basicConfig(format="%(message)s", level=told.settings.log_level.upper())
     _show([(entry.name, f"{entry.value}  ({entry.source})") for entry in told.entries])
     click.echo()
     with _database(told.settings) as settings:
         checks = examine(settings)
     _show([(each.finding, str(each)) for each in checks])
-    return 0 if worst(checks) in (Finding.OK, Finding.WARNING) else CANNOT_START
+    return Exit.DONE if worst(checks) in (Finding.OK, Finding.WARNING) else Exit.CANNOT_START
 
 
 @contextmanager

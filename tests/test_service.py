@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cmdbus.exits import Exit
 from cmdbus.settings import Settings
-from cmdbus.supervisor.cli import CANNOT_START, main
+from cmdbus.supervisor.cli import main
 from cmdbus.supervisor.configuration import configured
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
@@ -74,7 +75,7 @@ def test_the_unit_is_closed_to_what_workers_do_not_need(unit: Path) -> None:
 def test_the_unit_agrees_with_the_program() -> None:
     """R50; fault 18: what a restart would find again is not restarted."""
     assert int(value("TimeoutStopSec")) > Settings().drain_timeout
-    assert value("RestartPreventExitStatus").split() == ["2", str(CANNOT_START)]
+    assert value("RestartPreventExitStatus").split() == ["2", str(int(Exit.CANNOT_START))]
     assert value("Type") == "notify"
     assert (value("Restart"), value("KillMode"), value("NotifyAccess")) == (
         "always",
