@@ -137,6 +137,8 @@ def _told(error: click.ClickException) -> str:
     """The message; about a value, with the variable or file that has it."""
     if not isinstance(error, click.BadParameter) or not error.param or not error.ctx:
         return error.format_message()
+    if error.param_hint is not None:  # about another one, which knows where it is
+        return error.format_message()
     told = origin(error.ctx, error.param)
     source = "" if told in error.param.opts else f" (from {told})"
     return f"Invalid value for {error.param.opts[0]}{source}: {error.message}"
