@@ -26,6 +26,8 @@ class Check:
     sentence: str
     #: What to do about it; empty if there is nothing to do, or the sentence says it.
     fix: str = ""
+    #: Of the app: how many types of commands it handles.
+    types: int = 0
 
     def __str__(self) -> str:
         return f"{self.name}: {self.sentence}" + (f"; {self.fix}" if self.fix else "")

@@ -15,6 +15,7 @@ from typing import NoReturn, Self
 
 from cmdbus.readiness import Check, Finding
 from cmdbus.settings import Settings
+from cmdbus.supervisor.children import die_with
 from cmdbus.supervisor.notify import forget
 
 #: Connecting may take 10 s, and importing a large app as long.
@@ -43,11 +44,18 @@ class Examination:
         sys.stderr.flush()
         self._pipe, writing = os.pipe()
         os.set_blocking(self._pipe, False)
+        parent = os.getpid()
         self._pid: int | None = os.fork()
         if self._pid == 0:
             os.close(self._pipe)
+            die_with(parent)
             _run(settings, writing, timeout)
         os.close(writing)
+
+    @property
+    def pid(self) -> int | None:
+        """None once it has been reaped."""
+        return self._pid
 
     def fileno(self) -> int:
         return self._pipe

@@ -85,7 +85,7 @@ def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
     try:
         os.setpgid(0, 0)
         signals.reset()
-        _die_with(parent)
+        die_with(parent)
         for descriptor in close:
             os.close(descriptor)
         code = run()
@@ -98,16 +98,16 @@ def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
         os._exit(code)  # Threads that hang are not waited for.
 
 
-def _die_with(parent: int) -> None:
-    """Where the system knows of it; everywhere else, and if the parent died before this, the
-    child sees at its next beat that its parent is another one."""
+def die_with(parent: int) -> None:
+    """In a child. Where the system knows of it; elsewhere a child sees at its next beat that
+    its parent is another one."""
     with suppress(AttributeError):
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(Exit.ERROR)
 
 
-def reap_strangers(ours: Iterable[int]) -> None:
+def reap_strangers(ours: Iterable[int | None]) -> None:
     """As process 1 of a container we inherit orphans. Looks first: who is ours is reaped by
     its seat, with its exit code."""
     ours = set(ours)

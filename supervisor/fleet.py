@@ -21,6 +21,7 @@ from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.settings import Settings
 from cmdbus.supervisor import guilt, signals
 from cmdbus.supervisor.children import Child, Death, fork
+from cmdbus.supervisor.notify import forget
 from cmdbus.supervisor.policy import Action, Dump, Fleet, Kill, Late, Leave, Process, Start
 from cmdbus.supervisor.restarts import EARLY_SECONDS, Restarts
 from cmdbus.views import BoardView, Restart, SeatView, SlotView
@@ -249,6 +250,7 @@ class Company:
         from cmdbus.worker import process
         from cmdbus.worker.node import Node
 
+        forget()
         node = Node(
             board=self._board,
             seat=self._board.seat(place),

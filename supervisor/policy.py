@@ -240,6 +240,9 @@ def _replace(
         else:
             yield Leave(process=process, by=now + limits.drain, reason=reason)
         return
+    for process in rest:
+        if process.stays and process.role is Role.STEWARD and process.app < fleet.app:
+            yield Leave(process=process, by=now + limits.drain, reason=Restart.RELOADED)
 
 
 def _outdated(

@@ -17,6 +17,7 @@ NOTED = (
     signal.SIGUSR1,
     signal.SIGCHLD,
 )
+STOPPING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
 _AT_ONCE = 4096
 
 

@@ -82,7 +82,12 @@ def _look_at_app(told: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
     ]
     domains = ", ".join(told.domains or handled)
     return registry, missing or [
-        Check("app", Finding.OK, f"{told.app}: {len(registry)} handlers, domains {domains}")
+        Check(
+            "app",
+            Finding.OK,
+            f"{told.app}: {len(registry)} handlers, domains {domains}",
+            types=len(registry),
+        )
     ]
 
 

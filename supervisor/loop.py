@@ -1,0 +1,188 @@
+"""The supervisor's loop: look -> decide -> act -> wait. Never waits for one of its processes."""
+
+import logging
+import os
+import signal
+import time
+from dataclasses import replace
+
+from cmdbus.board import Board
+from cmdbus.exits import Exit
+from cmdbus.readiness import Finding
+from cmdbus.seats import Role
+from cmdbus.settings import Settings
+from cmdbus.supervisor.checking import Examination
+from cmdbus.supervisor.children import reap_strangers, wait
+from cmdbus.supervisor.fleet import Company
+from cmdbus.supervisor.notify import Notifier
+from cmdbus.supervisor.policy import RESCUE_SECONDS, Fleet, Limits, decide, next_look
+from cmdbus.supervisor.signals import Signals
+from cmdbus.views import SupervisorState
+
+logger = logging.getLogger(__name__)
+
+#: It looks at least so often, and does not judge after it was late by so much.
+_LOOK_SECONDS = 0.1
+_LATE_SECONDS = 1.0
+#: After that it lets everybody beat again first.
+_GRACE_SECONDS = 5.0
+#: With --drain: everybody has waited for so long, and there was nothing.
+_DRAINED_SECONDS = 1.0
+#: What a stop takes beyond its deadline, at most.
+_EXITS_SECONDS = 5.0
+
+
+class Supervisor:
+    def __init__(
+        self,
+        settings: Settings,
+        board: Board,
+        company: Company,
+        noted: Signals,
+        notifier: Notifier,
+    ) -> None:
+        self._settings = settings
+        self._board = board
+        self._company = company
+        self._noted = noted
+        self._notifier = notifier
+        #: Of the application to come: while it runs, a reload is under way.
+        self._examination: Examination | None = None
+        self._limits = Limits(
+            thread=settings.timeouts.thread,
+            watchdog=settings.timeouts.watchdog,
+            drain=settings.drain_timeout,
+            max_commands=settings.max_commands,
+            max_rss_bytes=settings.max_rss_bytes,
+            max_age=settings.max_age,
+        )
+        self._since = time.monotonic()
+        self._stop_by: float | None = None
+        self._code = Exit.DONE
+        self._wakes_at = float("inf")
+        self._judges_from = 0.0
+        #: The application that the whole fleet has run at some time.
+        self._ready_app = -1
+
+    def run(self) -> Exit:
+        logger.info("the supervisor %s starts, pid %s", self._settings.name, os.getpid())
+        while True:
+            now = time.monotonic()
+            self._heed()
+            self._end_examination()
+            fleet = self._look(now)
+            if self._stop_by is not None and not fleet.processes:
+                break
+            for action in decide(fleet, self._limits, now):
+                self._company.act(action, now)
+            self._tell(fleet, now)
+            self._wait(next_look(fleet, self._limits, now))
+        self._show(SupervisorState.STOPPED, time.monotonic())
+        if self._code is Exit.DONE and self._company.unfinished:
+            self._code = Exit.UNFINISHED
+        logger.info("the supervisor %s has stopped: %s", self._settings.name, self._code.name)
+        return self._code
+
+    def _heed(self) -> None:
+        for number in self._noted.read():
+            match number:
+                case signal.SIGTERM | signal.SIGINT:
+                    again = self._stop_by is not None
+                    self._stop(0.0 if again else self._settings.drain_timeout, number.name)
+                case signal.SIGQUIT:
+                    self._stop(0.0, number.name)
+                case signal.SIGHUP:
+                    self._reload()
+                case signal.SIGTTIN:
+                    self._company.change_wanted(+1)
+                case signal.SIGTTOU:
+                    self._company.change_wanted(-1)
+                case signal.SIGUSR1:
+                    self._company.report()
+                case _:
+                    pass  # A child has died, ours or a stranger: that is seen in any case.
+        examiner = self._examination.pid if self._examination is not None else None
+        reap_strangers({*self._company.pids, examiner})
+
+    def _look(self, now: float) -> Fleet:
+        if now - self._wakes_at > _LATE_SECONDS:
+            self._judges_from = now + _GRACE_SECONDS
+            logger.warning(
+                "the supervisor itself was late by %.1f s: it judges nobody for a while",
+                now - self._wakes_at,
+            )
+        judging = now >= self._judges_from
+        fleet = self._company.look(now, judging=judging, stop_by=self._stop_by)
+        if self._stop_by is None:
+            self._end_of_itself(now)
+        return replace(fleet, stop_by=self._stop_by)
+
+    def _end_of_itself(self, now: float) -> None:
+        if self._company.cannot_boot:
+            logger.error("a process cannot start, and a restart would not help: stopping")
+            self._give_up(Exit.CANNOT_START)
+        elif self._company.too_many_early_deaths(now):
+            logger.error("processes die as soon as they start, too many of them: giving up")
+            self._give_up(Exit.CRASH_LOOP)
+        elif self._settings.drain and self._company.is_drained(now - _DRAINED_SECONDS):
+            self._stop(self._settings.drain_timeout, "everything is done")
+
+    def _give_up(self, code: Exit) -> None:
+        self._code = code
+        self._stop(self._settings.drain_timeout, code.name)
+
+    def _stop(self, seconds: float, why: str) -> None:
+        self._stop_by = time.monotonic() + seconds
+        self._notifier.stopping()
+        self._notifier.extend(seconds + RESCUE_SECONDS + _EXITS_SECONDS)
+        logger.info("stopping within %g s (%s)", seconds, why)
+
+    def _reload(self) -> None:
+        """The application is looked at first: a broken one leaves the fleet as it is."""
+        if self._stop_by is not None or self._examination is not None:
+            return
+        logger.info("reloading: looking at the application")
+        self._notifier.reloading()
+        self._examination = Examination(self._settings)
+
+    def _end_examination(self) -> None:
+        if self._examination is None or (checks := self._examination.checks()) is None:
+            return
+        self._examination.close()
+        self._examination = None
+        fatal = [check for check in checks if check.finding is Finding.FATAL]
+        if fatal:
+            logger.error("not reloaded, the fleet goes on as it is: %s", "; ".join(map(str, fatal)))
+            self._notifier.ready()
+            return
+        logger.info("reloading: all processes are replaced, one after another")
+        self._company.app += 1
+
+    def _tell(self, fleet: Fleet, now: float) -> None:
+        """The log, the board and the service manager."""
+        workers = [p for p in fleet.processes if p.stays and p.role is Role.WORKER]
+        ready = sum(p.ready for p in workers)
+        whole = ready >= fleet.wanted and all(p.app == fleet.app for p in workers)
+        if self._ready_app < fleet.app and whole and self._stop_by is None:
+            self._ready_app = fleet.app
+            logger.info("the fleet is ready: %s processes", fleet.wanted)
+            self._notifier.ready()
+        self._notifier.status(f"{ready} of {fleet.wanted} processes ready")
+        self._notifier.ping(now)
+        state = SupervisorState.STARTING if self._ready_app < 0 else SupervisorState.RUNNING
+        self._show(state if self._stop_by is None else SupervisorState.STOPPING, now)
+
+    def _show(self, state: SupervisorState, now: float) -> None:
+        self._board.supervise(
+            pid=os.getpid(),
+            state=state,
+            since=int(self._since * 1e9),
+            due=int((now + self._settings.timeouts.watchdog) * 1e9),
+            wanted=self._company.wanted,
+        )
+
+    def _wait(self, until: float) -> None:
+        now = time.monotonic()
+        seconds = max(0.0, min(_LOOK_SECONDS, until - now))
+        self._wakes_at = now + seconds
+        wait([self._noted.descriptor, *self._company.descriptors], seconds)
