@@ -1,5 +1,5 @@
-"""Processes that run commands: plain Workers, and bare loops of the same statements; and
-the yard, where commands are sent to them and looked at afterwards.
+"""Processes that run bare loops of a worker's statements; and the yard, where commands are
+sent to them and to fleets, and looked at afterwards.
 
 The processes are started by spawn and held by a pipe: when the bench closes its end of it, or
 dies, each reads the end of its own and leaves.
@@ -7,34 +7,32 @@ dies, each reads the end of its own and leaves.
 
 import multiprocessing
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psycopg
 
 from benches.comparison import Place
+from benches.fleet import DOMAIN, WARM, Fleet
 from cmdbus import dsn as dsns
 from cmdbus import schema
 from cmdbus.bus import CommandBus
 from cmdbus.command import Command
 from cmdbus.context import Context
 from cmdbus.outcomes import completed
-from cmdbus.registry import HandlerFunction, HandlerRegistry
 from cmdbus.requests import SendRequest
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker import Worker
 from cmdbus.worker.claims import Claim, Claims, Finished, Want
 
-#: The Workers' domain, and that of the bare loops.
-DOMAIN, BARE = "working", "bare"
-#: The commands that are measured, and those that each Worker also knows: they do nothing.
-TYPE, WARM = "Work", "Warm"
+#: The domain of the bare loops.
+BARE = "bare"
+#: The commands that are measured.
+TYPE = "Work"
 #: 100 bytes as JSON.
 DATA: dict[str, Any] = {"payload": "x" * 86}
 
@@ -50,10 +48,6 @@ Loop = Callable[[psycopg.Connection, Claims], None]
 
 
 # What handlers do.
-
-
-def nothing(command: Command, context: Context) -> None:
-    return None
 
 
 def insert(command: Command, context: Context) -> None:
@@ -117,11 +111,6 @@ class Crew:
         for pipe in self._pipes:
             pipe.send(None)
 
-    def check(self) -> None:
-        """They answer nothing unless they were ordered to: what is to be read is an end."""
-        if wait(self._pipes, timeout=0):
-            raise RuntimeError("a process of the bench died; what it said is above")
-
     def await_answers(self, seconds: float) -> None:
         for pipe in self._pipes:
             if not pipe.poll(seconds):
@@ -130,16 +119,6 @@ class Crew:
                 pipe.recv()
             except EOFError:
                 raise RuntimeError("a bare process died; what it said is above") from None
-
-
-@contextmanager
-def workers(
-    dsn: str, handlers: Mapping[str, HandlerFunction], *, processes: int, threads: int
-) -> Iterator[Crew]:
-    """Worker processes with handlers by type, which must be functions of a module: they
-    are looked up there by each process. They are booting when this yields."""
-    with _started(processes, _be_worker, dsn, handlers, threads) as crew:
-        yield crew
 
 
 @contextmanager
@@ -173,23 +152,6 @@ def _started(count: int, target: Callable[..., None], *args: object) -> Iterator
             if process.is_alive():
                 process.kill()
                 process.join()
-
-
-def _be_worker(
-    held: "Connection[Any, Any]", dsn: str, handlers: Mapping[str, HandlerFunction], threads: int
-) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the bench, which closes the pipe
-    registry = HandlerRegistry()
-    for type_, function in {WARM: nothing, **handlers}.items():
-        registry.register(DOMAIN, type_, function)
-    worker = Worker(dsn, registry, concurrency=threads)
-
-    def stop_at_the_end() -> None:
-        wait([held])
-        worker.stop(timeout=_LEAVE_S / 2)
-
-    threading.Thread(target=stop_at_the_end, name="bench-end", daemon=True).start()
-    worker.run()
 
 
 def _be_bare(orders: "Connection[Any, Any]", dsn: str, loop: Loop, threads: int) -> None:
@@ -262,16 +224,16 @@ class Yard:
     def send(self, type_: str, data: object = DATA) -> None:
         self.bus.send(DOMAIN, type_, data)
 
-    def drain(self, crew: Crew, requests: Sequence[SendRequest]) -> Drained:
+    def drain(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
         self.clear()
-        return self.drain_uncleared(crew, requests)
+        return self.drain_uncleared(fleet, requests)
 
-    def drain_uncleared(self, crew: Crew, requests: Sequence[SendRequest]) -> Drained:
+    def drain_uncleared(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
         self.bus.pause(DOMAIN)
         self.bus.send_many(requests)
         last = self._value(_LAST, DOMAIN)
         self.bus.resume(DOMAIN)
-        self._await_end(DOMAIN, last, crew)
+        self._await_end(DOMAIN, last, fleet)
         return self._drained(DOMAIN, len(requests))
 
     def drain_bare(self, crew: Crew, requests: Sequence[SendRequest]) -> Drained:
@@ -283,7 +245,7 @@ class Yard:
         crew.await_answers(_PATIENCE_S)
         return self._drained(BARE, len(requests))
 
-    def warm(self, crew: Crew, processes: int) -> None:
+    def warm(self, fleet: Fleet, processes: int) -> None:
         """Until each of them has run commands."""
         deadline = time.monotonic() + _PATIENCE_S
         self.clear()
@@ -292,10 +254,10 @@ class Yard:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not all workers run commands after {_PATIENCE_S:.0f} s")
             self.bus.send_many(requests)
-            self.await_end(crew)
+            self.await_end(fleet)
 
-    def await_end(self, crew: Crew) -> None:
-        self._await_end(DOMAIN, None, crew)
+    def await_end(self, fleet: Fleet) -> None:
+        self._await_end(DOMAIN, None, fleet)
 
     def transactions_within(self, seconds: float) -> int:
         """How many there are of others in this database."""
@@ -308,12 +270,12 @@ class Yard:
     def percentiles(self, query: str, parts: Sequence[float]) -> list[float]:
         return list(self._value(query, list(parts), TYPE))
 
-    def _await_end(self, domain: str, last: int | None, crew: Crew | None = None) -> None:
+    def _await_end(self, domain: str, last: int | None, fleet: Fleet | None = None) -> None:
         """First asks for the last row only: a look at all would slow what is measured."""
         deadline = time.monotonic() + _PATIENCE_S
         while self._is_any(_IS_THERE, domain, last) or self._is_any(_ANY, domain):
-            if crew is not None:
-                crew.check()
+            if fleet is not None:
+                fleet.check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{domain} is not drained after {_PATIENCE_S:.0f} s")
             time.sleep(_LOOK_S)

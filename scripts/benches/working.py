@@ -7,6 +7,7 @@ from functools import partial
 from statistics import median
 
 from benches.comparison import Comparison, Place, scenario
+from benches.fleet import fleet, nothing
 from benches.workers import (
     BARE,
     EFFECT,
@@ -17,11 +18,9 @@ from benches.workers import (
     commands,
     insert,
     insert_singly,
-    nothing,
     settle_and_claim,
     sleep,
     tell_start,
-    workers,
     yard,
 )
 from cmdbus.registry import HandlerFunction
@@ -55,7 +54,7 @@ _REST_S = 0.02
 #: Of --seconds. A session that falls idle tells its statistics up to 10 s later.
 _MIXED_TIMES, _STATISTICS_TIMES, _IDLE_TIMES = 10, 11, 10
 #: Autovacuum comes once a minute, so that the median of three knows nothing of it.
-_IDLE_THREADS, _WINDOWS = 4, 3
+_IDLE_THREADS, _WINDOWS = 32.0, 3
 
 _CLAIM_TO_START = """
     SELECT percentile_cont(%s::float8[]) WITHIN GROUP (ORDER BY
@@ -100,12 +99,12 @@ def _compare(
     with (
         yard(place) as here,
         bare(place.dsn, loop, processes=2, threads=bare_threads) as bare_crew,
-        workers(place.dsn, {TYPE: handler}, processes=2, threads=8) as crew,
+        fleet(place.dsn, {TYPE: handler}, processes=2, threads=8) as running,
     ):
-        here.warm(crew, 2)
+        here.warm(running, 2)
         return place.compare(
             lambda seconds: here.drain_bare(bare_crew, _part(place, theirs, seconds)).rate,
-            lambda seconds: here.drain(crew, _part(place, ours, seconds)).rate,
+            lambda seconds: here.drain(running, _part(place, ours, seconds)).rate,
             commands=count,
             payload_bytes=100,
             processes=2,
@@ -151,10 +150,10 @@ def drain_wide(place: Place) -> Comparison:
 
 def _drain_once(here: Yard, shape: tuple[int, int], requests: Sequence[SendRequest]) -> float:
     processes, threads = shape
-    with workers(here.place.dsn, {TYPE: nothing}, processes=processes, threads=threads) as crew:
-        here.warm(crew, processes)
-        here.drain(crew, requests[: len(requests) // 4 or 1])
-        return here.drain(crew, requests).rate
+    with fleet(here.place.dsn, {TYPE: nothing}, processes=processes, threads=threads) as running:
+        here.warm(running, processes)
+        here.drain(running, requests[: len(requests) // 4 or 1])
+        return here.drain(running, requests).rate
 
 
 def _name(shape: tuple[int, int]) -> str:
@@ -203,10 +202,10 @@ def _drains(
 ) -> list[float]:
     with (
         yard(place) as here,
-        workers(place.dsn, handlers, processes=processes, threads=threads) as crew,
+        fleet(place.dsn, handlers, processes=processes, threads=threads) as running,
     ):
-        here.warm(crew, processes)
-        return [here.drain(crew, commands(count)).rate for count in counts]
+        here.warm(running, processes)
+        return [here.drain(running, commands(count)).rate for count in counts]
 
 
 @scenario("mixed", unit="ms", limit=1.0)
@@ -217,14 +216,14 @@ def mixed(place: Place) -> Comparison:
     slow_s = 2 * seconds
     handlers: dict[str, HandlerFunction] = {TYPE: tell_start, SLOW: partial(sleep, slow_s)}
     count = max(_SLOW_ONE_IN, place.sizes.commands // _MIXED_PART)
-    with yard(place) as here, workers(place.dsn, handlers, processes=2, threads=8) as crew:
-        here.warm(crew, 2)
+    with yard(place) as here, fleet(place.dsn, handlers, processes=2, threads=8) as running:
+        here.warm(running, 2)
         mixture = [(SLOW if not n % _SLOW_ONE_IN else TYPE) for n in range(count)]
         requests = [request for type_ in mixture for request in commands(1, type_=type_)]
-        capacity = here.drain(crew, requests).rate
+        capacity = here.drain(running, requests).rate
         here.clear()
         sent = _pace(here, capacity / 2, _MIXED_TIMES * seconds)
-        here.await_end(crew)
+        here.await_end(running)
         p50, p99 = here.percentiles(_CLAIM_TO_START, (0.5, 0.99))
     return Bounded(
         pairs=((_MIXED_BOUND_MS, p99),),
@@ -265,16 +264,16 @@ def bloat(place: Place) -> Comparison:
             if held:
                 holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
                 holder.execute("SELECT 1")
-            drained = here.drain_uncleared(crew, _part(place, requests, seconds))
+            drained = here.drain_uncleared(running, _part(place, requests, seconds))
         if drained.commands == len(requests):
             flatness[held].append(drained.flatness)
         return drained.rate
 
     with (
         yard(place) as here,
-        workers(place.dsn, {TYPE: nothing}, processes=2, threads=8) as crew,
+        fleet(place.dsn, {TYPE: nothing}, processes=2, threads=8) as running,
     ):
-        here.warm(crew, 2)
+        here.warm(running, 2)
         comparison = place.compare(
             lambda seconds: rate(here, seconds, held=False),
             lambda seconds: rate(here, seconds, held=True),
@@ -290,19 +289,19 @@ def bloat(place: Place) -> Comparison:
 
 @scenario("latency", unit="ms", limit=1.0)
 def latency(place: Place) -> Comparison:
-    """From before the send to the handler's start, in one idle worker with 4 threads: p50
+    """From before the send to the handler's start, in an idle fleet of 4 x 8: p50
     within 3 ms and p99 within 10 ms; the figure is the one that is nearer to its bound."""
     count = max(2, place.sizes.commands // _LATENCY_PART)
     with (
         yard(place) as here,
-        workers(place.dsn, {TYPE: tell_start}, processes=1, threads=4) as crew,
+        fleet(place.dsn, {TYPE: tell_start}, processes=4, threads=8) as running,
     ):
-        here.warm(crew, 1)
+        here.warm(running, 1)
         here.clear()
         for number in range(count):
             time.sleep(_REST_S + number % 10 / 1000)
             here.send(TYPE, {"sent": time.time()})
-        here.await_end(crew)
+        here.await_end(running)
         p50, p99 = here.percentiles(_SEND_TO_START, (0.5, 0.99))
     bounds = ((_P50_BOUND_MS, p50), (_P99_BOUND_MS, p99))
     return Bounded(
@@ -313,8 +312,8 @@ def latency(place: Place) -> Comparison:
             "p99_ms": round(p99, 2),
             "p50_bound_ms": _P50_BOUND_MS,
             "p99_bound_ms": _P99_BOUND_MS,
-            "processes": 1,
-            "threads": 4,
+            "processes": 4,
+            "threads": 8,
             "rounds": 1,
         },
     )
@@ -322,26 +321,26 @@ def latency(place: Place) -> Comparison:
 
 @scenario("idle", unit="statements/s")
 def idle(place: Place) -> Comparison:
-    """What a worker with 4 threads sends while there is nothing to do, against one whose
+    """What a fleet of 4 x 8 sends while there is nothing to do, against one whose
     threads each ask once a second. Counted are transactions, of which each statement of a
-    resting worker is one."""
+    resting fleet is one."""
     seconds = place.sizes.seconds
     with (
         yard(place) as here,
-        workers(place.dsn, {TYPE: nothing}, processes=1, threads=_IDLE_THREADS) as crew,
+        fleet(place.dsn, {TYPE: nothing}, processes=4, threads=8) as running,
     ):
-        here.warm(crew, 1)
+        here.warm(running, 1)
         time.sleep(_STATISTICS_TIMES * seconds)
         window_s = _IDLE_TIMES * seconds
         rates = [here.transactions_within(window_s) / window_s for _ in range(_WINDOWS)]
     return Comparison(
-        pairs=tuple((float(_IDLE_THREADS), rate) for rate in rates),
+        pairs=tuple((_IDLE_THREADS, rate) for rate in rates),
         configuration={
             "counted": "xact_commit + xact_rollback of pg_stat_database: the bench's own are "
             "not in it, autovacuum's are",
             "windows_s": [window_s] * _WINDOWS,
-            "processes": 1,
-            "threads": _IDLE_THREADS,
+            "processes": 4,
+            "threads": 8,
             "rounds": _WINDOWS,
         },
     )
