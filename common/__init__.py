@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cmdbus.records import AuditEvent as AuditEvent
     from cmdbus.records import CommandRecord as CommandRecord
     from cmdbus.records import Status as Status
+    from cmdbus.records import TroubleRecord as TroubleRecord
     from cmdbus.registry import HandlerRegistry as HandlerRegistry
     from cmdbus.registry import handler as handler
     from cmdbus.requests import SendRequest as SendRequest
@@ -59,7 +60,7 @@ _NAMES = {
         "ShutdownError",
         "TransientCommandError",
     ],
-    "records": ["AuditEvent", "CommandRecord", "Status"],
+    "records": ["AuditEvent", "CommandRecord", "Status", "TroubleRecord"],
     "registry": ["HandlerRegistry", "handler"],
     "requests": ["SendRequest"],
     "retry": ["RetryPolicy"],

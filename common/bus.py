@@ -28,6 +28,7 @@ from cmdbus.records import AuditEvent, CommandRecord, Status, check_status
 from cmdbus.requests import Limits, SendRequest
 from cmdbus.sending import Batch, Call, Sender, new_call
 from cmdbus.store import Store
+from cmdbus.troubleshooting import Troubleshooting
 
 T = TypeVar("T")
 
@@ -65,6 +66,8 @@ class CommandBus:
         self._on_send = on_send
         self._purge_allowed = purge_allowed
         self._sender = Sender(self._store)
+        #: Commands that failed for good and wait for a person.
+        self.troubleshooting = Troubleshooting(self._store, self._connections, max_bytes=max_bytes)
 
     def send(
         self,
@@ -287,13 +290,12 @@ class CommandBus:
 
     def _look(self, connection: Connection | None, work: Callable[[Connection], T]) -> T:
         """Runs what may be repeated without further care."""
-        if connection is not None:
-            return work(check_encoding(connection))
-        return self._connections.run(lambda conn, again: work(conn))
+        return self._connections.use(connection, lambda conn, again: work(conn))
 
 
 _CANNOT_CANCEL = {
     "running": "it is in progress; cancel(..., running=True) ends it all the same",
     "finished": "it has finished",
-    "troubleshooting": "it is in the troubleshooting queue; cancel it there",
+    "troubleshooting": "it is in the troubleshooting queue; troubleshooting.cancel(...) "
+    "does it there",
 }

@@ -9,6 +9,7 @@ from uuid import UUID
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,99}\Z")
 MAX_SECONDS = 100 * 365 * 86400
 MAX_TEXT = 2000
+MAX_OPERATOR = 200
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}\Z")
 
 
@@ -73,6 +74,17 @@ def check_text(what: str, value: str | None) -> str | None:
             f"{what} must be text of at most {MAX_TEXT} characters without NUL, not {_shown(value)}"
         )
     return value.encode("utf-8", "backslashreplace").decode()
+
+
+def check_operator(operator: str) -> str:
+    """Who did it: text that says something."""
+    text = check_text("operator", operator)
+    if text is None or not text.strip() or len(text) > MAX_OPERATOR:
+        raise ValueError(
+            f"operator must be 1 to {MAX_OPERATOR} characters that say who did it, "
+            f"not {_shown(operator)}"
+        )
+    return text
 
 
 def check_whole(what: str, value: object, least: int) -> int:

@@ -56,6 +56,12 @@ class Connections:
         except _DiedError as died:
             raise died.error from None
 
+    def use(self, connection: Connection | None, work: Callable[[Connection, bool], T]) -> T:
+        """In the caller's transaction, never repeated; without one like `run`."""
+        if connection is not None:
+            return work(check_encoding(connection), False)
+        return self.run(work)
+
     def close(self) -> None:
         with self._opening:
             self._closed = True

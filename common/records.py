@@ -65,6 +65,16 @@ class CommandRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleRecord(CommandRecord):
+    """One that waits for a person."""
+
+    #: When it came there.
+    failed_at: datetime
+    #: EXHAUSTED, PERMANENT, ...; None if nobody said.
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvent:
     """One thing that happened to a command."""
 
@@ -91,14 +101,12 @@ class AuditEvent:
 
 
 def record_of(row: Sequence[Any]) -> CommandRecord:
-    """From a row of read_*.sql: data and result as text, times never out of Python's range."""
-    values = dict(zip((field.name for field in fields(CommandRecord)), row, strict=True))
-    values["status"] = Status(values["status"])
-    for name in ("data", "result"):
-        values[name] = None if values[name] is None else decode(values[name])
-    for name in ("created_at", "due_at", "started_at", "finished_at"):
-        values[name] = _in_utc(values[name])
-    return CommandRecord(**values)
+    return CommandRecord(**_values(row))
+
+
+def trouble_of(row: Sequence[Any]) -> TroubleRecord:
+    *columns, failed_at, reason = row
+    return TroubleRecord(**_values(columns), failed_at=failed_at.astimezone(UTC), reason=reason)
 
 
 def event_of(row: Sequence[Any]) -> AuditEvent:
@@ -113,6 +121,17 @@ def event_of(row: Sequence[Any]) -> AuditEvent:
         message=message,
         details=None if details is None else decode(details),
     )
+
+
+def _values(row: Sequence[Any]) -> dict[str, Any]:
+    """From a row of read_*.sql: data and result as text, times never out of Python's range."""
+    values = dict(zip((field.name for field in fields(CommandRecord)), row, strict=True))
+    values["status"] = Status(values["status"])
+    for name in ("data", "result"):
+        values[name] = None if values[name] is None else decode(values[name])
+    for name in ("created_at", "due_at", "started_at", "finished_at"):
+        values[name] = _in_utc(values[name])
+    return values
 
 
 def _in_utc(time: datetime | None) -> datetime | None:

@@ -12,7 +12,7 @@ from cmdbus.statements import migrations, render, statement
 
 DEFAULT = "cmdbus"
 #: What `install` can grant; see sql/grant_*.sql.
-ROLES = ("worker", "producer", "monitor")
+ROLES = ("worker", "producer", "operator", "monitor")
 #: Partitions of history are made so far ahead, because without one nothing settles.
 DAYS_AHEAD = 14
 

@@ -15,7 +15,14 @@ from psycopg.rows import tuple_row
 
 from cmdbus.checks import check_schema
 from cmdbus.domains import SETTINGS
-from cmdbus.records import AuditEvent, CommandRecord, event_of, record_of
+from cmdbus.records import (
+    AuditEvent,
+    CommandRecord,
+    TroubleRecord,
+    event_of,
+    record_of,
+    trouble_of,
+)
 from cmdbus.requests import Outgoing
 from cmdbus.statements import statement
 
@@ -54,6 +61,13 @@ class Admission(NamedTuple):
     answer: Answer
     #: The server's clock.
     now: datetime
+
+
+class ResolvedBatch(NamedTuple):
+    resolved: int
+    #: From when to when the next batch is; last is None if there is none.
+    last: datetime | None
+    before: datetime
 
 
 class Store:
@@ -134,6 +148,24 @@ class Store:
         row = self._row(connection, "read_snapshot", {"domain": domain})
         return dict(zip(_SNAPSHOT, row, strict=True))
 
+    def trouble(
+        self, connection: Connection, conditions: Mapping[str, object]
+    ) -> list[TroubleRecord]:
+        return [trouble_of(row) for row in self._rows(connection, "read_trouble", conditions)]
+
+    def count_trouble(self, connection: Connection, conditions: Mapping[str, object]) -> int:
+        return int(self._row(connection, "count_trouble", conditions)[0])
+
+    def resolve(self, connection: Connection, parameters: Mapping[str, object]) -> str | None:
+        """The status in which it was found, None if it is unknown; see the schema's resolve."""
+        was = self._row(connection, "resolve", parameters)[0]
+        return None if was is None else str(was)
+
+    def resolve_batch(
+        self, connection: Connection, parameters: Mapping[str, object]
+    ) -> ResolvedBatch:
+        return ResolvedBatch(*self._row(connection, "resolve_batch", parameters))
+
     def configure(
         self, connection: Connection, domain: str, settings: Mapping[str, object]
     ) -> None:
@@ -170,16 +202,16 @@ class Store:
         return None if was is None else str(was)
 
     def _execute(
-        self, connection: Connection, name: str, parameters: dict[str, Any]
+        self, connection: Connection, name: str, parameters: Mapping[str, Any]
     ) -> psycopg.Cursor[Row]:
         # The caller's connection may have a row factory of its own.
         cursor = connection.cursor(row_factory=tuple_row)
         return cursor.execute(statement(name, self.schema), parameters)
 
-    def _rows(self, connection: Connection, name: str, parameters: dict[str, Any]) -> list[Row]:
+    def _rows(self, connection: Connection, name: str, parameters: Mapping[str, Any]) -> list[Row]:
         return self._execute(connection, name, parameters).fetchall()
 
-    def _row(self, connection: Connection, name: str, parameters: dict[str, Any]) -> Row:
+    def _row(self, connection: Connection, name: str, parameters: Mapping[str, Any]) -> Row:
         row = self._execute(connection, name, parameters).fetchone()
         assert row is not None, f"{name}.sql returns exactly one row"
         return row

@@ -27,6 +27,7 @@ def main() -> None:
 @database_options
 @click.option("--worker", metavar="ROLE", multiple=True, help="Grant ROLE a worker's rights.")
 @click.option("--producer", metavar="ROLE", multiple=True, help="Grant ROLE a producer's rights.")
+@click.option("--operator", metavar="ROLE", multiple=True, help="Grant ROLE an operator's rights.")
 @click.option("--monitor", metavar="ROLE", multiple=True, help="Grant ROLE a monitor's rights.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def init(
@@ -34,6 +35,7 @@ def init(
     schema: str,
     worker: tuple[str, ...],
     producer: tuple[str, ...],
+    operator: tuple[str, ...],
     monitor: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -46,7 +48,7 @@ def init(
     """
     from cmdbus.schema import install
 
-    grants = {"worker": worker, "producer": producer, "monitor": monitor}
+    grants = {"worker": worker, "producer": producer, "operator": operator, "monitor": monitor}
     with _sentences():
         check_schema(schema)
     with _sentences(), _database(dsn) as where:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -206,6 +207,10 @@ def test_a_producer_sends_and_cancels_and_reads_nothing(dsn: str) -> None:
             "INSERT INTO cmdbus.ready (token) VALUES (7)",
             "SELECT cmdbus.purge('payments')",
             "SELECT cmdbus.set_paused('payments', true)",
+            "SELECT cmdbus.resolve('RETRY', 'payments', gen_random_uuid(), 'x', '', '1', false)",
+            "SELECT * FROM cmdbus.resolve_batch("
+            "'RETRY', '', '', '', now(), now(), 1, 'x', '', '1')",
+            "SELECT * FROM cmdbus.troubleshooting",
             "SELECT setval('cmdbus.armed', 1)",
         ):
             assert refused(connection, query), query
@@ -220,6 +225,44 @@ def test_a_worker_does_everything_but_change_the_schema(dsn: str) -> None:
         connection.execute("SELECT cmdbus.make_partitions(15)")
         for query in ("ALTER TABLE cmdbus.ready ADD a int", "DROP TABLE cmdbus.event"):
             assert refused(connection, query), query
+
+
+def test_an_operator_looks_and_decides_and_sends_nothing(dsn: str) -> None:
+    with role(dsn, "operator") as connection, CommandBus(dsn) as bus:
+        ids = bus.send_many([SendRequest("payments", "Debit", reply_to="orders")] * 4)
+        with connect(dsn) as owner:
+            for id_ in ids[:3]:
+                owner.execute(TROUBLE, [id_])
+        mine: dict[str, Any] = {"connection": connection}
+        queue, said = bus.troubleshooting, {"operator": "ann", **mine}
+        assert [len(queue.list(**mine)), queue.count(**mine), len(bus.query(**mine))] == [3, 3, 4]
+        queue.retry("payments", ids[0], **said)
+        queue.cancel("payments", ids[1], **said)
+        assert queue.complete_all(**said) == 1
+        bus.cancel("payments", ids[3], **said)
+        bus.pause("payments", **mine)
+        bus.resume("payments", **mine)
+        bus.configure("payments", max_depth=10, **mine)
+        assert bus.snapshot("payments", **mine)["depth"] == 1
+        assert len(bus.audit("payments", ids[1], **mine)) == 2
+        for query in (
+            "SELECT cmdbus.send('payments', 'Debit')",
+            "SELECT cmdbus.purge('payments')",
+            "SELECT cmdbus.resolve_keys('CANCEL', '{}', '{}', 'ann', NULL, NULL)",
+            "DELETE FROM cmdbus.event",
+            "INSERT INTO cmdbus.ready (token) VALUES (7)",
+            "UPDATE cmdbus.troubleshooting SET attempts = 0",
+            "UPDATE cmdbus.finished SET status = 'COMPLETED'",
+        ):
+            assert refused(connection, query), query
+
+
+TROUBLE = (
+    "WITH gone AS (DELETE FROM cmdbus.ready WHERE command_id = %s RETURNING *)"
+    " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id, priority,"
+    " attempts, losses, domain, type, reply_to, data) SELECT 1, created_at, command_id,"
+    " correlation_id, priority, 1, 0, domain, type, reply_to, data FROM gone"
+)
 
 
 def test_a_monitor_sees_everything_but_payloads(dsn: str) -> None:
@@ -254,16 +297,27 @@ def test_rights_cannot_be_granted_to_a_role_that_is_not_there(dsn: str) -> None:
             "finished",
         ),
         (statement("read_audit", "cmdbus"), {}, "event_pkey"),
+        (
+            statement("read_trouble", "cmdbus"),
+            dict.fromkeys(("domain", "type", "error_code", "since", "until"))
+            | {"limit": 10, "offset": 0},
+            "troubleshooting_newest",
+        ),
     ],
-    ids=["get", "query", "audit"],
+    ids=["get", "query", "audit", "troubleshooting"],
 )
 def test_looks_use_indexes(
     dsn: str, query: bytes, parameters: dict[str, object], index: str
 ) -> None:
-    """R27."""
+    """R22, R27."""
     with connect(dsn) as connection:
         connection.execute(render_history(5000))
-        connection.execute("ANALYZE cmdbus.finished")
+        connection.execute(
+            "INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
+            " priority, attempts, losses, domain, type, data) SELECT token, created_at,"
+            " command_id, correlation_id, 5, 1, 0, domain, type, data FROM cmdbus.finished"
+        )
+        connection.execute("ANALYZE cmdbus.finished, cmdbus.troubleshooting")
         parameters = {"domain": "payments", "command_id": uuid4(), **parameters}
         plan = "\n".join(
             row[0] for row in connection.execute(b"EXPLAIN " + query, parameters).fetchall()

@@ -14,6 +14,7 @@ from cmdbus.board import Board
 from cmdbus.counters import Counter, End, HistogramView
 from cmdbus.health import ProcessHealth
 from cmdbus.outcomes import Kind as Fate
+from cmdbus.outcomes import Outcome
 from cmdbus.seats import Seat
 from cmdbus.slots import Phase
 from cmdbus.slots import Slot as Place
@@ -99,6 +100,8 @@ class Record:
             if end is None:
                 end = End.RETRY if outcome.charged else End.INTERRUPTED
             place.counters.ended(self.seat.kind(claim.domain, claim.type).index, end)
+            if end is End.TROUBLE:
+                _tell(claim, outcome)
             if end is End.COMPLETED or end is End.FAILED:
                 self.health.succeeded(time.monotonic())
             elif outcome.charged:
@@ -139,6 +142,17 @@ class Record:
             "avg_process_time": sum(view.sum for view in durations) / runs if runs else 0.0,
             "claim_failures": counters.claim_failures,
         }
+
+
+def _tell(claim: Claim, outcome: Outcome) -> None:
+    logger.error(
+        "command %s (%s/%s) is in the troubleshooting queue, where a person must decide: %s: %s",
+        claim.command_id,
+        claim.domain,
+        claim.type,
+        outcome.code,
+        outcome.message,
+    )
 
 
 def _shown(

@@ -28,6 +28,6 @@ FROM (
     SELECT at, 2, id, kind, attempt, worker, operator, code, message, details FROM e
     UNION ALL
     SELECT finished_at, 3, 0, 'COMPLETED', attempts, worker, NULL, NULL, NULL, NULL
-    FROM c WHERE status = 'COMPLETED'
+    FROM c WHERE status = 'COMPLETED' AND NOT EXISTS (SELECT FROM e WHERE kind = 'OPERATOR_COMPLETE')
 ) audit
 ORDER BY at, rank, id;

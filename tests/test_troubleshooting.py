@@ -1,0 +1,394 @@
+"""Commands that wait for a person: found, retried, canceled, completed, one and many."""
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import running
+from proxy import Proxy
+
+from cmdbus import (
+    Command,
+    CommandBus,
+    CommandNotFoundError,
+    CommandRecord,
+    Context,
+    HandlerRegistry,
+    InvalidOperationError,
+    PermanentCommandError,
+    SendRequest,
+    Status,
+)
+from cmdbus.troubleshooting import BATCH
+
+pytestmark = pytest.mark.db
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+def trouble(dsn: str, *, code: str = "GONE", attempts: int = 3) -> int:
+    """Everything ready goes where a worker would have put it: how many."""
+    with connect(dsn) as connection:
+        return connection.execute(
+            "WITH gone AS (DELETE FROM cmdbus.ready WHERE type <> 'Reply' RETURNING *), e AS ("
+            " INSERT INTO cmdbus.event (domain, command_id, kind, code, details)"
+            " SELECT domain, command_id, 'MOVED_TO_TROUBLESHOOTING_QUEUE', %(code)s,"
+            ' \'{"reason": "PERMANENT"}\' FROM gone)'
+            " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
+            " priority, attempts, losses, max_attempts, domain, type, reply_to, data, error_code,"
+            " error_message) SELECT 7, created_at, command_id, correlation_id, priority,"
+            " %(attempts)s, 2, 3, domain, type, reply_to, data, %(code)s, 'it is gone' FROM gone",
+            {"code": code, "attempts": attempts},
+        ).rowcount
+
+
+def troubled(bus: CommandBus, dsn: str, data: Any = None, **options: Any) -> UUID:
+    id_ = bus.send("payments", "Debit", data, **options)
+    assert trouble(dsn) == 1
+    return id_
+
+
+def found(bus: CommandBus, id_: UUID) -> CommandRecord:
+    record = bus.get("payments", id_)
+    assert record is not None
+    return record
+
+
+def kinds(bus: CommandBus, id_: UUID) -> list[str]:
+    return [event.kind for event in bus.audit("payments", id_)]
+
+
+def test_the_queue_is_listed_newest_first_page_by_page_with_the_data(dsn: str) -> None:
+    """R22."""
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        requests = [SendRequest("payments", "Debit", {"n": n}) for n in range(150)]
+        ids = bus.send_many(requests)
+        trouble(dsn)
+        connection.execute(
+            "UPDATE cmdbus.troubleshooting"
+            " SET failed_at = failed_at + (data ->> 'n')::integer * interval '1 second'"
+        )
+        queue = bus.troubleshooting
+        pages = [queue.list(limit=60, offset=offset) for offset in (0, 60, 120, 180)]
+        assert [len(page) for page in pages] == [60, 60, 30, 0]
+        records = [record for page in pages for record in page]
+        assert [record.command_id for record in records] == ids[::-1]
+        assert [record.data["n"] for record in records] == list(range(150))[::-1]
+        assert (queue.count(), len(queue.list())) == (150, 100)
+        first = records[0]
+        assert (first.status, first.attempts) == (Status.IN_TROUBLESHOOTING_QUEUE, 3)
+        assert (first.error_code, first.error_message) == ("GONE", "it is gone")
+        assert (first.reason, first.failed_at > first.created_at) == ("PERMANENT", True)
+
+
+def test_the_queue_is_listed_by_every_condition(dsn: str) -> None:
+    """R22."""
+    with CommandBus(dsn) as bus:
+        debit = troubled(bus, dsn)
+        boundary = datetime.now(UTC)
+        ship = bus.send("orders", "Ship")
+        trouble(dsn, code="BUSY")
+
+        def both(**conditions: Any) -> list[UUID]:
+            records = bus.troubleshooting.list(**conditions)
+            assert bus.troubleshooting.count(**conditions) == len(records)
+            return [record.command_id for record in records]
+
+        assert both() == [ship, debit]
+        assert both(domain="payments") == [debit]
+        assert both(type="Ship") == [ship]
+        assert both(error_code="GONE") == [debit]
+        assert both(since=boundary) == [ship]
+        assert both(until=boundary) == [debit]
+        assert both(domain="payments", error_code="BUSY") == []
+
+
+def test_a_retried_command_begins_anew(dsn: str) -> None:
+    """R23."""
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        id_ = troubled(bus, dsn, {"amount": 5}, priority="high", reply_to="orders")
+        before = found(bus, id_)
+        bus.troubleshooting.retry("payments", id_, operator="ann", reason="fixed")
+        after = found(bus, id_)
+        assert (after.status, after.attempts, after.max_attempts) == (Status.PENDING, 0, 3)
+        for name in ("data", "priority", "correlation_id", "reply_to", "created_at"):
+            assert getattr(after, name) == getattr(before, name)
+        assert after.due_at > before.due_at
+        row = connection.execute("SELECT losses, token, claimer, id > 1 FROM cmdbus.ready")
+        assert row.fetchone() == (0, 7, None, True)
+        *_, event = bus.audit("payments", id_)
+        assert (event.kind, event.operator, event.message) == ("OPERATOR_RETRY", "ann", "fixed")
+        assert bus.troubleshooting.list() == []
+
+
+def test_a_canceled_command_answers_with_the_reason(dsn: str) -> None:
+    """R24."""
+    with CommandBus(dsn) as bus:
+        id_ = troubled(bus, dsn, reply_to="orders")
+        assert bus.query("orders") == []
+        bus.troubleshooting.cancel("payments", id_, operator="ann", reason="no such account")
+        record = found(bus, id_)
+        assert (record.status, record.error_code) == (Status.CANCELED, "CANCELED")
+        assert record.error_message == "no such account"
+        assert record.finished_at is not None
+        *_, event = bus.audit("payments", id_)
+        assert (event.kind, event.operator) == ("OPERATOR_CANCEL", "ann")
+        assert event.message == "no such account"
+        [reply] = bus.query("orders")
+        assert (reply.type, reply.correlation_id) == ("Reply", record.correlation_id)
+        assert reply.data == {
+            "command_id": str(id_),
+            "type": "Debit",
+            "outcome": "CANCELED",
+            "result": {"code": "CANCELED", "message": "no such account", "details": None},
+        }
+
+
+def test_a_command_completed_by_hand_answers_with_the_result(dsn: str) -> None:
+    """R25."""
+    with CommandBus(dsn) as bus:
+        for result in ({"by": "hand"}, None):
+            id_ = troubled(bus, dsn, reply_to="orders")
+            bus.troubleshooting.complete("payments", id_, operator="ann", result=result)
+            record = found(bus, id_)
+            assert (record.status, record.result) == (Status.COMPLETED, result)
+            assert (record.error_code, record.error_message) == (None, None)
+            assert kinds(bus, id_)[-1] == "OPERATOR_COMPLETE"
+            assert "COMPLETED" not in kinds(bus, id_)
+            reply = bus.query("orders", limit=1)[0]
+            assert (reply.data["outcome"], reply.data["result"]) == ("SUCCESS", result)
+
+
+Call = Callable[[CommandBus, UUID], None]
+CALLS: dict[str, Call] = {
+    "retried": lambda bus, id_: bus.troubleshooting.retry("payments", id_, operator="ann"),
+    "canceled": lambda bus, id_: bus.troubleshooting.cancel("payments", id_, operator="ann"),
+    "completed": lambda bus, id_: bus.troubleshooting.complete("payments", id_, operator="ann"),
+}
+
+
+@pytest.mark.parametrize("done", CALLS)
+def test_only_what_is_in_the_queue_can_be_resolved(dsn: str, done: str) -> None:
+    """R23."""
+    call = CALLS[done]
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        id_ = bus.send("payments", "Debit")
+        with pytest.raises(InvalidOperationError, match=f"cannot be {done}: it is PENDING"):
+            call(bus, id_)
+        connection.execute("UPDATE cmdbus.ready SET lease_until = now() + interval '1 minute'")
+        with pytest.raises(InvalidOperationError, match="it is IN_PROGRESS"):
+            call(bus, id_)
+        bus.cancel("payments", id_, running=True)
+        with pytest.raises(InvalidOperationError, match="it is CANCELED"):
+            call(bus, id_)
+        later = bus.send("payments", "Debit", delay=60)
+        with pytest.raises(InvalidOperationError, match="it is PENDING"):
+            call(bus, later)
+        with pytest.raises(CommandNotFoundError, match="domain 'payments' has no command"):
+            call(bus, uuid4())
+        assert not {kind for kind in kinds(bus, id_) if kind.startswith("OPERATOR")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"operator": ""}, "operator must be 1 to 200 characters"),
+        ({"operator": " "}, "operator must be 1 to 200 characters"),
+        ({"operator": None}, "operator must be 1 to 200 characters"),
+        ({"operator": "x" * 201}, "operator must be 1 to 200 characters"),
+        ({"operator": "a\0b"}, "operator must be text"),
+        ({"reason": "x" * 2001}, "reason must be text of at most 2000"),
+        ({"result": float("nan")}, "result"),
+        ({"result": "x" * 2_000_000}, "result has 2000002 bytes"),
+        ({"command_id": "seven"}, "command_id must be a UUID"),
+    ],
+)
+def test_what_an_operator_says_is_checked_before_anything_is_written(
+    dsn: str, arguments: dict[str, Any], sentence: str
+) -> None:
+    with CommandBus(dsn) as bus:
+        id_ = troubled(bus, dsn)
+        said = {"command_id": id_, "operator": "ann", **arguments}
+        with pytest.raises(ValueError, match=sentence):
+            bus.troubleshooting.complete("payments", **said)
+        if "command_id" not in arguments:
+            del said["command_id"]
+            with pytest.raises(ValueError, match=sentence):
+                bus.troubleshooting.complete_all("payments", **said)
+        assert bus.troubleshooting.count() == 1
+
+
+def test_a_reply_that_cannot_be_written_undoes_everything(dsn: str) -> None:
+    """R13."""
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        id_ = troubled(bus, dsn, reply_to="orders")
+        connection.execute(
+            "ALTER TABLE cmdbus.ready ADD CONSTRAINT no_replies CHECK (type <> 'Reply')"
+        )
+        for call in (CALLS["canceled"], CALLS["completed"]):
+            with pytest.raises(psycopg.errors.CheckViolation):
+                call(bus, id_)
+        assert found(bus, id_).status is Status.IN_TROUBLESHOOTING_QUEUE
+        assert kinds(bus, id_) == ["SENT", "MOVED_TO_TROUBLESHOOTING_QUEUE"]
+
+
+def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
+    """R41."""
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as mine:
+        ids = [troubled(bus, dsn, reply_to="orders") for _ in range(6)]
+        said: dict[str, Any] = {"operator": "ann", "connection": mine}
+        queue = bus.troubleshooting
+        queue.retry("payments", ids[0], **said)
+        queue.cancel("payments", ids[1], **said)
+        queue.complete("payments", ids[2], **said)
+        assert queue.count(connection=mine) == len(queue.list(connection=mine)) == 3
+        assert queue.retry_all(limit=1, **said) == 1
+        assert queue.cancel_all(limit=1, **said) == 1
+        assert queue.complete_all(**said) == 1
+        assert queue.count(connection=mine) == 0
+        mine.rollback()
+        assert queue.count() == 6
+        assert bus.query("orders") == []
+        assert {kind for id_ in ids for kind in kinds(bus, id_)} == {
+            "SENT",
+            "MOVED_TO_TROUBLESHOOTING_QUEUE",
+        }
+
+
+def test_many_are_resolved_at_once_by_condition_and_counted(dsn: str) -> None:
+    """R26."""
+    many = 2 * BATCH + 50
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        ids = bus.send_many([SendRequest("payments", "Debit", n) for n in range(many)])
+        assert trouble(dsn) == many
+        bus.send("orders", "Ship")
+        trouble(dsn, code="BUSY")
+        queue = bus.troubleshooting
+        assert queue.retry_all("payments", "Ship", operator="ann") == 0
+        assert queue.retry_all("payments", limit=10, operator="ann") == 10
+        assert queue.retry_all("payments", error_code="GONE", operator="ann") == many - 10
+        assert bus.snapshot("payments")["ready"] == many
+        order = connection.execute("SELECT count(DISTINCT command_id) FROM cmdbus.ready")
+        assert order.fetchone() == (many,)
+        assert kinds(bus, ids[-1])[-1] == "OPERATOR_RETRY"
+        assert queue.complete_all(error_code="BUSY", result=1, operator="ann") == 1
+        assert trouble(dsn) == many
+        assert queue.cancel_all(operator="ann", reason="all of it") == many
+        assert len(bus.query("payments", status="CANCELED", limit=1000)) == many
+
+
+def test_what_fails_again_while_many_are_retried_is_not_retried_twice(dsn: str) -> None:
+    """A worker brings each batch back at once."""
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        bus.send_many([SendRequest("payments", "Debit")] * (BATCH + 1))
+        trouble(dsn)
+        connection.execute(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
+            " priority, attempts, losses, domain, type, data)"
+            " VALUES (9, NEW.created_at, NEW.command_id, NEW.correlation_id, 5, 1, 0, NEW.domain,"
+            " NEW.type, NEW.data); RETURN NULL; END $$;"
+            "CREATE TRIGGER fail BEFORE INSERT ON cmdbus.ready"
+            " FOR EACH ROW EXECUTE FUNCTION fail()"
+        )
+        soon = datetime.now(UTC) + timedelta(hours=1)
+        assert bus.troubleshooting.retry_all(until=soon, operator="ann") == BATCH + 1
+        assert bus.troubleshooting.count() == BATCH + 1
+
+
+def test_two_operators_resolve_nothing_twice(dsn: str) -> None:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as ann:
+        first, second = troubled(bus, dsn), troubled(bus, dsn)
+        bus.troubleshooting.retry("payments", first, operator="ann", connection=ann)
+        # Many pass by what ann has in hand; one waits for her.
+        assert bus.troubleshooting.cancel_all(operator="bob") == 1
+        assert found(bus, second).status is Status.CANCELED
+        errors: list[Exception] = []
+
+        def cancel() -> None:
+            try:
+                bus.troubleshooting.cancel("payments", first, operator="bob")
+            except InvalidOperationError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        with connect(dsn) as watcher:
+            blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            eventually(lambda: watcher.execute(blocked).fetchone())
+        ann.commit()
+        thread.join(10)
+        assert "it is PENDING" in str(errors[0])
+        assert kinds(bus, first)[-1] == "OPERATOR_RETRY"
+
+
+def test_a_call_whose_answer_is_lost_is_not_refused_when_it_is_repeated(dsn: str) -> None:
+    """The first try is carried out; the second one finds the command retried already."""
+    with (
+        Proxy(dsn) as proxy,
+        CommandBus(proxy.dsn) as bus,
+        CommandBus(dsn) as direct,
+        psycopg.connect(dsn) as holder,
+        connect(dsn) as watcher,
+    ):
+        id_ = troubled(direct, dsn)
+        bus.get("payments", id_)
+        holder.execute("SELECT FROM cmdbus.troubleshooting FOR UPDATE")
+        thread = threading.Thread(target=CALLS["retried"], args=(bus, id_))
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        eventually(lambda: watcher.execute(waiting).fetchone() == (1,))
+        proxy.cut()
+        eventually(lambda: watcher.execute(waiting).fetchone() == (2,))
+        holder.rollback()
+        thread.join(10)
+        assert kinds(direct, id_).count("OPERATOR_RETRY") == 1
+        with pytest.raises(InvalidOperationError, match="it is PENDING"):
+            CALLS["retried"](direct, id_)
+
+
+def test_a_resting_worker_is_woken_by_a_retry_and_by_the_reply_of_a_cancel(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """M163, M164. Nothing that becomes claimable waits for the next poll (60 s)."""
+    registry = HandlerRegistry()
+    broken = threading.Event()
+    broken.set()
+    replies: list[Any] = []
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> str:
+        if broken.is_set():
+            raise PermanentCommandError("GONE", "no such account")
+        return "paid"
+
+    @registry.handler("payments", "Reply")
+    def reply(command: Command, context: Context) -> None:
+        replies.append(command.data["outcome"])
+
+    with CommandBus(dsn) as bus, running(dsn, registry, concurrency=2, poll_interval=60):
+        first, second = [bus.send("payments", "Debit", reply_to="payments") for _ in range(2)]
+        for id_ in (first, second):
+            assert bus.wait("payments", id_, 10).status is Status.IN_TROUBLESHOOTING_QUEUE
+            told = [r.levelname for r in caplog.records if f"command {id_} " in r.getMessage()]
+            assert told.count("ERROR") == 1
+        broken.clear()
+        bus.troubleshooting.retry("payments", first, operator="ann")
+        assert bus.wait("payments", first, 10).result == "paid"
+        bus.troubleshooting.cancel("payments", second, operator="ann")
+        eventually(lambda: sorted(replies) == ["CANCELED", "SUCCESS"], 10)
+        assert kinds(bus, first) == [
+            "SENT",
+            "RECEIVED",
+            "MOVED_TO_TROUBLESHOOTING_QUEUE",
+            "OPERATOR_RETRY",
+            "RECEIVED",
+            "COMPLETED",
+        ]
