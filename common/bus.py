@@ -24,7 +24,7 @@ from cmdbus.data import MAX_BYTES
 from cmdbus.domains import check_settings
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.ids import new_id
-from cmdbus.records import AuditEvent, CommandRecord, Status, check_status
+from cmdbus.records import AuditEvent, CommandRecord, DomainRecord, Status, check_status
 from cmdbus.requests import Limits, SendRequest
 from cmdbus.sending import Batch, Call, Sender, new_call
 from cmdbus.store import Store
@@ -215,6 +215,12 @@ class CommandBus:
         troubleshooting; oldest_age in seconds; shutdown, whether sends are refused."""
         check_name("domain", domain)
         return self._look(connection, lambda c: self._store.snapshot(c, domain))
+
+    def domains(self, *names: str, connection: Connection | None = None) -> list[DomainRecord]:
+        """Every domain, or those named, that has commands to run or settings, with counts by
+        type: a type that no worker knows stays here, and grows old."""
+        checked = [check_name("domain", name) for name in names] or None
+        return self._look(connection, lambda c: self._store.domains(c, checked))
 
     def configure(
         self,

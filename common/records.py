@@ -1,9 +1,11 @@
 """What a look at the bus shows: values, filled from rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -75,6 +77,42 @@ class TroubleRecord(CommandRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Commands that are not finished, by where they are."""
+
+    #: Nothing keeps them from being claimed but that nobody has.
+    ready: int = 0
+    scheduled: int = 0
+    in_progress: int = 0
+    troubleshooting: int = 0
+    #: Seconds that the oldest ready one has waited since it was due.
+    oldest_age: float = 0.0
+
+    def __add__(self, other: "Waiting") -> "Waiting":
+        return Waiting(
+            ready=self.ready + other.ready,
+            scheduled=self.scheduled + other.scheduled,
+            in_progress=self.in_progress + other.in_progress,
+            troubleshooting=self.troubleshooting + other.troubleshooting,
+            oldest_age=max(self.oldest_age, other.oldest_age),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainRecord:
+    """A domain as it is now."""
+
+    domain: str
+    paused: bool
+    accepting: bool
+    max_depth: int | None
+    warn_depth: int | None
+    #: Of all types.
+    all: Waiting
+    types: dict[str, Waiting]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvent:
     """One thing that happened to a command."""
 
@@ -109,6 +147,11 @@ def trouble_of(row: Sequence[Any]) -> TroubleRecord:
     return TroubleRecord(**_values(columns), failed_at=failed_at.astimezone(UTC), reason=reason)
 
 
+def domains_of(rows: Iterable[Sequence[Any]]) -> list[DomainRecord]:
+    """From the rows of read_domains.sql, which are in the domains' order."""
+    return [_domain_of(list(group)) for _, group in groupby(rows, key=itemgetter(0))]
+
+
 def event_of(row: Sequence[Any]) -> AuditEvent:
     at, kind, attempt, worker, operator, code, message, details = row
     return AuditEvent(
@@ -120,6 +163,29 @@ def event_of(row: Sequence[Any]) -> AuditEvent:
         code=code,
         message=message,
         details=None if details is None else decode(details),
+    )
+
+
+def _domain_of(rows: Sequence[Sequence[Any]]) -> DomainRecord:
+    types = {}
+    for _, type_, ready, scheduled, in_progress, troubleshooting, oldest_age, *_ in rows:
+        if type_ is not None:
+            types[type_] = Waiting(
+                ready=ready,
+                scheduled=scheduled,
+                in_progress=in_progress,
+                troubleshooting=troubleshooting,
+                oldest_age=oldest_age,
+            )
+    domain, *_, paused, accepting, max_depth, warn_depth = rows[0]
+    return DomainRecord(
+        domain=domain,
+        paused=paused,
+        accepting=accepting,
+        max_depth=max_depth,
+        warn_depth=warn_depth,
+        all=sum(types.values(), Waiting()),
+        types=types,
     )
 
 

@@ -18,7 +18,9 @@ from cmdbus.domains import SETTINGS
 from cmdbus.records import (
     AuditEvent,
     CommandRecord,
+    DomainRecord,
     TroubleRecord,
+    domains_of,
     event_of,
     record_of,
     trouble_of,
@@ -147,6 +149,10 @@ class Store:
     def snapshot(self, connection: Connection, domain: str) -> dict[str, Any]:
         row = self._row(connection, "read_snapshot", {"domain": domain})
         return dict(zip(_SNAPSHOT, row, strict=True))
+
+    def domains(self, connection: Connection, domains: Sequence[str] | None) -> list[DomainRecord]:
+        names = None if domains is None else list(domains)
+        return domains_of(self._rows(connection, "read_domains", {"domains": names}))
 
     def trouble(
         self, connection: Connection, conditions: Mapping[str, object]

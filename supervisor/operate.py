@@ -3,23 +3,32 @@
 Exit codes: 0 done, 1 it could not be done (one sentence on stderr), 2 usage.
 """
 
-import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
 from dataclasses import asdict
 
 import click
 
 from cmdbus.checks import check_schema
-from cmdbus.errors import CmdbusError
+from cmdbus.supervisor.commands import cancel, get, send
 from cmdbus.supervisor.options import RedactingGroup, database_options
+from cmdbus.supervisor.output import show_json
+from cmdbus.supervisor.queues import pause, resume, status
+from cmdbus.supervisor.session import database, ignored_options, json_option, sentences
+from cmdbus.supervisor.troubleshoot import tsq
 
 
 @click.group(cls=RedactingGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cmdbus")
-def main() -> None:
-    """Operate a cmdbus: a command bus on PostgreSQL."""
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Operate a cmdbus: a command bus on PostgreSQL.
+
+    \b
+    Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 usage.
+    """
+    if os.environ.get("NO_COLOR"):
+        context.color = False
     logging.basicConfig(format="%(message)s", level=logging.INFO)
 
 
@@ -29,7 +38,8 @@ def main() -> None:
 @click.option("--producer", metavar="ROLE", multiple=True, help="Grant ROLE a producer's rights.")
 @click.option("--operator", metavar="ROLE", multiple=True, help="Grant ROLE an operator's rights.")
 @click.option("--monitor", metavar="ROLE", multiple=True, help="Grant ROLE a monitor's rights.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
+@ignored_options("--runtime-dir", "--name")
 def init(
     dsn: str | None,
     schema: str,
@@ -49,33 +59,16 @@ def init(
     from cmdbus.schema import install
 
     grants = {"worker": worker, "producer": producer, "operator": operator, "monitor": monitor}
-    with _sentences():
+    with sentences():
         check_schema(schema)
-    with _sentences(), _database(dsn) as where:
+    with sentences(), database(dsn) as where:
         done = install(where, schema, grants=grants)
     if as_json:
-        click.echo(json.dumps({"schema": schema, **asdict(done)}))
+        show_json({"schema": schema, **asdict(done)})
     else:
         change = {0: "installed", done.after: "up to date"}.get(done.before, "upgraded")
         click.echo(f"schema {schema}: {change}, version {done.after}, in {done.database}")
 
 
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """Expected errors are one sentence, without a traceback."""
-    try:
-        yield
-    except (CmdbusError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
-
-
-@contextmanager
-def _database(dsn: str | None) -> Iterator[str]:
-    """The DSN to use; without one the embedded server runs meanwhile."""
-    if dsn is not None:
-        yield dsn
-        return
-    from cmdbus.embedded import EmbeddedPostgres
-
-    with EmbeddedPostgres() as server:
-        yield server.dsn
+for command in (send, get, cancel, status, tsq, pause, resume):
+    main.add_command(command)

@@ -4,29 +4,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
+import click
 import pytest
+from cli import cmdbus, here
+from click.testing import CliRunner
 
 from cmdbus.statements import migrations
+from cmdbus.supervisor.operate import main
 
 SECRET = "s3cr3t"
-
-
-def cmdbus(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    inherited: Mapping[str, str] = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("CMDBUS_") and name != "DATABASE_URL"
-    }
-    return subprocess.run(
-        [sys.executable, "-c", "from cmdbus.supervisor.operate import main; main()", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=25,
-        env={**inherited, **environment},
-    )
+COMMANDS = sorted(main.commands)
+QUEUE = ("list", "show", "retry", "cancel", "complete")
+ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--json"}
 
 
 @pytest.mark.db
@@ -54,14 +45,14 @@ def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.touch()
     for arguments, code, sentence in (
-        (["--dsn", f"postgresql+asyncpg://ann:{SECRET}@db/x"], 1, "it must be postgresql://"),
+        (["--dsn", f"postgresql+asyncpg://ann:{SECRET}@db/x"], 2, "it must be postgresql://"),
         (["--dsn", f"postgresql://ann:{SECRET}@127.0.0.1:1/x"], 1, "cannot connect to database"),
-        (["--dsn", "host=127.0.0.1", "--schema", "X"], 1, "schema must be a-z"),
+        (["--dsn", "host=127.0.0.1", "--schema", "X"], 2, "schema must be a-z"),
         (["--dsn-file", str(tmp_path / "none")], 2, "cannot read"),
         (["--dsn-file", str(empty)], 2, "is empty"),
         (["--dsn-file", f"postgresql://ann:{SECRET}@db/x"], 2, "takes the name of a file"),
         ([f"postgresql://ann:{SECRET}@db/x"], 2, "unexpected extra argument"),
-        (["--dsn", "host=::1 port=1", "--schema", f"postgresql://a:{SECRET}@db"], 1, "schema must"),
+        (["--dsn", "host=::1 port=1", "--schema", f"postgresql://a:{SECRET}@db"], 2, "schema must"),
         (["--dsn", ""], 2, "is empty"),
     ):
         done = cmdbus("init", *arguments)
@@ -87,3 +78,39 @@ def test_a_password_on_the_command_line_is_warned_of() -> None:
 def test_help_shows_examples() -> None:
     assert "Examples:" in cmdbus("init", "--help").stdout
     assert "init" in cmdbus("-h").stdout
+
+
+def test_completion_knows_the_commands() -> None:
+    script = Path(sys.executable).with_name("cmdbus")
+    done = subprocess.run(
+        [script],
+        env={**os.environ, "_CMDBUS_COMPLETE": "bash_complete", "COMP_WORDS": "cmdbus ts"}
+        | {"COMP_CWORD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=25,
+    )
+    assert done.stdout == "plain,tsq\n"
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *(f"tsq {name}" for name in QUEUE)])
+def test_every_command_takes_what_all_take_and_shows_examples(command: str) -> None:
+    assert ("Examples:" in here(*command.split(), "-h").stdout) == (command != "tsq")
+    found = main.commands[command.split()[0]]
+    if command != "tsq":
+        if isinstance(found, click.Group):
+            found = found.commands[command.split()[1]]
+        assert {option for parameter in found.params for option in parameter.opts} >= ALL_TAKE
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Click itself does not look."""
+
+    @click.command("red")
+    def red() -> None:
+        click.secho("red", fg="red")
+
+    monkeypatch.setitem(main.commands, "red", red)
+    for value, shown in (("", "\x1b[31mred\x1b[0m\n"), ("1", "red\n")):
+        runner = CliRunner(env={"NO_COLOR": value})
+        assert runner.invoke(main, ["red"], color=True).stdout == shown

@@ -1,0 +1,83 @@
+"""How the operator's command prints: one JSON object, or text for a person at a terminal.
+
+Text that others wrote is shown without what a terminal would obey.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import click
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_AGES = ((86400, "d"), (3600, "h"), (60, "m"))
+
+
+def show(text: str) -> None:
+    click.echo(_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text))
+
+
+def show_json(value: object) -> None:
+    click.echo(json.dumps(value, default=_plain))
+
+
+def data_text(value: object) -> str:
+    return json.dumps(value, default=_plain, ensure_ascii=False)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, left: int) -> list[str]:
+    """Lines with aligned columns, the first `left` of them to the left. The first column
+    keeps its indentation."""
+    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if n < left else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def age(seconds: float) -> str:
+    """Short, of two digits or a little more: 350ms, 2.5s, 42s, 7m, 3h, 12d."""
+    if seconds < 1:
+        return f"{max(0, seconds) * 1000:.0f}ms"
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    for unit, letter in _AGES:
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f}{letter}"
+    return f"{seconds:.0f}s"
+
+
+def ago(time: datetime) -> str:
+    """Or, of a time to come, how soon."""
+    seconds = (datetime.now(UTC) - time).total_seconds()
+    return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
+
+
+def moment(time: datetime) -> str:
+    return time.isoformat(sep=" ", timespec="milliseconds")
+
+
+def count_of(count: int, noun: str = "command") -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _plain(value: Any) -> object:
+    match value:
+        case UUID():
+            return str(value)
+        case datetime():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+    raise TypeError(f"{type(value).__name__} is not shown as JSON")

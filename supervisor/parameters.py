@@ -1,0 +1,77 @@
+"""What the operator's command takes besides text: data, moments, spans of time."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPAN = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)([smhd]?)", re.ASCII)
+
+
+def parsed(
+    parse: Callable[[str], object],
+) -> Callable[[click.Context, click.Parameter, Any], object]:
+    """A callback that makes the value of what was typed, or says what is wrong with it."""
+
+    def callback(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.", context, parameter) from None
+
+    return callback
+
+
+def data(text: str) -> object:
+    """A JSON value: as it stands, - for standard input, or @FILE."""
+    typed = text != "-" and not text.startswith("@")
+    try:
+        return json.loads(text if typed else _read(text))
+    except UnicodeDecodeError:
+        raise ValueError("it is no UTF-8 text") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        hint = " (a string needs its quotes: '\"text\"')" if typed else ""
+        raise ValueError(f"it is not JSON: {error}{hint}") from None
+
+
+def span(text: str) -> timedelta:
+    """Seconds, or a number with s, m, h or d."""
+    found = _SPAN.fullmatch(text)
+    if not found:
+        raise ValueError(f"it must be seconds, or like 30s, 5m, 2h, 1d, not {text!r}")
+    return timedelta(seconds=float(found[1]) * _UNITS[found[2]])
+
+
+def moment(text: str) -> datetime:
+    """A date and time with its offset."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"it must be like 2026-12-31T08:00:00+01:00, not {text!r}") from None
+    if time.utcoffset() is None:
+        raise ValueError(f"its offset is missing: {text}Z would be UTC")
+    return time
+
+
+def past(text: str) -> datetime:
+    """A moment, or how long ago."""
+    if text[-1:] in ("s", "m", "h", "d") and _SPAN.fullmatch(text):
+        return datetime.now(UTC) - span(text)
+    try:
+        return moment(text)
+    except ValueError as error:
+        raise ValueError(f"{error} (2h would be two hours ago)") from None
+
+
+def _read(source: str) -> str:
+    if source == "-":
+        return sys.stdin.buffer.read().decode()
+    return Path(source[1:]).read_text(encoding="utf-8")

@@ -1,0 +1,41 @@
+"""The operator's command: as a process of its own, or quicker in this one."""
+
+import os
+import subprocess
+import sys
+
+from click.testing import CliRunner, Result
+
+from cmdbus.supervisor.operate import main
+
+_CALL = "from cmdbus.supervisor.operate import main; main()"
+
+
+def cmdbus(
+    *arguments: str, stdin: str = "", **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", _CALL, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=25,
+        env={**environment_without_ours(), **environment},
+    )
+
+
+def here(*arguments: str, stdin: str = "", **environment: str) -> Result:
+    """In this process, with its exit code, stdout and stderr."""
+    ours = dict.fromkeys(set(os.environ) - set(environment_without_ours()))
+    runner = CliRunner(env={**ours, **environment})
+    result = runner.invoke(main, list(arguments), input=stdin)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def environment_without_ours() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("CMDBUS_") and name not in ("DATABASE_URL", "SUDO_USER", "NO_COLOR")
+    }

@@ -1,0 +1,307 @@
+"""What an operator types about commands and queues, against a real database."""
+
+import getpass
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from cli import cmdbus, here
+from click.testing import Result
+
+from cmdbus import CommandBus, SendRequest, Status
+
+pytestmark = pytest.mark.db
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(dsn: str) -> Run:
+    return lambda *arguments, **more: here(*arguments, **{"CMDBUS_DSN": dsn, **more})
+
+
+def done(result: Result) -> str:
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+def refusal(result: Result, code: int) -> str:
+    """The sentence; nothing else was said."""
+    assert (result.exit_code, result.stdout) == (code, "")
+    return result.stderr
+
+
+def execute(dsn: str, query: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(query)
+
+
+def trouble(dsn: str, code: str = "GONE", message: str = "it is gone") -> None:
+    """Everything ready goes where a worker would have put it."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "WITH gone AS (DELETE FROM cmdbus.ready WHERE type <> 'Reply' RETURNING *)"
+            " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
+            " priority, attempts, losses, domain, type, reply_to, data, error_code, error_message)"
+            " SELECT 1, created_at, command_id, correlation_id, priority, 3, 0, domain, type,"
+            " reply_to, data, %s, %s FROM gone",
+            (code, message),
+        )
+
+
+def test_a_command_is_sent_with_everything_that_can_be_said(dsn: str, run: Run) -> None:
+    id_, correlation_id = str(uuid4()), str(uuid4())
+    said = f"--priority high --id {id_} --correlation-id {correlation_id} --reply-to orders"
+    arguments = [*said.split(), "--max-attempts", "7", "--delay", "5m"]
+    told = done(run("send", "payments", "Debit", '{"amount": 5}', *arguments))
+    assert told == f"{id_}\n"
+    with CommandBus(dsn) as bus:
+        record = bus.get("payments", id_)
+        assert record is not None
+        assert (record.type, record.data, record.priority) == ("Debit", {"amount": 5}, 0)
+        assert (str(record.correlation_id), record.reply_to) == (correlation_id, "orders")
+        assert record.max_attempts == 7
+        assert timedelta(minutes=4) < record.due_at - record.created_at < timedelta(minutes=6)
+        told = done(run("send", "payments", "Debit", "--priority", "3", "--json"))
+        later = bus.get("payments", json.loads(told)["command_id"])
+        assert later is not None and (later.priority, later.data) == (3, None)
+        at = "2030-01-01T08:00:00+01:00"
+        third = bus.get("payments", done(run("send", "payments", "X", "--run-at", at)).strip())
+        assert third is not None and third.due_at == datetime(2030, 1, 1, 7, tzinfo=UTC)
+
+
+def test_data_comes_from_the_line_a_file_or_standard_input(
+    dsn: str, run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "data.json"
+    file.write_text('{"from": "ä file"}')
+    with CommandBus(dsn) as bus:
+        for source, stdin, data in (
+            ("[1, null]", "", [1, None]),
+            (f"@{file}", "", {"from": "ä file"}),
+            ("-", '"stdin"', "stdin"),
+        ):
+            id_ = done(run("send", "payments", "Debit", source, stdin=stdin)).strip()
+            record = bus.get("payments", id_)
+            assert record is not None and record.data == data
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["send", "a", "B", "{bad"], 2, "it is not JSON: Expecting property name"),
+        (["send", "a", "B", "text"], 2, "a string needs its quotes"),
+        (["send", "a", "B", "[" * 100_000], 2, "it is not JSON"),
+        (["send", "a", "B", "NaN"], 2, "data is nan"),
+        (["send", "a", "B", "@/nowhere"], 2, "cannot read /nowhere: No such file"),
+        (["send", "a b", "B"], 2, "domain must be a letter"),
+        (["send", "a", "B", "--delay", "soon"], 2, "it must be seconds, or like 30s"),
+        (["send", "a", "B", "--run-at", "2030-01-01T08:00"], 2, "its offset is missing"),
+        (["send", "a", "B", "--priority", "urgent"], 2, "priority"),
+        (["send", "a", "B", "--id", "7"], 2, "command_id must be a UUID"),
+        (["get", "a", str(uuid4())], 1, "domain 'a' has no command"),
+        (["get", "a", "7"], 2, "command_id must be a UUID"),
+        (["cancel", "a", str(uuid4())], 1, "domain 'a' has no command"),
+        (["tsq", "retry", "a", str(uuid4())], 1, "domain 'a' has no command"),
+        (["tsq", "retry"], 2, "name commands by DOMAIN and ID"),
+        (["tsq", "retry", "a"], 2, "or retry many with --all"),
+        (["tsq", "retry", "a", str(uuid4()), "--all"], 2, "name commands by DOMAIN and ID"),
+        (["tsq", "retry", "a", str(uuid4()), "--type", "B"], 2, "filters and --limit go with"),
+        (["tsq", "cancel", "a", "--domain", "b", "--all"], 2, "either domain a or --domain b"),
+        (["tsq", "list", "--since", "soon"], 2, "(2h would be two hours ago)"),
+        (["tsq", "complete", "a", "7", "--result", "{"], 2, "it is not JSON"),
+        (["tsq", "retry", "a", "--all", "--operator", " "], 2, "operator must be 1 to 200"),
+        (["pause", "a b"], 2, "domain must be a letter"),
+        (["status", "a b"], 2, "domain must be a letter"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_mistakes_and_refusals_get_one_sentence(
+    run: Run, arguments: list[str], code: int, sentence: str
+) -> None:
+    told = refusal(run(*arguments), code)
+    assert sentence in told
+    assert len(told) < 600 and "Traceback" not in told
+
+
+def test_a_role_without_the_right_and_a_missing_schema_are_said(empty_dsn: str, dsn: str) -> None:
+    assert "run cmdbus init" in refusal(here("status", "--dsn", empty_dsn), 1)
+    name = f"cmdbus_test_{uuid4().hex[:8]}"
+    execute(dsn, f"CREATE ROLE {name}")
+    try:
+        done(here("init", "--dsn", dsn, "--producer", name))
+        limited = f"{dsn} options='-c role={name}'"
+        done(here("send", "payments", "Debit", "--dsn", limited))
+        told = refusal(here("tsq", "retry", "--all", "--dsn", limited), 1)
+        assert "permission denied" in told and "cmdbus init --operator" in told
+        done(here("init", "--dsn", dsn, "--operator", name))
+        assert "retried 0 commands" in done(here("tsq", "retry", "--all", "--dsn", limited))
+    finally:
+        execute(dsn, f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def test_a_command_is_shown_with_all_that_happened(dsn: str, run: Run) -> None:
+    with CommandBus(dsn) as bus:
+        id_ = bus.send("payments", "Debit", {"amount": 5})
+        bus.cancel("payments", id_, reason="\x1b[31mred", operator="ann")
+        told = done(run("get", "payments", str(id_)))
+        assert f"payments/Debit  {id_}  CANCELED" in told
+        assert '{"amount": 5}' in told and "operator=ann" in told
+        # A terminal must not obey what others wrote.
+        assert "\\x1b[31mred" in told and "\x1b" not in told
+        value = json.loads(done(run("get", "payments", str(id_), "--json")))
+        assert (value["status"], value["data"]) == ("CANCELED", {"amount": 5})
+        assert [event["kind"] for event in value["audit"]] == ["SENT", "CANCELED"]
+        shown = json.loads(done(run("tsq", "show", "payments", str(id_), "--json")))
+        assert shown == value
+
+
+def test_a_command_is_canceled_by_the_one_at_the_keyboard(dsn: str, run: Run) -> None:
+    with CommandBus(dsn) as bus:
+        id_ = bus.send("payments", "Debit")
+        assert done(run("cancel", "payments", str(id_), "--reason", "twice"))
+        event = bus.audit("payments", id_)[-1]
+        assert (event.operator, event.message) == (getpass.getuser(), "twice")
+        assert "it has finished" in refusal(run("cancel", "payments", str(id_)), 1)
+        running = bus.send("payments", "Debit")
+        execute(dsn, "UPDATE cmdbus.ready SET lease_until = now() + interval '1 minute'")
+        assert "it is in progress" in refusal(run("cancel", "payments", str(running)), 1)
+        told = done(run("cancel", "payments", str(running), "--running", "--json"))
+        assert json.loads(told)["status"] == "CANCELED"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is somebody else behind sudo")
+def test_behind_sudo_the_operator_is_who_called_it(dsn: str, run: Run) -> None:
+    with CommandBus(dsn) as bus:
+        id_ = bus.send("payments", "Debit")
+        done(run("cancel", "payments", str(id_), SUDO_USER="ann"))
+        assert bus.audit("payments", id_)[-1].operator == "ann"
+
+
+def test_status_counts_by_domain_and_type_also_what_nobody_handles(dsn: str, run: Run) -> None:
+    """M160."""
+    assert done(run("status")) == "nothing waits, nothing runs\n"
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit")] * 2)
+        trouble(dsn)
+        bus.send_many([SendRequest("payments", "Debit"), SendRequest("payments", "Typo")])
+        bus.send("payments", "Debit", delay=60)
+        bus.send("orders", "Ship")
+        execute(
+            dsn,
+            "UPDATE cmdbus.ready SET lease_until = now() + interval '1 minute'"
+            " WHERE type = 'Debit'; UPDATE cmdbus.ready SET created_at = now() - interval '1 hour'"
+            " WHERE type = 'Typo'",
+        )
+        bus.configure("orders", max_depth=10, accepting=False)
+        bus.pause("idle")
+    told = done(run("status"))
+    rows = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line.strip()}
+    assert rows["Debit"] == ["0", "1", "1", "2", "-"]
+    assert rows["Typo"][:4] == ["1", "0", "0", "0"]
+    assert max(map(len, told.splitlines())) <= 100
+    assert "payments/Typo waits for 60m and none runs: does a worker have a handler" in told
+    assert "idle is paused: cmdbus resume idle" in told
+    assert "orders refuses sends" in told and "orders has depth 1; max_depth 10" in told
+    value = json.loads(done(run("status", "payments", "--json")))
+    [payments] = value["domains"]
+    assert payments["all"]["oldest_age"] >= 3600
+    del payments["all"]["oldest_age"]
+    assert payments["all"] == {
+        "ready": 1,
+        "scheduled": 1,
+        "in_progress": 1,
+        "troubleshooting": 2,
+    }
+    assert (payments["paused"], set(payments["types"])) == (False, {"Debit", "Typo"})
+
+
+def test_domains_are_paused_and_resumed(dsn: str, run: Run) -> None:
+    assert done(run("pause", "payments", "orders")) == "paused payments\npaused orders\n"
+    with CommandBus(dsn) as bus:
+        assert [record.paused for record in bus.domains()] == [True, True]
+        told = json.loads(done(run("resume", "payments", "--json")))
+        assert told == {"domains": ["payments"], "paused": False}
+        assert [record.paused for record in bus.domains("payments")] == [False]
+
+
+def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:
+    """R22."""
+    assert done(run("tsq", "list")) == "nothing waits for a person\n"
+    with CommandBus(dsn) as bus:
+        ids = [bus.send("payments", "Debit", n) for n in range(3)]
+        trouble(dsn, message="x" * 500)
+        ship = bus.send("orders", "Ship")
+        trouble(dsn, code="BUSY")
+        told = done(run("tsq", "list", "--limit", "2"))
+        assert told.startswith(str(ship)) and "2 of 4 commands" in told
+        assert max(map(len, told.splitlines())) <= 80
+        for arguments, found in (
+            (["orders"], 1),
+            (["--domain", "payments", "--type", "Debit"], 3),
+            (["--error-code", "BUSY"], 1),
+            (["--since", "1h", "--until", "2000-01-01T00:00:00+00:00"], 0),
+        ):
+            value = json.loads(done(run("tsq", "list", *arguments, "--json")))
+            assert (value["total"], len(value["commands"])) == (found, found)
+        [last, *_] = json.loads(done(run("tsq", "list", "payments", "--json")))["commands"]
+        assert UUID(last["command_id"]) in ids and last["error_code"] == "GONE"
+        assert last["data"] in range(3)
+
+
+def test_single_commands_are_retried_canceled_and_completed(dsn: str, run: Run) -> None:
+    """R23, R24, R25."""
+    with CommandBus(dsn) as bus:
+        ids = [bus.send("payments", "Debit", reply_to="orders") for _ in range(4)]
+        trouble(dsn)
+        said = ["--operator", "ann", "--reason", "why"]
+        first, second, third, fourth = map(str, ids)
+        assert done(run("tsq", "retry", "payments", first, second)) == "retried 2 commands\n"
+        assert done(run("tsq", "cancel", "payments", third, *said)) == "canceled 1 command\n"
+        told = run("tsq", "complete", "payments", fourth, "--result", '{"a": 1}', "--json", *said)
+        assert json.loads(done(told)) == {"completed": 1}
+        records = [bus.get("payments", id_) for id_ in ids]
+        assert [record and record.status for record in records] == [
+            Status.PENDING,
+            Status.PENDING,
+            Status.CANCELED,
+            Status.COMPLETED,
+        ]
+        assert records[3] is not None and records[3].result == {"a": 1}
+        assert bus.audit("payments", first)[-1].operator == getpass.getuser()
+        assert bus.audit("payments", third)[-1].message == "why"
+        told = run("tsq", "retry", "payments", first)
+        assert "cannot be retried: it is PENDING" in refusal(told, 1)
+
+
+def test_many_are_resolved_only_after_a_yes(dsn: str, run: Run) -> None:
+    """R26."""
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit")] * 5)
+        bus.send("orders", "Ship")
+        trouble(dsn)
+        asked: Any = ["tsq", "retry", "payments", "--all", "--type", "Debit"]
+        for answer in ("", "n\n"):
+            refused = run(*asked, stdin=answer)
+            assert (refused.exit_code, bus.troubleshooting.count()) == (1, 6)
+            assert "retry 5 commands (domain payments, type Debit)? [y/N]" in refused.stderr
+        agreed = run(*asked, "--limit", "2", "--json", stdin="y\n")
+        assert (agreed.exit_code, json.loads(agreed.stdout)) == (0, {"retried": 2})
+        assert "retry 2 commands" in agreed.stderr
+        assert done(run(*asked, "--yes")) == "retried 3 commands\n"
+        assert done(run("tsq", "cancel", "--all", "--yes")) == "canceled 1 command\n"
+        assert done(run(*asked)) == "retried 0 commands\n"
+
+
+def test_a_process_of_its_own_does_the_same(dsn: str) -> None:
+    """The script that is installed, once; with the DSN in a variable that is in no list."""
+    sent = cmdbus("send", "payments", "Debit", "-", stdin="[1]", CMDBUS_DSN=dsn)
+    assert (sent.returncode, sent.stderr) == (0, "")
+    shown = cmdbus("get", "payments", sent.stdout.strip(), "--json", CMDBUS_DSN=dsn)
+    assert json.loads(shown.stdout)["data"] == [1]
