@@ -13,6 +13,7 @@ from cmdbus.checks import check_schema
 from cmdbus.supervisor.commands import cancel, get, send
 from cmdbus.supervisor.options import RedactingGroup, database_options
 from cmdbus.supervisor.output import show_json
+from cmdbus.supervisor.ps import ps
 from cmdbus.supervisor.queues import pause, resume, status
 from cmdbus.supervisor.session import database, ignored_options, json_option, sentences
 from cmdbus.supervisor.troubleshoot import tsq
@@ -70,5 +71,5 @@ def init(
         click.echo(f"schema {schema}: {change}, version {done.after}, in {done.database}")
 
 
-for command in (send, get, cancel, status, tsq, pause, resume):
+for command in (send, get, cancel, status, tsq, pause, resume, ps):
     main.add_command(command)

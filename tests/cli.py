@@ -8,14 +8,14 @@ from click.testing import CliRunner, Result
 
 from cmdbus.supervisor.operate import main
 
-_CALL = "from cmdbus.supervisor.operate import main; main()"
+CALL = "from cmdbus.supervisor.operate import main; main()"
 
 
 def cmdbus(
     *arguments: str, stdin: str = "", **environment: str
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", _CALL, *arguments],
+        [sys.executable, "-c", CALL, *arguments],
         input=stdin,
         capture_output=True,
         text=True,

@@ -1,0 +1,122 @@
+"""`cmdbus ps`: what runs where, for how long, from the board; asks nobody.
+
+So it works while the database is away, and when the supervisor is frozen or dead.
+"""
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from cmdbus.board import Board
+from cmdbus.errors import BoardError
+from cmdbus.runtime import board_path, find_runtime_directory
+from cmdbus.supervisor.alive import is_alive
+from cmdbus.supervisor.output import show_json
+from cmdbus.supervisor.screen import Look, lines
+from cmdbus.supervisor.session import board_options, ignored_options, json_option, sentences
+from cmdbus.views import BoardView
+
+_EVERY = 1.0
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
+@board_options
+@json_option
+@ignored_options("--dsn", "--dsn-file", "--schema")
+def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
+    """Show a supervisor's processes and what their threads run.
+
+    FOR is how long a thread has been doing this, DUE IN when it should be done at the
+    latest. Ids are those of cmdbus get.
+
+    \b
+    Examples:
+      cmdbus ps
+      cmdbus ps --watch --name shop
+      cmdbus ps --json | jq '.seats[].slots[] | select(.due < 0)'
+    """
+    with sentences():
+        path = board_path(find_runtime_directory(runtime_dir), name)
+        if watch:
+            _watch(path, as_json)
+            return
+        look = _look(path)
+        if as_json:
+            show_json(look.to_dict())
+        else:
+            click.echo("\n".join(lines(look)))
+
+
+def _watch(path: Path, as_json: bool) -> None:
+    """A new supervisor makes a new board: the path is opened at every look."""
+    before: Look | None = None
+    try:
+        while True:
+            try:
+                look = _look(path)
+            except BoardError as error:
+                before = None
+                _draw(str(error), {"error": str(error)} if as_json else None)
+            else:
+                text = "" if as_json else "\n".join(lines(look, before))
+                _draw(text, look.to_dict() if as_json else None)
+                before = look
+            time.sleep(_EVERY)
+    except KeyboardInterrupt:
+        return
+
+
+def _draw(text: str, value: dict[str, object] | None) -> None:
+    if value is not None:
+        show_json(value)
+        return
+    click.clear()
+    click.echo(f"{text}\n")
+
+
+def _look(path: Path) -> Look:
+    if not path.exists():
+        raise BoardError(_missing(path))
+    with closing(Board.open(path)) as board:
+        view = board.snapshot()
+        if not view.this_boot:
+            view = _timeless(view)
+        counters = board.counters()
+    now = time.monotonic_ns()
+    return Look(view=view, now=now, alive=_is_alive(view, now), counters=counters)
+
+
+def _is_alive(view: BoardView, now: int) -> bool:
+    if not view.this_boot or view.pid is None:
+        return False
+    # While it comes back as promised, nobody else can have its number.
+    punctual = view.due is not None and view.due > now
+    return is_alive(view.pid, None if punctual else view.since)
+
+
+def _missing(path: Path) -> str:
+    others = sorted(found.stem for found in path.parent.glob("*.board"))
+    hint = (
+        f"it has boards of {', '.join(others)}: choose one with --name"
+        if others
+        else "start cmdbus-supervise, or say where its board is with --runtime-dir"
+    )
+    return f"there is no board of {path.stem!r} in {path.parent}: {hint}"
+
+
+def _timeless(view: BoardView) -> BoardView:
+    """Times of another boot mean nothing."""
+    seats = tuple(
+        replace(
+            seat,
+            since=None,
+            due=None,
+            slots=tuple(replace(slot, since=None, due=None) for slot in seat.slots),
+        )
+        for seat in view.seats
+    )
+    return replace(view, since=None, due=None, seats=seats)

@@ -1,0 +1,168 @@
+"""What `cmdbus ps` shows of a board: lines of at most 80 columns, names cut. Pure.
+
+The board keeps what was last written: that its writers live is not on it, and comes from
+outside.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cmdbus.counters import CountersView, End
+from cmdbus.seats import Role
+from cmdbus.slots import Phase
+from cmdbus.supervisor.output import age, count_of, cut
+from cmdbus.views import BoardView, SeatView, SlotView, SupervisorState
+
+WIDTH = 80
+_NS = 1_000_000_000
+#: So much later than promised is late.
+_GRACE = 1 * _NS
+_SLOT = "  {:>4}  {:<8}  {:>6}  {:>7}  {:>3}  {}"
+#: Where a slot's last column begins.
+_INDENT = len(_SLOT.format("", "", "", "", "", ""))
+_QUIET = (Phase.IDLE, Phase.RESTING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at a board; `now` in monotonic nanoseconds."""
+
+    view: BoardView
+    now: int
+    #: Whether the supervisor's process is there.
+    alive: bool
+    counters: CountersView
+
+    @property
+    def state(self) -> str:
+        """As the supervisor says; but `dead` if it did not come to say so."""
+        state = self.view.state
+        if state is not SupervisorState.STOPPED and not self.alive:
+            return "dead"
+        return state.name.lower() if state is not None else "unknown"
+
+    def to_dict(self) -> dict[str, object]:
+        return {**self.view.to_dict(self.now), "state": self.state}
+
+
+def lines(look: Look, before: Look | None = None) -> Iterator[str]:
+    """`before`: an earlier look, to show what happened since."""
+    yield from _head(look)
+    yield _steward(look)
+    if before is not None:
+        yield from _pace(look, before)
+    for seat in look.view.with_role(Role.ALONE):
+        yield ""
+        yield f"quarantine: pid {seat.pid or '-'}, runs a suspect command alone"
+        yield from _slots(seat, look.now)
+    yield ""
+    yield "SEAT      PID  GEN  HEALTH            AGE  SLOTS"
+    workers = {seat.number: seat for seat in look.view.with_role(Role.WORKER)}
+    for number in sorted({*workers, *range(look.view.wanted)}):
+        if number in workers:
+            yield from _seat(workers[number], look)
+        else:
+            yield f"{number:>4}        -    -  empty"
+
+
+def _head(look: Look) -> Iterator[str]:
+    view, state = look.view, look.state
+    late = state not in ("dead", "stopped") and _late(view.due, look.now)
+    told = f"{view.name}: {state}{', but late' if late else ''}"
+    if view.pid is not None:
+        told += f", pid {view.pid}"
+    if view.since is not None and view.this_boot:
+        told += f", began {age((look.now - view.since) / _NS)} ago"
+    yield cut(told, WIDTH)
+    if not view.this_boot:
+        yield "The machine was started anew since: this is what was last written before."
+    elif state == "dead":
+        yield "Its process is gone; this is what was last written. Start it again."
+    elif late:
+        yield f"Frozen or starved: it should have been back {_since(view.due, look.now)} ago."
+    restarts = [f"{reason} {count}" for reason, count in view.restarts.items() if count]
+    total = count_of(sum(view.restarts.values()), "restart")
+    yield cut(f"{total}{': ' if restarts else ''}{', '.join(restarts)}", WIDTH)
+
+
+def _steward(look: Look) -> str:
+    stewards = look.view.with_role(Role.STEWARD)
+    if not stewards or stewards[0].pid is None:
+        return "steward: none"
+    view, seat = look.view, stewards[0]
+    said = [f"pid {seat.pid}", f"generation {seat.generation}"]
+    said.append("listening" if view.listening else "not listening")
+    if view.armed:
+        said.append("armed")
+    if view.suspects:
+        said.append("suspects wait")
+    if _late(seat.due, look.now):
+        said.append(f"late by {_since(seat.due, look.now)}")
+    return f"steward: {', '.join(said)}"
+
+
+def _pace(look: Look, before: Look) -> Iterator[str]:
+    if (look.view.pid, look.view.since) != (before.view.pid, before.view.since):
+        return  # another supervisor's board
+    seconds = (look.now - before.now) / _NS
+    rates = []
+    for end in End:
+        count = _ended(look.counters, end) - _ended(before.counters, end)
+        if count or end is End.COMPLETED:
+            rates.append(f"{max(0, count) / seconds:.0f} {end.name.lower()}")
+    yield cut(f"per second: {', '.join(rates)}", WIDTH)
+
+
+def _ended(counters: CountersView, end: End) -> int:
+    name = end.name.lower()
+    return sum(n for (_, _, how), n in counters.commands.items() if how == name)
+
+
+def _seat(seat: SeatView, look: Look) -> Iterator[str]:
+    present = seat.pid is not None
+    busy = [slot for slot in seat.slots if slot.number >= 0 and slot.phase not in _QUIET]
+    quiet = sum(slot.number >= 0 for slot in seat.slots) - len(busy)
+    yield (
+        f"{seat.number:>4}  {seat.pid or '-':>7}  {seat.generation:>3}  "
+        f"{seat.health.value if present else 'empty':<13}  {_since(seat.since, look.now):>6}  "
+        f"{len(busy)} busy, {quiet} idle"
+    )
+    for reason in seat.levels.reasons if present else ():
+        yield cut(f"      {reason}", WIDTH)
+    if present and look.state not in ("dead", "stopped") and _late(seat.due, look.now):
+        yield f"      its main thread is late by {_since(seat.due, look.now)}"
+    yield from _slots(seat, look.now)
+
+
+def _slots(seat: SeatView, now: int) -> Iterator[str]:
+    busy = sorted(
+        (slot for slot in seat.slots if slot.number >= 0 and slot.phase not in _QUIET),
+        key=lambda slot: slot.number,
+    )
+    if busy:
+        yield _SLOT.format("SLOT", "PHASE", "FOR", "DUE IN", "TRY", "COMMAND")
+    for slot in busy:
+        yield from _slot(slot, now)
+
+
+def _slot(slot: SlotView, now: int) -> Iterator[str]:
+    command = slot.command
+    due = "-" if slot.due is None else _until(slot.due, now)
+    name = cut(f"{command.domain}/{command.type}", WIDTH - _INDENT) if command else "-"
+    phase = slot.phase.name.lower() if slot.phase is not None else "?"
+    attempt = command.attempt if command else "-"
+    yield _SLOT.format(slot.number, phase, _since(slot.since, now), due, attempt, name)
+    if command:
+        yield " " * _INDENT + str(command.command_id)
+
+
+def _late(due: int | None, now: int) -> bool:
+    return due is not None and now > due + _GRACE
+
+
+def _since(at: int | None, now: int) -> str:
+    return "-" if at is None else age((now - at) / _NS)
+
+
+def _until(at: int, now: int) -> str:
+    return age((at - now) / _NS) if at >= now else f"-{age((now - at) / _NS)}"

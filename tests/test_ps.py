@@ -1,0 +1,331 @@
+"""`cmdbus ps`: what the board says, whoever is alive to have said it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from cli import CALL, cmdbus, environment_without_ours, here
+from eventually import eventually
+
+from cmdbus.board import Board
+from cmdbus.counters import End
+from cmdbus.health import Levels
+from cmdbus.layout import HEAD
+from cmdbus.runtime import board_path
+from cmdbus.seats import Role
+from cmdbus.slots import Phase, Slot
+from cmdbus.supervisor.alive import is_alive
+from cmdbus.views import Restart, SupervisorState
+
+SECOND = 1_000_000_000
+#: A supervisor of its own process: makes a board, says so, and waits.
+SUPERVISOR = """
+import os, sys, time
+from pathlib import Path
+from cmdbus.board import Board
+from cmdbus.views import SupervisorState
+board = Board.create(Path(sys.argv[1]), 2, 2, name="cmdbus")
+now = time.monotonic_ns()
+state, due = SupervisorState.RUNNING, now + int(sys.argv[2])
+board.supervise(pid=os.getpid(), state=state, since=now, due=due, wanted=1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return board_path(tmp_path, "cmdbus")
+
+
+@pytest.fixture
+def board(place: Path) -> Iterator[Board]:
+    with closing(Board.create(place, 6, 6, name="cmdbus")) as board:
+        supervised(board)
+        yield board
+
+
+def supervised(
+    board: Board, *, due: float = 60, state: SupervisorState = SupervisorState.RUNNING
+) -> None:
+    now = time.monotonic_ns()
+    promised = now + int(due * SECOND)
+    board.supervise(pid=os.getpid(), state=state, since=now, due=promised, wanted=2)
+
+
+def taken(
+    board: Board, place: int, role: Role, number: int = 0, levels: Levels | None = None
+) -> Slot:
+    """A seat with one busy slot."""
+    now, seat = time.monotonic_ns(), board.seat(place)
+    seat.assign(role, number=number, generation=place + 1, now=now)
+    seat.enter(pid=os.getpid(), generation=place + 1, now=now - 90 * SECOND)
+    seat.beat(now + 60 * SECOND, levels or Levels())
+    slot = seat.slot(0)
+    slot.occupy(0, now)
+    seat.slot(1).occupy(1, now)
+    seat.slot(2).occupy(-1, now)
+    return slot
+
+
+def begin(board: Board, place: int, slot: Slot, command_id: UUID, type: str = "Debit") -> None:
+    now = time.monotonic_ns()
+    slot.begin(
+        board.seat(place).kind("payments", type),
+        priority=5,
+        id=9,
+        token=1,
+        command_id=command_id,
+        attempt=2,
+        started=now - 3 * SECOND,
+        due=now + 33 * SECOND,
+    )
+
+
+@contextmanager
+def another(place: Path, due: int = 60 * SECOND) -> "Iterator[subprocess.Popen[str]]":
+    """A supervisor with its board; killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(place), str(due)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def ps(place: Path, *arguments: str) -> str:
+    result = here("ps", "--runtime-dir", str(place.parent), *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+def state(place: Path) -> str:
+    told: str = json.loads(ps(place, "--json"))["state"]
+    assert ps(place).splitlines()[0].startswith(f"cmdbus: {told}, ")
+    return told
+
+
+def test_what_runs_is_shown_with_its_command_and_times(place: Path, board: Board) -> None:
+    command_id = uuid4()
+    slot = taken(board, 1, Role.WORKER)
+    begin(board, 1, slot, command_id, "D" * 100)
+    taken(board, 0, Role.STEWARD)
+    board.set_listening(True)
+    board.count_restart(Restart.CRASHED)
+    text = ps(place)
+    lines = text.splitlines()
+    assert lines[0].startswith(f"cmdbus: running, pid {os.getpid()}, began ")
+    assert lines[1] == "1 restart: crashed 1"
+    assert lines[2] == f"steward: pid {os.getpid()}, generation 1, listening"
+    [running] = [line.split() for line in lines if "running" in line and "payments/D" in line]
+    assert running[:2] == ["0", "running"] and running[4] == "2"
+    assert running[2] in ("3.0s", "3.1s", "3.2s", "3.3s") and running[3] in ("33s", "32s")
+    assert str(command_id) in text
+    assert "1 busy, 1 idle" in text
+    assert "   1        -    -  empty" in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_unhealthy_process_and_a_stuck_slot_are_shown_with_the_reasons(
+    place: Path, board: Board
+) -> None:
+    levels = Levels(consecutive_failures=12, stuck_threads=4)
+    slot = taken(board, 1, Role.WORKER, levels=levels)
+    begin(board, 1, slot, uuid4())
+    board.seat(1).judge(0, board.slot_view(1, 0).sequence)
+    text = ps(place)
+    assert "CRITICAL" in text
+    assert "4 stuck threads within 5 minutes, and more than 3 are too many" in text
+    assert "12 failures in a row, and more than 10 are too many" in text
+    assert "0  stuck " in text
+
+
+def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
+    command_id = uuid4()
+    begin(board, 0, taken(board, 0, Role.ALONE), command_id)
+    text = ps(place)
+    assert "quarantine: pid" in text and str(command_id) in text
+    assert json.loads(ps(place, "--json"))["quarantine"]["slots"][0]["type"] == "Debit"
+
+
+def test_as_json_it_has_the_documented_form(place: Path, board: Board) -> None:
+    command_id = uuid4()
+    slot = taken(board, 1, Role.WORKER)
+    begin(board, 1, slot, command_id)
+    value = json.loads(ps(place, "--json"))
+    assert set(value) == {"name", "pid", "state", "seats", "steward", "quarantine"}
+    assert (value["name"], value["pid"], value["state"]) == ("cmdbus", os.getpid(), "running")
+    assert value["quarantine"] is None and value["steward"]["pid"] is None
+    seat, empty = value["seats"]
+    assert (empty["seat"], empty["pid"]) == (1, None)
+    assert set(seat) == {"seat", "pid", "generation", "health", "reasons", "since", "slots"}
+    busy, idle = seat["slots"]
+    assert 3 <= busy.pop("since") < 20 and 10 < busy.pop("due") <= 33
+    assert busy == {
+        "slot": 0,
+        "phase": "running",
+        "command_id": str(command_id),
+        "domain": "payments",
+        "type": "Debit",
+        "attempt": 2,
+    }
+    assert (idle["phase"], idle["command_id"]) == ("idle", None)
+
+
+def test_a_supervisor_that_is_gone_is_dead_whatever_it_wrote_last(place: Path) -> None:
+    with another(place) as supervisor:
+        assert state(place) == "running"
+        supervisor.kill()
+        os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOWAIT)
+        assert state(place) == "dead"  # not reaped yet
+        supervisor.wait(10)
+        assert state(place) == "dead"
+        assert "Its process is gone; this is what was last written" in ps(place)
+
+
+def test_a_frozen_supervisor_is_said_to_be_late(place: Path) -> None:
+    with another(place, due=-5 * SECOND) as supervisor:
+        supervisor.send_signal(signal.SIGSTOP)
+        assert state(place) == "running"
+        head, told, *_ = ps(place).splitlines()
+        assert head.startswith("cmdbus: running, but late, pid ")
+        assert told.startswith("Frozen or starved: it should have been back 5.")
+
+
+def test_one_that_has_stopped_is_neither_dead_nor_late(place: Path, board: Board) -> None:
+    supervised(board, due=-60, state=SupervisorState.STOPPED)
+    assert state(place) == "stopped"
+    assert "Frozen" not in ps(place)
+
+
+def test_a_number_that_somebody_else_has_now_is_not_the_supervisor(
+    place: Path, board: Board
+) -> None:
+    """It wrote its number before this process began, and was to be back long ago."""
+    board.supervise(
+        pid=os.getpid(), state=SupervisorState.RUNNING, since=SECOND, due=2 * SECOND, wanted=1
+    )
+    assert state(place) == "dead"
+    assert is_alive(os.getpid(), None) and not is_alive(os.getpid(), SECOND)
+
+
+def test_a_board_of_another_boot_shows_no_times(place: Path, board: Board) -> None:
+    begin(board, 1, taken(board, 1, Role.WORKER), uuid4())
+    with place.open("r+b") as file:
+        file.seek(HEAD.size - 16)
+        file.write(bytes(16))
+    assert state(place) == "dead"
+    text = ps(place)
+    assert "The machine was started anew since" in text
+    assert "payments/Debit" in text and "late" not in text
+    [seat, _] = json.loads(ps(place, "--json"))["seats"]
+    assert (seat["since"], seat["slots"][0]["due"]) == (None, None)
+
+
+def test_a_missing_board_is_said_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    def refusal(*arguments: str) -> str:
+        result = here("ps", "--runtime-dir", str(tmp_path), *arguments)
+        assert (result.exit_code, result.stdout) == (1, "")
+        return result.stderr
+
+    assert f"there is no board of 'cmdbus' in {tmp_path}: start cmdbus-supervise" in refusal()
+    Board.create(board_path(tmp_path, "shop"), 1, 1, name="shop").close()
+    assert "it has boards of shop: choose one with --name" in refusal()
+    (tmp_path / "bad.board").write_text("something")
+    assert "cannot be read as a board" in refusal("--name", "bad")
+    assert here("ps", "--name", "../x").exit_code == 2
+
+
+def test_ps_asks_no_database(place: Path, board: Board) -> None:
+    """It is for the time when there is none; what it does not need it does not read."""
+    code = (
+        "import sys; from cmdbus.supervisor.operate import main\n"
+        "try: main()\n"
+        "finally: print([m for m in sys.modules if m.startswith('psycopg')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "ps", "--runtime-dir", str(place.parent), "--dsn", "x"],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        env={**environment_without_ours(), "CMDBUS_DSN": ""},
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]")
+
+
+def test_watching_shows_the_pace_survives_another_board_and_ends_with_ctrl_c(
+    place: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        watcher = subprocess.Popen(
+            [sys.executable, "-c", CALL, "ps", "--watch", "--runtime-dir", place.parent],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**environment_without_ours(), "PYTHONUNBUFFERED": "1"},
+        )
+    with watcher:
+        eventually(lambda: "there is no board of 'cmdbus'" in log.read_text())
+        with closing(Board.create(place, 2, 3)) as first:
+            supervised(first)
+            slot = taken(first, 0, Role.WORKER)
+            kind = first.seat(0).kind("payments", "Debit")
+
+            def counted() -> bool:
+                slot.counters.ended(kind.index, End.COMPLETED, 100)
+                return "per second: " in log.read_text()
+
+            eventually(counted)
+        with closing(Board.create(place, 2, 3, name="second")) as second:
+            supervised(second)
+            eventually(lambda: "second: running" in log.read_text())
+            place.unlink()
+            watched = log.read_text().count("there is no board of 'cmdbus'")
+            eventually(lambda: log.read_text().count("there is no board of 'cmdbus'") > watched)
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(10) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def test_watching_as_json_prints_a_line_for_each_look(place: Path, board: Board) -> None:
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", CALL, "ps", "--watch", "--json", "--runtime-dir", place.parent],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**environment_without_ours(), "PYTHONUNBUFFERED": "1"},
+    )
+    with watcher:
+        assert watcher.stdout is not None
+        for _ in range(2):
+            assert json.loads(watcher.stdout.readline())["state"] == "running"
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(10) == 0
+
+
+def test_a_leader_and_a_thread_without_the_database_are_busy(place: Path, board: Board) -> None:
+    slot = taken(board, 1, Role.WORKER)
+    now = time.monotonic_ns()
+    for phase, shown in (
+        (Phase.LEADING, "1 busy"),
+        (Phase.AWAY, "1 busy"),
+        (Phase.RESTING, "0 busy"),
+    ):
+        slot.enter(phase, now, 0)
+        assert shown in ps(place)
+
+
+def test_a_process_of_its_own_does_the_same(place: Path, board: Board) -> None:
+    done = cmdbus("ps", "--json", CMDBUS_RUNTIME_DIR=str(place.parent), CMDBUS_NAME="cmdbus")
+    assert json.loads(done.stdout)["pid"] == os.getpid()
