@@ -300,8 +300,8 @@ class CommandBus:
 
 
 _CANNOT_CANCEL = {
-    "running": "it is in progress; cancel(..., running=True) ends it all the same",
+    "running": "it is in progress; running=True (--running) ends it all the same",
     "finished": "it has finished",
-    "troubleshooting": "it is in the troubleshooting queue; troubleshooting.cancel(...) "
-    "does it there",
+    "troubleshooting": "it is in the troubleshooting queue; cancel it there: "
+    "bus.troubleshooting.cancel(...), cmdbus tsq cancel",
 }

@@ -77,6 +77,18 @@ class TroubleRecord(CommandRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleCount:
+    """Commands that wait for a person after the same error."""
+
+    domain: str
+    type: str
+    error_code: str | None
+    count: int
+    first_failed_at: datetime
+    last_failed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """Commands that are not finished, by where they are."""
 
@@ -145,6 +157,18 @@ def record_of(row: Sequence[Any]) -> CommandRecord:
 def trouble_of(row: Sequence[Any]) -> TroubleRecord:
     *columns, failed_at, reason = row
     return TroubleRecord(**_values(columns), failed_at=failed_at.astimezone(UTC), reason=reason)
+
+
+def trouble_count_of(row: Sequence[Any]) -> TroubleCount:
+    domain, type_, error_code, count, first, last = row
+    return TroubleCount(
+        domain=domain,
+        type=type_,
+        error_code=error_code,
+        count=count,
+        first_failed_at=first.astimezone(UTC),
+        last_failed_at=last.astimezone(UTC),
+    )
 
 
 def domains_of(rows: Iterable[Sequence[Any]]) -> list[DomainRecord]:

@@ -19,10 +19,12 @@ from cmdbus.records import (
     AuditEvent,
     CommandRecord,
     DomainRecord,
+    TroubleCount,
     TroubleRecord,
     domains_of,
     event_of,
     record_of,
+    trouble_count_of,
     trouble_of,
 )
 from cmdbus.requests import Outgoing
@@ -161,6 +163,12 @@ class Store:
 
     def count_trouble(self, connection: Connection, conditions: Mapping[str, object]) -> int:
         return int(self._row(connection, "count_trouble", conditions)[0])
+
+    def summarize_trouble(
+        self, connection: Connection, conditions: Mapping[str, object]
+    ) -> list[TroubleCount]:
+        rows = self._rows(connection, "summarize_trouble", conditions)
+        return [trouble_count_of(row) for row in rows]
 
     def resolve(self, connection: Connection, parameters: Mapping[str, object]) -> str | None:
         """The status in which it was found, None if it is unknown; see the schema's resolve."""

@@ -4,6 +4,7 @@ Whoever resolves one says who they are, and the audit trail keeps it together wi
 became of the command.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -21,7 +22,7 @@ from cmdbus.checks import (
 from cmdbus.connections import Connection, Connections
 from cmdbus.data import MAX_BYTES, encode
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
-from cmdbus.records import Status, TroubleRecord
+from cmdbus.records import Status, TroubleCount, TroubleRecord
 from cmdbus.store import ResolvedBatch, Store
 
 #: Commands in one transaction, when many are resolved at once.
@@ -88,6 +89,24 @@ class Troubleshooting:
         conditions = _conditions(domain, type, error_code, since, until)
         return self._connections.use(
             connection, lambda c, again: self._store.count_trouble(c, conditions)
+        )
+
+    def summary(
+        self,
+        domain: str | None = None,
+        type: str | None = None,
+        limit: int = 100,
+        *,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        connection: Connection | None = None,
+    ) -> Sequence[TroubleCount]:
+        """How many came here by domain, type and error, the most frequent first."""
+        conditions = _conditions(domain, type, error_code, since, until)
+        conditions["limit"] = check_whole("limit", limit, 1)
+        return self._connections.use(
+            connection, lambda c, again: self._store.summarize_trouble(c, conditions)
         )
 
     def retry(

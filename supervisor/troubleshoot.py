@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cmdbus.supervisor.commands import get, operator_option
-from cmdbus.supervisor.output import ago, count_of, cut, show, show_json
+from cmdbus.supervisor.output import ago, count_of, cut, show, show_json, table
 from cmdbus.supervisor.parameters import data, parsed, past
 from cmdbus.supervisor.session import Mistake, with_bus
 
@@ -81,6 +81,30 @@ def list_(bus: "CommandBus", as_json: bool, limit: int, offset: int, **filters: 
     if len(found) < total:
         show(f"{len(found)} of {count_of(total)}; more with --limit and --offset")
     elif not total:
+        show("nothing waits for a person")
+
+
+@tsq.command()
+@click.argument("domain", required=False)
+@_filters
+@with_bus
+def summary(bus: "CommandBus", as_json: bool, **filters: Any) -> None:
+    """Count what waits for a person by domain, type and error, the most frequent first.
+
+    \b
+    Examples:
+      cmdbus tsq summary --since 1d
+    """
+    found = bus.troubleshooting.summary(**_conditions(**filters))
+    if as_json:
+        show_json({"errors": [asdict(each) for each in found]})
+    elif found:
+        rows = (
+            (f"{each.domain}/{each.type}", each.error_code, each.count, ago(each.last_failed_at))
+            for each in found
+        )
+        show("\n".join(table(("COMMAND", "ERROR", "COUNT", "LATEST"), rows, left=2)))
+    else:
         show("nothing waits for a person")
 
 

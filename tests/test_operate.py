@@ -16,7 +16,7 @@ from cmdbus.supervisor.operate import main
 
 SECRET = "s3cr3t"
 COMMANDS = sorted(main.commands)
-QUEUE = ("list", "show", "retry", "cancel", "complete")
+QUEUE = ("list", "summary", "show", "retry", "cancel", "complete")
 ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--json"}
 
 
@@ -60,6 +60,32 @@ def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:
         assert sentence in done.stderr
         assert "Traceback" not in done.stderr
         assert SECRET not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "status {}",
+        "get {} 7",
+        "send {} B",
+        "send a B {}",
+        "send a B --delay {}",
+        "cancel a {}",
+        "pause {}",
+        "tsq list {}",
+        "tsq list --since {}",
+        "tsq retry a {}",
+        "ps --name {}",
+        "ps --runtime-dir {}",
+        "status --dsn-file {}",
+    ],
+)
+def test_a_dsn_in_the_wrong_place_is_not_shown(typed: str) -> None:
+    """Secrets never appear."""
+    arguments = typed.format(f"postgresql://ann:{SECRET}@db/x").split()
+    done = here(*arguments, CMDBUS_DSN="host=127.0.0.1 port=1")
+    assert done.exit_code in (1, 2) and done.stderr.startswith(("Usage:", "Error:"))
+    assert SECRET not in done.output
 
 
 def test_a_forgotten_variable_does_not_mean_the_embedded_server() -> None:

@@ -233,6 +233,7 @@ def test_domains_are_paused_and_resumed(dsn: str, run: Run) -> None:
 
 def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:
     """R22."""
+    assert done(run("tsq", "summary")) == "nothing waits for a person\n"
     assert done(run("tsq", "list")) == "nothing waits for a person\n"
     with CommandBus(dsn) as bus:
         ids = [bus.send("payments", "Debit", n) for n in range(3)]
@@ -250,6 +251,10 @@ def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:
         ):
             value = json.loads(done(run("tsq", "list", *arguments, "--json")))
             assert (value["total"], len(value["commands"])) == (found, found)
+        counted = done(run("tsq", "summary", "--type", "Debit"))
+        assert counted.splitlines()[1].split()[:3] == ["payments/Debit", "GONE", "3"]
+        errors = json.loads(done(run("tsq", "summary", "--json")))["errors"]
+        assert [each["count"] for each in errors] == [3, 1]
         [last, *_] = json.loads(done(run("tsq", "list", "payments", "--json")))["commands"]
         assert UUID(last["command_id"]) in ids and last["error_code"] == "GONE"
         assert last["data"] in range(3)

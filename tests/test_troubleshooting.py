@@ -108,6 +108,14 @@ def test_the_queue_is_listed_by_every_condition(dsn: str) -> None:
         assert both(since=boundary) == [ship]
         assert both(until=boundary) == [debit]
         assert both(domain="payments", error_code="BUSY") == []
+        troubled(bus, dsn)
+        counts = bus.troubleshooting.summary()
+        assert [(each.type, each.error_code, each.count) for each in counts] == [
+            ("Debit", "GONE", 2),
+            ("Ship", "BUSY", 1),
+        ]
+        assert counts[0].first_failed_at < boundary < counts[0].last_failed_at
+        assert bus.troubleshooting.summary(type="Ship", until=boundary) == []
 
 
 def test_a_retried_command_begins_anew(dsn: str) -> None:

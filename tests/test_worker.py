@@ -648,7 +648,7 @@ def test_sends_at_random_moments_are_never_slept_through(dsn: str, bus: CommandB
 
 
 def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
-    """M013, M022, M054, M173, M174, M175."""
+    """M013, M022, M054, M149, M173, M174, M175."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit", retry=SOON)
@@ -683,6 +683,7 @@ def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
         assert 0 < float(str(metrics["avg_process_time"])) < 1
         assert 0 < float(str(metrics["avg_fetch_time"])) < 1
         assert worker.health.health == "HEALTHY"
+        assert {failed.command_id for failed in worker.last_exceptions} == set(map(str, ids[-2:]))
         errors = [(failed.type, failed.error) for failed in worker.last_exceptions]
         assert errors == [("Debit", "ValueError: no")] * 6
 
