@@ -161,10 +161,10 @@ class CommandBus:
         reason = check_text("reason", reason)
         operator = check_text("operator", operator)
         check_flag("running", running)
-        was = self._look(
+        was = self._connections.use(
             connection,
-            lambda c: self._store.cancel(
-                c, domain, id_, reason=reason, running=running, operator=operator
+            lambda c, again: self._store.cancel(
+                c, domain, id_, reason=reason, running=running, operator=operator, again=again
             ),
         )
         if was is None:

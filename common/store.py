@@ -203,6 +203,7 @@ class Store:
         reason: str | None,
         running: bool,
         operator: str | None,
+        again: bool,
     ) -> str | None:
         """Where the command was: waiting, running, troubleshooting, finished, or None."""
         parameters = {
@@ -211,6 +212,7 @@ class Store:
             "reason": reason,
             "running": running,
             "operator": operator,
+            "again": again,
         }
         was = self._row(connection, "cancel", parameters)[0]
         return None if was is None else str(was)

@@ -1,1 +1,2 @@
-SELECT {schema}.cancel(%(domain)s, %(command_id)s, %(reason)s, %(running)s, %(operator)s);
+SELECT {schema}.cancel(%(domain)s, %(command_id)s, %(reason)s, %(running)s, %(operator)s,
+                       %(again)s);

@@ -18,9 +18,11 @@ $$;
 -- Ends a command that waits or, with p_running, one that runs: its row is gone
 -- then, so that nothing of its handler's transaction can settle. Returns where the
 -- command was: 'waiting', 'running' (ended only with p_running), 'troubleshooting',
--- 'finished', or NULL if it is unknown.
+-- 'finished', or NULL if it is unknown. With p_again a first try, whose answer was lost,
+-- may have canceled it.
 CREATE FUNCTION {schema}.cancel(
-    p_domain text, p_command_id uuid, p_reason text, p_running boolean, p_operator text
+    p_domain text, p_command_id uuid, p_reason text, p_running boolean, p_operator text,
+    p_again boolean DEFAULT false
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = {schema}, pg_temp
@@ -46,7 +48,13 @@ BEGIN
         END IF;
         IF EXISTS (SELECT FROM finished f
                    WHERE f.domain = p_domain AND f.command_id = p_command_id) THEN
-            RETURN 'finished';
+            RETURN CASE WHEN p_again AND EXISTS (
+                SELECT FROM event e
+                WHERE e.domain = p_domain AND e.command_id = p_command_id
+                    AND e.kind = 'CANCELED' AND e.operator IS NOT DISTINCT FROM p_operator
+                    AND e.message IS NOT DISTINCT FROM p_reason
+                    AND e.at > clock_timestamp() - interval '5 minutes')
+                THEN 'waiting' ELSE 'finished' END;
         END IF;
     END LOOP;
     RETURN NULL;
