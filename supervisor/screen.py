@@ -63,6 +63,12 @@ def lines(look: Look, before: Look | None = None) -> Iterator[str]:
             yield from _seat(workers[number], look)
         else:
             yield f"{number:>4}        -    -  empty"
+    for seat in look.view.with_role(Role.LEAVING):
+        when = "-" if seat.leave_by is None else _until(seat.leave_by, look.now)
+        yield f"leaving: pid {seat.pid or '-'}, which must be gone in {when}"
+        yield from _slots(seat, look.now)
+    for seat in look.view.with_role(Role.DEAD):
+        yield _grave(seat)
 
 
 def _head(look: Look) -> Iterator[str]:
@@ -132,6 +138,15 @@ def _seat(seat: SeatView, look: Look) -> Iterator[str]:
     if present and look.state not in ("dead", "stopped") and _late(seat.due, look.now):
         yield f"      its main thread is late by {_since(seat.due, look.now)}"
     yield from _slots(seat, look.now)
+
+
+def _grave(seat: SeatView) -> str:
+    ended = seat.ended
+    if ended is None:
+        return "ended: a process; what it held is being handed back"
+    how = f"signal {ended.signal}" if ended.signal else f"exit code {ended.code}"
+    why = f", {ended.verdict.name.lower()}" if ended.verdict else ""
+    return f"ended: pid {ended.pid} ({how}{why}); what it held is being handed back"
 
 
 def _slots(seat: SeatView, now: int) -> Iterator[str]:

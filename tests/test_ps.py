@@ -20,7 +20,7 @@ from cmdbus.counters import End
 from cmdbus.health import Levels
 from cmdbus.layout import HEAD
 from cmdbus.runtime import board_path
-from cmdbus.seats import Role
+from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.slots import Phase, Slot
 from cmdbus.supervisor.alive import is_alive
 from cmdbus.views import Restart, SupervisorState
@@ -158,6 +158,20 @@ def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
     text = ps(place)
     assert "quarantine: pid" in text and str(command_id) in text
     assert json.loads(ps(place, "--json"))["quarantine"]["slots"][0]["type"] == "Debit"
+
+
+def test_who_leaves_and_who_has_died_are_shown(place: Path, board: Board) -> None:
+    command_id, now = uuid4(), time.monotonic_ns()
+    begin(board, 1, taken(board, 1, Role.WORKER), command_id)
+    board.seat(1).order_to_leave(0, 2, now + 3600 * SECOND, now)
+    taken(board, 2, Role.WORKER, 1)
+    ended = Ended(generation=3, pid=4711, signal=9, verdict=Verdict.STUCK)
+    board.seat(2).bury(1, ended, now)
+    text = ps(place)
+    assert f"leaving: pid {os.getpid()}, which must be gone in 60m" in text
+    assert str(command_id) in text
+    assert "ended: pid 4711 (signal 9, stuck); what it held is being handed back" in text
+    assert [line.split()[0] for line in text.splitlines() if line.endswith("empty")] == ["0", "1"]
 
 
 def test_as_json_it_has_the_documented_form(place: Path, board: Board) -> None:
