@@ -2,6 +2,7 @@
 
 import os
 import time
+from enum import Enum
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -9,29 +10,27 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _STATE, _START = 0, 19
 
 
-def is_alive(pid: int, since: int | None) -> bool:
+class Presence(Enum):
+    HERE = "here"
+    #: Stopped by a signal, until another one lets it go on.
+    FROZEN = "frozen"
+    GONE = "gone"
+
+
+def presence(pid: int, since: int | None) -> Presence:
     """`since`: when it said that it was there, in monotonic nanoseconds; who has begun after
     that is somebody else with its number."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except FileNotFoundError:
-        return False if Path("/proc/self").exists() else _answers(pid)
     except OSError:
-        return True
+        return Presence.GONE
     fields = stat.rpartition(b")")[2].split()
-    if fields[_STATE] in (b"Z", b"X"):
-        return False
+    if fields[_STATE] in (b"Z", b"X") or _began_after(int(fields[_START]), since):
+        return Presence.GONE
+    return Presence.FROZEN if fields[_STATE] in (b"T", b"t") else Presence.HERE
+
+
+def _began_after(start_ticks: int, since: int | None) -> bool:
     # The monotonic clock stands still while the machine sleeps: this is at most its start.
     asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-    started = int(fields[_START]) / _TICKS - asleep
-    return since is None or started <= since / 1e9 + 1
-
-
-def _answers(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return since is not None and start_ticks / _TICKS - asleep > since / 1e9 + 1

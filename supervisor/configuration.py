@@ -2,7 +2,7 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,22 +55,25 @@ class Configured:
 
 def read(context: click.Context) -> dict[str, Any]:
     """The file's values by the names of parameters; a UsageError says what is wrong with it."""
-    found = [(name, table) for name in (_OWN, _SHARED) if (table := _table(name)) is not None]
-    if len(found) > 1:
-        raise click.UsageError(
-            f"settings are in both {_OWN} and [tool.cmdbus] of {_SHARED}: keep them in one.",
-            context,
-        )
+    file, table = _found(context)
     values: dict[str, Any] = {}
-    for file, table in found:
-        context.meta[SETTINGS_FILE] = file
-        for key, value in table.items():
-            option = _option(context, file, key)
-            assert option.name
-            if option.name in values:
-                raise click.UsageError(f"{file} has {_dashed(option.name)!r} twice.", context)
-            values[option.name] = _text(context, f"{file}: {key!r}", option, value)
+    for key, value in table.items():
+        option = _option(context, file, key)
+        assert option.name
+        if option.name in values:
+            raise click.UsageError(f"{file} has {_dashed(option.name)!r} twice.", context)
+        values[option.name] = _text(context, f"{file}: {key!r}", option, value)
     return values
+
+
+def read_some(context: click.Context, names: Set[str]) -> dict[str, str]:
+    """Of the file's values those of these names, which are text; the others are not looked at."""
+    file, table = _found(context)
+    given = {key.replace("-", "_"): value for key, value in table.items()}
+    for name in names & given.keys():
+        if not isinstance(given[name], str):
+            raise click.UsageError(f"{file}: {_dashed(name)!r} must be a string.", context)
+    return {name: given[name] for name in names if name in given}
 
 
 def configured(context: click.Context) -> Configured:
@@ -110,6 +113,20 @@ _PLAIN = (
     "log_level",
     "drain",
 )
+
+
+def _found(context: click.Context) -> tuple[str, dict[str, Any]]:
+    """The file that has settings, and these; nothing if none has."""
+    found = [(name, table) for name in (_OWN, _SHARED) if (table := _table(name)) is not None]
+    if len(found) > 1:
+        raise click.UsageError(
+            f"settings are in both {_OWN} and [tool.cmdbus] of {_SHARED}: keep them in one.",
+            context,
+        )
+    for file, table in found:
+        context.meta[SETTINGS_FILE] = file
+        return file, table
+    return "", {}
 
 
 def _table(name: str) -> dict[str, Any] | None:

@@ -6,17 +6,21 @@ Exit codes: 0 done, 1 it could not be done (one sentence on stderr), 2 usage.
 import logging
 import os
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from cmdbus.checks import check_schema
 from cmdbus.supervisor.commands import cancel, get, send
+from cmdbus.supervisor.configuration import read_some
 from cmdbus.supervisor.options import RedactingGroup, database_options
 from cmdbus.supervisor.output import show_json
 from cmdbus.supervisor.ps import ps
 from cmdbus.supervisor.queues import pause, resume, status
 from cmdbus.supervisor.session import database, ignored_options, json_option, sentences
 from cmdbus.supervisor.troubleshoot import tsq
+
+_OF_THE_FILE = frozenset({"dsn", "dsn_file", "schema", "runtime_dir", "name"})
 
 
 @click.group(cls=RedactingGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,6 +34,8 @@ def main(context: click.Context) -> None:
     """
     if os.environ.get("NO_COLOR"):
         context.color = False
+    # Beside the supervisor's settings file, its database and its board are meant.
+    context.default_map = _for_all(main, read_some(context, _OF_THE_FILE))
     logging.basicConfig(format="%(message)s", level=logging.INFO)
 
 
@@ -69,6 +75,13 @@ def init(
     else:
         change = {0: "installed", done.after: "up to date"}.get(done.before, "upgraded")
         click.echo(f"schema {schema}: {change}, version {done.after}, in {done.database}")
+
+
+def _for_all(group: click.Group, values: dict[str, str]) -> dict[str, Any]:
+    return {
+        name: _for_all(command, values) if isinstance(command, click.Group) else values
+        for name, command in group.commands.items()
+    }
 
 
 for command in (send, get, cancel, status, tsq, pause, resume, ps):

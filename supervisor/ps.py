@@ -13,7 +13,7 @@ import click
 from cmdbus.board import Board
 from cmdbus.errors import BoardError
 from cmdbus.runtime import board_path, find_runtime_directory
-from cmdbus.supervisor.alive import is_alive
+from cmdbus.supervisor.alive import Presence, presence
 from cmdbus.supervisor.output import show_json
 from cmdbus.supervisor.screen import Look, lines
 from cmdbus.supervisor.session import board_options, ignored_options, json_option, sentences
@@ -87,15 +87,15 @@ def _look(path: Path) -> Look:
             view = _timeless(view)
         counters = board.counters()
     now = time.monotonic_ns()
-    return Look(view=view, now=now, alive=_is_alive(view, now), counters=counters)
+    return Look(view=view, now=now, supervisor=_presence(view, now), counters=counters)
 
 
-def _is_alive(view: BoardView, now: int) -> bool:
+def _presence(view: BoardView, now: int) -> Presence:
     if not view.this_boot or view.pid is None:
-        return False
+        return Presence.GONE
     # While it comes back as promised, nobody else can have its number.
     punctual = view.due is not None and view.due > now
-    return is_alive(view.pid, None if punctual else view.since)
+    return presence(view.pid, None if punctual else view.since)
 
 
 def _missing(path: Path) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from cmdbus.counters import CountersView, End
 from cmdbus.seats import Role
 from cmdbus.slots import Phase
+from cmdbus.supervisor.alive import Presence
 from cmdbus.supervisor.output import age, count_of, cut
 from cmdbus.views import BoardView, SeatView, SlotView, SupervisorState
 
@@ -29,15 +30,14 @@ class Look:
 
     view: BoardView
     now: int
-    #: Whether the supervisor's process is there.
-    alive: bool
+    supervisor: Presence
     counters: CountersView
 
     @property
     def state(self) -> str:
         """As the supervisor says; but `dead` if it did not come to say so."""
         state = self.view.state
-        if state is not SupervisorState.STOPPED and not self.alive:
+        if state is not SupervisorState.STOPPED and self.supervisor is Presence.GONE:
             return "dead"
         return state.name.lower() if state is not None else "unknown"
 
@@ -74,7 +74,9 @@ def lines(look: Look, before: Look | None = None) -> Iterator[str]:
 def _head(look: Look) -> Iterator[str]:
     view, state = look.view, look.state
     late = state not in ("dead", "stopped") and _late(view.due, look.now)
-    told = f"{view.name}: {state}{', but late' if late else ''}"
+    frozen = look.supervisor is Presence.FROZEN and state != "stopped"
+    told = f"{view.name}: {state}"
+    told += ", but frozen" if frozen else ", but late" if late else ""
     if view.pid is not None:
         told += f", pid {view.pid}"
     if view.since is not None and view.this_boot:
@@ -84,8 +86,10 @@ def _head(look: Look) -> Iterator[str]:
         yield "The machine was started anew since: this is what was last written before."
     elif state == "dead":
         yield "Its process is gone; this is what was last written. Start it again."
+    elif frozen:
+        yield "A signal has stopped it; what it looks after goes on: kill -CONT lets it go on."
     elif late:
-        yield f"Frozen or starved: it should have been back {_since(view.due, look.now)} ago."
+        yield f"Hung or starved: it should have been back {_since(view.due, look.now)} ago."
     restarts = [f"{reason} {count}" for reason, count in view.restarts.items() if count]
     total = count_of(sum(view.restarts.values()), "restart")
     yield cut(f"{total}{': ' if restarts else ''}{', '.join(restarts)}", WIDTH)

@@ -22,7 +22,7 @@ from cmdbus.layout import HEAD
 from cmdbus.runtime import board_path
 from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.slots import Phase, Slot
-from cmdbus.supervisor.alive import is_alive
+from cmdbus.supervisor.alive import Presence, presence
 from cmdbus.views import Restart, SupervisorState
 
 SECOND = 1_000_000_000
@@ -209,19 +209,28 @@ def test_a_supervisor_that_is_gone_is_dead_whatever_it_wrote_last(place: Path) -
         assert "Its process is gone; this is what was last written" in ps(place)
 
 
-def test_a_frozen_supervisor_is_said_to_be_late(place: Path) -> None:
-    with another(place, due=-5 * SECOND) as supervisor:
+def test_a_frozen_supervisor_is_said_to_be_frozen_at_once(place: Path) -> None:
+    with another(place) as supervisor:
         supervisor.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, supervisor.pid, os.WSTOPPED | os.WNOWAIT)
+        assert state(place) == "running"
+        head, told, *_ = ps(place).splitlines()
+        assert head.startswith("cmdbus: running, but frozen, pid ")
+        assert told.startswith("A signal has stopped it")
+
+
+def test_a_supervisor_that_does_not_come_back_is_said_to_be_late(place: Path) -> None:
+    with another(place, due=-5 * SECOND):
         assert state(place) == "running"
         head, told, *_ = ps(place).splitlines()
         assert head.startswith("cmdbus: running, but late, pid ")
-        assert told.startswith("Frozen or starved: it should have been back 5.")
+        assert told.startswith("Hung or starved: it should have been back 5.")
 
 
 def test_one_that_has_stopped_is_neither_dead_nor_late(place: Path, board: Board) -> None:
     supervised(board, due=-60, state=SupervisorState.STOPPED)
     assert state(place) == "stopped"
-    assert "Frozen" not in ps(place)
+    assert "Hung" not in ps(place)
 
 
 def test_a_number_that_somebody_else_has_now_is_not_the_supervisor(
@@ -232,7 +241,8 @@ def test_a_number_that_somebody_else_has_now_is_not_the_supervisor(
         pid=os.getpid(), state=SupervisorState.RUNNING, since=SECOND, due=2 * SECOND, wanted=1
     )
     assert state(place) == "dead"
-    assert is_alive(os.getpid(), None) and not is_alive(os.getpid(), SECOND)
+    found = [presence(os.getpid(), since) for since in (None, SECOND, time.monotonic_ns())]
+    assert found == [Presence.HERE, Presence.GONE, Presence.HERE]
 
 
 def test_a_board_of_another_boot_shows_no_times(place: Path, board: Board) -> None:

@@ -304,6 +304,23 @@ def test_many_are_resolved_only_after_a_yes(dsn: str, run: Run) -> None:
         assert done(run(*asked)) == "retried 0 commands\n"
 
 
+def test_the_supervisors_settings_file_says_where_the_database_and_the_board_are(
+    dsn: str, empty_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a send from the supervisor's directory would go to the embedded server."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "cmdbus.toml"
+    file.write_text(f"dsn = {json.dumps(dsn)}\nprocs = 4\nname = 'shop'\nruntime-dir = '/nowhere'")
+    done(here("send", "payments", "Debit"))
+    assert "payments" in done(here("status"))
+    assert "nothing waits" in done(here("tsq", "list"))
+    # What is nearer wins.
+    assert "run cmdbus init" in refusal(here("status", CMDBUS_DSN=empty_dsn), 1)
+    assert "no board of 'shop' in /nowhere" in refusal(here("ps"), 1)
+    file.write_text("dsn = 5")
+    assert "cmdbus.toml: 'dsn' must be a string" in refusal(here("status"), 2)
+
+
 def test_a_process_of_its_own_does_the_same(dsn: str) -> None:
     """The script that is installed, once; with the DSN in a variable that is in no list."""
     sent = cmdbus("send", "payments", "Debit", "-", stdin="[1]", CMDBUS_DSN=dsn)
