@@ -214,6 +214,10 @@ class Claims:
     def promote(self, connection: Connection, count: int) -> int:
         return int(self._value(connection, "promote", {"count": count}))
 
+    def retain(self, connection: Connection, count: int) -> int:
+        """Removes some of what is too old; how much, 0 if nothing is left to remove."""
+        return int(self._value(connection, "retain", {"count": count}))
+
     def timers(
         self, connection: Connection, domains: Sequence[str], types: Sequence[str], *, leases: bool
     ) -> tuple[float | None, float | None]:

@@ -41,6 +41,7 @@ from cmdbus.worker.blame import blame
 from cmdbus.worker.claims import Claims, Connection
 from cmdbus.worker.connections import Hand, settings
 from cmdbus.worker.listener import Listener
+from cmdbus.worker.maintenance import Maintenance
 from cmdbus.worker.node import Node
 from cmdbus.worker.rescue import Rescued, rescue
 from cmdbus.worker.timers import Timers
@@ -51,6 +52,7 @@ _LIVING = (Role.WORKER, Role.ALONE, Role.LEAVING)
 #: One statement of the steward is short; and a round is late after so long.
 _STATEMENT_SECONDS = 5.0
 _ROUND_SECONDS = 10.0
+_MAINTENANCE_SECONDS = 600.0
 #: Handing back after one death: in a round of its own, if it takes longer.
 _RESCUE_SECONDS = 3.0
 #: Where it shows what its threads do.
@@ -80,6 +82,9 @@ class Steward:
             self._connect, self._claims, began=self._began, heard=self._heard, ended=self._ended
         )
         self._hand = Hand(self._connect, lambda connection: connection.close())
+        self._maintenance = Maintenance(
+            self._claims, lambda: self._connect(statement=_MAINTENANCE_SECONDS)
+        )
         #: Set by the listener, cleared by a round: something is due earlier than was known.
         self._due_earlier = threading.Event()
         self._listening = False
@@ -104,6 +109,7 @@ class Steward:
         self._watch()
         self._stopping.set()
         self._bell.put()
+        self._maintenance.stop()
         if self._told.listen:
             self._listener.stop()
         self._serving.join(_ROUND_SECONDS)
@@ -151,6 +157,7 @@ class Steward:
             self._stopping.wait(_RETRY_SECONDS)
         if self._told.listen and not self._stopping.is_set():
             self._listener.start()
+        self._maintenance.start()
         # Also what a byte was for that a dead one had taken.
         self._wake.put()
 
@@ -277,8 +284,7 @@ class Steward:
 
     # The thread that listens.
 
-    def _connect(self) -> Connection:
-        statement = min(_STATEMENT_SECONDS, self._told.timeouts.statement)
+    def _connect(self, statement: float = _STATEMENT_SECONDS) -> Connection:
         return dsns.connect(
             dsns.complete(
                 dsns.parse(self._told.dsn or ""),

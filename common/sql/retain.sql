@@ -1,0 +1,1 @@
+SELECT {schema}.retain(%(count)s);

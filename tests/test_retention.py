@@ -1,0 +1,168 @@
+"""History goes when nobody wants to keep it any more, and its ids with it."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from handlers import running
+
+from cmdbus import CommandBus, HandlerRegistry, PermanentCommandError
+from cmdbus.statements import statement
+from cmdbus.worker.claims import Claims
+from cmdbus.worker.maintenance import Maintenance
+
+pytestmark = pytest.mark.db
+
+_OLD_PARTITION = """
+    DO $$ DECLARE day date := clock_timestamp()::date - {age}; BEGIN
+        SET timezone = 'UTC';
+        EXECUTE format('CREATE TABLE cmdbus.finished_%s (LIKE cmdbus.finished INCLUDING ALL)',
+                       to_char(day, 'YYYYMMDD'));
+        EXECUTE format('ALTER TABLE cmdbus.finished ATTACH PARTITION cmdbus.finished_%s
+                        FOR VALUES FROM (%L) TO (%L)', to_char(day, 'YYYYMMDD'),
+                       day::timestamptz, (day + 1)::timestamptz);
+    END $$"""
+_AGE = """
+    UPDATE cmdbus.finished SET finished_at = finished_at - make_interval(days => %s)
+    WHERE domain = %s"""
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+@pytest.fixture
+def connection(dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET timezone = 'UTC'")
+        yield connection
+
+
+def finish(dsn: str, bus: CommandBus, *domains: str) -> dict[str, UUID]:
+    """A command with an id and an event of its own in each."""
+    registry = HandlerRegistry()
+    failed: set[str] = set()
+
+    def work(command: object, context: object) -> None:
+        domain = getattr(command, "domain", "")
+        if domain not in failed:
+            failed.add(domain)
+            getattr(context, "retry_after")(0.001)  # noqa: B009
+            raise RuntimeError("once")
+
+    for domain in domains:
+        registry.register(domain, "Work", work)
+    with running(dsn, registry, concurrency=1):
+        sent = {domain: bus.send(domain, "Work", command_id=uuid4()) for domain in domains}
+        for domain, command_id in sent.items():
+            assert bus.wait(domain, command_id, 10).status == "COMPLETED"
+    return sent
+
+
+def retain(connection: psycopg.Connection, count: int = 1000) -> int:
+    row = connection.execute(statement("retain", "cmdbus"), {"count": count}).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def rows(connection: psycopg.Connection, table: str) -> int:
+    row = connection.execute(f"SELECT count(*) FROM cmdbus.{table}".encode()).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def age(connection: psycopg.Connection, domain: str, days: int) -> None:
+    connection.execute(_OLD_PARTITION.format(age=days).encode())
+    connection.execute(_AGE, (days, domain))
+
+
+def test_a_day_that_nobody_wants_to_keep_is_dropped_with_its_ids_and_events(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """R08: until then the id stays taken."""
+    sent = finish(dsn, bus, "old", "young")
+    age(connection, "old", 9)
+    age(connection, "young", 6)
+    partitions = rows(connection, "finished")
+    assert partitions == 2
+    assert retain(connection) == 1
+    assert retain(connection) == 0
+    assert bus.get("old", sent["old"]) is None
+    assert bus.get("young", sent["young"]) is not None
+    assert (rows(connection, "identity"), rows(connection, "event")) == (1, 1)
+    assert bus.send("old", "Work", command_id=sent["old"]) == sent["old"]
+
+
+def test_a_domain_may_keep_its_history_for_a_shorter_time_and_for_none(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    sent = finish(dsn, bus, "none", "day", "week")
+    bus.configure("none", keep=timedelta(0))
+    bus.configure("day", keep=timedelta(days=1))
+    age(connection, "day", 2)
+    connection.execute(_AGE, (2, "week"))
+    assert [retain(connection, 1), retain(connection, 1), retain(connection, 1)] == [1, 1, 0]
+    left = [domain for domain, command_id in sent.items() if bus.get(domain, command_id)]
+    assert left == ["week"]
+    assert (rows(connection, "identity"), rows(connection, "event")) == (1, 1)
+
+
+def test_a_domain_that_keeps_longer_keeps_the_day_for_all(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    sent = finish(dsn, bus, "long", "week")
+    bus.configure("long", keep=timedelta(days=30))
+    bus.configure("week", keep=timedelta(days=7))
+    age(connection, "long", 9)
+    connection.execute(_AGE, (9, "week"))
+    assert [retain(connection), retain(connection)] == [1, 0]
+    assert bus.get("long", sent["long"]) is not None
+    assert bus.get("week", sent["week"]) is None
+
+
+def test_a_report_that_reads_history_is_not_waited_for(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """Every settle would queue behind whoever waits for that lock."""
+    finish(dsn, bus, "old")
+    age(connection, "old", 9)
+    with psycopg.connect(dsn) as report:
+        report.execute("SELECT count(*) FROM cmdbus.finished")
+        assert retain(connection) == 0
+        assert rows(connection, "identity") == 1, "nothing is half-done"
+        report.rollback()
+    assert retain(connection) == 1
+
+
+def test_maintenance_goes_on_until_nothing_is_left(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    finish(dsn, bus, "old")
+    age(connection, "old", 8)
+    age(connection, "nobody", 20)
+    claims = Claims("cmdbus", 30.0)
+    Maintenance(claims, lambda: connection).maintain(connection)
+    assert rows(connection, "finished") == 0
+    assert retain(connection) == 0
+
+
+def test_what_fails_for_good_is_not_history(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """Troubleshooting waits for a person, however long that takes."""
+    registry = HandlerRegistry()
+
+    @registry.handler("none", "Fail")
+    def fail(command: object, context: object) -> None:
+        raise PermanentCommandError("NO", "never")
+
+    bus.configure("none", keep=timedelta(0))
+    with running(dsn, registry, concurrency=1):
+        sent = bus.send("none", "Fail")
+        assert bus.wait("none", sent, 10).error_code == "NO"
+    assert retain(connection) == 0
+    assert bus.get("none", sent) is not None
