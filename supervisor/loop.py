@@ -26,6 +26,8 @@ _LOOK_SECONDS = 0.1
 _LATE_SECONDS = 1.0
 #: After that it lets everybody beat again first.
 _GRACE_SECONDS = 5.0
+#: Who sees that it has not been back for so long says that it is frozen.
+_DUE_SECONDS = 5.0
 #: With --drain: everybody has waited for so long, and there was nothing.
 _DRAINED_SECONDS = 1.0
 #: What a stop takes beyond its deadline, at most.
@@ -177,7 +179,7 @@ class Supervisor:
             pid=os.getpid(),
             state=state,
             since=int(self._since * 1e9),
-            due=int((now + self._settings.timeouts.watchdog) * 1e9),
+            due=int((now + _DUE_SECONDS) * 1e9),
             wanted=self._company.wanted,
         )
 

@@ -100,6 +100,18 @@ class Want(NamedTuple):
     floors: Mapping[tuple[str, int], int]
 
 
+class Seen(NamedTuple):
+    """What a look at the schema found besides claimable commands."""
+
+    #: Seconds until a command is due, and until a lease ends; None if none is.
+    due: float | None
+    lease_ends: float | None
+    #: A command waits that may only run alone.
+    suspects: bool
+    #: Of the server's queue of notifications, from 0 to 1.
+    queue_usage: float
+
+
 class Share(Enum):
     """Which commands a worker claims, by what they may have done to those that ran them."""
 
@@ -220,13 +232,17 @@ class Claims:
 
     def timers(
         self, connection: Connection, domains: Sequence[str], types: Sequence[str], *, leases: bool
-    ) -> tuple[float | None, float | None]:
-        """Seconds until the next command is due and, with `leases`, until the next lease of
-        another worker ends."""
-        values = {"domains": list(domains), "types": list(types), "leases": leases}
+    ) -> Seen:
+        """`leases`: also when the next lease of another worker ends."""
+        values = {
+            "domains": list(domains),
+            "types": list(types),
+            "leases": leases,
+            "losses": SUSPECT_LOSSES,
+        }
         row = self._execute(connection, "read_timers", values).fetchone()
         assert row is not None
-        return row[0], row[1]
+        return Seen._make(row)
 
     def arm(
         self, connection: Connection, domains: Sequence[str], looks_in: float, lasts: float

@@ -59,6 +59,8 @@ _RESCUE_SECONDS = 3.0
 _SERVING, _LISTENING = 0, 1
 _RETRY_SECONDS = 0.5
 _COMPLAIN_SECONDS = 30.0
+#: Of the server's queue of notifications.
+_FULLEST = 0.5
 #: What a supervisor could not say any more of a process that died with it.
 _KILLED = Ended(generation=0, pid=0, signal=signal.SIGKILL)
 Value = TypeVar("Value")
@@ -88,6 +90,8 @@ class Steward:
         #: Set by the listener, cleared by a round: something is due earlier than was known.
         self._due_earlier = threading.Event()
         self._listening = False
+        #: The server's queue of notifications is.
+        self._full = False
         self._look_at = 0.0
         self._renew_at = 0.0
         #: When the round that is going on is late; infinite between two.
@@ -209,7 +213,7 @@ class Steward:
             self._arming.step(
                 connection,
                 parked=self._is_parked(self._board.snapshot()),
-                session=self._listener.session if self._listening else 0,
+                session=self._listener.session if self._listening and not self._full else 0,
                 looks_at=self._look_at,
             )
         )
@@ -269,10 +273,25 @@ class Steward:
             return self._look_at - now
         else:
             self._wake.put()
-        self._board.set_suspects(self._claims.suspects_wait(connection, self._types))
         seconds = self._timers.look(connection, leases=self._is_parked(view))
+        self._board.set_suspects(self._timers.seen.suspects)
+        self._watch_queue(self._timers.seen.queue_usage)
         self._look_at = time.monotonic() + min(seconds, self._told.poll_interval)
         return self._look_at - now
+
+    def _watch_queue(self, usage: float) -> None:
+        """Of notifications, which are all databases' together: full, it fails senders' commits.
+        Above half, ours are not asked for, and everybody polls."""
+        full = usage > _FULLEST
+        if full != self._full and self._told.listen:
+            self._full = full
+            self._board.set_listening(self._listening and not full)
+            logger.log(
+                logging.WARNING if full else logging.INFO,
+                "the server's queue of notifications is %s: %s",
+                "more than half full, so some session does not read it" if full else "read again",
+                "polling" if full else "listening",
+            )
 
     def _is_parked(self, view: BoardView) -> bool:
         return any(seat.parked for seat in view.seats if seat.role is Role.WORKER)
@@ -297,7 +316,7 @@ class Steward:
         self._counters = self._node.seat.slot(_LISTENING)
         self._counters.occupy(-1, time.monotonic_ns())
         self._listening = True
-        self._board.set_listening(True)
+        self._board.set_listening(not self._full)
         self._bell.put()
 
     def _heard(self, channels: set[str]) -> None:

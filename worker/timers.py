@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claims import Claims, Connection, Seen
 
 _PROMOTED_AT_ONCE = 1000
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 5.0
@@ -14,6 +14,8 @@ class Timers:
         self._domains = domains
         self._types = types
         self._locked_wait = _SHORTEST_WAIT
+        #: By the latest look.
+        self.seen = Seen(None, None, suspects=False, queue_usage=0.0)
 
     def look(self, connection: Connection, *, leases: bool) -> float:
         """Seconds until the next command is due or, with `leases`, until somebody's lease
@@ -21,7 +23,8 @@ class Timers:
         time: no later one is forgotten."""
         if self._claims.promote(connection, _PROMOTED_AT_ONCE):
             return 0.0
-        timers = self._claims.timers(connection, self._domains, self._types, leases=leases)
+        self.seen = self._claims.timers(connection, self._domains, self._types, leases=leases)
+        timers = (self.seen.due, self.seen.lease_ends)
         waits = [seconds for seconds in timers if seconds is not None]
         if min(waits, default=1.0) > 0:
             self._locked_wait = _SHORTEST_WAIT

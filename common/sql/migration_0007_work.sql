@@ -197,6 +197,20 @@ BEGIN
 END
 $$;
 
+-- Whether a command waits that was lost so often that it runs alone from now on; by the
+-- small index of what was lost at all.
+CREATE FUNCTION {schema}.suspect_waits(p_types text[], p_losses smallint) RETURNS boolean
+LANGUAGE sql VOLATILE
+SET enable_seqscan = off
+AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.ready r
+        WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
+            AND (r.domain || ' ' || r.type) = ANY (p_types)
+            AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+            AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused))
+$$;
+
 -- Claims the first command that was lost so often that it runs alone from now on.
 CREATE FUNCTION {schema}.claim_suspect(
     p_domains text[], p_types text[], p_losses smallint, p_claimer bigint, p_lease interval

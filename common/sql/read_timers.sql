@@ -1,9 +1,12 @@
 -- Seconds until the next scheduled command is due, and until the next lease ends; none
 -- left where somebody holds the row just now. Leases have no index: asked for only after
--- an empty claim, when little is left to look at.
+-- an empty claim, when little is left to look at. And whether a suspect waits, and how full
+-- the server's queue of notifications is, from 0 to 1.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
     (SELECT extract(epoch FROM min(lease_until) - clock_timestamp()) FROM {schema}.ready
      WHERE %(leases)s AND domain = ANY (%(domains)s)
-         AND (domain || ' ' || type) = ANY (%(types)s))::double precision;
+         AND (domain || ' ' || type) = ANY (%(types)s))::double precision,
+    {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint),
+    pg_notification_queue_usage();
