@@ -60,6 +60,11 @@ class Arming:
             return self._barrier(connection)
         return _LOOK_SECONDS
 
+    @property
+    def is_up(self) -> bool:
+        """The flag; perhaps not for all senders yet."""
+        return self._session != 0
+
     def forget(self) -> None:
         """Whatever was said to the database, nobody knows whether it still holds."""
         self._board.set_armed(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 from psycopg.rows import tuple_row
-from psycopg_pool import ConnectionPool
+from psycopg_pool import ConnectionPool, PoolTimeout
 
 from cmdbus import dsn as dsns
 from cmdbus.errors import InvalidOperationError
@@ -28,6 +28,11 @@ _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
 
 #: A thread whose socket was shut down is out of the driver within this time.
 _LEAVES_DRIVER_SECONDS = 1.0
+
+#: A session of the headroom is closed when nobody has used it for so long.
+_IDLE_SECONDS = 60.0
+#: What it has then is what it begins with; it goes on to fill up by itself.
+_FILLS_SECONDS = 5.0
 
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 
@@ -233,12 +238,17 @@ def open_pool(parts: dsns.Parts, threads: int, timeouts: Timeouts) -> Pool:
     """Sized to the threads; never checks a connection when it is checked out: with eight
     connections and a restart of the server that costs 31 s."""
     dsns.connect(parts).close()  # A pool tries for its whole timeout and hides the reason.
-    return ConnectionPool(
+    pool = ConnectionPool(
         connection_class=WorkerConnection,
         kwargs={**parts, "autocommit": True},
         min_size=threads,
         max_size=threads + HEADROOM,
+        max_idle=_IDLE_SECONDS,
         timeout=timeouts.pool,
         name="cmdbus-worker",
         open=True,
     )
+    # Who asks before they are all there makes it grow beyond them.
+    with suppress(PoolTimeout):
+        pool.wait(_FILLS_SECONDS)
+    return pool

@@ -322,10 +322,10 @@ class Crew:
             raise
         self._record.stepped(place, len(claims), time.monotonic() - began)
         self.done.settled(place, plain, lost)
-        self._wake.stepped(full=len(claims) >= want.free)
-        looked = self._floors.found(
-            want.floors, (((claim.domain, claim.priority), claim.id) for claim in claims)
-        )
+        full = len(claims) >= want.free
+        self._wake.stepped(full=full)
+        keys = (((claim.domain, claim.priority), claim.id) for claim in claims)
+        looked = self._floors.found(want.floors, keys, full=full)
         self._take_on(connection, claims)
         return bool(claims or done or not looked or not want.free)
 

@@ -30,9 +30,14 @@ class Floors:
             return {}
         return dict(self._floors)
 
-    def found(self, used: Mapping[Key, int], claimed: Iterable[tuple[Key, int]]) -> bool:
+    def found(
+        self, used: Mapping[Key, int], claimed: Iterable[tuple[Key, int]], *, full: bool
+    ) -> bool:
         """Takes note of a claim's keys and ids. False says that it found nothing and did not
-        begin at zero: the next one will, and only that one's nothing is one."""
+        begin at zero: the next one will, and only that one's nothing is one. So will the next
+        after one that was not full, as it is likely to be the last before a rest."""
+        if not full:
+            self._swept_at = float("-inf")
         lowest: dict[Key, int] = {}
         for key, id_ in claimed:
             lowest[key] = min(id_, lowest.get(key, id_))

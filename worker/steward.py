@@ -89,6 +89,8 @@ class Steward:
         )
         #: Set by the listener, cleared by a round: something is due earlier than was known.
         self._due_earlier = threading.Event()
+        #: The same: some commands came that another node may claim.
+        self._heard_ready = threading.Event()
         self._listening = False
         #: The server's queue of notifications is.
         self._full = False
@@ -213,7 +215,7 @@ class Steward:
             self._arming.step(
                 connection,
                 parked=self._is_parked(self._board.snapshot()),
-                session=self._listener.session if self._listening and not self._full else 0,
+                session=self._listener.session if self._is_listening else 0,
                 looks_at=self._look_at,
             )
         )
@@ -267,13 +269,20 @@ class Steward:
     def _look(self, connection: Connection, view: BoardView, now: float) -> float:
         """Moves what is due, and wakes a worker for it, or for a lease that has ended, or
         because nothing else has for long."""
+        if self._heard_ready.is_set():
+            # Another node may have it: its lease ends no sooner than this.
+            self._heard_ready.clear()
+            self._look_at = min(self._look_at, now + self._told.timeouts.lease)
+        parked = self._is_parked(view)
         if self._due_earlier.is_set():
             self._due_earlier.clear()
+        elif parked and self._is_listening and not self._arming.is_up:
+            pass  # From now on nobody polls: whatever others hold, its lease ends some time.
         elif now < self._look_at:
             return self._look_at - now
         else:
             self._wake.put()
-        seconds = self._timers.look(connection, leases=self._is_parked(view))
+        seconds = self._timers.look(connection, leases=parked)
         self._board.set_suspects(self._timers.seen.suspects)
         self._watch_queue(self._timers.seen.queue_usage)
         self._look_at = time.monotonic() + min(seconds, self._told.poll_interval)
@@ -292,6 +301,10 @@ class Steward:
                 "more than half full, so some session does not read it" if full else "read again",
                 "polling" if full else "listening",
             )
+
+    @property
+    def _is_listening(self) -> bool:
+        return self._listening and not self._full
 
     def _is_parked(self, view: BoardView) -> bool:
         return any(seat.parked for seat in view.seats if seat.role is Role.WORKER)
@@ -323,6 +336,7 @@ class Steward:
         self._counters.counters.add(Counter.NOTIFICATION_WAKEUPS)
         if any(channel.endswith("_ready") for channel in channels):
             self._wake.put()
+            self._heard_ready.set()
         if any(channel.endswith("_due") for channel in channels):
             self._due_earlier.set()
             self._bell.put()
