@@ -17,6 +17,7 @@ from typing import assert_never
 from cmdbus.board import Board
 from cmdbus.exits import Exit
 from cmdbus.health import Health
+from cmdbus.keys import KeyState
 from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.settings import Settings
 from cmdbus.supervisor import guilt, signals
@@ -100,10 +101,12 @@ class Company:
     # Look.
 
     def look(self, now: float, *, judging: bool, stop_by: float | None) -> Fleet:
-        view = self._board.snapshot(keys=False)
         for seated in list(self._seated.values()):
             if death := seated.child.reap():
-                self._bury(seated, death, view.seats[seated.place], now, stop_by is not None)
+                # Looked at only now: what it did until its death counts.
+                seat = self._board.seat_view(seated.place)
+                self._bury(seated, death, seat, now, stop_by is not None)
+        view = self._board.snapshot(keys=False)
         self._clear(view, now)
         return Fleet(
             processes=[self._process(s, view.seats[s.place], now) for s in self._seated.values()],
@@ -320,8 +323,8 @@ class Company:
         # Who runs a suspect leaves by itself when there is none left, but not in the middle.
         idle = not any(slot.command for slot in view.slots)
         left = left and (ordered or (seated.role is Role.ALONE and idle))
-        if stopping and (not left or death.code == Exit.UNFINISHED):
-            self.unfinished = self.unfinished or seated.role is not Role.STEWARD
+        if stopping and (death.code == Exit.UNFINISHED if left else _was_busy(view)):
+            self.unfinished = True
         self._put_to_rest(seated, death, left, now)
         self._call.put()
         if left:
@@ -438,6 +441,12 @@ def _running(view: SeatView) -> str:
         if slot.command is not None
     ]
     return f"; it ran {', '.join(running)}" if running else ""
+
+
+def _was_busy(view: SeatView) -> bool:
+    """It had begun what is not settled: that runs again."""
+    begun = any(key.state is not KeyState.CLAIMED for key in view.keys)
+    return begun or any(slot.command for slot in view.slots)
 
 
 def _rss_bytes(pid: int) -> int:
