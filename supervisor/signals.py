@@ -27,7 +27,8 @@ class Signals:
 
     def __init__(self) -> None:
         self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._before = {number: signal.signal(number, _note) for number in NOTED}
+        for number in NOTED:
+            signal.signal(number, _note)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
     @property
@@ -47,9 +48,11 @@ class Signals:
                     noted.append(signal.Signals(number))
 
     def close(self) -> None:
+        """For a process that is about to exit, with a code that no late signal may change."""
+        for number in NOTED:
+            at_end = signal.SIG_DFL if number is signal.SIGCHLD else signal.SIG_IGN
+            signal.signal(number, at_end)
         signal.set_wakeup_fd(self._wakeup)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
         os.close(self.descriptor)
         os.close(self._writer)
 

@@ -53,11 +53,11 @@ def supervise(settings: Settings) -> Exit:
     set_up(settings.log_format, settings.log_level)
     with ExitStack() as stack:
         try:
+            noted = Signals()
+            stack.callback(noted.close)
             directory = make_runtime_directory(find_runtime_directory(settings.runtime_dir))
             pidfile = Pidfile(directory / f"{settings.name}.pid", settings.name)
             stack.callback(pidfile.close)
-            noted = Signals()
-            stack.callback(noted.close)
             settings = stack.enter_context(_with_database(settings, noted))
             types = _preflight(settings, noted)
             board, stacks = _make_board(settings, directory, types)
