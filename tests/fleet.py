@@ -1,0 +1,345 @@
+"""A supervisor and its fleet for a test: real processes, seen as an operator sees them, from
+outside: by the board, the log, the database and the system's processes."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import psycopg
+from eventually import eventually
+
+from cmdbus import CommandBus, SendRequest
+from cmdbus.board import Board
+from cmdbus.seats import Role
+from cmdbus.views import BoardView, SeatView
+
+#: A ladder in which a process that hangs is found within seconds, and no busy machine looks
+#: like one.
+LADDER = {
+    "statement-timeout": 1,
+    "pool-timeout": 1,
+    "visibility-timeout": 2,
+    "thread-timeout": 3,
+    "watchdog-timeout": 5,
+}
+_TESTS = Path(__file__).parent
+
+
+class Fleet:
+    """A supervisor of `place`, where its application is; not started yet."""
+
+    def __init__(self, dsn: str, place: Path, options: Mapping[str, object]) -> None:
+        self.dsn = dsn
+        self.place = place
+        self.options = {**LADDER, "app": "shop:registry", "procs": 2, "threads": 4, **options}
+        self.name = str(self.options.setdefault("name", "cmdbus"))
+        self.directory = place / "run"
+        self.log = place / f"{self.name}.log"
+        #: Sessions of processes that were started; each supervisor has one.
+        self._sessions: list[int] = []
+        self._board: Board | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # The supervisor.
+
+    def start(self, *, stderr: int | None = None) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [Path(sys.executable).with_name("cmdbus-supervise"), *self._arguments()],
+                cwd=self.place,
+                env={**os.environ, "CMDBUS_DSN": self.dsn, "PYTHONPATH": str(_TESTS)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log if stderr is None else stderr,
+                start_new_session=True,
+            )
+        # Crashes are on purpose here.
+        resource.prlimit(self.process.pid, resource.RLIMIT_CORE, (0, 0))
+        self._sessions.append(self.process.pid)
+        self._close_board()
+
+    def _arguments(self) -> list[str]:
+        told = {"runtime-dir": self.directory, "log-format": "json", **self.options}
+        arguments = []
+        for name, value in told.items():
+            arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        return arguments
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait(self, within: float = 15.0) -> int:
+        """Its exit code."""
+        assert self.process is not None
+        try:
+            return self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it has not stopped within {within:g} s") from None
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, within: float = 15.0) -> int:
+        self.send_signal(number)
+        return self.wait(within)
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    # What the board shows.
+
+    @property
+    def board_path(self) -> Path:
+        return self.directory / f"{self.name}.board"
+
+    def look(self) -> BoardView:
+        if self._board is None:
+            self._board = Board.open(self.board_path)
+        return self._board.snapshot()
+
+    def workers(self) -> dict[int, SeatView]:
+        """By number, those that claim."""
+        return {seat.number: seat for seat in self.look().with_role(Role.WORKER) if seat.ready}
+
+    def pids(self) -> dict[int, int]:
+        return {number: seat.pid for number, seat in self.workers().items() if seat.pid}
+
+    def steward(self) -> int | None:
+        return next((s.pid for s in self.look().with_role(Role.STEWARD) if s.ready), None)
+
+    def executing(self, type: str) -> list[int]:
+        """The process of each of its executions that are going on now."""
+        return [
+            seat.pid
+            for seat in self.look().seats
+            for slot in seat.slots
+            if seat.pid and seat.role is not Role.DEAD and slot.command
+            if slot.command.type == type
+        ]
+
+    def wait_until_ready(self, procs: int | None = None, within: float = 20.0) -> dict[int, int]:
+        """The pids of the workers, once they are all there."""
+        wanted = procs if procs is not None else self.options["procs"]
+
+        def ready() -> bool:
+            if not self.running:
+                raise RuntimeError(f"it has stopped with {self.wait()}: {self.messages()}")
+            return (
+                self.board_path.exists()
+                and len(self.pids()) == wanted
+                and bool(self.steward())
+                and self.look().listening
+            )
+
+        eventually(ready, within)
+        return self.pids()
+
+    def replaced(self, before: dict[int, int], *, within: float = 10.0) -> dict[int, int]:
+        """The workers' pids once none of those before is among them, and all are there."""
+
+        def after() -> dict[int, int]:
+            pids = self.pids()
+            whole = len(pids) == len(pids | before)
+            return pids if whole and not set(pids.values()) & set(before.values()) else {}
+
+        return eventually(after, within)
+
+    # What it says.
+
+    def events(self) -> list[dict[str, Any]]:
+        return [event for line in self._lines() if (event := _event(line)) is not None]
+
+    def messages(self, *, level: str | None = None) -> list[str]:
+        return [e["message"] for e in self.events() if level is None or e["level"] == level]
+
+    def said(self, text: str) -> list[str]:
+        return [message for message in self.messages() if text in message]
+
+    def await_saying(self, text: str, count: int = 1, within: float = 10.0) -> list[str]:
+        eventually(lambda: len(self.said(text)) >= count, within)
+        return self.said(text)
+
+    def _lines(self) -> list[str]:
+        text = self.log.read_text(errors="replace")
+        return text[: text.rfind("\n") + 1].splitlines()
+
+    def unstructured(self) -> list[str]:
+        return [line for line in self._lines() if _event(line) is None]
+
+    # What the database has.
+
+    def send(self, type: str, count: int = 1, data: object = None, **more: Any) -> list[UUID]:
+        with CommandBus(self.dsn) as bus:
+            requests = [SendRequest("shop", type, data, **more) for _ in range(count)]
+            return bus.send_many(requests)
+
+    def query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsn, autocommit=True, application_name="test") as connection:
+            cursor = connection.execute(statement.encode(), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def outcomes(self, ids: Sequence[UUID]) -> Counter[tuple[str, int]]:
+        """How many there are of each status and number of attempts."""
+        rows = self.query(
+            "SELECT status, attempts FROM cmdbus.command WHERE command_id = ANY (%s)", list(ids)
+        )
+        return Counter((str(status), attempts) for status, attempts in rows)
+
+    def await_outcomes(
+        self, ids: Sequence[UUID], expected: Mapping[tuple[str, int], int], within: float = 10.0
+    ) -> None:
+        seen: Counter[tuple[str, int]] = Counter()
+
+        def there() -> bool:
+            nonlocal seen
+            seen = self.outcomes(ids)
+            return seen == expected
+
+        try:
+            eventually(there, within)
+        except AssertionError:
+            raise AssertionError(f"after {within:g} s: {dict(seen)}") from None
+
+    def await_completed(self, ids: Sequence[UUID], within: float = 10.0) -> None:
+        """Each with one attempt."""
+        self.await_outcomes(ids, {("COMPLETED", 1): len(ids)}, within)
+
+    def effects(self, ids: Sequence[UUID]) -> Counter[int]:
+        """How many commands have so many effects."""
+        rows = self.query(
+            "SELECT count(e.command_id) FROM unnest(%s::uuid[]) c (id)"
+            " LEFT JOIN effect e ON e.command_id = c.id GROUP BY c.id",
+            list(ids),
+        )
+        return Counter(count for (count,) in rows)
+
+    def trouble(self, id: UUID) -> tuple[str, str, dict[str, Any]]:
+        """Code, message and details of the event that brought it to troubleshooting."""
+        with CommandBus(self.dsn) as bus:
+            record = bus.get("shop", id)
+            event = bus.audit("shop", id)[-1]
+        assert record is not None and record.status == "IN_TROUBLESHOOTING_QUEUE", record
+        return str(record.error_code), str(record.error_message), dict(event.details or {})
+
+    # The end.
+
+    def living(self) -> list[int]:
+        """Processes of the supervisor's session, zombies not counted."""
+        return [pid for pid in psutil.pids() if _session(pid) in self._sessions and _lives(pid)]
+
+    def assert_nothing_left(self) -> None:
+        eventually(lambda: not self.living(), 3.0)
+        left = sorted(path.name for path in self.directory.glob("*"))
+        assert not [name for name in left if name.startswith(self.name)], left
+
+    def assert_sound(self) -> None:
+        """No traceback of our own code, and no session in the database."""
+        told = [e for e in self.events() if "traceback" in e]
+        assert not told, told
+        assert not [line for line in self.unstructured() if "Traceback" in line]
+        sessions = (
+            "SELECT pid, application_name, state, left(query, 100) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND starts_with(application_name, 'cmdbus:')"
+        )
+        eventually(lambda: not self.query(sessions), 5.0)
+
+    def end(self) -> None:
+        """Kills what is left of it, by pid."""
+        if self.running:
+            self.send_signal(signal.SIGKILL)
+            self.wait()
+        for pid in self.living():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._close_board()
+
+    def _close_board(self) -> None:
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+@contextmanager
+def supervised(dsn: str, place: Path, **options: object) -> Iterator[Fleet]:
+    """One that runs and is ready; a test that has not stopped it finds that it stops well."""
+    with unstarted(dsn, place, **options) as fleet:
+        fleet.start()
+        fleet.wait_until_ready()
+        yield fleet
+        if fleet.running:
+            assert fleet.stop() == 0
+            fleet.assert_nothing_left()
+
+
+@contextmanager
+def unstarted(dsn: str, place: Path, **options: object) -> Iterator[Fleet]:
+    """`options` are the supervisor's, with underscores."""
+    named = {name.replace("_", "-"): value for name, value in options.items()}
+    fleet = Fleet(dsn, place, named)
+    if not (place / "shop.py").exists():
+        write_app(place, "from fleet_app import registry as registry")
+    try:
+        yield fleet
+        fleet.assert_sound()
+    except BaseException:
+        with suppress(OSError):
+            print(fleet.log.read_text(errors="replace")[-20_000:])
+        raise
+    finally:
+        fleet.end()
+
+
+def write_app(place: Path, text: str) -> None:
+    (place / "shop.py").write_text(text + "\n")
+
+
+def make_effects(dsn: str) -> None:
+    """The table of the application's own; without a key, so that a second effect lands too."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS effect (command_id uuid NOT NULL)")
+
+
+def kill(pids: int | Sequence[int], number: signal.Signals = signal.SIGKILL) -> None:
+    for pid in [pids] if isinstance(pids, int) else pids:
+        os.kill(pid, number)
+
+
+def seconds_since(began: float) -> float:
+    return time.monotonic() - began
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,83 @@
+"""Handlers that do to their process whatever handlers can do, for fleets under test."""
+
+import ctypes
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, TransientCommandError
+
+registry = HandlerRegistry()
+
+_QUICK = RetryPolicy(max_attempts=5, backoff=(0.05,))
+_leaked: list[bytes] = []
+
+
+@registry.handler("shop", "Noop")
+def noop(command: Command, context: Context) -> None:
+    pass
+
+
+@registry.handler("shop", "Debit", retry=_QUICK)
+def debit(command: Command, context: Context) -> None:
+    """One effect, then as long as it is told, then the commit."""
+    context.connection.execute("INSERT INTO effect VALUES (%s)", (command.command_id,))
+    if command.data:
+        time.sleep(command.data)
+
+
+@registry.handler("shop", "Gate", retry=_QUICK)
+def gate(command: Command, context: Context) -> None:
+    """One effect, and no commit before the file is there that its data names."""
+    context.connection.execute("INSERT INTO effect VALUES (%s)", (command.command_id,))
+    while not Path(command.data).exists():
+        time.sleep(0.02)
+
+
+@registry.handler("shop", "Sleep")
+def sleep(command: Command, context: Context) -> None:
+    time.sleep(command.data)
+
+
+@registry.handler("shop", "Hang")
+def hang(command: Command, context: Context) -> None:
+    threading.Event().wait()
+
+
+@registry.handler("shop", "HoldGil")
+def hold_gil(command: Command, context: Context) -> None:
+    re.match(r"(a+)+$", "a" * 40 + "b")
+
+
+@registry.handler("shop", "Abort")
+def abort(command: Command, context: Context) -> None:
+    os.abort()
+
+
+@registry.handler("shop", "Segfault")
+def segfault(command: Command, context: Context) -> None:
+    ctypes.string_at(0)
+
+
+@registry.handler("shop", "Leave")
+def leave(command: Command, context: Context) -> None:
+    os._exit(0)
+
+
+@registry.handler("shop", "Leak")
+def leak(command: Command, context: Context) -> None:
+    _leaked.append(os.urandom(1) * command.data)
+
+
+@registry.handler("shop", "Fail", retry=RetryPolicy(max_attempts=1))
+def fail(command: Command, context: Context) -> None:
+    raise TransientCommandError("AWAY", "whatever it calls is away")
+
+
+@registry.handler("shop", "FailFrom", retry=RetryPolicy(max_attempts=1))
+def fail_in_one(command: Command, context: Context) -> None:
+    """In one process of the fleet only: the one that its data names."""
+    if os.getpid() == command.data:
+        raise TransientCommandError("AWAY", "whatever it calls is away")

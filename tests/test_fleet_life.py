@@ -1,0 +1,202 @@
+"""A fleet starts, runs and stops, and its exit code says how that went."""
+
+import signal
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from eventually import eventually
+from fleet import Fleet, kill, make_effects, supervised, unstarted, write_app
+
+pytestmark = [pytest.mark.db, pytest.mark.process]
+
+#: Kills every process of the fleet, and not the preflight, as soon as it has imported this.
+DIES_AT_ONCE = """
+import os, sys
+from fleet_app import registry as registry
+if "cmdbus.worker.process" in sys.modules:
+    os._exit(7)
+"""
+
+
+def running_gate(fleet: Fleet) -> list[UUID]:
+    """A command that ends when the file `open` is there, once it runs."""
+    ids = fleet.send("Gate", data="open")
+    eventually(lambda: fleet.executing("Gate"))
+    return ids
+
+
+def open_gate(place: Path) -> None:
+    (place / "open").touch()
+
+
+def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(dsn: str, tmp_path: Path) -> None:
+    """M104, M150; invariants A to E: the board, the pidfile, processes, sessions."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path) as fleet:
+        ids = fleet.send("Debit", 100)
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 100}
+        assert len(fleet.living()) == 1 + 1 + 2
+        last = fleet.send("Debit", data=0.5)
+        eventually(lambda: fleet.executing("Debit"))
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
+        assert fleet.outcomes(last) == {("COMPLETED", 1): 1}
+        assert list(fleet.directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("signals", "drain"),
+    [
+        ([signal.SIGTERM], 0.5),
+        ([signal.SIGTERM, signal.SIGINT], 30),
+        ([signal.SIGQUIT], 30),
+    ],
+    ids=["late", "twice", "quit"],
+)
+def test_what_does_not_end_in_time_runs_again_uncharged(
+    dsn: str, tmp_path: Path, signals: list[signal.Signals], drain: float
+) -> None:
+    """Exit code 5; fault 62."""
+    make_effects(dsn)
+    with unstarted(dsn, tmp_path, drain_timeout=drain) as fleet:
+        fleet.start()
+        fleet.wait_until_ready()
+        ids = running_gate(fleet)
+        for count, number in enumerate(signals):
+            fleet.send_signal(number)
+            fleet.await_saying("stopping within", count + 1)
+        assert fleet.wait(within=10) == 5
+        assert fleet.living() == []
+        assert fleet.outcomes(ids) == {("PENDING", 0): 1}, "handed back before the steward left"
+        assert fleet.effects(ids) == {0: 1}
+        open_gate(tmp_path)
+        fleet.start()
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 1}
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
+
+
+def test_a_fleet_that_drains_ends_when_everything_is_done(dsn: str, tmp_path: Path) -> None:
+    """M150: what is due later is not waited for, what is due soon and what fails is done."""
+    make_effects(dsn)
+    with unstarted(dsn, tmp_path, drain=True) as fleet:
+        ids = fleet.send("Debit", 300) + fleet.send("Debit", 4, data=1.5)
+        later = fleet.send("Noop", delay=3600)
+        failing = fleet.send("Fail")
+        fleet.start()
+        assert fleet.wait() == 0
+        fleet.assert_nothing_left()
+        assert fleet.outcomes(ids) == {("COMPLETED", 1): 304}
+        assert fleet.effects(ids) == {1: 304}
+        assert fleet.outcomes(later) == {("PENDING", 0): 1}
+        assert fleet.outcomes(failing) == {("IN_TROUBLESHOOTING_QUEUE", 1): 1}
+
+
+def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
+    dsn: str, empty_dsn: str, tmp_path: Path
+) -> None:
+    """Fault 18; exit codes 3 and 2: nothing is tried again that cannot get better."""
+    places = [tmp_path / name for name in ("app", "schema", "usage")]
+    for place in places:
+        place.mkdir()
+    app, schema, usage = places
+    write_app(app, "import a_module_that_nobody_has")
+    for place, its_dsn, options, code, sentence in (
+        (app, dsn, {}, 3, "a_module_that_nobody_has"),
+        (schema, empty_dsn, {}, 3, "cmdbus init"),
+        (usage, dsn, {"thread_timeout": 1}, 3, "--visibility-timeout"),
+        (usage, dsn, {"threads": 0}, 2, "--threads"),
+    ):
+        with unstarted(its_dsn, place, **options) as fleet:
+            fleet.start()
+            assert fleet.wait() == code
+            assert sentence in fleet.log.read_text()
+            assert fleet.said("starts, pid") == []
+            assert not fleet.board_path.exists()
+
+
+def test_a_second_supervisor_of_a_name_is_refused(dsn: str, tmp_path: Path) -> None:
+    """Fault 32, of one name."""
+    with supervised(dsn, tmp_path) as fleet:
+        first = fleet.process
+        fleet.start()
+        assert fleet.wait() == 3
+        assert fleet.await_saying(f"runs already (pid {first.pid if first else ''})")
+        fleet.process = first
+        ids = fleet.send("Noop", 10)
+        fleet.await_completed(ids)
+
+
+def test_a_fleet_whose_processes_die_at_once_gives_up(dsn: str, tmp_path: Path) -> None:
+    """Fault 18: exit code 4, after a number of starts that is bounded."""
+    write_app(tmp_path, DIES_AT_ONCE)
+    with unstarted(dsn, tmp_path) as fleet:
+        fleet.start()
+        assert fleet.wait() == 4
+        starts = [m for m in fleet.said("starts, pid") if "supervisor" not in m]
+        assert 6 <= len(starts) <= 9
+        assert fleet.living() == []
+
+
+def test_a_storm_of_signals_ends_in_one_clean_stop(dsn: str, tmp_path: Path) -> None:
+    """Fault 9: coalesced, never re-entered, and harmless until the process is gone."""
+    with supervised(dsn, tmp_path) as fleet:
+        ids = fleet.send("Noop", 50)
+        fleet.await_completed(ids)
+        storm = [signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU]
+        for number in storm * 160:
+            fleet.send_signal(number)
+        while fleet.running:
+            for number in (signal.SIGTERM, *storm):
+                fleet.send_signal(number)
+        assert fleet.wait() == 0
+        fleet.assert_nothing_left()
+        assert len(fleet.said("has stopped")) == 1
+
+
+def test_a_fleet_without_work_that_is_ended_at_once_has_stopped_well(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Fault 62: exit code 0, as nothing was killed that will have to run again."""
+    for number in (signal.SIGQUIT, signal.SIGINT):
+        with supervised(dsn, tmp_path) as fleet:
+            assert fleet.stop(number) == 0
+            fleet.assert_nothing_left()
+
+
+def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None:
+    """Fault 62: in the preflight, while the database is away, and while processes boot."""
+    write_app(tmp_path, "import time; time.sleep(0.7)\nfrom fleet_app import registry as registry")
+    with unstarted(dsn, tmp_path) as fleet:
+        fleet.start()
+        eventually(lambda: (fleet.directory / "cmdbus.pid").exists())
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
+        fleet.start()
+        fleet.await_saying("worker 1 starts")
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
+    with unstarted(dsn, tmp_path) as fleet:
+        fleet.dsn = f"host={tmp_path} dbname=nobody"
+        fleet.start()
+        fleet.await_saying("waiting until it is there")
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
+        fleet.dsn = dsn
+
+
+def test_a_worker_that_is_told_to_leave_by_somebody_else_is_replaced(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Fault 3: a TERM that an operator sends to a child; what it runs ends first."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path) as fleet:
+        before = fleet.pids()
+        ids = running_gate(fleet)
+        kill(list(before.values()), signal.SIGTERM)
+        open_gate(tmp_path)
+        fleet.replaced(before)
+        fleet.await_completed(ids)
