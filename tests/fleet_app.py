@@ -81,3 +81,9 @@ def fail_in_one(command: Command, context: Context) -> None:
     """In one process of the fleet only: the one that its data names."""
     if os.getpid() == command.data:
         raise TransientCommandError("AWAY", "whatever it calls is away")
+
+
+@registry.handler("shop", "FailOnce", retry=RetryPolicy(max_attempts=2, backoff=(0.3,), jitter=0))
+def fail_once(command: Command, context: Context) -> None:
+    if context.attempt == 1:
+        raise TransientCommandError("AWAY", "whatever it calls is away")

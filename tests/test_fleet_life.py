@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -104,12 +105,13 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
         place.mkdir()
     app, schema, usage = places
     write_app(app, "import a_module_that_nobody_has")
-    for place, its_dsn, options, code, sentence in (
+    cases: tuple[tuple[Path, str, dict[str, Any], int, str], ...] = (
         (app, dsn, {}, 3, "a_module_that_nobody_has"),
         (schema, empty_dsn, {}, 3, "cmdbus init"),
         (usage, dsn, {"thread_timeout": 1}, 3, "--visibility-timeout"),
         (usage, dsn, {"threads": 0}, 2, "--threads"),
-    ):
+    )
+    for place, its_dsn, options, code, sentence in cases:
         with unstarted(its_dsn, place, **options) as fleet:
             fleet.start()
             assert fleet.wait() == code

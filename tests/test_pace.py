@@ -22,26 +22,35 @@ def test_a_type_is_quick_while_its_last_hundred_runs_were() -> None:
 def test_a_claim_begins_where_the_one_before_found_something() -> None:
     floors = Floors()
     assert floors.for_claim(100.0) == {}
-    assert floors.found({}, [(KEY, 7), (KEY, 5), (("orders", 0), 9)])
+    assert floors.found({}, [(KEY, 7), (KEY, 5), (("orders", 0), 9)], full=True)
     assert floors.for_claim(100.5) == {KEY: 4, ("orders", 0): 8}
 
 
 def test_once_a_second_a_claim_begins_at_zero_and_may_lower_a_floor() -> None:
     floors = Floors()
     floors.for_claim(100.0)
-    floors.found({}, [(KEY, 50)])
+    floors.found({}, [(KEY, 50)], full=True)
     assert floors.for_claim(100.9) == {KEY: 49}
     assert floors.for_claim(101.0) == {}
-    assert floors.found({}, [(KEY, 3)])
+    assert floors.found({}, [(KEY, 3)], full=True)
     assert floors.for_claim(101.5) == {KEY: 2}
 
 
 def test_nothing_above_a_floor_is_nothing_only_after_a_look_from_zero() -> None:
     floors = Floors()
     floors.for_claim(100.0)
-    floors.found({}, [(KEY, 50)])
+    floors.found({}, [(KEY, 50)], full=True)
     used = floors.for_claim(100.5)
-    assert not floors.found(used, [])
+    assert not floors.found(used, [], full=True)
     used = floors.for_claim(100.6)
     assert used == {}
-    assert floors.found(used, [])
+    assert floors.found(used, [], full=True)
+
+
+def test_after_a_claim_that_was_not_full_the_next_begins_at_zero() -> None:
+    """It is likely to be the last before a rest: so its nothing is one at once."""
+    floors = Floors()
+    floors.for_claim(100.0)
+    floors.found({}, [(KEY, 50)], full=True)
+    assert floors.found(floors.for_claim(100.1), [(KEY, 60)], full=False)
+    assert floors.for_claim(100.2) == {}

@@ -1,0 +1,239 @@
+"""A fleet's wake-ups: one listener, one byte, one process; nothing is lost, and nobody looks
+in vain for long."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+from fleet import Fleet, kill, make_effects, supervised
+
+from cmdbus import CommandBus
+from cmdbus.board import Board
+from cmdbus.seats import Role
+
+pytestmark = [pytest.mark.db, pytest.mark.process]
+
+_SESSIONS = """
+    SELECT count(*), count(*) FILTER (WHERE state = 'idle in transaction')
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND starts_with(application_name, 'cmdbus:')"""
+_CLAIMERS = "SELECT count(DISTINCT claimer) FROM cmdbus.finished WHERE domain = 'shop'"
+_WAITED = """
+    SELECT max(extract(epoch FROM claimed_at - coalesce(due_at, created_at)))::float8,
+        min(extract(epoch FROM claimed_at - coalesce(due_at, created_at)))::float8
+    FROM cmdbus.finished WHERE domain = 'shop'"""
+
+
+def is_at_rest(fleet: Fleet) -> bool:
+    """Everybody waits, and senders know."""
+    view = fleet.look()
+    return view.armed > 0 and all(seat.parked for seat in fleet.workers().values())
+
+
+def looks(fleet: Fleet) -> tuple[int, int]:
+    """Claims so far that found something, and that found nothing."""
+    board = Board.open(fleet.board_path)
+    try:
+        counters = board.counters()
+    finally:
+        board.close()
+    return counters.batches_processed, counters.empty_receives
+
+
+def test_one_command_is_found_by_one_look_and_at_most_one_more_is_in_vain(
+    dsn: str, tmp_path: Path
+) -> None:
+    """M062, M064, M070, M072, M075, M098; M088 with a second node: one vain look more."""
+    with supervised(dsn, tmp_path, procs=4, threads=2, poll_interval=600) as fleet:
+        eventually(lambda: is_at_rest(fleet))
+        sessions, in_transaction = fleet.query(_SESSIONS)[0]
+        assert sessions <= 4 * 2 + 4 and in_transaction == 0
+        for _ in range(5):
+            before = looks(fleet)
+            fleet.await_completed(fleet.send("Noop"))
+            eventually(lambda: is_at_rest(fleet))
+            found, vain = (after - b for after, b in zip(looks(fleet), before, strict=True))
+            assert (found, vain <= 2) == (1, True), (found, vain)
+        with supervised(
+            dsn, tmp_path, procs=4, threads=2, poll_interval=600, name="b", alone=False
+        ) as other:
+            eventually(lambda: is_at_rest(other) and is_at_rest(fleet))
+            before, theirs = looks(fleet), looks(other)
+            fleet.await_completed(fleet.send("Noop"))
+            eventually(lambda: is_at_rest(other) and is_at_rest(fleet))
+            counts = [sum(both) for both in zip(looks(fleet), looks(other), strict=True)]
+            assert counts[0] - before[0] - theirs[0] == 1
+            assert counts[1] - before[1] - theirs[1] <= 3
+
+
+def test_a_burst_wakes_every_process_though_it_is_one_notification(
+    dsn: str, tmp_path: Path
+) -> None:
+    """M003, M008, M023, M071, M073."""
+    with supervised(dsn, tmp_path, procs=4, threads=2, poll_interval=600) as fleet:
+        eventually(lambda: is_at_rest(fleet))
+        wakeups = looks(fleet)
+        fleet.await_completed(fleet.send("Sleep", 200, 0.02), within=15)
+        assert fleet.query(_CLAIMERS) == [(4,)]
+        eventually(lambda: is_at_rest(fleet))
+        assert looks(fleet)[0] > wakeups[0]
+
+
+def test_what_is_due_runs_on_time_and_never_before(dsn: str, tmp_path: Path) -> None:
+    """M063, M068, M069, M081, M083, M085, M089, M099: also a second timer, an earlier one, and
+    a retry; with another node beside."""
+    options: dict[str, Any] = {"procs": 1, "threads": 2, "poll_interval": 600}
+    with (
+        supervised(dsn, tmp_path, **options) as fleet,
+        supervised(dsn, tmp_path, name="b", alone=False, **options) as other,
+        CommandBus(dsn) as bus,
+    ):
+        eventually(lambda: is_at_rest(fleet) and is_at_rest(other))
+        ids = [bus.send("shop", "Noop", delay=delay) for delay in (2.0, 1.0, 1.5, 0.3)]
+        fleet.await_completed(ids)
+        latest, earliest = fleet.query(_WAITED)[0]
+        assert earliest >= 0
+        assert latest < 1, "it was found by its timer, not by a poll"
+        [retried] = fleet.send("FailOnce", 1)
+        fleet.await_outcomes([retried], {("COMPLETED", 2): 1})
+
+
+def test_a_steward_that_dies_or_freezes_costs_nothing_but_time(dsn: str, tmp_path: Path) -> None:
+    """M090, M092: killed, it is back within a second; stopped, it is replaced."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, procs=2, threads=4, poll_interval=600) as fleet:
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            steward = fleet.steward()
+            assert steward is not None
+            ids = fleet.send("Debit", 200, 0.005)
+            kill(steward, number)
+            fleet.succeeded(steward)
+            eventually(lambda: fleet.look().listening)
+            ids += fleet.send("Debit", 100)
+            fleet.await_completed(ids, within=15)
+            assert fleet.effects(ids) == {1: 300}
+
+
+def test_a_listener_that_is_ended_listens_again_and_looks(dsn: str, tmp_path: Path) -> None:
+    """M060, M090, faults 36 and 53: what was sent in the gap, notifications that a stranger
+    forges, and payloads of any kind."""
+    with supervised(dsn, tmp_path, procs=2, threads=2, poll_interval=600) as fleet:
+        eventually(lambda: is_at_rest(fleet))
+        [steward] = fleet.look().with_role(Role.STEWARD)
+        fleet.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = %s",
+            f"cmdbus:{steward.incarnation}",
+        )
+        for _ in range(20):
+            fleet.await_completed(fleet.send("Noop"), within=5)
+        for payload in ("", "garbage", "9" * 30, "x" * 7000):
+            fleet.query(
+                "SELECT pg_notify('cmdbus_ready', %s), pg_notify('cmdbus_due', %s)",
+                payload,
+                payload,
+            )
+        fleet.await_completed(fleet.send("Noop"), within=5)
+
+
+def test_without_notifications_the_poll_finds_everything(dsn: str, tmp_path: Path) -> None:
+    """M065, M091, M148, R04, R17: senders that switch them off; a pooler without LISTEN."""
+    with (
+        supervised(dsn, tmp_path, procs=2, threads=2, poll_interval=1) as fleet,
+        psycopg.connect(dsn) as sender,
+    ):
+        eventually(lambda: is_at_rest(fleet))
+        sender.execute("SET LOCAL cmdbus.notify = off")
+        sender.execute("SELECT cmdbus.send('shop', 'Noop')")
+        sender.commit()
+        eventually(lambda: fleet.query("SELECT count(*) FROM cmdbus.finished") == [(1,)])
+    with supervised(dsn, tmp_path, procs=2, threads=2, wake="poll", poll_interval=0.2) as fleet:
+        assert not fleet.look().listening
+        fleet.await_completed(fleet.send("Noop", 20))
+        assert fleet.query("SELECT last_value FROM cmdbus.armed") == [(0,)]
+
+
+def test_a_command_that_outlasts_its_lease_is_renewed_and_runs_once(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Fault 55; by the steward, for its node."""
+    make_effects(dsn)
+    options: dict[str, Any] = {
+        "procs": 1,
+        "threads": 2,
+        "visibility_timeout": 1.5,
+        "statement_timeout": 1,
+    }
+    with (
+        supervised(dsn, tmp_path, **options) as fleet,
+        supervised(dsn, tmp_path, name="b", alone=False, **options),
+    ):
+        ids = fleet.send("Debit", 2, 2.5)
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 2}
+        assert fleet.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
+
+
+def test_an_idle_node_takes_over_what_a_dead_one_held(dsn: str, tmp_path: Path) -> None:
+    """M113: when the leases end, with nothing sent meanwhile and the poll far away."""
+    make_effects(dsn)
+    options: dict[str, Any] = {"procs": 1, "threads": 4, "poll_interval": 600}
+    with (
+        supervised(dsn, tmp_path, **options) as fleet,
+        supervised(dsn, tmp_path, name="b", alone=False, **options) as other,
+    ):
+        kill(list(other.pids().values()), signal.SIGSTOP)
+        fleet_pids = list(fleet.pids().values())
+        kill(fleet_pids, signal.SIGSTOP)
+        kill(list(other.pids().values()), signal.SIGCONT)
+        ids = other.send("Gate", 3, str(tmp_path / "gate"))
+        eventually(lambda: len(other.executing("Gate")) == 3)
+        kill(fleet_pids, signal.SIGCONT)
+        other.end()
+        (tmp_path / "gate").touch()
+        fleet.await_outcomes(ids, {("COMPLETED", 1): 3})
+        assert fleet.effects(ids) == {1: 3}
+
+
+def test_no_wake_up_is_lost_between_idle_and_busy(dsn: str, tmp_path: Path) -> None:
+    """Single sends at odd moments, at each isolation level, some in long transactions, against
+    a fleet that keeps going idle: no command waits for the poll."""
+    stop = threading.Event()
+
+    def send(level: psycopg.IsolationLevel, pause: float) -> None:
+        with psycopg.connect(dsn) as connection:
+            connection.isolation_level = level
+            while not stop.is_set():
+                connection.execute("SELECT 1")
+                connection.execute("SELECT cmdbus.send('shop', 'Noop')")
+                stop.wait(pause)
+                connection.commit()
+                stop.wait(pause * 3)
+
+    with supervised(dsn, tmp_path, procs=2, threads=2, poll_interval=600) as fleet:
+        levels = psycopg.IsolationLevel
+        senders = [
+            threading.Thread(target=send, args=(level, pause))
+            for level, pause in (
+                (levels.READ_COMMITTED, 0.004),
+                (levels.REPEATABLE_READ, 0.011),
+                (levels.SERIALIZABLE, 0.017),
+                (levels.REPEATABLE_READ, 0.3),
+            )
+        ]
+        for sender in senders:
+            sender.start()
+        try:
+            until = time.monotonic() + 4
+            eventually(lambda: time.monotonic() > until)
+        finally:
+            stop.set()
+            for sender in senders:
+                sender.join()
+        done = "SELECT count(*) FROM cmdbus.ready WHERE domain = 'shop'"
+        eventually(lambda: fleet.query(done) == [(0,)], 3.0)
