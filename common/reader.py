@@ -73,6 +73,8 @@ class Reader:
         self._memory = memory
         self._layout = layout
         self._known: dict[int, tuple[bytes, SlotView]] = {}
+        # Made from the shape each time they are asked for, which is for every slot of a look.
+        self._slots_at, self._slot_cells = layout.slots_at, layout.slot_cells
 
     def look(self, this_boot: bool, keys: bool = True) -> BoardView:
         memory, cells = self._memory, self._memory.cells
@@ -118,8 +120,8 @@ class Reader:
             ended=ended,
             rescued=ended is not None and cells[at + RESCUED] == generation,
             parked=_time(cells[at + PARKED]),
-            slots=tuple(self._slots(seat)),
-            keys=tuple(self._keys(at)) if keys else (),
+            slots=tuple(self._slots(at)) if role != Role.SPARE else (),
+            keys=tuple(self._keys(at)) if role != Role.SPARE and keys else (),
             complete=cells[at + OVERFLOWED] == 0,
         )
 
@@ -163,10 +165,11 @@ class Reader:
                 total.add(layout.slot(seat, slot), kinds)
         return total.view()
 
-    def _slots(self, seat: int) -> Iterable[SlotView]:
+    def _slots(self, seat_at: int) -> Iterable[SlotView]:
+        cells, first, stride = self._memory.cells, seat_at + self._slots_at, self._slot_cells
         for slot in range(self._layout.slots):
-            at = self._layout.slot(seat, slot)
-            if self._memory.cells[at + SLOT_AT]:
+            at = first + slot * stride
+            if cells[at + SLOT_AT]:
                 yield self._slot(at, slot)
 
     def _slot(self, at: int, place: int) -> SlotView:

@@ -81,6 +81,8 @@ class Company:
         self._settings = settings
         self._board = board
         self._stacks = stacks
+        for place in range(board.layout.seats):
+            board.seat(place).clear(time.monotonic_ns())
         self._wake = Wire(2 * settings.procs)
         self._call = Wire(1)
         self._restarts = Restarts()
