@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
@@ -275,7 +276,8 @@ class Company:
         seated.leave_by = action.by
         if action.reason is not None:
             self._reasons[seated.role, seated.number] = action.reason
-            logger.warning("%s is told to leave: %s", seated, _why(action))
+            why = _why(action, self._board.seat_view(seated.place))
+            logger.warning("%s is told to leave: %s", seated, why)
         seat = self._board.seat(seated.place)
         at, by = int(now * _NS), int(action.by * _NS)
         seat.order_to_leave(seated.number, seated.generation, by=by, now=at)
@@ -302,7 +304,7 @@ class Company:
             seated.verdict = Verdict.STOPPED
         seated.killed_at = now
         self._reasons[seated.role, seated.number] = Restart.HUNG
-        logger.error("%s is killed: %s%s", seated, _SENTENCES[seated.verdict], _running(view))
+        logger.error("%s is killed: %s%s", seated, _SENTENCES[seated.verdict], _running(view.slots))
         if stack := self._stack(seated.place):
             logger.error("the stacks of %s:\n%s", seated, stack)
         seated.child.send(signal.SIGKILL)
@@ -335,7 +337,7 @@ class Company:
         ordered = ordered or left
         if not ordered:
             self._reasons[key] = Restart.CRASHED
-            logger.error("%s, pid %s, %s%s", seated, seated.child.pid, death, _running(view))
+            logger.error("%s, pid %s, %s%s", seated, seated.child.pid, death, _running(view.slots))
             if death.signal and (stack := self._stack(seated.place)):
                 logger.error("the stacks of %s:\n%s", seated, stack)
         if death.signal == 0 and death.code == Exit.CANNOT_START:
@@ -426,20 +428,19 @@ def _token(slot: SlotView) -> int:
     return slot.command.token if slot.command else 0
 
 
-def _why(action: Leave) -> str:
-    late = action.process.latest
-    if action.reason is Restart.STUCK and late is not None:
-        return f"slot {late.slot} is stuck"
-    return ", ".join(action.process.levels.reasons) or str(
-        action.reason and action.reason.name.lower()
-    )
+def _why(action: Leave, view: SeatView) -> str:
+    levels, late = action.process.levels, action.process.latest
+    if action.reason is Restart.STUCK and levels.health is not Health.CRITICAL and late:
+        stuck = [slot for slot in view.slots if slot.place == late.slot]
+        return f"a slot is stuck{_running(stuck)}"
+    return ", ".join(levels.reasons) or str(action.reason and action.reason.name.lower())
 
 
-def _running(view: SeatView) -> str:
+def _running(slots: Sequence[SlotView]) -> str:
     running = [
         f"{slot.command.domain}/{slot.command.type} {slot.command.command_id} (attempt "
         f"{slot.command.attempt}, slot {slot.number})"
-        for slot in view.slots
+        for slot in slots
         if slot.command is not None
     ]
     return f"; it ran {', '.join(running)}" if running else ""
