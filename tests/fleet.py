@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -149,13 +149,13 @@ class Fleet:
         eventually(ready, within)
         return self.pids()
 
-    def replaced(self, before: dict[int, int], *, within: float = 10.0) -> dict[int, int]:
-        """The workers' pids once none of those before is among them, and all are there."""
+    def await_successors(self, gone: Iterable[int], within: float = 10.0) -> dict[int, int]:
+        """The workers' pids once all are there, and none of those that are to go."""
+        old = set(gone)
 
         def after() -> dict[int, int]:
             pids = self.pids()
-            whole = len(pids) == len(pids | before)
-            return pids if whole and not set(pids.values()) & set(before.values()) else {}
+            return pids if len(pids) == self.look().wanted and not old & {*pids.values()} else {}
 
         return eventually(after, within)
 
@@ -178,6 +178,11 @@ class Fleet:
 
     def said(self, text: str) -> list[str]:
         return [message for message in self.messages() if text in message]
+
+    def await_completions(self, count: int, within: float = 20.0) -> None:
+        """Of all that was ever sent."""
+        completed = "SELECT count(*) FROM cmdbus.command WHERE status = 'COMPLETED'"
+        eventually(lambda: self.query(completed)[0][0] >= count, within)
 
     def await_saying(self, text: str, count: int = 1, within: float = 10.0) -> list[str]:
         eventually(lambda: len(self.said(text)) >= count, within)
@@ -325,7 +330,7 @@ def make_effects(dsn: str) -> None:
         connection.execute("CREATE TABLE IF NOT EXISTS effect (command_id uuid NOT NULL)")
 
 
-def kill(pids: int | Sequence[int], number: signal.Signals = signal.SIGKILL) -> None:
+def kill(pids: int | Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:
     for pid in [pids] if isinstance(pids, int) else pids:
         os.kill(pid, number)
 

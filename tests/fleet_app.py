@@ -28,7 +28,7 @@ def debit(command: Command, context: Context) -> None:
         time.sleep(command.data)
 
 
-@registry.handler("shop", "Gate", retry=_QUICK)
+@registry.handler("shop", "Gate", retry=_QUICK, timeout=60)
 def gate(command: Command, context: Context) -> None:
     """One effect, and no commit before the file is there that its data names."""
     context.connection.execute("INSERT INTO effect VALUES (%s)", (command.command_id,))

@@ -198,7 +198,7 @@ def test_a_worker_that_is_told_to_leave_by_somebody_else_is_replaced(
     with supervised(dsn, tmp_path) as fleet:
         before = fleet.pids()
         ids = running_gate(fleet)
-        kill(list(before.values()), signal.SIGTERM)
+        kill(before.values(), signal.SIGTERM)
         open_gate(tmp_path)
-        fleet.replaced(before)
+        fleet.await_successors(before.values())
         fleet.await_completed(ids)

@@ -1,0 +1,139 @@
+"""Whoever of a fleet is killed has a successor at once, and what it held is handed back."""
+
+import signal
+import time
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from eventually import eventually
+from fleet import Fleet, kill, make_effects, supervised, unstarted
+
+from cmdbus import CommandBus
+from cmdbus.seats import Role
+
+pytestmark = [pytest.mark.db, pytest.mark.process]
+
+#: So long that no lease ends during a test: whatever runs again was handed back.
+PATIENT = {
+    "statement_timeout": 25,
+    "pool_timeout": 30,
+    "visibility_timeout": 60,
+    "thread_timeout": 70,
+    "watchdog_timeout": 90,
+}
+
+
+def running_gates(fleet: Fleet, count: int) -> list[UUID]:
+    ids = fleet.send("Gate", count, data="open")
+    eventually(lambda: len(fleet.executing("Gate")) == count)
+    return ids
+
+
+def open_gate(place: Path) -> None:
+    (place / "open").touch()
+
+
+def test_a_killed_worker_is_replaced_and_what_it_ran_runs_again(dsn: str, tmp_path: Path) -> None:
+    """Fault 1: nothing is lost, done twice or charged; the neighbour is not touched. Then all
+    workers at once (fault 14)."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, threads=8, **PATIENT) as fleet:
+        before = fleet.pids()
+        ids = running_gates(fleet, 16)
+        began = time.monotonic()
+        kill(before[0])
+        after = fleet.await_successors([before[0]])
+        eventually(lambda: fleet.executing("Gate").count(after[0]) == 8)
+        assert time.monotonic() - began < 5
+        assert after[1] == before[1]
+        assert fleet.executing("Gate").count(after[1]) == 8
+        kill(after.values())
+        last = fleet.await_successors(after.values())
+        eventually(lambda: len(fleet.executing("Gate")) >= 8)
+        open_gate(tmp_path)
+        fleet.await_outcomes(ids, {("COMPLETED", 1): 16})
+        assert fleet.effects(ids) == {1: 16}
+        assert fleet.pids() == last
+        assert sorted(fleet.look().restarts.items())[0] == ("crashed", 3)
+        assert len(fleet.said("was killed by SIGKILL; it ran shop/Gate")) == 3
+        with CommandBus(dsn) as bus:
+            told = [str(event) for event in bus.audit("shop", ids[0])]
+        assert any("killed from outside (SIGKILL)" in text for text in told)
+
+
+def test_a_command_whose_process_is_killed_again_and_again_runs_alone(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Section 8, Crashes: the second loss; at the third a person decides. Uncharged."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, **PATIENT) as fleet:
+        (id,) = ids = running_gates(fleet, 1)
+        killed: set[int] = set()
+        for _ in range(3):
+            (pid,) = eventually(lambda: set(fleet.executing("Gate")) - killed)
+            kill(pid)
+            killed.add(pid)
+        fleet.await_saying("alone, pid")
+        fleet.await_outcomes(ids, {("IN_TROUBLESHOOTING_QUEUE", 0): 1})
+        code, message, _ = fleet.trouble(id)
+        assert code == "LOST"
+        assert "3 workers" in message
+        eventually(lambda: not fleet.look().with_role(Role.ALONE))
+        assert len(fleet.wait_until_ready()) == 2
+
+
+def test_a_killed_steward_is_replaced_while_work_goes_on(dsn: str, tmp_path: Path) -> None:
+    """Section 5: nothing that was sent meanwhile waits for the fallback poll."""
+    with supervised(dsn, tmp_path) as fleet:
+        before, workers = fleet.steward(), fleet.pids()
+        assert before is not None
+        kill(before)
+        ids = fleet.send("Noop", 50)
+        after = eventually(lambda: (pid := fleet.steward()) != before and pid)
+        fleet.await_completed(ids)
+        eventually(lambda: fleet.look().listening and fleet.look().armed)
+        more = [id for _ in range(3) for id in fleet.send("Noop")]
+        fleet.await_completed(more)
+        assert fleet.pids() == workers
+        assert fleet.steward() == after
+
+
+@pytest.mark.parametrize("everybody", [False, True], ids=["supervisor", "everybody"])
+def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
+    dsn: str, tmp_path: Path, everybody: bool
+) -> None:
+    """Fault 12: no worker outlives it, and a new one is not blocked by its pidfile."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, **PATIENT) as fleet:
+        ids = running_gates(fleet, 4) + fleet.send("Debit", 4, delay=1)
+        kill([fleet.pid, *(pid for pid in fleet.living() if everybody and pid != fleet.pid)])
+        assert fleet.wait() == -signal.SIGKILL
+        eventually(lambda: not fleet.living(), 2.0)
+        assert fleet.outcomes(ids)["IN_PROGRESS", 1] == 4, fleet.outcomes(ids)
+        open_gate(tmp_path)
+        fleet.start()
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 8}
+        assert sorted(fleet.directory.glob("cmdbus.board*")) == [fleet.board_path]
+
+
+def test_nothing_is_lost_or_done_twice_while_workers_are_killed_again_and_again(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Fault 1, M150: all workers die after each part of the work; the fleet drains the rest."""
+    make_effects(dsn)
+    with unstarted(dsn, tmp_path, drain=True, **PATIENT) as fleet:
+        ids = fleet.send("Debit", 2000, data=0.005)
+        fleet.start()
+        fleet.wait_until_ready()
+        for part in range(1, 9):
+            fleet.await_completions(200 * part)
+            before = fleet.pids().values()
+            kill(before)
+            fleet.await_successors(before)
+        assert fleet.wait(20) == 0
+        assert fleet.outcomes(ids) == {("COMPLETED", 1): 2000}
+        assert fleet.effects(ids) == {1: 2000}
+        assert len(fleet.said("was killed by SIGKILL")) == 16
+        fleet.assert_nothing_left()
