@@ -1,0 +1,167 @@
+"""Whatever a command does to its thread or its process: it is found, it alone is charged, and
+the fleet is whole again."""
+
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from eventually import eventually
+from fleet import Fleet, kill, make_effects, supervised
+
+from cmdbus.seats import Role
+
+pytestmark = [pytest.mark.db, pytest.mark.process]
+
+#: Watchdog 3.5 s. What is late is found within its rung and a second, on a machine with room.
+SHORT: Mapping[str, object] = {
+    "statement_timeout": 1,
+    "pool_timeout": 1,
+    "visibility_timeout": 1.5,
+    "thread_timeout": 2,
+    "watchdog_timeout": 3.5,
+    "drain_timeout": 1,
+}
+
+
+def await_trouble(fleet: Fleet, id: UUID, attempts: int = 1) -> tuple[str, str, dict[str, Any]]:
+    fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", attempts): 1}, within=20)
+    return fleet.trouble(id)
+
+
+def details_of(trouble: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
+    return dict(trouble[2]["details"])
+
+
+def stuck_threads(fleet: Fleet) -> dict[int | None, int]:
+    """By the process that has any."""
+    levels = {seat.pid: seat.levels.stuck_threads for seat in fleet.workers().values()}
+    return {pid: count for pid, count in levels.items() if count}
+
+
+def stay_stopped(pids: list[int], seconds: float) -> None:
+    """The wait is the fault."""
+    kill(pids, signal.SIGSTOP)
+    time.sleep(seconds)
+    kill(pids, signal.SIGCONT)
+
+
+def test_a_command_that_hangs_is_given_up_and_its_process_replaced(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Fault 7: at layer 4 the attempt ends, with its stack; at layer 5 the process leaves. The
+    stuck thread counts once, its neighbours run on, and the other process stays."""
+    with supervised(dsn, tmp_path, **SHORT) as fleet:
+        before = fleet.pids()
+        (id,) = fleet.send("Hang", max_attempts=1)
+        (guilty,) = eventually(lambda: fleet.executing("Hang"))
+        innocents = fleet.send("Noop", 100) + fleet.send("Sleep", 12, data=0.5)
+        code, message, details = await_trouble(fleet, id)
+        assert (code, details["reason"]) == ("TIMEOUT", "EXHAUSTED")
+        assert "gave up after 2 s" in message
+        assert "in hang" in details["details"]["stack"]
+        fleet.await_completed(innocents)
+        assert eventually(lambda: stuck_threads(fleet)) == {guilty: 1}
+        number = next(number for number, pid in before.items() if pid == guilty)
+        eventually(lambda: fleet.pids().get(number, guilty) != guilty)
+        eventually(lambda: guilty not in fleet.living())
+        after = fleet.wait_until_ready()
+        assert after[1 - number] == before[1 - number]
+        (report,) = fleet.said("is told to leave: a slot is stuck")
+        assert f"it ran shop/Hang {id} (attempt 1, slot " in report
+        assert fleet.look().restarts["stuck"] == 1
+
+
+def test_a_fleet_whose_threads_all_hang_heals(dsn: str, tmp_path: Path) -> None:
+    """Fault 8, M105, M125: more than three stuck threads replace their process at once."""
+    with supervised(dsn, tmp_path, **SHORT) as fleet:
+        before = fleet.pids()
+        ids = fleet.send("Hang", 8, max_attempts=1)
+        eventually(lambda: len(fleet.executing("Hang")) == 8)
+        behind = fleet.send("Noop", 100)
+        fleet.await_completed(behind)
+        fleet.await_outcomes(ids, {("IN_TROUBLESHOOTING_QUEUE", 1): 8})
+        fleet.await_successors(before.values())
+        eventually(lambda: not set(before.values()) & set(fleet.living()))
+        assert fleet.look().restarts["stuck"] == 2
+        assert fleet.said("4 stuck threads within 5 minutes")
+
+
+def test_a_command_that_crashes_its_process_is_found_among_innocent_ones(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Faults 2, 3, 56: whoever ran beside it runs again, and who crashes alone is guilty."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, **SHORT) as fleet:
+        innocents = fleet.send("Debit", 100, data=0.01)
+        crashing = [fleet.send(type)[0] for type in ("Segfault", "Abort", "Leave")]
+        innocents += fleet.send("Debit", 100, data=0.01)
+        segfault, abort, leave = (await_trouble(fleet, id) for id in crashing)
+        assert {code for code, *_ in (segfault, abort, leave)} == {"CRASHED"}
+        assert "it ran alone, and its process" in segfault[1]
+        assert "SIGSEGV" in segfault[1]
+        assert details_of(segfault)["signal"] == signal.SIGSEGV
+        assert "in segfault" in details_of(segfault)["stack"]
+        assert details_of(abort)["signal"] == signal.SIGABRT
+        assert "in abort" in details_of(abort)["stack"]
+        assert (details_of(leave)["signal"], details_of(leave)["code"]) == (0, 0)
+        assert "exit code 0" in leave[1]
+        fleet.await_completed(innocents)
+        assert fleet.effects(innocents) == {1: 200}
+        fleet.wait_until_ready()
+        eventually(lambda: not fleet.look().with_role(Role.ALONE))
+
+
+def test_a_process_that_does_not_come_back_is_replaced(dsn: str, tmp_path: Path) -> None:
+    """Fault 6: who holds the GIL is found by the processor that it burns, and charged, with a
+    stack that no Python could write. Fault 4, M113: a stopped process charges nobody. Their
+    neighbours run again, and the third process stays."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, procs=3, **SHORT) as fleet:
+        before = fleet.pids()
+        innocents = fleet.send("Gate", 11, data="open")
+        eventually(lambda: len(fleet.executing("Gate")) == 11)
+        (id,) = fleet.send("HoldGil", max_attempts=1)
+        (guilty,) = eventually(lambda: fleet.executing("HoldGil"))
+        stopped = next(pid for pid in before.values() if pid != guilty)
+        kill(stopped, signal.SIGSTOP)
+        code, message, details = await_trouble(fleet, id)
+        assert code == "TIMEOUT", (code, message)
+        assert "held up its whole process" in message
+        assert "in hold_gil" in details["details"]["stack"]
+        (report,) = fleet.said("main thread did not come back; it ran")
+        assert str(id) in report and "attempt 1, slot" in report
+        assert any("in hold_gil" in text for text in fleet.said("the stacks of worker"))
+        fleet.await_saying("is killed: a signal stopped it; it ran shop/Gate")
+        (tmp_path / "open").touch()
+        fleet.await_completed(innocents)
+        assert fleet.effects(innocents) == {1: 11}
+        after = fleet.wait_until_ready()
+        kept = {number for number, pid in before.items() if pid not in (guilty, stopped)}
+        assert {number for number, pid in after.items() if before[number] == pid} == kept
+        assert not {guilty, stopped} & set(fleet.living())
+        assert fleet.look().restarts["hung"] == 2
+
+
+def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path: Path) -> None:
+    """Faults 13 and 29: first it alone, then the whole fleet, for longer than the watchdog."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, **{**SHORT, "watchdog_timeout": 2.1}) as fleet:
+        before = fleet.pids()
+        kill(fleet.pid, signal.SIGSTOP)
+        ids = fleet.send("Debit", 20, data=0.1)
+        fleet.await_completed(ids)
+        stay_stopped([fleet.pid], 2.6)
+        fleet.await_saying("the supervisor itself was late")
+        ids += fleet.send("Gate", 8, data="open")
+        eventually(lambda: len(fleet.executing("Gate")) == 8)
+        stay_stopped([pid for pid in fleet.living() if pid != fleet.pid] + [fleet.pid], 2.6)
+        (tmp_path / "open").touch()
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 28}
+        fleet.await_saying("the supervisor itself was late", 2)
+        assert fleet.pids() == before
+        assert set(fleet.look().restarts.values()) == {0}
