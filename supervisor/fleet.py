@@ -24,7 +24,17 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor import guilt, signals
 from cmdbus.supervisor.children import Child, Death, fork
 from cmdbus.supervisor.notify import forget
-from cmdbus.supervisor.policy import Action, Dump, Fleet, Kill, Late, Leave, Process, Start
+from cmdbus.supervisor.policy import (
+    DUMP_SECONDS,
+    Action,
+    Dump,
+    Fleet,
+    Kill,
+    Late,
+    Leave,
+    Process,
+    Start,
+)
 from cmdbus.supervisor.restarts import EARLY_SECONDS, Restarts
 from cmdbus.views import BoardView, Restart, SeatView, SlotView
 from cmdbus.wires import Wire
@@ -98,6 +108,9 @@ class Company:
         self.unfinished = False
         #: A process could not boot for a reason that no restart cures.
         self.cannot_boot = False
+        #: Who was asked for stacks, with what the file said before; and when they are told.
+        self._asked: dict[int, str] = {}
+        self._tells_at = 0.0
         #: Descriptors of the supervisor's that no child may keep.
         self.private: list[int] = []
 
@@ -109,6 +122,8 @@ class Company:
                 # Looked at only now: what it did until its death counts.
                 seat = self._board.seat_view(seated.place)
                 self._bury(seated, death, seat, now, stop_by is not None)
+        if self._asked and now >= self._tells_at:
+            self._tell_stacks()
         view = self._board.snapshot(keys=False)
         self._clear(view, now)
         return Fleet(
@@ -143,12 +158,23 @@ class Company:
         )
 
     def report(self) -> None:
-        """Everybody's stacks, and the board, into the log."""
+        """The board into the log, and everybody's stacks as soon as they are written."""
         for seated in self._seated.values():
+            self._asked[seated.place] = self._stack(seated.place)
             seated.child.send(signal.SIGUSR2)
+        self._tells_at = time.monotonic() + DUMP_SECONDS
         logger.info(
             "the board: %s", json.dumps(self._board.snapshot().to_dict(time.monotonic_ns()))
         )
+
+    def _tell_stacks(self) -> None:
+        for place, before in self._asked.items():
+            if (seated := self._seated.get(place)) is not None:
+                stack = self._stack(place).removeprefix(before)
+                logger.info(
+                    "the stacks of %s, pid %s:\n%s", seated, seated.child.pid, stack.strip()
+                )
+        self._asked.clear()
 
     @property
     def pids(self) -> list[int]:
@@ -305,7 +331,7 @@ class Company:
         seated.killed_at = now
         self._reasons[seated.role, seated.number] = Restart.HUNG
         logger.error("%s is killed: %s%s", seated, _SENTENCES[seated.verdict], _running(view.slots))
-        if stack := self._stack(seated.place):
+        if stack := self._stack(seated.place)[-_MOST_STACK:]:
             logger.error("the stacks of %s:\n%s", seated, stack)
         seated.child.send(signal.SIGKILL)
 
@@ -338,7 +364,7 @@ class Company:
         if not ordered:
             self._reasons[key] = Restart.CRASHED
             logger.error("%s, pid %s, %s%s", seated, seated.child.pid, death, _running(view.slots))
-            if death.signal and (stack := self._stack(seated.place)):
+            if death.signal and (stack := self._stack(seated.place)[-_MOST_STACK:]):
                 logger.error("the stacks of %s:\n%s", seated, stack)
         if death.signal == 0 and death.code == Exit.CANNOT_START:
             self._could_not_boot(seated)
@@ -400,7 +426,7 @@ class Company:
 
     def _stack(self, place: int) -> str:
         try:
-            return self._stacks_of(place).read_text(errors="replace")[-_MOST_STACK:].strip()
+            return self._stacks_of(place).read_text(errors="replace").strip()
         except OSError:
             return ""
 

@@ -29,6 +29,9 @@ class Signals:
         self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in NOTED:
             signal.signal(number, _note)
+        # By which children are asked for their stacks: those that are not ready for it yet
+        # must not die of it.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
     @property
