@@ -87,6 +87,7 @@ def test_a_day_that_nobody_wants_to_keep_is_dropped_with_its_ids_and_events(
     sent = finish(dsn, bus, "old", "young")
     age(connection, "old", 9)
     age(connection, "young", 6)
+    connection.execute("ANALYZE")
     partitions = rows(connection, "finished")
     assert partitions == 2
     assert retain(connection) == 1

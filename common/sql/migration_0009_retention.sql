@@ -19,7 +19,9 @@ BEGIN
     SELECT c.relname INTO partition
     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
     WHERE i.inhparent = 'finished'::regclass
-        AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= clock_timestamp() - longest
+        -- CASE, as the planner may look at other relations' names before it joins.
+        AND CASE WHEN c.relname ~ '^finished_[0-9]{8}$'
+            THEN to_date(right(c.relname, 8), 'YYYYMMDD') + 1 END <= clock_timestamp() - longest
     ORDER BY c.relname
     LIMIT 1;
     IF partition IS NOT NULL THEN
