@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,6 +30,9 @@ class Proxy:
         self._listener.bind(str(Path(self._folder.name) / _SOCKET))
         self._listener.listen()
         self._clients: list[socket.socket] = []
+        #: Connections that were made until then are silenced; a number of connections.
+        self._muted = self._frozen = 0
+        self._all_frozen = False
         self._servers: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
@@ -38,6 +42,20 @@ class Proxy:
         for client in self._clients:
             _shut(client)
         self._clients.clear()
+
+    def mute(self) -> None:
+        """The server hears and does what it is told, and its answers do not arrive; on the
+        present connections."""
+        self._muted = len(self._servers)
+
+    def freeze(self, new_ones: bool = False) -> None:
+        """Nothing arrives any more on the present connections, which stay open."""
+        self._frozen = len(self._servers)
+        self._all_frozen = new_ones
+
+    def _swallows(self, number: int, from_client: bool) -> bool:
+        frozen = self._all_frozen or number < self._frozen
+        return frozen or (not from_client and number < self._muted)
 
     def __enter__(self) -> Self:
         return self
@@ -64,10 +82,12 @@ class Proxy:
             except OSError:
                 return
             server = self._connect()
+            number = len(self._servers)
             self._clients.append(client)
             self._servers.append(server)
             for way in ((client, server, self._change), (server, client, None)):
-                self._threads.append(threading.Thread(target=_forward, args=way))
+                swallows = partial(self._swallows, number, way[2] is not None)
+                self._threads.append(threading.Thread(target=_forward, args=(*way, swallows)))
                 self._threads[-1].start()
 
     def _connect(self) -> socket.socket:
@@ -80,12 +100,16 @@ class Proxy:
 
 
 def _forward(
-    source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes] | None
+    source: socket.socket,
+    target: socket.socket,
+    change: Callable[[bytes], bytes] | None,
+    swallows: Callable[[], bool],
 ) -> None:
     """Until the source ends. A client's end is not passed on: that is the point."""
     with suppress(OSError):
         while data := source.recv(65536):
-            target.sendall(change(data) if change else data)
+            if not swallows():
+                target.sendall(change(data) if change else data)
     if change:
         source.close()
     else:

@@ -63,6 +63,9 @@ class Dead:
         want = Want(count, 0, ["payments"], ["payments Debit"], [], {})
         return self.claims.step(self.session, [], want)[1]
 
+    def take(self, *claims: Claim) -> None:
+        self.held.take(list(claims), lambda: False)
+
     def run(self, claim: Claim, slot: int) -> None:
         """As far as the board knows."""
         seat = self.board.seat(0)
@@ -121,7 +124,7 @@ def test_only_what_was_running_counts_a_loss_and_nothing_is_charged(
     bus.send_many([SendRequest("payments", "Debit") for _ in range(6)])
     with dead(dsn) as gone:
         claimed, started, finished, unshown, unkeyed = gone.claim(5)
-        gone.held.take([claimed, started, finished])
+        gone.take(claimed, started, finished)
         gone.held.start(started)
         gone.held.start(finished)
         gone.held.finish(finished)
@@ -155,7 +158,7 @@ def test_who_is_guilty_is_charged_and_told_of_with_what_is_known(dsn: str, bus: 
     )
     with dead(dsn) as gone:
         claims = gone.claim(3)
-        gone.held.take(claims)
+        gone.take(*claims)
         for slot, claim in enumerate(claims):
             gone.held.start(claim)
             gone.run(claim, slot)
@@ -182,7 +185,7 @@ def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
     bus.send_many([SendRequest("payments", "Debit") for _ in range(5)])
     with dead(dsn) as gone:
         [claim] = gone.claim(1)
-        gone.held.take([claim])
+        gone.take(claim)
         pgconn = gone.session.pgconn
         pgconn.enter_pipeline_mode()
         for query in (
@@ -212,7 +215,7 @@ def test_a_session_that_waits_for_a_lock_is_ended_and_one_of_a_later_pid_is_not(
     bus.send("payments", "Debit")
     with dead(dsn) as gone, psycopg.connect(dsn) as stranger, connect(dsn) as unnamed:
         [claim] = gone.claim(1)
-        gone.held.take([claim])
+        gone.take(claim)
         gone.held.start(claim)
         stranger.execute("CREATE TABLE effect (a int)")
         stranger.commit()
@@ -249,7 +252,7 @@ def test_rows_that_somebody_holds_are_waited_for_no_longer_than_it_may_take(
     crash = TransientCommandError("CRASHED", "it crashed")
     with dead(dsn) as gone:
         claims = gone.claim(3)
-        gone.held.take(claims)
+        gone.take(*claims)
         death = gone.death({claims[0]: crash})
         held = "SELECT FROM cmdbus.ready WHERE id = ANY (%s) FOR UPDATE"
         with psycopg.connect(dsn) as stranger:
@@ -265,7 +268,7 @@ def test_a_workers_rights_suffice_for_what_is_in_the_tables(dsn: str, bus: Comma
     bus.send("payments", "Debit")
     with connect(dsn) as admin, dead(dsn) as gone:
         [claim] = gone.claim(1)
-        gone.held.take([claim])
+        gone.take(claim)
         gone.held.start(claim)
         gone.session.close()
         name = sql.Identifier(f"cmdbus_test_{uuid4().hex[:8]}")

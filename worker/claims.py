@@ -196,6 +196,13 @@ class Claims:
         """Settles outcomes of any kind; returns the ids whose claim was lost."""
         return list(self._value(connection, "settle", _outcomes(done)))
 
+    def fates(self, connection: Connection, claims: Sequence[Claim]) -> list[Kind | None]:
+        """How claims whose rows are gone were settled; None if they were not, but lost."""
+        ids = "{" + ",".join(str(claim.command_id) for claim in claims) + "}"
+        values = {**_keys(claims), "command_ids": ids}
+        cursor = self._execute(connection, "find_fates", values)
+        return [None if fate is None else Kind(fate) for (fate,) in cursor.fetchall()]
+
     def settle_within(self, connection: Connection, finished: Finished, marker: str) -> bool | None:
         """Settles in its handler's transaction; None if this is not that transaction any more,
         False if the claim was lost."""

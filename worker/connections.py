@@ -3,16 +3,17 @@
 import os
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 import psycopg
 from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from cmdbus import dsn as dsns
-from cmdbus.errors import InvalidOperationError
+from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
 from cmdbus.statements import statement
 from cmdbus.timeouts import Timeouts
 
@@ -25,7 +26,12 @@ _LOCK_TIMEOUT = 1.0
 _NOT_LIBPQ = ("autocommit", "row_factory", "cursor_factory", "prepare_threshold", "context")
 #: While the database is away: seconds until the next try, doubling.
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
+_EXHAUSTED_TRIES = 3
 
+#: After its deadline, a hand is cut off so often.
+_CUT_AGAIN = 0.2
+#: A pool whose connections break is emptied no more often than this.
+_DRAINED_AGAIN = 1.0
 #: A thread whose socket was shut down is out of the driver within this time.
 _LEAVES_DRIVER_SECONDS = 1.0
 
@@ -71,17 +77,74 @@ class WorkerConnection(psycopg.Connection[Any]):
         return None
 
 
+class Sessions(Protocol):
+    """Where a hand gets its connections, and leaves them."""
+
+    def get(self) -> Connection: ...
+    def put(self, connection: Connection, /) -> None: ...
+
+
+class Unpooled:
+    """Made for the one who asks, and closed when he leaves them."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self.get = connect
+
+    def put(self, connection: Connection) -> None:
+        connection.close()
+
+
+class Source:
+    """Where hands get their connections: a pool that may be used up, or cut off."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        parts: dsns.Parts,
+        exhausted: Callable[[], None] | None = None,
+        patience: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self._pool = pool
+        self._parts = parts
+        #: Seconds to wait for a connection; None is the pool's own timeout.
+        self._patience = patience
+        #: Told when the pool has none to give, although the database answers.
+        self._exhausted = exhausted
+        self._drained_at = 0.0
+
+    def get(self) -> Connection:
+        try:
+            connection: Connection = self._pool.getconn(self._patience())
+            return connection
+        except PoolTimeout:
+            if self._exhausted is not None and self._answers():
+                self._exhausted()
+            raise
+
+    def put(self, connection: Connection) -> None:
+        broken = connection.closed
+        self._pool.putconn(connection)
+        now = time.monotonic()
+        if broken and now - self._drained_at > _DRAINED_AGAIN:
+            # What lies in the pool was cut off with it: without this, each is found out in turn.
+            self._drained_at = now
+            self._pool.drain()
+
+    def _answers(self) -> bool:
+        try:
+            dsns.connect(self._parts).close()
+        except DatabaseUnavailableError:
+            return False
+        return True
+
+
 class Hand:
     """A thread's connection, kept from one command to the next."""
 
     def __init__(
-        self,
-        connect: Callable[[], Connection],
-        discard: Callable[[Connection], None],
-        show: Callable[[int, int], None] = lambda pid, start: None,
+        self, source: Sessions, show: Callable[[int, int], None] = lambda pid, start: None
     ) -> None:
-        self._connect = connect
-        self._discard = discard
+        self._source = source
         #: Told each new session's pid and start, and zeros before it is sought.
         self._show = show
         self._connection: Connection | None = None
@@ -104,25 +167,27 @@ class Hand:
         return self._connection is None or self._connection.closed
 
     def reconnect(self, give_up: threading.Event | None = None) -> None:
-        """Until it works; an error only once `give_up` is set, or at the first try without."""
-        pause = _RETRY_FIRST
+        """Until it works; an error only once `give_up` is set, or at the first try without, or
+        when the pool had none to give three times."""
+        pause, exhausted = _RETRY_FIRST, 0
         while True:
             self.close()
             self._show(0, 0)
             try:
-                self._connection = connection = self._connect()
+                self._connection = connection = self._source.get()
                 self.session = connection.info.backend_pid, _started(connection)
                 self._show(*self.session)
                 return
-            except psycopg.OperationalError:
-                if give_up is None or give_up.wait(pause):
+            except psycopg.OperationalError as error:
+                exhausted += isinstance(error, PoolTimeout)
+                if give_up is None or exhausted == _EXHAUSTED_TRIES or give_up.wait(pause):
                     raise
                 pause = min(pause * 2, _RETRY_LONGEST)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._discard(connection)
+            self._source.put(connection)
 
     def drop(self) -> None:
         """Not to be used again by anybody."""
@@ -135,13 +200,7 @@ class Hand:
 
     def cut(self) -> None:
         """Frees it from whatever it waits for, even from a server that has gone silent."""
-        connection = self._connection
-        if connection is not None and not connection.closed:
-            with (
-                suppress(OSError, psycopg.Error),
-                socket.socket(fileno=os.dup(connection.fileno())) as ours,
-            ):
-                ours.shutdown(socket.SHUT_RDWR)
+        cut(self._connection)
 
     def take_away(self) -> None:
         """The connection's place in the pool is free for another; after `cut`."""
@@ -159,11 +218,41 @@ class Hand:
             self.close()
 
 
+@contextmanager
+def cut_at(deadline: float, hand: Hand) -> Iterator[None]:
+    """From then on, whatever it waits for in the database is at an end."""
+    over = threading.Event()
+
+    def watch() -> None:
+        pause = max(0.0, deadline - time.monotonic())
+        while not over.wait(pause):
+            hand.cut()
+            pause = _CUT_AGAIN
+
+    watcher = threading.Thread(target=watch, name="worker-deadline", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
 def _started(connection: Connection) -> int:
     """Tells its session from a later one of the same pid."""
     cursor = connection.cursor(row_factory=tuple_row)
     row = cursor.execute(statement("read_start", "cmdbus")).fetchone()
     return int(row[0]) if row else 0
+
+
+def cut(connection: Connection | None) -> None:
+    """Frees a thread from whatever it waits for there."""
+    if connection is not None and not connection.closed:
+        with (
+            suppress(OSError, psycopg.Error),
+            socket.socket(fileno=os.dup(connection.fileno())) as ours,
+        ):
+            ours.shutdown(socket.SHUT_RDWR)
 
 
 def _at_rest(connection: Connection) -> bool:

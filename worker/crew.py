@@ -5,9 +5,9 @@ draws a command runs it. Whoever draws the lead settles what is finished and cla
 next run in one round trip, puts the run into the queue, and the lead behind it. The
 queue's order elects; there is no dispatcher and no lock.
 
-    _slot            a thread: draws, until there is nothing more to draw
+    _run_slot        a thread: draws, until there is nothing more to draw
     ├── _run         a command:  Execution.run -> finished
-    └── _lead        the lead:   step (settle + claim) -> queue
+    └── _lead        the lead:   Lead.step (settle + claim) -> queue
         └── _rest    nothing to claim: the leader waits for a wake-up, the lead in hand
 
 If all threads are busy, the lead waits in the queue: that is backpressure. Only an
@@ -17,8 +17,7 @@ empty claim makes the leader wait for a wake-up.
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -27,17 +26,16 @@ import psycopg
 
 from cmdbus.counters import Counter
 from cmdbus.registry import HandlerRegistry
-from cmdbus.slots import Phase
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import Claim, Claims, Connection, Want
-from cmdbus.worker.connections import Hand
-from cmdbus.worker.floors import Floors
+from cmdbus.worker.claims import Claim, Claims
+from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.handling import Execution
 from cmdbus.worker.holding import Holding
+from cmdbus.worker.lead import Lead
 from cmdbus.worker.pace import Pace
 from cmdbus.worker.record import Record
-from cmdbus.worker.settling import ONE_BY_ONE, Done
+from cmdbus.worker.settling import Done
 from cmdbus.worker.slots import Slot, Work
 from cmdbus.worker.wake import Waking
 
@@ -56,8 +54,6 @@ _LEAD, _LEAVE, _NUDGE = _Token("lead"), _Token("leave"), _Token("nudge")
 _STEP_SPARE = 5.0
 #: What was claimed and is not started within so many seconds goes back.
 _STARTED_WITHIN = 1.0
-#: After a step failed for another reason than its connection, seconds until the next.
-_AFTER_FAILURE = 1.0
 
 
 class Crew:
@@ -76,23 +72,18 @@ class Crew:
         types: Sequence[str],
         concurrency: int,
         timeouts: Timeouts,
-        connect: Callable[[], Connection],
-        discard: Callable[[Connection], None],
+        source: Source,
         wake: Waking,
         record: Record,
     ) -> None:
         self._claims = claims
         self._registry = registry
-        self._domains = deque(domains)
-        self._types = types
         self._concurrency = concurrency
         self._timeouts = timeouts
-        self._connect = connect
-        self._discard = discard
+        self._source = source
         self._wake = wake
         self._record = record
         self._pace = Pace()
-        self._floors = Floors()
         self._queue: SimpleQueue[Claim | _Token] = SimpleQueue()
         self.held = Holding(claims, record.seat)
         self.done = Done(claims, record, self.held)
@@ -100,6 +91,18 @@ class Crew:
         self._stopping = threading.Event()
         #: Set when something was claimed; cleared by the keeper when it finds nothing to do.
         self.working = threading.Event()
+        self.lead = Lead(
+            claims=claims,
+            held=self.held,
+            done=self.done,
+            pace=self._pace,
+            wake=wake,
+            record=record,
+            domains=domains,
+            types=types,
+            take_on=self._take_on,
+            stopping=self._stopping,
+        )
         #: By number. Main and relief add, a thread that leaves removes itself.
         self._slots: dict[int, Slot] = {}
 
@@ -120,7 +123,7 @@ class Crew:
     def fill(self, number: int) -> None:
         """A fresh thread for a slot."""
         index, place = self._record.take_place()
-        hand = Hand(self._connect, self._discard, place.session)
+        hand = Hand(self._source, place.session)
         slot = self._slots[number] = Slot(number, hand, index, place)
         slot.thread = threading.Thread(
             target=self._run_slot, args=(slot,), name=f"worker-{number}", daemon=True
@@ -132,7 +135,15 @@ class Crew:
 
     def give_up_late(self, now: float) -> list[tuple[Slot, Work]]:
         """The verdict on every slot that is past its due; carried out by relief."""
-        return [(slot, work) for slot in self._alive() if (work := slot.give_up_if_late(now))]
+        late = [(slot, work) for slot in self._alive() if (work := slot.give_up_if_late(now))]
+        for slot, work in late:
+            if work.execution is None:
+                slot.hand.cut()  # and its outcomes are free, whatever relief waits for
+        return late
+
+    def cut_all(self) -> None:
+        for slot in self._alive():
+            slot.hand.cut()
 
     def replace(self, slot: Slot) -> None:
         """A fresh thread for a slot that was given up; the old one leaves when it comes back."""
@@ -161,9 +172,18 @@ class Crew:
             slot.join(deadline - time.monotonic())
         return [slot for slot in self._alive() if slot.running]
 
+    def settle_accounts(self, hand: Hand, place: Place) -> None:
+        """For the last time: nothing that is the database's to know stays here."""
+        self.done.settle_all(hand, place)
+        if self.lead.doubts:
+            _, orphans = self.lead.orphans(hand.connection(), self.lead.doubts)
+            self.held.turn_back(orphans)
+        if self.held.anything_back:
+            self.held.give_back(hand.connection())
+
     @property
     def busy(self) -> bool:
-        waiting = self.done or self.done.any_barred or self.held.anything_back
+        waiting = self.done or self.done.any_left or self.held.anything_back
         return bool(self.held or waiting)
 
     def give_back_stale(self, hand: Hand) -> None:
@@ -255,11 +275,13 @@ class Crew:
             stays = slot.end()
             self._record.ended(slot.place, claim, began)
         self._pace.ran(claim.domain, claim.type, time.monotonic() - began)
-        if execution.committed is not None:
+        if not stays:
+            pass  # Whoever gave it up finds out what became of it.
+        elif execution.committed is not None:
             self.done.settled(slot.place, [execution.committed])
-        elif stays and finished is None:
+        elif finished is None:
             self.done.lost(slot.place, claim)
-        elif stays and finished is not None:
+        else:
             self.held.finish(claim)
             # First append, then look whether the leader rests; it does the opposite.
             self.done.add(finished)
@@ -288,98 +310,34 @@ class Crew:
                 self.done.settle(slot.hand, slot.place, self.done.take())
                 stays = slot.end()
             else:
-                found = self._step(slot.hand, slot.place)
+                found = self.lead.step(slot, self._concurrency)
                 stays = slot.end()
                 if not found and stays:
                     self._rest(slot)
+                    stays = slot.end()
         except Exception as error:
             stays = slot.end() and stays
             slot.place.counters.add(Counter.CLAIM_FAILURES)
             if stays:
-                self._recover(slot, error)
+                self.lead.recover(slot, error)
         finally:
             slot.place.end(time.monotonic_ns())
             if stays and not self._stopping.is_set():
                 self._queue.put(_LEAD)
         return stays
 
-    def _step(self, hand: Hand, place: Place) -> bool:
-        """Settles everything finished and claims the next run; False if there was nothing."""
-        connection = hand.connection()
-        self._wake.working(connection)
-        done = self.done.take()
-        plain = [finished for finished in done if finished.plain]
-        try:
-            self.done.settle(hand, place, [finished for finished in done if not finished.plain])
-            began = time.monotonic()
-            want = self._want(began, self.held.room + len(plain))
-            lost, claims = self._claims.step(connection, plain, want)
-        except BaseException as error:
-            self.done.put_back(plain)
-            if isinstance(error, ONE_BY_ONE):
-                self.done.settle_singly(hand, place, self.done.take())
-                return True
-            raise
-        self._record.stepped(place, len(claims), time.monotonic() - began)
-        self.done.settled(place, plain, lost)
-        full = len(claims) >= want.free
-        self._wake.stepped(full=full)
-        keys = (((claim.domain, claim.priority), claim.id) for claim in claims)
-        looked = self._floors.found(want.floors, keys, full=full)
-        self._take_on(connection, claims)
-        return bool(claims or done or not looked or not want.free)
+    def _rest(self, slot: Slot) -> None:
+        patience = self._wake.poll_interval + self._timeouts.statement + _STEP_SPARE
+        slot.begin(Work(None, time.monotonic() + patience))
+        self.lead.rest(slot)
 
-    def _take_on(self, connection: Connection, claims: list[Claim]) -> None:
-        self._domains.rotate(-1)
-        self._pace.stepped(len(claims))
+    def _take_on(self, slot: Slot, claims: list[Claim]) -> None:
         self._claimed_at = time.monotonic()
-        self.held.take(claims)
-        for claim in claims:
+        for claim in self.held.take(claims, lambda: slot.given_up):
             self._queue.put(claim)
         if claims and not self.working.is_set():
             self.working.set()
         if self._stopping.is_set():
             # Too late: whoever stops has already looked for what was not started.
             self._turn_back_all()
-            self.held.give_back(connection)
-
-    def _want(self, now: float, room: int) -> Want:
-        quick = [name for name in self._types if self._pace.is_quick(*name.split(" "))]
-        free = min(max(1, self._concurrency - len(self.held)), room)
-        return Want(
-            free=free,
-            ahead=min(self._pace.ahead(), room - free) if quick else 0,
-            domains=list(self._domains),
-            types=self._types,
-            quick_types=quick,
-            floors=self._floors.for_claim(now),
-        )
-
-    def _rest(self, slot: Slot) -> None:
-        """Nothing to claim: until somebody rings, or a timer does."""
-        self._record.waits(slot.place, Phase.RESTING)
-        source = self._wake.rest(
-            slot.hand.connection(), busy=lambda: bool(self.done) or self._stopping.is_set()
-        )
-        if source is not None:
-            slot.place.counters.add(source)
-        if source is Counter.WAKEUPS_NOTIFY:
-            slot.place.counters.add(Counter.NOTIFICATION_WAKEUPS)
-
-    def _recover(self, slot: Slot, error: Exception) -> None:
-        """The outcomes are back in `done`; then a session that works, however long it takes."""
-        if not isinstance(error, psycopg.Error):
-            # Something that a handler did to the connection object: a fresh one.
-            slot.hand.drop()
-        if not slot.hand.lost():
-            logger.exception("a step failed; it is tried again in %s s", _AFTER_FAILURE)
-            self._stopping.wait(_AFTER_FAILURE)
-            return
-        logger.warning(
-            "the database connection is lost (%s); reconnecting until it is back",
-            " ".join(str(error).split()),
-        )
-        self._record.waits(slot.place, Phase.AWAY)
-        self._record.health.database_away(time.monotonic())
-        slot.hand.reconnect(self._stopping)
-        self._record.health.database_back(time.monotonic())
+            self.held.give_back(slot.hand.connection())

@@ -2,6 +2,9 @@
 whoever hands back what it leaves knows what ran.
 """
 
+from collections.abc import Callable
+from threading import Lock
+
 from cmdbus.seats import Seat
 from cmdbus.worker.claims import Claim, Claims, Connection
 
@@ -12,7 +15,7 @@ Key = tuple[int, int]
 class Holding:
     """Each claim has one hand at a time, which calls:
 
-        take(claims)     the leader, before it puts them into the queue
+        take(...)        the leader, before it puts them into the queue
         start(claim)     who drew it, before its slot shows it
         finish(claim)    the same, before it appends the outcome
         turn_back(...)   who took it out of the queue, not started, to be given back
@@ -25,6 +28,8 @@ class Holding:
         self._claims = claims
         self._seat = seat
         self._keys = seat.keys
+        #: So that what a late leader takes is either known to the next, or refused.
+        self._taking = Lock()
         #: Where on the board each is, until it is free.
         self._places: dict[Key, int] = {}
         #: Not finished, and not turned back.
@@ -51,12 +56,23 @@ class Holding:
     def unfinished(self) -> list[Claim]:
         return list(self._open.values())
 
-    def take(self, claims: list[Claim]) -> None:
-        for claim in claims:
-            domain, priority, id, token, _, type, *_ = claim
-            place = self._keys.claimed(self._seat.kind(domain, type), priority, id, token)
-            self._places[id, token] = place
-            self._open[id, token] = claim
+    def known(self) -> set[Key]:
+        with self._taking:
+            return set(self._places)
+
+    def take(self, claims: list[Claim], late: Callable[[], bool]) -> list[Claim]:
+        """Returns those that nobody has taken before; none of a leader that was given up, and
+        comes late with what the next one adopts."""
+        taken = []
+        with self._taking:
+            for claim in [] if late() else claims:
+                domain, priority, id, token, _, type, *_ = claim
+                if (id, token) not in self._places:
+                    place = self._keys.claimed(self._seat.kind(domain, type), priority, id, token)
+                    self._places[id, token] = place
+                    self._open[id, token] = claim
+                    taken.append(claim)
+        return taken
 
     def start(self, claim: Claim) -> None:
         self._keys.started(self._places[claim[2:4]])

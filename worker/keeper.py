@@ -10,13 +10,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
 import psycopg
 
 from cmdbus.slots import Slot as Place
-from cmdbus.worker.claims import Claims, Connection
-from cmdbus.worker.connections import Hand
+from cmdbus.timeouts import Timeouts
+from cmdbus.worker.claims import Claims
+from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.crew import Crew
 from cmdbus.worker.record import Record
 from cmdbus.worker.slots import Slot, Work
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 _SETTLE_WITHIN = 0.05
 #: After a verdict could not be carried out, seconds until it is tried again.
 _AFTER_FAILURE = 1.0
+#: A duty promises to be back within the statement timeout and so many seconds more.
+_DUTY_SPARE = 5.0
 #: The keeper has left so many seconds after it was told to, or its session is cut.
 _ENDS_WITHIN = 1.0
 
@@ -36,17 +38,21 @@ class Keeper:
         self,
         crew: Crew,
         claims: Claims,
-        lease: float | None,
+        timeouts: Timeouts,
         record: Record,
-        connect: Callable[[], Connection],
-        discard: Callable[[Connection], None],
+        source: Source,
+        *,
+        renews: bool,
     ) -> None:
         self._crew = crew
         self._claims = claims
         #: None leaves it to the node's steward.
-        self._renew_every = None if lease is None else lease / 3
+        self._renew_every = timeouts.lease / 3 if renews else None
+        self._patience = timeouts.statement + _DUTY_SPARE
+        #: When it will be back from the database; the main thread cuts it off if not.
+        self._due: float | None = None
         self._index, self._place = record.take_place()
-        self._hand = Hand(connect, discard, self._place.session)
+        self._hand = Hand(source, self._place.session)
         self._record = record
         #: Slots that were given up, with what they were doing and where.
         self._verdicts: deque[tuple[Slot, Work, str]] = deque()
@@ -71,6 +77,14 @@ class Keeper:
         self._verdicts.append((slot, work, stack))
         self._crew.working.set()
 
+    def cut_if_late(self, now: float) -> None:
+        """Frees it from a server that does not answer."""
+        due = self._due
+        if due is not None and now > due:
+            logger.warning("relief waits for a database that does not answer: reconnecting")
+            self._due = None
+            self._hand.cut()
+
     def _run(self) -> None:
         self._place.occupy(-1, time.monotonic_ns())
         try:
@@ -80,12 +94,13 @@ class Keeper:
             self._record.give_place(self._index, self._place)
 
     def _keep(self, place: Place) -> None:
-        duties = (self._renew, self._settle_old, self._give_back, self._carry_out)
+        duties = (self._carry_out, self._renew, self._settle_old, self._give_back)
         while not self._stopping.wait(_SETTLE_WITHIN):
             if not self._crew.busy:
                 self._rest()
             for duty in duties:
                 # Each by itself: what keeps one from being done keeps none of the others.
+                self._due = time.monotonic() + self._patience
                 try:
                     duty(place)
                 except psycopg.Error as error:
@@ -97,9 +112,12 @@ class Keeper:
                 except Exception:
                     logger.exception("relief failed, and is tried again")
                     self._hand.drop()
+                finally:
+                    self._due = None
 
     def _settle_old(self, place: Place) -> None:
         self._crew.done.settle_old(self._hand, place, _SETTLE_WITHIN)
+        self._crew.done.find_out(self._hand, place)
 
     def _give_back(self, _: Place) -> None:
         self._crew.give_back_stale(self._hand)
@@ -118,6 +136,9 @@ class Keeper:
     def _carry_out_one(self, place: Place, slot: Slot, work: Work, stack: str) -> None:
         """The session is ended before the command is settled: until then it could still
         commit. May be repeated from the start."""
+        if work.execution is None:
+            self._relieve_lead(slot, stack)
+            return
         connection = self._hand.connection()
         session = slot.hand.session
         statement = self._claims.statement_of(connection, session[0]) if session else ""
@@ -125,17 +146,21 @@ class Keeper:
         if session:
             self._claims.end_sessions(connection, [session])
         slot.hand.take_away()
-        if work.execution is None:
-            logger.error("a step of the lead is stuck: given up\n%s", stack)
-            self._crew.replace(slot)
-            self._crew.put_new_lead()
-            return
         if work.finished is None:
             work.finished = work.execution.timed_out(stack, statement)
         finished = work.finished
         self._crew.done.settled(place, [finished], self._claims.settle(connection, [finished]))
         self._record.health.stuck((slot.index, finished.claim.token), time.monotonic())
         self._crew.replace(slot)
+
+    def _relieve_lead(self, slot: Slot, stack: str) -> None:
+        """Its session is ended by the next one, before that adopts what it has claimed."""
+        logger.error("a step of the lead is stuck: given up\n%s", stack)
+        self._crew.lead.doubt(slot.hand.session)
+        slot.hand.cut()
+        slot.hand.take_away()
+        self._crew.replace(slot)
+        self._crew.put_new_lead()
 
     def _renew(self, _: Place) -> None:
         if self._renew_every is None or time.monotonic() < self._renew_at:

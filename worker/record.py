@@ -91,11 +91,8 @@ class Record:
         self._steps += 1
         self._step_seconds += seconds
 
-    def settled(self, place: Place, done: Sequence[Finished], lost: Sequence[int] = ()) -> None:
+    def settled(self, place: Place, done: Sequence[Finished]) -> None:
         for claim, outcome, *_ in done:
-            if lost and claim.id in lost:
-                self.lost(place, claim)
-                continue
             end = _ENDS.get(outcome.kind)
             if end is None:
                 end = End.RETRY if outcome.charged else End.INTERRUPTED

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import psycopg
 
-from cmdbus.outcomes import troubled
+from cmdbus.outcomes import Kind, Outcome, troubled
 from cmdbus.slots import Slot as Place
 from cmdbus.worker.claims import Claim, Claims, Finished
 from cmdbus.worker.connections import Hand
@@ -19,6 +19,8 @@ from cmdbus.worker.record import Record
 
 #: Errors of single outcomes: data that the server refuses, a row that somebody holds.
 ONE_BY_ONE = (psycopg.errors.LockNotAvailable, psycopg.DataError)
+#: After so many have waited in vain, the others of one pass do not.
+_MOST_WAITS = 3
 #: Seconds until one of those whose row somebody held is tried again.
 _HELD_AGAIN = 1.0
 
@@ -34,13 +36,16 @@ class Done:
         #: Their rows are in the hands of a stranger, for whom no step waits again.
         self._barred: deque[Finished] = deque()
         self._barred_until = 0.0
+        #: Settled before, by a statement whose reply was lost, or not ours any more.
+        self._rowless: deque[Finished] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     @property
-    def any_barred(self) -> bool:
-        return bool(self._barred)
+    def any_left(self) -> bool:
+        """For relief alone."""
+        return bool(self._barred or self._rowless)
 
     def add(self, finished: Finished) -> None:
         self._waiting.append(finished)
@@ -71,6 +76,7 @@ class Done:
         """For the last time."""
         self._unbar()
         self.settle(hand, place, self.take())
+        self.find_out(hand, place)
 
     def _settle_barred(self, hand: Hand, place: Place) -> None:
         """One of them: if that is let in, so are the others."""
@@ -99,10 +105,29 @@ class Done:
             self.settled(place, done, lost)
 
     def settled(self, place: Place, done: Sequence[Finished], lost: Sequence[int] = ()) -> None:
-        """Tells whom it concerns."""
-        self._record.settled(place, done, lost)
+        """Tells whom it concerns. Of those that found no row, relief finds out."""
+        if lost:
+            self._rowless.extend(finished for finished in done if finished.claim.id in lost)
+            done = [finished for finished in done if finished.claim.id not in lost]
+        self._record.settled(place, done)
         for finished in done:
             self._held.free(finished.claim)
+
+    def find_out(self, hand: Hand, place: Place) -> None:
+        rowless = list(self._rowless)
+        if rowless:
+            fates = self._claims.fates(hand.connection(), [f.claim for f in rowless])
+            for finished, fate in zip(rowless, fates, strict=True):
+                self._rowless.popleft()
+                self._found_out(place, finished, fate)
+
+    def _found_out(self, place: Place, finished: Finished, fate: Kind | None) -> None:
+        if fate is None:
+            self.lost(place, finished.claim)
+        elif fate is finished.outcome.kind:
+            self.settled(place, [finished])
+        else:  # in its own transaction, or given up before that was known
+            self.settled(place, [finished._replace(outcome=Outcome(kind=fate))])
 
     def lost(self, place: Place, claim: Claim) -> None:
         self._record.lost(place, claim)
@@ -110,11 +135,16 @@ class Done:
 
     def settle_singly(self, hand: Hand, place: Place, done: list[Finished]) -> None:
         """One of them is refused, or its row is held by somebody: the others need not wait."""
+        waits = 0
         for number, finished in enumerate(done):
+            if waits == _MOST_WAITS:
+                self._barred.extend(done[number:])
+                return
             try:
                 lost = self._claims.settle(hand.connection(), [finished])
                 self.settled(place, [finished], lost)
             except psycopg.errors.LockNotAvailable:
+                waits += 1
                 self._barred.append(finished)
                 self._barred_until = time.monotonic() + _HELD_AGAIN
             except psycopg.DataError as error:

@@ -39,7 +39,7 @@ from cmdbus.wires import Wire, wait_for
 from cmdbus.worker.arming import Arming
 from cmdbus.worker.blame import blame
 from cmdbus.worker.claims import Claims, Connection
-from cmdbus.worker.connections import Hand, settings
+from cmdbus.worker.connections import Hand, Unpooled, settings
 from cmdbus.worker.listener import Listener
 from cmdbus.worker.maintenance import Maintenance
 from cmdbus.worker.node import Node
@@ -83,7 +83,7 @@ class Steward:
         self._listener = Listener(
             self._connect, self._claims, began=self._began, heard=self._heard, ended=self._ended
         )
-        self._hand = Hand(self._connect, lambda connection: connection.close())
+        self._hand = Hand(Unpooled(self._connect))
         self._maintenance = Maintenance(
             self._claims, lambda: self._connect(statement=_MAINTENANCE_SECONDS)
         )

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from cmdbus import dsn as dsns
@@ -23,8 +24,10 @@ from cmdbus.worker.connections import (
     HEADROOM,
     Hand,
     Pool,
+    Source,
     check_pool,
     complete,
+    cut_at,
     open_pool,
     parts_of,
 )
@@ -47,6 +50,8 @@ _BEAT = 1.0
 _LEAVES_SECONDS = 5.0
 #: Between two tries to reach a database that is away.
 _AWAY_SECONDS = 1.0
+#: After the deadline of a stop: so many seconds for telling the database what is left.
+_TOLD_WITHIN = 1.0
 
 
 class Worker:
@@ -181,6 +186,8 @@ class Worker:
         claims, domains = self._claims, self._domains
         types = [f"{h.domain} {h.type}" for h in self._registry if h.domain in domains]
         wake = self._waking(types)
+        record = self._record
+        source = Source(pool, self._parts, lambda: record.health.pool_exhausted(time.monotonic()))
         crew = Crew(
             claims=claims,
             registry=self._registry,
@@ -188,13 +195,12 @@ class Worker:
             types=types,
             concurrency=self._concurrency,
             timeouts=self._timeouts,
-            connect=pool.getconn,
-            discard=pool.putconn,
+            source=source,
             wake=wake,
-            record=self._record,
+            record=record,
         )
-        lease = None if self._node else self._timeouts.lease
-        keeper = Keeper(crew, claims, lease, self._record, pool.getconn, pool.putconn)
+        renews = self._node is None
+        keeper = Keeper(crew, claims, self._timeouts, record, source, renews=renews)
         return crew, wake, keeper
 
     def _waking(self, types: list[str]) -> Waking:
@@ -240,6 +246,7 @@ class Worker:
             self._beat()
             for slot, work in crew.give_up_late(time.monotonic()):
                 keeper.relieve(slot, work, slot.stack())
+            keeper.cut_if_late(time.monotonic())
 
     def _beat(self) -> None:
         """Past the due that this shows, the process is hung."""
@@ -251,18 +258,11 @@ class Worker:
     def _drain(self, crew: Crew, keeper: Keeper, wake: Waking, pool: Pool) -> None:
         logger.info("worker %s stops: what runs may end, the rest is given back", self._name)
         crew.stop_claiming()
-        hand = Hand(lambda: pool.getconn(max(1.0, self._deadline - time.monotonic())), pool.putconn)
+        patience = partial(self._remaining, 1.0)
+        hand = Hand(Source(pool, self._parts, patience=patience))
         try:
-            if crew.held.anything_back:
-                crew.held.give_back(hand.connection())
-            stuck = crew.join(self._deadline)
-            keeper.stop(self._deadline)
-            index, place = self._record.take_place()
-            crew.done.settle_all(hand, place)
-            self._record.give_place(index, place)
-            if stuck:
-                self._abandon(crew, stuck, hand.connection())
-            self._claims.disarm(hand.connection())
+            with cut_at(self._deadline + _TOLD_WITHIN, hand):
+                self._settle_accounts(crew, keeper, hand)
         except Exception as error:
             logger.warning(
                 "the database cannot be told (%s): what this worker holds is claimable again when "
@@ -271,8 +271,24 @@ class Worker:
             )
         finally:
             keeper.stop(self._deadline)
+            crew.cut_all()
             hand.close()
             wake.stop()
+
+    def _remaining(self, at_least: float) -> float:
+        return max(at_least, self._deadline - time.monotonic())
+
+    def _settle_accounts(self, crew: Crew, keeper: Keeper, hand: Hand) -> None:
+        if crew.held.anything_back:
+            crew.held.give_back(hand.connection())
+        stuck = crew.join(self._deadline)
+        keeper.stop(self._deadline)
+        index, place = self._record.take_place()
+        crew.settle_accounts(hand, place)
+        self._record.give_place(index, place)
+        if stuck:
+            self._abandon(crew, stuck, hand.connection())
+        self._claims.disarm(hand.connection())
 
     def _abandon(self, crew: Crew, stuck: list[Slot], connection: Connection) -> None:
         """What did not end in time: its sessions are ended before its commands are given

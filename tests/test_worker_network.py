@@ -1,0 +1,163 @@
+"""A worker whose network fails: replies that are lost, servers that fall silent. What a step
+had claimed runs at once and once, what it had settled is counted once."""
+
+import gc
+import logging
+from collections.abc import Iterator
+from threading import Thread
+from threading import enumerate as enumerate_threads
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import Gate, running, seat_of
+from proxy import Proxy
+
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Timeouts
+from cmdbus.slots import Phase
+from cmdbus.worker import Worker
+
+pytestmark = [pytest.mark.db, pytest.mark.timeout(60)]
+
+#: A lease that no test waits for.
+PATIENT = Timeouts(statement=900, pool=900, lease=1000, thread=2000, watchdog=3000)
+#: A step is given up 5 s after its statement's time.
+HASTY = Timeouts(statement=0.2, pool=1, lease=1000, thread=2000, watchdog=3000)
+ENDS = ("payments", "Debit")
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+def rows(dsn: str, query: str) -> list[tuple[object, ...]]:
+    with connect(dsn) as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+def ends(worker: Worker) -> dict[str, int]:
+    counted = worker.metrics()["cmdbus_commands_total"]
+    assert isinstance(counted, dict)
+    return {end: count for (*_, end), count in counted.items()}
+
+
+def test_what_a_step_claimed_whose_reply_was_lost_runs_at_once_and_once(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Races 5.3, 5.4: adopted, not claimed again; and what it had settled is not lost."""
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Debit", gate)
+    with Proxy(dsn) as proxy, running(proxy.dsn, registry, concurrency=1, timeouts=PATIENT) as one:
+        first = bus.send("payments", "Debit")
+        gate.wait_for(1)
+        bus.send_many([SendRequest("payments", "Debit")] * 3)
+        proxy.mute()
+        gate.open.set()
+        claimed = "SELECT 1 FROM cmdbus.ready WHERE claimer IS NOT NULL"
+        eventually(lambda: bus.wait("payments", first, 5) and rows(dsn, claimed))
+        proxy.cut()
+        gate.wait_for(3)
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0, 10)
+        eventually(lambda: seat_of(one).keys == ())
+        assert ends(one) == {"completed": 4}
+        assert one.metrics()["cmdbus_lost_leases_total"] == 0
+    finished = "SELECT count(*), max(token), max(losses) FROM cmdbus.finished"
+    assert rows(dsn, finished) == [(4, 1, 0)], "each by its first claim"
+
+
+def test_a_commit_whose_reply_was_lost_is_counted_as_what_it_was(dsn: str, bus: CommandBus) -> None:
+    """Races 5.4: the handler's own transaction."""
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE effect (a int)")
+    registry, gate = HandlerRegistry(), Gate()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        context.connection.execute("INSERT INTO effect VALUES (1)")
+        if command.data == "last":
+            gate(command, context)
+            # The settlement is seen, its COMMIT is not: from here on nothing is heard.
+            original = context.connection.execute
+
+            def execute(query: bytes, *args: object, **more: object) -> object:
+                if b"COMMIT" in query:
+                    proxy.mute()
+                return original(query, *args, **more)  # type: ignore[call-overload]
+
+            context.connection.execute = execute  # type: ignore[method-assign,assignment]
+
+    with Proxy(dsn) as proxy, running(proxy.dsn, registry, concurrency=1, timeouts=PATIENT) as one:
+        last = bus.send("payments", "Debit", "last")
+        gate.wait_for(1)
+        gate.open.set()
+        assert bus.wait("payments", last, 5).status == "COMPLETED"
+        proxy.cut()
+        assert bus.wait("payments", bus.send("payments", "Debit"), 10).status == "COMPLETED"
+        eventually(lambda: ends(one) == {"completed": 2})
+        eventually(lambda: seat_of(one).keys == ())
+    assert rows(dsn, "SELECT count(*) FROM effect") == [(2,)]
+
+
+def test_a_step_whose_server_is_silent_is_given_up_and_another_leads(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Races 5.1: its outcomes are settled, and there is one lead afterwards."""
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Debit", gate)
+    with (
+        Proxy(dsn) as proxy,
+        # The listening session is silent, too.
+        running(proxy.dsn, registry, concurrency=2, timeouts=HASTY, poll_interval=0.1) as one,
+    ):
+        bus.send_many([SendRequest("payments", "Debit")] * 2)
+        gate.wait_for(2)
+        later = bus.send("payments", "Debit")
+        proxy.freeze()
+        gate.open.set()
+        assert bus.wait("payments", later, 20).status == "COMPLETED"
+        eventually(lambda: ends(one) == {"completed": 3})
+        eventually(lambda: seat_of(one).keys == ())
+
+        def leaders() -> int:
+            phases = [slot.phase for slot in seat_of(one).slots if slot.number >= 0]
+            return phases.count(Phase.RESTING) + phases.count(Phase.LEADING)
+
+        eventually(lambda: leaders() == 1)
+        for _ in range(5):
+            bus.wait("payments", bus.send("payments", "Debit"), 5)
+        eventually(lambda: leaders() == 1)
+    assert rows(dsn, "SELECT max(token) FROM cmdbus.finished") == [(1,)]
+
+
+@pytest.mark.parametrize("new_ones", [False, True], ids=["old sessions", "all"])
+def test_a_worker_whose_server_is_silent_stops_in_time(
+    dsn: str, bus: CommandBus, new_ones: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """M026, M104, M121: whatever it waits for."""
+    # A captured line keeps its error, and that the socket of its connection.
+    caplog.set_level(logging.CRITICAL, "psycopg.pool")
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Debit", gate)
+    with (
+        Proxy(f"{dsn} connect_timeout=2") as proxy,
+        running(proxy.dsn, registry, concurrency=2, timeouts=PATIENT) as one,
+    ):
+        bus.send_many([SendRequest("payments", "Debit")] * 2)
+        gate.wait_for(2)
+        proxy.freeze(new_ones)
+        gate.open.set()
+        eventually(lambda: Phase.LEADING in [slot.phase for slot in seat_of(one).slots])
+        stopping = Thread(target=one.stop, args=(0.5,))
+        stopping.start()
+        stopping.join(20)
+        assert not stopping.is_alive()
+        # The pool has no way to end a connection that is being made.
+        # The pool cannot end a connection that is being made; what is left of it is a cycle.
+        eventually(lambda: not any("worker-worker" in t.name for t in enumerate_threads()))
+        gc.collect()

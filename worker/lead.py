@@ -1,0 +1,173 @@
+"""The lead: settles what is finished, claims the next run, and waits when there is nothing.
+
+One thread has it at a time; it says nothing about which.
+
+    step      settle + claim in one round trip
+    rest      after an empty claim: until somebody rings, or a timer does
+    recover   after an error: until the database answers again
+
+A step whose session died may have claimed, or may still: its session is in doubt. The next
+step ends it, waits until it is gone, and adopts what the table says is ours and nobody
+here holds.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+
+import psycopg
+
+from cmdbus.counters import Counter
+from cmdbus.slots import Phase
+from cmdbus.worker.claims import Claim, Claims, Connection, Session, Want
+from cmdbus.worker.floors import Floors
+from cmdbus.worker.holding import Holding
+from cmdbus.worker.pace import Pace
+from cmdbus.worker.record import Record
+from cmdbus.worker.settling import ONE_BY_ONE, Done
+from cmdbus.worker.slots import Slot
+from cmdbus.worker.wake import Waking
+
+logger = logging.getLogger(__name__)
+
+#: After a step failed for another reason than its connection, seconds until the next.
+_AFTER_FAILURE = 1.0
+#: A session in doubt that is not gone so soon is asked for again by the next step.
+_GONE_WITHIN = 2.0
+
+
+class Lead:
+    def __init__(
+        self,
+        *,
+        claims: Claims,
+        held: Holding,
+        done: Done,
+        pace: Pace,
+        wake: Waking,
+        record: Record,
+        domains: Sequence[str],
+        types: Sequence[str],
+        take_on: Callable[[Slot, list[Claim]], None],
+        stopping: threading.Event,
+    ) -> None:
+        self._claims = claims
+        self._held = held
+        self._done = done
+        self._pace = pace
+        self._wake = wake
+        self._record = record
+        self._domains = deque(domains)
+        self._types = types
+        #: Puts claims into the queue.
+        self._take_on = take_on
+        self._stopping = stopping
+        self._floors = Floors()
+        #: Added to by relief, too.
+        self.doubts: set[Session] = set()
+
+    def doubt(self, session: Session | None) -> None:
+        """Nobody knows whether its last step has claimed."""
+        if session is not None:
+            self.doubts.add(session)
+
+    def step(self, slot: Slot, threads: int) -> bool:
+        """Settles everything finished and claims the next run; False if there was nothing."""
+        hand, place = slot.hand, slot.place
+        connection = hand.connection()
+        if self.doubts:
+            self.adopt(slot)
+        self._wake.working(connection)
+        done = self._done.take()
+        plain = [finished for finished in done if finished.plain]
+        try:
+            self._done.settle(hand, place, [finished for finished in done if not finished.plain])
+            began = time.monotonic()
+            want = self._want(began, threads, self._held.room + len(plain))
+            lost, claims = self._claims.step(connection, plain, want)
+        except BaseException as error:
+            self._done.put_back(plain)
+            if isinstance(error, ONE_BY_ONE):
+                self._done.settle_singly(hand, place, self._done.take())
+                return True
+            if hand.lost() or not isinstance(error, psycopg.Error):
+                self.doubt(hand.session)
+            raise
+        self._record.stepped(place, len(claims), time.monotonic() - began)
+        self._done.settled(place, plain, lost)
+        full = len(claims) >= want.free
+        self._wake.stepped(full=full)
+        keys = (((claim.domain, claim.priority), claim.id) for claim in claims)
+        looked = self._floors.found(want.floors, keys, full=full)
+        self._domains.rotate(-1)
+        self._pace.stepped(len(claims))
+        self._take_on(slot, claims)
+        return bool(claims or done or not looked or not want.free)
+
+    def adopt(self, slot: Slot) -> None:
+        """What a step in doubt has claimed."""
+        sessions = set(self.doubts)
+        gone, orphans = self.orphans(slot.hand.connection(), sessions)
+        if orphans:
+            logger.info("%s commands were claimed by a step whose reply was lost", len(orphans))
+        self._take_on(slot, orphans)
+        if gone and not slot.given_up:
+            self.doubts -= sessions
+
+    def orphans(
+        self, connection: Connection, sessions: Collection[Session]
+    ) -> tuple[bool, list[Claim]]:
+        """What is ours and nobody here holds; False if the sessions may still claim."""
+        gone = self._claims.end_sessions(connection, sessions, within=_GONE_WITHIN)
+        # First: what is settled between this and the look is in neither.
+        known = self._held.known()
+        ours = self._claims.claimed_by(connection, self._claims.incarnation)
+        return gone, [claim for claim in ours if claim[2:4] not in known]
+
+    def _want(self, now: float, threads: int, room: int) -> Want:
+        quick = [name for name in self._types if self._pace.is_quick(*name.split(" "))]
+        free = min(max(1, threads - len(self._held)), room)
+        return Want(
+            free=free,
+            ahead=min(self._pace.ahead(), room - free) if quick else 0,
+            domains=list(self._domains),
+            types=self._types,
+            quick_types=quick,
+            floors=self._floors.for_claim(now),
+        )
+
+    def rest(self, slot: Slot) -> None:
+        self._record.waits(slot.place, Phase.RESTING)
+        source = self._wake.rest(
+            slot.hand.connection(), busy=lambda: bool(self._done) or self._stopping.is_set()
+        )
+        if source is not None:
+            slot.place.counters.add(source)
+        if source is Counter.WAKEUPS_NOTIFY:
+            slot.place.counters.add(Counter.NOTIFICATION_WAKEUPS)
+
+    def recover(self, slot: Slot, error: Exception) -> None:
+        """The outcomes are back in `done`; then a session that works, however long it takes,
+        unless the worker stops meanwhile."""
+        if not isinstance(error, psycopg.Error):
+            # Something that a handler did to the connection object: a fresh one.
+            slot.hand.drop()
+        if not slot.hand.lost():
+            logger.exception("a step failed; it is tried again in %s s", _AFTER_FAILURE)
+            self._stopping.wait(_AFTER_FAILURE)
+            return
+        logger.warning(
+            "the database connection is lost (%s); reconnecting until it is back",
+            " ".join(str(error).split()),
+        )
+        self._record.waits(slot.place, Phase.AWAY)
+        self._record.health.database_away(time.monotonic())
+        while not self._stopping.is_set():
+            # An error is the end of the worker, or of its pool for the moment.
+            with suppress(psycopg.OperationalError):
+                slot.hand.reconnect(self._stopping)
+                self._record.health.database_back(time.monotonic())
+                return
