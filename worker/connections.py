@@ -94,6 +94,10 @@ class Unpooled:
         connection.close()
 
 
+class PoolExhausted(PoolTimeout):
+    """The pool has no connection to give, although the database answers."""
+
+
 class Source:
     """Where hands get their connections: a pool that may be used up, or cut off."""
 
@@ -116,9 +120,10 @@ class Source:
         try:
             connection: Connection = self._pool.getconn(self._patience())
             return connection
-        except PoolTimeout:
+        except PoolTimeout as error:
             if self._exhausted is not None and self._answers():
                 self._exhausted()
+                raise PoolExhausted(str(error)) from error
             raise
 
     def put(self, connection: Connection) -> None:
@@ -179,7 +184,7 @@ class Hand:
                 self._show(*self.session)
                 return
             except psycopg.OperationalError as error:
-                exhausted += isinstance(error, PoolTimeout)
+                exhausted += isinstance(error, PoolExhausted)
                 if give_up is None or exhausted == _EXHAUSTED_TRIES or give_up.wait(pause):
                     raise
                 pause = min(pause * 2, _RETRY_LONGEST)

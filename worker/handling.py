@@ -36,7 +36,7 @@ from cmdbus.registry import Handler
 from cmdbus.retry import RetryPolicy
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished
-from cmdbus.worker.connections import give_back, lend
+from cmdbus.worker.connections import PoolExhausted, give_back, lend
 
 logger = logging.getLogger(__name__)
 
@@ -151,11 +151,11 @@ class Execution:
     def _failed(self, error: BaseException, context: Context) -> Outcome:
         if isinstance(error, psycopg.OperationalError) and self._session_is_gone():
             return interrupted(
-                "DATABASE_AWAY",
+                "POOL_EXHAUSTED" if isinstance(error, PoolExhausted) else "DATABASE_AWAY",
                 " ".join(str(error).split()),
                 _AFTER_OUTAGE,
                 # Without a word from the server it may be this very command that ended it.
-                lost=error.sqlstate not in _SERVER_WENT,
+                lost=self._session is not None and error.sqlstate not in _SERVER_WENT,
             )
         trace = "".join(traceback.format_exception(error))
         return self._fate(error, trace, context.attempt, context.retry_delay)

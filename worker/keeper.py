@@ -58,6 +58,8 @@ class Keeper:
         self._verdicts: deque[tuple[Slot, Work, str]] = deque()
         self._verdicts_at = 0.0
         self._renew_at = 0.0
+        #: The latest complaint, which is not repeated.
+        self._said = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker-keeper", daemon=True)
 
@@ -104,8 +106,7 @@ class Keeper:
                 try:
                     duty(place)
                 except psycopg.Error as error:
-                    said = " ".join(str(error).split())
-                    logger.warning("relief failed, and is tried again: %s", said)
+                    self._complain(" ".join(str(error).split()))
                     self._verdicts_at = time.monotonic() + _AFTER_FAILURE
                     if self._hand.lost():
                         self._hand.close()
@@ -114,6 +115,11 @@ class Keeper:
                     self._hand.drop()
                 finally:
                     self._due = None
+
+    def _complain(self, error: str) -> None:
+        if error != self._said:
+            logger.warning("relief failed, and is tried again: %s", error)
+        self._said = error
 
     def _settle_old(self, place: Place) -> None:
         self._crew.done.settle_old(self._hand, place, _SETTLE_WITHIN)
@@ -124,6 +130,7 @@ class Keeper:
 
     def _rest(self) -> None:
         """Until something is claimed. Clear first, then look: who claims does the opposite."""
+        self._said = ""
         self._crew.working.clear()
         if not (self._crew.busy or self._verdicts or self._stopping.is_set()):
             self._crew.working.wait()

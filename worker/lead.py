@@ -23,6 +23,7 @@ import psycopg
 from cmdbus.counters import Counter
 from cmdbus.slots import Phase
 from cmdbus.worker.claims import Claim, Claims, Connection, Session, Want
+from cmdbus.worker.connections import PoolExhausted
 from cmdbus.worker.floors import Floors
 from cmdbus.worker.holding import Holding
 from cmdbus.worker.pace import Pace
@@ -164,7 +165,8 @@ class Lead:
             " ".join(str(error).split()),
         )
         self._record.waits(slot.place, Phase.AWAY)
-        self._record.health.database_away(time.monotonic())
+        if not isinstance(error, PoolExhausted):
+            self._record.health.database_away(time.monotonic())
         while not self._stopping.is_set():
             # An error is the end of the worker, or of its pool for the moment.
             with suppress(psycopg.OperationalError):

@@ -1,0 +1,148 @@
+"""What a worker takes from its database: so many connections, with such limits, and what it
+does when there are none."""
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import Gate, running
+from psycopg_pool import ConnectionPool
+
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Timeouts
+from cmdbus.worker import Worker
+
+pytestmark = pytest.mark.db
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+def do_nothing(command: Command, context: Context) -> None:
+    pass
+
+
+def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: CommandBus) -> None:
+    """M110, M111, M112, M117, M120, M122: in the pool, and in a handler's transaction."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> list[str]:
+        names = (
+            "statement_timeout",
+            "lock_timeout",
+            "idle_in_transaction_session_timeout",
+            "transaction_isolation",
+        )
+        values = [context.connection.execute(f"SHOW {name}").fetchone() for name in names]
+        return [value[0] for value in values if value]
+
+    with running(dsn, registry) as worker:
+        shown = bus.wait("payments", bus.send("payments", "Debit"), 5).result
+        pool = worker._opened
+        sizes = (pool.min_size, pool.max_size, pool.timeout)
+        ages = (pool.max_lifetime, pool.max_idle, pool.reconnect_timeout)
+        with pool.connection() as connection:
+            query = "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')"
+            between = connection.execute(query).fetchone()
+    # 60 s: a handler's 35, and what the verdict on it takes.
+    assert shown == ["25s", "0", "1min", "read committed"]
+    assert between == ("25s", "1s")
+    assert (sizes, ages) == ((4, 6, 30.0), (3600.0, 600.0, 300.0))
+
+
+@pytest.mark.parametrize("threads", [1, 4, 16])
+def test_no_more_connections_are_held_than_threads_and_their_relief(
+    dsn: str, bus: CommandBus, threads: int
+) -> None:
+    """M102, M103, M135, M168: at full load, each handler with a session of its own."""
+    registry, gate = HandlerRegistry(), Gate()
+    sessions: set[int] = set()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        sessions.add(context.connection.info.backend_pid)
+        gate(command, context)
+
+    used = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'cmdbus:%' AND application_name <> 'cmdbus:bus'"
+    )
+    with running(dsn, registry, concurrency=threads) as worker, connect(dsn) as watcher:
+        bus.send_many([SendRequest("payments", "Debit")] * threads * 2)
+        gate.wait_for(threads)
+        assert len(sessions) == threads
+        row = watcher.execute(used.encode()).fetchone()
+        assert row is not None and row[0] <= threads + 3, "two for relief, and the listener"
+        gate.open.set()
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+        assert worker.health.pool_exhaustions == 0
+
+
+def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attempt(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M112, M124, R49: tried three times; the database is there."""
+    registry, gate = HandlerRegistry(), Gate()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        context.connection.execute("SELECT 1")
+        gate(command, context)
+
+    options = (
+        "-c statement_timeout=25s -c idle_in_transaction_session_timeout=35s"
+        " -c lock_timeout=1s -c default_transaction_isolation=read\\ committed"
+    )
+    kwargs = {"autocommit": True, "options": options}
+    with ConnectionPool(dsn, kwargs=kwargs, min_size=1, max_size=4, timeout=0.1, open=True) as pool:
+        leaked = [pool.getconn(timeout=5) for _ in range(3)]
+        sent = [SendRequest("payments", "Debit")] * 2
+        ids = bus.send_many(sent)
+        with running(pool, registry, concurrency=2) as worker:
+            gate.wait_for(1)
+            eventually(lambda: worker.health.health == "CRITICAL", 10)
+            assert "pool exhaustions" in worker.health.reasons[0]
+            for connection in leaked:
+                pool.putconn(connection)
+            gate.open.set()
+            records = [bus.wait("payments", id_, 10) for id_ in ids]
+            assert [(r.status, r.attempts) for r in records] == [("COMPLETED", 1)] * 2
+        told = [str(bus.audit("payments", id_)) for id_ in ids]
+        assert sorted("POOL_EXHAUSTED" in each for each in told) == [False, True]
+    losses = "SELECT max(losses) FROM cmdbus.finished"
+    with connect(dsn) as watcher:
+        assert watcher.execute(losses).fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [(10, 0.5), (20, 0.1), (2, 2.0), (1, 60.0)],
+    ids=["default", "high throughput", "low resource", "one thread"],
+)
+def test_the_usual_profiles_work(dsn: str, bus: CommandBus, profile: tuple[int, float]) -> None:
+    """M048, M135."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", do_nothing)
+    threads, poll_interval = profile
+    with running(dsn, registry, concurrency=threads, poll_interval=poll_interval):
+        bus.send_many([SendRequest("payments", "Debit")] * 50)
+        eventually(lambda: len(bus.query(status="COMPLETED", limit=100)) == 50)
+
+
+def test_rungs_in_the_wrong_order_are_refused_and_the_defaults_are_those_of_the_ladder() -> None:
+    """M110, M116, M120."""
+    assert Timeouts() == Timeouts(statement=25, pool=30, lease=30, thread=35, watchdog=60)
+    with pytest.raises(ValueError, match="statement"):
+        Timeouts(statement=30, lease=30)
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", do_nothing)
+    worker = Worker("host=nowhere", registry)
+    assert (worker._concurrency, worker._poll_interval) == (4, 60.0)
