@@ -12,6 +12,7 @@ import pytest
 from eventually import eventually
 from handlers import Gate, running
 from psycopg.rows import dict_row
+from psycopg.types.string import TextLoader
 from psycopg_pool import ConnectionPool
 
 from cmdbus import (
@@ -439,7 +440,7 @@ def test_a_swallowed_sql_error_fails_the_attempt(dsn: str, bus: CommandBus) -> N
     assert effects(dsn) == 1
 
 
-SINGLE = "SELECT current_setting('work_mem'), current_user, pg_listening_channels()"
+notices: list[object] = []
 
 
 def dirty(connection: psycopg.Connection) -> None:
@@ -453,10 +454,23 @@ def dirty(connection: psycopg.Connection) -> None:
     connection.execute("DECLARE c CURSOR WITH HOLD FOR SELECT 1")
     connection.execute("SET ROLE pg_monitor")
     connection.row_factory = dict_row  # type: ignore[assignment]
+    connection.prepare_threshold = None
+    connection.prepared_max = 1
+    connection.server_cursor_factory = psycopg.ClientCursor  # type: ignore[assignment]
+    connection.adapters.register_loader("int4", TextLoader)
+    connection.add_notice_handler(notices.append)
 
 
 def state(connection: psycopg.Connection) -> list[object]:
+    before = len(notices)
+    connection.execute("DO $$ BEGIN RAISE NOTICE 'heard'; END $$")
     return [
+        len(notices) - before,
+        connection.prepare_threshold,
+        connection.prepared_max,
+        connection.server_cursor_factory,
+        connection.execute("SELECT 1::int4").fetchone(),
+    ] + [
         connection.execute(query).fetchall()
         for query in (
             "SELECT current_setting('work_mem'), current_user, current_setting('search_path')",

@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import psycopg
+from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
@@ -24,6 +26,14 @@ HEADROOM = 2
 #: A step that waits for a row so long is given up, and its outcomes settled one by one.
 _LOCK_TIMEOUT = 1.0
 _NOT_LIBPQ = ("autocommit", "row_factory", "cursor_factory", "prepare_threshold", "context")
+#: What a handler may set on the object, beside what it may register there.
+_ATTRIBUTES = (
+    "row_factory",
+    "cursor_factory",
+    "server_cursor_factory",
+    "prepare_threshold",
+    "prepared_max",
+)
 #: While the database is away: seconds until the next try, doubling.
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
 _EXHAUSTED_TRIES = 3
@@ -50,6 +60,35 @@ class WorkerConnection(psycopg.Connection[Any]):
 
     #: Written by the thread that owns the connection, and nobody else.
     lent = False
+    #: The handler's own, while it is lent; everybody's otherwise.
+    _handlers_adapters: AdaptersMap | None = None
+
+    def lend(self) -> None:
+        self._handlers_adapters = AdaptersMap(super().adapters)
+        self._undo: list[Callable[[], None]] = []
+        self.lent = True
+
+    def take_back(self) -> None:
+        if self.lent:
+            self.lent = False
+            self._handlers_adapters = None
+            for undo in self._undo:
+                with suppress(ValueError):  # the handler has removed it
+                    undo()
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        return self._handlers_adapters or super().adapters
+
+    def add_notice_handler(self, callback: Callable[[psycopg.errors.Diagnostic], None]) -> None:
+        super().add_notice_handler(callback)
+        if self.lent:
+            self._undo.append(partial(self.remove_notice_handler, callback))
+
+    def add_notify_handler(self, callback: Callable[[psycopg.Notify], None]) -> None:
+        super().add_notify_handler(callback)
+        if self.lent:
+            self._undo.append(partial(self.remove_notify_handler, callback))
 
     def commit(self) -> None:
         self._unless_lent("commit")
@@ -197,7 +236,7 @@ class Hand:
     def drop(self) -> None:
         """Not to be used again by anybody."""
         if self._connection is not None:
-            give_back(self._connection)
+            take_back(self._connection)
             self._connection.close()
         self.close()
 
@@ -216,7 +255,7 @@ class Hand:
         # Whoever is inside the driver holds this lock, and leaves it now that it is cut.
         if connection.lock.acquire(timeout=_LEAVES_DRIVER_SECONDS):
             try:
-                give_back(connection)
+                take_back(connection)
                 connection.close()
             finally:
                 connection.lock.release()
@@ -264,17 +303,26 @@ def _at_rest(connection: Connection) -> bool:
     return connection.closed or connection.info.transaction_status is _IDLE
 
 
-def lend(connection: Connection) -> None:
-    if isinstance(connection, WorkerConnection):
-        connection.lent = True
+class Loan:
+    """A connection in the hands of a handler, which leaves the object as it was. (Of a pool of
+    the caller's, with connections of its own class: but for adapters and notice handlers.)"""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._before = [getattr(connection, name) for name in _ATTRIBUTES]
+        if isinstance(connection, WorkerConnection):
+            connection.lend()
+
+    def end(self) -> None:
+        take_back(self._connection)
+        for name, before in zip(_ATTRIBUTES, self._before, strict=True):
+            if getattr(self._connection, name) is not before:
+                setattr(self._connection, name, before)
 
 
-def give_back(connection: Connection) -> None:
-    """As it was, whatever the handler set on the object."""
+def take_back(connection: Connection) -> None:
     if isinstance(connection, WorkerConnection):
-        connection.lent = False
-    connection.row_factory = tuple_row
-    connection.cursor_factory = psycopg.Cursor
+        connection.take_back()
 
 
 def settings(timeouts: Timeouts) -> dict[str, str]:

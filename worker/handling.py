@@ -36,7 +36,7 @@ from cmdbus.registry import Handler
 from cmdbus.retry import RetryPolicy
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished
-from cmdbus.worker.connections import PoolExhausted, give_back, lend
+from cmdbus.worker.connections import Loan, PoolExhausted
 
 logger = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ class HandlerTransaction:
         self._clean = False
         self._ended = False
         claims.begin(connection, statement=statement, idle=idle, marker=marker)
-        lend(connection)
+        self._loan = Loan(connection)
 
     @property
     def connection(self) -> Connection:
@@ -263,6 +263,7 @@ class HandlerTransaction:
         """Settles and commits. The COMMIT is sent only after the settlement was seen to have
         found its row: sent together with it, the effects land without the completion."""
         self._ended = True
+        self._loan.end()  # so that ours are read as ours
         status = self._connection.info.transaction_status
         if status not in (_INTRANS, _IDLE):
             raise TransientCommandError(
@@ -287,7 +288,7 @@ class HandlerTransaction:
     def end(self) -> None:
         """Whatever happened, the session is clean for the next command, or closed."""
         self._ended = True
-        give_back(self._connection)
+        self._loan.end()
         if self._clean or self._connection.closed:
             return
         try:
