@@ -78,6 +78,12 @@ def test_no_database_driver_is_loaded_by_what_the_supervising_process_imports() 
     assert done.stdout.strip() == "[]"
 
 
+def test_no_event_loop_is_on_the_way() -> None:
+    """M100, M101: synchronous throughout; nothing waits for a loop of somebody else's."""
+    for _, file in modules():
+        assert not {name for name in imports(file) if name.split(".")[0] == "asyncio"}, file
+
+
 def test_sql_lives_in_its_files() -> None:
     """M109: no SQL string elsewhere."""
     verbs = ("SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM ", "CREATE TABLE ", "COPY ")

@@ -51,7 +51,7 @@ TROUBLE = Outcome(kind=Kind.TROUBLE, code="GONE", message="never", details="{}")
 def test_a_claim_takes_what_it_wants_in_order_and_no_more(
     dsn: str, connection: psycopg.Connection
 ) -> None:
-    """M010, M031, M136, M143."""
+    """M010, M031, M136, M142, M143, R10."""
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         normal = bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])

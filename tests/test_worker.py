@@ -69,7 +69,7 @@ def kinds(bus: CommandBus, command_id: UUID) -> list[str]:
 
 
 def test_a_handler_gets_the_command_and_its_result_is_kept(dsn: str, bus: CommandBus) -> None:
-    """R13, M179."""
+    """R13, M046, M179."""
     registry = HandlerRegistry()
     seen: list[tuple[Command, Context]] = []
 
@@ -97,7 +97,7 @@ def test_a_handler_gets_the_command_and_its_result_is_kept(dsn: str, bus: Comman
 def test_everything_that_waits_is_drained_without_waiting_for_notifications(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M002, M003, M004."""
+    """M002, M003, M004, M023: whatever the poll interval is."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     with running(dsn, registry, poll_interval=60):
@@ -132,7 +132,7 @@ def test_the_correlation_id_follows_a_command_everywhere(
 def test_as_many_run_at_once_as_there_are_threads_and_a_freed_slot_is_filled(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M009, M010, M032, M043."""
+    """M009, M010, M021, M032, M041, M043."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
     with running(dsn, registry, concurrency=3):
@@ -598,7 +598,7 @@ def test_a_delayed_command_starts_on_time_and_never_early(dsn: str, bus: Command
 def test_an_idle_worker_is_woken_by_a_send_and_asks_nothing_meanwhile(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M007, M008, M012, M137."""
+    """M007, M008, M012, M028, M137, M138, R17."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     with running(dsn, registry, poll_interval=60), connect(dsn) as watcher:
@@ -662,7 +662,7 @@ def test_sends_at_random_moments_are_never_slept_through(dsn: str, bus: CommandB
 
 
 def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
-    """M013, M022, M054, M149, M173, M174, M175."""
+    """M013, M022, M054, M149, M164, M173, M174, M175."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit", retry=SOON)
@@ -703,7 +703,7 @@ def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
 
 
 def test_a_drain_is_claimed_in_batches_and_rested_from_once(dsn: str, bus: CommandBus) -> None:
-    """M001, M004, M018, M020, M070."""
+    """M001, M004, M016, M018, M020, M070."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     bus.send_many([SendRequest("payments", "Debit")] * 2000)

@@ -1,0 +1,147 @@
+"""Several workers on one queue, each by itself; and one that is hard to wake."""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import Gate, running, seat_of
+
+from cmdbus import (
+    BusinessRuleError,
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+    PermanentCommandError,
+    RetryPolicy,
+    SendRequest,
+)
+from cmdbus.slots import Phase
+
+pytestmark = pytest.mark.db
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+def test_workers_share_the_load_and_nothing_runs_twice_while_they_come_and_go(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M005, M006, M015, M042, M044: five of them, none knows of another."""
+    registry, gate = HandlerRegistry(), Gate()
+    ran: Counter[str] = Counter()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        ran[str(command.command_id)] += 1
+        gate(command, context)
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(running(dsn, registry, concurrency=1)) for _ in range(5)]
+        bus.send_many([SendRequest("payments", "Debit")] * 200)
+        gate.wait_for(5)
+        shown = [[slot.phase for slot in seat_of(worker).slots] for worker in workers]
+        assert all(Phase.RUNNING in phases for phases in shown), "each has one"
+        gate.open.set()
+        eventually(lambda: len(ran) > 20)
+        workers[0].stop()
+        stack.enter_context(running(dsn, registry, concurrency=1))
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0, 10)
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+    assert (len(ran), set(ran.values())) == (200, {1})
+    assert {record.attempts for record in bus.query(status="COMPLETED", limit=500)} == {1}
+
+
+def test_five_free_threads_are_filled_by_one_claim_and_a_single_command_by_one(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M025, M031, M040."""
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Debit", gate)
+    bus.send_many([SendRequest("payments", "Debit")] * 5)
+    with running(dsn, registry, concurrency=5, poll_interval=60) as worker:
+
+        def batches() -> int:
+            return int(str(worker.metrics()["cmdbus_batches_processed_total"]))
+
+        gate.wait_for(5)
+        assert batches() == 1
+        gate.open.set()
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        assert batches() == 2
+
+
+def test_what_notifies_nobody_is_found_by_the_poll(dsn: str, bus: CommandBus) -> None:
+    """R17, M148: the last net."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    with running(dsn, registry, poll_interval=0.2) as worker:
+        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        eventually(lambda: Phase.RESTING in [slot.phase for slot in seat_of(worker).slots])
+        with psycopg.connect(dsn) as sender:
+            sender.execute("SET LOCAL cmdbus.notify = off")
+            quiet = bus.send("payments", "Debit", connection=sender)
+        bus.wait("payments", quiet, 5)
+        wakeups = worker.metrics()["cmdbus_wakeups_total"]
+        assert isinstance(wakeups, dict) and wakeups["poll"] > 0
+
+
+def test_a_rest_ends_at_once_when_the_worker_stops_whoever_else_could_wake_it(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M026, M148: with the listening session dead and an hour to the next poll."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    with running(dsn, registry, poll_interval=3600) as worker, connect(dsn) as killer:
+        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        eventually(lambda: Phase.RESTING in [slot.phase for slot in seat_of(worker).slots])
+        killer.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+        )
+        stopping = threading.Thread(target=worker.stop)
+        stopping.start()
+        stopping.join(5)
+        assert not stopping.is_alive()
+
+
+def test_no_command_ends_badly_without_a_line_in_audit_and_log(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """M163."""
+    registry = HandlerRegistry()
+    errors = {
+        "NO": BusinessRuleError("NO", "rule"),
+        "GONE": PermanentCommandError("GONE", "never"),
+        "ValueError": ValueError("exhausted"),
+    }
+
+    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
+    def debit(command: Command, context: Context) -> None:
+        raise errors[command.data]
+
+    with connect(dsn) as connection:
+        row = connection.execute(
+            "SELECT cmdbus.send('payments', 'Debit', %s)", ("9" * 5000,)
+        ).fetchone()
+        assert row is not None
+    ids = {bus.send("payments", "Debit", code): code for code in errors} | {row[0]: "UNDECODABLE"}
+    with running(dsn, registry), caplog.at_level(logging.ERROR, "cmdbus"):
+        for id_, code in ids.items():
+            assert bus.wait("payments", id_, 5).error_code == code
+            assert code in [event.code for event in bus.audit("payments", id_)]
+            [line] = [record for record in caplog.records if str(id_) in record.getMessage()]
+            assert (line.levelno, code in line.getMessage()) == (logging.ERROR, True)
