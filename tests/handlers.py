@@ -1,10 +1,11 @@
-"""A worker in a thread of the test, and handlers to watch."""
+"""A worker in a thread of the test, handlers to watch, and effects to count."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 from psycopg_pool import ConnectionPool
 
 from cmdbus import Command, Context, HandlerRegistry
@@ -39,6 +40,23 @@ def running(
 def seat_of(worker: Worker) -> SeatView:
     """What somebody who reads the board sees of it."""
     return worker._record._board.seat_view(0)
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True)
+
+
+def effects(dsn: str) -> int:
+    with connect(dsn) as connection:
+        row = connection.execute("SELECT count(*) FROM effect").fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+def leave_effect(command: Command, context: Context) -> None:
+    context.connection.execute(
+        "INSERT INTO effect VALUES (%s, %s)", (command.command_id, context.attempt)
+    )
 
 
 class Gate:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import Gate, running, seat_of
+from handlers import Gate, connect, running, seat_of
 
 from cmdbus import (
     BusinessRuleError,
@@ -22,10 +22,6 @@ from cmdbus.slots import Phase
 from cmdbus.views import SeatView
 
 pytestmark = pytest.mark.db
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 @pytest.fixture

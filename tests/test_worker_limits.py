@@ -1,22 +1,27 @@
 """What a worker takes from its database: so many connections, with such limits, and what it
 does when there are none."""
 
+import threading
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 from eventually import eventually
-from handlers import Gate, running
+from handlers import Gate, connect, running
 from psycopg_pool import ConnectionPool
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Timeouts
+from cmdbus import (
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+    RetryPolicy,
+    SchemaError,
+    SendRequest,
+    Timeouts,
+)
 from cmdbus.worker import Worker
 
 pytestmark = pytest.mark.db
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 @pytest.fixture
@@ -146,3 +151,76 @@ def test_rungs_in_the_wrong_order_are_refused_and_the_defaults_are_those_of_the_
     registry.register("payments", "Debit", do_nothing)
     worker = Worker("host=nowhere", registry)
     assert (worker._concurrency, worker._poll_interval) == (4, 60.0)
+
+
+def test_a_statement_that_takes_too_long_is_ended_by_the_server(dsn: str, bus: CommandBus) -> None:
+    """M111, R46."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Slow", retry=RetryPolicy(max_attempts=1))
+    def slow(command: Command, context: Context) -> None:
+        context.connection.execute("SELECT pg_sleep(30)")
+
+    with running(dsn, registry, timeouts=Timeouts(0.1, 1, 1, 2, 3)):
+        record = bus.wait("payments", bus.send("payments", "Slow"), 5)
+    assert record.error_code == "QueryCanceled"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"concurrency": 0}, "concurrency must be a whole number of at least 1"),
+        ({"concurrency": 129}, "concurrency must be at most 128"),
+        ({"poll_interval": 0.099}, r"poll_interval must be at least 0\.1 s"),
+        ({"domains": ["orders"]}, "no handler for domain 'orders'"),
+        ({"domains": []}, "domains must name at least one"),
+    ],
+)
+def test_impossible_workers_are_refused(options: dict[str, object], sentence: str) -> None:
+    """M038, M039."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    with pytest.raises(ValueError, match=sentence):
+        Worker("host=nowhere", registry, **options)  # type: ignore[arg-type]
+
+
+def test_a_worker_without_handlers_is_refused() -> None:
+    with pytest.raises(ValueError, match="the registry has no handlers"):
+        Worker("host=nowhere", HandlerRegistry())
+
+
+def test_a_pool_of_the_callers_must_fit(dsn: str, bus: CommandBus) -> None:
+    """M117."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    options = (
+        "-c statement_timeout=25s -c idle_in_transaction_session_timeout=35s"
+        " -c lock_timeout=1s -c default_transaction_isolation=read\\ committed"
+    )
+    good = {"autocommit": True, "options": options}
+    for kwargs, size, sentence in (
+        (good, 3, "needs? 4: make it with max_size=4|2 threads need 4"),
+        ({"options": options}, 4, "must be in autocommit mode"),
+        ({"autocommit": True}, 4, "statement_timeout = 0, and the worker needs 25s"),
+    ):
+        pool = ConnectionPool(dsn, kwargs=kwargs, min_size=1, max_size=size, open=True)
+        with pool, pytest.raises(ValueError, match=sentence):
+            Worker(pool, registry, concurrency=2).run()
+    with (
+        ConnectionPool(dsn, kwargs=good, min_size=1, max_size=4, open=True) as pool,
+        running(pool, registry, concurrency=2),
+    ):
+        bus.wait("payments", bus.send("payments", "Debit"), 5)
+
+
+def test_a_missing_schema_is_said_when_the_worker_starts(empty_dsn: str) -> None:
+    """R05."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    worker = Worker(empty_dsn, registry)
+    with pytest.raises(SchemaError, match="run cmdbus init"):
+        worker.run()
+    stopper = threading.Thread(target=worker.stop)
+    stopper.start()
+    stopper.join(5)
+    assert not stopper.is_alive(), "stop waits for no end that has been"

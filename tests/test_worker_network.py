@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from threading import Thread
 from threading import enumerate as enumerate_threads
 
-import psycopg
 import pytest
 from eventually import eventually
-from handlers import Gate, running, seat_of
+from handlers import Gate, connect, running, seat_of
 from proxy import Proxy
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Timeouts
@@ -24,10 +23,6 @@ PATIENT = Timeouts(statement=900, pool=900, lease=1000, thread=2000, watchdog=30
 #: A step is given up 5 s after its statement's time.
 HASTY = Timeouts(statement=0.2, pool=1, lease=1000, thread=2000, watchdog=3000)
 ENDS = ("payments", "Debit")
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 def rows(dsn: str, query: str) -> list[tuple[object, ...]]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import Gate, running, seat_of
+from handlers import Gate, connect, running, seat_of
 
 from cmdbus import (
     BusinessRuleError,
@@ -24,10 +24,6 @@ from cmdbus import (
 from cmdbus.slots import Phase
 
 pytestmark = pytest.mark.db
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 @pytest.fixture

@@ -1,16 +1,15 @@
 """The way of one command through a worker process, from the claim to the settlement.
 
-The threads share one queue. Besides claimed commands it holds exactly one lead. Whoever
-draws a command runs it. Whoever draws the lead settles what is finished and claims the
-next run in one round trip, puts the run into the queue, and the lead behind it. The
-queue's order elects; there is no dispatcher and no lock.
+The threads draw from one backlog. Whoever draws a command runs it. Whoever draws the lead
+settles what is finished and claims the next run in one round trip, puts the run into the
+backlog, and the lead behind it.
 
     _run_slot        a thread: draws, until there is nothing more to draw
     ├── _run         a command:  Execution.run -> finished
-    └── _lead        the lead:   Lead.step (settle + claim) -> queue
+    └── _lead        the lead:   Lead.step (settle + claim) -> backlog
         └── _rest    nothing to claim: the leader waits for a wake-up, the lead in hand
 
-If all threads are busy, the lead waits in the queue: that is backpressure. Only an
+If all threads are busy, the lead waits in the backlog: that is backpressure. Only an
 empty claim makes the leader wait for a wake-up.
 """
 
@@ -20,7 +19,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
 
 import psycopg
 
@@ -28,6 +26,7 @@ from cmdbus.counters import Counter
 from cmdbus.registry import HandlerRegistry
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
+from cmdbus.worker.backlog import LEAD, LEAVE, NUDGE, Backlog
 from cmdbus.worker.claims import Claim, Claims
 from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.handling import Execution
@@ -42,26 +41,12 @@ from cmdbus.worker.wake import Waking
 logger = logging.getLogger(__name__)
 
 
-class _Token:
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-#: In the queue beside claims. A nudge lets a thread see that there are too many.
-_LEAD, _LEAVE, _NUDGE = _Token("lead"), _Token("leave"), _Token("nudge")
-
 #: A step promises to be back within the statement timeout and so many seconds more.
 _STEP_SPARE = 5.0
-#: What was claimed and is not started within so many seconds goes back.
-_STARTED_WITHIN = 1.0
 
 
 class Crew:
-    """The threads of one process and what they share.
-
-    `_queue`, `done` and `held` are written by every thread, each through operations
-    that are atomic; the other state by the thread that has the lead, which is one.
-    """
+    """The threads of one process and what they share: each operation on that is atomic."""
 
     def __init__(
         self,
@@ -84,10 +69,9 @@ class Crew:
         self._wake = wake
         self._record = record
         self._pace = Pace()
-        self._queue: SimpleQueue[Claim | _Token] = SimpleQueue()
         self.held = Holding(claims, record.seat)
+        self._backlog = Backlog(self.held)
         self.done = Done(claims, record, self.held)
-        self._claimed_at = 0.0
         self._stopping = threading.Event()
         #: Set when something was claimed; cleared by the keeper when it finds nothing to do.
         self.working = threading.Event()
@@ -109,7 +93,7 @@ class Crew:
     # For the worker's main thread.
 
     def start(self) -> None:
-        self._queue.put(_LEAD)
+        self._backlog.put(LEAD)
         self.set_concurrency(self._concurrency)
 
     def set_concurrency(self, threads: int) -> None:
@@ -118,7 +102,7 @@ class Crew:
             if number not in self._slots:
                 self.fill(number)
         for _ in range(len(self._slots) - threads):
-            self._queue.put(_NUDGE)
+            self._backlog.put(NUDGE)
 
     def fill(self, number: int) -> None:
         """A fresh thread for a slot."""
@@ -145,15 +129,13 @@ class Crew:
         for slot in self._alive():
             slot.hand.cut()
 
-    def replace(self, slot: Slot) -> None:
-        """A fresh thread for a slot that was given up; the old one leaves when it comes back."""
+    def replace(self, slot: Slot, *, with_lead: bool = False) -> None:
+        """A fresh thread for a slot that was given up, and a new lead if it had that; the old
+        one leaves when it comes back, and puts none."""
         if self._slots.get(slot.number) is slot and not self._stopping.is_set():
             self.fill(slot.number)
-
-    def put_new_lead(self) -> None:
-        """For one that was given up with its slot: that thread puts none."""
-        if not self._stopping.is_set():
-            self._queue.put(_LEAD)
+            if with_lead:
+                self._backlog.put(LEAD)
 
     def _alive(self) -> list[Slot]:
         return list(self._slots.values())
@@ -163,8 +145,8 @@ class Crew:
         started is to be given back."""
         self._stopping.set()
         self._wake.ring()
-        self._turn_back_all()
-        self._queue.put(_LEAVE)
+        self._backlog.turn_back_all()
+        self._backlog.put(LEAVE)
 
     def join(self, deadline: float) -> list[Slot]:
         """Waits until the deadline; returns the slots whose threads have not left."""
@@ -183,54 +165,29 @@ class Crew:
 
     @property
     def busy(self) -> bool:
-        waiting = self.done or self.done.any_left or self.held.anything_back
-        return bool(self.held or waiting)
+        return bool(self.held or self.done or self.done.any_left or self.held.anything_back)
 
     def give_back_stale(self, hand: Hand) -> None:
-        """What was claimed ahead of the threads and not started in time, because a type that
-        was quick is not any more."""
-        late = time.monotonic() - self._claimed_at >= _STARTED_WITHIN
-        if late and self._queue.qsize() >= 2:
-            for token in self._turn_back():
-                self._queue.put(token)
+        self._backlog.turn_back_stale()
         if self.held.anything_back:
             self.held.give_back(hand.connection())
-
-    def _turn_back_all(self) -> None:
-        """Only once stopping is set, as the lead goes, too."""
-        if _LEAVE in self._turn_back():
-            self._queue.put(_LEAVE)
-
-    def _turn_back(self) -> list[_Token]:
-        """Empties the queue of claims; returns what else was in it."""
-        claims: list[Claim] = []
-        tokens: list[_Token] = []
-        with suppress(Empty):
-            while True:
-                item = self._queue.get_nowait()
-                if isinstance(item, Claim):
-                    claims.append(item)
-                else:
-                    tokens.append(item)
-        self.held.turn_back(claims)
-        return tokens
 
     # What a thread does.
 
     def _run_slot(self, slot: Slot) -> None:
         slot.place.occupy(slot.number, time.monotonic_ns())
         try:
-            while (item := self._queue.get()) is not _LEAVE:
+            while (item := self._backlog.draw()) is not LEAVE:
                 if isinstance(item, Claim):
                     stays = self._survive(slot, item)
-                elif item is _LEAD:
+                elif item is LEAD:
                     stays = self._lead(slot)
                 else:
                     stays = len(self._slots) <= self._concurrency
                 if not stays:
                     break
             else:
-                self._queue.put(_LEAVE)  # for the next one
+                self._backlog.put(LEAVE)  # for the next one
         finally:
             # One that was given up is replaced by relief.
             if self._slots.get(slot.number) is slot and not slot.given_up:
@@ -323,7 +280,7 @@ class Crew:
         finally:
             slot.place.end(time.monotonic_ns())
             if stays and not self._stopping.is_set():
-                self._queue.put(_LEAD)
+                self._backlog.put(LEAD)
         return stays
 
     def _rest(self, slot: Slot) -> None:
@@ -332,12 +289,10 @@ class Crew:
         self.lead.rest(slot)
 
     def _take_on(self, slot: Slot, claims: list[Claim]) -> None:
-        self._claimed_at = time.monotonic()
-        for claim in self.held.take(claims, lambda: slot.given_up):
-            self._queue.put(claim)
-        if claims and not self.working.is_set():
+        self._backlog.fill(self.held.take(claims, lambda: slot.given_up))
+        if claims:
             self.working.set()
         if self._stopping.is_set():
             # Too late: whoever stops has already looked for what was not started.
-            self._turn_back_all()
+            self._backlog.turn_back_all()
             self.held.give_back(slot.hand.connection())

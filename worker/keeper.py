@@ -166,8 +166,7 @@ class Keeper:
         self._crew.lead.doubt(slot.hand.session)
         slot.hand.cut()
         slot.hand.take_away()
-        self._crew.replace(slot)
-        self._crew.put_new_lead()
+        self._crew.replace(slot, with_lead=True)
 
     def _renew(self, _: Place) -> None:
         if self._renew_every is None or time.monotonic() < self._renew_at:

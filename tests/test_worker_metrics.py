@@ -1,0 +1,105 @@
+"""What a worker tells of itself: counters, and its health."""
+
+from collections.abc import Iterator
+
+import pytest
+from eventually import eventually
+from handlers import connect, leave_effect, running
+
+from cmdbus import (
+    BusinessRuleError,
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+    RetryPolicy,
+    SendRequest,
+)
+
+pytestmark = pytest.mark.db
+
+SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
+    """M013, M022, M054, M149, M164, M173, M174, M175."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit", retry=SOON)
+    def debit(command: Command, context: Context) -> None:
+        if command.data == "tx":
+            leave_effect(command, context)
+        if command.data == "fail":
+            raise ValueError("no")
+        if command.data == "rule":
+            raise BusinessRuleError("NO", "rule")
+
+    with running(dsn, registry) as worker:
+        ids = [
+            bus.send("payments", "Debit", data)
+            for data in [None] * 20 + ["tx"] * 5 + ["rule"] * 3 + ["fail"] * 2
+        ]
+        for id_ in ids:
+            bus.wait("payments", id_, 5)
+        metrics = worker.metrics()
+        name = ("payments", "Debit")
+        assert metrics["cmdbus_commands_total"] == {
+            (*name, "completed"): 25,
+            (*name, "failed"): 3,
+            (*name, "retry"): 4,
+            (*name, "trouble"): 2,
+        }
+        for histogram in ("cmdbus_dequeue_latency_seconds", "cmdbus_handler_duration_seconds"):
+            assert metrics[histogram][name]["count"] == 34  # type: ignore[index]
+        assert (metrics["claim_failures"], metrics["cmdbus_lost_leases_total"]) == (0, 0)
+        assert int(str(metrics["cmdbus_batches_processed_total"])) > 0
+        assert int(str(metrics["cmdbus_empty_receives_total"])) > 0
+        assert 0 < float(str(metrics["avg_process_time"])) < 1
+        assert 0 < float(str(metrics["avg_fetch_time"])) < 1
+        assert worker.health.health == "HEALTHY"
+        assert {failed.command_id for failed in worker.last_exceptions} == set(map(str, ids[-2:]))
+        errors = [(failed.type, failed.error) for failed in worker.last_exceptions]
+        assert errors == [("Debit", "ValueError: no")] * 6
+
+
+def test_a_drain_is_claimed_in_batches_and_rested_from_once(dsn: str, bus: CommandBus) -> None:
+    """M001, M004, M016, M018, M020, M070."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    bus.send_many([SendRequest("payments", "Debit")] * 2000)
+    with running(dsn, registry, poll_interval=60) as worker:
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+        metrics = worker.metrics()
+        assert int(str(metrics["cmdbus_batches_processed_total"])) < 500
+        assert int(str(metrics["cmdbus_empty_receives_total"])) < 10
+        assert metrics["cmdbus_notification_wakeups_total"] == 0
+
+
+def test_many_failures_in_a_row_degrade_a_worker_and_a_success_heals_it(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M123, R44."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
+    def debit(command: Command, context: Context) -> None:
+        if command.data:
+            raise ValueError
+
+    with running(dsn, registry) as worker:
+        for wrong in [True] * 11:
+            assert worker.health.health == "HEALTHY"
+            bus.wait("payments", bus.send("payments", "Debit", wrong), 5)
+        eventually(lambda: worker.health.health == "DEGRADED")
+        assert worker.health.reasons == ["11 failures in a row, and more than 10 are too many"]
+        bus.wait("payments", bus.send("payments", "Debit", False), 5)
+        eventually(lambda: worker.health.health == "HEALTHY")

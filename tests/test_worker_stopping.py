@@ -1,0 +1,148 @@
+"""What a worker has claimed is its own while it lives, goes back when it stops, and outlives
+its sessions."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from eventually import eventually
+from handlers import Gate, connect, effects, leave_effect, running
+
+from cmdbus import (
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+    SendRequest,
+    Timeouts,
+)
+from cmdbus.worker import Worker
+
+pytestmark = pytest.mark.db
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+def test_a_slow_handler_is_not_run_twice_while_its_worker_lives(dsn: str, bus: CommandBus) -> None:
+    """Fault 55: its lease is renewed."""
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Slow", gate, timeout=60)
+    timeouts = Timeouts(statement=0.1, pool=0.3, lease=0.3, thread=20, watchdog=30)
+    with running(dsn, registry, timeouts=timeouts, concurrency=2) as _:
+        sent = bus.send("payments", "Slow")
+        gate.wait_for(1)
+        began = time.monotonic()
+        eventually(lambda: time.monotonic() - began > 1.0)
+        assert gate.inside == 1
+        gate.open.set()
+        assert bus.wait("payments", sent, 5).attempts == 1
+
+
+def test_what_was_claimed_ahead_and_is_not_started_goes_back(dsn: str, bus: CommandBus) -> None:
+    """A type that was quick hangs: nobody waits behind it."""
+    registry, gate = HandlerRegistry(), Gate()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        if command.data == "hang":
+            gate(command, context)
+
+    with running(dsn, registry, concurrency=1):
+        bus.send_many([SendRequest("payments", "Debit")] * 500)
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        requests = [SendRequest("payments", "Debit", "hang" if n == 200 else n) for n in range(900)]
+        bus.send_many(requests)
+        gate.wait_for(1)
+        assert bus.snapshot("payments")["in_progress"] > 1, "it claims ahead of its thread"
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 1)
+        assert {record.attempts for record in bus.query(status="PENDING")} == {0}
+        gate.open.set()
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+    assert len(bus.query(status="COMPLETED", limit=2000)) == 1400
+
+
+def test_stopping_lets_running_commands_end_and_gives_the_others_back(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M011, M024, R16."""
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Debit", gate)
+    with running(dsn, registry, concurrency=2) as worker:
+        bus.send_many([SendRequest("payments", "Debit")] * 6)
+        gate.wait_for(2)
+        stopping = threading.Thread(target=worker.stop)
+        stopping.start()
+        gate.open.set()
+        stopping.join(10)
+        assert not stopping.is_alive()
+    snapshot = bus.snapshot("payments")
+    assert (snapshot["in_progress"], snapshot["ready"]) == (0, 4)
+    assert {record.attempts for record in bus.query(status="PENDING")} == {0}
+
+
+def test_a_hung_handler_cannot_keep_the_worker(dsn: str, bus: CommandBus) -> None:
+    """M104, M121."""
+    registry = HandlerRegistry()
+    entered, let_go = threading.Event(), threading.Event()
+
+    @registry.handler("payments", "Hang")
+    def hang(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        entered.set()
+        let_go.wait(20)
+
+    worker = Worker(dsn, registry)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    sent = bus.send("payments", "Hang")
+    assert entered.wait(5)
+    began = time.monotonic()
+    worker.stop(timeout=0.3)
+    thread.join(5)
+    assert time.monotonic() - began < 3
+    record = bus.get("payments", sent)
+    assert record is not None and (record.status, record.attempts) == ("PENDING", 0)
+    let_go.set()
+    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("worker-")])
+    assert effects(dsn) == 0
+
+
+def test_a_worker_outlives_the_death_of_all_its_sessions(dsn: str, bus: CommandBus) -> None:
+    """Fault 35, fault 36: and the attempt that was cut off is not charged."""
+    registry = HandlerRegistry()
+    entered = threading.Semaphore(0)
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> int:
+        leave_effect(command, context)
+        entered.release()
+        if command.data == "wait":
+            context.connection.execute("SELECT pg_sleep(20)")
+        return context.attempt
+
+    kill = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'cmdbus:%'"
+        " AND application_name <> 'cmdbus:bus'"
+    )
+    with running(dsn, registry, concurrency=2), connect(dsn) as killer:
+        for _ in range(5):
+            bus.wait("payments", bus.send("payments", "Debit"), 5)
+            killer.execute(kill)
+            assert bus.wait("payments", bus.send("payments", "Debit"), 10).result == 1
+        for _ in range(10):
+            assert entered.acquire(timeout=5)
+        cut_off = bus.send("payments", "Debit", "wait")
+        assert entered.acquire(timeout=5)
+        killer.execute(kill)
+        eventually(lambda: "DATABASE_AWAY" in str(bus.audit("payments", cut_off)))
+        record = bus.get("payments", cut_off)
+        assert record is not None and record.attempts == 0

@@ -1,0 +1,285 @@
+"""What a handler does through its connection commits with its command, or not at all; and
+nothing of it is there for the next one."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from uuid import UUID
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import connect, effects, leave_effect, running
+from psycopg.rows import dict_row
+from psycopg.types.string import TextLoader
+
+from cmdbus import (
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+    InvalidOperationError,
+    RetryPolicy,
+    Status,
+)
+
+pytestmark = pytest.mark.db
+
+SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+def test_effects_and_completion_commit_together_or_not_at_all(dsn: str, bus: CommandBus) -> None:
+    """R29, M122, M151."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit", retry=SOON)
+    def debit(command: Command, context: Context) -> str:
+        leave_effect(command, context)
+        if context.attempt < 3:
+            raise ValueError("after the effect")
+        return "done"
+
+    with running(dsn, registry):
+        record = bus.wait("payments", bus.send("payments", "Debit", reply_to="orders"), 10)
+    assert (record.result, record.attempts) == ("done", 3)
+    with connect(dsn) as connection:
+        rows = connection.execute("SELECT attempt FROM effect").fetchall()
+    assert rows == [(3,)]
+    assert len(bus.query("orders")) == 1
+
+
+def test_what_fails_only_at_commit_fails_the_attempt(dsn: str, bus: CommandBus) -> None:
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
+    def debit(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        leave_effect(command, context)
+
+    with connect(dsn) as connection:
+        connection.execute(
+            "ALTER TABLE effect ADD UNIQUE (command_id) DEFERRABLE INITIALLY DEFERRED"
+        )
+    with running(dsn, registry):
+        record = bus.wait("payments", bus.send("payments", "Debit"), 5)
+    assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "UniqueViolation")
+    assert effects(dsn) == 0
+
+
+def lose(dsn: str, command_id: UUID) -> None:
+    """Another node claims the command, whose lease has ended."""
+    with connect(dsn) as connection:
+        connection.execute(
+            "UPDATE cmdbus.ready SET token = token + 1,"
+            " lease_until = clock_timestamp() + '1 hour' WHERE command_id = %s",
+            (command_id,),
+        )
+
+
+def test_effects_of_an_execution_that_lost_its_lease_do_not_land(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R29, M113, fault 55."""
+    registry = HandlerRegistry()
+    entered, go_on = threading.Event(), threading.Event()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        entered.set()
+        go_on.wait(10)
+
+    with running(dsn, registry), caplog.at_level(logging.WARNING):
+        sent = bus.send("payments", "Debit")
+        assert entered.wait(5)
+        lose(dsn, sent)
+        go_on.set()
+        eventually(lambda: "was lost before it was settled" in caplog.text)
+        record = bus.get("payments", sent)
+        assert record is not None and record.status is Status.IN_PROGRESS
+    assert effects(dsn) == 0
+
+
+def test_a_canceled_commands_effects_do_not_land(dsn: str, bus: CommandBus) -> None:
+    registry = HandlerRegistry()
+    entered, go_on = threading.Event(), threading.Event()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        entered.set()
+        go_on.wait(10)
+
+    with running(dsn, registry):
+        sent = bus.send("payments", "Debit")
+        assert entered.wait(5)
+        bus.cancel("payments", sent, running=True)
+        go_on.set()
+        assert bus.wait("payments", sent, 5).status is Status.CANCELED
+    assert effects(dsn) == 0
+
+
+Sin = Callable[[psycopg.Connection], object]
+
+SINS: dict[str, tuple[Sin, str, str]] = {
+    "commit": (lambda c: c.commit(), "IN_TROUBLESHOOTING_QUEUE", "InvalidOperationError"),
+    "rollback": (lambda c: c.rollback(), "IN_TROUBLESHOOTING_QUEUE", "InvalidOperationError"),
+    "close": (lambda c: c.close(), "IN_TROUBLESHOOTING_QUEUE", "InvalidOperationError"),
+    "with": (lambda c: c.__exit__(None, None, None), "IN_TROUBLESHOOTING_QUEUE", "Invalid"),
+    "COMMIT": (lambda c: c.execute("COMMIT"), "IN_TROUBLESHOOTING_QUEUE", "TRANSACTION_ENDED"),
+    "ROLLBACK": (lambda c: c.execute("ROLLBACK"), "IN_TROUBLESHOOTING_QUEUE", "TRANSACTION_ENDED"),
+    "COMMIT; BEGIN": (
+        lambda c: (c.execute("COMMIT"), c.execute("BEGIN")),
+        "IN_TROUBLESHOOTING_QUEUE",
+        "TRANSACTION_ENDED",
+    ),
+    "level": (
+        lambda c: c.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"),
+        "IN_TROUBLESHOOTING_QUEUE",
+        "TRANSACTION_ENDED",
+    ),
+}
+
+
+@pytest.mark.parametrize("sin", SINS)
+def test_a_handler_that_ends_its_transaction_by_itself_gets_a_clear_error(
+    dsn: str, bus: CommandBus, sin: str
+) -> None:
+    """Fault 48."""
+    registry = HandlerRegistry()
+    act, status, code = SINS[sin]
+
+    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
+    def debit(command: Command, context: Context) -> None:
+        act(context.connection)
+
+    registry.register("payments", "Good", leave_effect)
+    with running(dsn, registry, concurrency=1):
+        record = bus.wait("payments", bus.send("payments", "Debit"), 5)
+        assert record.status == status
+        assert record.error_code is not None and record.error_code.startswith(code)
+        assert record.error_message is not None and "transaction" in record.error_message
+        assert bus.wait("payments", bus.send("payments", "Good"), 5).status == "COMPLETED"
+    assert effects(dsn) == 1
+
+
+def test_a_swallowed_sql_error_fails_the_attempt(dsn: str, bus: CommandBus) -> None:
+    """Fault 48: 25P02."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
+    def debit(command: Command, context: Context) -> str:
+        leave_effect(command, context)
+        try:
+            context.connection.execute("SELECT 1/0")
+        except psycopg.Error:
+            if command.data == "swallow":
+                return "as if nothing had happened"
+        raise AssertionError
+
+    @registry.handler("payments", "Savepoint")
+    def savepoint(command: Command, context: Context) -> str:
+        leave_effect(command, context)
+        try:
+            with context.connection.transaction():
+                context.connection.execute("SELECT 1/0")
+        except psycopg.Error:
+            pass
+        return "recovered"
+
+    with running(dsn, registry):
+        record = bus.wait("payments", bus.send("payments", "Debit", "swallow"), 5)
+        assert record.error_code == "TRANSACTION_ABORTED"
+        assert bus.wait("payments", bus.send("payments", "Savepoint"), 5).result == "recovered"
+    assert effects(dsn) == 1
+
+
+notices: list[object] = []
+
+
+def dirty(connection: psycopg.Connection) -> None:
+    connection.execute("SET work_mem = '77MB'")
+    connection.execute("SET search_path = pg_catalog")
+    connection.execute("LISTEN gossip")
+    connection.execute("SELECT pg_advisory_lock(4711)")
+    connection.execute("CREATE TEMP TABLE scratch (a int)")
+    connection.execute("CREATE SEQUENCE IF NOT EXISTS public.numbers")
+    connection.execute("SELECT nextval('public.numbers')")
+    connection.execute("DECLARE c CURSOR WITH HOLD FOR SELECT 1")
+    connection.execute("SET ROLE pg_monitor")
+    connection.row_factory = dict_row  # type: ignore[assignment]
+    connection.prepare_threshold = None
+    connection.prepared_max = 1
+    connection.server_cursor_factory = psycopg.ClientCursor  # type: ignore[assignment]
+    connection.adapters.register_loader("int4", TextLoader)
+    connection.add_notice_handler(notices.append)
+
+
+def state(connection: psycopg.Connection) -> list[object]:
+    before = len(notices)
+    connection.execute("DO $$ BEGIN RAISE NOTICE 'heard'; END $$")
+    return [
+        len(notices) - before,
+        connection.prepare_threshold,
+        connection.prepared_max,
+        connection.server_cursor_factory,
+        connection.execute("SELECT 1::int4").fetchone(),
+    ] + [
+        connection.execute(query).fetchall()
+        for query in (
+            "SELECT current_setting('work_mem'), current_user, current_setting('search_path')",
+            "SELECT pg_listening_channels()",
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()",
+            "SELECT to_regclass('scratch')::text",
+            "SELECT name FROM pg_cursors WHERE name = 'c'",
+        )
+    ]
+
+
+@pytest.mark.parametrize("end", ["returns", "raises", "COMMIT"])
+def test_nothing_of_a_session_leaks_to_the_next_command(
+    dsn: str, bus: CommandBus, end: str
+) -> None:
+    """Fault 49, M151, M122."""
+    registry = HandlerRegistry()
+    states: list[object] = []
+
+    @registry.handler("payments", "Look")
+    def look(command: Command, context: Context) -> None:
+        states.append(state(context.connection))
+
+    @registry.handler("payments", "Dirty", retry=RetryPolicy(max_attempts=1))
+    def dirty_(command: Command, context: Context) -> None:
+        dirty(context.connection)
+        if end == "COMMIT":
+            context.connection.execute("COMMIT")
+        if end == "raises":
+            raise ValueError
+
+    with running(dsn, registry, concurrency=1):
+        for type_ in ("Look", "Dirty", "Look"):
+            bus.wait("payments", bus.send("payments", type_), 5)
+    assert states[0] == states[1]
+
+
+def test_a_connection_is_not_used_after_its_handler(dsn: str, bus: CommandBus) -> None:
+    registry = HandlerRegistry()
+    contexts: list[Context] = []
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        contexts.append(context)
+
+    with running(dsn, registry):
+        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        with pytest.raises(InvalidOperationError, match="after its handler has returned"):
+            _ = contexts[0].connection

@@ -1,0 +1,106 @@
+"""A worker that waits: for a notification, a timer, and never longer than it must."""
+
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import connect, running
+
+from cmdbus import (
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+)
+
+pytestmark = pytest.mark.db
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+def test_a_delayed_command_starts_on_time_and_never_early(dsn: str, bus: CommandBus) -> None:
+    """M063, M081, M085, M180: and the second timer is not forgotten."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> float:
+        return time.time()
+
+    with running(dsn, registry, poll_interval=60):
+        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        ids = [bus.send("payments", "Debit", delay=delay) for delay in (0.6, 0.3)]
+        for id_ in reversed(ids):
+            record = bus.wait("payments", id_, 5)
+            late = record.result - record.due_at.timestamp()
+            assert -0.001 < late < 1.0
+
+
+def test_an_idle_worker_is_woken_by_a_send_and_asks_nothing_meanwhile(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M007, M008, M012, M028, M137, M138, R17."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    with running(dsn, registry, poll_interval=60), connect(dsn) as watcher:
+        for _ in range(20):
+            bus.wait("payments", bus.send("payments", "Debit"), 2)
+        query = (
+            "SELECT array_agg((pid, state_change) ORDER BY pid)::text,"
+            " bool_and(state = 'idle') FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE 'cmdbus:%'"
+            " AND application_name <> 'cmdbus:bus'"
+        )
+
+        def look() -> tuple[object, object]:
+            row = watcher.execute(query).fetchone()
+            assert row is not None
+            return row[0], row[1]
+
+        history = [look()]
+
+        def quiet() -> bool:
+            history.append(look())
+            return len(history) > 60 and len(set(history[-50:])) == 1
+
+        eventually(quiet)
+        assert history[-1][1] is True
+
+
+def test_a_worker_whose_listener_died_finds_work_and_listens_again(
+    dsn: str, bus: CommandBus
+) -> None:
+    """M060, M090, fault 36."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    listeners = (
+        "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
+        " WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+    )
+    with running(dsn, registry, poll_interval=60), connect(dsn) as watcher:
+        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        eventually(lambda: watcher.execute(listeners).fetchone() == (1,))
+        for _ in range(5):
+            bus.wait("payments", bus.send("payments", "Debit"), 5)
+
+
+def test_sends_at_random_moments_are_never_slept_through(dsn: str, bus: CommandBus) -> None:
+    """M065, M068: the arming protocol, with a fallback that would show."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    with running(dsn, registry, poll_interval=600), psycopg.connect(dsn) as slow:
+        for round_ in range(150):
+            held = bus.send("payments", "Debit", connection=slow)
+            quick = bus.send("payments", "Debit")
+            bus.wait("payments", quick, 2)
+            if round_ % 3:
+                eventually(lambda: True)
+            slow.commit()
+            bus.wait("payments", held, 2)
