@@ -60,7 +60,7 @@ def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: Comman
     # 60 s: a handler's 35, and what the verdict on it takes.
     assert shown == ["25s", "0", "1min", "read committed"]
     assert between == ("25s", "1s")
-    assert (sizes, ages) == ((4, 6, 30.0), (3600.0, 600.0, 300.0))
+    assert (sizes, ages) == ((4, 6, 30.0), (3600.0, 60.0, 300.0))
 
 
 @pytest.mark.parametrize("threads", [1, 4, 16])

@@ -1,6 +1,5 @@
 """Several workers on one queue, each by itself; and one that is hard to wake."""
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -12,13 +11,10 @@ from eventually import eventually
 from handlers import Gate, connect, running, seat_of
 
 from cmdbus import (
-    BusinessRuleError,
     Command,
     CommandBus,
     Context,
     HandlerRegistry,
-    PermanentCommandError,
-    RetryPolicy,
     SendRequest,
 )
 from cmdbus.slots import Phase
@@ -112,32 +108,3 @@ def test_a_rest_ends_at_once_when_the_worker_stops_whoever_else_could_wake_it(
         stopping.start()
         stopping.join(5)
         assert not stopping.is_alive()
-
-
-def test_no_command_ends_badly_without_a_line_in_audit_and_log(
-    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
-) -> None:
-    """M163."""
-    registry = HandlerRegistry()
-    errors = {
-        "NO": BusinessRuleError("NO", "rule"),
-        "GONE": PermanentCommandError("GONE", "never"),
-        "ValueError": ValueError("exhausted"),
-    }
-
-    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
-    def debit(command: Command, context: Context) -> None:
-        raise errors[command.data]
-
-    with connect(dsn) as connection:
-        row = connection.execute(
-            "SELECT cmdbus.send('payments', 'Debit', %s)", ("9" * 5000,)
-        ).fetchone()
-        assert row is not None
-    ids = {bus.send("payments", "Debit", code): code for code in errors} | {row[0]: "UNDECODABLE"}
-    with running(dsn, registry), caplog.at_level(logging.ERROR, "cmdbus"):
-        for id_, code in ids.items():
-            assert bus.wait("payments", id_, 5).error_code == code
-            assert code in [event.code for event in bus.audit("payments", id_)]
-            [line] = [record for record in caplog.records if str(id_) in record.getMessage()]
-            assert (line.levelno, code in line.getMessage()) == (logging.ERROR, True)

@@ -93,12 +93,11 @@ class Execution:
         outcome = not_to_be_run(self.claim.attempts, self.max_attempts, self.claim.losses)
         if outcome is None:
             data = decode(self.claim.data)
-            if not isinstance(data, Undecodable):
+            if isinstance(data, Undecodable):
+                outcome = troubled("UNDECODABLE", data.reason)
+            else:
                 outcome = self._execute(data)
-                return None if outcome is None else self._finished(outcome)
-            outcome = troubled("UNDECODABLE", data.reason)
-        self._tell(outcome, self.claim.attempts)
-        return self._finished(outcome)
+        return None if outcome is None else self._finished(outcome)
 
     def timed_out(self, stack: str, statement: str) -> Finished:
         """The outcome when the thread did not come back in time, with where it was."""
@@ -173,13 +172,7 @@ class Execution:
             retry_after=retry_after,
             dice=random.random(),
         )
-        self._tell(outcome, attempt)
-        return outcome
-
-    def _tell(self, outcome: Outcome, attempt: int) -> None:
-        level = logging.ERROR if outcome.delay is None else logging.WARNING
-        logger.log(
-            level,
+        logger.warning(
             "command %s (%s/%s) failed in attempt %s of %s: %s: %s; %s",
             self.claim.command_id,
             self.claim.domain,
@@ -188,8 +181,9 @@ class Execution:
             self.max_attempts,
             outcome.code,
             " ".join((outcome.message or "").split()),
-            outcome.kind if outcome.delay is None else f"again in {outcome.delay:.1f} s",
+            f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
         )
+        return outcome
 
     def _command(self, data: Any) -> Command:
         claim = self.claim

@@ -3,7 +3,6 @@
 What fails puts the outcomes back first: an outcome is here, in one hand, or settled.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,8 +16,6 @@ from cmdbus.worker.claims import Claim, Claims, Finished
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.holding import Holding
 from cmdbus.worker.record import Record
-
-logger = logging.getLogger(__name__)
 
 #: Errors of single outcomes: data that the server refuses, a row that somebody holds.
 ONE_BY_ONE = (psycopg.errors.LockNotAvailable, psycopg.DataError)
@@ -152,11 +149,6 @@ class Done:
                 self._barred_until = time.monotonic() + _HELD_AGAIN
             except psycopg.DataError as error:
                 refused = troubled("OUTCOME_NOT_STORABLE", str(error))
-                logger.error(
-                    "the outcome of command %s cannot be stored: %s; a person decides",
-                    finished.claim.command_id,
-                    refused.message,
-                )
                 self.add(finished._replace(outcome=refused))
             except BaseException:
                 self.put_back(done[number:])
