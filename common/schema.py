@@ -8,7 +8,7 @@ import psycopg
 from cmdbus import dsn as dsns
 from cmdbus.checks import check_schema
 from cmdbus.errors import SchemaError
-from cmdbus.statements import migrations, render, statement
+from cmdbus.statements import digest, migrations, render, statement
 
 DEFAULT = "cmdbus"
 #: What `install` can grant; see sql/grant_*.sql.
@@ -57,8 +57,6 @@ def check(connection: psycopg.Connection, schema: str) -> None:
     """A SchemaError says what is wrong with the schema for this code, and what to do."""
     known = len(migrations())
     version = _version(connection, schema)
-    if version > known:
-        raise SchemaError(_too_new(schema, version, known))
     if version < known:
         found = f"has version {version}" if version else "is not installed"
         database = connection.info.dbname
@@ -96,14 +94,13 @@ def _migrate(connection: psycopg.Connection, schema: str) -> int:
         ) from None
     version = _version(connection, schema)
     names = migrations()
-    if version > len(names):
-        raise SchemaError(_too_new(schema, version, len(names)))
     if version == 0:
         _refuse_foreign(connection, schema)
         connection.execute(render("create_schema", schema))
     for number, name in enumerate(names[version:], start=version + 1):
         connection.execute(render(name, schema))
-        connection.execute(statement("insert_migration", schema), {"version": number, "name": name})
+        recorded = {"version": number, "name": name, "digest": digest(name)}
+        connection.execute(statement("insert_migration", schema), recorded)
     connection.execute(render("revoke_public", schema))
     return version
 
@@ -121,11 +118,23 @@ def _refuse_foreign(connection: psycopg.Connection, schema: str) -> None:
 
 
 def _version(connection: psycopg.Connection, schema: str) -> int:
+    """0 is none; a SchemaError if this code could not have made it so."""
     row = connection.execute(statement("find_migrations", schema)).fetchone()
     if row is None or row[0] is None:
         return 0
-    row = connection.execute(statement("read_version", schema)).fetchone()
-    return int(row[0]) if row else 0
+    applied = connection.execute(statement("read_migrations", schema)).fetchall()
+    version, names = max((row[0] for row in applied), default=0), migrations()
+    if version > len(names):
+        raise SchemaError(_too_new(schema, version, len(names)))
+    for number, name, recorded in applied:
+        if recorded != digest(names[number - 1]):
+            raise SchemaError(
+                f"schema {schema!r} in database {connection.info.dbname!r} was made by another "
+                f"build of cmdbus (its {name} is not this one's): use that build, or, "
+                f'if nobody needs what it holds, run DROP SCHEMA "{schema}" CASCADE there and '
+                f"cmdbus init"
+            )
+    return version
 
 
 def _grant(connection: psycopg.Connection, schema: str, kind: str, role: str) -> None:

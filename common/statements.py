@@ -1,6 +1,7 @@
 """The SQL files, rendered for a schema. Nothing else in the project holds SQL."""
 
 from functools import cache
+from hashlib import sha256
 from importlib import resources
 
 from cmdbus.checks import check_schema
@@ -31,3 +32,9 @@ def migrations() -> list[str]:
     """Names of the migration files, in order; a file's place in the list is its version."""
     names = (entry.name.removesuffix(".sql") for entry in _FOLDER.iterdir())
     return sorted(name for name in names if name.startswith("migration_"))
+
+
+@cache
+def digest(name: str) -> str:
+    """Tells sql/<name>.sql from what it was in another build."""
+    return sha256((_FOLDER / f"{name}.sql").read_bytes()).hexdigest()[:16]

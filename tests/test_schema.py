@@ -119,6 +119,20 @@ def test_an_older_schema_is_said(dsn: str) -> None:
             check(connection, "cmdbus")
 
 
+def test_a_schema_of_another_build_is_refused_in_one_sentence(dsn: str) -> None:
+    """R05. Also one from before it was recorded by what it was made."""
+    for change in (
+        "UPDATE cmdbus.migration SET digest = 'another' WHERE version = 2",
+        "DELETE FROM cmdbus.migration WHERE version > 2",
+        "ALTER TABLE cmdbus.migration DROP COLUMN digest",
+    ):
+        with connect(dsn) as connection:
+            connection.execute(change)
+            for look in (lambda: check(connection, "cmdbus"), lambda: install(dsn)):  # noqa: B023
+                with pytest.raises(SchemaError, match=r"another build .* DROP SCHEMA \"cmdbus\""):
+                    look()
+
+
 def test_partitions_reach_two_weeks_ahead_and_are_made_beside_readers(dsn: str) -> None:
     with connect(dsn) as connection, connect(dsn) as reader:
         count = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'cmdbus.finished'::regclass"

@@ -1,1 +1,2 @@
-INSERT INTO {schema}.migration (version, name) VALUES (%(version)s, %(name)s);
+INSERT INTO {schema}.migration (version, name, digest)
+VALUES (%(version)s, %(name)s, %(digest)s);
