@@ -143,7 +143,7 @@ class EmbeddedPostgres:
             self._sockets = bring_up(self._cluster, self._configuration).socket_directory
         except BaseException:
             if joined:
-                self._leave()
+                self._give_up()
             raise
 
     def _join(self) -> bool:
@@ -158,6 +158,17 @@ class EmbeddedPostgres:
         fcntl.flock(self._users, fcntl.LOCK_SH)
         self._cluster.cut_log()
         return True
+
+    def _give_up(self) -> None:
+        """Whoever was to start the server may be dead, and the server on its way up."""
+        assert self._users is not None
+        try:
+            if locked(self._users, fcntl.LOCK_EX):
+                self._shut_down("fast")
+        except EmbeddedError as error:
+            logger.warning("after a start that failed: %s", error)
+        finally:
+            self._leave()
 
     def _leave(self) -> None:
         assert self._users is not None

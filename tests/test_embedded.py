@@ -456,6 +456,23 @@ def test_roots_state_is_where_the_servers_user_can_reach_it(
     assert state_directory() == Path("/var/lib/cmdbus")
 
 
+def test_a_server_whose_starter_died_on_the_way_is_stopped(
+    home: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C kills pg_ctl, and not what it has started."""
+    programs = find_programs().bin
+    (home / "bin").mkdir(mode=0o755)
+    for name in ("postgres", "initdb"):
+        (home / "bin" / name).symlink_to(programs / name)
+    starter = home / "bin" / "pg_ctl"
+    starter.write_text(f'#!/bin/sh\n{programs}/pg_ctl "$@" && [ "$1" != start ]\n')
+    starter.chmod(0o755)
+    monkeypatch.setenv("CMDBUS_PG_BIN", str(home / "bin"))
+    with pytest.raises(EmbeddedError, match="pg_ctl failed"):
+        EmbeddedPostgres(directory, durable=False).start()
+    assert not (directory / "data" / "postmaster.pid").exists()
+
+
 def test_it_is_announced_in_one_line(
     directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
