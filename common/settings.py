@@ -1,9 +1,14 @@
 """What a supervisor was told, as one value: its processes are made from nothing else."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cmdbus.timeouts import Timeouts
+
+#: What runs if neither an app nor a database is named, and its ladder unless one is given:
+#: what hangs there is healed while somebody watches.
+_DEMO = "cmdbus.worker.demo:registry"
+_DEMO_TIMEOUTS = Timeouts(statement=2.0, pool=3.0, lease=3.0, thread=4.0, watchdog=10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +42,14 @@ class Settings:
     log_level: str = "info"
     #: Ends when everything claimable is done.
     drain: bool = False
+
+    @property
+    def is_demo(self) -> bool:
+        return self.app == _DEMO
+
+    def with_demo(self) -> "Settings":
+        """The demo's where neither an app nor a database is named; else these."""
+        if self.app is not None or self.dsn is not None:
+            return self
+        given = self.timeouts != Timeouts()
+        return replace(self, app=_DEMO, timeouts=self.timeouts if given else _DEMO_TIMEOUTS)

@@ -217,7 +217,7 @@ def _check(told: Configured) -> Exit:
     logging.basicConfig(format="%(message)s", level=told.settings.log_level.upper())
     _show([(entry.name, f"{entry.value}  ({entry.source})") for entry in told.entries])
     click.echo()
-    with _database(told.settings) as settings:
+    with _database(told.settings.with_demo()) as settings:
         checks = examine(settings)
     _show([(each.finding, str(each)) for each in checks])
     return Exit.DONE if worst(checks) in (Finding.OK, Finding.WARNING) else Exit.CANNOT_START

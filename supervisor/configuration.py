@@ -25,7 +25,7 @@ _RUNGS = {
     "watchdog": "watchdog_timeout",
 }
 _WITHOUT = {
-    "app": "the demo",
+    "app": "none; where no database is named either, the demo",
     "dsn": "the embedded PostgreSQL",
     "runtime_dir": "the first usual place",
 }

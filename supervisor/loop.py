@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from cmdbus.board import Board
@@ -42,12 +43,14 @@ class Supervisor:
         company: Company,
         noted: Signals,
         notifier: Notifier,
+        when_ready: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._board = board
         self._company = company
         self._noted = noted
         self._notifier = notifier
+        self._when_ready = when_ready
         #: Of the application to come: while it runs, a reload is under way.
         self._examination: Examination | None = None
         self._limits = Limits(
@@ -169,6 +172,7 @@ class Supervisor:
             self._ready_app = fleet.app
             logger.info("the fleet is ready: %s processes", fleet.wanted)
             self._notifier.ready()
+            self._when_ready()
         self._notifier.status(f"{ready} of {fleet.wanted} processes ready")
         self._notifier.ping(now)
         state = SupervisorState.STARTING if self._ready_app < 0 else SupervisorState.RUNNING

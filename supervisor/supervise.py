@@ -10,12 +10,12 @@ is done in a child.
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from cmdbus.board import Board
-from cmdbus.errors import CmdbusError
+from cmdbus.errors import CmdbusError, EmbeddedError, SchemaError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up
 from cmdbus.readiness import Check, Finding, worst
@@ -25,6 +25,7 @@ from cmdbus.supervisor.checking import Examination
 from cmdbus.supervisor.children import fork, wait
 from cmdbus.supervisor.fleet import Company
 from cmdbus.supervisor.loop import Supervisor
+from cmdbus.supervisor.narration import Narration
 from cmdbus.supervisor.notify import Notifier
 from cmdbus.supervisor.pidfile import Pidfile
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
@@ -48,9 +49,16 @@ class StopAsked(Exception):
     """A signal came before there was anything to stop."""
 
 
+class AlreadySaid(Exception):
+    """A child could not do what a start needs, and has said why."""
+
+
 def supervise(settings: Settings) -> Exit:
     """Runs the fleet until it is told to stop; the exit code says how that went."""
     set_up(settings.log_format, settings.log_level)
+    settings = settings.with_demo()
+    if settings.is_demo:
+        logger.info("neither --app nor --dsn is given: this is the demo, on an embedded PostgreSQL")
     with ExitStack() as stack:
         try:
             noted = Signals()
@@ -63,9 +71,18 @@ def supervise(settings: Settings) -> Exit:
             board, stacks = _make_board(settings, directory, types)
             company = Company(settings, board, stacks)
             company.private = [pidfile.descriptor, *noted.descriptors]
-            code = Supervisor(settings, board, company, noted, Notifier()).run()
+            narration = Narration(
+                settings, board, directory, lambda: [*company.private, *company.descriptors]
+            )
+            with narration:
+                code = Supervisor(
+                    settings, board, company, noted, Notifier(), narration.begin
+                ).run()
+            narration.end(code)
         except StopAsked:
             return Exit.DONE
+        except AlreadySaid:
+            return Exit.CANNOT_START
         except CmdbusError as error:
             logger.error("%s", error)
             return Exit.CANNOT_START
@@ -82,18 +99,32 @@ def _with_database(settings: Settings, noted: Signals) -> Iterator[Settings]:
         return
     from cmdbus.embedded import EmbeddedPostgres
 
-    with EmbeddedPostgres() as server:
+    with closing(EmbeddedPostgres()) as server:
+        try:
+            server.start()
+        except EmbeddedError:
+            _heed(noted)  # Ctrl-C reaches its programs, too.
+            raise
         settings = replace(settings, dsn=server.dsn)
-        _in_child(lambda: _install(settings), noted)
+        _in_child(lambda: _install(settings, server.directory), noted)
         yield settings
 
 
-def _install(settings: Settings) -> Exit:
+def _install(settings: Settings, directory: Path) -> Exit:
     """In a child."""
     from cmdbus.schema import install
+    from cmdbus.sentences import in_one_sentence
 
     unblock()
-    install(settings.dsn or "", settings.schema)
+    try:
+        with in_one_sentence():
+            install(settings.dsn or "", settings.schema)
+    except SchemaError as error:
+        logger.error("%s; on this embedded server: rm -r %s", error, directory)
+        return Exit.CANNOT_START
+    except CmdbusError as error:
+        logger.error("the schema could not be installed: %s", error)
+        return Exit.CANNOT_START
     return Exit.DONE
 
 
@@ -101,6 +132,8 @@ def _in_child(run: Callable[[], int], noted: Signals) -> None:
     child = fork(run, close=noted.descriptors)
     while (death := child.reap()) is None:
         wait([child.descriptor], 1.0)
+    if death.code == Exit.CANNOT_START:
+        raise AlreadySaid
     if death.signal or death.code:
         raise CannotStart(f"the schema could not be installed: the process {death}")
 

@@ -34,7 +34,8 @@ SMALL = Settings(procs=1, threads=2)
 
 def checks(dsn: str, **changes: object) -> dict[str, Check]:
     """The worst of each name, in order."""
-    told = Settings(**{"procs": 1, "threads": 2, **changes, "dsn": dsn})  # type: ignore[arg-type]
+    given = {"app": "cmdbus.worker.demo:registry", "procs": 1, "threads": 2, **changes, "dsn": dsn}
+    told = Settings(**given)  # type: ignore[arg-type]
     found: dict[str, Check] = {}
     for check in preflight(told):
         found[check.name] = max(
@@ -433,7 +434,8 @@ def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, ds
     assert "warning  http: --http 0.0.0.0:80 is open to the network" in failed.stdout
     away = supervise("--check", "--dsn", f"host=127.0.0.1 port=1 password={SECRET}")
     assert away.returncode == 3
-    assert "away  connection: cannot connect to" in away.stdout
+    assert "fatal  app: there are no handlers to run: name them with --app" in away.stdout
+    assert "away   connection: cannot connect to" in away.stdout
     assert SECRET not in done.stdout + done.stderr + failed.stdout + away.stdout + away.stderr
 
 

@@ -128,7 +128,7 @@ def test_a_schema_of_another_build_is_refused_in_one_sentence(dsn: str) -> None:
     ):
         with connect(dsn) as connection:
             connection.execute(change)
-            for look in (lambda: check(connection, "cmdbus"), lambda: install(dsn)):  # noqa: B023
+            for look in (lambda: check(connection, "cmdbus"), lambda: install(dsn)):
                 with pytest.raises(SchemaError, match=r"another build .* DROP SCHEMA \"cmdbus\""):
                     look()
 

@@ -24,7 +24,10 @@ def load(app: str | None) -> HandlerRegistry:
     An AppError says in a sentence or two what was not found, and the nearest name.
     """
     if app is None:
-        raise AppError("there are no handlers to run: name them with --app MODULE:REGISTRY")
+        raise AppError(
+            "there are no handlers to run: name them with --app MODULE:REGISTRY "
+            "(the demo runs where no database is named either)"
+        )
     found = _APP.fullmatch(app)
     if not found:
         raise AppError(f"the app must be MODULE:REGISTRY, {_suggested(app)}, not {app!r:.200}")

@@ -64,8 +64,6 @@ def _look_at_http(told: Settings) -> Iterator[Check]:
 
 
 def _look_at_app(told: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
-    if told.app is None:
-        return None, [Check("app", Finding.OK, "none is named: the demo")]
     try:
         registry = load(told.app)
     except AppError as error:

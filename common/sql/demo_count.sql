@@ -1,0 +1,3 @@
+SELECT count(*), count(DISTINCT command_id)
+FROM demo_transfer
+WHERE command_id = ANY(%(command_ids)s);

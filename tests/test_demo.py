@@ -1,0 +1,213 @@
+"""The first run: neither an app nor a database is named. Started as a user starts it."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+from cli import environment_without_ours, here
+from eventually import eventually
+
+from cmdbus import CommandBus
+from cmdbus.embedded import EmbeddedPostgres
+from cmdbus.settings import Settings
+from cmdbus.timeouts import Timeouts
+
+pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(60)]
+
+START = Path(__file__).resolve().parent.parent / "scripts" / "start"
+SUPERVISE = [sys.executable, "-c", "from cmdbus.supervisor.cli import main; main()"]
+LADDER = ["--statement-timeout", "1", "--pool-timeout", "2", "--visibility-timeout", "2"]
+LADDER += ["--thread-timeout", "2.5", "--watchdog-timeout", "10"]
+_WITHIN_S = 25.0
+
+
+@pytest.fixture
+def home(memory: Path | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's own, with short names for sockets; under root its server's user may pass."""
+    home = Path(tempfile.mkdtemp(prefix="cmdbus-", dir=memory))
+    home.chmod(0o711)
+    for name in set(os.environ) - set(environment_without_ours()):
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "run"))
+    (home / "run").mkdir(mode=0o700)
+    monkeypatch.chdir(home)
+    yield home
+    running = [path.parent for path in home.rglob("postmaster.pid")]
+    shutil.rmtree(home)
+    assert not running, "the test has left a server running"
+
+
+class Run:
+    """`cmdbus-supervise` in a terminal: what it has printed, and its foreground group."""
+
+    def __init__(self, home: Path, *arguments: str, command: list[str]) -> None:
+        self._out, self._err = home / "out", home / "err"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [*command, *arguments], stdout=out, stderr=err, process_group=0
+            )
+
+    @property
+    def said(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def log(self) -> str:
+        return self._err.read_text()
+
+    def says(self, pattern: str) -> str:
+        """The line, as soon as it is there."""
+
+        def look() -> str | None:
+            found = re.search(f"^.*{pattern}.*$", self.said, re.MULTILINE)
+            return found[0] if found else None
+
+        try:
+            line = eventually(look, _WITHIN_S)
+        except AssertionError as error:
+            raise AssertionError(f"{pattern!r} was not said: {self.said}\n{self.log}") from error
+        assert line is not None
+        return line
+
+    def interrupt(self) -> int:
+        """Ctrl-C, and the exit code."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(_WITHIN_S)
+
+
+@contextmanager
+def running(home: Path, *arguments: str, command: list[str] = SUPERVISE) -> Iterator[Run]:
+    run = Run(home, *arguments, command=command)
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            run.interrupt()
+
+
+def typed(line: str) -> str:
+    """What a command prints that was shown to be typed in another terminal."""
+    done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=_WITHIN_S)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path) -> None:
+    """And after Ctrl-C nothing is left behind but the database."""
+    with running(home, "--procs", "2", "--threads", "4", *LADDER) as demo:
+        demo.says("With handlers and a database of your own")
+        told = {line.split()[1]: line.split(maxsplit=2) for line in demo.said.splitlines()[2:11]}
+        assert {name: int(count) for name, (count, _, _) in told.items()} == {
+            "Quick": 500,
+            "Slow": 8,
+            "Transfer": 20,
+            "Flaky": 12,
+            "Overdraw": 1,
+            "Mistake": 1,
+            "Later": 1,
+            "Crash": 1,
+            "Hang": 1,
+        }
+        for name, words in (
+            ("Transfer", "wrote 20 rows for 20 commands, though 5 failed"),
+            ("Overdraw", "a business rule forbids it (LIMIT_EXCEEDED)"),
+            ("Mistake", "waits for a person"),
+            ("Crash", "killed its process; ran again alone"),
+            ("Hang", "given up after 2.5 s, and completed by another thread"),
+        ):
+            assert words in told[name][2]
+        assert "545 in all: 542 completed, 1 failed, 2 wait for a person" in demo.said
+        assert len(demo.said.splitlines()) < 25
+        # Beside it there is only where the database is; nothing that looks like a defect.
+        assert len(demo.log.splitlines()) == 2
+        assert "the demo, on an embedded PostgreSQL" in demo.log
+        shown = dict(re.findall(r"^  (\w.*?)  +(\S+cmdbus .*)$", demo.said, re.MULTILINE))
+        assert "cmdbus: running" in typed(shown["what runs where"])
+        assert re.search(r"Mistake +0 +0 +0 +1", typed(shown["what waits"]))
+        assert "demo/Mistake" in typed(shown["what needs a person"])
+        assert "SIGSEGV" in typed(shown["all about one"])
+        typed(shown["to see it in ps"].replace("20", "0.1"))
+        assert "Segmentation fault" in (home / "run" / "cmdbus" / "cmdbus.log").read_text()
+        assert "psycopg" not in Path(f"/proc/{demo.process.pid}/maps").read_text()
+        assert demo.interrupt() == 0
+    assert re.search(r"It ran \d+ executions: 543 completed, 1 failed by a b", demo.said)
+    assert re.search(r"It replaced processes: 2 crashed", demo.said)
+    assert list((home / "run" / "cmdbus").iterdir()) == []
+    assert [path for path in home.rglob("*") if path.is_socket()] == []
+
+
+@pytest.mark.skipif(not START.exists(), reason="there is no checkout here")
+def test_the_script_runs_the_demo_and_ends_in_the_middle_of_it(home: Path) -> None:
+    with running(home, "--procs", "1", "--threads", "2", command=[str(START)]) as demo:
+        assert "1 x 2 threads are ready" in demo.says("the demo: ")
+        demo.says("500 Quick")
+        assert demo.interrupt() == 0
+    assert "The demo has stopped." in demo.said
+    assert "Hang" not in demo.said
+
+
+def test_whether_the_narrator_lives_matters_to_nobody(home: Path) -> None:
+    with running(home, "--procs", "1", "--threads", "2") as demo:
+        demo.says("the demo: ")
+        (narrator,) = set(psutil.Process(demo.process.pid).children()) - fleet()
+        narrator.kill()
+        eventually(lambda: not narrator.is_running())
+        with EmbeddedPostgres() as server, CommandBus(server.dsn) as bus:
+            id_ = bus.send("demo", "Quick", {"n": 3})
+            assert bus.wait("demo", id_, _WITHIN_S).result == {"square": 9}
+        assert demo.interrupt() == 0
+
+
+def fleet() -> set[psutil.Process]:
+    """The processes that have a seat."""
+    seen = json.loads(here("ps", "--json").stdout)
+    seats = [*seen["seats"], seen["steward"]]
+    return {psutil.Process(seat["pid"]) for seat in seats}
+
+
+def test_a_stale_database_is_said_in_one_sentence(home: Path) -> None:
+    """R05."""
+    with EmbeddedPostgres(durable=False) as server, psycopg.connect(server.dsn) as connection:
+        connection.execute(
+            "CREATE SCHEMA cmdbus; CREATE TABLE cmdbus.migration (version int, name text);"
+            "INSERT INTO cmdbus.migration VALUES (1, 'migration_0001_tables')"
+        )
+    with running(home) as demo:
+        assert demo.process.wait(_WITHIN_S) == 3
+    assert demo.said == ""
+    *_, last = demo.log.splitlines()
+    assert len(demo.log.splitlines()) == 3
+    assert "made by another build of cmdbus" in last
+    assert last.endswith(f"rm -r {server.directory}")
+
+
+def test_a_database_without_an_app_is_no_demo(home: Path, dsn: str) -> None:
+    with running(home, "--dsn", dsn) as refused:
+        assert refused.process.wait(_WITHIN_S) == 3
+    assert refused.said == ""
+    (line,) = refused.log.splitlines()
+    assert "there are no handlers to run: name them with --app MODULE:REGISTRY" in line
+
+
+def test_the_demo_keeps_a_ladder_that_is_given() -> None:
+    given = Timeouts(statement=1, pool=1, lease=2, thread=3, watchdog=4)
+    demo = Settings(timeouts=given).with_demo()
+    assert (demo.is_demo, demo.timeouts) == (True, given)
+    assert Settings().with_demo().timeouts.thread < Timeouts().thread
+    for other in (Settings(app="shop:registry"), Settings(dsn="host=db")):
+        assert other.with_demo() is other
