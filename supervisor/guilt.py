@@ -4,8 +4,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-#: Of the time between two looks, a thread that holds the GIL burns at least so much.
-_BUSY = 0.5
+#: A thread that holds the GIL burns at least so much of what its process burns.
+_MOST = 0.75
+#: And, of the time between two looks, so much on the busiest machine.
+_BUSY = 0.05
 
 
 def burnt(pid: int) -> dict[int, float]:
@@ -38,10 +40,12 @@ def guilty(
     running: Mapping[int, int],
 ) -> int | None:
     """The slot whose thread burnt the processor, if exactly one did; `running` names the
-    native thread of each slot that runs a command. None makes all of them suspects."""
-    busy = [
-        slot
-        for slot, thread in running.items()
-        if after.get(thread, 0.0) - before.get(thread, 0.0) >= seconds * _BUSY
-    ]
+    native thread of each slot that runs a command. None makes all of them suspects.
+
+    It is compared with the other threads and not with the clock: where many processes want
+    the processor, it gets a small part of the time, and they get nothing.
+    """
+    by_thread = {thread: used - before.get(thread, 0.0) for thread, used in after.items()}
+    least = max(_MOST * sum(by_thread.values()), _BUSY * seconds)
+    busy = [slot for slot, thread in running.items() if by_thread.get(thread, 0.0) >= least]
     return busy[0] if len(busy) == 1 else None
