@@ -45,7 +45,7 @@ class Fleet:
         self.options = {**LADDER, "app": "shop:registry", "procs": 2, "threads": 4, **options}
         self.name = str(self.options.setdefault("name", "cmdbus"))
         self.directory = place / "run"
-        self.log = place / f"{self.name}.log"
+        self.log = place / f"{self.name}.{len(list(place.glob('*.log')))}.log"
         #: Sessions of processes that were started; each supervisor has one.
         self._sessions: list[int] = []
         self._board: Board | None = None
@@ -303,7 +303,7 @@ def supervised(dsn: str, place: Path, **options: Any) -> Iterator[Fleet]:
 
 
 @contextmanager
-def unstarted(dsn: str, place: Path, *, alone: bool = True, **options: object) -> Iterator[Fleet]:
+def unstarted(dsn: str, place: Path, *, alone: bool = True, **options: Any) -> Iterator[Fleet]:
     """`options` are the supervisor's, with underscores; `alone`: on its database."""
     named = {name.replace("_", "-"): value for name, value in options.items()}
     fleet = Fleet(dsn, place, named)

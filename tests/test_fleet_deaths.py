@@ -12,7 +12,8 @@ from fleet import Fleet, kill, make_effects, supervised, unstarted
 from cmdbus import CommandBus
 from cmdbus.seats import Role
 
-pytestmark = [pytest.mark.db, pytest.mark.process]
+#: Fleets of a busy machine take their time to boot.
+pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
 
 #: So long that no lease ends during a test: whatever runs again was handed back.
 PATIENT = {

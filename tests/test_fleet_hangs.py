@@ -14,7 +14,8 @@ from fleet import Fleet, kill, make_effects, supervised
 
 from cmdbus.seats import Role
 
-pytestmark = [pytest.mark.db, pytest.mark.process]
+#: Fleets of a busy machine take their time to boot.
+pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
 
 #: Watchdog 3.5 s. What is late is found within its rung and a second, on a machine with room.
 SHORT: Mapping[str, object] = {
