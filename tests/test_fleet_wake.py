@@ -16,7 +16,8 @@ from cmdbus import CommandBus
 from cmdbus.board import Board
 from cmdbus.seats import Role
 
-pytestmark = [pytest.mark.db, pytest.mark.process]
+#: Fleets of a busy machine take their time to boot.
+pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
 
 _SESSIONS = """
     SELECT count(*), count(*) FILTER (WHERE state = 'idle in transaction')

@@ -1,0 +1,121 @@
+"""Processes that are replaced by order or by age: the successor first, and nothing is lost."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from eventually import eventually
+from fleet import Fleet, make_effects, supervised, write_app
+
+#: Fleets of a busy machine take their time to boot.
+pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+
+APP = "from fleet_app import registry as registry"
+#: Imports well in the preflight, and in no worker process that a reload starts.
+BROKEN_IN_WORKERS = """
+import sys
+from fleet_app import registry as registry
+if "cmdbus.worker.process" in sys.modules:
+    raise RuntimeError("no such service")
+"""
+
+
+def capacities(fleet: Fleet) -> list[int]:
+    """How many processes claimed after each that began to and each that ceased to, once the
+    fleet was whole."""
+    claiming: set[str] = set()
+    counts = []
+    for message in fleet.messages():
+        if began_or_ceased := re.match(r"worker \S+:(\d+) (runs|stops)", message):
+            pid, what = began_or_ceased.groups()
+            (claiming.add if what == "runs" else claiming.remove)(pid)
+            counts.append(len(claiming))
+    return counts[int(str(fleet.options["procs"])) - 1 :]
+
+
+def test_a_reload_replaces_one_process_after_another(dsn: str, tmp_path: Path) -> None:
+    """Fault 11: a HUP while one is under way changes nothing, and a broken application leaves
+    the fleet as it is, wherever it breaks."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path) as fleet:
+        before, steward = fleet.pids(), fleet.steward()
+        ids = fleet.send("Debit", 300, data=0.02)
+        fleet.send_signal(signal.SIGHUP)
+        fleet.await_saying("reloading: looking")
+        fleet.send_signal(signal.SIGHUP)
+        fleet.await_successors(before.values())
+        eventually(lambda: fleet.steward() not in (None, steward))
+        assert capacities(fleet) == [2, 3, 2, 3, 2]
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 300}
+        assert fleet.look().restarts["reloaded"] == 3
+        for number, text in enumerate(("raise RuntimeError('no such file')", BROKEN_IN_WORKERS)):
+            after, steward = fleet.wait_until_ready(), fleet.steward()
+            write_app(tmp_path, text)
+            fleet.send_signal(signal.SIGHUP)
+            fleet.await_saying(("not reloaded", "the fleet keeps the old one")[number])
+            assert fleet.pids() == after
+            more = fleet.send("Debit", 10)
+            fleet.await_completed(more)
+        assert fleet.steward() == steward
+        write_app(tmp_path, APP)
+
+
+def test_there_can_be_more_processes_and_fewer(dsn: str, tmp_path: Path) -> None:
+    """TTIN and TTOU; never less than one, and whoever leaves ends what it runs."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path) as fleet:
+        fleet.send_signal(signal.SIGTTIN)
+        three = fleet.wait_until_ready(3)
+        ids = fleet.send("Debit", 12, data=0.5)
+        eventually(lambda: len(fleet.executing("Debit")) == 12)
+        for wanted, times in ((2, 1), (1, 1), (1, 2)):
+            fleet.send_signal(signal.SIGTTOU)
+            fleet.await_saying(f"{wanted} worker processes from now on", times)
+        eventually(lambda: fleet.pids() == {0: three[0]})
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 12}
+        assert set(fleet.look().restarts.values()) == {0}
+
+
+def test_processes_are_replaced_after_so_many_commands_bytes_and_seconds(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Fault 24: the replacement first, and no attempt is lost."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, procs=1, max_commands=50, max_rss="150M") as fleet:
+        first = fleet.pids().values()
+        ids = fleet.send("Debit", 200, data=0.01)
+        second = fleet.await_successors(first).values()
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 200}
+        ids = fleet.send("Leak", 8, data=20_000_000)
+        fleet.await_completed(ids)
+        fleet.await_successors(second)
+        assert set(capacities(fleet)) == {1, 2}
+        assert fleet.look().restarts["recycled"] >= 2
+    with supervised(dsn, tmp_path, procs=1, max_age=0.5) as fleet:
+        fleet.await_successors(fleet.pids().values())
+        ids = fleet.send("Debit", 8, data=0.1)
+        fleet.await_completed(ids)
+        assert set(capacities(fleet)) == {1, 2}
+
+
+def test_a_degraded_process_is_replaced_while_another_is_healthy(dsn: str, tmp_path: Path) -> None:
+    """M105, R45: gently. If all are degraded the cause is outside, and nobody is replaced."""
+    ladder = {"statement_timeout": 0.2, "pool_timeout": 0.2, "visibility_timeout": 0.5}
+    with supervised(dsn, tmp_path, thread_timeout=1, watchdog_timeout=1.5, **ladder) as fleet:
+        before = fleet.pids()
+        fleet.send("Fail", 200)
+        eventually(lambda: {s.health for s in fleet.workers().values()} == {"DEGRADED"})
+        since = time.monotonic()
+        eventually(lambda: time.monotonic() > since + 2.0)
+        assert fleet.pids() == before
+        fleet.send("FailFrom", 100, data=before[0])
+        after = fleet.await_successors([before[0]])
+        assert after[1] == before[1]
+        assert [m[:8] for m in fleet.said("generation 2: degraded")] == ["worker 0"]
+        assert set(capacities(fleet)) == {2, 3}
+        assert fleet.look().restarts["degraded"] == 1
