@@ -154,8 +154,10 @@ class Fleet:
         old = set(gone)
 
         def after() -> dict[int, int]:
-            pids = self.pids()
-            return pids if len(pids) == self.look().wanted and not old & {*pids.values()} else {}
+            seats = self.look().with_role(Role.WORKER)
+            pids = {seat.number: seat.pid for seat in seats if seat.pid and seat.ready}
+            whole = len(pids) == len(seats) == self.look().wanted
+            return pids if whole and not old & {*pids.values()} else {}
 
         return eventually(after, within)
 

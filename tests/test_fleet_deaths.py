@@ -2,7 +2,9 @@
 
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -16,7 +18,7 @@ from cmdbus.seats import Role
 pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
 
 #: So long that no lease ends during a test: whatever runs again was handed back.
-PATIENT = {
+PATIENT: Mapping[str, Any] = {
     "statement_timeout": 25,
     "pool_timeout": 30,
     "visibility_timeout": 60,

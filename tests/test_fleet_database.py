@@ -1,0 +1,134 @@
+"""A fleet whose database goes away and comes back: nobody is killed, charged, lost or doubled."""
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import psutil
+import psycopg
+import pytest
+from eventually import eventually
+from fleet import Fleet, make_effects, supervised
+
+from cmdbus.embedded import EmbeddedPostgres
+from cmdbus.health import Health
+from cmdbus.schema import install
+
+#: Fleets of a busy machine take their time to boot.
+pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+
+OURS = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+    " AND starts_with(application_name, 'cmdbus:')"
+)
+
+
+@pytest.fixture
+def own(memory: Path | None) -> Iterator[EmbeddedPostgres]:
+    """A durable server of this test's own, to be stopped, with the schema."""
+    home = Path(tempfile.mkdtemp(prefix="cmdbus-", dir=memory))
+    home.chmod(0o711)
+    try:
+        with EmbeddedPostgres(home / "pg") as server:
+            install(server.dsn)
+            make_effects(server.dsn)
+            yield server
+    finally:
+        shutil.rmtree(home)
+
+
+def is_there(server: EmbeddedPostgres) -> bool:
+    try:
+        psycopg.connect(server.dsn).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def busy(fleet: Fleet) -> list[UUID]:
+    """Commands of which some are done, and some run at this moment, in their transactions."""
+    ids = fleet.send("Debit", 150, data=0.02)
+    eventually(lambda: fleet.outcomes(ids)["COMPLETED", 1], 10)
+    return ids
+
+
+def test_a_fleet_survives_restarts_and_crashes_of_its_database(
+    own: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """Faults 33 and 35: fast, immediate, and a backend that is killed."""
+    with supervised(own.dsn, tmp_path) as fleet:
+        before, steward = fleet.pids(), fleet.steward()
+        ids = busy(fleet)
+        own.stop("fast")
+        own.start()
+        ids += busy(fleet)
+        own.stop("immediate")
+        own.start()
+        ids += busy(fleet)
+        backend = eventually(lambda: fleet.query(OURS))[0][0]
+        os.kill(backend, signal.SIGKILL)
+        eventually(lambda: not psutil.pid_exists(backend) and is_there(own))
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 450}
+        assert fleet.pids() == before
+        assert fleet.steward() == steward
+        eventually(lambda: {s.health for s in fleet.workers().values()} == {Health.HEALTHY})
+
+
+def test_an_outage_that_is_longer_than_the_watchdog_kills_nobody(
+    own: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """Fault 34, M105: nobody is killed, the log is not flooded, work resumes by itself. And
+    fault 62: a stop while the database is away."""
+    ladder = {
+        "statement_timeout": 0.5,
+        "pool_timeout": 0.5,
+        "visibility_timeout": 1,
+        "thread_timeout": 1.5,
+        "watchdog_timeout": 2.5,
+    }
+    with supervised(own.dsn, tmp_path, **ladder) as fleet:
+        before, steward = fleet.pids(), fleet.steward()
+        ids = busy(fleet)
+        own.stop("fast")
+        eventually(lambda: {s.health for s in fleet.workers().values()} == {Health.DATABASE_AWAY})
+        said, since = len(fleet.messages()), time.monotonic()
+        eventually(lambda: time.monotonic() > since + 4)
+        flood = fleet.messages()[said:]
+        assert len(flood) <= 20, flood
+        own.start()
+        fleet.await_completed(ids)
+        ids += fleet.send("Debit", 10)
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 160}
+        assert (fleet.pids(), fleet.steward()) == (before, steward)
+        assert set(fleet.look().restarts.values()) == {0}
+        own.stop("fast")
+        try:
+            assert fleet.stop() == 0
+            fleet.assert_nothing_left()
+        finally:
+            own.start()
+
+
+def test_sessions_that_are_terminated_are_made_anew(dsn: str, tmp_path: Path) -> None:
+    """Fault 36: those of handlers in their transactions, of leaders, and the listener's."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path) as fleet:
+        before, steward = fleet.pids(), fleet.steward()
+        ids = fleet.send("Gate", 5, data="open")
+        eventually(lambda: len(fleet.executing("Gate")) == 5)
+        for (pid,) in fleet.query(OURS):
+            fleet.query("SELECT pg_terminate_backend(%s)", pid)
+        (tmp_path / "open").touch()
+        ids += fleet.send("Debit", 50)
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 55}
+        eventually(lambda: fleet.look().listening and fleet.look().armed)
+        fleet.await_completed(fleet.send("Noop"))
+        assert (fleet.pids(), fleet.steward()) == (before, steward)
