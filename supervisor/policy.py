@@ -11,14 +11,15 @@ The rules, in the order in which they are asked:
     an older application, too many commands, bytes or seconds  its successor starts, then it leaves
     degraded for long while another one is healthy             the same
 
-Whoever is being replaced gently has a successor before it leaves, one number at a time.
-All times are seconds of one monotonic clock.
+Whoever is being replaced gently has a successor before it leaves, one number at a time: the
+next one's waits until the one before has left. After a round that came late nobody is
+judged: only deadlines that were told are kept. All times are seconds of one monotonic clock.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cmdbus.health import Health, Levels
+from cmdbus.health import MAX_STUCK, Health, Levels
 from cmdbus.seats import Role, Verdict
 from cmdbus.views import Restart
 
@@ -44,6 +45,11 @@ class Limits:
     max_commands: int | None = None
     max_rss_bytes: int | None = None
     max_age: float | None = None
+
+    @property
+    def layer_5(self) -> float:
+        """How long a slot may be past its due."""
+        return self.watchdog - self.thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,38 +145,52 @@ Action = Start | Leave | Dump | Kill
 
 
 def decide(fleet: Fleet, limits: Limits, now: float) -> list[Action]:
-    judged = [action for p in fleet.processes for action in _judge(p, fleet, limits, now)]
+    """At most one action for each process, and one start for each number."""
+    actions = [action for p in fleet.processes for action in _judge(p, fleet, limits, now)]
     if fleet.stop_by is not None:
-        return [*judged, *_stop(fleet, fleet.stop_by, now)]
-    touched = {id(action.process) for action in judged if not isinstance(action, Start)}
-    rest = [p for p in fleet.processes if id(p) not in touched]
-    return [*judged, *_succeed(rest, limits, now), *_fill(fleet, rest, limits, now)]
+        rest = _without(fleet.processes, actions)
+        return [*actions, *_stop(fleet, rest, fleet.stop_by, now)]
+    actions += _succeed(_without(fleet.processes, actions), limits, now)
+    rest = _without(fleet.processes, actions)
+    return [*actions, *_fill(fleet, rest, limits, now)]
+
+
+def _without(processes: Iterable[Process], actions: Iterable[Action]) -> list[Process]:
+    touched = {id(action.process) for action in actions if not isinstance(action, Start)}
+    return [process for process in processes if id(process) not in touched]
 
 
 def next_look(fleet: Fleet, limits: Limits, now: float) -> float:
-    """The earliest time at which time alone may change the decision."""
-    times = [now + 1.0, *(at for at in fleet.not_before.values() if at > now)]
+    """The earliest time, later than now, at which time alone may change the decision."""
+    times = [now + 1.0, *fleet.not_before.values()]
     if fleet.stop_by is not None:
         times += [fleet.stop_by, fleet.stop_by + RESCUE_SECONDS]
     for process in fleet.processes:
-        if process.killed_at is not None:
-            times.append(process.killed_at + UNDEAD_SECONDS)
-        elif process.dumped_at is not None:
-            times.append(process.dumped_at + DUMP_SECONDS)
-        elif process.leave_by is not None:
-            times.append(process.leave_by)
-        else:
-            times += [process.due] if process.due is not None else []
-            if process.latest_due is not None:
-                times.append(process.latest_due + limits.watchdog - limits.thread)
-    return max(now, min(at for at in times if at > now - 1.0))
+        times += _turns(process, limits)
+    return min(at for at in times if at > now)
+
+
+def _turns(process: Process, limits: Limits) -> Iterator[float]:
+    for at, after in (
+        (process.killed_at, UNDEAD_SECONDS),
+        (process.dumped_at, DUMP_SECONDS),
+        (process.leave_by, 0.0),
+        (process.due, 0.0),
+        (process.latest_due, limits.layer_5),
+        (process.degraded_since, limits.watchdog),
+        (process.born, _longest_life(process, limits)),
+    ):
+        if at is not None:
+            yield at + after
 
 
 def _judge(process: Process, fleet: Fleet, limits: Limits, now: float) -> Iterator[Action]:
     if process.killed_at is not None:
         return
     if process.dumped_at is not None:
-        if now >= process.dumped_at + DUMP_SECONDS:
+        # Late ourselves, we let it come back first; unless there is no time left for that.
+        heard = fleet.judging or (fleet.stop_by is not None and now >= fleet.stop_by)
+        if heard and now >= process.dumped_at + DUMP_SECONDS:
             yield Kill(process=process, verdict=Verdict.HUNG)
     elif process.leave_by is not None:
         if now >= process.leave_by:
@@ -190,10 +210,11 @@ def _beyond_help(process: Process, limits: Limits, now: float) -> Restart | None
     if process.levels.database_away:
         return None
     due = process.latest_due
-    if due is not None and now >= due + limits.watchdog - limits.thread:
+    if due is not None and now >= due + limits.layer_5:
         return Restart.STUCK
     if process.levels.health is Health.CRITICAL:
-        return Restart.STUCK if process.levels.stuck_threads else Restart.DEGRADED
+        stuck = process.levels.stuck_threads > MAX_STUCK
+        return Restart.STUCK if stuck else Restart.DEGRADED
     return None
 
 
@@ -230,15 +251,20 @@ def _replace(
 ) -> Iterator[Action]:
     """One gentle replacement at a time."""
     workers = [p for p in rest if p.stays and p.role is Role.WORKER and p.number < fleet.wanted]
-    if len({p.number for p in workers}) < fleet.wanted or len(workers) > fleet.wanted:
+    if len({p.number for p in workers}) < fleet.wanted or living > fleet.wanted:
         return  # Somebody is missing, or a replacement is under way.
     if not all(p.ready for p in workers):
         return
-    for process, reason in _outdated(workers, fleet, limits, now):
-        if living < fleet.wanted + limits.surge:
+    outdated = list(_outdated(workers, fleet, limits, now))
+    for process, reason in outdated:
+        if fleet.not_before.get((Role.WORKER, process.number), now) > now:
+            continue  # Its last successor died early.
+        if limits.surge:
             yield Start(role=Role.WORKER, number=process.number, reason=reason)
         else:
             yield Leave(process=process, by=now + limits.drain, reason=reason)
+        return
+    if outdated:
         return
     for process in rest:
         if process.stays and process.role is Role.STEWARD and process.app < fleet.app:
@@ -254,7 +280,7 @@ def _outdated(
     for process in workers:
         if _is_used_up(process, limits, now):
             yield process, Restart.RECYCLED
-    if any(p.levels.health is Health.HEALTHY for p in workers):
+    if fleet.judging and any(p.levels.health is Health.HEALTHY for p in workers):
         for process in workers:
             since = process.degraded_since
             if since is not None and now >= since + limits.watchdog:
@@ -262,12 +288,16 @@ def _outdated(
 
 
 def _is_used_up(process: Process, limits: Limits, now: float) -> bool:
-    longer = 1.0 + process.spread
+    most = limits.max_commands
     return (
-        (limits.max_commands is not None and process.commands >= limits.max_commands * longer)
-        or (limits.max_age is not None and now >= process.born + limits.max_age * longer)
+        (most is not None and process.commands >= most * (1.0 + process.spread))
+        or now >= process.born + _longest_life(process, limits)
         or process.rss_over >= RSS_SAMPLES
     )
+
+
+def _longest_life(process: Process, limits: Limits) -> float:
+    return float("inf") if limits.max_age is None else limits.max_age * (1.0 + process.spread)
 
 
 def _succeed(processes: Iterable[Process], limits: Limits, now: float) -> Iterator[Action]:
@@ -281,18 +311,19 @@ def _succeed(processes: Iterable[Process], limits: Limits, now: float) -> Iterat
             yield Leave(process=process, by=now + limits.drain)
 
 
-def _stop(fleet: Fleet, by: float, now: float) -> Iterator[Action]:
+def _stop(fleet: Fleet, rest: Sequence[Process], by: float, now: float) -> Iterator[Action]:
     """The steward leaves last: it hands back what the others leave."""
-    others = [p for p in fleet.processes if p.role is not Role.STEWARD]
-    for process in others:
-        # Also those that were told before to leave later than that.
-        stays = process.killed_at is None and process.dumped_at is None
-        if stays and (process.leave_by is None or process.leave_by > by):
-            yield Leave(process=process, by=by)
-    if any(_lives(p, now) for p in others):
+    yield from _leave_by(by, (p for p in rest if p.role is not Role.STEWARD))
+    if any(_lives(p, now) for p in fleet.processes if p.role is not Role.STEWARD):
         return
     if fleet.unrescued and now < by + RESCUE_SECONDS:
         return
-    for process in fleet.processes:
-        if process.role is Role.STEWARD and process.stays:
-            yield Leave(process=process, by=now + RESCUE_SECONDS)
+    yield from _leave_by(now + RESCUE_SECONDS, (p for p in rest if p.role is Role.STEWARD))
+
+
+def _leave_by(by: float, processes: Iterable[Process]) -> Iterator[Action]:
+    """Also those that were told before to leave later than that."""
+    for process in processes:
+        ends = process.killed_at is not None or process.dumped_at is not None
+        if not ends and (process.leave_by is None or process.leave_by > by):
+            yield Leave(process=process, by=by)
