@@ -2,7 +2,8 @@
 
 The first restart is at once. Only early deaths make the next ones wait, twice as long
 each time, until its number has been quiet for a minute; and only those, too many over
-all numbers, make the supervisor give up.
+all numbers, make the supervisor give up. Being ready is not being quiet: a process that dies
+later than early neither adds to the pause nor takes it back.
 """
 
 from collections import deque
@@ -10,8 +11,11 @@ from collections.abc import Hashable
 
 #: A process that lived less, and settled nothing, died early.
 EARLY_SECONDS = 10.0
+#: Counted from when the successor might have started.
 QUIET_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+#: By the dice, a pause is so much of itself shorter.
+_JITTER = 0.2
 #: Early deaths within WINDOW_SECONDS that are too many: for a fleet of `wanted`, twice as many.
 WINDOW_SECONDS = 60.0
 _TOO_MANY = 6
@@ -19,22 +23,19 @@ _TOO_MANY = 6
 
 class Restarts:
     def __init__(self) -> None:
-        #: By number: early deaths in a row, and when the last one was.
+        #: By number: early deaths in a row, and until when nothing is quiet.
         self._early: dict[Hashable, tuple[int, float]] = {}
         self._not_before: dict[Hashable, float] = {}
         self._deaths: deque[float] = deque()
 
     def died_early(self, number: Hashable, now: float, dice: float) -> float:
-        """Seconds until its successor may start; `dice` in [0, 1) spreads them by a fifth."""
-        count, at = self._early.get(number, (0, now))
-        count = count + 1 if now < at + QUIET_SECONDS else 1
-        self._early[number] = count, now
+        """Seconds until its successor may start; `dice` in [0, 1) spreads them."""
         self._deaths.append(now)
-        pause = 0.0
-        if count > 1:
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (count - 2)) * (0.9 + 0.2 * dice)
-        self._not_before[number] = now + pause
-        return pause
+        return self._pause(number, now, dice, self._in_a_row(number, now))
+
+    def not_started(self, number: Hashable, now: float, dice: float) -> float:
+        """There was no process to be had: nobody died, but trying at once would not help."""
+        return self._pause(number, now, dice, max(2, self._in_a_row(number, now)))
 
     def not_before(self, number: Hashable) -> float:
         return self._not_before.get(number, 0.0)
@@ -43,3 +44,24 @@ class Restarts:
         while self._deaths and self._deaths[0] <= now - WINDOW_SECONDS:
             self._deaths.popleft()
         return len(self._deaths) >= max(_TOO_MANY, 2 * wanted)
+
+    def _in_a_row(self, number: Hashable, now: float) -> int:
+        count, until = self._early.get(number, (0, now))
+        return count + 1 if now < until else 1
+
+    def _pause(self, number: Hashable, now: float, dice: float, count: int) -> float:
+        pause = _length(count) * (1.0 - _JITTER * dice)
+        self._not_before[number] = now + pause
+        self._early[number] = count, now + pause + QUIET_SECONDS
+        return pause
+
+
+def _length(count: int) -> float:
+    """Of the pause after so many in a row. Doubled one by one: a power would overflow in a
+    number that dies for hours."""
+    pause = 0.0 if count < 2 else _FIRST_PAUSE
+    for _ in range(2, count):
+        if pause >= _LONGEST_PAUSE:
+            break
+        pause *= 2
+    return min(pause, _LONGEST_PAUSE)
