@@ -24,9 +24,10 @@ from cmdbus.board import Board
 from cmdbus.schema import install
 from cmdbus.slots import Phase
 from cmdbus.views import SeatView
+from cmdbus.worker.blame import Death
 from cmdbus.worker.claims import Claim, Claims, Want
 from cmdbus.worker.holding import Holding
-from cmdbus.worker.rescue import Death, Rescued, rescue
+from cmdbus.worker.rescue import Rescued, rescue
 
 pytestmark = pytest.mark.db
 

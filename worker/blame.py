@@ -8,25 +8,48 @@ crashed, or left without being told              the same
 any of the last three while it ran alone         its command is charged, and goes to a person
 """
 
+import json
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
-from cmdbus.outcomes import SUSPECT_LOSSES
+from cmdbus.keys import KeyState
+from cmdbus.outcomes import MAX_DETAILS, SUSPECT_LOSSES
 from cmdbus.seats import Ended, Verdict
 from cmdbus.views import SeatView
 from cmdbus.worker.claims import Claim
-from cmdbus.worker.rescue import Death, Key, running
+
+#: Id and token.
+Key = tuple[int, int]
 
 #: What somebody sends who means the process, and not what it runs.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+#: Of an event's details, what is not the stack.
+_REST = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """`seat` as it was read after the process had died, and before its seat is assigned anew."""
+
+    incarnation: int
+    seat: SeatView
+    #: A sentence for the audit of what was running.
+    why: str
+    #: So many losses each running one counts: 0 and it is as if it had not run, and
+    #: enough of them make it a suspect.
+    losses: Callable[[Claim], int] = lambda _: 1
+    #: Those of the running ones that are to be charged, with code (CRASHED or TIMEOUT),
+    #: message, and details: signal, pid, stack.
+    guilty: Mapping[Key, CommandError] = field(default_factory=dict)
 
 
 def blame(seat: SeatView, ended: Ended, stack: str) -> Death:
     """`stack`: what the process wrote when it crashed or was asked for it."""
     assert seat.incarnation is not None, "who had none has claimed nothing"
     why = f"its process {ended.pid} {_said(ended)}"
-    details = {"pid": ended.pid, "signal": ended.signal, "code": ended.code, "stack": stack}
+    details = {"pid": ended.pid, "signal": ended.signal, "code": ended.code, "stack": _end(stack)}
     return Death(
         incarnation=seat.incarnation,
         seat=seat,
@@ -34,6 +57,15 @@ def blame(seat: SeatView, ended: Ended, stack: str) -> Death:
         losses=_losses(ended),
         guilty=_guilty(seat, ended, why, details),
     )
+
+
+def running(seat: SeatView) -> set[Key]:
+    """What its threads had begun and not finished."""
+    known = {(key.id, key.token): key.state for key in seat.keys}
+    begun = {key for key, state in known.items() if state is KeyState.STARTED}
+    shown = {(slot.command.id, slot.command.token) for slot in seat.slots if slot.command}
+    # A slot whose command has no key: there were more at once than can be shown.
+    return begun | {key for key in shown if key not in known}
 
 
 def _guilty(
@@ -67,6 +99,14 @@ def _is_suspicious(ended: Ended) -> bool:
     if ended.verdict is Verdict.NONE:
         return ended.signal not in _FROM_OUTSIDE
     return ended.verdict is Verdict.HUNG
+
+
+def _end(stack: str) -> str:
+    """As much as an event can hold: of more, it would keep nothing at all."""
+    kept = stack.replace("\0", "")[-MAX_DETAILS:]
+    while len(json.dumps(kept)) > MAX_DETAILS - _REST:
+        kept = kept[len(kept) // 16 + 1 :]
+    return kept
 
 
 def _said(ended: Ended) -> str:

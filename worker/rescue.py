@@ -7,40 +7,20 @@ executes what is in its socket; released before that, its next step claims for t
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from cmdbus.errors import CommandError
-from cmdbus.keys import KeyState
 from cmdbus.outcomes import failed
 from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
 from cmdbus.views import SeatView
+from cmdbus.worker.blame import Death, Key, running
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Session
 from cmdbus.worker.settling import ONE_BY_ONE
-
-#: Id and token.
-Key = tuple[int, int]
 
 _DEFAULT_POLICY = RetryPolicy()
 #: Between two looks at rows that somebody holds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """`seat` as it was read after the process had died, and before its seat is assigned anew."""
-
-    incarnation: int
-    seat: SeatView
-    #: A sentence for the audit of what was running.
-    why: str
-    #: So many losses each running one counts: 0 and it is as if it had not run, and
-    #: enough of them make it a suspect.
-    losses: Callable[[Claim], int] = lambda _: 1
-    #: Those of the running ones that are to be charged, with code (CRASHED or TIMEOUT),
-    #: message, and details: signal, pid, stack.
-    guilty: Mapping[Key, CommandError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +66,6 @@ def rescue(
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
     return rescuer.rescued(left)
-
-
-def running(seat: SeatView) -> set[Key]:
-    """What its threads had begun and not finished."""
-    known = {(key.id, key.token): key.state for key in seat.keys}
-    begun = {key for key, state in known.items() if state is KeyState.STARTED}
-    shown = {(slot.command.id, slot.command.token) for slot in seat.slots if slot.command}
-    # A slot whose command has no key: there were more at once than can be shown.
-    return begun | {key for key in shown if key not in known}
 
 
 class _Rescuer:

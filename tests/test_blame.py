@@ -1,0 +1,245 @@
+"""Each way in which a process ends, and who of those that it ran is to blame."""
+
+import json
+import signal
+from dataclasses import replace
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+
+from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
+from cmdbus.health import Levels
+from cmdbus.keys import KeyState
+from cmdbus.outcomes import failed
+from cmdbus.retry import RetryPolicy
+from cmdbus.seats import Ended, Role, Verdict
+from cmdbus.slots import Phase
+from cmdbus.views import CommandView, KeyView, SeatView, SlotView
+from cmdbus.worker.blame import Death, Key, blame, running
+from cmdbus.worker.claims import Claim
+
+ID = UUID(int=1)
+PID = 4711
+#: Of the two commands that run, in slots 0 and 1; a third has finished, a fourth waits.
+FIRST, SECOND, FINISHED, WAITING = (1, 101), (2, 102), (3, 103), (4, 104)
+
+
+def key(which: Key, state: KeyState) -> KeyView:
+    return KeyView(domain="payments", priority=5, id=which[0], token=which[1], state=state)
+
+
+def slot(place: int, which: Key | None) -> SlotView:
+    command = None
+    if which is not None:
+        command = CommandView(
+            domain="payments",
+            type="Debit",
+            command_id=ID,
+            attempt=1,
+            priority=5,
+            id=which[0],
+            token=which[1],
+        )
+    return SlotView(
+        place=place,
+        number=place,
+        phase=Phase.RUNNING if which else Phase.RESTING,
+        command=command,
+        since=1,
+        due=2,
+        thread=10 + place,
+        backend_pid=None,
+        backend_start=None,
+        sequence=2,
+    )
+
+
+SEAT = SeatView(
+    place=0,
+    role=Role.DEAD,
+    number=0,
+    generation=3,
+    pid=PID,
+    incarnation=17,
+    since=1,
+    ready=1,
+    due=1,
+    levels=Levels(),
+    leave_by=None,
+    ended=None,
+    rescued=False,
+    parked=None,
+    slots=(slot(0, FIRST), slot(1, SECOND), slot(2, None)),
+    keys=(
+        key(FIRST, KeyState.STARTED),
+        key(SECOND, KeyState.STARTED),
+        key(FINISHED, KeyState.FINISHED),
+        key(WAITING, KeyState.CLAIMED),
+    ),
+    complete=True,
+)
+
+ORDERED = Ended(generation=3, pid=PID, signal=signal.SIGKILL, verdict=Verdict.LATE)
+STOPPED = replace(ORDERED, verdict=Verdict.STOPPED)
+HUNG = replace(ORDERED, verdict=Verdict.HUNG)
+HOLDS_GIL = replace(HUNG, slot=1, token=SECOND[1])
+CRASHED = Ended(generation=3, pid=PID, signal=signal.SIGSEGV)
+LEFT = Ended(generation=3, pid=PID, code=0)
+
+
+def claim(losses: int = 0) -> Claim:
+    return Claim(
+        domain="payments",
+        priority=5,
+        id=1,
+        token=101,
+        command_id=ID,
+        type="Debit",
+        data="null",
+        attempts=0,
+        losses=losses,
+        max_attempts=None,
+        correlation_id=ID,
+        reply_to=None,
+        created_at=datetime.now(UTC),
+        waited=0.0,
+    )
+
+
+def losses_of(death: Death) -> list[int]:
+    """So many does a command have afterwards that had none, one and two before."""
+    return [before + death.losses(claim(before)) for before in range(3)]
+
+
+ONE_MORE = [1, 2, 3]
+#: At least as many as make it run alone, and one more in any case.
+SUSPECT = [2, 2, 3]
+AS_BEFORE = [0, 1, 2]
+
+
+def test_running_is_what_was_begun_and_not_finished() -> None:
+    assert running(SEAT) == {FIRST, SECOND}
+
+
+def test_running_is_also_what_a_slot_shows_that_found_no_place_for_its_key() -> None:
+    """There were more at once than can be shown."""
+    unseen = replace(SEAT, keys=SEAT.keys[1:])
+    assert running(unseen) == {FIRST, SECOND}
+    ended = replace(SEAT, slots=(slot(0, FINISHED), slot(1, WAITING)))
+    assert running(ended) == {FIRST, SECOND}, "what the keys say is newer than what a slot says"
+
+
+@pytest.mark.parametrize("ran_alone", [False, True])
+def test_who_was_ordered_to_leave_and_killed_at_its_deadline_is_blamed_for_nothing(
+    ran_alone: bool,
+) -> None:
+    death = blame(SEAT, replace(ORDERED, alone=ran_alone), "")
+    assert death.guilty == {} and losses_of(death) == AS_BEFORE
+    assert death.incarnation == 17 and death.seat is SEAT
+
+
+@pytest.mark.parametrize("number", ["KILL", "TERM", "INT", "HUP", "QUIT"])
+@pytest.mark.parametrize("ran_alone", [False, True])
+def test_a_signal_from_outside_blames_nobody_and_counts_a_loss(
+    number: str, ran_alone: bool
+) -> None:
+    """Fault 23: the first loss runs again anywhere, the second alone, the third nowhere."""
+    ended = replace(LEFT, signal=signal.Signals[f"SIG{number}"], alone=ran_alone)
+    death = blame(SEAT, ended, "")
+    assert death.guilty == {} and losses_of(death) == ONE_MORE
+
+
+def test_one_that_was_stopped_from_outside_blames_nobody_and_counts_a_loss() -> None:
+    """Fault 4."""
+    death = blame(SEAT, STOPPED, "")
+    assert death.guilty == {} and losses_of(death) == ONE_MORE
+
+
+def test_who_held_the_gil_is_charged_and_the_others_count_a_loss() -> None:
+    """Fault 6."""
+    death = blame(SEAT, HOLDS_GIL, "File regex.py")
+    assert losses_of(death) == ONE_MORE
+    assert list(death.guilty) == [SECOND]
+    error = death.guilty[SECOND]
+    assert isinstance(error, TransientCommandError) and error.code == "TIMEOUT"
+    assert "its main thread did not come back" in error.message
+    assert error.details == {"pid": PID, "signal": 9, "code": 0, "stack": "File regex.py"}
+
+
+@pytest.mark.parametrize("moved_on", [{"token": 999}, {"slot": 2}, {"slot": 7}])
+def test_whoever_came_into_the_guilty_slot_later_is_not_charged(moved_on: dict[str, int]) -> None:
+    """Compare and kill: the verdict names slot and token."""
+    ended = replace(HOLDS_GIL, slot=moved_on.get("slot", 1), token=moved_on.get("token", 102))
+    death = blame(SEAT, ended, "")
+    assert death.guilty == {} and losses_of(death) == ONE_MORE
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        HUNG,
+        CRASHED,
+        replace(CRASHED, signal=signal.SIGABRT),
+        replace(CRASHED, signal=signal.SIGBUS),
+        replace(CRASHED, signal=signal.SIGILL),
+        replace(CRASHED, signal=signal.SIGFPE),
+        replace(CRASHED, signal=signal.SIGALRM),
+        replace(CRASHED, signal=64),
+        LEFT,
+        replace(LEFT, code=3),
+    ],
+)
+def test_of_a_crash_that_could_be_anybodys_all_are_suspects(ended: Ended) -> None:
+    """Faults 2, 3: they run alone next time; innocents are never charged."""
+    death = blame(SEAT, ended, "")
+    assert death.guilty == {} and losses_of(death) == SUSPECT
+
+
+@pytest.mark.parametrize("ended", [HOLDS_GIL, HUNG, CRASHED, LEFT])
+def test_who_crashes_alone_is_guilty(ended: Ended) -> None:
+    """And goes to a person, with all that is known of it."""
+    death = blame(SEAT, replace(ended, alone=True), "the stack")
+    assert set(death.guilty) == {FIRST, SECOND}
+    for error in death.guilty.values():
+        assert isinstance(error, PermanentCommandError) and error.code == "CRASHED"
+        assert "it ran alone" in error.message and str(PID) in error.message
+        assert _details(error)["stack"] == "the stack"
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (ORDERED, "was killed: it was told to leave and had not in time"),
+        (STOPPED, "was killed: a signal had stopped it"),
+        (HUNG, "was killed: its main thread did not come back"),
+        (replace(LEFT, signal=9), "killed from outside (SIGKILL), or because memory ran out"),
+        (CRASHED, "died of SIGSEGV"),
+        (replace(CRASHED, signal=64), "died of SIGRTMAX"),
+        (replace(CRASHED, signal=99), "died of signal 99"),
+        (replace(LEFT, code=7), "left by itself with exit code 7"),
+    ],
+)
+def test_the_audit_says_how_the_process_ended(ended: Ended, said: str) -> None:
+    why = blame(SEAT, ended, "").why
+    assert why.startswith(f"its process {PID} ") and said in why
+
+
+@pytest.mark.parametrize(
+    "stack", ["x" * 50_000, "\n" * 50_000, "\0é" * 20_000, "\x01" * 50_000, "short"]
+)
+def test_a_stack_too_long_for_the_event_is_cut_and_the_rest_kept(stack: str) -> None:
+    death = blame(SEAT, replace(CRASHED, alone=True), stack)
+    [kept] = {_details(error)["stack"] for error in death.guilty.values()}
+    assert stack.replace("\0", "").endswith(str(kept)) and len(str(kept)) >= min(len(stack), 3_000)
+    assert _details(death.guilty[FIRST])["pid"] == PID
+
+
+def _details(error: CommandError) -> dict[str, object]:
+    """As they are stored."""
+    outcome = failed(
+        error, "", attempt=1, max_attempts=3, policy=RetryPolicy(), retry_after=None, dice=0.5
+    )
+    said = json.loads(outcome.details or "")["details"]
+    assert isinstance(said, dict), said
+    return said

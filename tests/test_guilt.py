@@ -1,0 +1,110 @@
+"""Who holds the GIL: by values, and on real threads of real processes."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from eventually import eventually
+
+from cmdbus.supervisor.guilt import burnt, guilty, is_stopped
+
+#: Of the threads 11 and 12, the slots.
+RUNNING = {0: 11, 1: 12}
+
+
+@pytest.mark.parametrize(
+    ("after", "slot"),
+    [
+        ({11: 5.5, 12: 7.0}, 0),
+        ({11: 5.49, 12: 7.0}, None),
+        ({11: 5.0, 12: 8.0}, 1),
+        ({11: 5.5, 12: 7.5}, None),
+        ({}, None),
+        ({11: 5.0, 12: 7.0, 10: 99.0}, None),
+    ],
+    ids=["one did", "not enough", "the other", "both", "gone", "the main thread"],
+)
+def test_guilty_is_the_one_slot_whose_thread_burnt_half_of_the_time(
+    after: dict[int, float], slot: int | None
+) -> None:
+    assert guilty({11: 5.0, 12: 7.0}, after, 1.0, RUNNING) == slot
+
+
+def test_a_thread_that_is_new_since_the_first_look_has_burnt_all_of_its_time() -> None:
+    assert guilty({}, {12: 0.6}, 1.0, RUNNING) == 1
+
+
+def test_who_runs_nothing_is_not_guilty() -> None:
+    assert guilty({11: 0.0}, {11: 1.0}, 1.0, {}) is None
+
+
+@contextmanager
+def forked(run: Callable[[], None]) -> Iterator[int]:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run()
+        finally:
+            os._exit(1)
+    try:
+        yield pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+@pytest.mark.process
+def test_the_thread_that_burns_the_processor_is_found_in_another_process() -> None:
+    reader, writer = os.pipe()
+
+    def work() -> None:
+        def burn() -> None:
+            os.write(writer, f"{threading.get_native_id()}\n".encode())
+            while True:
+                pass
+
+        waits = threading.Thread(target=signal.pause, daemon=True)
+        waits.start()
+        os.write(writer, f"{waits.native_id}\n".encode())
+        burn()
+
+    with forked(work) as pid:
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            running = dict(enumerate([int(told.readline()), int(told.readline())]))
+        before, at = burnt(pid), time.monotonic()
+        assert set(running.values()) <= set(before)
+
+        def found() -> bool:
+            return guilty(before, burnt(pid), 0.5 * (time.monotonic() - at), running) == 1
+
+        eventually(lambda: time.monotonic() > at + 0.2 and found(), 10)
+
+
+@pytest.mark.process
+def test_of_a_process_that_is_gone_nothing_is_known() -> None:
+    with forked(signal.pause) as pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert burnt(pid) == {}
+        assert not is_stopped(pid)
+
+
+@pytest.mark.process
+def test_stopped_is_who_got_a_signal_for_that_and_no_other() -> None:
+    """Fault 4: it was no command of its own."""
+    with forked(signal.pause) as pid:
+        assert not is_stopped(pid)
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: is_stopped(pid))
+        os.kill(pid, signal.SIGCONT)
+        eventually(lambda: not is_stopped(pid))
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert not is_stopped(pid), "a zombie is not"
