@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from cmdbus.exits import Exit
 from cmdbus.supervisor import signals
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER = 1, 37
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -71,13 +71,25 @@ def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
     before anybody has ended what they left behind, and joins all of them at exit.
     """
     parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     with signals.blocked():
         pid = os.fork()
         if pid == 0:
             _begin(run, parent, close)
-    return Child(pid)
+    try:
+        return Child(pid)
+    except OSError:
+        # No descriptor is left for it: nobody would ever look after it.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _flush() -> None:
+    """What is in a buffer would be written by parent and child. Either may be closed."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
 
 
 def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
@@ -93,8 +105,7 @@ def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
         traceback.print_exc()
     finally:
         with suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush()
         os._exit(code)  # Threads that hang are not waited for.
 
 
@@ -108,14 +119,24 @@ def die_with(parent: int) -> None:
 
 
 def reap_strangers(ours: Iterable[int | None]) -> None:
-    """As process 1 of a container we inherit orphans. Looks first: who is ours is reaped by
-    its seat, with its exit code."""
+    """As process 1 of a container, or as a subreaper, we inherit orphans. Looks first: who is
+    ours is reaped by its seat, with its exit code. Elsewhere there are none, and a child that
+    somebody else in this process has started is left to him."""
+    if not _inherits_orphans():
+        return
     ours = set(ours)
     with suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in ours:
                 return
             os.waitid(os.P_PID, ended.si_pid, os.WEXITED)
+
+
+def _inherits_orphans() -> bool:
+    subreaper = ctypes.c_int(0)
+    with suppress(AttributeError):
+        _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(subreaper), 0, 0, 0)
+    return os.getpid() == 1 or bool(subreaper.value)
 
 
 def wait(descriptors: Iterable[int], seconds: float) -> None:

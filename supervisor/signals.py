@@ -1,9 +1,9 @@
-"""Signals are only noted: the loop reads them when it looks. Nothing runs inside a handler."""
+"""Signals are only noted: the loop reads them when it looks. Nothing else is done in a handler."""
 
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 #: Those that mean something to the supervisor, and the death of a child.
@@ -22,13 +22,14 @@ _AT_ONCE = 4096
 
 
 class Signals:
-    """A pipe that the interpreter writes to. A storm of signals fills it, and the rest of the
-    storm is dropped: what was noted is the same."""
+    """The loop waits for a pipe that the interpreter writes to. What came is noted apart from
+    that: a storm fills the pipe, and what is dropped then may be the only one of its kind."""
 
     def __init__(self) -> None:
         self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._noted: dict[int, None] = {}
         for number in NOTED:
-            signal.signal(number, _note)
+            signal.signal(number, self._note)
         # By which children are asked for their stacks: those that are not ready for it yet
         # must not die of it.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -39,16 +40,13 @@ class Signals:
         return self.descriptor, self._writer
 
     def read(self) -> list[signal.Signals]:
-        """Those that came since, in the order in which they came first."""
-        noted: list[signal.Signals] = []
-        while True:
-            try:
-                numbers = os.read(self.descriptor, _AT_ONCE)
-            except BlockingIOError:
-                return noted
-            for number in numbers:
-                if number in NOTED and number not in noted:
-                    noted.append(signal.Signals(number))
+        """Those that came since, each once."""
+        # The pipe first: what comes after that wakes the loop again.
+        with suppress(BlockingIOError):
+            while os.read(self.descriptor, _AT_ONCE):
+                pass
+        noted, self._noted = self._noted, {}
+        return [signal.Signals(number) for number in noted]
 
     def close(self) -> None:
         """For a process that is about to exit, with a code that no late signal may change."""
@@ -59,9 +57,8 @@ class Signals:
         os.close(self.descriptor)
         os.close(self._writer)
 
-
-def _note(number: int, frame: FrameType | None) -> None:
-    """The interpreter has written the number to the pipe."""
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._noted[number] = None
 
 
 @contextmanager

@@ -1,0 +1,414 @@
+"""Children that are really forked, killed and reaped."""
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from errno import EAGAIN, EMFILE
+
+import pytest
+from eventually import eventually
+
+from cmdbus.supervisor import signals
+from cmdbus.supervisor.children import Child, Death, fork, reap_strangers, wait
+
+pytestmark = pytest.mark.process
+
+_PR_SET_CHILD_SUBREAPER = 36
+_NOBODY = 65534
+
+
+def reaped(child: Child) -> Death:
+    wait([child.descriptor], 10)
+    death = child.reap()
+    assert death is not None
+    return death
+
+
+def ran(run: Callable[[], int], close: Iterable[int] = ()) -> Death:
+    return reaped(fork(run, close=close))
+
+
+@contextmanager
+def living(run: Callable[[], int]) -> Iterator[Child]:
+    child = fork(run, close=[])
+    try:
+        yield child
+    finally:
+        child.send(signal.SIGKILL)
+        reaped(child)
+
+
+def pause_for_ever() -> int:
+    while True:
+        signal.pause()
+
+
+def die_of(number: signal.Signals) -> int:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 99
+
+
+# Exit codes and signals.
+
+
+@pytest.mark.parametrize("code", [0, 3, 255])
+def test_what_it_returns_is_its_exit_code(code: int) -> None:
+    assert ran(lambda: code) == Death(0, code)
+
+
+def test_an_error_is_exit_code_1_and_its_traceback_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert ran(lambda: 1 // 0) == Death(0, 1)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_sys_exit_in_a_child_is_no_way_out_of_it() -> None:
+    """Fault 3."""
+    assert ran(lambda: sys.exit(0)) == Death(0, 1)
+
+
+@pytest.mark.parametrize("number", ["KILL", "TERM", "SEGV", "ABRT", "USR1"])
+def test_a_signal_that_killed_it_is_told_from_an_exit_code(number: str) -> None:
+    """Fault 2."""
+    found = signal.Signals[f"SIG{number}"]
+
+    def run() -> int:
+        signals.unblock()
+        if found is not signal.SIGKILL:
+            return die_of(found)
+        os.kill(os.getpid(), found)
+        return 99
+
+    death = ran(run)
+    assert death == Death(found, 0)
+    assert str(death) == f"was killed by SIG{number}"
+
+
+def test_deaths_are_told_in_words() -> None:
+    assert str(Death(0, 3)) == "exited with code 3"
+    assert str(Death(99, 0)) == "was killed by signal 99"
+
+
+def test_who_lives_is_not_reaped() -> None:
+    with living(pause_for_ever) as child:
+        assert child.reap() is None
+
+
+def test_a_signal_to_one_that_is_dead_already_reaches_nobody() -> None:
+    """Fault 15: it is not reaped, so nobody else has its number."""
+    child = fork(lambda: 5, close=[])
+    wait([child.descriptor], 10)
+    child.send(signal.SIGKILL)
+    assert child.reap() == Death(0, 5)
+
+
+def test_one_that_is_stopped_can_be_killed() -> None:
+    """Fault 4."""
+    child = fork(pause_for_ever, close=[])
+    child.send(signal.SIGSTOP)
+    child.send(signal.SIGKILL)
+    assert reaped(child) == Death(signal.SIGKILL, 0)
+
+
+def test_many_that_die_at_once_are_all_told_apart() -> None:
+    """Fault 14."""
+    children = [fork(lambda code=code: code, close=[]) for code in range(20)]  # type: ignore[misc]
+    assert [reaped(child).code for child in children] == list(range(20))
+
+
+# What a child has of its parent, and what not.
+
+
+def test_descriptors_that_are_only_the_parents_are_closed_in_the_child() -> None:
+    private, shared = os.pipe()
+
+    def run() -> int:
+        os.fstat(shared)
+        with suppress(OSError):
+            os.fstat(private)
+            return 7
+        return 0
+
+    try:
+        assert ran(run, close=[private]) == Death(0, 0)
+        os.fstat(private)
+    finally:
+        os.close(private)
+        os.close(shared)
+
+
+def test_a_child_leads_a_group_of_its_own_and_has_nothing_of_the_supervisors_signals() -> None:
+    def run() -> int:
+        assert os.getpgid(0) == os.getpid()
+        assert {signal.getsignal(number) for number in signals.NOTED} == {signal.SIG_DFL}
+        assert signal.set_wakeup_fd(-1) == -1
+        return 0
+
+    with noting():
+        assert ran(run) == Death(0, 0)
+
+
+def test_a_signal_before_the_child_has_its_handlers_is_not_lost() -> None:
+    """Fault 10: it comes when the child is ready for it."""
+    reader, writer = os.pipe()
+
+    def run() -> int:
+        os.read(reader, 1)
+        noted: list[int] = []
+        if signal.SIGTERM not in signal.sigpending():
+            return 7
+        signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
+        signals.unblock()
+        return 0 if noted == [signal.SIGTERM] else 8
+
+    child = fork(run, close=[writer])
+    child.send(signal.SIGTERM)
+    os.write(writer, b"!")
+    try:
+        assert reaped(child) == Death(0, 0)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_signal_to_the_parent_during_a_fork_comes_after_it() -> None:
+    with noting() as noted:
+        with signals.blocked():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert noted.read() == []
+        assert noted.read() == [signal.SIGHUP]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(signals.NOTED)
+
+
+def test_a_fork_is_possible_with_stdout_and_stderr_closed() -> None:
+    """Fault 22."""
+
+    def run() -> int:
+        sys.stdout = sys.stderr = None
+        return reaped(fork(lambda: 1 // 0, close=[])).code + 10
+
+    assert ran(run) == Death(0, 11)
+
+
+# The end of the others.
+
+
+def test_what_a_child_started_and_left_ends_when_it_is_reaped() -> None:
+    """Fault 16."""
+    reader, writer = os.pipe()
+
+    def run() -> int:
+        started = subprocess.Popen(["sleep", "1000"])
+        os.write(writer, f"{started.pid}\n".encode())
+        os._exit(0)
+
+    child = fork(run, close=[reader])
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        left = os.pidfd_open(int(told.readline()))
+    try:
+        wait([child.descriptor], 10)
+        assert not has_ended(left), "it outlives whoever started it"
+        assert child.reap() == Death(0, 0)
+        eventually(lambda: has_ended(left))
+    finally:
+        os.close(left)
+
+
+def has_ended(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def test_who_loses_its_parent_is_gone() -> None:
+    """Faults 10, 12: kill -9 of the supervisor, and no child of it survives."""
+    reader, writer = os.pipe()
+
+    def supervise() -> int:
+        child = fork(pause_for_ever, close=[])
+        os.write(writer, f"{child.pid}\n".encode())
+        return pause_for_ever()
+
+    with living(supervise) as parent:
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            orphan = os.pidfd_open(int(told.readline()))
+        try:
+            parent.send(signal.SIGKILL)
+            eventually(lambda: has_ended(orphan))
+        finally:
+            os.close(orphan)
+
+
+def test_the_exit_code_of_somebody_elses_child_is_left_to_him() -> None:
+    """A subprocess of a library beside ours."""
+    strangers = [subprocess.Popen([sys.executable, "-c", "exit(41)"]) for _ in range(3)]
+    for stranger in strangers:
+        os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)
+    assert ran(lambda: 3) == Death(0, 3)
+    reap_strangers([])
+    assert [stranger.wait() for stranger in strangers] == [41] * 3
+
+
+def test_as_process_1_would_it_reaps_orphans_and_leaves_our_own_to_their_seats() -> None:
+    """Fault 17."""
+
+    def orphan(code: int) -> None:
+        """Of a child that has ended before."""
+        middle = os.fork()
+        if middle == 0:
+            if os.fork() == 0:
+                os._exit(code)
+            os._exit(0)
+        os.waitpid(middle, 0)
+
+    def supervise() -> int:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        first = fork(lambda: 5, close=[])
+        orphan(3)
+        orphan(4)
+        last = fork(lambda: 6, close=[])
+        ours = [first.pid, last.pid]
+        for child in (first, last):
+            wait([child.descriptor], 10)
+            reap_strangers(ours)
+        codes = [reaped(child).code for child in (first, last)]
+        eventually(lambda: not _has_children(ours))
+        return 0 if codes == [5, 6] else 9
+
+    assert ran(supervise) == Death(0, 0)
+
+
+def _has_children(ours: list[int]) -> bool:
+    reap_strangers(ours)
+    with suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return True
+    return False
+
+
+# There can be none.
+
+
+def test_a_fork_that_fails_is_an_error_for_whoever_asked_and_changes_nothing() -> None:
+    """Fault 20."""
+
+    def supervise() -> int:
+        if os.getuid() == 0:
+            os.setgroups([])
+            os.setgid(_NOBODY)
+            os.setuid(_NOBODY)
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            fork(lambda: 0, close=[])
+        except OSError as error:
+            after = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            return 0 if error.errno == EAGAIN and before == after else 7
+        return 8
+
+    assert ran(supervise) == Death(0, 0)
+
+
+def test_a_child_for_which_no_descriptor_is_left_does_not_run_unwatched() -> None:
+    """Fault 21."""
+
+    def supervise() -> int:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        with suppress(OSError):
+            while True:
+                os.dup(0)
+        try:
+            fork(pause_for_ever, close=[])
+        except OSError as error:
+            with suppress(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)
+                return 8
+            return 0 if error.errno == EMFILE else 7
+        return 9
+
+    assert ran(supervise) == Death(0, 0)
+
+
+def test_a_wait_ends_with_the_first_death_and_at_its_time() -> None:
+    with living(pause_for_ever) as lives:
+        child = fork(lambda: 0, close=[])
+        wait([lives.descriptor, child.descriptor], 20)
+        assert reaped(child) == Death(0, 0)
+        wait([lives.descriptor], -1)
+        assert lives.reap() is None
+
+
+# Signals.
+
+
+@pytest.fixture(autouse=True)
+def handlers_restored() -> Iterator[None]:
+    changed = (*signals.NOTED, signal.SIGUSR2)
+    before = [(number, signal.getsignal(number)) for number in changed]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+def noting() -> closing[signals.Signals]:
+    return closing(signals.Signals())
+
+
+def test_a_storm_is_one_of_each() -> None:
+    """Fault 9."""
+    storm = [signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD, signal.SIGTTIN]
+    with noting() as noted:
+        for _ in range(5_000):
+            for number in storm:
+                os.kill(os.getpid(), number)
+        found = noted.read()
+        assert len(found) == 4 and set(found) == set(storm)
+        assert noted.read() == []
+
+
+def test_a_storm_that_fills_the_pipe_hides_nothing_that_comes_after_it() -> None:
+    """Fault 9: of 100,000 HUPs one may be dropped, but not the TERM behind them."""
+    with noting() as noted:
+        for _ in range(100_000):
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)
+        assert noted.read() == [signal.SIGHUP, signal.SIGTERM]
+        signal.raise_signal(signal.SIGTERM)
+        assert select.select([noted.descriptor], [], [], 0)[0], "and the next one wakes"
+        assert noted.read() == [signal.SIGTERM]
+        assert not select.select([noted.descriptor], [], [], 0)[0]
+
+
+def test_signals_of_another_process_wake_the_loop_and_none_is_lost() -> None:
+    def storm() -> int:
+        for _ in range(300):
+            os.kill(os.getppid(), signal.SIGUSR1)
+        os.kill(os.getppid(), signal.SIGTERM)
+        return 0
+
+    with noting() as noted:
+        child = fork(storm, close=noted.descriptors)
+        found: set[signal.Signals] = set()
+        while not {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD} <= found:
+            wait([noted.descriptor], 10)
+            read = noted.read()
+            assert read, "nothing came for 10 s"
+            found |= set(read)
+        assert reaped(child) == Death(0, 0)
+
+
+def test_afterwards_no_late_signal_does_anything_any_more() -> None:
+    """It would change the exit code of a supervisor that has stopped."""
+    with noting():
+        pass
+    for number in signals.NOTED:
+        signal.raise_signal(number)
