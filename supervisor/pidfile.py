@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from cmdbus.errors import BoardError
@@ -15,15 +16,24 @@ class Pidfile:
         while True:
             self.descriptor = _locked(path, name)
             # Between opening it and having its lock, its last holder may have removed it.
-            if path.exists() and path.stat().st_ino == os.fstat(self.descriptor).st_ino:
+            if self._is_there():
                 break
             os.close(self.descriptor)
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):
+            if self._is_there():
+                self._path.unlink()
         os.close(self.descriptor)
+
+    def _is_there(self) -> bool:
+        """Under its name; somebody may have removed it, and another may have made a new one."""
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self.descriptor))
+        except FileNotFoundError:
+            return False
 
 
 def _locked(path: Path, name: str) -> int:
@@ -35,10 +45,11 @@ def _locked(path: Path, name: str) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid = os.read(descriptor, 20).decode("ascii", "replace").strip()
+        said = os.read(descriptor, 20).strip()
         os.close(descriptor)
+        pid = said.decode() if said.isdigit() else "unknown"
         raise BoardError(
-            f"a supervisor named {name!r} runs already (pid {pid or 'unknown'}): stop it, or "
+            f"a supervisor named {name!r} runs already (pid {pid}): stop it, or "
             f"choose another --name or --runtime-dir"
         ) from None
     return descriptor

@@ -1,0 +1,143 @@
+"""One supervisor of a name: the lock decides, whatever the file says."""
+
+import os
+import re
+import signal
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from cmdbus.errors import BoardError
+from cmdbus.supervisor.children import Death, fork, wait
+from cmdbus.supervisor.pidfile import Pidfile
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cmdbus.pid"
+
+
+def test_it_says_whose_it_is_and_is_gone_afterwards(path: Path) -> None:
+    with closing(Pidfile(path, "cmdbus")):
+        assert path.read_text() == f"{os.getpid()}\n"
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "left", ["", "1\n", f"{os.getppid()}\n", "999999999\n", "garbage", "\0\0\n", "x" * 10_000]
+)
+def test_what_somebody_left_in_it_is_no_obstacle(path: Path, left: str) -> None:
+    """Fault 30: neither garbage nor the number of a program that lives."""
+    path.write_text(left)
+    with closing(Pidfile(path, "cmdbus")):
+        assert path.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_second_one_is_refused_and_told_whom_it_meets(path: Path) -> None:
+    """Fault 32."""
+    with closing(Pidfile(path, "ours")):
+        sentence = f"a supervisor named 'ours' runs already (pid {os.getpid()}): stop it, or "
+        with pytest.raises(BoardError, match=re.escape(sentence)):
+            Pidfile(path, "ours")
+        assert path.read_text() == f"{os.getpid()}\n"
+    with closing(Pidfile(path, "ours")):
+        pass
+
+
+def test_garbage_in_a_locked_one_is_not_shown(path: Path) -> None:
+    with closing(Pidfile(path, "ours")):
+        path.write_bytes(b"\x1b[31m\xff")
+        with pytest.raises(BoardError, match=r"\(pid unknown\)"):
+            Pidfile(path, "ours")
+
+
+@pytest.mark.parametrize("name", ["missing/cmdbus.pid", ".", "link"])
+def test_what_cannot_be_a_pidfile_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to("elsewhere")
+    with pytest.raises(BoardError, match=re.escape(f"{tmp_path / name} cannot be opened: ")):
+        Pidfile(tmp_path / name, "cmdbus")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.process
+def test_the_lock_of_one_that_was_killed_is_free(path: Path) -> None:
+    """Fault 12: although its file is still there."""
+    reader, writer = os.pipe()
+
+    def run() -> int:
+        Pidfile(path, "cmdbus")
+        os.write(writer, b"!")
+        signal.pause()
+        return 0
+
+    child = fork(run, close=[reader])
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        assert told.read(1) == "!"
+        with pytest.raises(BoardError, match=rf"\(pid {child.pid}\)"):
+            Pidfile(path, "cmdbus")
+        child.send(signal.SIGKILL)
+        wait([child.descriptor], 10)
+        assert child.reap() == Death(signal.SIGKILL, 0)
+    with closing(Pidfile(path, "cmdbus")):
+        assert path.read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.process
+def test_a_child_that_has_closed_it_does_not_hold_it(path: Path) -> None:
+    pidfile = Pidfile(path, "cmdbus")
+
+    def wait_for_ever() -> int:
+        signal.pause()
+        return 0
+
+    child = fork(wait_for_ever, close=[pidfile.descriptor])
+    try:
+        pidfile.close()
+        with closing(Pidfile(path, "cmdbus")):
+            pass
+    finally:
+        child.send(signal.SIGKILL)
+        wait([child.descriptor], 10)
+        child.reap()
+
+
+def test_one_whose_directory_was_removed_closes_and_leaves_the_next_ones_file(path: Path) -> None:
+    """Fault 31."""
+    first = Pidfile(path, "cmdbus")
+    path.unlink()
+    second = Pidfile(path, "cmdbus")
+    first.close()
+    assert path.read_text() == f"{os.getpid()}\n"
+    path.unlink()
+    path.parent.rmdir()
+    second.close()
+
+
+@pytest.mark.process
+def test_of_those_who_race_for_it_never_two_have_it(path: Path, tmp_path: Path) -> None:
+    """Each of four takes it 100 times, while the others do; who has it has it alone."""
+    alone = tmp_path / "alone"
+
+    def race() -> int:
+        for _ in range(100):
+            pidfile = None
+            while pidfile is None:
+                with suppress(BoardError):
+                    pidfile = Pidfile(path, "cmdbus")
+            alone.touch(exist_ok=False)
+            alone.unlink()
+            pidfile.close()
+        return 0
+
+    racers = [fork(race, close=[]) for _ in range(4)]
+    ends = []
+    for racer in racers:
+        wait([racer.descriptor], 20)
+        racer.send(signal.SIGKILL)
+        wait([racer.descriptor], 5)
+        ends.append(racer.reap())
+    assert ends == [Death(0, 0)] * 4
+    assert not path.exists()
