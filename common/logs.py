@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import select
+import socket
+import stat
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +21,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 def set_up(format: str, level: str) -> None:
     """For this process, and those that it forks."""
+    _open_standard_descriptors()
     handler = StderrHandler()
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
@@ -26,28 +29,95 @@ def set_up(format: str, level: str) -> None:
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
+def _open_standard_descriptors() -> None:
+    """Where one is closed, the next file that is opened would get its number, and the log."""
+    for descriptor in range(_STDERR + 1):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 class StderrHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
+        self._stderr = _Stderr()
         self._dropped = 0
+        #: Of the last line only the beginning got through.
+        self._torn = False
 
     def emit(self, record: logging.LogRecord) -> None:
+        text = self._text(record)
+        if self._dropped:
+            notice = f"{self._dropped} lines of log were dropped before this one"
+            text = f"{self.format(_own_record(logging.WARNING, notice))}\n{text}"
         try:
-            text = self.format(record)
-            if self._dropped:
-                text = f"({self._dropped} lines of log were dropped before this one)\n{text}"
             self._write(text.encode("utf-8", "backslashreplace") + b"\n")
             self._dropped = 0
-        except (OSError, ValueError):
+        except OSError:
             self._dropped += 1
-        except Exception:
-            self.handleError(record)
+
+    def close(self) -> None:
+        self._stderr.close()
+        super().close()
+
+    def _text(self, record: logging.LogRecord) -> str:
+        try:
+            return self.format(record)
+        except Exception as error:
+            why = f"a line of log cannot be formatted ({type(error).__name__}), see "
+            return self.format(
+                _own_record(logging.ERROR, f"{why}{record.pathname}:{record.lineno}")
+            )
 
     def _write(self, data: bytes) -> None:
+        data = b"\n" + data if self._torn else data
+        whole = len(data)
         while data:
-            if not select.select([], [_STDERR], [], 0)[1]:
-                raise BlockingIOError
-            data = data[os.write(_STDERR, data[:_AT_ONCE]) :]
+            data = data[self._stderr.write(data[:_AT_ONCE]) :]
+            self._torn = 0 < len(data) < whole
+
+
+def _own_record(level: int, message: str) -> logging.LogRecord:
+    return logging.LogRecord(__name__, level, __file__, 0, message, None, None)
+
+
+class _Stderr:
+    """Writes what there is room for at the moment, or raises.
+
+    A pipe that has room when one looks may be full when one writes, as all processes of a
+    node write to it; and its flags are everybody's who has it. So it is opened once more,
+    with flags of our own. Where that is not possible, it is looked at before.
+    """
+
+    def __init__(self) -> None:
+        self._own: int | None = None
+        self._socket: socket.socket | None = None
+        try:
+            mode = os.fstat(_STDERR).st_mode
+            if stat.S_ISFIFO(mode):
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                self._own = os.open(f"/proc/self/fd/{_STDERR}", flags)
+            elif stat.S_ISSOCK(mode):
+                self._socket = socket.socket(fileno=os.dup(_STDERR))
+        except OSError:
+            pass
+
+    def write(self, data: bytes) -> int:
+        if self._own is not None:
+            return os.write(self._own, data)
+        if self._socket is not None:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        if not select.select([], [_STDERR], [], 0)[1]:
+            raise BlockingIOError
+        return os.write(_STDERR, data)
+
+    def close(self) -> None:
+        if self._own is not None:
+            os.close(self._own)
+        if self._socket is not None:
+            self._socket.close()
+        self._own = self._socket = None
 
 
 class TextFormatter(logging.Formatter):
@@ -68,10 +138,10 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        event.update({key: value for key, value in vars(record).items() if key not in _OWN})
         if record.exc_info:
             event["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(event, default=str)
+        more = {key: value for key, value in vars(record).items() if key not in _OWN}
+        return json.dumps({**more, **event}, default=str)
 
 
 def _time(record: logging.LogRecord) -> str:

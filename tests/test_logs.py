@@ -1,0 +1,332 @@
+"""One event, one line, whole or not at all; and nobody waits for who reads it."""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from cmdbus.logs import JsonFormatter, StderrHandler, TextFormatter, set_up
+from cmdbus.supervisor.children import Child, Death, fork, wait
+
+logger = logging.getLogger("cmdbus.test_logs")
+
+_SMALLEST_PIPE = 4096
+
+
+@contextmanager
+def logging_to_stderr(formatter: logging.Formatter) -> Iterator[None]:
+    with closing(StderrHandler()) as handler:
+        handler.setFormatter(formatter)
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = True
+            logger.setLevel(logging.NOTSET)
+
+
+def in_json(capfd: pytest.CaptureFixture[str], log: Callable[[], None]) -> list[dict[str, Any]]:
+    with logging_to_stderr(JsonFormatter()):
+        log()
+    return parsed(capfd.readouterr().err)
+
+
+def parsed(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_line_for_people_has_time_level_process_and_message(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with logging_to_stderr(TextFormatter()):
+        logger.warning("worker %s has %s", 3, "left")
+    [line] = capfd.readouterr().err.splitlines()
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    assert re.fullmatch(rf"{time} WARNING {os.getpid()} worker 3 has left", line)
+
+
+def test_a_line_for_machines_has_the_same_and_what_was_given_with_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def log() -> None:
+        logger.info("%s runs", "Debit", extra={"command_id": 7, "what": object, "attempt": None})
+
+    [event] = in_json(capfd, log)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event.pop("time"))
+    assert event == {
+        "level": "info",
+        "pid": os.getpid(),
+        "thread": "MainThread",
+        "logger": "cmdbus.test_logs",
+        "message": "Debit runs",
+        "command_id": 7,
+        "what": "<class 'object'>",
+        "attempt": None,
+    }
+
+
+def test_what_is_given_with_a_line_does_not_hide_what_every_line_has(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    [event] = in_json(capfd, lambda: logger.info("said", extra={"level": 3, "time": 0}))
+    assert event["level"] == "info" and event["time"] != 0
+
+
+def test_a_traceback_is_one_whole_line_in_json(capfd: pytest.CaptureFixture[str]) -> None:
+    """Fault row F."""
+
+    def log() -> None:
+        try:
+            raise ValueError("first\nsecond")
+        except ValueError:
+            logger.exception("it failed\nbadly")
+
+    [event] = in_json(capfd, log)
+    assert event["message"] == "it failed\nbadly"
+    assert event["traceback"].startswith("Traceback (most recent call last):\n")
+    assert event["traceback"].endswith("ValueError: first\nsecond")
+
+
+@pytest.mark.parametrize("said", ["grün", "\udc80", "\0\x1b[31m", "😀"])
+def test_any_text_can_be_logged(capfd: pytest.CaptureFixture[str], said: str) -> None:
+    [event] = in_json(capfd, lambda: logger.info("%s", said))
+    assert event["message"] == said
+    with logging_to_stderr(TextFormatter()):
+        logger.info("%s", said)
+    told = said.encode("utf-8", "backslashreplace").decode()
+    assert capfd.readouterr().err.endswith(f"{told}\n")
+
+
+def test_a_line_that_cannot_be_formatted_says_where_it_is(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    circle: list[object] = []
+    circle.append(circle)
+
+    def log() -> None:
+        logger.info("%d", "no number")
+        logger.info("%s", Broken())
+        logger.info("said", extra={"what": Broken()})
+        logger.info("said", extra={"what": circle})
+        logger.info("and on it goes")
+
+    *broken, last = in_json(capfd, log)
+    assert len(broken) == 4
+    for event in broken:
+        assert event["level"] == "error" and __file__ in event["message"]
+    assert last["message"] == "and on it goes"
+
+
+# Who reads them, and does not.
+
+
+def with_stderr(run: Callable[[], None], stderr: int, format: str = "json") -> Child:
+    def child() -> int:
+        os.dup2(stderr, 2)
+        set_up(format, "info")
+        run()
+        return 0
+
+    return fork(child, close=[])
+
+
+def ended(child: Child, within: float = 20.0) -> Death:
+    """Killed if it has not ended by then: it waits for somebody."""
+    wait([child.descriptor], within)
+    child.send(signal.SIGKILL)
+    wait([child.descriptor], 5)
+    death = child.reap()
+    assert death is not None
+    return death
+
+
+@contextmanager
+def pipe() -> Iterator[tuple[int, int]]:
+    """As narrow as there are, so that it is soon full."""
+    ends = os.pipe()
+    fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, _SMALLEST_PIPE)
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def read_all(reader: int) -> str:
+    """What is in a pipe now."""
+    os.set_blocking(reader, False)
+    found = b""
+    while True:
+        try:
+            found += os.read(reader, 65536)
+        except BlockingIOError:
+            return found.decode()
+
+
+@pytest.mark.process
+def test_a_pipe_that_nobody_reads_drops_lines_and_later_says_how_many() -> None:
+    """Fault 22."""
+    with pipe() as (reader, writer), pipe() as (going_on, go_on):
+
+        def run() -> None:
+            for number in range(1_000):
+                logger.info("line %s", number)
+            os.write(2, b"")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.read(going_on, 1)
+            logger.info("the last")
+
+        child = with_stderr(run, writer)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        before = parsed(read_all(reader))
+        os.write(go_on, b"!")
+        child.send(signal.SIGCONT)
+        assert ended(child) == Death(0, 0)
+        notice, last = parsed(read_all(reader))
+    assert [event["message"] for event in before] == [f"line {n}" for n in range(len(before))]
+    dropped = 1_000 - len(before)
+    assert dropped > 900
+    assert notice["message"] == f"{dropped} lines of log were dropped before this one"
+    assert notice["level"] == "warning"
+    assert last["message"] == "the last"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("format", ["json", "text"])
+def test_who_reads_may_go_away(format: str) -> None:
+    """Fault 22: head -1."""
+    reader, writer = os.pipe()
+
+    def run() -> None:
+        os.close(reader)
+        for number in range(100):
+            logger.info("line %s", number)
+
+    child = with_stderr(run, writer, format)
+    os.close(reader)
+    os.close(writer)
+    assert ended(child) == Death(0, 0)
+
+
+@pytest.mark.process
+def test_a_line_that_was_torn_spoils_no_other() -> None:
+    """One is longer than what is left of the pipe."""
+    with pipe() as (reader, writer), pipe() as (going_on, go_on):
+
+        def run() -> None:
+            logger.info("x" * 3 * _SMALLEST_PIPE)
+            logger.info("dropped")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.read(going_on, 1)
+            logger.info("whole")
+
+        child = with_stderr(run, writer)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        beginning = read_all(reader)
+        os.write(go_on, b"!")
+        child.send(signal.SIGCONT)
+        assert ended(child) == Death(0, 0)
+        end, *rest = read_all(reader).split("\n", 1)
+    assert "xxx" in beginning and "\n" not in beginning and end == ""
+    assert [event["message"] for event in parsed(rest[0])] == [
+        "2 lines of log were dropped before this one",
+        "whole",
+    ]
+
+
+@pytest.mark.process
+def test_many_that_write_into_the_last_room_of_a_pipe_do_not_wait_for_each_other() -> None:
+    """Fault 22: what has room when one looks may be full when one writes."""
+    with pipe() as (reader, writer):
+
+        def run() -> None:
+            for _ in range(3_000):
+                logger.info("x" * 3_000)
+
+        children = [with_stderr(run, writer) for _ in range(4)]
+        for _ in range(300):  # Now and then there is room again, and at last never.
+            wait([reader], 10)
+            os.read(reader, _SMALLEST_PIPE)
+        assert [ended(child, 5) for child in children] == [Death(0, 0)] * 4
+
+
+@pytest.mark.process
+def test_a_socket_that_nobody_reads_drops_lines_too() -> None:
+    """What stderr is under a service manager."""
+    ours, theirs = socket.socketpair()
+
+    def run() -> None:
+        for _ in range(2_000):
+            logger.info("x" * 200)
+
+    with ours, theirs:
+        child = with_stderr(run, theirs.fileno())
+        assert ended(child) == Death(0, 0)
+
+
+@pytest.mark.process
+def test_a_full_disk_drops_lines() -> None:
+    """Fault 22."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(OSError) as caught:
+            os.write(full, b"x")
+        assert caught.value.errno == errno.ENOSPC
+        child = with_stderr(lambda: logger.info("said"), full)
+        assert ended(child) == Death(0, 0)
+    finally:
+        os.close(full)
+
+
+@pytest.mark.process
+def test_with_stderr_closed_no_other_file_gets_the_log() -> None:
+    """Fault 22."""
+    script = (
+        "import os, logging; from cmdbus.logs import set_up;"
+        "set_up('text', 'info'); file = os.open('/dev/null', os.O_RDONLY);"
+        "logging.info('said'); os._exit(file)"
+    )
+    command = f'exec "$0" -c "{script}" <&- >&- 2>&-'
+    done = subprocess.run(["/bin/sh", "-c", command, sys.executable], timeout=20)
+    assert done.returncode > 2, "the first file that is opened is none of the three"
+
+
+def test_setting_up_again_leaves_one_handler_and_no_file(capfd: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    pool = logging.getLogger("psycopg.pool")
+    pool_level = pool.level
+    for handler in before:
+        root.removeHandler(handler)
+    try:
+        set_up("text", "info")
+        set_up("json", "warning")
+        logger.info("not said")
+        logger.warning("said")
+        assert [event["message"] for event in parsed(capfd.readouterr().err)] == ["said"]
+    finally:
+        for handler in list(root.handlers):
+            root.removeHandler(handler)
+            handler.close()
+        for handler in before:
+            root.addHandler(handler)
+        root.setLevel(level)
+        pool.setLevel(pool_level)

@@ -1,0 +1,128 @@
+"""Bytes without a meaning: one byte, one reader, and nobody ever waits to put one."""
+
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cmdbus.supervisor.children import Death, fork, wait
+from cmdbus.wires import Wire, wait_for
+
+
+@contextmanager
+def wire(capacity: int) -> Iterator[Wire]:
+    made = Wire(capacity)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_each_byte_is_taken_once() -> None:
+    with wire(4) as ours:
+        assert not ours.take()
+        ours.put()
+        ours.put()
+        assert ours.pending == 2
+        assert [ours.take() for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("capacity", [1, 4, 8])
+def test_what_is_put_into_a_full_one_is_dropped(capacity: int) -> None:
+    """M076, M077: no block, no growth; what is in it wakes as many as there are."""
+    with wire(capacity) as ours:
+        for _ in range(5_000):
+            ours.put()
+        assert ours.pending == capacity
+        assert ours.take()
+        ours.put()
+        ours.put()
+        assert ours.pending == capacity
+
+
+def test_one_as_wide_as_the_pipe_itself_does_not_block_either() -> None:
+    with wire(10_000_000) as ours:
+        fcntl.fcntl(ours.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+        for _ in range(5_000):
+            ours.put()
+        assert ours.pending == 4096
+
+
+def test_drained_it_is_empty() -> None:
+    with wire(8) as ours:
+        for _ in range(8):
+            ours.put()
+        ours.drain()
+        ours.drain()
+        assert ours.pending == 0
+
+
+def test_a_wait_ends_with_a_byte_on_any_or_at_its_time() -> None:
+    with wire(1) as first, wire(1) as second:
+        wait_for([first, second], 0.001)
+        wait_for([first, second], -5)
+        second.put()
+        wait_for([first, second], 20)
+        wait_for([first, second], float("inf"))
+        assert second.pending == 1, "waiting takes nothing"
+
+
+def test_an_exec_leaves_it_closed() -> None:
+    with wire(1) as ours:
+        assert not any(os.get_inheritable(descriptor) for descriptor in ours.descriptors)
+
+
+@pytest.mark.process
+def test_of_many_processes_each_byte_has_one_reader() -> None:
+    """M086: the channel is shared, and what one takes the others do not get."""
+    count = 500
+    with wire(8) as ours, wire(8) as over:
+
+        def read() -> int:
+            taken = 0
+            while True:
+                wait_for([ours, over], 20)
+                if ours.take():
+                    taken += 1
+                elif over.pending:
+                    os.write(writer, f"{taken}\n".encode())
+                    return 0
+
+        reader, writer = os.pipe()
+        children = [fork(read, close=[reader]) for _ in range(3)]
+        os.close(writer)
+        put = 0
+        while put < count:
+            if ours.pending < 8:
+                ours.put()
+                put += 1
+        over.put()
+        with os.fdopen(reader) as told:
+            assert sum(int(line) for line in told) == count
+        for child in children:
+            wait([child.descriptor], 10)
+            assert child.reap() == Death(0, 0)
+
+
+@pytest.mark.process
+def test_who_is_killed_with_it_in_hand_keeps_nobody_from_it() -> None:
+    """There is no lock on it."""
+    with wire(4) as ours:
+
+        def hammer() -> int:
+            while True:
+                ours.put()
+                ours.take()
+
+        for _ in range(10):
+            child = fork(hammer, close=[])
+            wait_for([ours], 10)
+            child.send(signal.SIGKILL)
+            wait([child.descriptor], 10)
+            assert child.reap() == Death(signal.SIGKILL, 0)
+            ours.drain()
+            ours.put()
+            assert ours.take() and not ours.take()
