@@ -24,6 +24,8 @@ _BUSY_SECONDS = 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
 #: While somebody is parked, seconds until it is looked whether he still is.
 _LOOK_SECONDS = 0.5
+#: Instead of a session: a statement failed half-way, so it is armed anew, or taken down again.
+_UNSURE = -1
 
 
 class Arming:
@@ -44,18 +46,26 @@ class Arming:
         #: The time that is published as the one at which this node looks anyway.
         self._published = 0.0
 
-    def step(self, connection: Connection, *, parked: bool, session: int, looks_at: float) -> float:
+    def step(
+        self,
+        connection: Connection,
+        *,
+        parked: bool,
+        session: int,
+        looks_at: float,
+        now: float | None = None,
+    ) -> float:
         """One move; seconds until the next. `session` numbers the one that listens, 0 is none;
-        `looks_at` is when this node looks at its timers (monotonic)."""
-        now = time.monotonic()
+        `looks_at` is when this node looks at its timers. Times are monotonic."""
+        now = time.monotonic() if now is None else now
         if parked:
             self._parked_at = now
         if not session:
-            return self._lower(connection, looks_at, listening=False)
+            return self._lower(connection, looks_at, now, listening=False)
         if now - self._parked_at > _BUSY_SECONDS:
-            return self._lower(connection, looks_at, listening=True)
+            return self._lower(connection, looks_at, now, listening=True)
         if session != self._session or looks_at != self._published:
-            self._raise(connection, session, looks_at)
+            self._raise(connection, session, looks_at, now)
         if self._writers is not None:
             return self._barrier(connection)
         return _LOOK_SECONDS
@@ -63,19 +73,20 @@ class Arming:
     @property
     def is_up(self) -> bool:
         """The flag; perhaps not for all senders yet."""
-        return self._session != 0
+        return self._session > 0
 
     def forget(self) -> None:
         """Whatever was said to the database, nobody knows whether it still holds."""
         self._board.set_armed(0)
         self._session, self._published, self._writers = 0, 0.0, None
 
-    def _raise(self, connection: Connection, session: int, looks_at: float) -> None:
-        fresh = self._publish(connection, self._domains, looks_at)
+    def _raise(self, connection: Connection, session: int, looks_at: float, now: float) -> None:
+        fresh = self._publish(connection, self._domains, looks_at, now)
         if fresh or session != self._session:
             self._board.set_armed(0)
-            self._session = session
+            self._session = _UNSURE
             self._writers = self._claims.writers(connection)
+            self._session = session
             self._pause = _FIRST_PAUSE
             self._wake.put()
 
@@ -92,20 +103,25 @@ class Arming:
         self._wake.put()
         return _LOOK_SECONDS
 
-    def _lower(self, connection: Connection, looks_at: float, *, listening: bool) -> float:
+    def _lower(
+        self, connection: Connection, looks_at: float, now: float, *, listening: bool
+    ) -> float:
         """The number first; whoever parks from now on calls. The time of the next look stays
         published while somebody listens."""
         if self._session:
             self._board.set_armed(0)
-            self._session, self._writers = 0, None
-            self._publish(connection, [], looks_at)
+            self._session, self._writers = _UNSURE, None
+            self._publish(connection, [], looks_at, now)
+            self._session = 0
             return 0.0  # Who parked before the number was cleared has not called.
         if listening and looks_at != self._published:
-            self._publish(connection, [], looks_at)
+            self._publish(connection, [], looks_at, now)
         return float("inf")
 
-    def _publish(self, connection: Connection, domains: Sequence[str], looks_at: float) -> bool:
-        looks_in = max(0.0, looks_at - time.monotonic())
+    def _publish(
+        self, connection: Connection, domains: Sequence[str], looks_at: float, now: float
+    ) -> bool:
+        looks_in = max(0.0, looks_at - now)
         fresh = self._claims.arm(connection, domains, looks_in, looks_in + _LASTS_LONGER)
         self._published = looks_at
         return fresh
