@@ -27,7 +27,9 @@ _LOOK_SECONDS = 5.0
 class WiredWake:
     """Only who has the lead calls `rest`, `working` and `stepped`."""
 
-    def __init__(self, node: Node, poll_interval: float, jitter_ms: int) -> None:
+    def __init__(
+        self, node: Node, poll_interval: float, jitter_ms: int, look: float = _LOOK_SECONDS
+    ) -> None:
         self._board = node.board
         self._seat = node.seat
         self._wake = node.wake
@@ -35,6 +37,7 @@ class WiredWake:
         self._bell = Wire(1)
         self.poll_interval = check_poll_interval(poll_interval)
         self._jitter_ms = jitter_ms
+        self._look = look
         self._resting = False
         #: A byte was taken, and the claim that it asked for was not made yet.
         self._woken = False
@@ -44,9 +47,11 @@ class WiredWake:
         """Nothing: the steward listens."""
 
     def stop(self) -> None:
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
         if self._woken:
             self._wake.put()
-        self._stopped.set()
         self._bell.close()
 
     def ring(self) -> None:
@@ -55,7 +60,7 @@ class WiredWake:
 
     def ring_if_resting(self) -> None:
         if self._resting:
-            self._bell.put()
+            self.ring()
 
     def working(self, connection: Connection) -> None:
         """Before each claim: whoever rings after it has looked ends the rest that follows."""
@@ -87,7 +92,7 @@ class WiredWake:
             left = polls_at - time.monotonic()
             if left <= 0 and not self._board.listening:
                 return Counter.WAKEUPS_POLL
-            pause = _LOOK_SECONDS if left <= 0 else min(left, _LOOK_SECONDS)
+            pause = self._look if left <= 0 else min(left, self._look)
             wait_for([self._wake, self._bell], pause)
             if self._bell.pending:
                 return None

@@ -1,0 +1,137 @@
+"""What is due is moved, and the next time that something will be is read anew each time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from cmdbus import CommandBus, SendRequest
+from cmdbus.worker.claims import Claims, Want
+from cmdbus.worker.timers import Timers
+
+pytestmark = pytest.mark.db
+
+HOUR = 3600.0
+TYPE = "payments Debit"
+
+
+@pytest.fixture
+def connection(dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+@pytest.fixture
+def timers() -> Timers:
+    return Timers(Claims("cmdbus", 30), ["payments"], [TYPE])
+
+
+def due_now(connection: psycopg.Connection) -> None:
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
+
+
+def count(connection: psycopg.Connection, table: str) -> int:
+    row = connection.execute(f"SELECT count(*) FROM cmdbus.{table}".encode()).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def claimed(connection: psycopg.Connection, lease: float) -> Claims:
+    """All of it, by some other worker."""
+    claims = Claims("cmdbus", lease)
+    claims.register(connection, "other")
+    claims.step(connection, [], Want(100, 0, ["payments"], [TYPE], [], {}))
+    return claims
+
+
+def test_with_nothing_scheduled_there_is_nothing_to_wait_for(
+    connection: psycopg.Connection, timers: Timers
+) -> None:
+    assert timers.look(connection, leases=True) == float("inf")
+
+
+def test_it_says_how_long_it_is_until_the_earliest(
+    connection: psycopg.Connection, bus: CommandBus, timers: Timers
+) -> None:
+    for delay in (2 * HOUR, HOUR, 3 * HOUR):
+        bus.send("payments", "Debit", delay=delay)
+    assert HOUR - 30 < timers.look(connection, leases=False) <= HOUR
+    assert count(connection, "ready") == 0
+
+
+def test_what_is_due_is_moved_and_the_next_one_is_not_forgotten(
+    connection: psycopg.Connection, bus: CommandBus, timers: Timers
+) -> None:
+    """M068, and the second of two timers."""
+    bus.send("payments", "Debit")
+    bus.send("payments", "Debit", delay=HOUR)
+    due_now(connection)
+    bus.send("payments", "Debit", delay=2 * HOUR)
+    newest = "SELECT max(id) FROM cmdbus.ready"
+    before: Any = connection.execute(newest).fetchone()
+    assert timers.look(connection, leases=False) == 0.0
+    assert count(connection, "ready") == 2 and count(connection, "scheduled") == 1
+    after: Any = connection.execute(newest).fetchone()
+    assert after[0] > before[0], "a new id: below the floor nobody would look"
+    assert 2 * HOUR - 30 < timers.look(connection, leases=False) <= 2 * HOUR
+
+
+def test_more_than_are_moved_at_once_are_moved_by_the_next_looks(
+    connection: psycopg.Connection, bus: CommandBus, timers: Timers
+) -> None:
+    bus.send_many([SendRequest("payments", "Debit", delay=HOUR) for _ in range(1_500)])
+    due_now(connection)
+    assert timers.look(connection, leases=False) == 0.0
+    assert count(connection, "scheduled") == 500
+    assert timers.look(connection, leases=False) == 0.0
+    assert timers.look(connection, leases=False) == float("inf")
+
+
+def test_one_that_somebody_holds_is_looked_for_again_less_and_less_often(
+    connection: psycopg.Connection, bus: CommandBus, timers: Timers, dsn: str
+) -> None:
+    """Promotion waits for nobody, and is no loop without a pause."""
+    bus.send("payments", "Debit", delay=HOUR)
+    due_now(connection)
+    with psycopg.connect(dsn) as holder:
+        holder.execute("SELECT * FROM cmdbus.scheduled FOR UPDATE")
+        waits = [timers.look(connection, leases=False) for _ in range(15)]
+        holder.rollback()
+    assert waits[:4] == [0.002, 0.004, 0.008, 0.016] and waits[-2:] == [5.0, 5.0]
+    assert timers.look(connection, leases=False) == 0.0
+    bus.send("payments", "Debit", delay=HOUR)
+    assert timers.look(connection, leases=False) > HOUR - 30
+    due_now(connection)
+    with psycopg.connect(dsn) as holder:
+        holder.execute("SELECT * FROM cmdbus.scheduled FOR UPDATE")
+        assert timers.look(connection, leases=False) == 0.002, "it begins anew"
+        holder.rollback()
+
+
+def test_a_lease_of_another_worker_is_a_timer_for_whoever_asks(
+    connection: psycopg.Connection, bus: CommandBus, timers: Timers
+) -> None:
+    """Design section 4: an idle node takes over a dead one's commands on time."""
+    bus.send("payments", "Debit")
+    claimed(connection, lease=HOUR)
+    assert timers.look(connection, leases=False) == float("inf")
+    assert HOUR - 30 < timers.look(connection, leases=True) <= HOUR
+    bus.send("payments", "Debit", delay=60)
+    assert timers.look(connection, leases=True) <= 60
+
+
+def test_a_lease_of_what_we_have_no_handler_for_is_none_of_our_timers(
+    connection: psycopg.Connection, bus: CommandBus
+) -> None:
+    bus.send("payments", "Debit")
+    claimed(connection, lease=HOUR)
+    for domains, types in ((["mail"], ["mail Post"]), (["payments"], ["payments Credit"])):
+        ours = Timers(Claims("cmdbus", 30), domains, types)
+        assert ours.look(connection, leases=True) == float("inf")
