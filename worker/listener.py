@@ -31,12 +31,16 @@ class Listener:
         began: Callable[[], None],
         heard: Callable[[set[str]], None],
         ended: Callable[[], None] = lambda: None,
+        ping: float = _PING_SECONDS,
+        pong: float = _PONG_SECONDS,
     ) -> None:
         self._connect = connect
         self._claims = claims
         self._began = began
         self._heard = heard
         self._ended = ended
+        self._ping = ping
+        self._pong = pong
         self._stopping = threading.Event()
         #: Its end interrupts the wait for notifications.
         self._woken, self._waker = socket.socketpair()
@@ -84,13 +88,16 @@ class Listener:
 
     def _hear(self, session: PGconn, descriptor: int) -> None:
         """Below the driver, which would wait for a silent server without a bound."""
+        # Not select(): that knows no descriptor above 1023.
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
         pinged = False
         while True:
-            seconds = _PONG_SECONDS if pinged else _PING_SECONDS
-            readable, _, _ = select.select([descriptor, self._woken.fileno()], [], [], seconds)
+            ready = dict(poll.poll((self._pong if pinged else self._ping) * 1000))
             if self._stopping.is_set():
                 return
-            if descriptor not in readable:
+            if descriptor not in ready:
                 if pinged:
                     raise psycopg.OperationalError("the server has gone silent")
                 session.send_query(b"SELECT 1")

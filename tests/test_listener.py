@@ -1,0 +1,207 @@
+"""The listening session on a real server: kept alive, missed when it is gone, and made anew."""
+
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+from proxy import Proxy
+from psycopg.conninfo import make_conninfo
+
+from cmdbus.worker.claims import Claims
+from cmdbus.worker.listener import Listener
+
+pytestmark = pytest.mark.db
+
+NAME = "the listener"
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(make_conninfo(dsn, application_name=NAME), autocommit=True)
+
+
+@dataclass
+class Ear:
+    """What a listener said, in order: began, ended, and sets of channels."""
+
+    listener: Listener = field(init=False)
+    said: list[str | set[str]] = field(default_factory=list)
+
+    def heard(self, since: int) -> set[str]:
+        return {name for said in self.said[since:] if not isinstance(said, str) for name in said}
+
+    @property
+    def is_on(self) -> bool:
+        ends = [said for said in self.said if isinstance(said, str)]
+        return bool(ends) and ends[-1] == "began"
+
+
+@contextmanager
+def listening(open: Callable[[], psycopg.Connection], **options: Any) -> Iterator[Ear]:
+    ear = Ear()
+    ear.listener = Listener(
+        open,
+        Claims("cmdbus", 30),
+        began=lambda: ear.said.append("began"),
+        heard=ear.said.append,
+        ended=lambda: ear.said.append("ended"),
+        **options,
+    )
+    ear.listener.start()
+    try:
+        yield ear
+    finally:
+        ear.listener.stop()
+
+
+@pytest.fixture
+def other(dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(dsn, autocommit=True) as other:
+        yield other
+
+
+def sessions(other: psycopg.Connection) -> list[tuple[Any, ...]]:
+    query = "SELECT pid, query_start FROM pg_stat_activity WHERE application_name = %s"
+    return other.execute(query, (NAME,)).fetchall()
+
+
+def test_it_says_on_which_channels_it_heard_something(dsn: str, other: psycopg.Connection) -> None:
+    with listening(lambda: connect(dsn)) as ear:
+        eventually(lambda: ear.is_on)
+        assert ear.listener.session == 1
+        other.execute("NOTIFY cmdbus_ready, 'payments'; NOTIFY elsewhere")
+        eventually(lambda: ear.said == ["began", {"cmdbus_ready"}])
+        with other.transaction():
+            other.execute("NOTIFY cmdbus_due, '1'; NOTIFY cmdbus_ready, 'mail'")
+        eventually(lambda: ear.heard(2) == {"cmdbus_due", "cmdbus_ready"})
+    assert ear.said[-1] == "ended"
+    eventually(lambda: sessions(other) == [])
+
+
+def test_a_thousand_notifications_at_once_are_all_heard(
+    dsn: str, other: psycopg.Connection
+) -> None:
+    """M061: they may be told together, and none stays in the driver."""
+    with listening(lambda: connect(dsn)) as ear:
+        eventually(lambda: ear.is_on)
+        other.execute("SELECT pg_notify('cmdbus_ready', n::text) FROM generate_series(1, 999) n")
+        other.execute("NOTIFY cmdbus_due")
+        eventually(lambda: ear.heard(1) == {"cmdbus_ready", "cmdbus_due"})
+
+
+def test_a_session_that_was_ended_is_followed_by_the_next_at_once(
+    dsn: str, other: psycopg.Connection
+) -> None:
+    """Fault 36: it listens again, and says so: what was sent in the gap notified nobody."""
+    with listening(lambda: connect(dsn)) as ear:
+        for session in (1, 2, 3):
+            eventually(lambda s=session: ear.listener.session == s and ear.is_on)  # type: ignore[misc]
+            if session < 3:
+                [(pid, _)] = sessions(other)
+                other.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        other.execute("NOTIFY cmdbus_ready")
+        eventually(lambda: {"cmdbus_ready"} in ear.said)
+    ends = [said for said in ear.said if isinstance(said, str)]
+    assert ends == ["began", "ended"] * 3
+
+
+def test_a_server_that_has_gone_silent_is_noticed_and_left(
+    dsn: str, other: psycopg.Connection
+) -> None:
+    """Design section 5, finding 10: nothing else would notice, for nothing is sent."""
+    with Proxy(dsn) as proxy, listening(lambda: connect(proxy.dsn), ping=0.05, pong=1.0) as ear:
+        eventually(lambda: ear.is_on)
+        proxy.freeze()
+        eventually(lambda: ear.listener.session > 1 and ear.is_on)
+        assert ear.said[:2] == ["began", "ended"]
+        other.execute("NOTIFY cmdbus_ready")
+        eventually(lambda: {"cmdbus_ready"} in ear.said)
+
+
+def test_a_quiet_server_that_answers_keeps_its_session(dsn: str, other: psycopg.Connection) -> None:
+    with listening(lambda: connect(dsn), ping=0.05) as ear:
+        eventually(lambda: ear.is_on)
+        for _ in range(5):
+            [(pid, asked_at)] = sessions(other)
+            eventually(lambda p=pid, a=asked_at: _asked_again(other, p, a))  # type: ignore[misc]
+        other.execute("NOTIFY cmdbus_ready")
+        eventually(lambda: {"cmdbus_ready"} in ear.said)
+        assert ear.said == ["began", {"cmdbus_ready"}]
+
+
+def _asked_again(other: psycopg.Connection, pid: int, asked_at: object) -> bool:
+    [(same, again_at)] = sessions(other)
+    assert same == pid
+    return bool(again_at != asked_at)
+
+
+def test_while_there_is_no_server_it_tries_until_there_is(dsn: str) -> None:
+    """Faults 33, 34."""
+    nowhere = make_conninfo(dsn, host="/nowhere")
+    tried = []
+
+    def open() -> psycopg.Connection:
+        tried.append(1)
+        return connect(nowhere if len(tried) < 4 else dsn)
+
+    with listening(open) as ear:
+        eventually(lambda: ear.is_on)
+        assert len(tried) == 4 and ear.listener.session == 1
+    assert ear.said == ["began", "ended"]
+
+
+def test_a_session_lost_while_there_is_no_server_ends_once(
+    dsn: str, other: psycopg.Connection
+) -> None:
+    lost = threading.Event()
+    nowhere = make_conninfo(dsn, host="/nowhere")
+    with listening(lambda: connect(nowhere if lost.is_set() else dsn)) as ear:
+        eventually(lambda: ear.is_on)
+        lost.set()
+        other.execute("SELECT pg_terminate_backend(%s)", (sessions(other)[0][0],))
+        eventually(lambda: ear.said == ["began", "ended"])
+        lost.clear()
+        eventually(lambda: ear.said == ["began", "ended", "began"])
+
+
+def test_a_stop_interrupts_it_whatever_it_waits_for(dsn: str) -> None:
+    with listening(lambda: connect(dsn), ping=600) as ear:
+        eventually(lambda: ear.is_on)
+        ear.listener.stop()
+        assert "cmdbus-listener" not in {thread.name for thread in threading.enumerate()}
+        assert ear.said == ["began", "ended"]
+    with listening(lambda: connect(make_conninfo(dsn, host="/nowhere"))) as ear:
+        pass
+    assert ear.said == []
+
+
+def test_one_that_was_never_started_can_be_stopped(dsn: str) -> None:
+    Listener(lambda: connect(dsn), Claims("cmdbus", 30), began=lambda: None, heard=print).stop()
+
+
+def test_it_listens_in_a_process_with_a_thousand_files_open(
+    dsn: str, other: psycopg.Connection
+) -> None:
+    """select() knows no descriptor above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2_048:
+        pytest.skip("this process may not have so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2_048), hard))
+    try:
+        with ExitStack() as opened:
+            while (descriptor := os.dup(0)) < 1_100:
+                opened.callback(os.close, descriptor)
+            opened.callback(os.close, descriptor)
+            with listening(lambda: connect(dsn)) as ear:
+                eventually(lambda: ear.is_on)
+                other.execute("NOTIFY cmdbus_ready")
+                eventually(lambda: {"cmdbus_ready"} in ear.said)
+    finally:
+        with suppress(ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
