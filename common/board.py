@@ -116,6 +116,10 @@ class Board:
     def counters(self) -> CountersView:
         return self._reader.counters()
 
+    def last_counted(self, place: int) -> set[int]:
+        """Marks of what the threads of a seat have counted last."""
+        return self._reader.last_counted(place)
+
     def executed(self, place: int) -> int:
         """Executions that have ended in this seat, over all its processes."""
         return self._reader.executed(place)

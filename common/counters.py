@@ -43,6 +43,9 @@ class Counter(IntEnum):
 
 _WAKEUPS = "WAKEUPS_"
 
+#: Beside them: which settlement was counted last, in which cell, and what that was before.
+_LAST, _LAST_AT, _LAST_BEFORE = 5, 6, 7
+
 
 class End(IntEnum):
     """How executions end, as `commands_total` names it (in lower case)."""
@@ -86,8 +89,30 @@ class Counters:
     def add(self, counter: Counter, n: int = 1) -> None:
         self._cells[self._at + counter] += n
 
-    def ended(self, kind: int, end: End, n: int = 1) -> None:
-        self._cells[self._rows + kind * ROW_CELLS + end] += n
+    def ended(self, kind: int, end: End, claim: int) -> None:
+        """Counts an execution; its key is freed next. These are two stores, and a process may
+        die between them: whoever finds the key then asks `last_counted` on which side.
+        `claim` is its mark."""
+        cells, log = self._cells, self._at
+        at = self._rows + kind * ROW_CELLS + end
+        before = cells[at]
+        # The mark last: until it is there, the settlement before this one is meant, whose
+        # key is free.
+        cells[log + _LAST_AT] = at
+        cells[log + _LAST_BEFORE] = before
+        cells[log + _LAST] = claim
+        cells[at] = before + 1
+
+
+def mark(id: int, token: int) -> int:
+    """Of a claim. A row that is claimed again has another token, and the same id."""
+    return (id << 16 | token & 0xFFFF) & (2**63 - 1)
+
+
+def last_counted(cells: memoryview, slot_at: int) -> int:
+    """The mark of what a slot has counted last; 0 if it has not, or was about to."""
+    last, at, before = cells[slot_at + COUNTERS + _LAST : slot_at + COUNTERS + _LAST + 3].tolist()
+    return last if 0 < at < len(cells) and cells[at] > before else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,16 @@
 
 from collections import deque
 from enum import IntEnum
+from uuid import UUID
 
-from cmdbus.layout import KEY_CELLS, KEY_COUNT, KEYS, OVERFLOWED
+from cmdbus.cells import Cells
+from cmdbus.layout import CELL, KEY_CELLS, KEY_COUNT, KEYS, OVERFLOWED
 from cmdbus.slots import Kind
 
-PRIORITIES = 16
+_PRIORITIES = 16
+_DOMAINS = 128
 _STATES = 4
+_ID = 4  # cells from the key's beginning
 
 
 class KeyState(IntEnum):
@@ -38,10 +42,11 @@ class Keys:
     `claimed`, the row's claimer is left.
     """
 
-    __slots__ = ("_beyond", "_cells", "_free", "_overflowed")
+    __slots__ = ("_beyond", "_bytes", "_cells", "_free", "_overflowed")
 
-    def __init__(self, cells: memoryview, seat_at: int) -> None:
-        self._cells = cells
+    def __init__(self, memory: Cells, seat_at: int) -> None:
+        self._cells = memory.cells
+        self._bytes = memory.bytes
         self._overflowed = seat_at + OVERFLOWED
         places = [seat_at + KEYS + n * KEY_CELLS for n in range(KEY_COUNT + 1)]
         self._beyond = places.pop()
@@ -52,7 +57,7 @@ class Keys:
         """How many more can be shown; the most that a claim should ask for."""
         return len(self._free)
 
-    def claimed(self, kind: Kind, priority: int, id: int, token: int) -> int:
+    def claimed(self, kind: Kind, priority: int, id: int, token: int, command_id: UUID) -> int:
         """The key's place, by which the other methods know it."""
         cells = self._cells
         try:
@@ -62,7 +67,9 @@ class Keys:
             return self._beyond
         cells[place + 1] = id
         cells[place + 2] = token
-        cells[place + 3] = kind.domain_index * PRIORITIES + priority
+        cells[place + 3] = _packed(kind, priority)
+        named = (place + _ID) * CELL
+        self._bytes[named : named + 16] = command_id.bytes
         cells[place] = (cells[place] | 3) + 2
         return place
 
@@ -76,3 +83,13 @@ class Keys:
         self._cells[place] &= -_STATES
         if place != self._beyond:
             self._free.append(place)
+
+
+def _packed(kind: Kind, priority: int) -> int:
+    return (kind.index * _DOMAINS + kind.domain_index) * _PRIORITIES + priority
+
+
+def unpacked(place: int) -> tuple[int, int, int]:
+    """A key's kind, domain and priority, the first two by where they are in the seat's tables."""
+    named, priority = divmod(max(0, place), _PRIORITIES)
+    return *divmod(named, _DOMAINS), priority

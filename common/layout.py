@@ -25,7 +25,7 @@ cells of a seat
   overflowed                    a thread that claims; only ever 1   who hands back
   rescued                       the steward                         supervisor
 | keys, each state id token     the thread that holds the command   who hands back, renewal
-    place                         at that moment; see Keys
+    place, command id             at that moment; see Keys
 | DOMAINS, each a name          its process, under a lock;          who reads keys
                                   never changed
 | KINDS, each domain and type   the same                            metrics
@@ -37,7 +37,8 @@ cells of a slot
     attempt, thread, session
 | domain and type of it         its thread                          the same
 | verdict                       its process's main thread           the same
-| counters                      its thread                          metrics
+| counters, and what was        its thread; of a dead seat's first  metrics, who hands back
+    counted last                  slot who hands back
 | a row for each kind, and one  its thread                          metrics
     for all others: ends, and
     two histograms
@@ -94,7 +95,7 @@ OVERFLOWED = PARKED + 1
 RESCUED = PARKED + 2
 KEYS = 6 * LINE
 KEY_COUNT = 512
-KEY_CELLS = 4
+KEY_CELLS = 6
 #: One more key than there are: where those go that find no place. Nobody reads it.
 DOMAINS = KEYS + KEY_COUNT * KEY_CELLS + LINE
 DOMAIN_COUNT = 64

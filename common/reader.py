@@ -7,9 +7,9 @@ from uuid import UUID
 from zlib import crc32
 
 from cmdbus.cells import Cells, cell, decode_name, pause, tries
-from cmdbus.counters import OTHER, CountersView, End, Sum
+from cmdbus.counters import OTHER, CountersView, End, Sum, last_counted
 from cmdbus.health import Levels
-from cmdbus.keys import PRIORITIES, KeyState
+from cmdbus.keys import KeyState, unpacked
 from cmdbus.layout import (
     ARMED,
     BOARD_NAME,
@@ -154,6 +154,10 @@ class Reader:
                 total += sum(cells[at : at + len(End)])
         return total
 
+    def last_counted(self, seat: int) -> set[int]:
+        cells, slots = self._memory.cells, range(self._layout.slots)
+        return {last_counted(cells, self._layout.slot(seat, slot)) for slot in slots}
+
     def counters(self) -> CountersView:
         layout, total = self._layout, Sum(self._memory.cells)
         for seat in range(layout.seats):
@@ -188,24 +192,29 @@ class Reader:
 
     def _keys(self, seat_at: int) -> Iterable[KeyView]:
         start, end = seat_at + KEYS, seat_at + KEYS + KEY_COUNT * KEY_CELLS
-        cells = self._memory.cells[start:end].tolist()
+        raw = bytes(self._memory.bytes[start * CELL : end * CELL])
+        cells = memoryview(raw).cast("q").tolist()
         if not any(state & 3 for state in cells[::KEY_CELLS]):
             return
         after = self._memory.cells[start:end:KEY_CELLS].tolist()
         domains = names_of(self._memory, seat_at + DOMAINS, DOMAIN_CELLS, DOMAIN_COUNT, 1)
         for index, then in enumerate(after):
-            before, id, token, place = cells[index * KEY_CELLS : (index + 1) * KEY_CELLS]
+            at = index * KEY_CELLS
+            before, id, token, place = cells[at : at + 4]
             if before >> 2 != then >> 2 or not before & 3 or not then & 3:
                 continue  # It was taken or let go meanwhile.
             if id <= 0 or token <= 0:
                 continue
-            domain, priority = divmod(place, PRIORITIES)
+            kind, domain, priority = unpacked(place)
             yield KeyView(
-                domain=domains[domain][0] if 0 <= domain < len(domains) else None,
+                domain=domains[domain][0] if domain < len(domains) else None,
                 priority=priority,
                 id=id,
                 token=token,
+                command_id=UUID(bytes=raw[(at + 4) * CELL : (at + KEY_CELLS) * CELL]),
                 state=KeyState(then & 3),
+                place=start + at,
+                kind=min(kind, self._layout.kinds),
             )
 
 

@@ -97,7 +97,7 @@ class Seat:
         self._at = at = layout.seat(seat)
         self._lock = threading.Lock()
         self._kinds: dict[tuple[str, str], Kind] = {}
-        self.keys = Keys(memory.cells, at)
+        self.keys = Keys(memory, at)
         self._pid = self._generation = self._incarnation = 0
         self._since = self._ready = self._due = 0
         self._levels = Levels()
@@ -153,6 +153,10 @@ class Seat:
     def rescue(self, generation: int) -> None:
         """What the dead process of this generation held is handed back."""
         self._memory.cells[self._at + RESCUED] = generation
+
+    def free(self, key: int) -> None:
+        """The same for one of its keys, by the place that its view names."""
+        self._memory.cells[key] &= -len(KeyState)
 
     # For the process.
 

@@ -83,7 +83,11 @@ class KeyView:
     priority: int
     id: int
     token: int
+    command_id: UUID
     state: KeyState
+    #: Where it is on the board, and the row of its kind among the seat's counters.
+    place: int
+    kind: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,14 +18,14 @@ import pytest
 from eventually import eventually
 
 from cmdbus.board import Board
-from cmdbus.counters import OTHER, Counter, End
+from cmdbus.counters import OTHER, Counter, End, mark
 from cmdbus.errors import BoardError
 from cmdbus.health import Health, Levels
 from cmdbus.keys import KeyState
 from cmdbus.layout import BUCKETS, CELL, HEAD, HEAD_CELLS, KEY_COUNT, SLOT_AT
 from cmdbus.seats import Ended, Role, Seat, Verdict
 from cmdbus.slots import Phase, Slot
-from cmdbus.views import Restart, SlotView, SupervisorState
+from cmdbus.views import KeyView, Restart, SlotView, SupervisorState
 
 SECOND = 1_000_000_000
 
@@ -187,7 +187,7 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
     slot.occupy(0, now=1)
     begin(slot, seat, 1)
     seat.judge(0, board.slot_view(0, 0).sequence)
-    seat.keys.claimed(seat.kind("a", "B"), 5, 1, 1)
+    seat.keys.claimed(seat.kind("a", "B"), 5, 1, 1, uuid4())
     seat.park(3)
     slot.counters.add(Counter.LOST_LEASES)
     successor = taken(board, generation=2)
@@ -296,26 +296,41 @@ def test_a_snapshot_has_the_shape_of_ps(board: Board) -> None:
 def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
     seat = taken(board)
     kind = seat.kind("payments", "Debit")
-    places = [seat.keys.claimed(kind, 10, id, id + 100) for id in (1, 2, 3, 4)]
+    commands = [uuid4() for _ in range(4)]
+    places = [
+        seat.keys.claimed(kind, 10, id, id + 100, command)
+        for id, command in enumerate(commands, start=1)
+    ]
     for place in places[1:]:
         seat.keys.started(place)
     for place in places[2:]:
         seat.keys.finished(place)
     seat.keys.free(places[3])
     keys = board.seat_view(0).keys
-    assert [(key.domain, key.priority, key.id, key.token, key.state) for key in keys] == [
-        ("payments", 10, 1, 101, KeyState.CLAIMED),
-        ("payments", 10, 2, 102, KeyState.STARTED),
-        ("payments", 10, 3, 103, KeyState.FINISHED),
-    ]
+    assert keys == tuple(
+        KeyView(
+            domain="payments",
+            priority=10,
+            id=number + 1,
+            token=number + 101,
+            command_id=commands[number],
+            state=state,
+            place=places[number],
+            kind=kind.index,
+        )
+        for number, state in enumerate([KeyState.CLAIMED, KeyState.STARTED, KeyState.FINISHED])
+    )
+    for key in keys:
+        board.seat(0).free(key.place)
+    assert board.seat_view(0).keys == ()
 
 
 def test_keys_beyond_the_table_are_not_shown_and_the_seat_says_so(board: Board) -> None:
     seat = taken(board)
     kind = seat.kind("payments", "Debit")
-    places = [seat.keys.claimed(kind, 5, id + 1, 1) for id in range(KEY_COUNT)]
+    places = [seat.keys.claimed(kind, 5, id + 1, 1, UUID(int=id)) for id in range(KEY_COUNT)]
     assert (seat.keys.room, board.seat_view(0).complete) == (0, True)
-    beyond = seat.keys.claimed(kind, 5, 9_999, 1)
+    beyond = seat.keys.claimed(kind, 5, 9_999, 1, uuid4())
     seat.keys.started(beyond)
     seat.keys.finished(beyond)
     view = board.seat_view(0)
@@ -336,7 +351,8 @@ def test_no_key_is_read_half_while_places_are_taken_and_freed(board: Board) -> N
             places = []
             for _ in range(KEY_COUNT):
                 number += 1
-                places.append(seat.keys.claimed(kind, number % 11, number, number))
+                id = UUID(int=number << 64 | number)
+                places.append(seat.keys.claimed(kind, number % 11, number, number, id))
             for place in places:
                 seat.keys.started(place)
                 seat.keys.finished(place)
@@ -348,6 +364,7 @@ def test_no_key_is_read_half_while_places_are_taken_and_freed(board: Board) -> N
         while seen < 50_000:
             for key in board.seat_view(0).keys:
                 assert (key.token, key.priority) == (key.id, key.id % 11)
+                assert key.command_id == UUID(int=key.id << 64 | key.id)
                 seen += 1
 
 
@@ -361,7 +378,8 @@ def test_counters_are_summed_over_slots_and_seats_by_name(board: Board) -> None:
             counters = seat.slot(slot).counters
             for name in names:
                 kind = seat.kind("orders", name)
-                counters.ended(kind.index, End.COMPLETED, 1 if name == "A" else 10)
+                for claim in range(1 if name == "A" else 10):
+                    counters.ended(kind.index, End.COMPLETED, claim)
                 counters.handler_duration.observe(kind.index, 0.2)
             counters.add(Counter.BATCHES_PROCESSED)
             counters.add(Counter.WAKEUPS_TIMER, 2)
@@ -388,7 +406,7 @@ def test_kinds_that_find_no_place_share_a_row_and_are_shown_by_name(board: Board
     slot.occupy(0, now=1)
     for number in range(6):
         kind = seat.kind("orders", f"Type{number}")
-        slot.counters.ended(kind.index, End.FAILED)
+        slot.counters.ended(kind.index, End.FAILED, number)
     assert board.counters().commands[(*OTHER, "failed")] == 2
     slot.begin(kind, priority=5, id=1, token=1, command_id=uuid4(), attempt=1, started=1, due=2)
     command = board.slot_view(0, 0).command
@@ -419,7 +437,7 @@ def test_sums_are_exact_however_often_the_writers_are_killed(board: Board) -> No
         while True:
             counters.add(Counter.EMPTY_RECEIVES)
             done[0] += 1
-            counters.ended(kind, End.COMPLETED)
+            counters.ended(kind, End.COMPLETED, done[1])
             done[1] += 1
             counters.handler_duration.observe(kind, 0.004)
             done[2] += 1
@@ -443,6 +461,48 @@ def test_sums_are_exact_however_often_the_writers_are_killed(board: Board) -> No
             done[index] = count
     assert counted[2] > 25_000 / 2
     done.release()
+    notes.close()
+
+
+@pytest.mark.process
+def test_a_key_that_was_counted_is_known_however_its_process_was_killed(board: Board) -> None:
+    """What a dead process has settled and not counted can be counted for it, and no more."""
+    notes = mmap.mmap(-1, mmap.PAGESIZE)
+    latest = memoryview(notes).cast("q")
+    dice = random.Random(7)
+
+    def work() -> None:
+        seat = board.seat(0)
+        counters, kind = seat.slot(0).counters, seat.kind("orders", "A")
+        while True:
+            latest[0] += 1
+            id = latest[0]
+            place = seat.keys.claimed(kind, 5, id, id % 3 + 1, UUID(int=id))
+            seat.keys.started(place)
+            counters.ended(kind.index, End.COMPLETED, mark(id, id % 3 + 1))
+            seat.keys.free(place)
+
+    sides = set()
+    for generation in range(1, 61):
+        taken(board, generation=generation)
+        enough = latest[0] + dice.randrange(300)
+        with forked(work) as pid:
+            eventually(partial(beyond, lambda: latest[0], enough))
+            os.kill(pid, signal.SIGKILL)
+        count = board.counters().commands["orders", "A", "completed"]
+        keys = board.seat_view(0).keys
+        if not keys:
+            latest[0] = count
+            continue
+        assert [key.id for key in keys] == [latest[0]]
+        counted = mark(keys[0].id, keys[0].token) in board.last_counted(0)
+        assert count == latest[0] - (not counted)
+        sides.add(counted)
+        if not counted:
+            counters = board.seat(0).slot(0).counters
+            counters.ended(keys[0].kind, End.COMPLETED, mark(keys[0].id, keys[0].token))
+    assert sides == {True, False}
+    latest.release()
     notes.close()
 
 

@@ -308,7 +308,8 @@ def test_watching_shows_the_pace_survives_another_board_and_ends_with_ctrl_c(
             kind = first.seat(0).kind("payments", "Debit")
 
             def counted() -> bool:
-                slot.counters.ended(kind.index, End.COMPLETED, 100)
+                for claim in range(100):
+                    slot.counters.ended(kind.index, End.COMPLETED, claim)
                 return "per second: " in log.read_text()
 
             eventually(counted)

@@ -14,8 +14,10 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import tuple_row
 
+from cmdbus.counters import End
 from cmdbus.outcomes import SUSPECT_LOSSES, Kind, Outcome
 from cmdbus.statements import render, statement
+from cmdbus.views import KeyView
 
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
@@ -225,6 +227,21 @@ class Claims:
         """What the table says is a worker's; reads all of it."""
         cursor = self._execute(connection, "find_claimed", {"claimer": incarnation})
         return [Claim._make(row) for row in cursor.fetchall()]
+
+    def ends(self, connection: Connection, keys: Sequence[KeyView]) -> list[End | None]:
+        """How the executions under these keys ended; None if nobody said."""
+        values = {
+            "domains": _texts(key.domain for key in keys),
+            "command_ids": _texts(str(key.command_id) for key in keys),
+            "tokens": _numbers(key.token for key in keys),
+        }
+        rows = self._execute(connection, "find_ends", values).fetchall()
+        return [None if end is None else End[end] for (end,) in rows]
+
+    def depths(self, connection: Connection) -> dict[tuple[str, str], int]:
+        """Commands by domain and state."""
+        rows = self._execute(connection, "read_depths", {}).fetchall()
+        return {(domain, state): count for domain, state, count in rows}
 
     def renew(self, connection: Connection, claims: Sequence[Keyed]) -> list[int]:
         """Renews leases; returns the ids whose claim was lost."""

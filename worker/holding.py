@@ -66,9 +66,10 @@ class Holding:
         taken = []
         with self._taking:
             for claim in [] if late() else claims:
-                domain, priority, id, token, _, type, *_ = claim
+                domain, priority, id, token, command_id, type, *_ = claim
                 if (id, token) not in self._places:
-                    place = self._keys.claimed(self._seat.kind(domain, type), priority, id, token)
+                    kind = self._seat.kind(domain, type)
+                    place = self._keys.claimed(kind, priority, id, token, command_id)
                     self._places[id, token] = place
                     self._open[id, token] = claim
                     taken.append(claim)

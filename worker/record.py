@@ -7,11 +7,10 @@ has found its row, so that the counters equal the rows.
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from cmdbus.board import Board
-from cmdbus.counters import Counter, End, HistogramView
+from cmdbus.counters import Counter, End, HistogramView, mark
 from cmdbus.health import ProcessHealth
 from cmdbus.outcomes import Kind as Fate
 from cmdbus.outcomes import Outcome
@@ -91,26 +90,32 @@ class Record:
         self._steps += 1
         self._step_seconds += seconds
 
-    def settled(self, place: Place, done: Sequence[Finished]) -> None:
-        for claim, outcome, *_ in done:
-            end = _ENDS.get(outcome.kind)
-            if end is None:
-                end = End.RETRY if outcome.charged else End.INTERRUPTED
-            place.counters.ended(self.seat.kind(claim.domain, claim.type).index, end)
-            if end is End.TROUBLE:
-                _tell(claim, outcome)
-            if end is End.COMPLETED or end is End.FAILED:
-                self.health.succeeded(time.monotonic())
-            elif outcome.charged:
-                self.health.failed(time.monotonic())
-                self.latest.append(
-                    FailedExecution(
-                        str(claim.command_id), claim.type, f"{outcome.code}: {outcome.message}"
-                    )
+    def settled(self, place: Place, finished: Finished) -> None:
+        """The claim's key is to be freed next."""
+        claim, outcome, *_ = finished
+        end = _ENDS.get(outcome.kind)
+        if end is None:
+            end = End.RETRY if outcome.charged else End.INTERRUPTED
+        self._count(place, claim, end)
+        if end is End.TROUBLE:
+            _tell(claim, outcome)
+        if end is End.COMPLETED or end is End.FAILED:
+            self.health.succeeded(time.monotonic())
+        elif outcome.charged:
+            self.health.failed(time.monotonic())
+            self.latest.append(
+                FailedExecution(
+                    str(claim.command_id), claim.type, f"{outcome.code}: {outcome.message}"
                 )
+            )
+
+    def _count(self, place: Place, claim: Claim, end: End) -> None:
+        kind = self.seat.kind(claim.domain, claim.type)
+        place.counters.ended(kind.index, end, mark(claim.id, claim.token))
 
     def lost(self, place: Place, claim: Claim) -> None:
-        place.counters.ended(self.seat.kind(claim.domain, claim.type).index, End.LOST)
+        """The claim's key is to be freed next."""
+        self._count(place, claim, End.LOST)
         place.counters.add(Counter.LOST_LEASES)
         logger.warning(
             "command %s (%s/%s) was lost before it was settled: nothing that it wrote through "

@@ -105,12 +105,14 @@ class Done:
             self.settled(place, done, lost)
 
     def settled(self, place: Place, done: Sequence[Finished], lost: Sequence[int] = ()) -> None:
-        """Tells whom it concerns. Of those that found no row, relief finds out."""
+        """Tells whom it concerns, of one after another: so that whatever kills this process, at
+        most one in each thread is counted and not free. Of those that found no row, relief
+        finds out."""
         if lost:
             self._rowless.extend(finished for finished in done if finished.claim.id in lost)
             done = [finished for finished in done if finished.claim.id not in lost]
-        self._record.settled(place, done)
         for finished in done:
+            self._record.settled(place, finished)
             self._held.free(finished.claim)
 
     def find_out(self, hand: Hand, place: Place) -> None:

@@ -43,6 +43,7 @@ from cmdbus.worker.connections import Hand, Unpooled, settings
 from cmdbus.worker.listener import Listener
 from cmdbus.worker.maintenance import Maintenance
 from cmdbus.worker.node import Node
+from cmdbus.worker.reckoning import reckon
 from cmdbus.worker.rescue import Rescued, rescue
 from cmdbus.worker.timers import Timers
 
@@ -225,6 +226,7 @@ class Steward:
         """What the dead held is handed back; a byte, because one of them may have taken it."""
         if not self._hand_back(connection, seat, seat.ended or _KILLED):
             return False  # The next round tries again.
+        reckon(connection, self._claims, self._board, seat)
         self._board.seat(seat.place).rescue(seat.generation)
         self._wake.put()
         return True
