@@ -8,6 +8,7 @@ itself.
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import add
 
 from cmdbus.layout import (
     BUCKETS,
@@ -161,8 +162,9 @@ class Sum:
         for index, name in kinds:
             at = slot_at + ROWS + index * ROW_CELLS
             row = self._cells[at : at + ROW_CELLS].tolist()
-            if name in self._rows or any(row):
-                self._rows[name] = _added(self._rows.get(name, [0] * ROW_CELLS), row)
+            if any(row):
+                known = self._rows.get(name)
+                self._rows[name] = _added(known, row) if known else row
 
     def view(self) -> CountersView:
         rows = self._rows
@@ -190,7 +192,7 @@ class Sum:
 
 
 def _added(left: list[int], right: list[int]) -> list[int]:
-    return [a + b for a, b in zip(left, right, strict=True)]
+    return list(map(add, left, right))
 
 
 def _histogram(row: list[int], at: int) -> HistogramView:

@@ -19,6 +19,8 @@ class SupervisorState(IntEnum):
     RUNNING = 1
     STOPPING = 2
     STOPPED = 3
+    #: Stopping, and for a reason that it cannot heal.
+    GIVING_UP = 4
 
 
 class Restart(IntEnum):

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,8 @@ class Company:
         self._tells_at = 0.0
         #: Descriptors of the supervisor's that no child may keep.
         self.private: list[int] = []
+        #: Where the steward answers probes; no other child keeps it.
+        self.http: socket.socket | None = None
 
     # Look.
 
@@ -283,6 +286,8 @@ class Company:
         from cmdbus.worker.node import Node
 
         forget()
+        if self.http is not None and role is not Role.STEWARD:
+            self.http.close()
         node = Node(
             board=self._board,
             seat=self._board.seat(place),
@@ -290,6 +295,7 @@ class Company:
             parent=os.getppid(),
             wake=self._wake,
             call=self._call,
+            http=self.http,
             alone=role is Role.ALONE,
         )
         stacks = self._stacks_of(place)

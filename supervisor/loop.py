@@ -176,7 +176,10 @@ class Supervisor:
         self._notifier.status(f"{ready} of {fleet.wanted} processes ready")
         self._notifier.ping(now)
         state = SupervisorState.STARTING if self._ready_app < 0 else SupervisorState.RUNNING
-        self._show(state if self._stop_by is None else SupervisorState.STOPPING, now)
+        if self._stop_by is not None:
+            gave_up = self._code is not Exit.DONE
+            state = SupervisorState.GIVING_UP if gave_up else SupervisorState.STOPPING
+        self._show(state, now)
 
     def _show(self, state: SupervisorState, now: float) -> None:
         self._board.supervise(

@@ -24,6 +24,7 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.checking import Examination
 from cmdbus.supervisor.children import fork, wait
 from cmdbus.supervisor.fleet import Company
+from cmdbus.supervisor.listening import listen
 from cmdbus.supervisor.loop import Supervisor
 from cmdbus.supervisor.narration import Narration
 from cmdbus.supervisor.notify import Notifier
@@ -66,11 +67,13 @@ def supervise(settings: Settings) -> Exit:
             directory = make_runtime_directory(find_runtime_directory(settings.runtime_dir))
             pidfile = Pidfile(directory / f"{settings.name}.pid", settings.name)
             stack.callback(pidfile.close)
+            http = stack.enter_context(listen(*settings.http)) if settings.http else None
             settings = stack.enter_context(_with_database(settings, noted))
             types = _preflight(settings, noted)
             board, stacks = _make_board(settings, directory, types)
             company = Company(settings, board, stacks)
             company.private = [pidfile.descriptor, *noted.descriptors]
+            company.http = http
             narration = Narration(
                 settings, board, directory, lambda: [*company.private, *company.descriptors]
             )

@@ -1,6 +1,7 @@
 """What a process of a fleet has from its supervisor: its seat on the board, and the wires."""
 
 from dataclasses import dataclass
+from socket import socket
 
 from cmdbus.board import Board
 from cmdbus.seats import Seat
@@ -19,5 +20,7 @@ class Node:
     wake: Wire
     #: A byte makes the steward look at the board.
     call: Wire
+    #: Where the steward answers probes.
+    http: socket | None = None
     #: Runs nothing but commands that may kill their process.
     alone: bool = False

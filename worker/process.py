@@ -17,6 +17,7 @@ from cmdbus.exits import Exit
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.app import load
+from cmdbus.worker.endpoints import answering
 from cmdbus.worker.node import Node
 from cmdbus.worker.steward import Steward
 from cmdbus.worker.worker import Worker
@@ -54,8 +55,14 @@ def run_steward(
     stacks: Path,
     unblock: Callable[[], None],
 ) -> Exit:
-    """What the node's steward does; see steward.py."""
+    """What the node's steward does; see steward.py. Probes are answered before the application
+    is imported, which may take long."""
     enter(node, stacks)
+    with answering(settings, node):
+        return _run_steward(settings, node, stacks, unblock)
+
+
+def _run_steward(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
     try:
         steward = Steward(settings, node, load(settings.app), stacks.parent)
     except (CmdbusError, ValueError) as error:

@@ -1,0 +1,64 @@
+"""The socket of probes, metrics and status: made before the fork, so that it outlives every
+process that answers on it."""
+
+import errno
+import ipaddress
+import logging
+import socket
+
+from cmdbus.errors import CmdbusError
+
+logger = logging.getLogger(__name__)
+
+#: Connections that wait while one steward follows another.
+_BACKLOG = 128
+_REASONS = {
+    errno.EADDRINUSE: "the port is taken by another process",
+    errno.EACCES: "ports below 1024 need a privilege that this user does not have",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+}
+
+
+class ListenError(CmdbusError):
+    """There can be no socket where one was asked for."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Never blocks who accepts."""
+    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listener = _bound(family, address)
+    except OSError as error:
+        # Those of getaddrinfo have numbers of their own.
+        reason = _REASONS.get(error.errno or 0) if not isinstance(error, socket.gaierror) else None
+        raise ListenError(f"cannot listen on {name} (--http): {reason or error.strerror}") from None
+    _tell(listener)
+    return listener
+
+
+def _bound(family: int, address: tuple[str | int, ...] | tuple[int, bytes]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A port whose last connections are just closed is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _tell(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    logger.info("probes, metrics and status are at %s", url)
+    if not ipaddress.ip_address(host).is_loopback:
+        logger.warning(
+            "whoever reaches %s reads which commands run here, without their data: "
+            "close it to those that should not",
+            url,
+        )

@@ -1,0 +1,77 @@
+"""What is at which path, for a steward that has a socket to answer on."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cmdbus import dsn as dsns
+from cmdbus.board import Board
+from cmdbus.settings import Settings
+from cmdbus.views import BoardView
+from cmdbus.worker import answers, exposition
+from cmdbus.worker.answers import Answer
+from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.connections import settings
+from cmdbus.worker.depths import DepthGauge
+from cmdbus.worker.http import Server
+from cmdbus.worker.node import Node
+
+#: Counting a million commands takes a fifth of a second.
+_STATEMENT_SECONDS = 2.0
+_STOP_SECONDS = 1.0
+
+
+class Endpoints:
+    """Everything but the depths of queues comes from the board."""
+
+    def __init__(self, board: Board, gauge: DepthGauge) -> None:
+        self._board = board
+        self._gauge = gauge
+
+    def answer(self, path: str) -> Answer | None:
+        """None if there is nothing at this path."""
+        match path:
+            case "/livez":
+                return answers.live(self._view(), time.monotonic_ns())
+            case "/readyz":
+                return answers.ready(self._view(), time.monotonic_ns())
+            case "/status":
+                counters, depths = self._board.counters(), self._gauge.read()
+                return answers.status(self._view(), counters, depths, time.monotonic_ns())
+            case "/metrics":
+                depths = self._gauge.read()
+                page = exposition.render(self._view(), self._board.counters(), depths)
+                return Answer(200, page, exposition.CONTENT_TYPE)
+        return None
+
+    def _view(self) -> BoardView:
+        return self._board.snapshot(keys=False)
+
+
+@contextmanager
+def answering(told: Settings, node: Node) -> Iterator[None]:
+    """Meanwhile, if there is a socket."""
+    if node.http is None or told.http is None:
+        yield
+        return
+    gauge = DepthGauge(lambda: _connect(told), Claims(told.schema, told.timeouts.lease))
+    server = Server(node.http, Endpoints(node.board, gauge).answer, host=told.http[0])
+    gauge.start()
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(_STOP_SECONDS)
+        gauge.stop(_STOP_SECONDS)
+
+
+def _connect(told: Settings) -> Connection:
+    limits = {
+        **settings(told.timeouts),
+        "statement_timeout": f"{min(_STATEMENT_SECONDS, told.timeouts.statement):g}s",
+        "default_transaction_read_only": "on",
+    }
+    parts = dsns.parse(told.dsn or "")
+    return dsns.connect(
+        dsns.complete(parts, application_name=f"{told.schema}:depths", settings=limits)
+    )
