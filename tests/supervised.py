@@ -48,9 +48,9 @@ class Fleet:
     def workers(self) -> list[int]:
         return [seat["pid"] for seat in self.status()["seats"] if seat["pid"]]
 
-    def steward(self) -> int | None:
-        pid: int | None = self.status()["steward"]["pid"]
-        return pid
+    def steward(self) -> int:
+        """0 while there is none."""
+        return self.status()["steward"]["pid"] or 0
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()

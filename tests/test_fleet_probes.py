@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import LiteralString
 
@@ -79,15 +80,15 @@ def test_counters_equal_the_rows_however_often_processes_are_killed(
     arguments = ("--procs", "2", "--threads", "4")
     with fleet(dsn, tmp_path, APP, *arguments) as node, CommandBus(dsn) as bus:
         for kill in range(KILLS):
+            enough = executed(node) + dice.randrange(600)
             bus.send_many(
                 [SendRequest("payments", "Debit", None) for _ in range(600)]
                 + [SendRequest("payments", "Slow", None) for _ in range(10)]
                 + [SendRequest("orders", "Place", number % 2) for number in range(60)]
             )
-            enough = executed(node) + dice.randrange(200)
-            eventually(lambda enough=enough: executed(node) > enough, 20)
-            victims = [node.steward()] if kill % 5 == 4 else eventually(node.workers, 10)
-            os.kill(dice.choice(victims), signal.SIGKILL)
+            eventually(partial(beyond, node, enough), 20)
+            workers, steward = eventually(node.workers, 10), eventually(node.steward, 10)
+            os.kill(steward if kill % 5 == 4 else dice.choice(workers), signal.SIGKILL)
         with psycopg.connect(dsn, autocommit=True) as connection:
             eventually(lambda: left(connection) == 0, 60)
             completed = rows(connection, COMPLETED)
@@ -99,6 +100,7 @@ def test_counters_equal_the_rows_however_often_processes_are_killed(
 
 def test_probes_are_answered_whoever_hangs_or_is_away(dsn: str, tmp_path: Path) -> None:
     """M105, M106, R44, R47: each answer within the client's two seconds."""
+    ladder: tuple[str, ...]
     ladder = ("--statement-timeout", "1", "--visibility-timeout", "2", "--pool-timeout", "2")
     ladder += ("--thread-timeout", "2.5", "--watchdog-timeout", "3", "--drain-timeout", "1")
     with ExitStack() as network, CommandBus(dsn) as bus:
@@ -136,9 +138,9 @@ def families(node: Fleet) -> Iterator[str]:
 
 
 def kill_steward(node: Fleet) -> None:
-    before = node.steward()
+    before = eventually(node.steward)
     os.kill(before, signal.SIGKILL)
-    eventually(lambda: node.steward() not in (None, before), 10)
+    eventually(lambda: node.steward() not in (0, before), 10)
 
 
 def refused_while(node: Fleet, act: Callable[[], None]) -> int:
@@ -166,6 +168,10 @@ def refused_while(node: Fleet, act: Callable[[], None]) -> int:
         for client in clients:
             client.join(20)
     return refused
+
+
+def beyond(node: Fleet, count: float) -> bool:
+    return executed(node) > count
 
 
 def executed(node: Fleet) -> float:

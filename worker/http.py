@@ -45,8 +45,11 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:]*)(:\d{1,5})?", re.ASCII)
 class Server:
     """On a listening socket that does not block, and that others may accept from, too."""
 
-    def __init__(self, listener: socket.socket, site: Site, *, host: str) -> None:
-        """`host`: by which name its address was given."""
+    def __init__(
+        self, listener: socket.socket, site: Site, *, host: str, patience: float = _CLIENT_SECONDS
+    ) -> None:
+        """`host`: by which name its address was given; `patience`: seconds for each client."""
+        self._patience = patience
         self._listener = listener
         self._site = site
         #: How it must be called if only this machine can mean it: by another name a browser
@@ -99,7 +102,7 @@ class Server:
             return
         if len(self._clients) >= _MOST_CLIENTS:
             self._close_oldest()
-        client = _Client(connection, time.monotonic() + _CLIENT_SECONDS)
+        client = _Client(connection, time.monotonic() + self._patience)
         self._clients[connection.fileno()] = client
         self._selector.register(connection, selectors.EVENT_READ, client)
 

@@ -1,0 +1,93 @@
+"""How many commands wait, for who asks for it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from eventually import eventually
+
+from cmdbus import CommandBus, SendRequest
+from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.worker.claims import Claims, Connection, Want
+from cmdbus.worker.depths import DepthGauge
+
+pytestmark = pytest.mark.db
+
+
+@contextmanager
+def gauge(connect: Callable[[], Connection]) -> Iterator[DepthGauge]:
+    made = DepthGauge(connect, Claims("cmdbus", 30))
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop(5)
+
+
+def test_depths_are_counted_by_domain_and_state(dsn: str) -> None:
+    """M160, M172."""
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
+        bus.send_many([SendRequest("payments", "Debit", None) for _ in range(4)])
+        bus.send_many([SendRequest("orders", "Place", None, delay=60) for _ in range(2)])
+        Claims("cmdbus", 30).step(
+            connection, [], Want(1, 0, ["payments"], ["payments Debit"], [], {})
+        )
+        connection.execute(
+            "WITH gone AS (DELETE FROM cmdbus.ready WHERE claimer IS NULL AND id ="
+            " (SELECT max(id) FROM cmdbus.ready) RETURNING *)"
+            " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
+            " priority, attempts, losses, domain, type, data) SELECT token, created_at,"
+            " command_id, correlation_id, priority, attempts, losses, domain, type, data FROM gone"
+        )
+        with gauge(lambda: psycopg.connect(dsn, autocommit=True)) as asked:
+            assert eventually(asked.read) == {
+                ("payments", "ready"): 2,
+                ("payments", "in_progress"): 1,
+                ("payments", "troubleshooting"): 1,
+                ("orders", "scheduled"): 2,
+            }
+
+
+def test_there_is_no_session_before_somebody_asks(dsn: str) -> None:
+    sessions = 0
+
+    def connect() -> Connection:
+        nonlocal sessions
+        sessions += 1
+        return psycopg.connect(dsn, autocommit=True)
+
+    with gauge(connect) as unasked:
+        assert sessions == 0
+        eventually(lambda: unasked.read() is not None)
+        unasked.read()
+        assert sessions == 1
+
+
+def test_nobody_waits_for_a_database_that_does_not_answer(dsn: str) -> None:
+    """M106: who asks gets what is known, which is nothing."""
+    answers = threading.Event()
+
+    def connect() -> Connection:
+        answers.wait()
+        return psycopg.connect(dsn, autocommit=True)
+
+    with gauge(connect) as silent:
+        assert [silent.read() for _ in range(3)] == [None] * 3
+        answers.set()
+        assert eventually(lambda: silent.read() is not None)
+
+
+def test_a_database_that_is_away_is_asked_again(dsn: str) -> None:
+    away = True
+
+    def connect() -> Connection:
+        if away:
+            raise DatabaseUnavailableError("it is away")
+        return psycopg.connect(dsn, autocommit=True)
+
+    with gauge(connect) as asked:
+        assert asked.read() is None
+        away = False
+        assert eventually(lambda: asked.read() is not None)

@@ -1,0 +1,226 @@
+"""Who answers probes: on one thread, however clients behave."""
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+
+from cmdbus.supervisor.listening import ListenError, listen
+from cmdbus.worker.answers import Answer
+from cmdbus.worker.http import Server, respond
+
+PAGE = "good\n" * 50_000
+
+
+def site(path: str) -> Answer | None:
+    if path == "/broken":
+        raise RuntimeError("broken")
+    return {"/livez": Answer(200, "yes\n"), "/long": Answer(200, PAGE)}.get(path)
+
+
+@contextmanager
+def serving(patience: float = 5.0) -> Iterator[int]:
+    with closing(listen("127.0.0.1", 0)) as listener:
+        server = Server(listener, site, host="127.0.0.1", patience=patience)
+        server.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.stop(5)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with serving() as port:
+        yield port
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def read(client: socket.socket) -> bytes:
+    received = b""
+    while data := client.recv(65536):
+        received += data
+    return received
+
+
+def ask(port: int, request: bytes) -> bytes:
+    with connect(port) as client:
+        client.sendall(request)
+        return read(client)
+
+
+def get(port: int, path: str = "/livez") -> bytes:
+    return ask(port, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+
+def status(head: str, host: str | None = "127.0.0.1") -> int:
+    return respond(head.encode("latin-1"), site, host=host)[0].status
+
+
+# What is asked for.
+
+
+def test_a_page_says_its_length_and_ends_the_connection(port: int) -> None:
+    head, _, body = get(port).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n") and body == b"yes\n"
+    assert b"\r\nContent-Length: 4" in head and b"\r\nConnection: close" in head
+    assert b"Access-Control" not in head
+    assert get(port, "/long").endswith(PAGE.encode())
+    assert get(port, "/livez?verbose").endswith(b"\r\n\r\nyes\n")
+    head = ask(port, b"HEAD /livez HTTP/1.0\r\n\r\n")
+    assert b"Content-Length: 4" in head and head.endswith(b"\r\n\r\n")
+
+
+def test_only_get_and_head_of_what_is_there_are_answered(port: int) -> None:
+    """Section 4 of the faults: read-only, and nothing else than these paths."""
+    assert get(port, "/").startswith(b"HTTP/1.1 404 ")
+    assert get(port, "/livez/").startswith(b"HTTP/1.1 404 ")
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT"):
+        answer = ask(port, f"{method} /livez HTTP/1.1\r\nHost: localhost\r\n\r\nbody".encode())
+        assert answer.startswith(b"HTTP/1.1 405 ") and b"\r\nAllow: GET, HEAD\r\n" in answer
+
+
+def test_an_error_of_a_page_is_told_and_the_next_client_is_answered(port: int) -> None:
+    assert get(port, "/broken").startswith(b"HTTP/1.1 500 ")
+    assert get(port).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "",
+        "GET",
+        "GET /livez",
+        "GET /livez HTTP/2.0",
+        "GET /livez HTTP/1.1 more",
+        "GET  /livez HTTP/1.1",
+        "get /livez HTTP/1.1",
+        "GET livez HTTP/1.1",
+        "GET http://localhost/livez HTTP/1.1",
+        "PRI * HTTP/2.0",
+        "\x16\x03\x01\x02\x00\x01",
+        "GET /" + "a" * 3000 + " HTTP/1.1",
+        "\0\0\0",
+    ],
+)
+def test_garbage_is_refused(head: str) -> None:
+    assert status(head) == 400
+    assert status(f"{head}\r\nHost: localhost", host=None) == 400
+
+
+def test_a_name_that_is_not_this_machine_is_refused_where_only_it_is_listened_to() -> None:
+    """Section 4 of the faults: DNS rebinding."""
+    allowed = ["localhost", "localhost:8080", "127.0.0.1", "127.8.8.8:1", "[::1]:80", "LocalHost."]
+    refused = ["evil.example", "evil.example:8080", "10.0.0.1", "127.0.0.1.evil.example", "", "a:b"]
+    for name in allowed:
+        assert status(f"GET /livez HTTP/1.1\r\nHost: {name}") == 200, name
+    for name in refused:
+        head = f"GET /livez HTTP/1.1\r\nhOST : {name}"
+        assert (status(head), status(head, host=None)) == (421, 200), name
+    assert status("GET /livez HTTP/1.1\r\nHost: localhost\r\nHost: evil.example") == 421
+    assert status("GET /livez HTTP/1.1\r\nHost: shop", host="shop") == 200
+    assert status("GET /livez HTTP/1.0") == 200
+
+
+# How it is asked for.
+
+
+def test_a_request_may_come_byte_by_byte(port: int) -> None:
+    with connect(port) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n":
+            client.sendall(bytes([byte]))
+        assert read(client).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_head_that_is_too_long_is_refused(port: int) -> None:
+    answer = ask(port, b"GET /livez HTTP/1.1\r\nA: " + b"a" * 9000)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+def test_slow_clients_keep_nobody_waiting_and_make_room(port: int) -> None:
+    """Section 4 of the faults: more of them than are served at once, who send or read nothing."""
+    with ExitStack() as stack:
+        slow = [stack.enter_context(closing(connect(port))) for _ in range(100)]
+        for number, client in enumerate(slow):
+            client.sendall(b"GET /long HTTP/1.1\r\n\r\n" if number % 2 else b"GET /livez HT")
+        assert get(port).startswith(b"HTTP/1.1 200 ")
+        assert slow[0].recv(1) == b""
+        slow[-2].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            slow[-2].recv(1)
+
+
+def test_a_client_whose_time_is_over_is_closed() -> None:
+    with serving(patience=0.2) as port, connect(port) as silent, connect(port) as slow:
+        slow.sendall(b"GET /livez HTTP/1.1\r\n")
+        assert (silent.recv(1), slow.recv(1)) == (b"", b"")
+        assert get(port).startswith(b"HTTP/1.1 200 ")
+
+
+def test_many_clients_at_once_are_all_answered(port: int) -> None:
+    answers: list[bytes] = []
+
+    def client() -> None:
+        for _ in range(40):
+            answers.append(get(port, "/long"))
+
+    threads = [threading.Thread(target=client) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [answer[-len(PAGE) :] == PAGE.encode() for answer in answers] == [True] * 640
+
+
+def test_a_client_that_goes_away_harms_nobody(port: int) -> None:
+    for _ in range(50):
+        with connect(port) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            client.sendall(b"GET /long HTTP/1.1\r\n\r\n")
+    assert get(port).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_follows_answers_those_that_came_before_it() -> None:
+    """M106: a steward dies, the socket stays."""
+    with closing(listen("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        first = Server(listener, site, host="127.0.0.1")
+        first.start()
+        assert get(port).startswith(b"HTTP/1.1 200 ")
+        first.stop(5)
+        with connect(port) as waiting:
+            waiting.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+            second = Server(listener, site, host="127.0.0.1")
+            second.start()
+            assert read(waiting).startswith(b"HTTP/1.1 200 ")
+            second.stop(5)
+
+
+# The socket.
+
+
+def test_a_port_that_cannot_be_had_is_one_clear_sentence() -> None:
+    with closing(listen("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ListenError, match=re.escape(f"127.0.0.1:{port} (--http): the port is")):
+            listen("127.0.0.1", port)
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1:0 .*this machine has no such address"):
+        listen("192.0.2.1", 0)
+    with pytest.raises(ListenError, match=r"cannot listen on no\.such\.host\.invalid:80 "):
+        listen("no.such.host.invalid", 80)
+
+
+def test_who_lets_others_than_this_machine_in_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+    """Section 4 of the faults."""
+    listen("127.0.0.1", 0).close()
+    assert not caplog.records
+    listen("0.0.0.0", 0).close()
+    [record] = caplog.records
+    assert "whoever reaches http://0.0.0.0:" in record.getMessage()
