@@ -49,7 +49,8 @@ _LAST, _LAST_AT, _LAST_BEFORE = 5, 6, 7
 
 
 class End(IntEnum):
-    """How executions end, as `commands_total` names it (in lower case)."""
+    """How executions end, as `commands_total` names it (in lower case). LOST: its lease or its
+    process was, before it was settled."""
 
     COMPLETED = 0
     FAILED = 1

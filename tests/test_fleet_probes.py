@@ -4,47 +4,27 @@ import http.client
 import json
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import LiteralString
+from typing import Any
 
-import psycopg
 import pytest
 from eventually import eventually
+from fleet import Fleet, make_effects, supervised, unstarted
 from prometheus_client.parser import text_string_to_metric_families
 from proxy import Proxy
-from supervised import Fleet, fleet
-
-from cmdbus import CommandBus, SendRequest
 
 pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
 
-APP = """
-import time
-from cmdbus import HandlerRegistry, RetryPolicy
-
-registry = HandlerRegistry()
-registry.register("payments", "Debit", lambda command, context: None)
-registry.register("payments", "Slow", lambda command, context: time.sleep(0.01))
-
-@registry.handler("orders", "Place", retry=RetryPolicy(max_attempts=9, backoff=(0.01,)))
-def place(command, context):
-    context.connection.execute("SELECT 1")
-    if command.data == 1 and context.attempt == 1:
-        raise ValueError("once")
-"""
+HERE = "127.0.0.1:0"
+#: Seconds in which a probe must have its answer.
+PATIENCE = 2.0
 KILLS = 20
-COMPLETED: LiteralString = """
-    SELECT domain, type, count(*) FROM cmdbus.finished WHERE status = 'COMPLETED' GROUP BY 1, 2
-"""
-RETRIED: LiteralString = """
-    SELECT e.domain, f.type, count(*) FROM cmdbus.event e JOIN cmdbus.finished f
-    USING (domain, command_id) WHERE e.kind = 'FAILED' GROUP BY 1, 2
-"""
 FAMILIES = {
     "cmdbus_commands_total",
     "cmdbus_batches_processed_total",
@@ -62,8 +42,28 @@ FAMILIES = {
 }
 
 
+def get(fleet: Fleet, path: str, patience: float = PATIENCE) -> tuple[int, str]:
+    [said] = fleet.said("probes, metrics and status are at")
+    connection = http.client.HTTPConnection(said.rpartition("/")[2], timeout=patience)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def code(fleet: Fleet, path: str) -> int:
+    return get(fleet, path)[0]
+
+
+def status(fleet: Fleet) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(get(fleet, "/status")[1])
+    return told
+
+
 def value(fleet: Fleet, name: str, **labels: str) -> float:
-    page = fleet.get("/metrics")[1]
+    page = get(fleet, "/metrics")[1]
     return sum(
         sample.value
         for family in text_string_to_metric_families(page)
@@ -72,87 +72,108 @@ def value(fleet: Fleet, name: str, **labels: str) -> float:
     )
 
 
+def families(fleet: Fleet) -> Iterator[str]:
+    """By the names that are on the page."""
+    return (match[1] for match in re.finditer(r"(?m)^# TYPE (\S+)", get(fleet, "/metrics")[1]))
+
+
+def executed(fleet: Fleet) -> int:
+    """As its board shows it, whoever answers."""
+    fleet.look()
+    assert fleet._board is not None
+    commands = fleet._board.counters().commands.items()
+    return sum(count for (_, _, end), count in commands if end == "completed")
+
+
+def counted(fleet: Fleet, outcome: str) -> dict[str, int]:
+    commands = status(fleet)["counters"]["commands"]
+    return {c["type"]: c["count"] for c in commands if c["outcome"] == outcome}
+
+
 def test_counters_equal_the_rows_however_often_processes_are_killed(
     dsn: str, tmp_path: Path
 ) -> None:
     """M022, M105, H16: SIGKILL, 20 times, at random moments of a run, also of the steward."""
     dice = random.Random(11)
-    arguments = ("--procs", "2", "--threads", "4")
-    with fleet(dsn, tmp_path, APP, *arguments) as node, CommandBus(dsn) as bus:
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, http=HERE) as fleet:
         for kill in range(KILLS):
-            enough = executed(node) + dice.randrange(600)
-            bus.send_many(
-                [SendRequest("payments", "Debit", None) for _ in range(600)]
-                + [SendRequest("payments", "Slow", None) for _ in range(10)]
-                + [SendRequest("orders", "Place", number % 2) for number in range(60)]
-            )
-            eventually(partial(beyond, node, enough), 20)
-            workers, steward = eventually(node.workers, 10), eventually(node.steward, 10)
+            enough = executed(fleet) + dice.randrange(600)
+            fleet.send("Noop", 600)
+            fleet.send("Debit", 60)
+            fleet.send("FailOnce", 10)
+            eventually(partial(beyond, fleet, enough), 20)
+            steward, workers = eventually(fleet.steward), list(eventually(fleet.pids).values())
+            assert steward is not None
             os.kill(steward if kill % 5 == 4 else dice.choice(workers), signal.SIGKILL)
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            eventually(lambda: left(connection) == 0, 60)
-            completed = rows(connection, COMPLETED)
-            assert sum(completed.values()) == KILLS * 670
-            eventually(lambda: counted(node, "completed") == completed, 10)
-            assert counted(node, "retry") == rows(connection, RETRIED)
-        assert value(node, "cmdbus_process_restarts_total", reason="crashed") == KILLS
+        fleet.await_completions(670 * KILLS, 60)
+        finished = "SELECT type, count(*) FROM cmdbus.finished GROUP BY type"
+        completed = dict(fleet.query(finished))
+        eventually(lambda: counted(fleet, "completed") == completed, 10)
+        failed = fleet.query("SELECT count(*) FROM cmdbus.event WHERE kind = 'FAILED'")[0][0]
+        assert counted(fleet, "retry") == {"FailOnce": failed}
+        fleet.await_successors([])
+        assert value(fleet, "cmdbus_process_restarts_total", reason="crashed") == KILLS
+
+
+def beyond(fleet: Fleet, count: int) -> bool:
+    return executed(fleet) > count
 
 
 def test_probes_are_answered_whoever_hangs_or_is_away(dsn: str, tmp_path: Path) -> None:
-    """M105, M106, R44, R47: each answer within the client's two seconds."""
-    ladder: tuple[str, ...]
-    ladder = ("--statement-timeout", "1", "--visibility-timeout", "2", "--pool-timeout", "2")
-    ladder += ("--thread-timeout", "2.5", "--watchdog-timeout", "3", "--drain-timeout", "1")
-    with ExitStack() as network, CommandBus(dsn) as bus:
+    """M105, M106, R44, R47: each within the patience of who asks."""
+    with ExitStack() as network:
         proxy = network.enter_context(Proxy(dsn))
-        with fleet(proxy.dsn, tmp_path, APP, "--procs", "1", *ladder) as node:
-            bus.send_many([SendRequest("unknown", "Type", None) for _ in range(3)])
-            queue = {"domain": "unknown", "state": "ready"}
-            eventually(lambda: value(node, "cmdbus_queue_depth", **queue) == 3, 15)
+        # Not alone: whether it leaves sessions cannot be asked once its database is away.
+        with unstarted(proxy.dsn, tmp_path, alone=False, http=HERE, procs=1) as fleet:
+            fleet.start()
+            fleet.wait_until_ready()
+            assert (code(fleet, "/livez"), code(fleet, "/readyz")) == (200, 200)
+            fleet.send("Unknown", 3)
+            eventually(lambda: value(fleet, "cmdbus_queue_depth", state="ready") == 3, 15)
 
-            assert refused_while(node, lambda: kill_steward(node)) == 0
-
-            node.process.send_signal(signal.SIGSTOP)
-            eventually(lambda: node.get("/livez", 2)[0] == 503, 10)
-            assert "the supervisor is late by" in node.get("/livez", 2)[1]
-            node.process.send_signal(signal.SIGCONT)
-            eventually(lambda: node.get("/livez", 2)[0] == 200, 10)
+            fleet.send_signal(signal.SIGSTOP)
+            eventually(lambda: code(fleet, "/livez") == 503, 15)
+            assert "the supervisor is late by" in get(fleet, "/livez")[1]
+            fleet.send_signal(signal.SIGCONT)
+            eventually(lambda: code(fleet, "/livez") == 200)
 
             network.close()
-            eventually(lambda: node.get("/readyz", 2)[0] == 503, 10)
-            for pid in node.workers():
+            eventually(lambda: code(fleet, "/readyz") == 503, 10)
+            for pid in fleet.pids().values():
                 os.kill(pid, signal.SIGSTOP)
-            for _ in range(5):
-                status, told = node.get("/readyz", 2)
-                assert (status, node.get("/livez", 2)[0]) == (503, 200)
-                assert "the database is away" in json.loads(told)["reasons"]
-                assert set(families(node)) >= FAMILIES
-                assert node.status()["steward"]["pid"]
+            for _ in range(10):
+                told = json.loads(get(fleet, "/readyz")[1])
+                assert not told["ready"] and "the database is away" in told["reasons"]
+                assert code(fleet, "/livez") == 200
+                assert set(families(fleet)) == FAMILIES
+                assert status(fleet)["seats"][0]["pid"]
 
 
-def families(node: Fleet) -> Iterator[str]:
-    """By the names that are on the page."""
-    for line in node.get("/metrics", 2)[1].splitlines():
-        if line.startswith("# TYPE "):
-            yield line.split()[2]
+def test_no_client_is_refused_while_one_steward_follows_another(dsn: str, tmp_path: Path) -> None:
+    """M106: it waits. One that is just being answered may be cut off."""
+    with supervised(dsn, tmp_path, http=HERE, procs=1) as fleet:
+        before = fleet.steward()
+        assert before is not None
+        assert refused_while(fleet, lambda: follow(fleet, before)) == 0
+        assert code(fleet, "/readyz") == 200
 
 
-def kill_steward(node: Fleet) -> None:
-    before = eventually(node.steward)
+def follow(fleet: Fleet, before: int) -> None:
     os.kill(before, signal.SIGKILL)
-    eventually(lambda: node.steward() not in (0, before), 10)
+    fleet.succeeded(before)
 
 
-def refused_while(node: Fleet, act: Callable[[], None]) -> int:
-    """How many were not let in, of clients that come all the time. One that is being
-    answered may be cut off."""
-    over, refused = threading.Event(), 0
+def refused_while(fleet: Fleet, act: Callable[[], None]) -> int:
+    """Of clients that come all the time."""
+    over, answered, refused = threading.Event(), threading.Semaphore(0), 0
 
     def ask() -> None:
         nonlocal refused
         while not over.is_set():
             try:
-                assert node.get("/livez")[0] == 200
+                assert get(fleet, "/livez", 10)[0] == 200
+                answered.release()
             except ConnectionRefusedError:
                 refused += 1
             except (ConnectionError, http.client.HTTPException):
@@ -162,6 +183,7 @@ def refused_while(node: Fleet, act: Callable[[], None]) -> int:
     for client in clients:
         client.start()
     try:
+        assert answered.acquire(timeout=10)
         act()
     finally:
         over.set()
@@ -170,26 +192,14 @@ def refused_while(node: Fleet, act: Callable[[], None]) -> int:
     return refused
 
 
-def beyond(node: Fleet, count: float) -> bool:
-    return executed(node) > count
-
-
-def executed(node: Fleet) -> float:
-    return value(node, "cmdbus_commands_total", outcome="completed")
-
-
-def counted(node: Fleet, outcome: str) -> dict[tuple[str, str], float]:
-    commands = node.status()["counters"]["commands"]
-    return {(c["domain"], c["type"]): c["count"] for c in commands if c["outcome"] == outcome}
-
-
-def left(connection: psycopg.Connection) -> int:
-    row = connection.execute(
-        "SELECT (SELECT count(*) FROM cmdbus.ready) + (SELECT count(*) FROM cmdbus.scheduled)"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def rows(connection: psycopg.Connection, query: LiteralString) -> dict[tuple[str, str], float]:
-    return {(domain, type): count for domain, type, count in connection.execute(query)}
+def test_what_keeps_it_from_listening_is_one_sentence(dsn: str, tmp_path: Path) -> None:
+    """Exit code 3."""
+    with supervised(dsn, tmp_path, http=HERE, procs=1) as fleet:
+        [said] = fleet.said("probes, metrics and status are at")
+        taken = said.rpartition("/")[2]
+        with unstarted(dsn, tmp_path, alone=False, http=taken, name="second") as second:
+            second.start()
+            assert second.wait() == 3
+            assert second.messages(level="error") == [
+                f"cannot listen on {taken} (--http): the port is taken by another process"
+            ]

@@ -18,8 +18,6 @@ from cmdbus.views import BoardView, SeatView, SupervisorState
 _NS = 1_000_000_000
 #: A worker that has settled something so recently has a database, whoever says otherwise.
 _PROOF_NS = 15 * _NS
-#: Before that, a new steward may not have asked for its session yet.
-_CONNECTS_NS = 5 * _NS
 
 #: Commands by domain and state.
 Depths = Mapping[tuple[str, str], int]
@@ -97,10 +95,7 @@ def _is_late(seat: SeatView, now: int) -> bool:
 def _is_away(view: BoardView, fit: list[SeatView], now: int) -> bool:
     """As the steward has found, which notices first, while workers have nothing to do."""
     stewards = view.with_role(Role.STEWARD)
-    if not stewards or not stewards[0].levels.database_away:
-        return False
-    steward = stewards[0]
-    if steward.ready is None and now < (steward.since or 0) + _CONNECTS_NS:
+    if not any(steward.levels.database_away for steward in stewards):
         return False
     latest = max((seat.levels.last_success or 0.0 for seat in fit), default=0.0)
     return now - latest * _NS > _PROOF_NS

@@ -4,9 +4,9 @@ One thread and no blocking: a client that sends or reads nothing keeps nobody wa
 has a few seconds in all, there are only so many at once, and a new one takes the place of
 the oldest. A connection is for one request.
 
-    READING    until the head is complete        -> WRITING
-    WRITING    until the answer is sent          -> LINGERING
-    LINGERING  until the client has closed, so that it has read all of it
+    reading    until the head is complete        -> writing
+    writing    until the answer is sent          -> lingering
+    lingering  until the client has closed, so that it has read all of it
 """
 
 import ipaddress

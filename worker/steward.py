@@ -100,6 +100,8 @@ class Steward:
         #: When the round that is going on is late; infinite between two.
         self._late_at = float("inf")
         self._complained_at = float("-inf")
+        #: The last thing that was tried has found no database.
+        self._away = False
         self._stopping = threading.Event()
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._bell = Wire(1)
@@ -135,8 +137,7 @@ class Steward:
             if now > self._late_at:
                 self._hand.cut()
             if now <= self._late_at + _ROUND_SECONDS:
-                away = self._hand.lost()
-                self._node.seat.beat(_ns(now + promise), Levels(database_away=away))
+                self._node.seat.beat(_ns(now + promise), Levels(database_away=self._away))
             with suppress(Empty):
                 self._orders.get(timeout=min(1.0, promise / 4))
                 return
@@ -180,7 +181,9 @@ class Steward:
     def _attempt(self, what: Callable[[], Value], otherwise: Value) -> Value:
         """Whatever goes wrong, the next round tries again, on a fresh session if need be."""
         try:
-            return what()
+            value = what()
+            self._away = False
+            return value
         except SchemaError as error:
             logger.error("%s", error)
             os._exit(Exit.CANNOT_START)
@@ -190,6 +193,7 @@ class Steward:
             logger.exception("the steward tries again")
             self._hand.drop()
         if self._hand.lost():
+            self._away = True
             self._arming.forget()
         return otherwise
 
