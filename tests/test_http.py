@@ -4,7 +4,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
@@ -53,6 +53,13 @@ def ask(port: int, request: bytes) -> bytes:
     with connect(port) as client:
         client.sendall(request)
         return read(client)
+
+
+def is_closed(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionError:
+        return True
 
 
 def get(port: int, path: str = "/livez") -> bytes:
@@ -149,9 +156,10 @@ def test_slow_clients_keep_nobody_waiting_and_make_room(port: int) -> None:
     with ExitStack() as stack:
         slow = [stack.enter_context(closing(connect(port))) for _ in range(100)]
         for number, client in enumerate(slow):
-            client.sendall(b"GET /long HTTP/1.1\r\n\r\n" if number % 2 else b"GET /livez HT")
+            with suppress(ConnectionError):  # The first have had to make room already.
+                client.sendall(b"GET /long HTTP/1.1\r\n\r\n" if number % 2 else b"GET /livez HT")
         assert get(port).startswith(b"HTTP/1.1 200 ")
-        assert slow[0].recv(1) == b""
+        assert is_closed(slow[0])
         slow[-2].setblocking(False)
         with pytest.raises(BlockingIOError):
             slow[-2].recv(1)
@@ -160,7 +168,7 @@ def test_slow_clients_keep_nobody_waiting_and_make_room(port: int) -> None:
 def test_a_client_whose_time_is_over_is_closed() -> None:
     with serving(patience=0.2) as port, connect(port) as silent, connect(port) as slow:
         slow.sendall(b"GET /livez HTTP/1.1\r\n")
-        assert (silent.recv(1), slow.recv(1)) == (b"", b"")
+        assert is_closed(silent) and is_closed(slow)
         assert get(port).startswith(b"HTTP/1.1 200 ")
 
 

@@ -67,8 +67,8 @@ class Dying:
         kind = self.seat.kind(claim.domain, claim.type)
         self.seat.slot(slot).counters.ended(kind.index, end, mark(claim.id, claim.token))
 
-    def die(self) -> SeatView:
-        ended = Ended(generation=1, pid=os.getpid(), signal=signal.SIGKILL)
+    def die(self, number: int = signal.SIGKILL, *, alone: bool = False) -> SeatView:
+        ended = Ended(generation=1, pid=os.getpid(), signal=number, alone=alone)
         self.seat.bury(0, ended, now=2)
         return self.view()
 
@@ -144,6 +144,15 @@ def test_what_was_settled_and_not_counted_is_counted_as_it_ended(
         assert worker.view().keys == ()
         handed_back(dsn, worker, worker.view())
         assert sum(worker.counted().values()) == 7
+
+
+def test_who_is_charged_for_a_crash_is_counted_like_any_other(dsn: str, sent: list[UUID]) -> None:
+    """H16: by the steward's settlement, which nobody else knows of."""
+    with dying(dsn) as worker:
+        [claim] = worker.claim(1)
+        worker.run(claim, finished=False)
+        handed_back(dsn, worker, worker.die(signal.SIGSEGV, alone=True))
+        assert worker.counted() == {"trouble": 1}
 
 
 def test_what_was_counted_before_its_key_was_freed_is_not_counted_again(
