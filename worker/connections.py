@@ -212,7 +212,7 @@ class Hand:
 
     def reconnect(self, give_up: threading.Event | None = None) -> None:
         """Until it works; an error only once `give_up` is set, or at the first try without, or
-        when the pool had none to give three times."""
+        when the pool had none to give three times, or none that works for as long as it waits."""
         pause, exhausted = _RETRY_FIRST, 0
         while True:
             self.close()
@@ -224,7 +224,10 @@ class Hand:
                 return
             except psycopg.OperationalError as error:
                 exhausted += isinstance(error, PoolExhausted)
-                if give_up is None or exhausted == _EXHAUSTED_TRIES or give_up.wait(pause):
+                away = isinstance(error, PoolTimeout) and not exhausted
+                if give_up is None or away or exhausted == _EXHAUSTED_TRIES:
+                    raise
+                if give_up.wait(pause):
                     raise
                 pause = min(pause * 2, _RETRY_LONGEST)
 
