@@ -248,6 +248,8 @@ class Steward:
     def _rescue_left_behind(self, connection: Connection) -> None:
         """By boards of supervisors of this name that died with everything."""
         for path in sorted(self._stacks.parent.glob(f"{self._told.name}.board.*")):
+            if not path.suffix[1:].isdigit():
+                continue  # Somebody may be named like our board.
             try:
                 board = Board.open(path)
             except BoardError as error:
