@@ -8,6 +8,7 @@ is done in a child.
 """
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -194,6 +195,4 @@ def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board,
 
 def _clear(board: Path, stacks: Path) -> None:
     board.unlink(missing_ok=True)
-    for file in stacks.iterdir():
-        file.unlink()
-    stacks.rmdir()
+    shutil.rmtree(stacks, ignore_errors=True)

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 #: A process may take so long to import the application and to open its connections.
 BOOT_SECONDS = 120.0
+_STDERR = 2
 
 
 def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
@@ -77,10 +78,18 @@ def enter(node: Node, stacks: Path) -> None:
     """The first thing that a process of a fleet does."""
     node.seat.enter(pid=os.getpid(), generation=node.generation, now=time.monotonic_ns())
     node.seat.starting(int((time.monotonic() + BOOT_SECONDS) * 1e9))
-    # Kept open for the life of the process: the handlers write to its descriptor.
-    descriptor = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    descriptor = _open_stacks(stacks)
     faulthandler.enable(descriptor, all_threads=True)
     faulthandler.register(signal.SIGUSR2, descriptor, all_threads=True)
+
+
+def _open_stacks(stacks: Path) -> int:
+    """Kept open for the life of the process: the handlers write to its descriptor."""
+    try:
+        return os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        logger.warning("stacks go to the log: %s cannot be made (%s)", stacks, error.strerror)
+        return _STDERR
 
 
 def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker:
