@@ -6,7 +6,6 @@ import math
 import os
 import select
 import signal
-import sys
 import time
 import traceback
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from typing import NoReturn, Self
 
 from cmdbus.readiness import Check, Finding
 from cmdbus.settings import Settings
-from cmdbus.supervisor.children import die_with
+from cmdbus.supervisor.children import die_with, flush
 from cmdbus.supervisor.notify import forget
 
 #: Connecting may take 10 s, and importing a large app as long.
@@ -32,7 +31,8 @@ def examine(settings: Settings, timeout: float = TIMEOUT) -> list[Check]:
 
 
 class Examination:
-    """One that runs. Its `fileno` is readable when `checks` may have more to say."""
+    """One that runs; OSError if none can be started. Its `fileno` is readable when `checks`
+    may have more to say."""
 
     def __init__(self, settings: Settings, timeout: float = TIMEOUT) -> None:
         self._settings = settings
@@ -40,12 +40,16 @@ class Examination:
         self._told = b""
         #: Monotonic; after it `checks` has something to say in any case.
         self.deadline = time.monotonic() + timeout
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         self._pipe, writing = os.pipe()
         os.set_blocking(self._pipe, False)
         parent = os.getpid()
-        self._pid: int | None = os.fork()
+        try:
+            self._pid: int | None = os.fork()
+        except OSError:
+            os.close(self._pipe)
+            os.close(writing)
+            raise
         if self._pid == 0:
             os.close(self._pipe)
             die_with(parent)
@@ -148,8 +152,7 @@ def _run(settings: Settings, pipe: int, timeout: float) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         os._exit(code)
 
 

@@ -71,7 +71,7 @@ def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
     before anybody has ended what they left behind, and joins all of them at exit.
     """
     parent = os.getpid()
-    _flush()
+    flush()
     with signals.blocked():
         pid = os.fork()
         if pid == 0:
@@ -85,7 +85,7 @@ def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
         raise
 
 
-def _flush() -> None:
+def flush() -> None:
     """What is in a buffer would be written by parent and child. Either may be closed."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
@@ -105,7 +105,7 @@ def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
         traceback.print_exc()
     finally:
         with suppress(BaseException):
-            _flush()
+            flush()
         os._exit(code)  # Threads that hang are not waited for.
 
 

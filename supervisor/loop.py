@@ -146,9 +146,13 @@ class Supervisor:
         """The application is looked at first: a broken one leaves the fleet as it is."""
         if self._stop_by is not None or self._examination is not None:
             return
+        try:
+            self._examination = Examination(self._settings)
+        except OSError as error:
+            logger.error("not reloaded, nothing can be started: %s", error.strerror)
+            return
         logger.info("reloading: looking at the application")
         self._notifier.reloading()
-        self._examination = Examination(self._settings)
 
     def _end_examination(self) -> None:
         if self._examination is None or (checks := self._examination.checks()) is None:
