@@ -53,10 +53,12 @@ class Fleet:
 
     # The supervisor.
 
-    def start(self, *, stderr: int | None = None) -> None:
+    def start(self, *, stderr: int | None = None, shell: str = "") -> None:
+        """`shell`: what a shell says before it becomes the supervisor, by exec "$@"."""
+        program = [str(Path(sys.executable).with_name("cmdbus-supervise")), *self._arguments()]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [Path(sys.executable).with_name("cmdbus-supervise"), *self._arguments()],
+                ["/bin/sh", "-c", shell, "sh", *program] if shell else program,
                 cwd=self.place,
                 env={**os.environ, "CMDBUS_DSN": self.dsn, "PYTHONPATH": str(_TESTS)},
                 stdin=subprocess.DEVNULL,
@@ -140,7 +142,7 @@ class Fleet:
             if not self.running:
                 raise RuntimeError(f"it has stopped with {self.wait()}: {self.messages()}")
             return (
-                self.board_path.exists()
+                (self._board is not None or self.board_path.exists())
                 and len(self.pids()) == wanted
                 and bool(self.steward())
                 and (self.look().listening or self.options.get("wake") == "poll")
@@ -260,8 +262,8 @@ class Fleet:
 
     def assert_nothing_left(self) -> None:
         eventually(lambda: not self.living(), 3.0)
-        left = sorted(path.name for path in self.directory.glob("*"))
-        assert not [name for name in left if name.startswith(self.name)], left
+        patterns = [f"{self.name}.{kind}" for kind in ("pid", "stacks", "board", "board.[0-9]*")]
+        assert not [path for each in patterns for path in self.directory.glob(each)]
 
     def assert_sound(self, *, alone: bool = True) -> None:
         """No traceback of our own code, and no session in the database if it was alone."""

@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, TransientCommandError
@@ -69,6 +70,13 @@ def leave(command: Command, context: Context) -> None:
 @registry.handler("shop", "Leak")
 def leak(command: Command, context: Context) -> None:
     _leaked.append(os.urandom(1) * command.data)
+
+
+@registry.handler("shop", "Files")
+def use_up_files(command: Command, context: Context) -> None:
+    with ExitStack() as stack:
+        for _ in range(command.data):
+            stack.enter_context(Path(os.devnull).open())
 
 
 @registry.handler("shop", "Fail", retry=RetryPolicy(max_attempts=1))

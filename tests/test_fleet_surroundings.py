@@ -1,0 +1,158 @@
+"""A fleet whose surroundings are taken away or spoilt while it runs: work goes on."""
+
+import mmap
+import os
+import random
+import resource
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from eventually import eventually
+from fleet import Fleet, kill, make_effects, supervised, unstarted
+
+from cmdbus.board import Board
+from cmdbus.layout import CELL, PROCESS_AT
+
+#: Fleets of a busy machine take their time to boot.
+pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+
+
+def goes_on(fleet: Fleet) -> None:
+    """Runs commands, and replaces who is killed."""
+    ids = fleet.send("Debit", 50)
+    fleet.await_completed(ids)
+    assert fleet.effects(ids) == {1: 50}
+    before = fleet.wait_until_ready()
+    kill(before[0])
+    after = fleet.await_successors([before[0]])
+    assert after[1] == before[1]
+    fleet.await_completed(fleet.send("Noop", 10))
+
+
+def highest_descriptor(pid: int) -> int:
+    return max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
+
+
+@contextmanager
+def nobody_reads(kind: str) -> Iterator[int]:
+    """A pipe for the log whose reader is gone, or sleeps while it is full."""
+    reader, writer = os.pipe()
+    if kind == "gone":
+        os.close(reader)
+    else:
+        os.set_blocking(writer, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writer, bytes(4096))
+        os.set_blocking(writer, True)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+        if kind != "gone":
+            os.close(reader)
+
+
+@pytest.mark.parametrize("kind", ["gone", "asleep", "closed"])
+def test_a_fleet_runs_without_anybody_who_reads_its_log(
+    dsn: str, tmp_path: Path, kind: str
+) -> None:
+    """Fault 22: the reader of the pipe, or the descriptor itself."""
+    make_effects(dsn)
+    with unstarted(dsn, tmp_path, log_level="debug") as fleet, nobody_reads(kind) as pipe:
+        if kind == "closed":
+            fleet.start(shell='exec "$@" <&- >&- 2>&-')
+        else:
+            fleet.start(stderr=pipe)
+        fleet.wait_until_ready()
+        goes_on(fleet)
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
+
+
+def test_a_fleet_whose_runtime_directory_is_removed_goes_on(dsn: str, tmp_path: Path) -> None:
+    """Fault 31: it replaces who dies, rolls, and stops well."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path) as fleet:
+        fleet.look()
+        shutil.rmtree(fleet.directory)
+        goes_on(fleet)
+        before = fleet.pids()
+        fleet.send_signal(signal.SIGHUP)
+        fleet.await_successors(before.values())
+        assert fleet.stop() == 0
+
+
+def test_fleets_of_different_names_share_a_database_and_a_directory(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Fault 32: neither takes the other for a dead one of its name, whatever the names; what
+    one leaves when all of it is killed, the other runs when its leases end."""
+    make_effects(dsn)
+    with (
+        unstarted(dsn, tmp_path, alone=False, name="cmdbus.board") as second,
+        unstarted(dsn, tmp_path, alone=False) as first,
+    ):
+        second.start()
+        theirs = second.wait_until_ready()
+        ids = second.send("Gate", 4, data="open")
+        eventually(lambda: len(second.executing("Gate")) == 4)
+        first.start()
+        first.wait_until_ready()
+        ids += first.send("Debit", 100, data=0.01)
+        assert second.pids() == theirs
+        assert len(second.executing("Gate")) == 4
+        kill([second.pid, *second.living()])
+        second.wait()
+        (tmp_path / "open").touch()
+        first.await_completed(ids)
+        assert first.effects(ids) == {1: 104}
+        assert first.stop() == 0
+        first.assert_nothing_left()
+        assert second.board_path.exists()
+
+
+def test_garbage_on_the_board_harms_nobody_for_long(dsn: str, tmp_path: Path) -> None:
+    """Fault 26: whatever processes seem to show, nobody meets an exception, and the fleet is
+    whole in the end."""
+    make_effects(dsn)
+    dice = random.Random(26)
+    with supervised(dsn, tmp_path) as fleet:
+        board = Board.open(fleet.board_path)
+        layout = board.layout
+        board.close()
+        with fleet.board_path.open("r+b") as file, mmap.mmap(file.fileno(), layout.size) as cells:
+            for seat in range(layout.seats):
+                begin, end = layout.seat(seat) + PROCESS_AT, layout.seat(seat) + layout.seat_cells
+                cells[begin * CELL : end * CELL] = dice.randbytes((end - begin) * CELL)
+        ids = fleet.send("Debit", 50)
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 50}
+        fleet.wait_until_ready()
+
+
+def test_a_process_without_descriptors_fails_the_attempt_and_the_fleet_goes_on(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Fault 21: a handler that uses up its process's, and a supervisor that has none to spare."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path) as fleet:
+        for pid in fleet.pids().values():
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64))
+        (id,) = fleet.send("Files", data=100, max_attempts=1)
+        fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 1): 1})
+        assert "Too many open files" in fleet.trouble(id)[1]
+        before = resource.prlimit(fleet.pid, resource.RLIMIT_NOFILE)
+        spare = highest_descriptor(fleet.pid) + 1
+        resource.prlimit(fleet.pid, resource.RLIMIT_NOFILE, (spare, before[1]))
+        fleet.send_signal(signal.SIGHUP)
+        fleet.await_saying("not reloaded, nothing can be started: Too many open files")
+        resource.prlimit(fleet.pid, resource.RLIMIT_NOFILE, before)
+        goes_on(fleet)
+        pids = fleet.pids()
+        fleet.send_signal(signal.SIGHUP)
+        fleet.await_successors(pids.values())
