@@ -24,7 +24,7 @@ from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.settings import Settings
 from cmdbus.timeouts import Timeouts
 
-pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(60)]
 
 START = Path(__file__).resolve().parent.parent / "scripts" / "start"
 SUPERVISE = [sys.executable, "-c", "from cmdbus.supervisor.cli import main; main()"]

@@ -20,7 +20,7 @@ from cmdbus.health import Health
 from cmdbus.schema import install
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
 OURS = (
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"

@@ -15,7 +15,7 @@ from cmdbus import CommandBus
 from cmdbus.seats import Role
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
 #: So long that no lease ends during a test: whatever runs again was handed back.
 PATIENT: Mapping[str, Any] = {

@@ -15,7 +15,7 @@ from fleet import Fleet, kill, make_effects, supervised
 from cmdbus.seats import Role
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
 #: Watchdog 3.5 s. What is late is found within its rung and a second, on a machine with room.
 SHORT: Mapping[str, object] = {

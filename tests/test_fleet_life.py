@@ -10,7 +10,7 @@ from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, unstarted, write_app
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
 #: Kills every process of the fleet, and not the preflight, as soon as it has imported this.
 DIES_AT_ONCE = """

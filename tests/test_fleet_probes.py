@@ -19,7 +19,7 @@ from fleet import Fleet, make_effects, supervised, unstarted
 from prometheus_client.parser import text_string_to_metric_families
 from proxy import Proxy
 
-pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
 HERE = "127.0.0.1:0"
 #: Seconds in which a probe must have its answer.

@@ -10,7 +10,7 @@ from eventually import eventually
 from fleet import Fleet, make_effects, supervised, write_app
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
 APP = "from fleet_app import registry as registry"
 #: Imports well in the preflight, and in no worker process that a reload starts.

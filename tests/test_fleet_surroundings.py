@@ -18,7 +18,7 @@ from cmdbus.board import Board
 from cmdbus.layout import CELL, PROCESS_AT
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
 
 def goes_on(fleet: Fleet) -> None:

@@ -17,7 +17,7 @@ from cmdbus.board import Board
 from cmdbus.seats import Role
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
 _SESSIONS = """
     SELECT count(*), count(*) FILTER (WHERE state = 'idle in transaction')
