@@ -26,15 +26,16 @@ FIRST, SECOND, FINISHED, WAITING = (1, 101), (2, 102), (3, 103), (4, 104)
 
 
 def key(which: Key, state: KeyState) -> KeyView:
+    id, token = which
     return KeyView(
-        place=0,
         domain="payments",
-        kind=0,
-        command_id=ID,
         priority=5,
-        id=which[0],
-        token=which[1],
+        id=id,
+        token=token,
+        command_id=ID,
         state=state,
+        place=id,
+        kind=0,
     )
 
 

@@ -51,8 +51,7 @@ class Dying:
     def claim(self, count: int) -> list[Claim]:
         want = Want(count, 0, ["payments"], ["payments Debit"], [], {})
         claimed = self.claims.step(self.session, [], want)[1]
-        self.held.take(claimed, lambda: False)
-        return claimed
+        return self.held.take(claimed, late=lambda: False)
 
     def run(self, claim: Claim, *, finished: bool = True) -> None:
         self.held.start(claim)

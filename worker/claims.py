@@ -17,7 +17,6 @@ from psycopg.rows import tuple_row
 from cmdbus.counters import End
 from cmdbus.outcomes import SUSPECT_LOSSES, Kind, Outcome
 from cmdbus.statements import render, statement
-from cmdbus.views import KeyView
 
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
@@ -66,6 +65,17 @@ class Keyed(Protocol):
     def priority(self) -> int: ...
     @property
     def id(self) -> int: ...
+    @property
+    def token(self) -> int: ...
+
+
+class Named(Protocol):
+    """What names a claim in the history."""
+
+    @property
+    def domain(self) -> str | None: ...
+    @property
+    def command_id(self) -> UUID: ...
     @property
     def token(self) -> int: ...
 
@@ -198,13 +208,6 @@ class Claims:
         """Settles outcomes of any kind; returns the ids whose claim was lost."""
         return list(self._value(connection, "settle", _outcomes(done)))
 
-    def fates(self, connection: Connection, claims: Sequence[Claim]) -> list[Kind | None]:
-        """How claims whose rows are gone were settled; None if they were not, but lost."""
-        ids = "{" + ",".join(str(claim.command_id) for claim in claims) + "}"
-        values = {**_keys(claims), "command_ids": ids}
-        cursor = self._execute(connection, "find_fates", values)
-        return [None if fate is None else Kind(fate) for (fate,) in cursor.fetchall()]
-
     def settle_within(self, connection: Connection, finished: Finished, marker: str) -> bool | None:
         """Settles in its handler's transaction; None if this is not that transaction any more,
         False if the claim was lost."""
@@ -228,12 +231,12 @@ class Claims:
         cursor = self._execute(connection, "find_claimed", {"claimer": incarnation})
         return [Claim._make(row) for row in cursor.fetchall()]
 
-    def ends(self, connection: Connection, keys: Sequence[KeyView]) -> list[End | None]:
-        """How the executions under these keys ended; None if nobody said."""
+    def ends(self, connection: Connection, claims: Sequence[Named]) -> list[End | None]:
+        """How the executions of claims whose rows are gone ended; None if nobody said."""
         values = {
-            "domains": _texts(key.domain for key in keys),
-            "command_ids": _texts(str(key.command_id) for key in keys),
-            "tokens": _numbers(key.token for key in keys),
+            "domains": _texts(claim.domain for claim in claims),
+            "command_ids": _texts(str(claim.command_id) for claim in claims),
+            "tokens": _numbers(claim.token for claim in claims),
         }
         rows = self._execute(connection, "find_ends", values).fetchall()
         return [None if end is None else End[end] for (end,) in rows]

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import psycopg
 
+from cmdbus.counters import End
 from cmdbus.outcomes import Kind, Outcome, troubled
 from cmdbus.slots import Slot as Place
 from cmdbus.worker.claims import Claim, Claims, Finished
@@ -23,6 +24,13 @@ ONE_BY_ONE = (psycopg.errors.LockNotAvailable, psycopg.DataError)
 _MOST_WAITS = 3
 #: Seconds until one of those whose row somebody held is tried again.
 _HELD_AGAIN = 1.0
+_KINDS = {
+    End.COMPLETED: Kind.COMPLETED,
+    End.FAILED: Kind.FAILED,
+    End.RETRY: Kind.RETRY,
+    End.INTERRUPTED: Kind.RETRY,
+    End.TROUBLE: Kind.TROUBLE,
+}
 
 
 class Done:
@@ -118,18 +126,20 @@ class Done:
     def find_out(self, hand: Hand, place: Place) -> None:
         rowless = list(self._rowless)
         if rowless:
-            fates = self._claims.fates(hand.connection(), [f.claim for f in rowless])
-            for finished, fate in zip(rowless, fates, strict=True):
+            ends = self._claims.ends(hand.connection(), [f.claim for f in rowless])
+            for finished, end in zip(rowless, ends, strict=True):
                 self._rowless.popleft()
-                self._found_out(place, finished, fate)
+                self._found_out(place, finished, end)
 
-    def _found_out(self, place: Place, finished: Finished, fate: Kind | None) -> None:
-        if fate is None:
+    def _found_out(self, place: Place, finished: Finished, end: End | None) -> None:
+        if end is None or end is End.LOST:
             self.lost(place, finished.claim)
-        elif fate is finished.outcome.kind:
-            self.settled(place, [finished])
-        else:  # in its own transaction, or given up before that was known
-            self.settled(place, [finished._replace(outcome=Outcome(kind=fate))])
+            return
+        kind, charged = _KINDS[end], end is not End.INTERRUPTED
+        if kind is not finished.outcome.kind:
+            # In its own transaction, or given up before that was known.
+            finished = finished._replace(outcome=Outcome(kind=kind, charged=charged))
+        self.settled(place, [finished])
 
     def lost(self, place: Place, claim: Claim) -> None:
         self._record.lost(place, claim)

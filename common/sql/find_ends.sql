@@ -1,5 +1,6 @@
 -- How executions ended, in the order of their claims; NULL where nobody said. Anything but
--- a completion leaves an event of the claim's token. By the primary keys of event and finished.
+-- a completion leaves an event of the claim's token; that comes first, as an operator may have
+-- completed the command since. By the primary keys of event and finished.
 SELECT coalesce(
     (SELECT CASE e.kind
             WHEN 'LOST' THEN 'LOST'
