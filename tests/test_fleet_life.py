@@ -65,18 +65,19 @@ def test_what_does_not_end_in_time_runs_again_uncharged(
     with unstarted(dsn, tmp_path, drain_timeout=drain) as fleet:
         fleet.start()
         fleet.wait_until_ready()
-        ids = running_gate(fleet)
+        ids = fleet.send("Gate", 12, data="open")
+        eventually(lambda: len(fleet.executing("Gate")) == 8)
         for count, number in enumerate(signals):
             fleet.send_signal(number)
             fleet.await_saying("stopping within", count + 1)
         assert fleet.wait(within=10) == 5
         assert fleet.living() == []
-        assert fleet.outcomes(ids) == {("PENDING", 0): 1}, "handed back before the steward left"
-        assert fleet.effects(ids) == {0: 1}
+        assert fleet.outcomes(ids) == {("PENDING", 0): 12}, "handed back before the steward left"
+        assert fleet.effects(ids) == {0: 12}
         open_gate(tmp_path)
         fleet.start()
         fleet.await_completed(ids)
-        assert fleet.effects(ids) == {1: 1}
+        assert fleet.effects(ids) == {1: 12}
         assert fleet.stop() == 0
         fleet.assert_nothing_left()
 

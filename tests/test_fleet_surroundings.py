@@ -118,10 +118,10 @@ def test_fleets_of_different_names_share_a_database_and_a_directory(
 
 def test_garbage_on_the_board_harms_nobody_for_long(dsn: str, tmp_path: Path) -> None:
     """Fault 26: whatever processes seem to show, nobody meets an exception, and the fleet is
-    whole in the end."""
+    whole in the end. Who waits may seem not to: then the fallback poll is the net."""
     make_effects(dsn)
     dice = random.Random(26)
-    with supervised(dsn, tmp_path) as fleet:
+    with supervised(dsn, tmp_path, poll_interval=1) as fleet:
         board = Board.open(fleet.board_path)
         layout = board.layout
         board.close()
