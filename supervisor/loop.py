@@ -64,7 +64,7 @@ class Supervisor:
         self._since = time.monotonic()
         self._stop_by: float | None = None
         self._code = Exit.DONE
-        self._wakes_at = float("inf")
+        self._looked_at = self._since
         self._judges_from = 0.0
         #: The application that the whole fleet has run at some time.
         self._ready_app = -1
@@ -110,11 +110,13 @@ class Supervisor:
         reap_strangers({*self._company.pids, examiner})
 
     def _look(self, now: float) -> Fleet:
-        if now - self._wakes_at > _LATE_SECONDS:
+        # Wherever in its round it was stopped.
+        late = now - self._looked_at - _LOOK_SECONDS
+        self._looked_at = now
+        if late > _LATE_SECONDS:
             self._judges_from = now + _GRACE_SECONDS
             logger.warning(
-                "the supervisor itself was late by %.1f s: it judges nobody for a while",
-                now - self._wakes_at,
+                "the supervisor itself was late by %.1f s: it judges nobody for a while", late
             )
         judging = now >= self._judges_from
         fleet = self._company.look(now, judging=judging, stop_by=self._stop_by)
@@ -197,5 +199,4 @@ class Supervisor:
     def _wait(self, until: float) -> None:
         now = time.monotonic()
         seconds = max(0.0, min(_LOOK_SECONDS, until - now))
-        self._wakes_at = now + seconds
         wait([self._noted.descriptor, *self._company.descriptors], seconds)
