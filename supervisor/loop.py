@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from cmdbus.board import Board
@@ -15,6 +14,7 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.checking import Examination
 from cmdbus.supervisor.children import reap_strangers, wait
 from cmdbus.supervisor.fleet import Company
+from cmdbus.supervisor.narration import Narration
 from cmdbus.supervisor.notify import Notifier
 from cmdbus.supervisor.policy import RESCUE_SECONDS, Fleet, Limits, decide, next_look
 from cmdbus.supervisor.signals import Signals
@@ -43,14 +43,14 @@ class Supervisor:
         company: Company,
         noted: Signals,
         notifier: Notifier,
-        when_ready: Callable[[], None],
+        narration: Narration,
     ) -> None:
         self._settings = settings
         self._board = board
         self._company = company
         self._noted = noted
         self._notifier = notifier
-        self._when_ready = when_ready
+        self._narration = narration
         #: Of the application to come: while it runs, a reload is under way.
         self._examination: Examination | None = None
         self._limits = Limits(
@@ -107,7 +107,8 @@ class Supervisor:
                 case _:
                     pass  # A child has died, ours or a stranger: that is seen in any case.
         examiner = self._examination.pid if self._examination is not None else None
-        reap_strangers({*self._company.pids, examiner})
+        self._narration.look()
+        reap_strangers({*self._company.pids, examiner, self._narration.pid})
 
     def _look(self, now: float) -> Fleet:
         # Wherever in its round it was stopped.
@@ -178,7 +179,7 @@ class Supervisor:
             self._ready_app = fleet.app
             logger.info("the fleet is ready: %s processes", fleet.wanted)
             self._notifier.ready()
-            self._when_ready()
+            self._narration.begin()
         self._notifier.status(f"{ready} of {fleet.wanted} processes ready")
         self._notifier.ping(now)
         state = SupervisorState.STARTING if self._ready_app < 0 else SupervisorState.RUNNING

@@ -38,6 +38,7 @@ class Narration:
         self._board = board
         self._close = close
         self._child: Child | None = None
+        self._begun = False
         self._stderr = -1
         #: None where the log stays on stderr: it was asked for, in a way of its own.
         self._log: Path | None = None
@@ -62,21 +63,31 @@ class Narration:
     ) -> None:
         if self._child is not None:
             self._child.send(SIGKILL)
-            with suppress(ChildProcessError):  # reaped as a stranger
-                while self._child.reap() is None:
-                    wait([self._child.descriptor], 1.0)
+            while self.pid is not None:
+                wait([self._child.descriptor], 1.0)
+                self.look()
         if self._log is not None:
             os.dup2(self._stderr, _STDERR)
             os.close(self._stderr)
 
     def begin(self) -> None:
         """The fleet is ready, for the first time or again."""
-        if not self._settings.is_demo or self._child is not None:
+        if not self._settings.is_demo or self._begun:
             return
+        self._begun = True
         try:
             self._child = fork(self._narrate, close=self._close())
         except OSError as error:
             logger.warning("the demo has no narrator: %s", error.strerror)
+
+    def look(self) -> None:
+        """The narrator leaves when all is told, or dies: nobody needs it any more."""
+        if self._child is not None and self._child.reap() is not None:
+            self._child = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child is not None else None
 
     def end(self, code: Exit) -> None:
         """The last word."""

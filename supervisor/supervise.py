@@ -79,9 +79,7 @@ def supervise(settings: Settings) -> Exit:
                 settings, board, directory, lambda: [*company.private, *company.descriptors]
             )
             with narration:
-                code = Supervisor(
-                    settings, board, company, noted, Notifier(), narration.begin
-                ).run()
+                code = Supervisor(settings, board, company, noted, Notifier(), narration).run()
             narration.end(code)
         except StopAsked:
             return Exit.DONE
