@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
@@ -23,7 +22,7 @@ from cmdbus.keys import KeyState
 from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.settings import Settings
 from cmdbus.supervisor import guilt, signals
-from cmdbus.supervisor.children import Child, Death, fork
+from cmdbus.supervisor.children import Death, fork
 from cmdbus.supervisor.notify import forget
 from cmdbus.supervisor.policy import (
     DUMP_SECONDS,
@@ -31,59 +30,20 @@ from cmdbus.supervisor.policy import (
     Dump,
     Fleet,
     Kill,
-    Late,
     Leave,
     Process,
     Start,
 )
 from cmdbus.supervisor.restarts import EARLY_SECONDS, Restarts
+from cmdbus.supervisor.seated import NS, Seated, token_of
+from cmdbus.supervisor.stacks import Stacks
 from cmdbus.views import BoardView, Restart, SeatView, SlotView
 from cmdbus.wires import Wire
 
 logger = logging.getLogger(__name__)
 
-_NS = 1e9
-#: Memory and executions are measured so often, in seconds.
-_WEIGH_SECONDS = 1.0
-#: A child shows itself on the board within so many seconds after the fork.
-_ENTERS_SECONDS = 30.0
 #: Recycled processes live up to this part longer, so that they do not all go at once.
 _SPREAD = 0.1
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-#: So much of a stack dump goes into the log.
-_MOST_STACK = 20_000
-
-
-@dataclass(slots=True, kw_only=True)
-class Seated:
-    """A child of ours, and what we have done to it."""
-
-    child: Child
-    place: int
-    role: Role
-    number: int
-    generation: int
-    app: int
-    born: float
-    spread: float
-    #: What was decided last, and why.
-    reason: Restart | None = None
-    verdict: Verdict = Verdict.NONE
-    guilty: SlotView | None = None
-    leave_by: float | None = None
-    dumped_at: float | None = None
-    killed_at: float | None = None
-    degraded_since: float | None = None
-    rss_over: int = 0
-    #: Executions in its place before it came, and its own.
-    executed_before: int = 0
-    executed: int = 0
-    weighed_at: float = 0.0
-    #: Processor time of its threads when its stacks were asked for.
-    burnt: dict[int, float] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return f"worker {self.number}" if self.role is Role.WORKER else self.role.name.lower()
 
 
 class Company:
@@ -92,7 +52,7 @@ class Company:
     def __init__(self, settings: Settings, board: Board, stacks: Path) -> None:
         self._settings = settings
         self._board = board
-        self._stacks = stacks
+        self._stacks = Stacks(stacks)
         for place in range(board.layout.seats):
             board.seat(place).clear(time.monotonic_ns())
         self._wake = Wire(2 * settings.procs)
@@ -130,7 +90,7 @@ class Company:
         view = self._board.snapshot(keys=False)
         self._clear(view, now)
         return Fleet(
-            processes=[self._process(s, view.seats[s.place], now) for s in self._seated.values()],
+            processes=[self._shown(s, view.seats[s.place], now) for s in self._seated.values()],
             wanted=self.wanted,
             app=self.app,
             not_before={key: self._restarts.not_before(key) for key in self._generations},
@@ -139,6 +99,10 @@ class Company:
             suspects=view.suspects,
             judging=judging,
         )
+
+    def _shown(self, seated: Seated, seat: SeatView, now: float) -> Process:
+        seated.weigh(self._board, self._settings, now)
+        return seated.shown(seat, now)
 
     def too_many_early_deaths(self, now: float) -> bool:
         return self._restarts.too_many(self.wanted, now)
@@ -155,7 +119,7 @@ class Company:
         parked = [seat.parked for seat in workers if seat.ready is not None]
         return (
             len(parked) >= self.wanted
-            and all(at is not None and at / _NS < since for at in parked)
+            and all(at is not None and at / NS < since for at in parked)
             and (view.armed > 0 or not self._settings.listen)
             and not view.suspects
         )
@@ -163,7 +127,7 @@ class Company:
     def report(self) -> None:
         """The board into the log, and everybody's stacks as soon as they are written."""
         for seated in self._seated.values():
-            self._asked[seated.place] = self._stack(seated.place)
+            self._asked[seated.place] = self._stacks.read(seated.place)
             seated.child.send(signal.SIGUSR2)
         self._tells_at = time.monotonic() + DUMP_SECONDS
         logger.info(
@@ -173,7 +137,7 @@ class Company:
     def _tell_stacks(self) -> None:
         for place, before in self._asked.items():
             if (seated := self._seated.get(place)) is not None:
-                stack = self._stack(place).removeprefix(before)
+                stack = self._stacks.read(place).removeprefix(before)
                 logger.info(
                     "the stacks of %s, pid %s:\n%s", seated, seated.child.pid, stack.strip()
                 )
@@ -187,45 +151,6 @@ class Company:
     def descriptors(self) -> list[int]:
         """Each is readable when its child has died."""
         return [seated.child.descriptor for seated in self._seated.values()]
-
-    def _process(self, seated: Seated, seat: SeatView, now: float) -> Process:
-        if seat.levels.health is not Health.DEGRADED:
-            seated.degraded_since = None
-        elif seated.degraded_since is None:
-            seated.degraded_since = now
-        self._weigh(seated, now)
-        late = _latest(seat)
-        return Process(
-            place=seated.place,
-            role=seated.role,
-            number=seated.number,
-            generation=seated.generation,
-            app=seated.app,
-            born=seated.born,
-            ready=seat.ready is not None,
-            due=seat.due / _NS if seat.due else seated.born + _ENTERS_SECONDS,
-            latest=_late(late) if late else None,
-            latest_due=late.due / _NS if late and late.due else None,
-            levels=seat.levels,
-            degraded_since=seated.degraded_since,
-            commands=seated.executed,
-            rss_over=seated.rss_over,
-            spread=seated.spread,
-            leave_by=seated.leave_by,
-            dumped_at=seated.dumped_at,
-            killed_at=seated.killed_at,
-        )
-
-    def _weigh(self, seated: Seated, now: float) -> None:
-        """Memory and executions, now and then: so little is limited that it may be late."""
-        if now < seated.weighed_at + _WEIGH_SECONDS or seated.role is not Role.WORKER:
-            return
-        seated.weighed_at = now
-        if self._settings.max_commands is not None:
-            seated.executed = self._board.executed(seated.place) - seated.executed_before
-        limit = self._settings.max_rss_bytes
-        if limit is not None:
-            seated.rss_over = seated.rss_over + 1 if _rss_bytes(seated.child.pid) > limit else 0
 
     # Act.
 
@@ -248,7 +173,7 @@ class Company:
             return  # All wait for what their dead held to be handed back.
         key = action.role, action.number
         generation = self._generations.get(key, 0) + 1
-        at = int(now * _NS)
+        at = int(now * NS)
         seat = self._board.seat(place)
         seat.assign(action.role, number=action.number, generation=generation, now=at)
         try:
@@ -298,7 +223,7 @@ class Company:
             http=self.http,
             alone=role is Role.ALONE,
         )
-        stacks = self._stacks_of(place)
+        stacks = self._stacks.file(place)
         if role is Role.STEWARD:
             return process.run_steward(self._settings, node, stacks, signals.unblock)
         return process.run(self._settings, node, stacks, signals.unblock)
@@ -311,7 +236,7 @@ class Company:
             why = _why(action, self._board.seat_view(seated.place))
             logger.warning("%s is told to leave: %s", seated, why)
         seat = self._board.seat(seated.place)
-        at, by = int(now * _NS), int(action.by * _NS)
+        at, by = int(now * NS), int(action.by * NS)
         seat.order_to_leave(seated.number, seated.generation, by=by, now=at)
         seated.child.send(signal.SIGTERM)
 
@@ -326,7 +251,7 @@ class Company:
         seated = self._seated[action.process.place]
         view = self._board.seat_view(seated.place)
         if action.verdict is Verdict.HUNG:
-            if view.due is not None and view.due / _NS > now:
+            if view.due is not None and view.due / NS > now:
                 seated.dumped_at = None
                 logger.warning("%s has come back in time", seated)
                 return
@@ -335,9 +260,10 @@ class Company:
         if guilt.is_stopped(seated.child.pid):
             seated.verdict = Verdict.STOPPED
         seated.killed_at = now
-        self._reasons[seated.role, seated.number] = Restart.HUNG
+        if action.verdict is Verdict.HUNG:
+            self._reasons[seated.role, seated.number] = Restart.HUNG
         logger.error("%s is killed: %s%s", seated, _SENTENCES[seated.verdict], _running(view.slots))
-        if stack := self._stack(seated.place)[-_MOST_STACK:]:
+        if stack := self._stacks.last(seated.place):
             logger.error("the stacks of %s:\n%s", seated, stack)
         seated.child.send(signal.SIGKILL)
 
@@ -370,7 +296,7 @@ class Company:
         if not ordered:
             self._reasons[key] = Restart.CRASHED
             logger.error("%s, pid %s, %s%s", seated, seated.child.pid, death, _running(view.slots))
-            if death.signal and (stack := self._stack(seated.place)[-_MOST_STACK:]):
+            if death.signal and (stack := self._stacks.last(seated.place)):
                 logger.error("the stacks of %s:\n%s", seated, stack)
         if death.signal == 0 and death.code == Exit.CANNOT_START:
             self._could_not_boot(seated)
@@ -380,7 +306,7 @@ class Company:
                 logger.warning("%s died early again: the next in %.1f s", seated, pause)
 
     def _put_to_rest(self, seated: Seated, death: Death, left: bool, now: float) -> None:
-        seat, at = self._board.seat(seated.place), int(now * _NS)
+        seat, at = self._board.seat(seated.place), int(now * NS)
         if seated.role is Role.STEWARD:
             # Its cells; leaders must not trust a dead listener.
             self._board.set_listening(False)
@@ -396,7 +322,7 @@ class Company:
             code=death.code,
             verdict=seated.verdict,
             slot=guilty.place if guilty else -1,
-            token=_token(guilty) if guilty else 0,
+            token=token_of(guilty) if guilty else 0,
             alone=seated.role is Role.ALONE,
         )
         seat.bury(seated.number, ended, now=at)
@@ -419,22 +345,13 @@ class Company:
     def _clear(self, view: BoardView, now: float) -> None:
         for seat in view.seats:
             if seat.role is Role.DEAD and seat.rescued:
-                self._board.seat(seat.place).clear(int(now * _NS))
+                self._board.seat(seat.place).clear(int(now * NS))
 
     def _free_place(self) -> int | None:
         for seat in self._board.snapshot(keys=False).seats:
             if seat.place not in self._seated and seat.role in (Role.SPARE, None):
                 return seat.place
         return None
-
-    def _stacks_of(self, place: int) -> Path:
-        return self._stacks / f"{place}"
-
-    def _stack(self, place: int) -> str:
-        try:
-            return self._stacks_of(place).read_text(errors="replace").strip()
-        except OSError:
-            return ""
 
 
 _SENTENCES = {
@@ -444,20 +361,6 @@ _SENTENCES = {
     Verdict.LATE: "it was told to leave and has not in time",
     Verdict.STOPPED: "a signal stopped it",
 }
-
-
-def _latest(seat: SeatView) -> SlotView | None:
-    """The slot that promised to be back the longest time ago."""
-    busy = [slot for slot in seat.slots if slot.due is not None]
-    return min(busy, key=lambda slot: slot.due or 0, default=None)
-
-
-def _late(slot: SlotView) -> Late:
-    return Late(slot=slot.place, sequence=slot.sequence, token=_token(slot))
-
-
-def _token(slot: SlotView) -> int:
-    return slot.command.token if slot.command else 0
 
 
 def _why(action: Leave, view: SeatView) -> str:
@@ -482,10 +385,3 @@ def _was_busy(view: SeatView) -> bool:
     """It had begun what is not settled: that runs again."""
     begun = any(key.state is not KeyState.CLAIMED for key in view.keys)
     return begun or any(slot.command for slot in view.slots)
-
-
-def _rss_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError, ValueError):
-        return 0

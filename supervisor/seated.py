@@ -1,0 +1,113 @@
+"""A process in its seat: what we know of it beside what its seat shows."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cmdbus.board import Board
+from cmdbus.health import Health
+from cmdbus.seats import Role, Verdict
+from cmdbus.settings import Settings
+from cmdbus.supervisor.children import Child
+from cmdbus.supervisor.policy import Late, Process
+from cmdbus.views import Restart, SeatView, SlotView
+
+#: The board's times are integer nanoseconds, the policy's are seconds.
+NS = 1e9
+#: Memory and executions are measured so often, in seconds.
+_WEIGH_SECONDS = 1.0
+#: A child shows itself on the board within so many seconds after the fork.
+_ENTERS_SECONDS = 30.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(slots=True, kw_only=True)
+class Seated:
+    """A child of ours, and what we have done to it."""
+
+    child: Child
+    place: int
+    role: Role
+    number: int
+    generation: int
+    app: int
+    born: float
+    spread: float
+    #: What was decided last, and why.
+    reason: Restart | None = None
+    verdict: Verdict = Verdict.NONE
+    guilty: SlotView | None = None
+    leave_by: float | None = None
+    dumped_at: float | None = None
+    killed_at: float | None = None
+    degraded_since: float | None = None
+    rss_over: int = 0
+    #: Executions in its place before it came, and its own.
+    executed_before: int = 0
+    executed: int = 0
+    weighed_at: float = 0.0
+    #: Processor time of its threads when its stacks were asked for.
+    burnt: dict[int, float] = field(default_factory=dict)
+
+    def weigh(self, board: Board, settings: Settings, now: float) -> None:
+        """Memory and executions, now and then: so little is limited that it may be late."""
+        if now < self.weighed_at + _WEIGH_SECONDS or self.role is not Role.WORKER:
+            return
+        self.weighed_at = now
+        if settings.max_commands is not None:
+            self.executed = board.executed(self.place) - self.executed_before
+        limit = settings.max_rss_bytes
+        if limit is not None:
+            self.rss_over = self.rss_over + 1 if _rss_bytes(self.child.pid) > limit else 0
+
+    def shown(self, seat: SeatView, now: float) -> Process:
+        """For the policy: what its seat shows, and what we have done to it."""
+        if seat.levels.health is not Health.DEGRADED:
+            self.degraded_since = None
+        elif self.degraded_since is None:
+            self.degraded_since = now
+        late = _latest(seat)
+        return Process(
+            place=self.place,
+            role=self.role,
+            number=self.number,
+            generation=self.generation,
+            app=self.app,
+            born=self.born,
+            ready=seat.ready is not None,
+            due=seat.due / NS if seat.due else self.born + _ENTERS_SECONDS,
+            latest=_late(late) if late else None,
+            latest_due=late.due / NS if late and late.due else None,
+            levels=seat.levels,
+            degraded_since=self.degraded_since,
+            commands=self.executed,
+            rss_over=self.rss_over,
+            spread=self.spread,
+            leave_by=self.leave_by,
+            dumped_at=self.dumped_at,
+            killed_at=self.killed_at,
+        )
+
+    def __str__(self) -> str:
+        return f"worker {self.number}" if self.role is Role.WORKER else self.role.name.lower()
+
+
+def _latest(seat: SeatView) -> SlotView | None:
+    """The slot that promised to be back the longest time ago."""
+    busy = [slot for slot in seat.slots if slot.due is not None]
+    return min(busy, key=lambda slot: slot.due or 0, default=None)
+
+
+def _late(slot: SlotView) -> Late:
+    return Late(slot=slot.place, sequence=slot.sequence, token=token_of(slot))
+
+
+def token_of(slot: SlotView) -> int:
+    return slot.command.token if slot.command else 0
+
+
+def _rss_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return 0
