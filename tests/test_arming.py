@@ -41,6 +41,8 @@ class Steward:
     wake: Wire
     claims: Claims
     arming: Arming
+    #: One for each that was asked for.
+    looks: list[int]
     said: dict[str, Any] = field(default_factory=lambda: {"parked": True, "session": 1})
 
     def step(self, now: float = NOW, **said: Any) -> float:
@@ -91,8 +93,9 @@ def stewarding(dsn: str) -> Iterator[Steward]:
         listener.execute("LISTEN cmdbus_ready; LISTEN cmdbus_due")
         claims = Claims("cmdbus", 30)
         claims.register(connection, "steward")
-        arming = Arming(claims, board, wake, ["payments"])
-        yield Steward(connection, listener, board, wake, claims, arming)
+        looks: list[int] = []
+        arming = Arming(claims, board, wake, ["payments"], look=lambda: looks.append(1))
+        yield Steward(connection, listener, board, wake, claims, arming, looks)
     wake.close()
     board.close()
 
@@ -308,6 +311,7 @@ def test_each_time_somebody_parks_the_second_begins_anew(steward: Steward) -> No
 def test_a_node_that_was_busy_from_the_beginning_is_never_armed(
     steward: Steward, bus: CommandBus
 ) -> None:
+    steward.step(parked=False)
     assert steward.step(parked=False) == float("inf")
     assert not steward.flag and steward.board.armed == 0 and steward.bytes() == 0
     bus.send("payments", "Debit")
@@ -325,6 +329,27 @@ def test_while_all_are_busy_what_is_due_before_the_next_look_is_told_of(
     steward.step(parked=False, looks_at=NOW + 5)
     bus.send("payments", "Debit", delay=10)
     assert steward.heard() == []
+
+
+@pytest.mark.parametrize("parked", [True, False], ids=["parked", "busy"])
+def test_what_was_being_scheduled_when_the_next_look_was_put_off_is_looked_for(
+    steward: Steward, bus: CommandBus, sender: psycopg.Connection, parked: bool
+) -> None:
+    """Race 1f: it is due after the look that was known to its sender, who notifies nobody;
+    and that look does not see it, because it is not committed."""
+    steward.step(parked=parked, looks_at=NOW + 5)
+    assert len(steward.looks) == 1
+    bus.send("payments", "Debit", delay=7, connection=sender)
+    pauses = [steward.step(parked=parked, looks_at=NOW + 65) for _ in range(8)]
+    assert pauses[0] < 0.01 and pauses[-1] == 0.1
+    assert len(steward.looks) == 1
+    sender.commit()
+    assert steward.heard() == []
+    assert steward.step(parked=parked, looks_at=NOW + 65) == 0.0
+    assert len(steward.looks) == 2
+    steward.step(parked=parked, looks_at=NOW + 7)
+    steward.step(parked=parked, looks_at=NOW + 7)
+    assert len(steward.looks) == 2, "earlier than was known, nobody is missed"
 
 
 # Leader and steward, over the board.
@@ -444,6 +469,25 @@ def test_a_barrier_that_could_not_begin_begins_with_the_next_step(
     sender.commit()
     steward.step()
     assert steward.board.armed == 1 and steward.bytes() == 1
+
+
+def test_the_same_of_one_that_ran_out(
+    steward: Steward, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    """The next renewal finds it in time again, and must not believe that it always was."""
+    number = steward.arm()
+    steward.connection.execute("UPDATE cmdbus.waiter SET armed_until = now() - interval '1 s'")
+    steward.connection.execute("SELECT cmdbus.arm(0, ARRAY['mail'], now(), '1 hour')")
+    bus.send("payments", "Debit", connection=sender)
+    hidden(steward, "writers")
+    with pytest.raises(psycopg.Error):
+        steward.step(looks_at=LOOKS_AT + 60)
+    found_again(steward, "writers")
+    steward.step(looks_at=LOOKS_AT + 60)
+    assert steward.board.armed == 0
+    sender.commit()
+    steward.step(looks_at=LOOKS_AT + 60)
+    assert steward.board.armed > number
 
 
 def test_a_flag_that_could_not_be_taken_down_is_taken_down_with_the_next_step(

@@ -8,10 +8,15 @@ A sender that looked before the flag was up notifies nobody: during the barrier 
 woken again and again, and once more when those senders have ended. Every completed arming
 ends with one byte on the wire. The board's number of the arming is what leaders trust: it
 is cleared before the flag is taken down, and then it is looked again who is parked.
+
+The time of the next look at the timers is published the same way, also while nobody waits:
+whoever schedules something for earlier notifies. When it is put off, those that were writing
+then have compared with the earlier time, or with none; after they have ended it is looked
+once more.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cmdbus.board import Board
 from cmdbus.wires import Wire
@@ -31,11 +36,20 @@ _UNSURE = -1
 class Arming:
     """Used by one thread of the steward."""
 
-    def __init__(self, claims: Claims, board: Board, wake: Wire, domains: Sequence[str]) -> None:
+    def __init__(
+        self,
+        claims: Claims,
+        board: Board,
+        wake: Wire,
+        domains: Sequence[str],
+        look: Callable[[], None],
+    ) -> None:
+        """`look` asks for a look at the timers, in the next round."""
         self._claims = claims
         self._board = board
         self._wake = wake
         self._domains = domains
+        self._look = look
         #: The listening session that the flag is up for; 0 while it is down.
         self._session = 0
         self._number = 0
@@ -45,6 +59,9 @@ class Arming:
         self._parked_at = 0.0
         #: The time that is published as the one at which this node looks anyway.
         self._published = 0.0
+        #: Those that were writing when it was put off; None once they are gone.
+        self._unseen: set[str] | None = None
+        self._unseen_pause = _FIRST_PAUSE
 
     def step(
         self,
@@ -58,6 +75,12 @@ class Arming:
         """One move; seconds until the next. `session` numbers the one that listens, 0 is none;
         `looks_at` is when this node looks at its timers. Times are monotonic."""
         now = time.monotonic() if now is None else now
+        wait = self._move(connection, parked, session, looks_at, now)
+        return min(wait, self._see(connection))
+
+    def _move(
+        self, connection: Connection, parked: bool, session: int, looks_at: float, now: float
+    ) -> float:
         if parked:
             self._parked_at = now
         if not session:
@@ -78,17 +101,17 @@ class Arming:
     def forget(self) -> None:
         """Whatever was said to the database, nobody knows whether it still holds."""
         self._board.set_armed(0)
-        self._session, self._published, self._writers = 0, 0.0, None
+        self._session, self._published, self._writers, self._unseen = 0, 0.0, None, None
 
     def _raise(self, connection: Connection, session: int, looks_at: float, now: float) -> None:
+        before, self._session = self._session, _UNSURE
         fresh = self._publish(connection, self._domains, looks_at, now)
-        if fresh or session != self._session:
+        if fresh or session != before:
             self._board.set_armed(0)
-            self._session = _UNSURE
             self._writers = self._claims.writers(connection)
-            self._session = session
             self._pause = _FIRST_PAUSE
             self._wake.put()
+        self._session = session
 
     def _barrier(self, connection: Connection) -> float:
         assert self._writers is not None
@@ -123,5 +146,20 @@ class Arming:
     ) -> bool:
         looks_in = max(0.0, looks_at - now)
         fresh = self._claims.arm(connection, domains, looks_in, looks_in + _LASTS_LONGER)
+        if looks_at > self._published:
+            self._unseen = self._claims.writers(connection)
+            self._unseen_pause = _FIRST_PAUSE
         self._published = looks_at
         return fresh
+
+    def _see(self, connection: Connection) -> float:
+        if self._unseen is None:
+            return float("inf")
+        if self._unseen:
+            self._unseen &= self._claims.writers(connection)
+        if self._unseen:
+            self._unseen_pause = min(self._unseen_pause * 2, _LONGEST_PAUSE)
+            return self._unseen_pause
+        self._unseen = None
+        self._look()
+        return 0.0

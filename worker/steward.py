@@ -79,7 +79,9 @@ class Steward:
         domains = [d for d in registry.domains if not told.domains or d in told.domains]
         self._types = types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
         self._claims = Claims(told.schema, told.timeouts.lease)
-        self._arming = Arming(self._claims, node.board, node.wake, domains)
+        self._arming = Arming(
+            self._claims, node.board, node.wake, domains, look=lambda: self._due_earlier.set()
+        )
         self._timers = Timers(self._claims, domains, types)
         self._listener = Listener(
             self._connect, self._claims, began=self._began, heard=self._heard, ended=self._ended
@@ -88,7 +90,7 @@ class Steward:
         self._maintenance = Maintenance(
             self._claims, lambda: self._connect(statement=_MAINTENANCE_SECONDS)
         )
-        #: Set by the listener, cleared by a round: something is due earlier than was known.
+        #: Cleared by a round: something is due earlier than was known, or may be.
         self._due_earlier = threading.Event()
         #: The same: some commands came that another node may claim.
         self._heard_ready = threading.Event()
@@ -282,8 +284,11 @@ class Steward:
             self._heard_ready.clear()
             self._look_at = min(self._look_at, now + self._told.timeouts.lease)
         parked = self._is_parked(view)
+        latest = float("inf")
         if self._due_earlier.is_set():
             self._due_earlier.clear()
+            # Not put off: or each look would be followed by another.
+            latest = self._look_at if self._look_at > now else latest
         elif parked and self._is_listening and not self._arming.is_up:
             pass  # From now on nobody polls: whatever others hold, its lease ends some time.
         elif now < self._look_at:
@@ -293,7 +298,7 @@ class Steward:
         seconds = self._timers.look(connection, leases=parked)
         self._board.set_suspects(self._timers.seen.suspects)
         self._watch_queue(self._timers.seen.queue_usage)
-        self._look_at = time.monotonic() + min(seconds, self._told.poll_interval)
+        self._look_at = min(time.monotonic() + min(seconds, self._told.poll_interval), latest)
         return self._look_at - now
 
     def _watch_queue(self, usage: float) -> None:
@@ -338,6 +343,8 @@ class Steward:
         self._counters.occupy(-1, time.monotonic_ns())
         self._listening = True
         self._board.set_listening(not self._full)
+        # Whoever scheduled something for earlier in the gap has told nobody.
+        self._due_earlier.set()
         self._bell.put()
 
     def _heard(self, channels: set[str]) -> None:
