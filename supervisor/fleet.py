@@ -183,7 +183,7 @@ class Company:
             )
         except OSError as error:
             seat.clear(at)
-            pause = self._restarts.died_early(key, now, random.random())
+            pause = self._restarts.not_started(key, now, random.random())
             self._generations.setdefault(key, 0)
             logger.error("no process can be started (%s): again in %.0f s", error.strerror, pause)
             return

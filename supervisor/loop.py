@@ -16,7 +16,7 @@ from cmdbus.supervisor.children import reap_strangers, wait
 from cmdbus.supervisor.fleet import Company
 from cmdbus.supervisor.narration import Narration
 from cmdbus.supervisor.notify import Notifier
-from cmdbus.supervisor.policy import RESCUE_SECONDS, Fleet, Limits, decide, next_look
+from cmdbus.supervisor.policy import RESCUE_SECONDS, Fleet, Limits, decide, lives, next_look
 from cmdbus.supervisor.signals import Signals
 from cmdbus.views import SupervisorState
 
@@ -76,8 +76,8 @@ class Supervisor:
             self._heed()
             self._end_examination()
             fleet = self._look(now)
-            if self._stop_by is not None and not fleet.processes:
-                break
+            if self._stop_by is not None and not any(lives(p, now) for p in fleet.processes):
+                break  # One that cannot die, in disk wait, is left to whoever is process 1.
             for action in decide(fleet, self._limits, now):
                 self._company.act(action, now)
             self._tell(fleet, now)

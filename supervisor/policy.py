@@ -221,7 +221,7 @@ def _beyond_help(process: Process, limits: Limits, now: float) -> Restart | None
 def _fill(fleet: Fleet, rest: Sequence[Process], limits: Limits, now: float) -> Iterator[Action]:
     """A process for each number that has none; none for numbers that nobody wants."""
     staying = {(p.role, p.number) for p in fleet.processes if p.stays}
-    living = sum(_lives(p, now) for p in fleet.processes if p.role is Role.WORKER)
+    living = sum(lives(p, now) for p in fleet.processes if p.role is Role.WORKER)
     wanted = [(Role.STEWARD, 0), *((Role.WORKER, number) for number in range(fleet.wanted))]
     if fleet.suspects:
         wanted.append((Role.ALONE, 0))
@@ -232,7 +232,7 @@ def _fill(fleet: Fleet, rest: Sequence[Process], limits: Limits, now: float) -> 
             if living >= fleet.wanted + limits.surge:
                 continue
             living += 1
-        elif any(_lives(p, now) for p in fleet.processes if p.role is role):
+        elif any(lives(p, now) for p in fleet.processes if p.role is role):
             continue  # Two stewards would renew and hand back the same.
         yield Start(role=role, number=number)
     for process in rest:
@@ -241,7 +241,7 @@ def _fill(fleet: Fleet, rest: Sequence[Process], limits: Limits, now: float) -> 
     yield from _replace(fleet, rest, limits, now, living)
 
 
-def _lives(process: Process, now: float) -> bool:
+def lives(process: Process, now: float) -> bool:
     """Holds its connections, as far as anybody can say: one that cannot die is given up."""
     return process.killed_at is None or now < process.killed_at + UNDEAD_SECONDS
 
@@ -314,7 +314,7 @@ def _succeed(processes: Iterable[Process], limits: Limits, now: float) -> Iterat
 def _stop(fleet: Fleet, rest: Sequence[Process], by: float, now: float) -> Iterator[Action]:
     """The steward leaves last: it hands back what the others leave."""
     yield from _leave_by(by, (p for p in rest if p.role is not Role.STEWARD))
-    if any(_lives(p, now) for p in fleet.processes if p.role is not Role.STEWARD):
+    if any(lives(p, now) for p in fleet.processes if p.role is not Role.STEWARD):
         return
     if fleet.unrescued and now < by + RESCUE_SECONDS:
         return

@@ -41,6 +41,8 @@ class Seated:
     dumped_at: float | None = None
     killed_at: float | None = None
     degraded_since: float | None = None
+    #: When it said for the last time that the database was away.
+    away_at: float = 0.0
     rss_over: int = 0
     #: Executions in its place before it came, and its own.
     executed_before: int = 0
@@ -66,6 +68,8 @@ class Seated:
             self.degraded_since = None
         elif self.degraded_since is None:
             self.degraded_since = now
+        if seat.levels.database_away:
+            self.away_at = now
         late = _latest(seat)
         return Process(
             place=self.place,
@@ -77,7 +81,8 @@ class Seated:
             ready=seat.ready is not None,
             due=seat.due / NS if seat.due else self.born + _ENTERS_SECONDS,
             latest=_late(late) if late else None,
-            latest_due=late.due / NS if late and late.due else None,
+            # Who was to be back during an outage has time from its end on.
+            latest_due=max(late.due / NS, self.away_at) if late and late.due else None,
             levels=seat.levels,
             degraded_since=self.degraded_since,
             commands=self.executed,
