@@ -1,5 +1,5 @@
-"""Where the scenarios run: on the server of a DSN or on a durable one of the bench's own,
-each run in a fresh database that is dropped afterwards, whatever ends the run."""
+"""Where scripts run: on the server of a DSN or on a durable one of the script's own, each run
+in a fresh database that is dropped afterwards, whatever ends the run."""
 
 import os
 import platform
@@ -17,44 +17,52 @@ from psycopg.sql import SQL, Identifier
 from cmdbus import dsn as dsns
 from cmdbus import schema
 from cmdbus.binaries import find_programs
+from cmdbus.cluster_configuration import Setting
 from cmdbus.embedded import EmbeddedPostgres, state_directory
 
 _SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
 
 
 @contextmanager
-def server(dsn: str | None) -> Iterator[str]:
-    """The DSN of a database from which others can be made."""
+def server(dsn: str | None, script: str = "bench", **settings: Setting) -> Iterator[str]:
+    """The DSN of a database from which others can be made; settings are for one of our own."""
     if dsn is not None:
         yield dsn
         return
-    # A cluster belongs to one major version; it is kept, because making it takes seconds.
-    directory = state_directory() / f"bench-pg{find_programs().major}"
-    with EmbeddedPostgres(directory, durable=True) as own:
-        with _connect(own.dsn) as admin:
-            _drop_those_of_killed_runs(admin)
+    with own_server(script, **settings) as own:
         yield own.dsn
 
 
 @contextmanager
-def fresh_database(dsn: str) -> Iterator[str]:
+def own_server(script: str, **settings: Setting) -> Iterator[EmbeddedPostgres]:
+    """The script's own, in a cluster that is kept between runs."""
+    # A cluster belongs to one major version; it is kept, because making it takes seconds.
+    directory = state_directory() / f"{script}-pg{find_programs().major}"
+    with EmbeddedPostgres(directory, durable=True, settings=settings) as own:
+        with connect(own.dsn) as admin:
+            _drop_those_of_killed_runs(admin, script)
+        yield own
+
+
+@contextmanager
+def fresh_database(dsn: str, script: str = "bench") -> Iterator[str]:
     """The DSN of a new database with the schema."""
-    name = f"cmdbus_bench_{os.getpid()}_{uuid4().hex[:12]}"
+    name = f"cmdbus_{script}_{os.getpid()}_{uuid4().hex[:12]}"
     try:
-        with _connect(dsn) as admin:
+        with connect(dsn) as admin:
             admin.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(name)))
         fresh = make_conninfo(dsn, dbname=name)
         schema.install(fresh)
         yield fresh
     finally:
-        with _undisturbed(), _connect(dsn) as admin:
+        with _undisturbed(), connect(dsn) as admin:
             drop = SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
             admin.execute(drop.format(Identifier(name)))
 
 
 def look(dsn: str) -> tuple[dict[str, object], dict[str, str]]:
     """What the figures depend on besides the sizes, and the versions."""
-    with _connect(dsn) as connection:
+    with connect(dsn) as connection:
         settings: dict[str, object] = {
             name: connection.execute("SELECT current_setting(%s)", (name,)).fetchall()[0][0]
             for name in _SETTINGS
@@ -69,14 +77,15 @@ def look(dsn: str) -> tuple[dict[str, object], dict[str, str]]:
     return {"cpus": os.cpu_count(), **settings}, versions
 
 
-def _connect(dsn: str) -> psycopg.Connection:
+def connect(dsn: str) -> psycopg.Connection:
     parts = dsns.complete(dsns.parse(dsn), application_name="cmdbus:bench", settings={})
     return dsns.connect(parts)
 
 
-def _drop_those_of_killed_runs(admin: psycopg.Connection) -> None:
+def _drop_those_of_killed_runs(admin: psycopg.Connection, script: str) -> None:
     """Only on our own server, where a run's pid means something."""
-    found = admin.execute(r"SELECT datname FROM pg_database WHERE datname LIKE 'cmdbus\_bench\_%'")
+    like = rf"cmdbus\_{script}\_%"
+    found = admin.execute("SELECT datname FROM pg_database WHERE datname LIKE %s", (like,))
     for (name,) in found.fetchall():
         if not psutil.pid_exists(int(name.split("_")[2])):
             # In use: the pid is one of another container.

@@ -1,0 +1,1 @@
+"""The parts of scripts/loadtest: what is sent, who runs it, and what became of it."""

@@ -1,0 +1,167 @@
+"""Supervisors: each a `cmdbus-supervise` with a name, a runtime directory and a log of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from cmdbus.board import Board
+from cmdbus.errors import BoardError
+from cmdbus.runtime import board_path
+from cmdbus.seats import Role
+from cmdbus.views import BoardView, SeatView
+
+SCRIPTS = Path(__file__).resolve().parent.parent
+_LEAVE_S = 15.0
+_LAST_WORDS = 2_000
+#: It ends with whoever started it, however that ends: 1 is PR_SET_PDEATHSIG.
+_SUPERVISE = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0);"
+    " os.getppid() == int(sys.argv.pop(1)) or sys.exit(1);"
+    " from cmdbus.supervisor.cli import main; main()"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What every instance is told."""
+
+    app: str
+    dsn: str
+    procs: int
+    threads: int
+    options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Instance:
+    """One of them; it may be started again after its end."""
+
+    def __init__(self, name: str, told: Told, directory: Path) -> None:
+        self.name = name
+        self._told = told
+        self._directory = directory / name
+        self._directory.mkdir(mode=0o700)
+        self.log = self._directory / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._board: Board | None = None
+
+    def start(self) -> None:
+        told = self._told
+        command = [
+            *(sys.executable, "-c", _SUPERVISE, str(os.getpid())),
+            *("--app", told.app, "--name", self.name, "--runtime-dir", str(self._directory)),
+            *("--procs", str(told.procs), "--threads", str(told.threads)),
+            *told.options,
+        ]
+        ours = {n: v for n, v in os.environ.items() if not n.startswith("CMDBUS_")}
+        environment = {
+            **ours,
+            "CMDBUS_DSN": told.dsn,
+            "PYTHONPATH": str(SCRIPTS),
+            **told.environment,
+            **{n: v for n, v in os.environ.items() if n == "CMDBUS_PG_BIN"},
+        }
+        self._forget_board()
+        with self.log.open("ab") as log:
+            # In a session of its own: Ctrl-C is for us, who end it in order.
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """How its supervisor ended; None while it lives."""
+        return None if self._process is None else self._process.poll()
+
+    def look(self) -> BoardView | None:
+        """What the board of the living supervisor shows; None before there is one."""
+        if self._board is None:
+            try:
+                self._board = Board.open(board_path(self._directory, self.name))
+            except BoardError:
+                return None
+        view = self._board.snapshot(keys=False)
+        if view.pid != self.pid:  # of the supervisor before
+            self._forget_board()
+            return None
+        return view
+
+    @property
+    def is_ready(self) -> bool:
+        view = self.look()
+        return view is not None and len(ready(view)) >= view.wanted and view.listening
+
+    def workers(self) -> list[int]:
+        """Pids that are certainly its own children now."""
+        view = self.look()
+        pids = [seat.pid for seat in ready(view)] if view is not None else []
+        return [pid for pid in pids if pid is not None and self.is_child(pid)]
+
+    def is_child(self, pid: int) -> bool:
+        with suppress(psutil.Error):
+            return psutil.Process(pid).ppid() == self.pid
+        return False
+
+    def kill(self, pid: int) -> None:
+        """One of its workers, which is certainly no other process by now."""
+        if self.is_child(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def last_words(self) -> str:
+        return self.log.read_text(errors="replace")[-_LAST_WORDS:]
+
+    def _forget_board(self) -> None:
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+    def wait(self, seconds: float) -> int | None:
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def close(self) -> None:
+        self._forget_board()
+
+
+def ready(view: BoardView) -> list[SeatView]:
+    return [s for s in view.with_role(Role.WORKER) if s.ready is not None and s.pid is not None]
+
+
+def end(instances: Sequence[Instance], seconds: float = _LEAVE_S) -> None:
+    """Of all of them at once: in order, and after a while by force."""
+    started = [instance for instance in instances if instance.code is None and instance._process]
+    for instance in started:
+        instance.send(signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    for instance in started:
+        if instance.wait(max(0.0, deadline - time.monotonic())) is None:
+            instance.send(signal.SIGKILL)
+            instance.wait(seconds)
+    for instance in instances:
+        instance.close()

@@ -1,0 +1,189 @@
+"""scripts/loadtest: what it sends, what it finds, and how it ends. Not how fast anything is."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from eventually import eventually
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+LOADTEST = SCRIPTS / "loadtest"
+TINY = ["--instances", "2", "--procs", "1", "--threads", "2", "--commands", "200"]
+WITHIN_S = 28
+FIGURES = [
+    *("sent", "completed", "lost", "duplicates", "kills"),
+    *("rate", "p50_ms", "p95_ms", "p99_ms", "connections"),
+]
+
+pytestmark = pytest.mark.skipif(not LOADTEST.exists(), reason="needs the checkout's scripts")
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+    """The modules that hold what the script knows."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    before = set(sys.modules)
+    names = ("workloads", "verdict", "room", "handlers")
+    yield {name: importlib.import_module(f"loads.{name}") for name in names}
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] == "loads":
+            del sys.modules[name]
+
+
+@pytest.mark.db
+@pytest.mark.process
+def test_every_command_ends_once_while_workers_are_killed(dsn: str) -> None:
+    """M005, M042, M044: each effect is there once, by processes of several supervisors."""
+    done = run("--dsn", dsn, *TINY, "--workload", "tx", "--rate", "200/s", "--kill-every", "0.4")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert list(found)[:5] == FIGURES[:5] and set(FIGURES) <= set(found)
+    assert (found["sent"], found["completed"]) == (200, 200)
+    assert (found["lost"], found["duplicates"], found["invented"]) == (0, 0, 0)
+    assert found["kills"] >= 1
+    assert 0 < found["p50_ms"] <= found["p95_ms"] <= found["p99_ms"]
+    assert 0 < found["connections"] <= 2 * 8 + 6
+    assert "all of 2 instances fit: each needs up to 8 connections" in done.stderr
+    assert "200 of 200, " in done.stderr
+    assert "\r" not in done.stderr
+
+
+@pytest.mark.db
+@pytest.mark.process
+def test_failures_come_to_the_ends_that_were_expected(dsn: str) -> None:
+    """R52: expected against actual shares."""
+    done = run("--dsn", dsn, *TINY, "--workload", "fail")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["ends"] == {
+        "COMPLETED in attempt 1": 140,
+        "COMPLETED in attempt 3": 20,
+        "FAILED RULE in attempt 1": 19,
+        "IN_TROUBLESHOOTING_QUEUE PERMANENT in attempt 1": 10,
+        "IN_TROUBLESHOOTING_QUEUE TRANSIENT in attempt 3": 10,
+        "IN_TROUBLESHOOTING_QUEUE TIMEOUT in attempt 1": 1,
+    }
+    assert (found["completed"], found["lost"], found["duplicates"]) == (160, 0, 0)
+    assert "20 (10.00 %)" in done.stdout
+
+
+@pytest.mark.db
+@pytest.mark.process
+def test_an_interrupted_load_ends_its_instances_and_drops_its_database(dsn: str) -> None:
+    arguments = ["--dsn", dsn, *TINY, "--commands", "100000", "--rate", "10"]
+    with subprocess.Popen(
+        [sys.executable, LOADTEST, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            name = f"cmdbus_load_{process.pid}_%"
+            eventually(lambda: commands_in(dsn, name), WITHIN_S)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=WITHIN_S)
+        finally:
+            process.kill()
+    assert process.returncode == 130, said.decode()
+    assert b"interrupted" in said
+    assert databases(dsn, name) == []
+
+
+@pytest.mark.db
+def test_what_is_lost_doubled_or_invented_is_counted(
+    dsn: str, parts: dict[str, ModuleType]
+) -> None:
+    """Each of the ways in which the checks can find something."""
+    lost, waits, twice, tried, doubled, unwanted, without, fine = ids = [uuid4() for _ in range(8)]
+    stranger = uuid4()
+    finished = "INSERT INTO cmdbus.finished (token, created_at, finished_at, command_id, domain"
+    finished += ", correlation_id, priority, attempts, losses, type, status, data) VALUES"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(parts["handlers"].EFFECTS)
+        rows = [(id_, 1, "COMPLETED") for id_ in (twice, twice, doubled, without, fine, stranger)]
+        for id_, attempts, status in [*rows, (tried, 3, "COMPLETED"), (unwanted, 1, "FAILED")]:
+            connection.execute(
+                f"{finished} (1, now(), clock_timestamp(), %s, 'load', %s, 5, %s, 0, 'Tx', %s, '0')"
+                .encode(),
+                (id_, id_, attempts, status),
+            )  # fmt: skip
+        connection.execute(
+            "INSERT INTO cmdbus.ready (domain, type, command_id, correlation_id, priority, data)"
+            " VALUES ('load', 'Tx', %s, %s, 5, '0')",
+            (waits, waits),
+        )
+        connection.execute(
+            "INSERT INTO cmdbus.event (command_id, domain, kind) VALUES (%s, 'load', 'FAILED')",
+            (tried,),
+        )
+        for id_ in (twice, tried, doubled, doubled, unwanted, fine):
+            connection.execute("INSERT INTO effect VALUES (%s)", (id_,))
+        sent = [(id_, "Tx") for id_ in ids]
+        found = parts["verdict"].judge(connection, sent, parts["workloads"].WORKLOADS["tx"])
+    assert found.sent == 8
+    assert found.lost == len((lost, waits, without))
+    # A row, an attempt, and two effects too many; and FAILED without an event.
+    assert found.duplicates == len((twice, tried, doubled, unwanted)) + 1
+    assert found.invented == 1
+    assert not found.ok
+
+
+def test_shares_are_exact_and_in_the_same_order_each_time(parts: dict[str, ModuleType]) -> None:
+    workloads = parts["workloads"]
+    for name, mix in workloads.WORKLOADS.items():
+        types = workloads.types_of(mix, 997)
+        assert types == workloads.types_of(mix, 997), name
+        assert {t: types.count(t) for t in set(types)} == {
+            t: n for t, n in workloads.counts_of(mix, 997).items() if n
+        }
+        assert sum(workloads.expected(mix, 997).values()) == 997
+        assert {part.type for part in mix} <= {h.type for h in parts["handlers"].registry}
+
+
+def test_as_many_instances_run_as_there_are_connections_for(parts: dict[str, ModuleType]) -> None:
+    room = parts["room"]
+    one = room.need(4, 8)
+    server = room.Room(most=100, reserved=3, others=2)
+    assert (one.most, server.fitting(10, one)) == (44, 2)
+    assert server.sentence(10, one).startswith("only 2 of 10 instances fit: each needs up to 44 ")
+    assert room.Room(most=room.wanted(10, 4, 8), reserved=3, others=0).fitting(10, one) == 10
+
+
+def test_a_rate_that_is_none_is_refused() -> None:
+    done = run("--rate", "fast")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "commands per second" in done.stderr
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, LOADTEST, *arguments, "--json"],
+        cwd=os.sep,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+
+
+def databases(dsn: str, name: str) -> list[str]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        found = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE %s", (name,))
+        return [datname for (datname,) in found]
+
+
+def commands_in(dsn: str, name: str) -> Any:
+    """Whether commands are being run there."""
+    for found in databases(dsn, name):
+        with psycopg.connect(dsn, dbname=found, autocommit=True) as connection:
+            exists = "SELECT to_regclass('cmdbus.finished') IS NOT NULL"
+            if connection.execute(exists).fetchall()[0][0]:
+                return connection.execute("SELECT count(*) FROM cmdbus.finished").fetchall()[0][0]
+    return 0
