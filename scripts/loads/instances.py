@@ -21,7 +21,7 @@ from cmdbus.views import BoardView, SeatView
 SCRIPTS = Path(__file__).resolve().parent.parent
 _LEAVE_S = 15.0
 _LAST_WORDS = 2_000
-#: It ends with whoever started it, however that ends: 1 is PR_SET_PDEATHSIG.
+#: It ends with the thread that started it, however that ends: 1 is PR_SET_PDEATHSIG.
 _SUPERVISE = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0);"
     " os.getppid() == int(sys.argv.pop(1)) or sys.exit(1);"
@@ -96,7 +96,7 @@ class Instance:
         """What the board of the living supervisor shows; None before there is one."""
         if self._board is None:
             try:
-                self._board = Board.open(board_path(self._directory, self.name))
+                self._board = self.open_board()
             except BoardError:
                 return None
         view = self._board.snapshot(keys=False)
@@ -113,12 +113,31 @@ class Instance:
     def workers(self) -> list[int]:
         """Pids that are certainly its own children now."""
         view = self.look()
-        pids = [seat.pid for seat in ready(view)] if view is not None else []
+        return self.living(view) if view is not None else []
+
+    def living(self, view: BoardView) -> list[int]:
+        pids = [seat.pid for seat in ready(view)]
         return [pid for pid in pids if pid is not None and self.is_child(pid)]
+
+    def look_alone(self) -> BoardView | None:
+        """The same as `look`, for any thread."""
+        try:
+            board = self.open_board()
+        except BoardError:
+            return None
+        try:
+            view = board.snapshot(keys=False)
+        finally:
+            board.close()
+        return view if view.pid == self.pid else None
+
+    def open_board(self) -> Board:
+        return Board.open(board_path(self._directory, self.name))
 
     def is_child(self, pid: int) -> bool:
         with suppress(psutil.Error):
-            return psutil.Process(pid).ppid() == self.pid
+            process = psutil.Process(pid)
+            return process.ppid() == self.pid and process.status() != psutil.STATUS_ZOMBIE
         return False
 
     def kill(self, pid: int) -> None:

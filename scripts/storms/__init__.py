@@ -1,0 +1,1 @@
+"""The parts of scripts/chaos: a schedule of faults, those who cause them, and a checker."""

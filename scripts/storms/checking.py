@@ -1,0 +1,464 @@
+"""The invariants, each a function of a history that yields what breaks it. Pure.
+
+They are numbered as in the project's list of faults; NOT_CHECKED names the others.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from storms.history import Call, Event, History, Line, Mark, Move, Recovery, Row
+
+Check = Callable[[History], Iterator[str]]
+
+NOT_CHECKED = {
+    "H13": "order by key: there are no ordering keys yet; priority within a claim is in the tests",
+    "H14": "unique keys beside the id: there are none yet",
+    "H25": "same seed, same schedule: in tests/test_chaos.py",
+    "H26": "nothing pages by id: a rule for code, see its tests",
+    "H27": "leases by clock_timestamp(): a rule for code, see its tests",
+}
+
+_SLACK_S = 0.05
+#: A stop reaches every process within that.
+_STOPS_S = 1.0
+_SETTLED = ("finished", "troubleshooting")
+_INNOCENT = ("LOST", "TIMEOUT", "CRASHED")
+_ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
+    **dict.fromkeys(("Noop", "Tx", "Io", "Long", "Grow", "Stuck"), (("COMPLETED", None),)),
+    "Transient": (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "TRANSIENT")),
+    "Permanent": (("IN_TROUBLESHOOTING_QUEUE", "PERMANENT"),),
+    "Rule": (("FAILED", "RULE"),),
+    "Undone": (("FAILED", "RULE"),),
+    **dict.fromkeys(("Segfault", "Exit", "Gil"), (("COMPLETED", None),)),
+}
+_EFFECTIVE = "Tx"
+#: One that has not registered yet hands back what a dead supervisor has left.
+_STEWARD = "cmdbus:steward"
+#: While one of these goes on, or shortly after, a session may wait longer than it should.
+_FREEZING = ("stop-", "freeze-", "gil", "proxy-", "lock-table", "server-", "stuck", "snapshot")
+_THAWED_S = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    name: str
+    about: str
+    violations: Sequence[str]
+
+
+def check(history: History) -> list[Finding]:
+    return [
+        Finding(name=name, about=about, violations=list(function(history)))
+        for name, (about, function) in CHECKS.items()
+    ]
+
+
+def no_loss(history: History) -> Iterator[str]:
+    sent = _by_call(history.rows)
+    for call in history.calls:
+        if call.outcome != "ok" or call.way == "cancel":
+            continue
+        there = {row.index for row in sent.get(call.name, ())}
+        if missing := set(range(call.count)) - there:
+            yield f"call {call.name} was accepted, and its commands {sorted(missing)} are nowhere"
+    for row in history.rows:
+        if row.table not in _SETTLED:
+            yield f"{_named(row)} has not ended: it is in {row.table}"
+
+
+def no_invention(history: History) -> Iterator[str]:
+    calls = {call.name: call for call in history.calls}
+    for row in history.rows:
+        if row.answers is not None:
+            continue
+        call = calls.get(row.call or "")
+        if call is None or row.index not in range(call.count):
+            yield f"{_named(row)} was never sent"
+
+
+def all_or_nothing(history: History) -> Iterator[str]:
+    sent = _by_call(history.rows)
+    for call in history.calls:
+        rows = sent.get(call.name, [])
+        ids = {row.command_id for row in rows}
+        if call.outcome == "fail" and rows:
+            yield f"call {call.name} was refused, and {len(rows)} of its commands are there"
+        if call.outcome == "unknown" and len(rows) not in (0, call.count):
+            yield f"call {call.name} came through by {len(rows)} of {call.count}"
+        if call.way != "cancel" and rows and call.ids and ids != set(call.ids):
+            yield f"call {call.name} was told {sorted(call.ids)}, and has {sorted(ids)}"
+
+
+def one_end(history: History) -> Iterator[str]:
+    for id_, count in Counter(row.command_id for row in history.rows).items():
+        if count > 1:
+            yield f"command {id_} has {count} rows"
+    canceled = {row.command_id for row in history.rows if row.status == "CANCELED"}
+    for call in history.calls:
+        if call.way == "cancel" and call.outcome == "ok":
+            yield from (f"{id_} was canceled, and is not" for id_ in set(call.ids) - canceled)
+    asked = {id_ for call in history.calls if call.way == "cancel" for id_ in call.ids}
+    yield from (f"{id_} is canceled, and nobody asked" for id_ in canceled - asked)
+    for id_, moves in _by_command(history.moves).items():
+        ends = [move for move in moves if move.what == "finished+"]
+        if len(ends) > 1:
+            yield f"command {id_} was finished {len(ends)} times"
+        if ends and any(move.xid != ends[0].xid for move in moves if move.number > ends[0].number):
+            yield f"command {id_} went on after its end"
+    replies = Counter(row.answers for row in history.rows if row.answers is not None)
+    for row in history.rows:
+        wanted = int(row.table == "finished" and row.reply_to is not None)
+        if row.answers is None and replies[row.command_id] != wanted:
+            yield f"{_named(row)} has {replies[row.command_id]} replies"
+
+
+def ends_as_its_handler_says(history: History) -> Iterator[str]:
+    """Or by what the storm did to it, which must have been recorded."""
+    told: dict[str, list[Event]] = defaultdict(list)
+    for event in history.events:
+        told[event.command_id].append(event)
+    for row in history.rows:
+        if row.answers is not None or row.table not in _SETTLED or row.status == "CANCELED":
+            continue
+        if (row.status, row.code) in _ENDS[row.type]:
+            continue
+        if row.status != "IN_TROUBLESHOOTING_QUEUE" or row.code not in _INNOCENT:
+            if not (row.code == "EXHAUSTED" and len(told[row.command_id]) > 1):
+                yield f"{_named(row)} ended as {row.status} {row.code}"
+        elif len(told[row.command_id]) < 2 and row.code != "CRASHED":
+            yield f"{_named(row)} ended as {row.code}, and its events do not say why"
+
+
+def tokens_count_up(history: History) -> Iterator[str]:
+    for id_, moves in _by_command(history.moves).items():
+        token = 0
+        claimers: dict[int, int | None] = {}
+        for move in moves:
+            if move.token_before is not None and (move.token_before, move.token) != (
+                token,
+                token + 1,
+            ):
+                yield f"command {id_}: token {move.token_before} -> {move.token} after {token}"
+            elif move.token_before is None and move.token != token:
+                yield f"command {id_}: {move.what} with token {move.token} after {token}"
+            token = move.token
+            if move.what == "claim" and claimers.setdefault(token, move.claimer) != move.claimer:
+                yield f"command {id_}: token {token} has two claimers"
+
+
+def only_the_claimer_ends_a_claim(history: History) -> Iterator[str]:
+    """Or a steward that hands back, or whoever cancels. What was accepted is its claimer's."""
+    canceled = {row.command_id for row in history.rows if row.status == "CANCELED"}
+    for move in history.moves:
+        if move.what not in ("ready-", "release") or move.session == _STEWARD:
+            continue
+        by = _incarnation(move.session)
+        if by is None:
+            if move.what == "release" or move.command_id not in canceled:
+                yield f"command {move.command_id}: a claim was ended by {move.session}"
+        elif not history.workers.get(by, "").startswith("steward:") and by != move.claimer_before:
+            yield (
+                f"command {move.command_id}: incarnation {by} did {move.what} on the claim of "
+                f"{move.claimer_before} (token {move.token_before or move.token})"
+            )
+    claimers = {row.command_id: row.claimer for row in history.rows}
+    for effect in history.effects:
+        claimer = claimers.get(effect.command_id)
+        if _incarnation(effect.session) != claimer:
+            yield (
+                f"command {effect.command_id}: its effect is of {effect.session}, "
+                f"and its end of {claimer}"
+            )
+    pids = {mark.run: mark.pid for mark in history.marks}
+    for row in history.rows:
+        if row.run is not None and not _is_of(history, row.claimer, pids.get(row.run)):
+            yield f"{_named(row)} has the result of {row.run}, and not one of its claimer"
+
+
+def claims_do_not_overlap(history: History) -> Iterator[str]:
+    for move in history.moves:
+        held = move.what == "claim" and move.claimer_before is not None
+        if held and (move.lease_before or 0.0) > move.at:
+            yield (
+                f"command {move.command_id} was claimed {(move.lease_before or 0) - move.at:.3f} s "
+                f"before the lease of {move.claimer_before} ended"
+            )
+
+
+def each_execution_has_a_claim(history: History) -> Iterator[str]:
+    claims: dict[str, list[float]] = defaultdict(list)
+    of_process: Counter[tuple[str, int]] = Counter()
+    for move in history.moves:
+        if move.what == "claim":
+            claims[move.command_id].append(move.at)
+            of_process[move.command_id, _pid(history.workers.get(move.claimer or 0, ""))] += 1
+    begun: Counter[str] = Counter()
+    of_pid: Counter[tuple[str, int]] = Counter()
+    for mark in _entries(history.marks):
+        begun[mark.command_id] += 1
+        of_pid[mark.command_id, mark.pid] += 1
+        before = sum(at <= mark.at + _SLACK_S for at in claims[mark.command_id])
+        if before < begun[mark.command_id]:
+            yield (
+                f"command {mark.command_id}: execution {begun[mark.command_id]} began after "
+                f"{before} claims"
+            )
+        if of_pid[mark.command_id, mark.pid] > of_process[mark.command_id, mark.pid]:
+            yield f"command {mark.command_id}: {mark.pid} ran it more often than it claimed it"
+
+
+def effects_are_there_once(history: History) -> Iterator[str]:
+    effects = Counter(effect.command_id for effect in history.effects)
+    for row in history.rows:
+        wanted = int(row.type == _EFFECTIVE and row.status == "COMPLETED")
+        if effects.pop(row.command_id, 0) != wanted:
+            found = sum(e.command_id == row.command_id for e in history.effects)
+            yield f"{_named(row)} is {row.status} and has {found} effects"
+    yield from (f"an effect of {id_}, which is nowhere" for id_ in effects)
+
+
+def runs_are_explained(history: History) -> Iterator[str]:
+    """Completed by an execution that returned; each before it with a reason that is recorded:
+    a failure, a loss, a lease that ended, or a claim that was given back."""
+    returned = {mark.run for mark in history.marks if mark.what == "returned"}
+    runs = Counter(mark.command_id for mark in _entries(history.marks))
+    ends = Counter(move.command_id for move in history.moves if move.what in ("claim", "release"))
+    for row in history.rows:
+        if row.answers is not None:
+            continue
+        if row.status == "COMPLETED" and row.run not in returned:
+            yield f"{_named(row)} was completed by {row.run}, which did not return"
+        if runs[row.command_id] > ends[row.command_id]:
+            yield f"{_named(row)} ran {runs[row.command_id]} times"
+
+
+def attempts_are_bounded(history: History) -> Iterator[str]:
+    for row in history.rows:
+        most = row.max_attempts or history.limits.max_attempts
+        if row.attempts > most:
+            yield f"{_named(row)} has {row.attempts} attempts of {most}"
+    for id_, moves in _by_command(history.moves).items():
+        for one, next_ in pairwise(moves):
+            if next_.attempts - one.attempts not in (0, 1) or (
+                next_.what in ("claim", "release") and next_.attempts != one.attempts
+            ):
+                yield f"command {id_}: {next_.what}, attempts {one.attempts} -> {next_.attempts}"
+
+
+def not_before_its_time(history: History) -> Iterator[str]:
+    limits = history.limits
+    began = {call.name: call.began for call in history.calls}
+    asked = {row.command_id: row for row in history.rows if row.delay}
+    for id_, moves in _by_command(history.moves).items():
+        for one, next_ in zip([None, *moves], moves, strict=False):
+            if next_.what == "claim" and (next_.due_at or 0.0) > next_.at:
+                yield f"command {id_} was claimed {(next_.due_at or 0) - next_.at:.3f} s early"
+            if next_.what != "scheduled+":
+                continue
+            lies = (next_.due_at or 0.0) - next_.at
+            if one is None:
+                row = asked.get(id_)
+                at = began.get(row.call or "", 0.0) + row.delay if row is not None else 0.0
+                if (next_.due_at or 0.0) < at - _SLACK_S:
+                    yield f"command {id_} is due {at - (next_.due_at or 0.0):.3f} s early"
+            elif next_.attempts > one.attempts:
+                backoff = limits.backoff[min(next_.attempts, len(limits.backoff)) - 1]
+                if lies < backoff * (1 - limits.jitter) - _SLACK_S:
+                    yield f"command {id_}: again {lies:.3f} s after attempt {next_.attempts}"
+
+
+def counts_agree(history: History) -> Iterator[str]:
+    for count in history.counts:
+        if count.rows != count.commands:
+            yield f"at {count.at:.1f}: {count.commands} commands were sent, {count.rows} are there"
+
+
+def counters_never_fall(history: History) -> Iterator[str]:
+    latest: dict[tuple[str, int, str], int] = {}
+    for sample in history.samples:
+        for name, value in sample.counters.items():
+            key = sample.instance, sample.supervisor, name
+            if value < latest.get(key, 0):
+                yield f"{sample.instance}: {name} fell from {latest[key]} to {value}"
+            latest[key] = value
+
+
+_STARTS = re.compile(r"(worker \d+|steward|alone) starts, pid (\d+), generation (\d+)(?:: (\w+))?$")
+#: Its successor starts before it is told to leave.
+_DECIDED = ("recycled", "reloaded", "degraded")
+_ENDED = re.compile(
+    r"(?P<a>worker \d+|steward|alone) has left, pid \d+$"
+    r"|(?P<b>worker \d+|steward|alone), pid \d+, (?:exited with|was killed by)"
+    r"|(?P<c>worker \d+|steward|alone) is (?:killed|told to leave): "
+)
+
+
+def restarts_have_causes(history: History) -> Iterator[str]:
+    yield from history.wrong
+    ended: Counter[tuple[str, int, str]] = Counter()
+    replaced: Counter[tuple[str, int, str]] = Counter()
+    for line in history.lines:
+        if match := _ENDED.match(line.message):
+            name = match["a"] or match["b"] or match["c"]
+            ended[line.instance, line.pid, name] += 1
+        elif match := _STARTS.match(line.message):
+            name, pid, generation, reason = match.groups()
+            key = line.instance, line.pid, name
+            if int(generation) == 1 or reason in _DECIDED:
+                continue
+            replaced[key] += 1
+            if replaced[key] > ended[key]:
+                yield f"{line.instance}: {name} got generation {generation}, pid {pid}, for nothing"
+
+
+def fleets_are_bounded(history: History) -> Iterator[str]:
+    """One more than are wanted while one is replaced; a killed one may be dying."""
+    seconds = history.limits.drain + 2.0
+    excess: dict[str, int] = defaultdict(int)
+    for index, sample in enumerate(history.samples):
+        recent = [
+            other.wanted
+            for other in history.samples[max(0, index - 200) : index + 1]
+            if other.instance == sample.instance and other.at > sample.at - seconds
+        ]
+        over = sample.workers > max(recent) + 1
+        excess[sample.instance] = excess[sample.instance] + 1 if over else 0
+        if excess[sample.instance] == 2:
+            yield f"{sample.instance} had {sample.workers} workers, {sample.wanted} were wanted"
+
+
+def connections_are_bounded(history: History) -> Iterator[str]:
+    for count in history.counts:
+        if count.sessions > history.limits.sessions:
+            yield f"at {count.at:.1f}: {count.sessions} sessions of {history.limits.sessions}"
+
+
+def none_claims_after_its_stop(history: History) -> Iterator[str]:
+    pids, stops = _stops(history.lines)
+    for move in history.moves:
+        if move.what != "claim":
+            continue
+        pid = _pid(history.workers.get(move.claimer or 0, ""))
+        for supervisor, at in stops:
+            late = pid in pids[supervisor] and move.at > at + _STOPS_S
+            if late and not _excused(history.recoveries, at, _FREEZING):
+                yield f"{pid} claimed {move.command_id} {move.at - at:.1f} s after its stop"
+
+
+def everything_works_again(history: History) -> Iterator[str]:
+    limits = history.limits
+    for one in history.recoveries:
+        limit = limits.recovered_within.get(one.kind, float("inf"))
+        if one.seconds is None:
+            yield f"after fault {one.fault} ({one.kind}) not everything worked again"
+        elif one.single and one.seconds > limit:
+            yield f"fault {one.fault} ({one.kind}): {one.seconds:.1f} s, and {limit:g} are allowed"
+    if history.drained is None:
+        yield f"not everything had ended {limits.drained_within:g} s after the storm"
+
+
+def the_server_is_content(history: History) -> Iterator[str]:
+    for at, state, text in history.server or ():
+        excused = _excused(history.recoveries, at, _FREEZING)
+        if text.startswith("PANIC") or state == "40P01" or "deadlock detected" in text:
+            yield f"the server said {state} {text}"
+        elif state in ("57014", "25P03") and not excused and text.startswith(("ERROR", "FATAL")):
+            yield f"the server said {state} {text} at {at:.1f}, and nobody had frozen anything"
+
+
+def no_secret_is_told(history: History) -> Iterator[str]:
+    yield from (f"the password was seen in {place}" for place in history.leaks)
+
+
+def no_process_is_left(history: History) -> Iterator[str]:
+    for stray in history.strays:
+        yield f"process {stray.pid} was {stray.what} for {stray.seconds:.1f} s"
+
+
+CHECKS: dict[str, tuple[str, Check]] = {
+    "H1": ("no loss: what was accepted has ended", no_loss),
+    "H2": ("no invention: what is there was sent", no_invention),
+    "H3": ("unknown sends came through entirely or not at all", all_or_nothing),
+    "H4": ("exactly one end, and nothing after it", one_end),
+    "H4b": ("the end is the handler's, or of recorded losses", ends_as_its_handler_says),
+    "H5": ("tokens count 1, 2, 3 ..., each of one claimer", tokens_count_up),
+    "H6": ("only the holder of the latest claim settles", only_the_claimer_ends_a_claim),
+    "H7": ("claims of a command never overlap", claims_do_not_overlap),
+    "H8": ("each execution has a claim of its own", each_execution_has_a_claim),
+    "H9": ("effects: once if completed, else never", effects_are_there_once),
+    "H10": ("executions are explained by what is recorded", runs_are_explained),
+    "H11": ("attempts are bounded, and only outcomes charge", attempts_are_bounded),
+    "H12": ("nothing runs before it is due", not_before_its_time),
+    "H15": ("in each snapshot: sent = sum over all states", counts_agree),
+    "H16": ("counters never fall while a supervisor lives", counters_never_fall),
+    "H17": ("restarts and ends of processes have causes", restarts_have_causes),
+    "H18": ("no more processes than wanted, and one", fleets_are_bounded),
+    "H19": ("no more sessions than the budget", connections_are_bounded),
+    "H20": ("none claims after its stop", none_claims_after_its_stop),
+    "H21": ("everything works again in time, and is drained", everything_works_again),
+    "H22": ("no PANIC, deadlock or timeout of the server's own", the_server_is_content),
+    "H23": ("the password is nowhere to be read", no_secret_is_told),
+    "H24": ("no zombie and no orphan for more than 2 s", no_process_is_left),
+}
+
+
+def _by_call(rows: Iterable[Row]) -> Mapping[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.call is not None:
+            found[row.call].append(row)
+    return found
+
+
+def _by_command(moves: Iterable[Move]) -> Mapping[str, list[Move]]:
+    found: dict[str, list[Move]] = defaultdict(list)
+    for move in moves:
+        found[move.command_id].append(move)
+    return found
+
+
+def _entries(marks: Iterable[Mark]) -> list[Mark]:
+    return sorted((mark for mark in marks if mark.what == "enter"), key=lambda mark: mark.at)
+
+
+def _stops(lines: Iterable[Line]) -> tuple[Mapping[int, set[int]], list[tuple[int, float]]]:
+    """The workers of each supervisor, and when which of these was told to stop."""
+    pids: dict[int, set[int]] = defaultdict(set)
+    stops = []
+    for line in lines:
+        if match := _STARTS.match(line.message):
+            pids[line.pid].add(int(match[2]))
+        elif line.message.startswith("stopping within"):
+            stops.append((line.pid, line.at))
+    return pids, stops
+
+
+def _excused(recoveries: Iterable[Recovery], at: float, kinds: tuple[str, ...]) -> bool:
+    return any(
+        one.kind.startswith(kinds) and one.began - 1.0 <= at <= one.ended + _THAWED_S
+        for one in recoveries
+    )
+
+
+def _incarnation(session: str) -> int | None:
+    match = re.fullmatch(r"cmdbus:(\d+)", session)
+    return int(match[1]) if match else None
+
+
+def _pid(worker: str) -> int:
+    return int(worker.rpartition(":")[2] or 0)
+
+
+def _is_of(history: History, claimer: int | None, pid: int | None) -> bool:
+    return pid is not None and _pid(history.workers.get(claimer or 0, "")) == pid
+
+
+def _named(row: Row) -> str:
+    return f"{row.type} {row.command_id} (call {row.call})"
+
+
+def outcomes(calls: Iterable[Call]) -> Counter[str]:
+    return Counter(call.outcome for call in calls)

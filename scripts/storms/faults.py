@@ -1,0 +1,409 @@
+"""Those who cause the faults. Each fault has a thread: it does what is to be done, undoes it
+in time, and then waits until everything that it may have hurt works again.
+"""
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import psutil
+import psycopg
+from loads.instances import Instance
+
+from cmdbus import CommandBus, SendRequest
+from cmdbus.errors import CmdbusError
+from cmdbus.seats import Role
+from cmdbus.slots import Phase
+from storms.handlers import DOMAIN, domain_of
+from storms.history import Recovery
+from storms.plan import KINDS, SERVER, Fault
+from storms.world import World, chosen, kill, within
+
+_SLOW_S = 0.03
+_BUSY_S = 0.2
+_NOTIFIES = 20_000
+_TRIES = 5
+_TRY_S = 0.7
+#: An ambush waits so long for its moment.
+_AMBUSH_S = 3.0
+#: Until something works again, at the most.
+_RECOVERS_S = 60.0
+_PATTERNS = {
+    "lose-step": b'".complete(',
+    "lose-settle": b"cmdbus.transaction', true)",
+    "lose-commit": b"COMMIT;\nCLOSE",
+    "lose-send": b'".enqueue(',
+}
+_LOCK = b"LOCK TABLE cmdbus.%s IN %s MODE"
+_SESSIONS = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+    r" AND application_name ~ '^cmdbus:[0-9]+$'"
+)
+
+
+class Storm:
+    """Runs a plan's faults, each when it is its time."""
+
+    def __init__(self, world: World, say: Callable[[str], None]) -> None:
+        self._world = world
+        self._say = say
+        self._bus = CommandBus(world.dsn)
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._guests = 0
+        self.recoveries: list[Recovery] = []
+        #: How often a barrier's moment came.
+        self.hits: Counter[str] = Counter()
+        #: Kinds that this server cannot have.
+        self.skipped: set[str] = set()
+        self._faults: dict[str, Callable[[Fault], object]] = {
+            "kill-worker": self._kill_worker,
+            "kill-workers": self._kill_workers,
+            "kill-steward": self._kill_steward,
+            "kill-supervisor": self._kill_supervisor,
+            "end-supervisor": self._end_supervisor,
+            "stop-worker": self._stop_worker,
+            "stop-steward": self._stop_steward,
+            "stop-supervisor": self._stop_supervisor,
+            "freeze-node": self._freeze_node,
+            "segfault": self._segfault,
+            "exit": self._exit,
+            "gil": self._gil,
+            "stuck": self._stuck,
+            "grow": self._grow,
+            "end-sessions": self._end_sessions,
+            "server-immediate": self._restart_server,
+            "server-fast": self._restart_server,
+            "proxy-silent": self._be_silent,
+            "proxy-slow": self._be_slow,
+            "proxy-cut": self._cut,
+            "hup": self._hup,
+            "ttin": self._ttin,
+            "ttou": self._ttou,
+            "notify-storm": self._notify,
+            "snapshot": self._hold_snapshot,
+            "lock-table": self._lock_table,
+            "kill-producer": self._kill_producer,
+            "kill-at-running": self._kill_at_running,
+            "kill-at-leading": self._kill_at_leading,
+            **dict.fromkeys(_PATTERNS, self._lose_replies),
+        }
+        assert set(self._faults) == set(KINDS)
+
+    def run(self, wait: Callable[[float], None]) -> None:
+        began = time.monotonic()
+        for fault in self._world.plan.faults:
+            wait(began + fault.at - time.monotonic())
+            if fault.kind in SERVER and self._world.server is None:
+                self.skipped.add(fault.kind)
+                continue
+            thread = threading.Thread(target=self._cause, args=(fault,), name=fault.kind)
+            thread.daemon = True
+            thread.start()
+            self._threads.append(thread)
+        wait(began + self._world.plan.storm_s - time.monotonic())
+
+    def unfinished(self) -> list[str]:
+        """The faults that go on, or are not recovered from."""
+        return [thread.name for thread in self._threads if thread.is_alive()]
+
+    def _cause(self, fault: Fault) -> None:
+        began = time.time()
+        self._say(f"fault {fault.number}: {fault.kind} ({KINDS[fault.kind].about})")
+        try:
+            is_well = self._faults[fault.kind](fault)
+        except (psycopg.Error, psutil.Error, CmdbusError, OSError) as error:
+            # Another fault was in its way.
+            self._say(f"fault {fault.number}: {fault.kind} could not be: {error}")
+            is_well = None
+        ended = time.time()
+        hurt = self._hurt(fault)
+        seconds = within(_RECOVERS_S, lambda: self._is_well(hurt, is_well))
+        seconds = None if seconds is None or (p := self._probed(hurt)) is None else seconds + p
+        self.recoveries.append(
+            Recovery(fault=fault.number, kind=fault.kind, began=began, ended=ended, seconds=seconds)
+        )
+        shown = "NOT AGAIN" if seconds is None else f"{seconds:.2f} s"
+        self._say(f"fault {fault.number}: {fault.kind} is over, everything works after {shown}")
+
+    def _hurt(self, fault: Fault) -> list[Instance]:
+        if fault.kind in (*SERVER, "lock-table", "end-sessions", "snapshot", "notify-storm"):
+            return self._world.instances
+        if fault.kind.startswith(("proxy-", "lose-")):
+            return self._world.instances[:1]
+        return [self._world.instances[fault.instance]]
+
+    def _is_well(self, hurt: Sequence[Instance], is_well: object) -> bool:
+        for instance in hurt:
+            view = instance.look_alone()
+            if view is None or len(instance.living(view)) < view.wanted or not view.listening:
+                return False
+        return not callable(is_well) or bool(is_well())
+
+    def _probed(self, hurt: Sequence[Instance]) -> float | None:
+        """After how long a command was run that was sent only now."""
+        began = time.monotonic()
+        for instance in hurt:
+            if within(_RECOVERS_S, lambda i=instance: self._probe(i)) is None:  # type: ignore[misc]
+                return None
+        return time.monotonic() - began
+
+    def _probe(self, instance: Instance) -> bool:
+        id_ = self.send(domain_of(instance.name), "Noop")
+        return id_ is not None and within(10.0, lambda: self._has_ended(instance, id_)) is not None
+
+    def _has_ended(self, instance: Instance, id_: Any) -> bool:
+        try:
+            record = self._bus.get(domain_of(instance.name), id_)
+        except CmdbusError:
+            return False
+        return record is not None and record.status not in ("PENDING", "IN_PROGRESS")
+
+    def send(self, domain: str, type_: str, priority: str = "normal", **data: float) -> Any:
+        """None if nobody knows whether it was sent."""
+        with self._lock:
+            self._guests += 1
+            call = f"chaos-{self._guests}"
+        journal = self._world.journal
+        journal.write("invoke", call, way="send", count=1)
+        asked = {"call": call, "index": 0, **data}
+        request = SendRequest(domain, type_, asked, priority=priority, max_attempts=3)
+        try:
+            [id_] = self._bus.send_many([request])
+        except (psycopg.Error, CmdbusError) as error:
+            journal.write("unknown", call, why=type(error).__name__)
+            return None
+        journal.write("ok", call, ids=[id_])
+        return id_
+
+    # Processes.
+
+    def _kill_worker(self, fault: Fault) -> object:
+        instance = self._world.instances[fault.instance]
+        pid = chosen(self._workers(instance), fault.dice)
+        self._kill(instance, pid)
+        return lambda: pid not in self._workers(instance)
+
+    def _kill_workers(self, fault: Fault) -> object:
+        instance = self._world.instances[fault.instance]
+        pids = self._workers(instance)
+        for pid in pids:
+            self._kill(instance, pid)
+        return lambda: not set(pids) & set(self._workers(instance))
+
+    def _kill_steward(self, fault: Fault) -> object:
+        instance = self._world.instances[fault.instance]
+        pid = self._steward(instance)
+        self._kill(instance, pid)
+        return lambda: self._steward(instance) not in (pid, None)
+
+    def _kill(self, instance: Instance, pid: int | None) -> None:
+        if pid is not None:
+            self._world.killed(instance)
+            kill(pid)
+
+    def _kill_supervisor(self, fault: Fault) -> object:
+        return self._end(fault, signal.SIGKILL)
+
+    def _end_supervisor(self, fault: Fault) -> object:
+        return self._end(fault, signal.SIGTERM)
+
+    def _end(self, fault: Fault, number: signal.Signals) -> object:
+        instance = self._world.instances[fault.instance]
+        self._world.expect_end(instance)
+        pid = instance.pid
+        kill(pid, number)
+        return lambda: instance.pid != pid
+
+    def _stop_worker(self, fault: Fault) -> None:
+        instance = self._world.instances[fault.instance]
+        self._stop([chosen(self._workers(instance), fault.dice)], fault.lasts)
+
+    def _stop_steward(self, fault: Fault) -> None:
+        self._stop([self._steward(self._world.instances[fault.instance])], fault.lasts)
+
+    def _stop_supervisor(self, fault: Fault) -> None:
+        self._stop([self._world.instances[fault.instance].pid], fault.lasts)
+
+    def _freeze_node(self, fault: Fault) -> None:
+        """With work in its hands that the others will have when it comes back."""
+        options = self._world.plan.options
+        for _ in range(options.instances * options.procs * options.threads):
+            self.send(DOMAIN, "Long", priority="high", seconds=options.lease + 0.5)
+        time.sleep(_BUSY_S)
+        pid = self._world.instances[fault.instance].pid
+        with self._world.frozen(pid):  # before it can start another one
+            children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+            self._stop(children, fault.lasts)
+
+    def _stop(self, pids: Sequence[int | None], seconds: float) -> None:
+        with ExitStack() as stack:
+            for pid in pids:
+                if pid is not None:
+                    stack.enter_context(self._world.frozen(pid))
+            time.sleep(seconds)
+
+    def _hup(self, fault: Fault) -> object:
+        """A reload may be refused, or merge with one that is under way."""
+        instance = self._world.instances[fault.instance]
+        kill(instance.pid, signal.SIGHUP)
+        time.sleep(0.5)
+        return None
+
+    def _ttin(self, fault: Fault) -> None:
+        self._change(fault, signal.SIGTTIN, signal.SIGTTOU)
+
+    def _ttou(self, fault: Fault) -> None:
+        self._change(fault, signal.SIGTTOU, signal.SIGTTIN)
+
+    def _change(self, fault: Fault, first: signal.Signals, then: signal.Signals) -> None:
+        instance = self._world.instances[fault.instance]
+        pid = instance.pid
+        kill(pid, first)
+        time.sleep(fault.lasts)
+        if instance.pid == pid:
+            kill(pid, then)
+
+    def _kill_producer(self, fault: Fault) -> None:
+        producers = self._world.plan.producers
+        self._world.kill_producer(producers[int(fault.dice * len(producers))])
+
+    # Commands.
+
+    def _segfault(self, fault: Fault) -> object:
+        return self._guest(fault, "Segfault", times=1 if fault.dice < 0.7 else 99)
+
+    def _exit(self, fault: Fault) -> object:
+        return self._guest(fault, "Exit", times=1 if fault.dice < 0.7 else 99)
+
+    def _gil(self, fault: Fault) -> object:
+        return self._guest(fault, "Gil", times=1)
+
+    def _stuck(self, fault: Fault) -> object:
+        seconds = self._world.plan.options.thread + 2 + 4 * fault.dice
+        return self._guest(fault, "Stuck", times=1, seconds=seconds)
+
+    def _grow(self, fault: Fault) -> object:
+        return self._guest(fault, "Grow", times=4)
+
+    def _guest(self, fault: Fault, type_: str, **data: float) -> object:
+        instance = self._world.instances[fault.instance]
+        id_ = self.send(domain_of(instance.name), type_, "normal", **data)
+        return None if id_ is None else lambda: self._has_ended(instance, id_)
+
+    # The server and the network.
+
+    def _end_sessions(self, fault: Fault) -> None:
+        with self._world.connect() as connection:
+            pids = [pid for (pid,) in connection.execute(_SESSIONS).fetchall()]
+            for pid in sorted(pids)[:: 1 + int(4 * fault.dice)]:
+                connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+    def _restart_server(self, fault: Fault) -> None:
+        server = self._world.server
+        assert server is not None
+        with self._world.server_lock:
+            server.stop("immediate" if fault.kind == "server-immediate" else "fast")
+            time.sleep(2 * fault.dice)
+            server.start()
+
+    def _be_silent(self, fault: Fault) -> None:
+        with self._world.proxy.silent():
+            time.sleep(fault.lasts)
+
+    def _be_slow(self, fault: Fault) -> None:
+        with self._world.proxy.slow(_SLOW_S):
+            time.sleep(fault.lasts)
+
+    def _cut(self, fault: Fault) -> None:
+        self._world.proxy.cut()
+
+    def _notify(self, fault: Fault) -> None:
+        with self._world.connect() as connection:
+            connection.execute(
+                "SELECT pg_notify(CASE WHEN n %% 2 = 0 THEN 'cmdbus_ready' ELSE 'cmdbus_due' END,"
+                " n::text) FROM generate_series(1, %s) n",
+                (_NOTIFIES,),
+            )
+
+    def _hold_snapshot(self, fault: Fault) -> None:
+        with self._world.connect() as connection, connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            connection.execute("SELECT count(*) FROM cmdbus.ready")
+            time.sleep(fault.lasts)
+
+    def _lock_table(self, fault: Fault) -> None:
+        tables = (b"ready", b"scheduled", b"finished", b"event", b"waiter", b"identity")
+        mode = b"ACCESS EXCLUSIVE" if fault.dice < 0.5 else b"EXCLUSIVE"
+        with self._world.connect() as connection, connection.transaction():
+            connection.execute("SET LOCAL lock_timeout = '5s'")
+            connection.execute(_LOCK % (tables[int(fault.dice * len(tables) * 2) % 6], mode))
+            time.sleep(fault.lasts)
+
+    # Barriers.
+
+    def _kill_at_running(self, fault: Fault) -> None:
+        self._ambush(fault, Phase.RUNNING)
+
+    def _kill_at_leading(self, fault: Fault) -> None:
+        self._ambush(fault, Phase.LEADING)
+
+    def _ambush(self, fault: Fault, phase: Phase) -> None:
+        """Looks at the board without a pause, and kills at the first sight of the phase."""
+        instance = self._world.instances[fault.instance]
+        for _ in range(_TRIES):
+            deadline = time.monotonic() + _AMBUSH_S
+            board = instance.open_board()
+            while time.monotonic() < deadline:
+                seats = board.snapshot(keys=False).with_role(Role.WORKER)
+                there = [s.pid for s in seats if s.pid and phase in {x.phase for x in s.slots}]
+                pid = chosen(there, fault.dice)
+                if pid is not None and instance.is_child(pid):
+                    self._kill(instance, pid)
+                    self.hits[fault.kind] += 1
+                    break
+            board.close()
+            within(_AMBUSH_S, lambda: self._is_well([instance], None))
+            time.sleep(_TRY_S)
+
+    def _lose_replies(self, fault: Fault) -> None:
+        """Each carried out by the server, and unknown to who asked."""
+        for _ in range(_TRIES):
+            self._world.proxy.lose_replies(fault.kind, _PATTERNS[fault.kind])
+            time.sleep(_TRY_S / 2)
+        self.hits[fault.kind] = self._world.proxy.lost[fault.kind]
+
+    def _workers(self, instance: Instance) -> list[int]:
+        view = instance.look_alone()
+        return [] if view is None else instance.living(view)
+
+    def _steward(self, instance: Instance) -> int | None:
+        view = instance.look_alone()
+        stewards = view.with_role(Role.STEWARD) if view is not None else []
+        return stewards[0].pid if stewards else None
+
+    def close(self) -> None:
+        self._bus.close()
+
+
+def singled(recoveries: Sequence[Recovery], near: float = 2.0) -> list[Recovery]:
+    """With which of them no other fault was near."""
+    found = []
+    for one in recoveries:
+        end = one.ended + (one.seconds or 0.0)
+        others = [
+            other
+            for other in recoveries
+            if other is not one
+            and other.began < end + near
+            and other.ended + (other.seconds or 0.0) + near > one.began
+        ]
+        found.append(Recovery(**{n: getattr(one, n) for n in _FIELDS}, single=not others))
+    return found
+
+
+_FIELDS = ("fault", "kind", "began", "ended", "seconds")

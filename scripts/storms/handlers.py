@@ -1,0 +1,162 @@
+"""What the instances run, each execution leaving a line at its entry and one at its exit.
+
+The lines go to a file that is appended to, so that they stay whatever becomes of the
+process. CMDBUS_CHAOS names its directory, and CMDBUS_CHAOS_NAME the instance, which has a
+domain of its own beside the common one.
+"""
+
+import ctypes
+import json
+import os
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from cmdbus import (
+    BusinessRuleError,
+    Command,
+    Context,
+    HandlerRegistry,
+    PermanentCommandError,
+    RetryPolicy,
+    TransientCommandError,
+)
+
+DOMAIN, REPLIES = "storm", "replies"
+RETRY = RetryPolicy(max_attempts=3, backoff=(0.2, 0.5), jitter=0.1)
+DIRECTORY, NAME = "CMDBUS_CHAOS", "CMDBUS_CHAOS_NAME"
+MARKS, FUSES = "marks", "fuses"
+
+Body = Callable[[Command, Context, str], None]
+
+_numbers = count()
+_descriptors: dict[str, int] = {}
+_leaked: list[bytes] = []
+_LEAK = 48 * 1024 * 1024
+
+
+def domain_of(instance: str) -> str:
+    return f"only.{instance}"
+
+
+def registry() -> HandlerRegistry:
+    """The app."""
+    made = HandlerRegistry()
+    for domain in (DOMAIN, domain_of(os.environ[NAME])):
+        for type_, body in BODIES.items():
+            made.register(domain, type_, _marked(body), retry=RETRY)
+    made.register(REPLIES, "Reply", lambda command, context: None)
+    return made
+
+
+def _marked(body: Body) -> Callable[[Command, Context], object]:
+    def run(command: Command, context: Context) -> object:
+        name = f"{os.getpid()}.{next(_numbers)}"
+        _mark("enter", name, command, context)
+        how = "raised"
+        try:
+            body(command, context, name)
+            how = "returned"
+            return {"run": name}
+        finally:
+            _mark(how, name, command, context)
+
+    return run
+
+
+def _mark(what: str, run: str, command: Command, context: Context) -> None:
+    path = f"{os.environ[DIRECTORY]}/{MARKS}"
+    if path not in _descriptors:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        _descriptors[path] = os.open(path, flags, 0o600)
+    line = [time.time(), what, run, os.getpid(), str(command.command_id), context.attempt]
+    os.write(_descriptors[path], json.dumps(line).encode() + b"\n")
+
+
+def _burns(command: Command) -> bool:
+    """True as often as the command says: how often it was run is on the disk."""
+    fuses = Path(os.environ[DIRECTORY]) / FUSES
+    for number in range(command.data["times"]):
+        try:
+            (fuses / f"{command.command_id}.{number}").touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return True
+    return False
+
+
+def noop(command: Command, context: Context, run: str) -> None:
+    return None
+
+
+def tx(command: Command, context: Context, run: str) -> None:
+    context.connection.execute(
+        "INSERT INTO chaos.effect (command_id, run) VALUES (%s, %s)", (command.command_id, run)
+    )
+    time.sleep(command.data.get("seconds", 0.0))
+
+
+def io(command: Command, context: Context, run: str) -> None:
+    time.sleep(command.data["seconds"])
+
+
+def transient(command: Command, context: Context, run: str) -> None:
+    if context.attempt <= command.data["times"]:
+        raise TransientCommandError("TRANSIENT", "not yet")
+
+
+def permanent(command: Command, context: Context, run: str) -> None:
+    raise PermanentCommandError("PERMANENT", "a person must look")
+
+
+def rule(command: Command, context: Context, run: str) -> None:
+    raise BusinessRuleError("RULE", "not allowed")
+
+
+def undone(command: Command, context: Context, run: str) -> None:
+    """Writes, and then fails: nothing of that may stay."""
+    tx(command, context, run)
+    raise BusinessRuleError("RULE", "not allowed after all")
+
+
+def segfault(command: Command, context: Context, run: str) -> None:
+    if _burns(command):
+        ctypes.string_at(0)
+
+
+def exit_(command: Command, context: Context, run: str) -> None:
+    if _burns(command):
+        os._exit(9)
+
+
+def gil(command: Command, context: Context, run: str) -> None:
+    if _burns(command):
+        ctypes.PyDLL(None).sleep(60)
+
+
+def stuck(command: Command, context: Context, run: str) -> None:
+    if _burns(command):
+        time.sleep(command.data["seconds"])
+
+
+def grow(command: Command, context: Context, run: str) -> None:
+    for _ in range(command.data["times"]):
+        _leaked.append(b"\1" * _LEAK)
+
+
+BODIES: dict[str, Body] = {
+    "Noop": noop,
+    "Tx": tx,
+    "Io": io,
+    "Long": io,
+    "Transient": transient,
+    "Permanent": permanent,
+    "Rule": rule,
+    "Undone": undone,
+    "Segfault": segfault,
+    "Exit": exit_,
+    "Gil": gil,
+    "Stuck": stuck,
+    "Grow": grow,
+}

@@ -1,0 +1,315 @@
+"""A run as records: what the producers, the tables, the handlers, the supervisors and the
+server say of it. Read here, judged elsewhere.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from storms.journal import lines_of
+
+#: Seconds since the epoch, as all times here; the server's clock and ours are one machine's.
+Time = float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Of a producer, as its journal ends."""
+
+    name: str
+    way: str
+    count: int
+    began: Time = 0.0
+    #: ok, fail or unknown.
+    outcome: str
+    ids: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A command where it is at the end."""
+
+    command_id: str
+    table: str
+    status: str
+    type: str
+    #: None of both for a reply.
+    call: str | None = None
+    index: int | None = None
+    code: str | None = None
+    attempts: int = 0
+    max_attempts: int | None = None
+    losses: int = 0
+    token: int = 0
+    claimer: int | None = None
+    #: Of the execution whose outcome was settled.
+    run: str | None = None
+    created_at: Time = 0.0
+    #: As its sender asked, in seconds.
+    delay: float = 0.0
+    reply_to: str | None = None
+    #: Of a reply: what it answers.
+    answers: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One change of one row, in the order in which they were made."""
+
+    number: int
+    at: Time
+    xid: int
+    session: str
+    #: claim, release, or a table with + or -.
+    what: str
+    command_id: str
+    token: int
+    token_before: int | None = None
+    claimer: int | None = None
+    claimer_before: int | None = None
+    lease_before: Time | None = None
+    due_at: Time | None = None
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    command_id: str
+    at: Time
+    kind: str
+    code: str | None = None
+    token: int | None = None
+    claimer: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    command_id: str
+    run: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A line that a handler left: enter, returned or raised."""
+
+    at: Time
+    what: str
+    run: str
+    pid: int
+    command_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Of a supervisor's log, written by the supervisor itself."""
+
+    instance: str
+    at: Time
+    pid: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """An instance at one moment."""
+
+    instance: str
+    at: Time
+    supervisor: int
+    #: Worker processes alive, those that leave among them.
+    workers: int
+    wanted: int
+    #: Counters by name.
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """The database at one moment, in one snapshot."""
+
+    at: Time
+    #: Commands that were ever inserted; rows that there are; sessions of the fleets.
+    commands: int
+    rows: int
+    sessions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stray:
+    """A process that was a zombie, or had lost its parent, for so many seconds."""
+
+    pid: int
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """How long after a fault's end everything worked again; None if it did not."""
+
+    fault: int
+    kind: str
+    began: Time
+    ended: Time
+    seconds: float | None
+    #: No other fault was near.
+    single: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the plan promises, for the checks."""
+
+    procs: int
+    drain: float
+    max_attempts: int
+    backoff: Sequence[float]
+    jitter: float
+    #: Sessions of all fleets together.
+    sessions: int
+    #: Everything must have ended so long after the storm.
+    drained_within: float
+    #: And work again so long after a fault, by its kind.
+    recovered_within: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    limits: Limits
+    calls: Sequence[Call] = ()
+    rows: Sequence[Row] = ()
+    moves: Sequence[Move] = ()
+    events: Sequence[Event] = ()
+    effects: Sequence[Effect] = ()
+    marks: Sequence[Mark] = ()
+    lines: Sequence[Line] = ()
+    samples: Sequence[Sample] = ()
+    counts: Sequence[Count] = ()
+    strays: Sequence[Stray] = ()
+    recoveries: Sequence[Recovery] = ()
+    #: Incarnations: who they are, as "host:pid" or "steward:pid".
+    workers: Mapping[int, str] = field(default_factory=dict)
+    #: Unexpected ends of supervisors, and what was not found whole at the end.
+    wrong: Sequence[str] = ()
+    #: Of the server's log: time, SQL state, text. None without a server of our own.
+    server: Sequence[tuple[Time, str, str]] | None = None
+    #: The canary: where it was seen.
+    leaks: Sequence[str] = ()
+    drained: float | None = None
+
+
+def read_calls(paths: Iterable[Path]) -> list[Call]:
+    calls: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        for line in lines_of(path):
+            call = calls.setdefault(line["call"], {"outcome": "unknown", "ids": ()})
+            if line["what"] == "invoke":
+                call.update(way=line["way"], count=line["count"], began=line["at"])
+            elif line["what"] != "again":
+                call["outcome"] = line["what"]
+            call["ids"] = line.get("ids", call["ids"])
+    return [Call(name=name, **call) for name, call in calls.items()]
+
+
+def read_marks(path: Path) -> list[Mark]:
+    names = ("at", "what", "run", "pid", "command_id", "attempt")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Mark(**dict(zip(names, json.loads(line), strict=True))) for line in lines]
+
+
+def read_lines(instance: str, log: Path) -> list[Line]:
+    found = []
+    for text in log.read_text(errors="replace").splitlines():
+        if not text.startswith("{"):
+            continue
+        line = json.loads(text)
+        if line["logger"].startswith("cmdbus.supervisor"):
+            at = datetime.fromisoformat(line["time"]).timestamp()
+            found.append(Line(instance=instance, at=at, pid=line["pid"], message=line["message"]))
+    return found
+
+
+_SERVER_LINE = re.compile(r"(\S+ \S+) UTC \[\d+\] (\w{5}) (.*)")
+
+
+def read_server(log: Path, since: int) -> list[tuple[Time, str, str]]:
+    with log.open(errors="replace") as file:
+        file.seek(since)
+        found = [_SERVER_LINE.match(line) for line in file]
+    return [(datetime.fromisoformat(f"{m[1]}+00:00").timestamp(), m[2], m[3]) for m in found if m]
+
+
+_ROWS = """
+SELECT command_id, 'ready', 'PENDING', type, data, error_code, attempts, max_attempts, losses,
+    token, claimer, NULL::json, created_at, reply_to FROM cmdbus.ready
+UNION ALL
+SELECT command_id, 'scheduled', 'PENDING', type, data, error_code, attempts, max_attempts,
+    losses, token, claimer, NULL, created_at, reply_to FROM cmdbus.scheduled
+UNION ALL
+SELECT command_id, 'troubleshooting', 'IN_TROUBLESHOOTING_QUEUE', type, data, error_code,
+    attempts, max_attempts, losses, token, claimer, NULL, created_at, reply_to
+FROM cmdbus.troubleshooting
+UNION ALL
+SELECT command_id, 'finished', status, type, data, error_code, attempts, max_attempts, losses,
+    token, claimer, result, created_at, reply_to FROM cmdbus.finished"""
+_MOVES = """
+SELECT number, at, xid, session, what, command_id, token, token_before, claimer, claimer_before,
+    lease_before, due_at, attempts
+FROM chaos.move ORDER BY number"""
+_EVENTS = "SELECT command_id, at, kind, code, token, claimer FROM cmdbus.event ORDER BY id"
+_EFFECTS = "SELECT command_id, run, session FROM chaos.effect"
+_WORKERS = "SELECT id, worker FROM cmdbus.incarnation"
+
+
+def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
+    def all_of(query: str) -> list[tuple[Any, ...]]:
+        return [tuple(map(_plain, row)) for row in connection.execute(query.encode()).fetchall()]
+
+    return {
+        "rows": [_row(*row) for row in all_of(_ROWS)],
+        "moves": [Move(**dict(zip(Move.__slots__, row, strict=True))) for row in all_of(_MOVES)],
+        "events": [
+            Event(**dict(zip(Event.__slots__, row, strict=True))) for row in all_of(_EVENTS)
+        ],
+        "effects": [Effect(command_id=a, run=b, session=c) for a, b, c in all_of(_EFFECTS)],
+        "workers": dict(all_of(_WORKERS)),
+    }
+
+
+def _row(*values: Any) -> Row:
+    command_id, table, status, type_, data, code, attempts, most, losses, *rest = values
+    token, claimer, result, created_at, reply_to = rest
+    asked = data if isinstance(data, dict) else {}
+    return Row(
+        command_id=command_id,
+        table=table,
+        status=status,
+        type=type_,
+        call=asked.get("call"),
+        index=asked.get("index"),
+        code=code,
+        attempts=attempts,
+        max_attempts=most,
+        losses=losses,
+        token=token,
+        claimer=claimer,
+        run=result.get("run") if isinstance(result, dict) else None,
+        created_at=created_at,
+        delay=asked.get("delay", 0.0),
+        reply_to=reply_to,
+        answers=asked.get("command_id"),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return value if value is None or isinstance(value, int | str | float | dict) else str(value)

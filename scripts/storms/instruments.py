@@ -1,0 +1,88 @@
+"""What a run adds to its database to see everything that happens there: each claim, each end
+of a claim and each move of a command, in the transaction that does it and by whom; and the
+table that handlers write their effects to.
+"""
+
+import psycopg
+
+_SCHEMA = """
+CREATE SCHEMA chaos;
+CREATE TABLE chaos.effect (
+    command_id uuid NOT NULL,
+    run text NOT NULL,
+    session text NOT NULL DEFAULT current_setting('application_name')
+);
+CREATE TABLE chaos.move (
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    xid bigint NOT NULL DEFAULT txid_current(),
+    session text NOT NULL DEFAULT current_setting('application_name'),
+    what text NOT NULL,
+    command_id uuid NOT NULL,
+    token bigint NOT NULL,
+    token_before bigint,
+    claimer bigint,
+    claimer_before bigint,
+    lease_before timestamptz,
+    due_at timestamptz,
+    attempts integer NOT NULL
+);
+
+CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO chaos.move (what, command_id, token, due_at, attempts)
+        VALUES (TG_ARGV[0] || '+', NEW.command_id, NEW.token, NEW.due_at, NEW.attempts);
+    ELSIF TG_OP = 'DELETE' AND TG_ARGV[0] = 'ready' THEN
+        INSERT INTO chaos.move (what, command_id, token, claimer_before, lease_before, attempts)
+        VALUES ('ready-', OLD.command_id, OLD.token, OLD.claimer, OLD.lease_until, OLD.attempts);
+    ELSIF TG_OP = 'DELETE' THEN
+        INSERT INTO chaos.move (what, command_id, token, attempts)
+        VALUES (TG_ARGV[0] || '-', OLD.command_id, OLD.token, OLD.attempts);
+    ELSE
+        INSERT INTO chaos.move (what, command_id, token, token_before, claimer, claimer_before,
+                                lease_before, due_at, attempts)
+        VALUES (CASE WHEN NEW.claimer IS NULL THEN 'release' ELSE 'claim' END, NEW.command_id,
+                NEW.token, OLD.token, NEW.claimer, OLD.claimer, OLD.lease_until, NEW.due_at,
+                NEW.attempts);
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER chaos_claim AFTER UPDATE ON cmdbus.ready FOR EACH ROW
+    WHEN (OLD.token IS DISTINCT FROM NEW.token OR OLD.claimer IS DISTINCT FROM NEW.claimer)
+    EXECUTE FUNCTION chaos.note('ready');
+"""
+_TRIGGER = (
+    "CREATE TRIGGER chaos_{table} AFTER INSERT OR DELETE ON cmdbus.{table}"
+    " FOR EACH ROW EXECUTE FUNCTION chaos.note('{table}')"
+)
+_TABLES = ("ready", "scheduled", "troubleshooting", "finished")
+
+#: By the names for --sabotage: in which functions a comparison is left out, and which.
+SABOTAGES = {
+    "fence": {
+        "settle": "AND r.token = o.token",
+        "complete": "AND r.token = o.token",
+        "release": "AND r.token = k.token",
+        "renew": "AND r.token = k.token",
+    }
+}
+_SOURCE = (
+    "SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace"
+    " WHERE n.nspname = 'cmdbus' AND proname = %s"
+)
+
+
+def install(connection: psycopg.Connection) -> None:
+    connection.execute(_SCHEMA.encode())
+    for table in _TABLES:
+        connection.execute(_TRIGGER.format(table=table).encode())
+
+
+def sabotage(connection: psycopg.Connection, name: str) -> None:
+    """Makes the bus worse: whoever checks a run of it must find that."""
+    for function, comparison in SABOTAGES[name].items():
+        [(source,)] = connection.execute(_SOURCE, (function,)).fetchall()
+        assert comparison in source, f"{function} has no {comparison!r} any more"
+        connection.execute(source.replace(comparison, "").encode())

@@ -1,0 +1,131 @@
+"""Who looks on while a storm goes on: at the processes, the boards and the database."""
+
+import os
+import threading
+import time
+from contextlib import suppress
+
+import psutil
+import psycopg
+
+from cmdbus.counters import CountersView
+from cmdbus.errors import BoardError
+from cmdbus.seats import Role
+from storms.handlers import DIRECTORY
+from storms.history import Count, Sample, Stray
+from storms.world import CANARY, World
+
+_LOOK_S, _SCAN_S, _COUNT_S = 0.25, 1.0, 2.0
+_STRAY_S = 2.0
+_COUNT = (
+    "SELECT (SELECT count(DISTINCT command_id) FROM chaos.move),"
+    " (SELECT count(*) FROM cmdbus.command),"
+    " (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    r"  AND application_name ~ '^cmdbus:(\d+|steward)$')"
+)
+_LIVING = (Role.WORKER, Role.LEAVING)
+
+
+class Observer:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
+        #: Since when a process has been what it should not be.
+        self._since: dict[tuple[int, str], float] = {}
+        self.samples: list[Sample] = []
+        self.counts: list[Count] = []
+        self.strays: dict[tuple[int, str], Stray] = {}
+        self.leaks: set[str] = set()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        scan_at = count_at = 0.0
+        while not self._stopping.wait(_LOOK_S):
+            now = time.monotonic()
+            scans = now >= scan_at
+            self._look(counters=scans)
+            if scans:
+                scan_at = now + _SCAN_S
+                self._scan(now)
+            if now >= count_at:
+                count_at = now + _COUNT_S
+                with suppress(psycopg.Error, Exception):
+                    self.count()
+
+    def _look(self, *, counters: bool) -> None:
+        for instance in self._world.instances:
+            try:
+                board = instance.open_board()
+            except BoardError:
+                continue
+            view = board.snapshot(keys=False)
+            counted = _plain(board.counters()) if counters else {}
+            board.close()
+            if view.pid != instance.pid:
+                continue
+            pids = [s.pid for s in view.seats if s.role in _LIVING and s.pid is not None]
+            self.samples.append(
+                Sample(
+                    instance=instance.name,
+                    at=time.time(),
+                    supervisor=view.pid,
+                    workers=sum(map(instance.is_child, pids)),
+                    wanted=view.wanted,
+                    counters=counted,
+                )
+            )
+
+    def _scan(self, now: float) -> None:
+        """Ours are known by their environment, which forks keep."""
+        ours = f"{self._world.directory}"
+        parents = {os.getpid(), *(instance.pid for instance in self._world.instances)}
+        seen = set()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                state = process.status()
+                parent = process.ppid()
+                if state == psutil.STATUS_ZOMBIE:
+                    what = "a zombie" if parent in parents else None
+                elif process.environ().get(DIRECTORY) == ours:
+                    what = None if parent in parents else "an orphan"
+                    if CANARY in " ".join(process.cmdline()):
+                        self.leaks.add("a process list")
+                else:
+                    continue
+                frozen = parent in parents and (
+                    psutil.Process(parent).status() == psutil.STATUS_STOPPED
+                )
+                if what is not None and not frozen:
+                    seen.add((process.pid, what))
+        self._note(seen, now)
+
+    def _note(self, seen: set[tuple[int, str]], now: float) -> None:
+        self._since = {key: self._since.get(key, now) for key in seen}
+        for key, since in self._since.items():
+            if now - since > _STRAY_S:
+                pid, what = key
+                self.strays[key] = Stray(pid=pid, what=what, seconds=now - since)
+
+    def count(self) -> None:
+        with self._world.connect() as connection, connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            connection.execute("SET LOCAL lock_timeout = '1s'")
+            commands, rows, sessions = connection.execute(_COUNT).fetchall()[0]
+        self.counts.append(Count(at=time.time(), commands=commands, rows=rows, sessions=sessions))
+
+
+def _plain(view: CountersView) -> dict[str, int]:
+    return {
+        **{" ".join(name): count for name, count in view.commands.items()},
+        **{f"wakeups {source}": count for source, count in view.wakeups.items()},
+        "batches": view.batches_processed,
+        "lost leases": view.lost_leases,
+        "claim failures": view.claim_failures,
+    }

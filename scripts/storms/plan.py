@@ -1,0 +1,221 @@
+"""What will happen in a run: everything that is drawn, drawn from the seed alone. Pure.
+
+The same seed, minutes and kinds give the same plan, whatever the machine does meanwhile.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of fault."""
+
+    name: str
+    about: str
+    #: Relative to the others', once each kind has had its turn.
+    weight: int = 1
+    #: How long it lasts, in seconds: from, to.
+    lasts: tuple[float, float] = (0.0, 0.0)
+    #: What may recover only later than others, in seconds.
+    slow_by: float = 0.0
+
+
+_KINDS = (
+    Kind(name="kill-worker", about="SIGKILL to a worker", weight=5),
+    Kind(name="kill-workers", about="SIGKILL to all workers of an instance", weight=2),
+    Kind(name="kill-steward", about="SIGKILL to a steward", weight=3),
+    Kind(name="kill-supervisor", about="SIGKILL to a supervisor; it is started again", weight=2),
+    Kind(name="end-supervisor", about="SIGTERM to a supervisor; it is started again"),
+    Kind(name="stop-worker", about="SIGSTOP to a worker", weight=4, lasts=(0.5, 9.0)),
+    Kind(name="stop-steward", about="SIGSTOP to a steward", weight=2, lasts=(0.5, 6.0)),
+    Kind(name="stop-supervisor", about="SIGSTOP to a supervisor", lasts=(1.0, 8.0)),
+    Kind(name="freeze-node", about="SIGSTOP to a whole instance", weight=2, lasts=(4.0, 9.0)),
+    Kind(name="segfault", about="a handler that reads address 0", weight=2, slow_by=10),
+    Kind(name="exit", about="a handler that calls os._exit", weight=2, slow_by=10),
+    Kind(name="gil", about="a handler that keeps the GIL for good", slow_by=30),
+    Kind(name="stuck", about="a handler that does not come back", weight=2, slow_by=15),
+    Kind(name="grow", about="a handler that leaks more than --max-rss", slow_by=10),
+    Kind(name="end-sessions", about="pg_terminate_backend to some sessions", weight=3),
+    Kind(name="server-immediate", about="PostgreSQL stops at once, and starts"),
+    Kind(name="server-fast", about="PostgreSQL stops in order, and starts"),
+    Kind(name="proxy-silent", about="the network carries nothing", lasts=(1.0, 8.0)),
+    Kind(name="proxy-slow", about="the network is late by 30 ms", weight=2, lasts=(1.0, 5.0)),
+    Kind(name="proxy-cut", about="all connections are cut", weight=2),
+    Kind(name="hup", about="SIGHUP: all processes are replaced", weight=2, slow_by=20),
+    Kind(name="ttin", about="SIGTTIN, later SIGTTOU", lasts=(2.0, 6.0)),
+    Kind(name="ttou", about="SIGTTOU, later SIGTTIN", lasts=(2.0, 6.0), slow_by=5),
+    Kind(name="notify-storm", about="a stranger notifies 20,000 times"),
+    Kind(name="snapshot", about="a REPEATABLE READ snapshot is held", lasts=(5.0, 15.0)),
+    Kind(name="lock-table", about="a stranger locks a table", weight=2, lasts=(0.3, 4.0)),
+    Kind(name="kill-producer", about="SIGKILL to a producer"),
+    # Barriers: the moment is not drawn, but waited for.
+    Kind(name="kill-at-running", about="SIGKILL as a slot begins a command", weight=2),
+    Kind(name="kill-at-leading", about="SIGKILL as a slot settles and claims", weight=2),
+    Kind(name="lose-step", about="the reply to a settle-and-claim is lost", weight=2),
+    Kind(name="lose-settle", about="the reply to a settlement in a transaction is lost", weight=2),
+    Kind(name="lose-commit", about="the reply to a handler's COMMIT is lost", weight=2),
+    Kind(name="lose-send", about="the reply to a send is lost"),
+)
+KINDS = {kind.name: kind for kind in _KINDS}
+#: For --only.
+GROUPS = {
+    "races": [k.name for k in _KINDS if k.name.startswith(("kill-at-", "lose-"))],
+    "all": [*KINDS],
+}
+#: They need a server that may be stopped.
+SERVER = frozenset(("server-immediate", "server-fast"))
+
+#: Between two gusts, and within one.
+_PAUSE_S, _SPREAD_S = (1.0, 4.5), 1.0
+_FIRST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What each instance is told; times in seconds."""
+
+    instances: int
+    procs: int
+    threads: int
+    statement: float
+    pool: float
+    lease: float
+    thread: float
+    watchdog: float
+    drain: float
+    poll: float
+    max_rss_mib: int
+    max_commands: int
+
+    def arguments(self) -> list[str]:
+        told = {
+            "--statement-timeout": self.statement,
+            "--pool-timeout": self.pool,
+            "--visibility-timeout": self.lease,
+            "--thread-timeout": self.thread,
+            "--watchdog-timeout": self.watchdog,
+            "--drain-timeout": self.drain,
+            "--poll-interval": self.poll,
+            "--max-rss": f"{self.max_rss_mib}M",
+            "--max-commands": self.max_commands,
+        }
+        return [text for name, value in told.items() for text in (name, f"{value}")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Producing:
+    """One producer."""
+
+    number: int
+    seed: int
+    calls_per_s: float
+    #: Through the network that has faults, or directly.
+    by_proxy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    number: int
+    #: Seconds from the beginning of the storm.
+    at: float
+    kind: str
+    #: Which instance it is for, if it is for one.
+    instance: int
+    lasts: float
+    #: From 0 to 1: chooses among what is there when its time comes.
+    dice: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    seed: int
+    storm_s: float
+    options: Options
+    producers: tuple[Producing, ...]
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        told = " ".join(f"{f.name}={getattr(self.options, f.name)}" for f in fields(Options))
+        lines = [f"seed {self.seed}, a storm of {self.storm_s:g} s", f"instances: {told}"]
+        lines += [
+            f"producer {p.number}: seed={p.seed} calls_per_s={p.calls_per_s:g} "
+            f"{'through the proxy' if p.by_proxy else 'direct'}"
+            for p in self.producers
+        ]
+        lines += [
+            f"{f.at:7.2f} s  fault {f.number:<3} {f.kind:<17} instance {f.instance}  "
+            f"lasts {f.lasts:4.1f} s  dice {f.dice:.4f}"
+            for f in self.faults
+        ]
+        return "\n".join(lines)
+
+
+def make(seed: int, minutes: float, only: Sequence[str] = ()) -> Plan:
+    dice = random.Random(f"plan:{seed}")
+    options = _options(dice)
+    producers = tuple(_producer(dice, number) for number in range(3))
+    storm_s = round(60 * minutes, 1)
+    names = [name for group in only for name in GROUPS.get(group, [group])] or [*KINDS]
+    return Plan(
+        seed=seed,
+        storm_s=storm_s,
+        options=options,
+        producers=producers,
+        faults=tuple(_faults(dice, storm_s, [KINDS[name] for name in names], options.instances)),
+    )
+
+
+def _options(dice: random.Random) -> Options:
+    lease = dice.choice((2.0, 3.0, 4.0))
+    return Options(
+        instances=2,
+        procs=dice.choice((2, 3)),
+        threads=dice.choice((3, 4, 6)),
+        statement=lease - 0.5,
+        pool=lease,
+        lease=lease,
+        thread=lease + 1.0,
+        watchdog=lease + 3.0,
+        drain=dice.choice((2.0, 4.0)),
+        poll=dice.choice((3.0, 10.0)),
+        max_rss_mib=192,
+        max_commands=dice.choice((1_500, 5_000)),
+    )
+
+
+def _producer(dice: random.Random, number: int) -> Producing:
+    return Producing(
+        number=number,
+        seed=dice.randrange(10**9),
+        calls_per_s=float(dice.randint(15, 40)),
+        by_proxy=number == 0,
+    )
+
+
+def _faults(
+    dice: random.Random, storm_s: float, kinds: Sequence[Kind], instances: int
+) -> list[Fault]:
+    """Gusts of one to three. Each kind has its turn before they are drawn by weight."""
+    deck = list(kinds)
+    dice.shuffle(deck)
+    faults: list[Fault] = []
+    at = _FIRST_S
+    while at < storm_s:
+        for _ in range(dice.choice((1, 1, 2, 3))):
+            drawn = dice.choices(kinds, [kind.weight for kind in kinds])[0]
+            kind = deck.pop() if deck else drawn
+            faults.append(
+                Fault(
+                    number=0,
+                    at=round(at + dice.uniform(0, _SPREAD_S), 2),
+                    kind=kind.name,
+                    instance=dice.randrange(instances),
+                    lasts=round(dice.uniform(*kind.lasts), 1),
+                    dice=round(dice.random(), 4),
+                )
+            )
+        at += dice.uniform(*_PAUSE_S)
+    faults.sort(key=lambda fault: fault.at)
+    return [replace(fault, number=number) for number, fault in enumerate(faults)]

@@ -1,0 +1,211 @@
+"""One producer: a process that sends in every way there is, and says in its journal what it
+did. It draws what it sends from its seed; it ends with whoever started it.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from cmdbus import (
+    CommandBus,
+    CommandNotFoundError,
+    DuplicateCommandError,
+    InvalidOperationError,
+    SendRequest,
+)
+from cmdbus.dsn import complete, connect, parse
+from cmdbus.errors import DatabaseUnavailableError
+from storms.handlers import DOMAIN, REPLIES
+from storms.journal import Journal
+
+_WEIGHTS = {
+    "send": 40,
+    "many": 12,
+    "own": 15,
+    "commit": 10,
+    "rollback": 8,
+    "delayed": 8,
+    "cancel": 7,
+}
+_KINDS = {
+    "Noop": 80,
+    "Tx": 50,
+    "Io": 24,
+    "Transient": 12,
+    "Undone": 8,
+    "Long": 3,
+    "Rule": 8,
+    "Permanent": 4,
+}
+_PRIORITIES = ("high", "normal", "normal", "normal", "low", 3)
+#: An own id is sent again until somebody says whether it is there.
+_AGAIN_S = 0.3
+_UNSURE = (psycopg.Error, DatabaseUnavailableError)
+
+
+class Producer:
+    def __init__(self, name: str, seed: int, rate: float, dsn: str, journal: Journal) -> None:
+        self._name = name
+        self._dice = random.Random(seed)
+        self._pause = 1.0 / rate
+        self._dsn = dsn
+        self._journal = journal
+        self._calls = 0
+        self._stopping = False
+        #: Some of those that it sent, to be canceled.
+        self._known: list[UUID] = []
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def run(self) -> None:
+        ways: dict[str, Callable[[CommandBus, str], None]] = {
+            "send": self._send,
+            "many": self._many,
+            "own": self._own,
+            "commit": self._commit,
+            "rollback": self._rollback,
+            "delayed": self._delayed,
+            "cancel": self._cancel,
+        }
+        with CommandBus(self._dsn) as bus:
+            while not self._stopping:
+                way = self._dice.choices([*_WEIGHTS], [*_WEIGHTS.values()])[0]
+                self._calls += 1
+                ways[way](bus, f"{self._name}-{self._calls}")
+                time.sleep(self._dice.expovariate(1 / self._pause))
+
+    def _send(self, bus: CommandBus, call: str) -> None:
+        request = self._request(call, 0)
+        self._try(call, "send", 1, lambda: [_send(bus, request)])
+
+    def _many(self, bus: CommandBus, call: str) -> None:
+        requests = [self._request(call, index) for index in range(self._dice.randint(2, 12))]
+        self._try(call, "many", len(requests), lambda: bus.send_many(requests))
+
+    def _delayed(self, bus: CommandBus, call: str) -> None:
+        delay = round(self._dice.uniform(0.1, 4.0), 2)
+        request = self._request(call, 0, delay=delay)
+        request.data["delay"] = delay
+        self._try(call, "delayed", 1, lambda: [_send(bus, request)], delay=delay)
+
+    def _own(self, bus: CommandBus, call: str) -> None:
+        """As often as it takes: with an id of its own it cannot double."""
+        id_ = UUID(int=self._dice.getrandbits(128), version=4)
+        request = self._request(call, 0, command_id=id_)
+        self._journal.write("invoke", call, way="own", count=1, ids=[id_])
+        while not self._stopping:
+            try:
+                _send(bus, request)
+            except DuplicateCommandError:
+                pass
+            except _UNSURE as error:
+                self._journal.write("again", call, why=type(error).__name__)
+                time.sleep(_AGAIN_S)
+                continue
+            self._journal.write("ok", call, ids=[id_])
+            return
+        self._journal.write("unknown", call)
+
+    def _commit(self, bus: CommandBus, call: str) -> None:
+        self._try(call, "commit", 2, lambda: self._within(bus, call))
+
+    def _rollback(self, bus: CommandBus, call: str) -> None:
+        """In a transaction of the caller's, which is rolled back: nothing was ever sent."""
+        self._journal.write("invoke", call, way="rollback", count=2)
+        try:
+            self._within(bus, call, roll_back=True)
+        except (_RolledBack, *_UNSURE):
+            self._journal.write("fail", call)
+
+    def _within(self, bus: CommandBus, call: str, *, roll_back: bool = False) -> list[UUID]:
+        requests = [self._request(call, index) for index in range(2)]
+        parts = complete(parse(self._dsn), application_name="cmdbus:bus", settings={})
+        with connect(parts) as connection, connection.transaction():
+            ids = [_send(bus, requests[0], connection=connection)]
+            ids += bus.send_many(requests[1:], connection=connection)
+            if roll_back:
+                raise _RolledBack
+        return ids
+
+    def _cancel(self, bus: CommandBus, call: str) -> None:
+        if not self._known:
+            return
+        id_ = self._known.pop(self._dice.randrange(len(self._known)))
+        running = self._dice.random() < 0.3
+        self._journal.write("invoke", call, way="cancel", count=0, ids=[id_])
+        try:
+            bus.cancel(DOMAIN, id_, reason=call, running=running)
+        except (InvalidOperationError, CommandNotFoundError):
+            self._journal.write("fail", call)
+        except _UNSURE as error:
+            self._journal.write("unknown", call, why=type(error).__name__)
+        else:
+            self._journal.write("ok", call)
+
+    def _try(
+        self, call: str, way: str, count: int, send: Callable[[], list[UUID]], **more: object
+    ) -> None:
+        self._journal.write("invoke", call, way=way, count=count, **more)
+        try:
+            ids = send()
+        except _UNSURE as error:
+            self._journal.write("unknown", call, why=type(error).__name__)
+            return
+        self._journal.write("ok", call, ids=ids)
+        self._known = [*self._known[-50:], ids[0]]
+
+    def _request(self, call: str, index: int, **more: Any) -> SendRequest:
+        dice = self._dice
+        kind = dice.choices([*_KINDS], [*_KINDS.values()])[0]
+        data: dict[str, object] = {"call": call, "index": index}
+        if kind == "Io" or (kind in ("Tx", "Undone") and dice.random() < 0.3):
+            data["seconds"] = round(dice.uniform(0.001, 0.3), 3)
+        elif kind == "Long":
+            data["seconds"] = round(dice.uniform(0.5, 2.5), 2)
+        elif kind == "Transient":
+            data["times"] = dice.choice((1, 2, 3))
+        return SendRequest(
+            DOMAIN,
+            kind,
+            data,
+            priority=dice.choice(_PRIORITIES),
+            reply_to=REPLIES if dice.random() < 0.1 else None,
+            **more,
+        )
+
+
+class _RolledBack(Exception):
+    pass
+
+
+def _send(bus: CommandBus, request: SendRequest, **more: Any) -> UUID:
+    return bus.send(
+        request.domain,
+        request.type,
+        request.data,
+        command_id=request.command_id,
+        priority=request.priority,
+        delay=request.delay,
+        reply_to=request.reply_to,
+        **more,
+    )
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    journal = Journal(Path(told["journal"]))
+    dsn = os.environ["CMDBUS_DSN"]
+    producer = Producer(told["name"], told["seed"], told["calls_per_s"], dsn, journal)
+    signal.signal(signal.SIGTERM, lambda *_: producer.stop())
+    producer.run()
+    journal.close()

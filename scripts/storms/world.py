@@ -1,0 +1,245 @@
+"""Where a storm happens: the instances with a service manager that starts them again, the
+producers, the server, the network between, and who looks on.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import psycopg
+from benches.servers import connect
+from loads.instances import SCRIPTS, Instance, Told, end
+
+from cmdbus.embedded import EmbeddedPostgres
+from cmdbus.exits import Exit
+from storms.handlers import DIRECTORY, FUSES, NAME
+from storms.journal import Journal
+from storms.plan import Plan, Producing
+from storms.proxy import Proxy
+
+#: Nowhere to be seen but where it was put: as a password, which nobody asks for.
+CANARY = "canary-5cNb2W"
+_TEND_S = 0.1
+#: A supervisor that gives up after so many kills in a minute is right.
+_KILLS_FOR_A_LOOP = 4
+_PRODUCE = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0);"
+    " from storms.producing import main; main()"
+)
+_LEAVES_S = 10.0
+
+
+class World:
+    def __init__(
+        self, plan: Plan, dsn: str, server: EmbeddedPostgres | None, directory: Path
+    ) -> None:
+        self.plan = plan
+        self.directory = directory
+        #: Without the network that has faults.
+        self.dsn = dsn
+        self.server = server
+        self.server_lock = threading.Lock()
+        for name in ("journals", "instances", "socket", FUSES):
+            (directory / name).mkdir(mode=0o700)
+        self.journal = Journal(directory / "journals" / "chaos")
+        self.proxy = Proxy(dsn, directory / "socket")
+        self.instances = [self._instance(number) for number in range(plan.options.instances)]
+        self._lives: dict[int, int] = {}
+        self._producers: dict[int, subprocess.Popen[bytes]] = {}
+        self._freezing = threading.Lock()
+        self._frozen: Counter[psutil.Process] = Counter()
+        #: Supervisors that were ended on purpose, by pid.
+        self._expected: set[int] = set()
+        #: When a process of an instance was killed by us.
+        self._kills: dict[str, list[float]] = {}
+        self.wrong: list[str] = []
+
+    def _instance(self, number: int) -> Instance:
+        name = chr(ord("a") + number)
+        options = self.plan.options
+        told = Told(
+            app="storms.handlers:registry",
+            # The first one is behind the network that has faults.
+            dsn=f"{self.proxy.dsn if number == 0 else self.dsn} password={CANARY}",
+            procs=options.procs,
+            threads=options.threads,
+            options=[*options.arguments(), "--log-format", "json"],
+            environment={DIRECTORY: str(self.directory), NAME: name},
+        )
+        return Instance(name, told, self.directory / "instances")
+
+    # The instances.
+
+    def start(self) -> None:
+        for instance in self.instances:
+            instance.start()
+
+    def expect_end(self, instance: Instance) -> None:
+        self._expected.add(instance.pid)
+
+    def killed(self, instance: Instance) -> None:
+        self._kills.setdefault(instance.name, []).append(time.monotonic())
+
+    def tend(self, seconds: float) -> None:
+        """As a service manager does, for so long: whoever ends is started again. Only by the
+        main thread: whoever is started ends with the thread that did it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            for instance in self.instances:
+                if (code := instance.code) is not None:
+                    self._judge_end(instance, code)
+                    instance.start()
+            for producing in self.plan.producers:
+                if self._producers[producing.number].poll() is not None:
+                    self.start_producer(producing)
+            if (left := deadline - time.monotonic()) <= 0:
+                return
+            time.sleep(min(_TEND_S, left))
+
+    def _judge_end(self, instance: Instance, code: int) -> None:
+        if instance.pid in self._expected:
+            self._expected.discard(instance.pid)
+            return
+        # It cannot know that it is us, and not its application, who kills all the time.
+        recent = [at for at in self._kills.get(instance.name, ()) if at > time.monotonic() - 60]
+        if code != Exit.CRASH_LOOP or len(recent) < _KILLS_FOR_A_LOOP:
+            self.wrong.append(f"the supervisor {instance.name} ended with {code}")
+
+    def end_instances(self) -> None:
+        """The codes of all of them are to be 0, as nothing is left to do."""
+        end(self.instances)
+        for instance in self.instances:
+            if instance.code != Exit.DONE:
+                self.wrong.append(f"the supervisor {instance.name} ended with {instance.code}")
+
+    # The producers.
+
+    def produce(self) -> None:
+        for producing in self.plan.producers:
+            self.start_producer(producing)
+
+    def start_producer(self, producing: Producing) -> None:
+        number = producing.number
+        self._lives[number] = life = self._lives.get(number, 0) + 1
+        name = f"p{number}.{life}"
+        told = {
+            "name": name,
+            "seed": producing.seed + life,
+            "calls_per_s": producing.calls_per_s,
+            "journal": str(self.directory / "journals" / name),
+        }
+        with (self.directory / "producers.log").open("ab") as log:
+            self._producers[number] = subprocess.Popen(
+                [sys.executable, "-c", _PRODUCE, json.dumps(told)],
+                env={
+                    **os.environ,
+                    "CMDBUS_DSN": self.proxy.dsn if producing.by_proxy else self.dsn,
+                    "PYTHONPATH": str(SCRIPTS),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill_producer(self, producing: Producing) -> None:
+        """It is started again, as another one."""
+        self._producers[producing.number].kill()
+
+    def end_producers(self, *, at_once: bool = False) -> None:
+        for process in self._producers.values():
+            process.kill() if at_once else process.terminate()
+        deadline = time.monotonic() + _LEAVES_S
+        for process in self._producers.values():
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(max(0.0, deadline - time.monotonic()))
+                if code and not at_once:
+                    self.wrong.append(f"a producer ended with {code}: see producers.log")
+                continue
+            # One that waits for a lost reply: what it sent last is unknown.
+            process.kill()
+            process.wait()
+
+    # The database.
+
+    def connect(self) -> psycopg.Connection:
+        return connect(self.dsn)
+
+    # All of it.
+
+    @contextmanager
+    def frozen(self, pid: int) -> Iterator[None]:
+        """Until the last of those who froze it lets it go. A process that has taken its number
+        meanwhile is left alone."""
+        try:
+            process = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            yield
+            return
+        with self._freezing:
+            self._frozen[process] += 1
+            with suppress(psutil.Error):
+                process.suspend()
+        try:
+            yield
+        finally:
+            with self._freezing:
+                self._frozen[process] -= 1
+                if not self._frozen[process]:
+                    with suppress(psutil.Error):
+                        process.resume()
+
+    def heal(self) -> None:
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.resume()
+        if self.server is not None:
+            with self.server_lock:
+                self.server.start()
+
+    def processes(self) -> list[psutil.Process]:
+        """The supervisors that live, and all of their children."""
+        found = []
+        for instance in self.instances:
+            with suppress(psutil.Error, AssertionError):
+                supervisor = psutil.Process(instance.pid)
+                found += [supervisor, *supervisor.children(recursive=True)]
+        return found
+
+    def close(self) -> None:
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.resume()
+        self.end_producers(at_once=True)
+        end(self.instances, seconds=3.0)
+        self.proxy.close()
+        self.journal.close()
+
+
+def chosen(things: Sequence[int], dice: float) -> int | None:
+    return sorted(things)[int(dice * len(things))] if things else None
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def within(seconds: float, what: Callable[[], bool], pause: float = 0.05) -> float | None:
+    """After how long it was true; None if it was not in time."""
+    began = time.monotonic()
+    while (now := time.monotonic()) < began + seconds:
+        with suppress(psycopg.Error, psutil.Error):
+            if what():
+                return now - began
+        time.sleep(pause)
+    return None

@@ -1,0 +1,439 @@
+"""scripts/chaos: its schedule, its checks, and that a bus without its fence does not pass."""
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+CHAOS = SCRIPTS / "chaos"
+#: One short storm each. This one: one instance is frozen for longer than its leases last.
+FREEZE = ["--seed", "707", "--minutes", "0.03", "--only", "freeze-node"]
+KILLS = ["--seed", "74", "--minutes", "0.05", "--only", "kill-worker", "--only", "kill-steward"]
+WITHIN_S = 80
+
+pytestmark = pytest.mark.skipif(not CHAOS.exists(), reason="needs the checkout's scripts")
+
+Parts = dict[str, ModuleType]
+
+
+@pytest.fixture(scope="module")
+def parts() -> Iterator[Parts]:
+    """The modules that decide and judge."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.syspath_prepend(SCRIPTS)
+        before = set(sys.modules)
+        names = ("plan", "history", "checking", "proxy", "faults")
+        yield {name: importlib.import_module(f"storms.{name}") for name in names}
+        for name in set(sys.modules) - before:
+            if name.split(".")[0] in ("storms", "loads", "benches"):
+                del sys.modules[name]
+
+
+# The schedule.
+
+
+def test_the_same_seed_gives_the_same_schedule(parts: Parts) -> None:
+    """H25."""
+    plan = parts["plan"]
+    assert plan.make(7, 2) == plan.make(7, 2)
+    assert str(plan.make(7, 2)) == str(plan.make(7, 2))
+    assert plan.make(7, 2) != plan.make(8, 2)
+    done = run("--seed", "7", "--minutes", "2", "--plan")
+    assert done.stdout == f"{plan.make(7, 2)}\n"
+
+
+def test_each_kind_of_fault_has_its_turn_within_two_minutes(parts: Parts) -> None:
+    plan = parts["plan"]
+    for seed in range(20):
+        faults = plan.make(seed, 2).faults
+        assert {fault.kind for fault in faults} == set(plan.KINDS), seed
+        assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+        assert [fault.number for fault in faults] == [*range(len(faults))]
+    races = plan.make(1, 2, ["races", "exit"]).faults
+    assert {fault.kind for fault in races} == {*plan.GROUPS["races"], "exit"}
+
+
+def test_what_instances_are_told_is_a_ladder(parts: Parts) -> None:
+    from cmdbus import Timeouts
+
+    for seed in range(50):
+        told = parts["plan"].make(seed, 1).options
+        Timeouts(
+            statement=told.statement,
+            pool=told.pool,
+            lease=told.lease,
+            thread=told.thread,
+            watchdog=told.watchdog,
+        )
+
+
+# The checks: a good history, and one thing wrong with it at a time.
+
+
+def good(parts: Parts) -> Any:
+    """Worker 2 (pid 20) completes a Tx in its second attempt, and a Noop with a reply."""
+    h = parts["history"]
+    moves: list[tuple[str, str, str, int, dict[str, Any]]] = [
+        ("cmdbus:bus", "ready+", "tx", 0, {}),
+        ("cmdbus:1", "claim", "tx", 1, {"token_before": 0, "claimer": 1}),
+        ("cmdbus:1", "ready-", "tx", 1, {"claimer_before": 1}),
+        ("cmdbus:1", "scheduled+", "tx", 1, {"attempts": 1, "due_at": 103.5}),
+        ("cmdbus:9", "ready+", "tx", 1, {"attempts": 1, "due_at": 103.5}),
+        ("cmdbus:2", "claim", "tx", 2, {"token_before": 1, "claimer": 2, "attempts": 1}),
+        ("cmdbus:2", "ready-", "tx", 2, {"claimer_before": 2, "attempts": 1}),
+        ("cmdbus:2", "finished+", "tx", 2, {"attempts": 2}),
+        ("cmdbus:bus", "scheduled+", "noop", 0, {"due_at": 104.0}),
+        ("cmdbus:9", "ready+", "noop", 0, {"due_at": 104.0}),
+        ("cmdbus:2", "claim", "noop", 1, {"token_before": 0, "claimer": 2, "due_at": 104.0}),
+        ("cmdbus:2", "ready-", "noop", 1, {"claimer_before": 2}),
+        ("cmdbus:2", "finished+", "noop", 1, {"attempts": 1}),
+    ]
+    at = [100.0, 101.0, 103.0, 103.0, 103.6, 104.0, 105.0, 105.0, 100.0, 104.1, 104.2, 105.0, 105.0]
+    xid = [1, 2, 3, 3, 4, 5, 6, 6, 7, 8, 9, 10, 10]
+    done: dict[str, Any] = {"table": "finished", "status": "COMPLETED", "claimer": 2}
+    return h.History(
+        limits=h.Limits(
+            procs=2,
+            drain=2.0,
+            max_attempts=3,
+            backoff=(0.5,),
+            jitter=0.1,
+            sessions=40,
+            drained_within=30.0,
+            recovered_within={"exit": 5.0},
+        ),
+        calls=[
+            h.Call(name="c1", way="send", count=1, outcome="ok", ids=["tx"]),
+            h.Call(name="c2", way="delayed", count=1, outcome="ok", ids=["noop"], began=100.0),
+            h.Call(name="c3", way="rollback", count=2, outcome="fail"),
+            h.Call(name="c4", way="many", count=2, outcome="unknown"),
+        ],
+        rows=[
+            h.Row(command_id="tx", type="Tx", call="c1", index=0, attempts=2, run="20.1", **done),
+            h.Row(
+                command_id="noop",
+                type="Noop",
+                call="c2",
+                index=0,
+                attempts=1,
+                run="20.2",
+                reply_to="replies",
+                delay=4.0,
+                **done,
+            ),
+            h.Row(command_id="reply", type="Reply", answers="noop", attempts=1, **done),
+        ],
+        moves=[
+            h.Move(number=n, at=t, xid=x, session=s, what=w, command_id=c, token=k, **more)
+            for n, (t, x, (s, w, c, k, more)) in enumerate(zip(at, xid, moves, strict=True))
+        ],
+        events=[h.Event(command_id="tx", at=103.0, kind="FAILED", code="TRANSIENT")],
+        effects=[h.Effect(command_id="tx", run="20.1", session="cmdbus:2")],
+        marks=[
+            h.Mark(at=t, what=w, run=r, pid=p, command_id=c, attempt=a)
+            for t, w, r, p, c, a in (
+                (101.1, "enter", "10.1", 10, "tx", 1),
+                (102.9, "raised", "10.1", 10, "tx", 1),
+                (104.1, "enter", "20.1", 20, "tx", 2),
+                (104.9, "returned", "20.1", 20, "tx", 2),
+                (104.3, "enter", "20.2", 20, "noop", 1),
+                (104.4, "returned", "20.2", 20, "noop", 1),
+            )
+        ],
+        lines=[
+            h.Line(instance="a", at=t, pid=5, message=m)
+            for t, m in (
+                (99.0, "worker 0 starts, pid 10, generation 1"),
+                (103.5, "worker 0, pid 10, was killed by SIGKILL"),
+                (103.6, "worker 0 starts, pid 20, generation 2: crashed"),
+                (110.0, "stopping within 2 s (SIGTERM)"),
+            )
+        ],
+        samples=[
+            h.Sample(instance="a", at=t, supervisor=5, workers=w, wanted=2, counters={"x": x})
+            for t, w, x in ((100.0, 2, 1), (100.2, 3, 1), (100.4, 2, 2))
+        ],
+        counts=[h.Count(at=101.0, commands=2, rows=2, sessions=20)],
+        recoveries=[h.Recovery(fault=0, kind="exit", began=103.0, ended=103.0, seconds=1.0)],
+        workers={1: "host:10", 2: "host:20", 9: "steward:7"},
+        server=[(101.0, "57P01", "FATAL:  terminating connection")],
+        drained=3.0,
+    )
+
+
+def violated(parts: Parts, history: Any) -> set[str]:
+    return {f.name for f in parts["checking"].check(history) if f.violations}
+
+
+def test_a_good_history_passes(parts: Parts) -> None:
+    findings = parts["checking"].check(good(parts))
+    assert [(f.name, f.violations) for f in findings if f.violations] == []
+    numbers = {f"H{n}" for n in (*range(1, 13), *range(15, 23), 24)}
+    assert numbers <= {f.name for f in findings}
+    assert not numbers & set(parts["checking"].NOT_CHECKED)
+
+
+def row(history: Any, number: int, **changed: object) -> Any:
+    rows = [*history.rows]
+    rows[number] = replace(rows[number], **changed)
+    return replace(history, rows=rows)
+
+
+def move(history: Any, number: int, **changed: object) -> Any:
+    moves = [*history.moves]
+    moves[number] = replace(moves[number], **changed)
+    return replace(history, moves=moves)
+
+
+def without(history: Any, name: str, number: int) -> Any:
+    kept = [*getattr(history, name)]
+    del kept[number]
+    return replace(history, **{name: kept})
+
+
+def added(history: Any, name: str, index: int, **changed: object) -> Any:
+    one = getattr(history, name)[index]
+    return replace(history, **{name: [*getattr(history, name), replace(one, **changed)]})
+
+
+def call(history: Any, number: int, **changed: object) -> Any:
+    calls = [*history.calls]
+    calls[number] = replace(calls[number], **changed)
+    return replace(history, calls=calls)
+
+
+BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
+    ("H1", "an accepted command is nowhere", lambda h: call(h, 3, outcome="ok")),
+    ("H1", "it has not ended", lambda h: row(h, 1, table="ready", status="PENDING")),
+    ("H2", "nobody sent it", lambda h: without(h, "calls", 0)),
+    ("H2", "more than were sent", lambda h: row(h, 0, index=1)),
+    ("H3", "a half of what is unknown", lambda h: added(h, "rows", 0, call="c4", command_id="n")),
+    ("H3", "refused, and there", lambda h: added(h, "rows", 0, call="c3", command_id="n")),
+    ("H3", "another id than was told", lambda h: call(h, 0, ids=["other"])),
+    ("H4", "two rows", lambda h: added(h, "rows", 0)),
+    ("H4", "it goes on after its end", lambda h: added(h, "moves", 5, number=99, xid=99)),
+    ("H4", "finished twice", lambda h: added(h, "moves", 7, number=99)),
+    ("H4", "two replies", lambda h: added(h, "rows", 2, command_id="again")),
+    ("H4", "no reply", lambda h: without(h, "rows", 2)),
+    ("H4", "canceled, and nobody asked", lambda h: row(h, 0, status="CANCELED")),
+    ("H4", "a cancel that was not", lambda h: call(h, 0, way="cancel")),
+    ("H4b", "another end than its handler's", lambda h: row(h, 0, status="FAILED", code="RULE")),
+    ("H5", "a token is left out", lambda h: move(h, 5, token=3)),
+    ("H5", "a token comes again", lambda h: move(h, 5, token_before=0, token=1)),
+    ("H6", "settled by who had lost it", lambda h: move(h, 6, session="cmdbus:1")),
+    ("H6", "released by a stranger", lambda h: move(h, 2, what="release", session="psql")),
+    (
+        "H6",
+        "an effect of another one",
+        lambda h: replace(h, effects=[replace(h.effects[0], session="cmdbus:1")]),
+    ),
+    ("H6", "a result of another one", lambda h: row(h, 0, run="10.1")),
+    (
+        "H7",
+        "claimed before the lease ended",
+        lambda h: move(h, 5, claimer_before=1, lease_before=104.5),
+    ),
+    ("H8", "an execution without a claim", lambda h: added(h, "marks", 2, run="20.9")),
+    ("H9", "an effect twice", lambda h: added(h, "effects", 0)),
+    ("H9", "no effect", lambda h: without(h, "effects", 0)),
+    ("H9", "an effect of what failed", lambda h: added(h, "effects", 0, command_id="noop")),
+    ("H10", "completed and never returned", lambda h: without(h, "marks", 3)),
+    (
+        "H10",
+        "more often than it was claimed",
+        lambda h: replace(h, marks=[*h.marks, *([h.marks[2]] * 3)]),
+    ),
+    ("H11", "too many attempts", lambda h: row(h, 0, max_attempts=1)),
+    ("H11", "a claim charges", lambda h: move(h, 5, attempts=2)),
+    ("H12", "claimed before it was due", lambda h: move(h, 10, due_at=104.3)),
+    ("H12", "again too soon", lambda h: move(h, 3, due_at=103.2)),
+    ("H12", "delayed too little", lambda h: move(h, 8, due_at=102.0)),
+    (
+        "H15",
+        "a row is missing in a snapshot",
+        lambda h: replace(h, counts=[replace(h.counts[0], rows=1)]),
+    ),
+    (
+        "H16",
+        "a counter falls",
+        lambda h: added(h, "samples", 0, at=101.0, counters={"x": 1}),
+    ),
+    ("H17", "a restart for nothing", lambda h: without(h, "lines", 1)),
+    ("H17", "a supervisor ended", lambda h: replace(h, wrong=["the supervisor a ended with 1"])),
+    (
+        "H18",
+        "too many processes for long",
+        lambda h: replace(h, samples=[replace(s, workers=4) for s in h.samples]),
+    ),
+    (
+        "H19",
+        "too many sessions",
+        lambda h: replace(h, counts=[replace(h.counts[0], sessions=41)]),
+    ),
+    ("H20", "a claim after the stop", lambda h: move(h, 5, at=112.0)),
+    ("H21", "not drained", lambda h: replace(h, drained=None)),
+    (
+        "H21",
+        "never again",
+        lambda h: replace(h, recoveries=[replace(h.recoveries[0], seconds=None)]),
+    ),
+    (
+        "H21",
+        "too late",
+        lambda h: replace(h, recoveries=[replace(h.recoveries[0], seconds=9.0)]),
+    ),
+    (
+        "H22",
+        "a deadlock",
+        lambda h: replace(h, server=[(101.0, "40P01", "ERROR:  deadlock detected")]),
+    ),
+    (
+        "H22",
+        "a timeout that nobody caused",
+        lambda h: replace(h, server=[(101.0, "57014", "ERROR:  canceling statement")]),
+    ),
+    ("H23", "the password in a log", lambda h: replace(h, leaks=["log"])),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "break_it"),
+    [(name, function) for name, _, function in BROKEN],
+    ids=[f"{name}: {what}" for name, what, _ in BROKEN],
+)
+def test_each_invariant_can_be_broken(
+    parts: Parts, name: str, break_it: Callable[[Any], Any]
+) -> None:
+    assert name in violated(parts, break_it(good(parts)))
+
+
+def test_a_process_that_is_left_is_found(parts: Parts) -> None:
+    """H24: no history that passes has one, so it is made here."""
+    stray = parts["history"].Stray(pid=1, what="an orphan", seconds=3.0)
+    assert violated(parts, replace(good(parts), strays=[stray])) == {"H24"}
+
+
+def test_each_check_is_broken_by_some_history(parts: Parts) -> None:
+    assert {name for name, _, _ in BROKEN} | {"H24"} == set(parts["checking"].CHECKS)
+
+
+def test_only_what_has_another_fault_near_is_not_single(parts: Parts) -> None:
+    recovery = parts["history"].Recovery
+    times = ((0.0, 1.0), (2.0, 2.0), (20.0, 21.0))
+    given = [
+        recovery(fault=n, kind="exit", began=began, ended=ended, seconds=0.5)
+        for n, (began, ended) in enumerate(times)
+    ]
+    found = parts["faults"].singled(given)
+    assert [one.single for one in found] == [False, False, True]
+    assert {f.name for f in fields(recovery)} == set(recovery.__slots__)
+
+
+# The network.
+
+
+def test_a_reply_that_is_lost_belongs_to_a_request_that_was_carried_out(
+    parts: Parts, tmp_path_factory: pytest.TempPathFactory, dsn: str
+) -> None:
+    """Fault 38, as prepared and as plain statements."""
+    with tempfile.TemporaryDirectory(prefix="p") as directory:
+        proxy = parts["proxy"].Proxy(dsn, Path(directory))
+        try:
+            with psycopg.connect(dsn, autocommit=True) as direct:
+                direct.execute("CREATE TABLE t (n int)")
+                for before in (0, 10):  # later only the name of a prepared statement goes
+                    with psycopg.connect(proxy.dsn, autocommit=True) as client:
+                        for _ in range(before):
+                            client.execute("INSERT INTO t SELECT %s", (0,))
+                        proxy.lose_replies("insert", b"INSERT INTO t")
+                        with pytest.raises(psycopg.OperationalError):
+                            client.execute("INSERT INTO t SELECT %s", (1,))
+                counts = direct.execute("SELECT n, count(*) FROM t GROUP BY 1 ORDER BY 1")
+                assert counts.fetchall() == [(0, 10), (1, 2)]
+            assert proxy.lost == {"insert": 2}
+        finally:
+            proxy.close()
+        eventually(lambda: not [t for t in threading.enumerate() if "_accept" in t.name])
+
+
+# Whole runs.
+
+
+@pytest.mark.db
+@pytest.mark.process
+@pytest.mark.timeout(WITHIN_S + 10)
+def test_a_storm_passes_over_a_bus(dsn: str) -> None:
+    found = the_object_of(run(*KILLS, "--dsn", dsn, "--json"), 0)
+    assert (found["ok"], found["violations"], found["skipped"]) == (True, {}, [])
+    assert found["commands"] > 100
+    assert set(found["recoveries_s"]) == {"kill-worker", "kill-steward"}
+    assert all(found["recoveries_s"].values())
+    assert {"H1", "H9", "H21", "H24"} <= set(found["checked"])
+
+
+@pytest.mark.db
+@pytest.mark.process
+@pytest.mark.timeout(WITHIN_S + 10)
+def test_a_bus_without_its_fence_does_not_pass(dsn: str) -> None:
+    """Each settlement, release and renewal loses its comparison of tokens; a frozen instance
+    comes back when others have its commands."""
+    found = the_object_of(run(*FREEZE, "--dsn", dsn, "--sabotage", "fence", "--json"), 1)
+    assert set(found["violations"]) >= {"H6"}
+    assert any(" did ready- on the claim of " in text for text in found["violations"]["H6"])
+    assert found["ok"] is False
+    [kept] = Path(tempfile.gettempdir()).glob("cmdbus-chaos-*")
+    assert (kept / "history.pickle").exists()
+    shutil.rmtree(kept)
+
+
+@pytest.mark.db
+@pytest.mark.process
+@pytest.mark.timeout(WITHIN_S + 10)
+def test_an_interrupted_storm_leaves_nothing(dsn: str) -> None:
+    arguments = ["--dsn", dsn, "--seed", "5", "--minutes", "5", "--only", "stop-worker"]
+    with subprocess.Popen(
+        [sys.executable, CHAOS, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stderr is not None
+            said = next(line for line in process.stderr if b"SIGSTOP" in line)
+            process.send_signal(signal.SIGINT)
+            said += process.communicate(timeout=WITHIN_S)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 130, said.decode()
+    with psycopg.connect(dsn) as connection:
+        like = f"cmdbus_chaos_{process.pid}_%"
+        left = connection.execute("SELECT FROM pg_database WHERE datname LIKE %s", (like,))
+        assert left.fetchall() == []
+
+
+def the_object_of(done: "subprocess.CompletedProcess[str]", code: int) -> Any:
+    assert done.returncode == code, done.stderr + done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, CHAOS, *arguments],
+        cwd=os.sep,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
