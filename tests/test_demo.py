@@ -147,7 +147,8 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
         assert "psycopg" not in Path(f"/proc/{demo.process.pid}/maps").read_text()
         assert demo.interrupt() == 0
     assert re.search(r"It ran \d+ executions: 543 completed, 1 failed by a b", demo.said)
-    assert re.search(r"It replaced processes: 2 crashed", demo.said)
+    # The one that ran the crash alone has a successor only if it is seen to be needed.
+    assert re.search(r"It replaced processes: [12] crashed", demo.said)
     assert list((home / "run" / "cmdbus").iterdir()) == []
     assert [path for path in home.rglob("*") if path.is_socket()] == []
 
