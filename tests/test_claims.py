@@ -4,6 +4,7 @@ statistics say."""
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import psycopg
@@ -244,9 +245,13 @@ def test_promotion_brings_what_is_due_oldest_first_and_nothing_early(
     """M037, M180."""
     worker = claims(connection)
     with CommandBus(dsn) as bus:
-        ids = [bus.send("payments", "Debit", delay=delay) for delay in (0.02, 0.01, 60)]
+        due = datetime.now(UTC) + timedelta(seconds=0.5)
+        ids = [
+            bus.send("payments", "Debit", run_at=due + timedelta(seconds=later))
+            for later in (0.02, 0.01, 60)
+        ]
         assert worker.promote(connection, 100) == 0
-        connection.execute("SELECT pg_sleep(0.03)")
+        connection.execute("SELECT pg_sleep_until(%s)", (due + timedelta(seconds=0.05),))
         assert worker.promote(connection, 1) == 1
         assert worker.promote(connection, 100) == 1
         _, found = worker.step(connection, [], want(9))
