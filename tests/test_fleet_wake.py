@@ -54,22 +54,27 @@ def test_one_command_is_found_by_one_look_and_at_most_one_more_is_in_vain(
         eventually(lambda: is_at_rest(fleet))
         sessions, in_transaction = fleet.query(_SESSIONS)[0]
         assert sessions <= 4 * 2 + 4 and in_transaction == 0
+        # The last byte of the arming may still be on its way.
+        fleet.await_completed(fleet.send("Noop"))
         for _ in range(5):
+            eventually(lambda: is_at_rest(fleet))
             before = looks(fleet)
             fleet.await_completed(fleet.send("Noop"))
             eventually(lambda: is_at_rest(fleet))
             found, vain = (after - b for after, b in zip(looks(fleet), before, strict=True))
-            assert (found, vain <= 2) == (1, True), (found, vain)
+            assert (found, vain <= 1) == (1, True), (found, vain)
         with supervised(
             dsn, tmp_path, procs=4, threads=2, poll_interval=600, name="b", alone=False
         ) as other:
+            eventually(lambda: is_at_rest(other) and is_at_rest(fleet))
+            fleet.await_completed(fleet.send("Noop"))
             eventually(lambda: is_at_rest(other) and is_at_rest(fleet))
             before, theirs = looks(fleet), looks(other)
             fleet.await_completed(fleet.send("Noop"))
             eventually(lambda: is_at_rest(other) and is_at_rest(fleet))
             counts = [sum(both) for both in zip(looks(fleet), looks(other), strict=True)]
             assert counts[0] - before[0] - theirs[0] == 1
-            assert counts[1] - before[1] - theirs[1] <= 3
+            assert counts[1] - before[1] - theirs[1] <= 2
 
 
 def test_a_burst_wakes_every_process_though_it_is_one_notification(

@@ -285,8 +285,10 @@ class Crew:
 
     def _rest(self, slot: Slot) -> None:
         patience = self._wake.poll_interval + self._timeouts.statement + _STEP_SPARE
-        slot.begin(Work(None, time.monotonic() + patience))
-        self.lead.rest(slot)
+        rests = True
+        while rests:
+            slot.begin(Work(None, time.monotonic() + patience))
+            rests = self.lead.rest(slot) and slot.end()
 
     def _take_on(self, slot: Slot, claims: list[Claim]) -> None:
         self._backlog.fill(self.held.take(claims, lambda: slot.given_up))

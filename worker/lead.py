@@ -76,7 +76,7 @@ class Lead:
             self.doubts.add(session)
 
     def step(self, slot: Slot, threads: int) -> bool:
-        """Settles everything finished and claims the next run; False if there was nothing."""
+        """Settles everything finished and claims the next run; False if there was none."""
         hand, place = slot.hand, slot.place
         connection = hand.connection()
         if self.doubts:
@@ -106,7 +106,7 @@ class Lead:
         self._domains.rotate(-1)
         self._pace.stepped(len(claims))
         self._take_on(slot, claims)
-        return bool(claims or done or not looked or not want.free)
+        return bool(claims or not looked or not want.free)
 
     def adopt(self, slot: Slot) -> None:
         """What a step in doubt has claimed."""
@@ -140,7 +140,8 @@ class Lead:
             floors=self._floors.for_claim(now),
         )
 
-    def rest(self, slot: Slot) -> None:
+    def rest(self, slot: Slot) -> bool:
+        """True if there was nothing to do but to settle, which is done: it may rest on."""
         self._record.waits(slot.place, Phase.RESTING)
         source = self._wake.rest(
             slot.hand.connection(), busy=lambda: bool(self._done) or self._stopping.is_set()
@@ -149,6 +150,11 @@ class Lead:
             slot.place.counters.add(source)
         if source is Counter.WAKEUPS_NOTIFY:
             slot.place.counters.add(Counter.NOTIFICATION_WAKEUPS)
+        if source is not None or self._stopping.is_set() or not self._wake.only_own():
+            return False
+        done = self._done.take()
+        self._done.settle(slot.hand, slot.place, done)
+        return bool(done)
 
     def recover(self, slot: Slot, error: Exception) -> None:
         """The outcomes are back in `done`; then a session that works, however long it takes,

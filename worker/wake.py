@@ -50,6 +50,7 @@ class Waking(Protocol):
     def working(self, connection: Connection) -> None: ...
     def stepped(self, *, full: bool) -> None: ...
     def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None: ...
+    def only_own(self) -> bool: ...
 
 
 class Wake:
@@ -122,6 +123,13 @@ class Wake:
         finally:
             self._resting = False
             self._busy_since = None
+
+    def only_own(self) -> bool:
+        """After a rest that nobody ended: whether only our own outcomes can have rung, so that
+        settling them is enough, and there is nothing new to claim. Clears the bell."""
+        self._bell.clear()
+        armed = self._armed_for != 0 and self._armed_for == self._listener.session
+        return armed and self._writers is None and not self._notified
 
     def _move(self, connection: Connection) -> Counter | None:
         seconds = self._look(connection, leases=True)

@@ -86,6 +86,11 @@ class WiredWake:
             self._seat.unpark()
             self._resting = False
 
+    def only_own(self) -> bool:
+        """While the node is armed, whatever comes is a byte."""
+        self._bell.drain()
+        return self._board.armed != 0 and not self._woken
+
     def _wait(self, busy: Callable[[], bool]) -> Counter | None:
         polls_at = time.monotonic() + self.poll_interval
         while True:
@@ -141,3 +146,6 @@ class LeavingWake:
             self._leave()
             self._bell.wait()
         return None
+
+    def only_own(self) -> bool:
+        return False
