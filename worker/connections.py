@@ -42,6 +42,8 @@ _EXHAUSTED_TRIES = 3
 _CUT_AGAIN = 0.2
 #: A pool whose connections break is emptied no more often than this.
 _DRAINED_AGAIN = 1.0
+#: The pool sees so much later, in seconds, that a database is back: it asks ever more rarely.
+_RECOVERS_SECONDS = 15.0
 #: A thread whose socket was shut down is out of the driver within this time.
 _LEAVES_DRIVER_SECONDS = 1.0
 
@@ -154,13 +156,15 @@ class Source:
         #: Told when the pool has none to give, although the database answers.
         self._exhausted = exhausted
         self._drained_at = 0.0
+        #: When something was last seen of a database that is away.
+        self._away_at = float("-inf")
 
     def get(self) -> Connection:
         try:
             connection: Connection = self._pool.getconn(self._patience())
             return connection
         except PoolTimeout as error:
-            if self._exhausted is not None and self._answers():
+            if self._exhausted is not None and self._answers() and not self._recovers():
                 self._exhausted()
                 raise PoolExhausted(str(error)) from error
             raise
@@ -169,6 +173,8 @@ class Source:
         broken = connection.closed
         self._pool.putconn(connection)
         now = time.monotonic()
+        if broken:
+            self._away_at = now
         if broken and now - self._drained_at > _DRAINED_AGAIN:
             # What lies in the pool was cut off with it: without this, each is found out in turn.
             self._drained_at = now
@@ -178,8 +184,13 @@ class Source:
         try:
             dsns.connect(self._parts).close()
         except DatabaseUnavailableError:
+            self._away_at = time.monotonic()
             return False
         return True
+
+    def _recovers(self) -> bool:
+        """What the pool has not, it may still be waiting for."""
+        return time.monotonic() < self._away_at + _RECOVERS_SECONDS
 
 
 class Hand:
