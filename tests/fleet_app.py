@@ -37,6 +37,13 @@ def gate(command: Command, context: Context) -> None:
         time.sleep(0.02)
 
 
+@registry.handler("shop", "Wait", retry=_QUICK)
+def wait(command: Command, context: Context) -> None:
+    """Until the file is there that its data names; nothing of its own in the database."""
+    while not Path(command.data).exists():
+        time.sleep(0.02)
+
+
 @registry.handler("shop", "Sleep")
 def sleep(command: Command, context: Context) -> None:
     time.sleep(command.data)

@@ -117,6 +117,11 @@ class Crew:
     def next_due(self) -> float | None:
         return min((due for slot in self._alive() if (due := slot.due) is not None), default=None)
 
+    def put_off(self, seconds: float) -> None:
+        """What was promised before the process stood still for so long."""
+        for slot in self._alive():
+            slot.put_off(seconds)
+
     def give_up_late(self, now: float) -> list[tuple[Slot, Work]]:
         """The verdict on every slot that is past its due; carried out by relief."""
         late = [(slot, work) for slot in self._alive() if (work := slot.give_up_if_late(now))]

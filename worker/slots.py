@@ -67,6 +67,11 @@ class Slot:
     def given_up(self) -> bool:
         return self._given_up
 
+    def put_off(self, seconds: float) -> None:
+        """The whole process stood still for so long: nobody can have been back meanwhile."""
+        if (work := self._work) is not None:
+            self.extend(work, work.due + seconds)
+
     def give_up_if_late(self, now: float) -> Work | None:
         """The work, if it is past its due; then it is nobody's but the caller's."""
         with self._lock:

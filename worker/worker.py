@@ -46,6 +46,8 @@ MAX_THREADS = PLACES // 2
 #: The main thread looks at its slots at least so often, in seconds: a verdict is late by
 #: no more than this.
 _BEAT = 1.0
+#: Late by more, it was stopped, or a handler held the GIL: what is past its due is not to blame.
+_STOOD_STILL_SECONDS = 1.0
 #: A process that has nothing more to run has left within so many seconds.
 _LEAVES_SECONDS = 5.0
 #: Between two tries to reach a database that is away.
@@ -239,10 +241,15 @@ class Worker:
         beat = min(_BEAT, self._timeouts.thread / 4)
         while True:
             due = crew.next_due()
-            pause = beat if due is None else min(beat, max(due - time.monotonic(), 0.0))
+            began = time.monotonic()
+            pause = beat if due is None else min(beat, max(due - began, 0.0))
             with suppress(Empty):
                 self._deadline = self._orders.get(timeout=pause)
                 return
+            late = time.monotonic() - began - pause
+            if late > _STOOD_STILL_SECONDS:
+                logger.warning("the process stood still for %.1f s: all get that much longer", late)
+                crew.put_off(late)
             self._beat()
             for slot, work in crew.give_up_late(time.monotonic()):
                 keeper.relieve(slot, work, slot.stack())
