@@ -1,10 +1,11 @@
 """`cmdbus-supervise`: what a fleet of workers is told, and then the fleet itself."""
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from cmdbus.readiness import Finding, worst
 from cmdbus.runtime import check_supervisor_name
 from cmdbus.settings import Settings
 from cmdbus.supervisor.checking import examine
-from cmdbus.supervisor.configuration import Configured, configured, read
+from cmdbus.supervisor.configuration import configured, read
 from cmdbus.supervisor.cpus import usable_cpus
 from cmdbus.supervisor.options import RedactingCommand, database_options
 from cmdbus.supervisor.values import address, poll_seconds, seconds, size, whole
@@ -201,26 +202,40 @@ def main(context: click.Context, /, check: bool, **_given: object) -> None:
       cmdbus-supervise --app shop.handlers:registry --dsn-file /etc/shop/dsn --http :8080
       cmdbus-supervise --app shop.handlers:registry --check
     """
-    try:
+    if check:
+        sys.exit(look(context, as_json=False))
+    with _can_start():
         told = configured(context)
-        if check:
-            sys.exit(_check(told))
-    except CmdbusError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(Exit.CANNOT_START)
     from cmdbus.supervisor.supervise import supervise
 
     sys.exit(supervise(told.settings))
 
 
-def _check(told: Configured) -> Exit:
-    logging.basicConfig(format="%(message)s", level=told.settings.log_level.upper())
-    _show([(entry.name, f"{entry.value}  ({entry.source})") for entry in told.entries])
-    click.echo()
-    with _database(told.settings.with_demo()) as settings:
-        checks = examine(settings)
-    _show([(each.finding, str(each)) for each in checks])
+def look(context: click.Context, *, as_json: bool) -> Exit:
+    """What --check and `cmdbus check` print."""
+    with _can_start():
+        told = configured(context)
+        logging.basicConfig(format="%(message)s", level=told.settings.log_level.upper())
+        if not as_json:
+            _show([(entry.name, f"{entry.value}  ({entry.source})") for entry in told.entries])
+            click.echo()
+        with _database(told.settings.with_demo()) as settings:
+            checks = examine(settings)
+    if as_json:
+        found = [asdict(each) for each in checks]
+        click.echo(json.dumps({"settings": [asdict(e) for e in told.entries], "checks": found}))
+    else:
+        _show([(each.finding, str(each)) for each in checks])
     return Exit.DONE if worst(checks) in (Finding.OK, Finding.WARNING) else Exit.CANNOT_START
+
+
+@contextmanager
+def _can_start() -> Iterator[None]:
+    try:
+        yield
+    except CmdbusError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(Exit.CANNOT_START)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 it could not be done (one sentence on stderr), 2 usage.
 
 import logging
 import os
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -37,6 +38,26 @@ def main(context: click.Context) -> None:
     # Beside the supervisor's settings file, its database and its board are meant.
     context.default_map = _for_all(main, read_some(context, _OF_THE_FILE))
     logging.basicConfig(format="%(message)s", level=logging.INFO)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@json_option
+def check(options: tuple[str, ...], as_json: bool) -> None:
+    """Look whether a supervisor could start here: app, database, timeouts, connections.
+
+    Takes the options of cmdbus-supervise, its environment and its file; exits with 0 or 3.
+
+    \b
+    Examples:
+      cmdbus check --app shop.handlers:registry --procs 4 --threads 8
+      cmdbus check --json
+    """
+    from cmdbus.supervisor.cli import look
+    from cmdbus.supervisor.cli import main as supervise
+
+    with supervise.make_context("cmdbus check", list(options)) as context:
+        sys.exit(look(context, as_json=as_json))
 
 
 @main.command()

@@ -1,5 +1,6 @@
 """What a supervisor looks at before it starts, against servers that really refuse."""
 
+import json
 import re
 import shutil
 import socket
@@ -437,6 +438,28 @@ def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, ds
     assert "fatal  app: there are no handlers to run: name them with --app" in away.stdout
     assert "away   connection: cannot connect to" in away.stdout
     assert SECRET not in done.stdout + done.stderr + failed.stdout + away.stdout + away.stderr
+
+
+@pytest.mark.db
+@pytest.mark.process
+def test_the_operators_command_checks_the_same(dsn: str, app: Path) -> None:
+    command = [str(Path(sys.executable).with_name("cmdbus")), "check", "--json", "--dsn"]
+    done, away = (
+        subprocess.run(
+            [*command, where, "--app", "shop_checked:registry", "--procs", "1", "--threads", "2"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            cwd=app.parent,
+        )
+        for where in (dsn, f"host=127.0.0.1 port=1 password={SECRET}")
+    )
+    assert (done.returncode, away.returncode) == (0, 3)
+    found = json.loads(done.stdout)
+    assert {"name": "procs", "value": "1", "source": "--procs"} in found["settings"]
+    assert {check["finding"] for check in found["checks"]} <= {"ok", "warning"}
+    assert [c["finding"] for c in json.loads(away.stdout)["checks"]][-1] == "away"
+    assert SECRET not in away.stdout + away.stderr
 
 
 @pytest.mark.process
