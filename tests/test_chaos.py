@@ -307,6 +307,8 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
         "a timeout that nobody caused",
         lambda h: replace(h, server=[(101.0, "57014", "ERROR:  canceling statement")]),
     ),
+    ("all", "no marks", lambda h: replace(h, marks=[])),
+    ("all", "no log", lambda h: replace(h, server=[])),
     ("H23", "the password in a log", lambda h: replace(h, leaks=["log"])),
 ]
 
@@ -342,6 +344,41 @@ def test_only_what_has_another_fault_near_is_not_single(parts: Parts) -> None:
     found = parts["faults"].singled(given)
     assert [one.single for one in found] == [False, False, True]
     assert {f.name for f in fields(recovery)} == set(recovery.__slots__)
+
+
+def test_what_was_written_is_read(parts: Parts, tmp_path: Path) -> None:
+    """A journal whose writer was killed, marks, a supervisor's log and the server's."""
+    history = parts["history"]
+    (tmp_path / "journal").write_text(
+        '{"what": "invoke", "call": "c1", "at": 5.0, "way": "many", "count": 2}\n'
+        '{"what": "ok", "call": "c1", "at": 5.1, "ids": ["a", "b"]}\n'
+        '{"what": "invoke", "call": "c2", "at": 6.0, "way": "own", "count": 1, "ids": ["c"]}\n'
+        '{"what": "again", "call": "c2", "at": 6.1}\n'
+        '{"what": "invoke", "call": "c3", "at'
+    )
+    assert history.read_calls([tmp_path / "journal"]) == [
+        history.Call(name="c1", way="many", count=2, began=5.0, outcome="ok", ids=["a", "b"]),
+        history.Call(name="c2", way="own", count=1, began=6.0, outcome="unknown", ids=["c"]),
+    ]
+    (tmp_path / "marks").write_text('[1.5, "enter", "9.0", 9, "a", 1]\n')
+    assert history.read_marks(tmp_path / "marks") == [
+        history.Mark(at=1.5, what="enter", run="9.0", pid=9, command_id="a", attempt=1)
+    ]
+    assert history.read_marks(tmp_path / "none") == []
+    (tmp_path / "log").write_text(
+        '{"time": "1970-01-01T00:00:02.000Z", "pid": 5, "logger": "cmdbus.supervisor.loop",'
+        ' "message": "m"}\n{"time": "1970-01-01T00:00:02.000Z", "pid": 6,'
+        ' "logger": "cmdbus.worker", "message": "of another one"}\nnot of the log\n'
+    )
+    assert history.read_lines("a", tmp_path / "log") == [
+        history.Line(instance="a", at=2.0, pid=5, message="m")
+    ]
+    (tmp_path / "server").write_text(
+        "before\n1970-01-01 00:00:03.500 GMT [7] 40P01 ERROR:  deadlock detected\n\tmore\n"
+    )
+    assert history.read_server(tmp_path / "server", 7) == [
+        (3.5, "40P01", "ERROR:  deadlock detected")
+    ]
 
 
 # The network.

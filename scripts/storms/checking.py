@@ -369,6 +369,15 @@ def the_server_is_content(history: History) -> Iterator[str]:
             yield f"the server said {state} {text} at {at:.1f}, and nobody had frozen anything"
 
 
+def every_source_was_heard(history: History) -> Iterator[str]:
+    """A check of nothing finds nothing."""
+    for name in ("calls", "rows", "moves", "marks", "lines", "samples", "counts", "recoveries"):
+        if not getattr(history, name):
+            yield f"there are no {name}"
+    if history.server is not None and not history.server:
+        yield "the server's log is empty"
+
+
 def no_secret_is_told(history: History) -> Iterator[str]:
     yield from (f"the password was seen in {place}" for place in history.leaks)
 
@@ -401,6 +410,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "H21": ("everything works again in time, and is drained", everything_works_again),
     "H22": ("no PANIC, deadlock or timeout of the server's own", the_server_is_content),
     "H23": ("the password is nowhere to be read", no_secret_is_told),
+    "all": ("every source of this was heard", every_source_was_heard),
     "H24": ("no zombie and no orphan for more than 2 s", no_process_is_left),
 }
 

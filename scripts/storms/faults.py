@@ -90,6 +90,7 @@ class Storm:
             "kill-producer": self._kill_producer,
             "kill-at-running": self._kill_at_running,
             "kill-at-leading": self._kill_at_leading,
+            "freeze-at-leading": self._freeze_at_leading,
             **dict.fromkeys(_PATTERNS, self._lose_replies),
         }
         assert set(self._faults) == set(KINDS)
@@ -230,13 +231,22 @@ class Storm:
         self._stop([self._world.instances[fault.instance].pid], fault.lasts)
 
     def _freeze_node(self, fault: Fault) -> None:
-        """With work in its hands that the others will have when it comes back."""
+        self._occupy()
+        time.sleep(_BUSY_S)
+        self._freeze(fault)
+
+    def _occupy(self) -> None:
+        """All have work in their hands, which others will have when a frozen one comes back."""
         options = self._world.plan.options
         for _ in range(options.instances * options.procs * options.threads):
             self.send(DOMAIN, "Long", priority="high", seconds=options.lease + 0.5)
-        time.sleep(_BUSY_S)
+
+    def _freeze(self, fault: Fault, first: int | None = None) -> None:
         pid = self._world.instances[fault.instance].pid
-        with self._world.frozen(pid):  # before it can start another one
+        with ExitStack() as stack:
+            if first is not None:
+                stack.enter_context(self._world.frozen(first))
+            stack.enter_context(self._world.frozen(pid))  # before it can start another one
             children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
             self._stop(children, fault.lasts)
 
@@ -248,11 +258,16 @@ class Storm:
             time.sleep(seconds)
 
     def _hup(self, fault: Fault) -> object:
-        """A reload may be refused, or merge with one that is under way."""
         instance = self._world.instances[fault.instance]
-        kill(instance.pid, signal.SIGHUP)
-        time.sleep(0.5)
-        return None
+        pid, before = instance.pid, self._generations(instance)
+        kill(pid, signal.SIGHUP)
+
+        def all_are_replaced() -> bool:
+            now = self._generations(instance)
+            newer = all(now.get(number, 0) > before[number] for number in before)
+            return instance.pid != pid or newer
+
+        return all_are_replaced
 
     def _ttin(self, fault: Fault) -> None:
         self._change(fault, signal.SIGTTIN, signal.SIGTTOU)
@@ -347,28 +362,38 @@ class Storm:
     # Barriers.
 
     def _kill_at_running(self, fault: Fault) -> None:
-        self._ambush(fault, Phase.RUNNING)
+        self._kill_at(fault, Phase.RUNNING)
 
     def _kill_at_leading(self, fault: Fault) -> None:
-        self._ambush(fault, Phase.LEADING)
+        self._kill_at(fault, Phase.LEADING)
 
-    def _ambush(self, fault: Fault, phase: Phase) -> None:
-        """Looks at the board without a pause, and kills at the first sight of the phase."""
+    def _kill_at(self, fault: Fault, phase: Phase) -> None:
         instance = self._world.instances[fault.instance]
         for _ in range(_TRIES):
-            deadline = time.monotonic() + _AMBUSH_S
-            board = instance.open_board()
+            self._ambush(fault, phase, lambda pid: self._kill(instance, pid))
+            within(_AMBUSH_S, lambda: self._is_well([instance], None))
+            time.sleep(_TRY_S)
+
+    def _freeze_at_leading(self, fault: Fault) -> None:
+        self._occupy()
+        self._ambush(fault, Phase.LEADING, lambda pid: self._freeze(fault, first=pid))
+
+    def _ambush(self, fault: Fault, phase: Phase, strike: Callable[[int], None]) -> None:
+        """Looks at the board without a pause, and strikes at the first sight of the phase."""
+        instance = self._world.instances[fault.instance]
+        deadline = time.monotonic() + _AMBUSH_S
+        board = instance.open_board()
+        try:
             while time.monotonic() < deadline:
                 seats = board.snapshot(keys=False).with_role(Role.WORKER)
                 there = [s.pid for s in seats if s.pid and phase in {x.phase for x in s.slots}]
                 pid = chosen(there, fault.dice)
                 if pid is not None and instance.is_child(pid):
-                    self._kill(instance, pid)
                     self.hits[fault.kind] += 1
-                    break
+                    strike(pid)
+                    return
+        finally:
             board.close()
-            within(_AMBUSH_S, lambda: self._is_well([instance], None))
-            time.sleep(_TRY_S)
 
     def _lose_replies(self, fault: Fault) -> None:
         """Each carried out by the server, and unknown to who asked."""
@@ -380,6 +405,11 @@ class Storm:
     def _workers(self, instance: Instance) -> list[int]:
         view = instance.look_alone()
         return [] if view is None else instance.living(view)
+
+    def _generations(self, instance: Instance) -> dict[int, int]:
+        view = instance.look_alone()
+        seats = view.with_role(Role.WORKER) if view is not None else []
+        return {seat.number: seat.generation for seat in seats}
 
     def _steward(self, instance: Instance) -> int | None:
         view = instance.look_alone()

@@ -237,7 +237,7 @@ def read_lines(instance: str, log: Path) -> list[Line]:
     return found
 
 
-_SERVER_LINE = re.compile(r"(\S+ \S+) UTC \[\d+\] (\w{5}) (.*)")
+_SERVER_LINE = re.compile(r"(\S+ \S+) \w+ \[\d+\] (\w{5}) (.*)")
 
 
 def read_server(log: Path, since: int) -> list[tuple[Time, str, str]]:

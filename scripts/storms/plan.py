@@ -53,6 +53,7 @@ _KINDS = (
     # Barriers: the moment is not drawn, but waited for.
     Kind(name="kill-at-running", about="SIGKILL as a slot begins a command", weight=2),
     Kind(name="kill-at-leading", about="SIGKILL as a slot settles and claims", weight=2),
+    Kind(name="freeze-at-leading", about="freeze-node as a slot settles", lasts=(4.0, 6.0)),
     Kind(name="lose-step", about="the reply to a settle-and-claim is lost", weight=2),
     Kind(name="lose-settle", about="the reply to a settlement in a transaction is lost", weight=2),
     Kind(name="lose-commit", about="the reply to a handler's COMMIT is lost", weight=2),
@@ -61,7 +62,7 @@ _KINDS = (
 KINDS = {kind.name: kind for kind in _KINDS}
 #: For --only.
 GROUPS = {
-    "races": [k.name for k in _KINDS if k.name.startswith(("kill-at-", "lose-"))],
+    "races": [k.name for k in _KINDS if "-at-" in k.name or k.name.startswith("lose-")],
     "all": [*KINDS],
 }
 #: They need a server that may be stopped.

@@ -99,7 +99,9 @@ class World:
                     self._judge_end(instance, code)
                     instance.start()
             for producing in self.plan.producers:
-                if self._producers[producing.number].poll() is not None:
+                if (code := self._producers[producing.number].poll()) is not None:
+                    if code != -signal.SIGKILL:  # which is ours
+                        self.wrong.append(f"a producer ended with {code}: see producers.log")
                     self.start_producer(producing)
             if (left := deadline - time.monotonic()) <= 0:
                 return
