@@ -94,7 +94,7 @@ def redact(text: str, parts: Parts) -> str:
 
 
 #: What cannot be in these parts unless something else spilt into them.
-_SPILT = {"host": "@", "dbname": "@=", "user": "@:"}
+_SPILT = {"host": "@=", "dbname": "@=", "user": "@:"}
 
 
 def _refuse_spilt_password(parts: Parts) -> None:

@@ -138,6 +138,11 @@ class Slot:
         self._cells[self._seal] = 0
 
     @property
+    def sequence(self) -> int:
+        """Of what it shows now; for a verdict on it."""
+        return self._sequence
+
+    @property
     def phase(self) -> Phase:
         return self._phase
 

@@ -296,7 +296,7 @@ class Company:
         if not ordered:
             self._reasons[key] = Restart.CRASHED
             logger.error("%s, pid %s, %s%s", seated, seated.child.pid, death, _running(view.slots))
-            if death.signal and (stack := self._stacks.last(seated.place)):
+            if death.signal in _TELLS_STACKS and (stack := self._stacks.last(seated.place)):
                 logger.error("the stacks of %s:\n%s", seated, stack)
         if death.signal == 0 and death.code == Exit.CANNOT_START:
             self._could_not_boot(seated)
@@ -354,6 +354,14 @@ class Company:
         return None
 
 
+#: Signals at which a process writes its stacks before it dies.
+_TELLS_STACKS = (
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGILL,
+    signal.SIGFPE,
+)
 _SENTENCES = {
     Verdict.NONE: "by order",
     Verdict.STUCK: "a command did not end",

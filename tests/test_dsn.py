@@ -28,6 +28,7 @@ def test_uris_and_keywords_mean_the_same() -> None:
         (f"host=localhost:{SECRET}", "give the port by itself"),
         (f"user=ann:{SECRET} host=db", 'user contains ":"'),
         (f"dbname='host=db password={SECRET}'", 'dbname contains "="'),
+        (f"host=db,password={SECRET}", 'host contains "="'),
         (f"mysql+{SECRET}://db", "another scheme"),
     ],
 )

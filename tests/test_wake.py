@@ -244,6 +244,28 @@ def test_with_several_nodes_the_earliest_look_counts(dsn: str) -> None:
         assert len(heard(listener)) == 1
 
 
+def test_the_look_of_a_node_that_is_gone_hides_nothing_from_the_others(dsn: str) -> None:
+    """It is over: what is due sooner than the others look is told of, whoever set the alarm."""
+    now = datetime.now(UTC)
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        arm(steward, node=1, looks_at=now + HOUR)
+        arm(steward, node=2, looks_at=now + timedelta(milliseconds=50))
+        steward.execute("SELECT pg_sleep_until(%s)", (now + timedelta(milliseconds=60),))
+        bus.send("payments", "Debit", delay=600)
+        assert len(heard(listener)) == 1, "its alarm has passed, and nobody has set another"
+        arm(steward, node=3, looks_at=now + HOUR)
+        bus.send("payments", "Debit", delay=600)
+        assert len(heard(listener)) == 1, "the others' alarm counts"
+        arm(steward, node=3, looks_at=now + timedelta(minutes=5))
+        steward.execute("SELECT cmdbus.leave(3)")
+        bus.send("payments", "Debit", delay=600)
+        assert len(heard(listener)) == 1, "who ends takes its look along"
+        for node in (1, 2, 3):
+            steward.execute("SELECT cmdbus.leave(%s)", (node,))
+        bus.send("payments", "Debit", delay=600)
+        assert heard(listener) == [], "nobody looks"
+
+
 def test_resuming_a_domain_wakes_who_waits_for_it(dsn: str) -> None:
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         arm(steward, "payments")

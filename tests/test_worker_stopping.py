@@ -14,6 +14,7 @@ from cmdbus import (
     CommandBus,
     Context,
     HandlerRegistry,
+    RetryPolicy,
     SendRequest,
     Timeouts,
 )
@@ -146,3 +147,26 @@ def test_a_worker_outlives_the_death_of_all_its_sessions(dsn: str, bus: CommandB
         eventually(lambda: "DATABASE_AWAY" in str(bus.audit("payments", cut_off)))
         record = bus.get("payments", cut_off)
         assert record is not None and record.attempts == 0
+
+
+def test_what_hangs_while_the_worker_stops_is_given_up_as_ever(dsn: str, bus: CommandBus) -> None:
+    """M163: its time is over before the stop's is; the stop waits for nobody who is given up."""
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Hang", gate, timeout=0.6, retry=RetryPolicy(max_attempts=1))
+    worker = Worker(dsn, registry, concurrency=2)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        hung = bus.send("payments", "Hang")
+        gate.wait_for(1)
+        began = time.monotonic()
+        worker.stop(timeout=15)
+        assert time.monotonic() - began < 10
+        record = bus.get("payments", hung)
+        assert record is not None and record.error_code == "TIMEOUT"
+        assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 1)
+        assert worker.health.stuck_threads == 1
+    finally:
+        gate.open.set()
+        worker.stop(timeout=1)
+        thread.join(10)

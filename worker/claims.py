@@ -283,6 +283,10 @@ class Claims:
         }
         return bool(self._value(connection, "arm", values))
 
+    def leave(self, connection: Connection) -> None:
+        """Neither armed nor looking any more."""
+        self._value(connection, "leave", {"node": self.incarnation})
+
     def disarm(self, connection: Connection) -> None:
         self._value(connection, "disarm", {"node": self.incarnation})
 

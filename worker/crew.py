@@ -154,9 +154,15 @@ class Crew:
         self._backlog.put(LEAVE)
 
     def join(self, deadline: float) -> list[Slot]:
-        """Waits until the deadline; returns the slots whose threads have not left."""
+        """Waits until the deadline; returns the slots whose threads have not left, and are not
+        given up."""
         for slot in self._alive():
-            slot.join(deadline - time.monotonic())
+            if not slot.given_up:
+                slot.join(deadline - time.monotonic())
+        return [slot for slot in self.left() if not slot.given_up]
+
+    def left(self) -> list[Slot]:
+        """Whose threads have not left."""
         return [slot for slot in self._alive() if slot.running]
 
     def settle_accounts(self, hand: Hand, place: Place) -> None:

@@ -79,6 +79,11 @@ class Keeper:
         self._verdicts.append((slot, work, stack))
         self._crew.working.set()
 
+    @property
+    def owes(self) -> bool:
+        """A verdict is not carried out yet."""
+        return bool(self._verdicts)
+
     def cut_if_late(self, now: float) -> None:
         """Frees it from a server that does not answer."""
         due = self._due

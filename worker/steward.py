@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -158,7 +159,7 @@ class Steward:
             place.enter(Phase.RESTING, time.monotonic_ns(), 0)
             self._rest(pause)
         if not self._hand.lost():
-            self._attempt(lambda: self._claims.disarm(self._hand.connection()), None)
+            self._attempt(lambda: self._claims.leave(self._hand.connection()), None)
         self._hand.close()
 
     def _begin(self) -> None:
@@ -257,8 +258,13 @@ class Steward:
             except BoardError as error:
                 logger.warning("%s: what it shows is claimable when its leases end", error)
             else:
-                seats = [seat for seat in board.snapshot().seats if not seat.rescued]
-                done = [self._hand_back(connection, s, s.ended or _KILLED) for s in seats]
+                seats = [
+                    seat
+                    for seat in board.snapshot().seats
+                    if not seat.rescued and seat.role is not Role.STEWARD
+                ]
+                killed = [(seat, replace(_KILLED, pid=seat.pid or 0)) for seat in seats]
+                done = [self._hand_back(connection, s, s.ended or k) for s, k in killed]
                 board.close()
                 if not all(done):
                     continue

@@ -238,7 +238,7 @@ class Worker:
 
     def _watch(self, crew: Crew, keeper: Keeper) -> None:
         """Until `stop`: judges what is past its due, and hands the verdicts to relief."""
-        beat = min(_BEAT, self._timeouts.thread / 4)
+        beat = self._beat_seconds
         while True:
             due = crew.next_due()
             began = time.monotonic()
@@ -251,9 +251,17 @@ class Worker:
                 logger.warning("the process stood still for %.1f s: all get that much longer", late)
                 crew.put_off(late)
             self._beat()
-            for slot, work in crew.give_up_late(time.monotonic()):
-                keeper.relieve(slot, work, slot.stack())
-            keeper.cut_if_late(time.monotonic())
+            self._judge(crew, keeper)
+
+    @property
+    def _beat_seconds(self) -> float:
+        return min(_BEAT, self._timeouts.thread / 4)
+
+    def _judge(self, crew: Crew, keeper: Keeper) -> None:
+        for slot, work in crew.give_up_late(time.monotonic()):
+            self._record.seat.judge(slot.index, slot.place.sequence)
+            keeper.relieve(slot, work, slot.stack())
+        keeper.cut_if_late(time.monotonic())
 
     def _beat(self) -> None:
         """Past the due that this shows, the process is hung."""
@@ -288,14 +296,22 @@ class Worker:
     def _settle_accounts(self, crew: Crew, keeper: Keeper, hand: Hand) -> None:
         if crew.held.anything_back:
             crew.held.give_back(hand.connection())
-        stuck = crew.join(self._deadline)
+        stuck = self._await_end(crew, keeper)
         keeper.stop(self._deadline)
         index, place = self._record.take_place()
         crew.settle_accounts(hand, place)
         self._record.give_place(index, place)
         if stuck:
             self._abandon(crew, stuck, hand.connection())
-        self._claims.disarm(hand.connection())
+        self._claims.leave(hand.connection())
+
+    def _await_end(self, crew: Crew, keeper: Keeper) -> list[Slot]:
+        """Of what runs, until the deadline; what hangs is given up meanwhile as ever."""
+        while (now := time.monotonic()) < self._deadline:
+            self._judge(crew, keeper)
+            if not crew.join(min(self._deadline, now + self._beat_seconds)) and not keeper.owes:
+                return []
+        return crew.left()
 
     def _abandon(self, crew: Crew, stuck: list[Slot], connection: Connection) -> None:
         """What did not end in time: its sessions are ended before its commands are given

@@ -64,15 +64,29 @@ BEGIN
 END
 $$;
 
--- Only under arm's and disarm's lock. Rows of nodes that are gone are removed on
--- the way.
+-- For a node that ends. Whoever dies without it leaves a row until it runs out.
+CREATE FUNCTION {schema}.leave(p_node bigint) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    LOCK TABLE {schema}.waiter IN SHARE ROW EXCLUSIVE MODE;
+    DELETE FROM {schema}.waiter WHERE node = p_node;
+    PERFORM {schema}.set_flags();
+END
+$$;
+
+-- Only under arm's, disarm's and leave's lock. Rows of nodes that are gone are removed on
+-- the way. A look that is over is none: its node is looking now, or it is dead; if there is no
+-- other, the alarm is so late that everything is earlier.
 CREATE FUNCTION {schema}.set_flags() RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
     DELETE FROM {schema}.waiter WHERE armed_until <= clock_timestamp();
     PERFORM setval('{schema}.armed', coalesce(bit_or(bits), 0)),
-            setval('{schema}.alarm', coalesce(extract(epoch FROM min(looks_at)) * 1000000, 0)::bigint)
+            setval('{schema}.alarm', CASE WHEN count(*) = 0 THEN 0 ELSE coalesce(
+                extract(epoch FROM min(looks_at) FILTER (WHERE looks_at > clock_timestamp()))
+                * 1000000, 9223372036854775807)::bigint END)
     FROM {schema}.waiter;
 END
 $$;
@@ -119,7 +133,8 @@ BEGIN
 END
 $$;
 
--- Says when something is due before anybody would look; also while all are busy.
+-- Says when something is due before anybody would look; also while all are busy. An alarm
+-- that has passed is that of a node that is gone: nobody knows when the others look.
 CREATE FUNCTION {schema}.wake_for_scheduled() RETURNS trigger
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -131,7 +146,7 @@ BEGIN
         RETURN NULL;
     END IF;
     SELECT extract(epoch FROM min(due_at)) * 1000000 INTO due FROM arrived WHERE isfinite(due_at);
-    IF due < looks_at THEN
+    IF due < looks_at OR looks_at < extract(epoch FROM clock_timestamp()) * 1000000 THEN
         PERFORM pg_notify('{channel}_due', (due / 1000)::text);
     END IF;
     RETURN NULL;

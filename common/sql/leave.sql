@@ -1,0 +1,1 @@
+SELECT {schema}.leave(%(node)s);
