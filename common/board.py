@@ -25,6 +25,7 @@ from cmdbus.layout import (
     LISTENING,
     MAGIC,
     NAME,
+    RENEWED,
     RESTARTS,
     SUPERVISOR,
     SUPERVISOR_AT,
@@ -144,11 +145,19 @@ class Board:
         """The arming's number, which every new arming raises; 0 before it is disarmed."""
         self._memory.cells[ARMED] = number
 
+    def set_renewed(self, at: int) -> None:
+        """When the leases of all that the living hold were renewed."""
+        self._memory.cells[RENEWED] = at
+
     def set_suspects(self, waiting: bool) -> None:
         """Whether commands wait that may only run alone."""
         self._memory.cells[SUSPECTS] = waiting
 
-    # For leaders, who look at every rest.
+    # For relief, and for leaders, who look at every rest.
+
+    @property
+    def renewed(self) -> int:
+        return self._memory.cells[RENEWED]
 
     @property
     def listening(self) -> bool:

@@ -9,7 +9,8 @@ cells of the head               written by                          read by
 | name                          the same                            ps
 | SUPERVISOR pid state since    the supervisor                      ps, steward
     due wanted
-| listening, armed, suspects    the steward's main thread           leaders, supervisor, ps
+| listening, armed, suspects,   the steward                         leaders, relief,
+    renewed                                                           supervisor, ps
 | restarts, one for each reason the supervisor                      metrics
 
 cells of a seat
@@ -78,6 +79,7 @@ SUPERVISOR = Struct("=5q")  # pid, state, since, due, wanted
 LISTENING = 4 * LINE
 ARMED = LISTENING + 1
 SUSPECTS = LISTENING + 2
+RENEWED = LISTENING + 3
 RESTARTS = 5 * LINE
 HEAD_CELLS = 6 * LINE
 

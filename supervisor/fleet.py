@@ -67,6 +67,8 @@ class Company:
         self._reasons: dict[tuple[Role, int], Restart] = {}
         #: Commands were killed, or given back while they ran.
         self.unfinished = False
+        #: The latest application that a worker was ready with: it can be.
+        self._proven = -1
         #: A process could not boot for a reason that no restart cures.
         self.cannot_boot = False
         #: Who was asked for stacks, with what the file said before; and when they are told.
@@ -101,6 +103,8 @@ class Company:
         )
 
     def _shown(self, seated: Seated, seat: SeatView, now: float) -> Process:
+        if seat.ready is not None and seated.role is Role.WORKER:
+            self._proven = max(self._proven, seated.app)
         seated.weigh(self._board, self._settings, now)
         return seated.shown(seat, now)
 
@@ -311,7 +315,7 @@ class Company:
             # Its cells; leaders must not trust a dead listener.
             self._board.set_listening(False)
             self._board.set_armed(0)
-        if left or seated.role is Role.STEWARD:
+        if (left and death.code == Exit.DONE) or seated.role is Role.STEWARD:
             seat.clear(at)
             return
         guilty = seated.guilty
@@ -320,7 +324,8 @@ class Company:
             pid=seated.child.pid,
             signal=death.signal,
             code=death.code,
-            verdict=seated.verdict,
+            # What it held when its time was over is nobody's fault.
+            verdict=Verdict.LATE if left else seated.verdict,
             slot=guilty.place if guilty else -1,
             token=token_of(guilty) if guilty else 0,
             alone=seated.role is Role.ALONE,
@@ -333,12 +338,16 @@ class Company:
         if others:
             self.app = max(other.app for other in others)
             logger.error("the new application cannot start: the fleet keeps the old one")
-        elif not any(s.role is Role.WORKER for s in self._seated.values() if s.app == seated.app):
+        elif seated.app > self._proven and not any(
+            s.role is Role.WORKER for s in self._seated.values() if s.app == seated.app
+        ):
             self.cannot_boot = True
 
     def _died_early(self, seated: Seated, view: SeatView, now: float) -> bool:
         if view.ready is None or seated.role is not Role.WORKER:
             return view.ready is None
+        if any(slot.command for slot in view.slots):
+            return False  # A command is to blame, and runs alone next time.
         settled = self._board.executed(seated.place) > seated.executed_before
         return now < seated.born + EARLY_SECONDS and not settled
 

@@ -9,7 +9,8 @@ The rules, in the order in which they are asked:
     a number without a process                                 gets one, after a pause if its
                                                                last ones died early
     an older application, too many commands, bytes or seconds  its successor starts, then it leaves
-    degraded for long while another one is healthy             the same
+    degraded for long while another one is healthy, or away    the same
+    from a database that another one reaches
 
 Whoever is being replaced gently has a successor before it leaves, one number at a time: the
 next one's waits until the one before has left. After a round that came late nobody is
@@ -280,11 +281,18 @@ def _outdated(
     for process in workers:
         if _is_used_up(process, limits, now):
             yield process, Restart.RECYCLED
-    if fleet.judging and any(p.levels.health is Health.HEALTHY for p in workers):
-        for process in workers:
-            since = process.degraded_since
-            if since is not None and now >= since + limits.watchdog:
-                yield process, Restart.DEGRADED
+    if not fleet.judging:
+        return
+    healthy = any(p.levels.health is Health.HEALTHY for p in workers)
+    # Who alone cannot reach the database is ill himself: out of descriptors, say.
+    reachable = healthy or any(
+        p.role is Role.STEWARD and p.ready and not p.levels.database_away for p in fleet.processes
+    )
+    for process in workers:
+        since = process.degraded_since
+        alone = reachable if process.levels.database_away else healthy
+        if since is not None and now >= since + limits.watchdog and alone:
+            yield process, Restart.DEGRADED
 
 
 def _is_used_up(process: Process, limits: Limits, now: float) -> bool:

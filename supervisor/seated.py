@@ -64,7 +64,7 @@ class Seated:
 
     def shown(self, seat: SeatView, now: float) -> Process:
         """For the policy: what its seat shows, and what we have done to it."""
-        if seat.levels.health is not Health.DEGRADED:
+        if seat.levels.health not in (Health.DEGRADED, Health.DATABASE_AWAY):
             self.degraded_since = None
         elif self.degraded_since is None:
             self.degraded_since = now

@@ -1,8 +1,11 @@
 """What a worker has claimed is its own while it lives, goes back when it stops, and outlives
 its sessions."""
 
+import os
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -147,6 +150,30 @@ def test_a_worker_outlives_the_death_of_all_its_sessions(dsn: str, bus: CommandB
         eventually(lambda: "DATABASE_AWAY" in str(bus.audit("payments", cut_off)))
         record = bus.get("payments", cut_off)
         assert record is not None and record.attempts == 0
+
+
+def test_a_process_that_a_handler_forks_is_no_worker(dsn: str, bus: CommandBus) -> None:
+    """It leaves with the code that it wanted, and touches nothing that it shares."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Fork")
+    def fork(command: Command, context: Context) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that it has threads
+            pid = os.fork()
+        if pid == 0:
+            sys.exit(command.data)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    @registry.handler("payments", "Pid")
+    def pid(command: Command, context: Context) -> int:
+        return os.getpid()
+
+    with running(dsn, registry, concurrency=2):
+        forks = [bus.send("payments", "Fork", code) for code in (0, 7)]
+        assert [bus.wait("payments", sent, 10).result for sent in forks] == [0, 7]
+        pids = bus.send_many([SendRequest("payments", "Pid")] * 20)
+        assert {bus.wait("payments", sent, 10).result for sent in pids} == {os.getpid()}
 
 
 def test_what_hangs_while_the_worker_stops_is_given_up_as_ever(dsn: str, bus: CommandBus) -> None:

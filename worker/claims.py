@@ -283,6 +283,11 @@ class Claims:
         }
         return bool(self._value(connection, "arm", values))
 
+    def worker_of(self, connection: Connection, incarnation: int) -> str | None:
+        """As it was registered; None if this database has never seen it."""
+        name = self._value(connection, "find_incarnation", {"incarnation": incarnation})
+        return None if name is None else str(name)
+
     def leave(self, connection: Connection) -> None:
         """Neither armed nor looking any more."""
         self._value(connection, "leave", {"node": self.incarnation})

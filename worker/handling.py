@@ -6,10 +6,13 @@ and completion commit together, or neither.
 """
 
 import logging
+import os
 import random
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -111,9 +114,14 @@ class Execution:
     def _execute(self, data: Any) -> Outcome | None:
         command = self._command(data)
         context = self._context(command)
+        pid = os.getpid()
         try:
             try:
-                result = self._handler.function(command, context)
+                try:
+                    result = self._handler.function(command, context)
+                finally:
+                    if os.getpid() != pid:
+                        _leave_fork()
                 outcome = _storable(result)
                 if self._transaction is None:
                     return outcome
@@ -295,6 +303,19 @@ class HandlerTransaction:
             self._claims.roll_back(self._connection)
         except psycopg.Error:
             self._connection.close()
+
+
+def _leave_fork() -> None:
+    """A process that the handler forked, and that came back from it: it is no worker, and must
+    touch nothing that it shares with one."""
+    error = sys.exception()
+    code = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    with suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 def _storable(result: object) -> Outcome:

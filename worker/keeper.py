@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 import psycopg
 
@@ -29,6 +30,8 @@ _SETTLE_WITHIN = 0.05
 _AFTER_FAILURE = 1.0
 #: A duty promises to be back within the statement timeout and so many seconds more.
 _DUTY_SPARE = 5.0
+#: So many thirds of a lease after the steward has renewed last, it is done here.
+_STEWARD_MISSES = 1.5
 #: The keeper has left so many seconds after it was told to, or its session is cut.
 _ENDS_WITHIN = 1.0
 
@@ -42,12 +45,13 @@ class Keeper:
         record: Record,
         source: Source,
         *,
-        renews: bool,
+        steward_renewed: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`steward_renewed`: when the node's steward did it last, where there is one."""
         self._crew = crew
         self._claims = claims
-        #: None leaves it to the node's steward.
-        self._renew_every = timeouts.lease / 3 if renews else None
+        self._renew_every = timeouts.lease / 3
+        self._steward_renewed = steward_renewed
         self._patience = timeouts.statement + _DUTY_SPARE
         #: When it will be back from the database; the main thread cuts it off if not.
         self._due: float | None = None
@@ -174,9 +178,11 @@ class Keeper:
         self._crew.replace(slot, with_lead=True)
 
     def _renew(self, _: Place) -> None:
-        if self._renew_every is None or time.monotonic() < self._renew_at:
+        now = time.monotonic()
+        # A steward that is being replaced, or cannot connect, must cost nobody his lease.
+        if now < max(self._renew_at, self._steward_renewed() + _STEWARD_MISSES * self._renew_every):
             return
-        self._renew_at = time.monotonic() + self._renew_every
+        self._renew_at = now + self._renew_every
         held = self._crew.held.unfinished()
         if held:
             lost = self._claims.renew(self._hand.connection(), held)

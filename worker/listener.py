@@ -51,6 +51,12 @@ class Listener:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def is_dead(self) -> bool:
+        """It was started, and has ended unasked."""
+        started = self._thread.ident is not None
+        return started and not self._thread.is_alive() and not self._stopping.is_set()
+
     def stop(self) -> None:
         self._stopping.set()
         self._waker.close()
@@ -65,7 +71,7 @@ class Listener:
             try:
                 with self._connect() as connection:
                     self._listen(connection)
-            except (psycopg.Error, DatabaseUnavailableError) as error:
+            except (psycopg.Error, DatabaseUnavailableError, OSError) as error:
                 if self.session > session:
                     # At once: what is sent in the gap is found only by the next session's ring.
                     pause = 0.0

@@ -76,6 +76,8 @@ def _run_steward(settings: Settings, node: Node, stacks: Path, unblock: Callable
 
 def enter(node: Node, stacks: Path) -> None:
     """The first thing that a process of a fleet does."""
+    # A handler's children are told to end by TERM, too.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     node.seat.enter(pid=os.getpid(), generation=node.generation, now=time.monotonic_ns())
     node.seat.starting(int((time.monotonic() + BOOT_SECONDS) * 1e9))
     descriptor = _open_stacks(stacks)

@@ -12,6 +12,7 @@ killed, its successor does again.
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -105,6 +106,8 @@ class Steward:
         self._complained_at = float("-inf")
         #: The last thing that was tried has found no database.
         self._away = False
+        #: The last thing that was tried has not succeeded.
+        self._failed = False
         self._stopping = threading.Event()
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._bell = Wire(1)
@@ -137,6 +140,9 @@ class Steward:
             now = time.monotonic()
             if os.getppid() != self._node.parent:
                 os._exit(Exit.ERROR)
+            if not self._serving.is_alive() or self._listener.is_dead:
+                logger.error("a thread of the steward has ended: another steward takes over")
+                os._exit(Exit.ERROR)
             if now > self._late_at:
                 self._hand.cut()
             if now <= self._late_at + _ROUND_SECONDS:
@@ -155,6 +161,8 @@ class Steward:
             place.enter(Phase.LEADING, time.monotonic_ns(), 0)
             self._late_at = time.monotonic() + _ROUND_SECONDS
             pause = self._attempt(self._round, _RETRY_SECONDS)
+            # Who trusts it does not poll: it must hear, and arm, and look at the timers.
+            self._board.set_listening(self._is_listening and not self._failed)
             self._late_at = float("inf")
             place.enter(Phase.RESTING, time.monotonic_ns(), 0)
             self._rest(pause)
@@ -185,7 +193,7 @@ class Steward:
         """Whatever goes wrong, the next round tries again, on a fresh session if need be."""
         try:
             value = what()
-            self._away = False
+            self._away = self._failed = False
             return value
         except SchemaError as error:
             logger.error("%s", error)
@@ -195,6 +203,7 @@ class Steward:
         except Exception:
             logger.exception("the steward tries again")
             self._hand.drop()
+        self._failed = True
         if self._hand.lost():
             self._away = True
             self._arming.forget()
@@ -211,14 +220,12 @@ class Steward:
         """Seconds until the next."""
         connection = self._hand.connection()
         view = self._board.snapshot()
+        # First: the dead can wait longer than the living's leases.
+        waits = [self._renew(connection, view, time.monotonic())]
         rescued = [self._rescue(connection, seat) for seat in view.seats if _is_to_rescue(seat)]
         if any(rescued) or view.suspects:
             self._board.set_suspects(self._claims.suspects_wait(connection, self._types))
-        now = time.monotonic()
-        waits = [
-            self._renew(connection, view, now),
-            self._look(connection, view, now),
-        ]
+        waits.append(self._look(connection, view, time.monotonic()))
         waits.append(
             self._arming.step(
                 connection,
@@ -251,25 +258,33 @@ class Steward:
     def _rescue_left_behind(self, connection: Connection) -> None:
         """By boards of supervisors of this name that died with everything."""
         for path in sorted(self._stacks.parent.glob(f"{self._told.name}.board.*")):
-            if not path.suffix[1:].isdigit():
-                continue  # Somebody may be named like our board.
-            try:
-                board = Board.open(path)
-            except BoardError as error:
-                logger.warning("%s: what it shows is claimable when its leases end", error)
-            else:
-                seats = [
-                    seat
-                    for seat in board.snapshot().seats
-                    if not seat.rescued and seat.role is not Role.STEWARD
-                ]
-                killed = [(seat, replace(_KILLED, pid=seat.pid or 0)) for seat in seats]
-                done = [self._hand_back(connection, s, s.ended or k) for s, k in killed]
-                board.close()
-                if not all(done):
-                    continue
-            path.unlink(missing_ok=True)
-            self._wake.put()
+            # Somebody may be named like our board.
+            if path.suffix[1:].isdigit() and path.is_file():
+                try:
+                    self._rescue_by(connection, path)
+                except (BoardError, OSError) as error:
+                    logger.warning("%s: what it shows is claimable when its leases end", error)
+        self._wake.put()
+
+    def _rescue_by(self, connection: Connection, path: Path) -> None:
+        board = Board.open(path)
+        try:
+            seats = [seat for seat in board.snapshot().seats if not seat.rescued]
+            ours = [seat for seat in seats if self._is_of_this_database(connection, seat)]
+            killed = [(seat, replace(_KILLED, pid=seat.pid or 0)) for seat in ours]
+            done = [self._hand_back(connection, s, s.ended or k) for s, k in killed]
+        finally:
+            board.close()
+        if all(done):
+            path.unlink()
+
+    def _is_of_this_database(self, connection: Connection, seat: SeatView) -> bool:
+        """A board may be older than a change of the DSN: the number of one that it shows is
+        that of somebody innocent here."""
+        if seat.incarnation is None or seat.role is Role.STEWARD:
+            return False
+        name = f"{socket.gethostname()}:{seat.pid}"
+        return self._claims.worker_of(connection, seat.incarnation) == name
 
     def _renew(self, connection: Connection, view: BoardView, now: float) -> float:
         """All that the living hold, in one statement."""
@@ -280,6 +295,7 @@ class Steward:
         held = [key for key in keys if key.domain is not None]
         if held:
             self._claims.renew(connection, held)
+        self._board.set_renewed(_ns(now))
         return self._renew_at - now
 
     def _look(self, connection: Connection, view: BoardView, now: float) -> float:
@@ -313,7 +329,6 @@ class Steward:
         full = usage > _FULLEST
         if full != self._full and self._told.listen:
             self._full = full
-            self._board.set_listening(self._listening and not full)
             logger.log(
                 logging.WARNING if full else logging.INFO,
                 "the server's queue of notifications is %s: %s",

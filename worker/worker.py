@@ -201,9 +201,13 @@ class Worker:
             wake=wake,
             record=record,
         )
-        renews = self._node is None
-        keeper = Keeper(crew, claims, self._timeouts, record, source, renews=renews)
+        keeper = Keeper(
+            crew, claims, self._timeouts, record, source, steward_renewed=self._steward_renewed
+        )
         return crew, wake, keeper
+
+    def _steward_renewed(self) -> float:
+        return 0.0 if self._node is None else self._node.board.renewed / 1e9
 
     def _waking(self, types: list[str]) -> Waking:
         if self._node is not None:
@@ -284,6 +288,7 @@ class Worker:
                 "its leases end",
                 " ".join(str(error).split()),
             )
+            self.abandoned = max(self.abandoned, len(crew.held.known()))
         finally:
             keeper.stop(self._deadline)
             crew.cut_all()

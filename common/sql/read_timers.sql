@@ -7,6 +7,8 @@ SELECT
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
     (SELECT extract(epoch FROM min(lease_until) - clock_timestamp()) FROM {schema}.ready
      WHERE %(leases)s AND domain = ANY (%(domains)s)
-         AND (domain || ' ' || type) = ANY (%(types)s))::double precision,
+         AND (domain || ' ' || type) = ANY (%(types)s)
+         AND NOT EXISTS (
+            SELECT FROM {schema}.domain d WHERE d.name = domain AND d.paused))::double precision,
     {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint),
     pg_notification_queue_usage();
