@@ -30,6 +30,8 @@ DUMP_SECONDS = 0.5
 UNDEAD_SECONDS = 2.0
 #: The steward has so long to hand back what was killed at the deadline.
 RESCUE_SECONDS = 3.0
+#: A steward that has nothing to do notices within so many seconds that the database is away.
+NOTICES_SECONDS = 15.0
 #: Samples of too much memory in a row before a process is replaced for it.
 RSS_SAMPLES = 3
 
@@ -81,6 +83,8 @@ class Process:
     latest_due: float | None = None
     levels: Levels = field(default_factory=Levels)
     degraded_since: float | None = None
+    #: When it said for the last time that the database is away.
+    away_at: float = 0.0
     commands: int = 0
     #: Samples of too much memory, in a row.
     rss_over: int = 0
@@ -284,15 +288,31 @@ def _outdated(
     if not fleet.judging:
         return
     healthy = any(p.levels.health is Health.HEALTHY for p in workers)
-    # Who alone cannot reach the database is ill himself: out of descriptors, say.
-    reachable = healthy or any(
-        p.role is Role.STEWARD and p.ready and not p.levels.database_away for p in fleet.processes
-    )
     for process in workers:
         since = process.degraded_since
-        alone = reachable if process.levels.database_away else healthy
-        if since is not None and now >= since + limits.watchdog and alone:
+        if since is None or now < since + limits.watchdog:
+            continue
+        if process.levels.database_away:
+            if _others_reach_it(fleet, since, limits.watchdog, now):
+                yield process, Restart.DEGRADED
+        elif healthy:
             yield process, Restart.DEGRADED
+
+
+def _others_reach_it(fleet: Fleet, since: float, watchdog: float, now: float) -> bool:
+    """The database, that is, and for a whole watchdog: who alone cannot is ill himself (out of
+    descriptors, say). Not who has not come back yet, beside one that has not noticed yet."""
+    return any(
+        ((p.levels.last_success or 0.0) > since
+        and now >= p.away_at + watchdog)
+        or (
+            p.role is Role.STEWARD
+            and p.ready
+            and now >= max(p.away_at, since) + max(watchdog, NOTICES_SECONDS)
+        )
+        for p in fleet.processes
+        if not p.levels.database_away
+    )
 
 
 def _is_used_up(process: Process, limits: Limits, now: float) -> bool:

@@ -85,6 +85,7 @@ class Seated:
             latest_due=max(late.due / NS, self.away_at) if late and late.due else None,
             levels=seat.levels,
             degraded_since=self.degraded_since,
+            away_at=self.away_at,
             commands=self.executed,
             rss_over=self.rss_over,
             spread=self.spread,

@@ -780,3 +780,26 @@ def test_health_is_what_the_policy_reads_of_it() -> None:
         Health.CRITICAL,
         Health.DATABASE_AWAY,
     ]
+
+
+def test_who_alone_cannot_reach_the_database_is_replaced_and_nobody_when_all_cannot() -> None:
+    """Out of descriptors, say: another one had success since, or the steward goes on working."""
+    away = worker(levels=Levels(database_away=True), degraded_since=NOW - 100)
+    idle = worker(1)
+    works = worker(1, levels=Levels(last_success=NOW - 50))
+    before = worker(1, levels=Levels(last_success=NOW - 150))
+    lost = replace(STEWARD, levels=Levels(database_away=True))
+
+    def replaced(*processes: Process) -> bool:
+        told = decide(Fleet(processes=processes, wanted=2), LIMITS, NOW)
+        return Start(role=Role.WORKER, number=0, reason=Restart.DEGRADED) in told
+
+    assert replaced(away, works, lost)
+    assert replaced(away, idle, STEWARD)
+    assert not replaced(away, idle, lost)
+    assert not replaced(away, before, lost)
+    assert not replaced(away, replace(works, away_at=NOW - 59), lost), "it has only just come back"
+    hasty = Limits(thread=3, watchdog=5, drain=30)
+    soon = replace(away, degraded_since=NOW - 6)
+    told = decide(Fleet(processes=(soon, idle, STEWARD), wanted=2), hasty, NOW)
+    assert told == [], "it may not have noticed yet"
