@@ -117,7 +117,9 @@ def server() -> Iterator[Server]:
         yield GivenServer(dsn=given, version=version[0].split()[0])
         return
     checkout = hashlib.sha256(os.fsencode(Path(__file__).resolve().parent.parent)).hexdigest()[:8]
-    directory = state_directory() / f"test-{checkout}-pg{find_programs().major}"
+    # Runs beside each other see each other's sessions, and locks, unless each has its own.
+    beside = os.environ.get("CMDBUS_TEST_BESIDE", "")
+    directory = state_directory() / f"test-{checkout}{beside}-pg{find_programs().major}"
     with _started(directory) as own:
         yield own
 

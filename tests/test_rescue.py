@@ -205,7 +205,10 @@ def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
         found = rescued(dsn, gone.death())
         gone.session.close()
         assert (ids(found.released), found.sessions_ended) == (ids([claim]), True)
-        left = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
+        left = (
+            "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
+            " AND datname = current_database()"
+        )
         assert rows(dsn, left, gone.claims.application_name) == []
         assert rows(dsn, "SELECT 1 FROM cmdbus.ready WHERE claimer IS NOT NULL") == []
 
