@@ -12,9 +12,11 @@ from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, unstarted
 
 from cmdbus import CommandBus
-from cmdbus.seats import Role
 
 #: Fleets of a busy machine take their time to boot.
+from cmdbus.schema import install
+from cmdbus.seats import Role
+
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
 #: So long that no lease ends during a test: whatever runs again was handed back.
@@ -140,3 +142,31 @@ def test_nothing_is_lost_or_done_twice_while_workers_are_killed_again_and_again(
         assert fleet.effects(ids) == {1: 2000}
         assert len(fleet.said("was killed by SIGKILL")) == 16
         fleet.assert_nothing_left()
+
+
+def test_a_board_of_another_database_harms_nobody(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
+    """Numbers of incarnations are those of one database: here they are somebody innocent's."""
+    install(empty_dsn)
+    make_effects(empty_dsn)
+    place = tmp_path / "b"
+    place.mkdir()
+    with (
+        supervised(empty_dsn, place, procs=1, name="b", alone=False) as innocent,
+        unstarted(dsn, tmp_path, procs=1, alone=False) as fleet,
+    ):
+        fleet.start()
+        fleet.await_saying("the fleet is ready")
+        kill(fleet.pid)
+        fleet.wait()
+        eventually(lambda: not fleet.living())
+        ids = innocent.send("Gate", 4, str(place / "open"))
+        eventually(lambda: len(innocent.executing("Gate")) == 4)
+        fleet.dsn = empty_dsn
+        fleet.start()
+        fleet.await_saying("the fleet is ready", 2)
+        fleet.wait_until_ready()
+        (place / "open").touch()
+        innocent.await_completed(ids)
+        assert innocent.effects(ids) == {1: 4}
+        assert innocent.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
+        assert fleet.stop() == 0
