@@ -303,8 +303,7 @@ def _others_reach_it(fleet: Fleet, since: float, watchdog: float, now: float) ->
     """The database, that is, and for a whole watchdog: who alone cannot is ill himself (out of
     descriptors, say). Not who has not come back yet, beside one that has not noticed yet."""
     return any(
-        ((p.levels.last_success or 0.0) > since
-        and now >= p.away_at + watchdog)
+        ((p.levels.last_success or 0.0) > since and now >= p.away_at + watchdog)
         or (
             p.role is Role.STEWARD
             and p.ready
