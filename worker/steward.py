@@ -56,6 +56,8 @@ _LIVING = (Role.WORKER, Role.ALONE, Role.LEAVING)
 _STATEMENT_SECONDS = 5.0
 _ROUND_SECONDS = 10.0
 _MAINTENANCE_SECONDS = 600.0
+#: Handing back what whole fleets have left.
+_LEFT_BEHIND_SECONDS = 60.0
 #: Handing back after one death: in a round of its own, if it takes longer.
 _RESCUE_SECONDS = 3.0
 #: Where it shows what its threads do.
@@ -101,7 +103,7 @@ class Steward:
         self._full = False
         self._look_at = 0.0
         self._renew_at = 0.0
-        #: When the round that is going on is late; infinite between two.
+        #: When what is going on with the database is late; infinite in between.
         self._late_at = float("inf")
         self._complained_at = float("-inf")
         #: The last thing that was tried has found no database.
@@ -159,24 +161,24 @@ class Steward:
         self._begin()
         while not self._stopping.is_set():
             place.enter(Phase.LEADING, time.monotonic_ns(), 0)
-            self._late_at = time.monotonic() + _ROUND_SECONDS
-            pause = self._attempt(self._round, _RETRY_SECONDS)
+            pause = self._bounded(self._round, _RETRY_SECONDS)
             # Who trusts it does not poll: it must hear, and arm, and look at the timers.
             self._board.set_listening(self._is_listening and not self._failed)
-            self._late_at = float("inf")
             place.enter(Phase.RESTING, time.monotonic_ns(), 0)
             self._rest(pause)
         if not self._hand.lost():
-            self._attempt(lambda: self._claims.leave(self._hand.connection()), None)
+            self._bounded(lambda: self._claims.leave(self._hand.connection()), None)
         self._hand.close()
 
     def _begin(self) -> None:
         """An incarnation of its own, as soon as the database is there."""
-        while not self._stopping.is_set() and not self._attempt(self._register, False):
+        while not self._stopping.is_set() and not self._bounded(self._register, False):
             self._stopping.wait(_RETRY_SECONDS)
         if self._told.listen and not self._stopping.is_set():
             self._listener.start()
         self._maintenance.start()
+        if not self._stopping.is_set():
+            self._bounded(self._rescue_left_behind, None, _LEFT_BEHIND_SECONDS)
         # Also what a byte was for that a dead one had taken.
         self._wake.put()
 
@@ -185,9 +187,18 @@ class Steward:
         schemas.check(connection, self._told.schema)
         self._claims.register(connection, f"steward:{os.getpid()}")
         self._node.seat.register(self._claims.incarnation)
-        self._rescue_left_behind(connection)
         self._node.seat.ready(time.monotonic_ns())
         return True
+
+    def _bounded(
+        self, what: Callable[[], Value], otherwise: Value, seconds: float = _ROUND_SECONDS
+    ) -> Value:
+        """After so long the main thread cuts it off from the database."""
+        self._late_at = time.monotonic() + seconds
+        try:
+            return self._attempt(what, otherwise)
+        finally:
+            self._late_at = float("inf")
 
     def _attempt(self, what: Callable[[], Value], otherwise: Value) -> Value:
         """Whatever goes wrong, the next round tries again, on a fresh session if need be."""
@@ -255,8 +266,9 @@ class Steward:
             _tell(seat, rescued)
         return rescued.sessions_ended
 
-    def _rescue_left_behind(self, connection: Connection) -> None:
+    def _rescue_left_behind(self) -> None:
         """By boards of supervisors of this name that died with everything."""
+        connection = self._hand.connection()
         for path in sorted(self._stacks.parent.glob(f"{self._told.name}.board.*")):
             # Somebody may be named like our board.
             if path.suffix[1:].isdigit() and path.is_file():
