@@ -117,8 +117,10 @@ class Company:
         logger.info("%s worker processes from now on", self.wanted)
 
     def is_drained(self, since: float) -> bool:
-        """Everybody has waited since then, and would have been woken."""
+        """Everybody has waited since then, and would have been woken; nobody else has anything."""
         view = self._board.snapshot(keys=False)
+        if any(seat.role in (Role.ALONE, Role.LEAVING, Role.DEAD) for seat in view.seats):
+            return False
         workers = view.with_role(Role.WORKER)
         parked = [seat.parked for seat in workers if seat.ready is not None]
         return (
