@@ -99,7 +99,28 @@ def test_a_claim_begins_above_its_floors(dsn: str, connection: psycopg.Connectio
             first.id + 2,
             first.id + 3,
         ]
-        assert [claim.id for claim in worker.step(connection, [], want(9))[1]] == [first.id + 1]
+        assert [claim.id for claim in worker.step(connection, [], above)[1]] == [first.id + 1], (
+            "below the floors, when nothing is above them"
+        )
+
+
+def test_sessions_that_planned_with_an_empty_queue_find_rows_by_their_key(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """An index that looked as good then made each row a walk over its whole domain."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        for _ in range(7):  # enough for any plan to be kept
+            assert worker.step(connection, [], want(9)) == ([], [])
+        bus.send_many([SendRequest("payments", "Debit") for _ in range(1000)])
+        with connection.transaction():
+            _, claimed = worker.step(connection, [], want(100))
+            worker.step(connection, [done(claim) for claim in claimed], want(100))
+            read = connection.execute(
+                "SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'ready'"
+            ).fetchone()
+    assert read is not None
+    assert read[0] < 2_000, "rows read for 200 claims and 100 settlements"
 
 
 def test_a_paused_domain_is_not_claimed(dsn: str, connection: psycopg.Connection) -> None:

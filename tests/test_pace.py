@@ -1,56 +1,93 @@
 """How far ahead a worker claims, and from where, as values."""
 
 from cmdbus.worker.floors import Floors
-from cmdbus.worker.pace import Pace
+from cmdbus.worker.pace import MAX_AHEAD, Pace
 
 KEY = ("payments", 5)
 
 
-def test_a_type_is_quick_while_its_last_hundred_runs_were() -> None:
+def test_a_type_is_quick_after_a_quick_run_and_not_after_a_slow_one() -> None:
     pace = Pace()
     assert not pace.is_quick("payments", "Debit"), "nobody knows yet"
+    pace.ran("payments", "Debit", 0.049)
+    assert pace.is_quick("payments", "Debit")
+    pace.ran("payments", "Slow", 0.05)
+    assert not pace.is_quick("payments", "Slow")
+
+
+def test_one_slow_run_among_many_quick_ones_leaves_a_type_quick() -> None:
+    """Its thread may have waited for a CPU."""
+    pace = Pace()
+    for _ in range(3):
+        for _ in range(150):
+            pace.ran("payments", "Debit", 0.001)
+        pace.ran("payments", "Debit", 0.2)
+        assert pace.is_quick("payments", "Debit")
+
+
+def test_a_type_that_turned_slow_is_quick_again_after_a_hundred_quick_runs() -> None:
+    pace = Pace()
     pace.ran("payments", "Debit", 0.001)
-    assert pace.is_quick("payments", "Debit")
-    pace.ran("payments", "Debit", 0.05)
-    for _ in range(100):
-        assert not pace.is_quick("payments", "Debit")
-        pace.ran("payments", "Debit", 0.049)
-    assert pace.is_quick("payments", "Debit")
-    assert not pace.is_quick("payments", "Other")
+    for _ in range(10):
+        pace.ran("payments", "Debit", 0.2)
+    runs = 0
+    while not pace.is_quick("payments", "Debit"):
+        pace.ran("payments", "Debit", 0.001)
+        runs += 1
+    assert 50 <= runs <= 100
+
+
+class Steps:
+    """One after the other."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pace = Pace()
+
+    def step(self, after: float, takes: float, claims: int) -> int:
+        """How far ahead to claim by the next one."""
+        self.now += after
+        began = self.now
+        self.now += takes
+        self.pace.stepped(claims, began, self.now)
+        return self.pace.ahead()
+
+
+def test_claimed_ahead_is_what_is_started_within_20_ms() -> None:
+    steps = Steps()
+    assert steps.step(after=0, takes=0.001, claims=16) == 0, "the pace is not known"
+    assert steps.step(after=0.02, takes=0.001, claims=16) == 16, "16 in 20 ms"
+    assert steps.step(after=0.001, takes=0.001, claims=16) == MAX_AHEAD
+
+
+def test_where_steps_are_slow_claims_are_large() -> None:
+    steps = Steps()
+    steps.step(after=0, takes=0.1, claims=16)
+    assert steps.step(after=0.02, takes=0.1, claims=16) == 80, "what is started during a step"
+
+
+def test_the_first_claim_after_a_rest_goes_less_far() -> None:
+    """Others may be idle, too."""
+    steps = Steps()
+    steps.step(after=0, takes=0.001, claims=16)
+    assert steps.step(after=0.01, takes=0.001, claims=0) == 3, "1,600 a second for 2 ms"
+    assert steps.step(after=60, takes=0.001, claims=0) == 3, "the rest is no pace"
 
 
 def test_a_claim_begins_where_the_one_before_found_something() -> None:
     floors = Floors()
     assert floors.for_claim(100.0) == {}
-    assert floors.found({}, [(KEY, 7), (KEY, 5), (("orders", 0), 9)], full=True)
+    floors.found([(KEY, 7), (KEY, 5), (("orders", 0), 9)])
     assert floors.for_claim(100.5) == {KEY: 4, ("orders", 0): 8}
+    floors.found([])
+    assert floors.for_claim(100.6) == {KEY: 4, ("orders", 0): 8}
 
 
 def test_once_a_second_a_claim_begins_at_zero_and_may_lower_a_floor() -> None:
     floors = Floors()
     floors.for_claim(100.0)
-    floors.found({}, [(KEY, 50)], full=True)
+    floors.found([(KEY, 50)])
     assert floors.for_claim(100.9) == {KEY: 49}
     assert floors.for_claim(101.0) == {}
-    assert floors.found({}, [(KEY, 3)], full=True)
+    floors.found([(KEY, 3)])
     assert floors.for_claim(101.5) == {KEY: 2}
-
-
-def test_nothing_above_a_floor_is_nothing_only_after_a_look_from_zero() -> None:
-    floors = Floors()
-    floors.for_claim(100.0)
-    floors.found({}, [(KEY, 50)], full=True)
-    used = floors.for_claim(100.5)
-    assert not floors.found(used, [], full=True)
-    used = floors.for_claim(100.6)
-    assert used == {}
-    assert floors.found(used, [], full=True)
-
-
-def test_after_a_claim_that_was_not_full_the_next_begins_at_zero() -> None:
-    """It is likely to be the last before a rest: so its nothing is one at once."""
-    floors = Floors()
-    floors.for_claim(100.0)
-    floors.found({}, [(KEY, 50)], full=True)
-    assert floors.found(floors.for_claim(100.1), [(KEY, 60)], full=False)
-    assert floors.for_claim(100.2) == {}

@@ -259,7 +259,8 @@ def test_a_worker_takes_more_and_fewer_threads_while_it_runs(dsn: str, bus: Comm
         eventually(lambda: sum(bool(threads.match(t.name)) for t in threading.enumerate()) == 2)
         bus.send_many([SendRequest("payments", "Debit")] * 4)
         gate.wait_for(2)
-        assert bus.snapshot("payments")["ready"] == 2
+        # What was claimed ahead of a type that was quick until now goes back.
+        eventually(lambda: bus.snapshot("payments")["ready"] == 2)
         gate.open.set()
         eventually(lambda: bus.snapshot("payments")["ready"] == 0)
         with pytest.raises(ValueError, match="concurrency must be"):

@@ -4,8 +4,8 @@ Under a transaction that holds back vacuum the claim crawls over dead rows: 48,0
 commands a second fall to 2,400 after 150,000 commands. So a claim begins above the
 lowest id that the one before it found. That is a hint and no truth: ids are drawn
 before they are committed, and what is given back keeps its id. Therefore once a second
-a claim begins at zero, and so does the last one before a worker rests: a wrong floor
-costs a second, never a command.
+a claim begins at zero, and one that finds nothing above its floors looks below them: a
+wrong floor costs a second, never a command.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,26 +24,15 @@ class Floors:
         self._swept_at = 0.0
 
     def for_claim(self, now: float) -> Mapping[Key, int]:
-        """The floors to use now; none, if it is time to begin at zero."""
+        """None, if it is time to begin at zero."""
         if now - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = now
             return {}
         return dict(self._floors)
 
-    def found(
-        self, used: Mapping[Key, int], claimed: Iterable[tuple[Key, int]], *, full: bool
-    ) -> bool:
-        """Takes note of a claim's keys and ids. False says that it found nothing and did not
-        begin at zero: the next one will, and only that one's nothing is one. So will the next
-        after one that was not full, as it is likely to be the last before a rest."""
-        if not full:
-            self._swept_at = float("-inf")
+    def found(self, claimed: Iterable[tuple[Key, int]]) -> None:
         lowest: dict[Key, int] = {}
         for key, id_ in claimed:
             lowest[key] = min(id_, lowest.get(key, id_))
-        # Also downwards: a claim from zero may have found what was below.
+        # Also downwards: a claim may have found what was below.
         self._floors.update({key: id_ - 1 for key, id_ in lowest.items()})
-        if lowest or not any(used.values()):
-            return True
-        self._floors.clear()
-        return False

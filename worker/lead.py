@@ -97,16 +97,15 @@ class Lead:
             if hand.lost() or not isinstance(error, psycopg.Error):
                 self.doubt(hand.session)
             raise
-        self._record.stepped(place, len(claims), time.monotonic() - began)
+        ended = time.monotonic()
+        self._record.stepped(place, len(claims), ended - began)
         self._done.settled(place, plain, lost)
-        full = len(claims) >= want.free
-        self._wake.stepped(full=full)
-        keys = (((claim.domain, claim.priority), claim.id) for claim in claims)
-        looked = self._floors.found(want.floors, keys, full=full)
+        self._wake.stepped(full=len(claims) >= want.free)
+        self._floors.found(((claim.domain, claim.priority), claim.id) for claim in claims)
         self._domains.rotate(-1)
-        self._pace.stepped(len(claims))
+        self._pace.stepped(len(claims), began, ended)
         self._take_on(slot, claims)
-        return bool(claims or not looked or not want.free)
+        return bool(claims or not want.free)
 
     def adopt(self, slot: Slot) -> None:
         """What a step in doubt has claimed."""
@@ -131,9 +130,12 @@ class Lead:
     def _want(self, now: float, threads: int, room: int) -> Want:
         quick = [name for name in self._types if self._pace.is_quick(*name.split(" "))]
         free = min(max(1, threads - len(self._held)), room)
+        ahead = min(self._pace.ahead(), room - free) if quick else 0
+        if len(quick) == len(self._types):
+            free, ahead = free + ahead, 0
         return Want(
             free=free,
-            ahead=min(self._pace.ahead(), room - free) if quick else 0,
+            ahead=ahead,
             domains=list(self._domains),
             types=self._types,
             quick_types=quick,

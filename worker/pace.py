@@ -1,13 +1,18 @@
-"""Which types are quick, and how far ahead of its threads a process may claim. No clock inside
-but the one that counts steps."""
+"""Which types are quick, and how far ahead of its threads a process may claim. Pure."""
 
-import time
-
-#: A type is quick while the slowest of its latest runs took less than this.
+#: A run that took less is a quick one.
 QUICK_SECONDS = 0.05
-_RUNS = 100
-#: Claimed ahead is what will be started within this time, and never more than the limit.
+#: A slow run weighs as much as so many quick ones: a type stays quick while fewer than one in
+#: so many is slow. (Where more processes than CPUs are busy, one in 150 runs of nothing at all
+#: is slow, because its thread waits for a CPU. When a single one was enough, 40 processes on
+#: 2 CPUs settled most of their commands one by one.)
+_WEIGHT = 25
+_HEAVIEST = 4 * _WEIGHT
+#: Claimed ahead is what will be started within this time, or while a step takes if that is
+#: longer, and never more than the limit.
 _AHEAD_SECONDS = 0.02
+#: By the first claim after a rest: about what it takes to wake somebody else for them.
+_FIRST_SECONDS = 0.002
 MAX_AHEAD = 256
 
 
@@ -15,26 +20,28 @@ class Pace:
     """Written by all threads: each operation is atomic, and a lost update costs nothing."""
 
     def __init__(self) -> None:
-        #: Quick runs that a type still needs before it is quick; missing: it never ran.
-        self._missing: dict[tuple[str, str], int] = {}
-        self._last_step = time.monotonic()
-        #: Commands a second, as the latest step saw it.
+        #: What the latest slow runs of a type still weigh; missing: it never ran.
+        self._weights: dict[tuple[str, str], int] = {}
+        #: Of the latest step: what it claimed, how long it took, and when it was back.
+        self._claimed, self._took, self._stepped_at = 0, 0.0, 0.0
+        #: Commands started a second, between the latest two steps.
         self._rate = 0.0
 
     def ran(self, domain: str, type: str, seconds: float) -> None:
         key = domain, type
         if seconds >= QUICK_SECONDS:
-            self._missing[key] = _RUNS
+            self._weights[key] = min(_HEAVIEST, self._weights.get(key, _HEAVIEST) + _WEIGHT)
         else:
-            self._missing[key] = max(0, self._missing.get(key, 0) - 1)
+            self._weights[key] = max(0, self._weights.get(key, 0) - 1)
 
     def is_quick(self, domain: str, type: str) -> bool:
-        return self._missing.get((domain, type)) == 0
+        return self._weights.get((domain, type), _HEAVIEST) <= _WEIGHT
 
-    def stepped(self, claimed: int) -> None:
-        now = time.monotonic()
-        elapsed, self._last_step = now - self._last_step, now
-        self._rate = claimed / max(elapsed, 0.0001)
+    def stepped(self, claimed: int, began: float, ended: float) -> None:
+        if self._claimed:
+            self._rate = self._claimed / max(began - self._stepped_at, 0.0001)
+        self._claimed, self._took, self._stepped_at = claimed, ended - began, ended
 
     def ahead(self) -> int:
-        return min(MAX_AHEAD, int(self._rate * _AHEAD_SECONDS))
+        busy = max(_AHEAD_SECONDS, self._took)
+        return min(MAX_AHEAD, int(self._rate * (busy if self._claimed else _FIRST_SECONDS)))

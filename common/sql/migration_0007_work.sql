@@ -138,10 +138,11 @@ END
 $$;
 
 -- Claims up to p_count commands: of the first (domain, priority) that has any, then
--- of the next, each in the order of ids from its floor on. A row that its last
--- claimer neither settled nor gave back counts a loss; those with more than
--- p_most_losses are left to who runs them alone. The lease test stands beside
--- SKIP LOCKED, so that it is made again on the row's latest version.
+-- of the next, each in the order of ids from its floor on; where there is nothing
+-- above the floors, from below them. A row that its last claimer neither settled nor
+-- gave back counts a loss; those with more than p_most_losses are left to who runs
+-- them alone. The lease test stands beside SKIP LOCKED, so that it is made again on
+-- the row's latest version.
 CREATE FUNCTION {schema}.claim(
     p_domains text[], p_priorities smallint[], p_floors bigint[], p_types text[],
     p_count integer, p_most_losses smallint, p_claimer bigint, p_lease interval
@@ -160,40 +161,50 @@ SET plan_cache_mode = force_generic_plan
 SET jit = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    lows bigint[] := p_floors;
+    highs bigint[] := array_fill(9223372036854775807, ARRAY[cardinality(p_floors)]);
 BEGIN
     IF p_count = 0 THEN
         RETURN;
     END IF;
-    RETURN QUERY
-    WITH picked AS MATERIALIZED (
-        SELECT c.domain, c.priority, c.id
-        FROM unnest(p_domains, p_priorities, p_floors) q (domain, priority, floor),
-            LATERAL (
-                SELECT r.domain, r.priority, r.id FROM {schema}.ready r
-                WHERE r.domain = q.domain AND r.priority = q.priority AND r.id > q.floor
-                    AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
-                    AND (r.domain || ' ' || r.type) = ANY (p_types)
-                    AND r.losses + (r.claimer IS NOT NULL)::integer <= p_most_losses
-                ORDER BY r.domain, r.priority, r.id
-                LIMIT p_count
-                FOR UPDATE SKIP LOCKED
-            ) c
-        WHERE NOT EXISTS (
-            SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
-        LIMIT p_count
-    )
-    UPDATE {schema}.ready r SET
-        token = r.token + 1,
-        losses = r.losses + (r.claimer IS NOT NULL)::integer,
-        claimer = p_claimer,
-        claimed_at = clock_timestamp(),
-        lease_until = clock_timestamp() + p_lease
-    FROM picked p
-    WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
-    RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
-        r.losses, r.max_attempts, r.correlation_id, r.reply_to,
-        least(greatest(r.created_at, '0002-01-01'), '9998-12-31'),
-        extract(epoch FROM clock_timestamp() - coalesce(r.due_at, r.created_at))::double precision;
+    LOOP
+        RETURN QUERY
+        WITH picked AS MATERIALIZED (
+            SELECT c.domain, c.priority, c.id
+            FROM unnest(p_domains, p_priorities, lows, highs) q (domain, priority, low, high),
+                LATERAL (
+                    SELECT r.domain, r.priority, r.id FROM {schema}.ready r
+                    WHERE r.domain = q.domain AND r.priority = q.priority
+                        AND r.id > q.low AND r.id <= q.high
+                        AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+                        AND (r.domain || ' ' || r.type) = ANY (p_types)
+                        AND r.losses + (r.claimer IS NOT NULL)::integer <= p_most_losses
+                    ORDER BY r.domain, r.priority, r.id
+                    LIMIT p_count
+                    FOR UPDATE SKIP LOCKED
+                ) c
+            WHERE NOT EXISTS (
+                SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
+            LIMIT p_count
+        )
+        UPDATE {schema}.ready r SET
+            token = r.token + 1,
+            losses = r.losses + (r.claimer IS NOT NULL)::integer,
+            claimer = p_claimer,
+            claimed_at = clock_timestamp(),
+            lease_until = clock_timestamp() + p_lease
+        FROM picked p
+        WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
+        RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text,
+            r.attempts, r.losses, r.max_attempts, r.correlation_id, r.reply_to,
+            least(greatest(r.created_at, '0002-01-01'), '9998-12-31'),
+            extract(epoch FROM clock_timestamp() - coalesce(r.due_at, r.created_at))
+                ::double precision;
+        EXIT WHEN FOUND OR highs = p_floors OR 0 = ALL (p_floors);
+        lows := array_fill(0::bigint, ARRAY[cardinality(p_floors)]);
+        highs := p_floors;
+    END LOOP;
 END
 $$;
 
