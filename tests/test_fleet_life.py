@@ -78,6 +78,7 @@ def test_what_does_not_end_in_time_runs_again_uncharged(
         fleet.start()
         fleet.await_completed(ids)
         assert fleet.effects(ids) == {1: 12}
+        eventually(lambda: not list(fleet.directory.glob("cmdbus.board.*")))
         assert fleet.stop() == 0
         fleet.assert_nothing_left()
 

@@ -11,13 +11,10 @@ killed, its successor does again.
 
 import logging
 import os
-import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -26,9 +23,8 @@ import psycopg
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
-from cmdbus.board import Board
 from cmdbus.counters import Counter
-from cmdbus.errors import BoardError, CmdbusError, SchemaError
+from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.exits import Exit
 from cmdbus.health import Levels
 from cmdbus.outcomes import MAX_TRACEBACK
@@ -42,6 +38,7 @@ from cmdbus.worker.arming import Arming
 from cmdbus.worker.blame import blame
 from cmdbus.worker.claims import Claims, Connection
 from cmdbus.worker.connections import Hand, Unpooled, settings
+from cmdbus.worker.left_behind import KILLED, LeftBehind
 from cmdbus.worker.listener import Listener
 from cmdbus.worker.maintenance import Maintenance
 from cmdbus.worker.node import Node
@@ -66,8 +63,6 @@ _RETRY_SECONDS = 0.5
 _COMPLAIN_SECONDS = 30.0
 #: Of the server's queue of notifications.
 _FULLEST = 0.5
-#: What a supervisor could not say any more of a process that died with it.
-_KILLED = Ended(generation=0, pid=0, signal=signal.SIGKILL)
 Value = TypeVar("Value")
 
 
@@ -91,6 +86,7 @@ class Steward:
             self._connect, self._claims, began=self._began, heard=self._heard, ended=self._ended
         )
         self._hand = Hand(Unpooled(self._connect))
+        self._left_behind = LeftBehind(stacks.parent, told.name, self._claims, self._hand_back)
         self._maintenance = Maintenance(
             self._claims, lambda: self._connect(statement=_MAINTENANCE_SECONDS)
         )
@@ -161,11 +157,13 @@ class Steward:
         self._begin()
         while not self._stopping.is_set():
             place.enter(Phase.LEADING, time.monotonic_ns(), 0)
+            if self._left_behind.wait() == 0:
+                self._bounded(self._rescue_left_behind, None, _LEFT_BEHIND_SECONDS)
             pause = self._bounded(self._round, _RETRY_SECONDS)
             # Who trusts it does not poll: it must hear, and arm, and look at the timers.
             self._board.set_listening(self._is_listening and not self._failed)
             place.enter(Phase.RESTING, time.monotonic_ns(), 0)
-            self._rest(pause)
+            self._rest(min(pause, self._left_behind.wait()))
         if not self._hand.lost():
             self._bounded(lambda: self._claims.leave(self._hand.connection()), None)
         self._hand.close()
@@ -177,8 +175,6 @@ class Steward:
         if self._told.listen and not self._stopping.is_set():
             self._listener.start()
         self._maintenance.start()
-        if not self._stopping.is_set():
-            self._bounded(self._rescue_left_behind, None, _LEFT_BEHIND_SECONDS)
         # Also what a byte was for that a dead one had taken.
         self._wake.put()
 
@@ -249,7 +245,7 @@ class Steward:
 
     def _rescue(self, connection: Connection, seat: SeatView) -> bool:
         """What the dead held is handed back; a byte, because one of them may have taken it."""
-        if not self._hand_back(connection, seat, seat.ended or _KILLED):
+        if not self._hand_back(connection, seat, seat.ended or KILLED):
             return False  # The next round tries again.
         reckon(connection, self._claims, self._board, seat)
         self._board.seat(seat.place).rescue(seat.generation)
@@ -267,36 +263,8 @@ class Steward:
         return rescued.sessions_ended
 
     def _rescue_left_behind(self) -> None:
-        """By boards of supervisors of this name that died with everything."""
-        connection = self._hand.connection()
-        for path in sorted(self._stacks.parent.glob(f"{self._told.name}.board.*")):
-            # Somebody may be named like our board.
-            if path.suffix[1:].isdigit() and path.is_file():
-                try:
-                    self._rescue_by(connection, path)
-                except (BoardError, OSError) as error:
-                    logger.warning("%s: what it shows is claimable when its leases end", error)
+        self._left_behind.rescue(self._hand.connection())
         self._wake.put()
-
-    def _rescue_by(self, connection: Connection, path: Path) -> None:
-        board = Board.open(path)
-        try:
-            seats = [seat for seat in board.snapshot().seats if not seat.rescued]
-            ours = [seat for seat in seats if self._is_of_this_database(connection, seat)]
-            killed = [(seat, replace(_KILLED, pid=seat.pid or 0)) for seat in ours]
-            done = [self._hand_back(connection, s, s.ended or k) for s, k in killed]
-        finally:
-            board.close()
-        if all(done):
-            path.unlink()
-
-    def _is_of_this_database(self, connection: Connection, seat: SeatView) -> bool:
-        """A board may be older than a change of the DSN: the number of one that it shows is
-        that of somebody innocent here."""
-        if seat.incarnation is None or seat.role is Role.STEWARD:
-            return False
-        name = f"{socket.gethostname()}:{seat.pid}"
-        return self._claims.worker_of(connection, seat.incarnation) == name
 
     def _renew(self, connection: Connection, view: BoardView, now: float) -> float:
         """All that the living hold, in one statement."""

@@ -1,0 +1,63 @@
+"""Boards of dead supervisors, and what their processes held."""
+
+import os
+import socket
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cmdbus.board import Board
+from cmdbus.seats import Ended, Role
+from cmdbus.views import SeatView
+from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.left_behind import LeftBehind
+
+pytestmark = pytest.mark.db
+
+
+def leave_a_board(path: Path, incarnation: int) -> None:
+    board = Board.create(path, seats=1, slots=2)
+    seat = board.seat(0)
+    seat.assign(Role.WORKER, number=0, generation=1, now=1)
+    seat.enter(pid=os.getpid(), generation=1, now=1)
+    seat.register(incarnation)
+    board.close()
+
+
+def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Path) -> None:
+    """races.md 7: nothing is handed back before the sessions of the dead are gone."""
+    answers, asked = [False, True], []
+
+    def hand_back(connection: Connection, seat: SeatView, ended: Ended) -> bool:
+        asked.append((seat.incarnation, ended.pid))
+        return answers.pop(0)
+
+    claims = Claims("cmdbus", 30)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        claims.register(connection, f"{socket.gethostname()}:{os.getpid()}")
+        path = tmp_path / "cmdbus.board.17"
+        leave_a_board(path, claims.incarnation)
+        (tmp_path / "cmdbus.board.else").touch()
+        left_behind = LeftBehind(tmp_path, "cmdbus", claims, hand_back)
+        assert left_behind.wait() == 0
+        left_behind.rescue(connection)
+        assert path.exists()
+        assert 0 < left_behind.wait() < 60
+        left_behind.rescue(connection)
+        assert not path.exists()
+        assert left_behind.wait() == float("inf")
+    assert asked == [(claims.incarnation, os.getpid())] * 2
+
+
+def test_what_is_no_board_is_left_and_not_tried_again(
+    dsn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "cmdbus.board.17"
+    path.write_bytes(b"no board")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        left_behind = LeftBehind(tmp_path, "cmdbus", Claims("cmdbus", 30), lambda *_: False)
+        left_behind.rescue(connection)
+    assert "claimable when its leases end" in caplog.text
+    assert path.exists()
+    assert left_behind.wait() == float("inf")

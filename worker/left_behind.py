@@ -1,0 +1,75 @@
+"""Boards of supervisors of this name that died with everything: what their processes held is
+handed back by the steward of the next one."""
+
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from cmdbus.board import Board
+from cmdbus.errors import BoardError
+from cmdbus.seats import Ended, Role
+from cmdbus.views import SeatView
+from cmdbus.worker.claims import Claims, Connection
+
+logger = logging.getLogger(__name__)
+
+#: To those whose sessions have not ended yet.
+_AGAIN_SECONDS = 5.0
+#: What a supervisor could not say any more of a process that died with it.
+KILLED = Ended(generation=0, pid=0, signal=signal.SIGKILL)
+
+
+class LeftBehind:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        claims: Claims,
+        hand_back: Callable[[Connection, SeatView, Ended], bool],
+    ) -> None:
+        self._claims = claims
+        self._hand_back = hand_back
+        boards = sorted(directory.glob(f"{name}.board.*"))
+        # Somebody may be named like our board.
+        self._boards = [path for path in boards if path.suffix[1:].isdigit()]
+        self._due = 0.0
+
+    def wait(self) -> float:
+        """Seconds until `rescue` has something to do."""
+        return max(0.0, self._due - time.monotonic()) if self._boards else float("inf")
+
+    def rescue(self, connection: Connection) -> None:
+        self._due = time.monotonic() + _AGAIN_SECONDS
+        for path in list(self._boards):
+            try:
+                is_done = self._rescue_by(connection, path)
+            except (BoardError, OSError) as error:
+                logger.warning("%s: what it shows is claimable when its leases end", error)
+                is_done = True
+            if is_done:
+                self._boards.remove(path)
+
+    def _rescue_by(self, connection: Connection, path: Path) -> bool:
+        board = Board.open(path)
+        try:
+            seats = [seat for seat in board.snapshot().seats if not seat.rescued]
+            ours = [seat for seat in seats if self._is_of_this_database(connection, seat)]
+            killed = [(seat, replace(KILLED, pid=seat.pid or 0)) for seat in ours]
+            done = [self._hand_back(connection, s, s.ended or k) for s, k in killed]
+        finally:
+            board.close()
+        if all(done):
+            path.unlink()
+        return all(done)
+
+    def _is_of_this_database(self, connection: Connection, seat: SeatView) -> bool:
+        """A board may be older than a change of the DSN: the number of one that it shows is
+        that of somebody innocent here."""
+        if seat.incarnation is None or seat.role is Role.STEWARD:
+            return False
+        name = f"{socket.gethostname()}:{seat.pid}"
+        return self._claims.worker_of(connection, seat.incarnation) == name
