@@ -58,7 +58,8 @@ def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_sett
             eventually(lambda: bus.snapshot("payments")["depth"] == 0)
             held = [SendRequest("payments", "Debit", "held", priority=3)]
             runs = [SendRequest("payments", "Debit", "runs", priority=4)]
-            bus.send_many([*held, *runs, *[SendRequest("payments", "Debit")] * 300])
+            busy = [SendRequest("payments", "Debit", priority=2)] * 200
+            bus.send_many([*busy, *held, *runs, *[SendRequest("payments", "Debit")] * 300])
             gate.wait_for(1)
 
             def agrees() -> bool:

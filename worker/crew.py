@@ -278,7 +278,9 @@ class Crew:
                 self.done.settle(slot.hand, slot.place, self.done.take())
                 stays = slot.end()
             else:
+                self._pace.step_begins(time.monotonic(), self._backlog.left)
                 found = self.lead.step(slot, self._concurrency)
+                self._pace.step_ends(time.monotonic(), self._backlog.left)
                 stays = slot.end()
                 if not found and stays:
                     self._rest(slot)
@@ -291,7 +293,7 @@ class Crew:
         finally:
             slot.place.end(time.monotonic_ns())
             if stays and not self._stopping.is_set():
-                self._backlog.put(LEAD)
+                self._backlog.put_lead(self._pace.meanwhile())
         return stays
 
     def _rest(self, slot: Slot) -> None:

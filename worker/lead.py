@@ -97,13 +97,11 @@ class Lead:
             if hand.lost() or not isinstance(error, psycopg.Error):
                 self.doubt(hand.session)
             raise
-        ended = time.monotonic()
-        self._record.stepped(place, len(claims), ended - began)
+        self._record.stepped(place, len(claims), time.monotonic() - began)
         self._done.settled(place, plain, lost)
         self._wake.stepped(full=len(claims) >= want.free)
         self._floors.found(((claim.domain, claim.priority), claim.id) for claim in claims)
         self._domains.rotate(-1)
-        self._pace.stepped(len(claims), began, ended)
         self._take_on(slot, claims)
         return bool(claims or not want.free)
 
