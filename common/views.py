@@ -2,6 +2,7 @@
 None. Times are monotonic nanoseconds.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import IntEnum
 from uuid import UUID
@@ -126,8 +127,8 @@ class SeatView:
     def health(self) -> Health:
         return self.levels.health
 
-    def to_dict(self, now: int) -> dict[str, object]:
-        present = self.pid is not None
+    def to_dict(self, now: int, gone: Container[int] = ()) -> dict[str, object]:
+        present = self.pid is not None and self.pid not in gone
         return {
             "seat": self.number,
             "pid": self.pid,
@@ -163,17 +164,18 @@ class BoardView:
     def with_role(self, role: Role) -> list[SeatView]:
         return sorted((s for s in self.seats if s.role is role), key=lambda seat: seat.number)
 
-    def to_dict(self, now: int) -> dict[str, object]:
-        """As `cmdbus ps --json` shows it: `since` in seconds ago, `due` in seconds to come."""
+    def to_dict(self, now: int, gone: Container[int] = ()) -> dict[str, object]:
+        """As `cmdbus ps --json` shows it: `since` in seconds ago, `due` in seconds to come.
+        Pids that are `gone` have no health."""
         stewards, alone = self.with_role(Role.STEWARD), self.with_role(Role.ALONE)
         steward = stewards[0] if stewards else None
-        workers = {seat.number: seat for seat in self.with_role(Role.WORKER)}
+        workers = {s.number: s.to_dict(now, gone) for s in self.with_role(Role.WORKER)}
         numbers = sorted({*workers, *range(self.wanted)})
         return {
             "name": self.name,
             "pid": self.pid,
             "state": self.state.name.lower() if self.state is not None else None,
-            "seats": [workers[n].to_dict(now) if n in workers else _empty(n) for n in numbers],
+            "seats": [workers.get(n) or _empty(n) for n in numbers],
             "steward": {
                 "pid": steward.pid if steward else None,
                 "generation": steward.generation if steward else 0,
@@ -182,7 +184,7 @@ class BoardView:
                 "listening": self.listening,
                 "armed": self.armed > 0,
             },
-            "quarantine": alone[0].to_dict(now) if alone else None,
+            "quarantine": alone[0].to_dict(now, gone) if alone else None,
         }
 
 

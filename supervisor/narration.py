@@ -127,7 +127,7 @@ _ENDS = {
     "retry": "to be tried again",
     "trouble": "given to a person",
     "interrupted": "interrupted",
-    "lost": "lost their lease",
+    "lost": "cut off before their end",
 }
 
 

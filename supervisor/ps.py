@@ -4,6 +4,7 @@ So it works while the database is away, and when the supervisor is frozen or dea
 """
 
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,11 @@ _EVERY = 1.0
 def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
     """Show a supervisor's processes and what their threads run.
 
-    FOR is how long a thread has been doing this, DUE IN when it should be done at the
-    latest. Ids are those of cmdbus get.
+    STARTS counts the processes that this worker has had. A thread is running a command,
+    leading (it fetches commands for its process and writes down how others ended), settling
+    its own, away (it waits for the database) or stuck (given up). FOR is how long it has
+    been doing this, DUE IN when it should be done at the latest. Ids are those of cmdbus
+    get. Exits with 1 if the supervisor is gone.
 
     \b
     Examples:
@@ -49,6 +53,8 @@ def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
             show_json(look.to_dict())
         else:
             click.echo("\n".join(lines(look)))
+        if look.is_over:
+            raise BoardError(f"the supervisor {look.view.name!r} is {look.state}")
 
 
 def _watch(path: Path, as_json: bool) -> None:
@@ -87,7 +93,21 @@ def _look(path: Path) -> Look:
             view = _timeless(view)
         counters = board.counters()
     now = time.monotonic_ns()
-    return Look(view=view, now=now, supervisor=_presence(view, now), counters=counters)
+    return Look(
+        view=view,
+        now=now,
+        supervisor=_presence(view, now),
+        counters=counters,
+        gone=frozenset(_gone(view)),
+    )
+
+
+def _gone(view: BoardView) -> Iterator[int]:
+    for seat in view.seats:
+        if seat.pid is None:
+            continue
+        if not view.this_boot or presence(seat.pid, seat.since) is Presence.GONE:
+            yield seat.pid
 
 
 def _presence(view: BoardView, now: int) -> Presence:

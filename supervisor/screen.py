@@ -18,7 +18,7 @@ WIDTH = 80
 _NS = 1_000_000_000
 #: So much later than promised is late.
 _GRACE = 1 * _NS
-_SLOT = "  {:>4}  {:<8}  {:>6}  {:>7}  {:>3}  {}"
+_SLOT = "  {:>6}  {:<8}  {:>6}  {:>7}  {:>3}  {}"
 #: Where a slot's last column begins.
 _INDENT = len(_SLOT.format("", "", "", "", "", ""))
 _QUIET = (Phase.IDLE, Phase.RESTING)
@@ -32,6 +32,8 @@ class Look:
     now: int
     supervisor: Presence
     counters: CountersView
+    #: Pids on the board whose processes are gone.
+    gone: frozenset[int]
 
     @property
     def state(self) -> str:
@@ -41,8 +43,16 @@ class Look:
             return "dead"
         return state.name.lower() if state is not None else "unknown"
 
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("dead", "stopped")
+
+    def has(self, seat: SeatView) -> bool:
+        """Whether its process is still there, as far as anybody can tell."""
+        return seat.pid is not None and seat.pid not in self.gone
+
     def to_dict(self) -> dict[str, object]:
-        return {**self.view.to_dict(self.now), "state": self.state}
+        return {**self.view.to_dict(self.now, self.gone), "state": self.state}
 
 
 def lines(look: Look, before: Look | None = None) -> Iterator[str]:
@@ -53,16 +63,16 @@ def lines(look: Look, before: Look | None = None) -> Iterator[str]:
         yield from _pace(look, before)
     for seat in look.view.with_role(Role.ALONE):
         yield ""
-        yield f"quarantine: pid {seat.pid or '-'}, runs a suspect command alone"
+        yield f"alone: pid {seat.pid or '-'}, runs a command that may have killed its process"
         yield from _slots(seat, look.now)
     yield ""
-    yield "SEAT      PID  GEN  HEALTH            AGE  SLOTS"
+    yield "WORKER      PID  STARTS  HEALTH            AGE  THREADS"
     workers = {seat.number: seat for seat in look.view.with_role(Role.WORKER)}
     for number in sorted({*workers, *range(look.view.wanted)}):
         if number in workers:
             yield from _seat(workers[number], look)
         else:
-            yield f"{number:>4}        -    -  empty"
+            yield f"{number:>6}        -       -  empty"
     for seat in look.view.with_role(Role.LEAVING):
         when = "-" if seat.leave_by is None else _until(seat.leave_by, look.now)
         yield f"leaving: pid {seat.pid or '-'}, which must be gone in {when}"
@@ -73,7 +83,7 @@ def lines(look: Look, before: Look | None = None) -> Iterator[str]:
 
 def _head(look: Look) -> Iterator[str]:
     view, state = look.view, look.state
-    late = state not in ("dead", "stopped") and _late(view.due, look.now)
+    late = not look.is_over and _late(view.due, look.now)
     frozen = look.supervisor is Presence.FROZEN and state != "stopped"
     told = f"{view.name}: {state}"
     told += ", but frozen" if frozen else ", but late" if late else ""
@@ -100,12 +110,12 @@ def _steward(look: Look) -> str:
     if not stewards or stewards[0].pid is None:
         return "steward: none"
     view, seat = look.view, stewards[0]
-    said = [f"pid {seat.pid}", f"generation {seat.generation}"]
-    said.append("listening" if view.listening else "not listening")
-    if view.armed:
-        said.append("armed")
+    if not look.has(seat):
+        return f"steward: gone, pid was {seat.pid}"
+    said = [f"pid {seat.pid}"]
+    said.append("hears of new commands" if view.listening else "does not hear of new commands")
     if view.suspects:
-        said.append("suspects wait")
+        said.append("crashers wait to run alone")
     if _late(seat.due, look.now):
         said.append(f"late by {_since(seat.due, look.now)}")
     return f"steward: {', '.join(said)}"
@@ -129,17 +139,18 @@ def _ended(counters: CountersView, end: End) -> int:
 
 
 def _seat(seat: SeatView, look: Look) -> Iterator[str]:
-    present = seat.pid is not None
+    present = look.has(seat)
+    health = seat.health.value if present else "empty" if seat.pid is None else "gone"
     busy = [slot for slot in seat.slots if slot.number >= 0 and slot.phase not in _QUIET]
     quiet = sum(slot.number >= 0 for slot in seat.slots) - len(busy)
     yield (
-        f"{seat.number:>4}  {seat.pid or '-':>7}  {seat.generation:>3}  "
-        f"{seat.health.value if present else 'empty':<13}  {_since(seat.since, look.now):>6}  "
+        f"{seat.number:>6}  {seat.pid or '-':>7}  {seat.generation:>6}  "
+        f"{health:<13}  {_since(seat.since, look.now):>6}  "
         f"{len(busy)} busy, {quiet} idle"
     )
     for reason in seat.levels.reasons if present else ():
         yield cut(f"      {reason}", WIDTH)
-    if present and look.state not in ("dead", "stopped") and _late(seat.due, look.now):
+    if present and not look.is_over and _late(seat.due, look.now):
         yield f"      its main thread is late by {_since(seat.due, look.now)}"
     yield from _slots(seat, look.now)
 
@@ -159,7 +170,7 @@ def _slots(seat: SeatView, now: int) -> Iterator[str]:
         key=lambda slot: slot.number,
     )
     if busy:
-        yield _SLOT.format("SLOT", "PHASE", "FOR", "DUE IN", "TRY", "COMMAND")
+        yield _SLOT.format("THREAD", "PHASE", "FOR", "DUE IN", "TRY", "COMMAND")
     for slot in busy:
         yield from _slot(slot, now)
 

@@ -2,11 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -67,7 +68,7 @@ def taken(
     """A seat with one busy slot."""
     now, seat = time.monotonic_ns(), board.seat(place)
     seat.assign(role, number=number, generation=place + 1, now=now)
-    seat.enter(pid=os.getpid(), generation=place + 1, now=now - 90 * SECOND)
+    seat.enter(pid=os.getpid(), generation=place + 1, now=now)
     seat.beat(now + 60 * SECOND, levels or Levels())
     slot = seat.slot(0)
     slot.occupy(0, now)
@@ -111,7 +112,14 @@ def ps(place: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def state(place: Path) -> str:
+def ps_of_one_that_is_gone(place: Path, *arguments: str) -> str:
+    result = here("ps", "--runtime-dir", str(place.parent), *arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: the supervisor 'cmdbus' is ")
+    return result.stdout
+
+
+def state(place: Path, ps: Callable[..., str] = ps) -> str:
     told: str = json.loads(ps(place, "--json"))["state"]
     assert ps(place).splitlines()[0].startswith(f"cmdbus: {told}, ")
     return told
@@ -128,13 +136,13 @@ def test_what_runs_is_shown_with_its_command_and_times(place: Path, board: Board
     lines = text.splitlines()
     assert lines[0].startswith(f"cmdbus: running, pid {os.getpid()}, began ")
     assert lines[1] == "1 restart: crashed 1"
-    assert lines[2] == f"steward: pid {os.getpid()}, generation 1, listening"
+    assert lines[2] == f"steward: pid {os.getpid()}, hears of new commands"
     [running] = [line.split() for line in lines if "running" in line and "payments/D" in line]
     assert running[:2] == ["0", "running"] and running[4] == "2"
     assert running[2] in ("3.0s", "3.1s", "3.2s", "3.3s") and running[3] in ("33s", "32s")
     assert str(command_id) in text
     assert "1 busy, 1 idle" in text
-    assert "   1        -    -  empty" in lines
+    assert "     1        -       -  empty" in lines
     assert max(map(len, lines)) <= 80
 
 
@@ -156,7 +164,7 @@ def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
     command_id = uuid4()
     begin(board, 0, taken(board, 0, Role.ALONE), command_id)
     text = ps(place)
-    assert "quarantine: pid" in text and str(command_id) in text
+    assert "alone: pid" in text and str(command_id) in text
     assert json.loads(ps(place, "--json"))["quarantine"]["slots"][0]["type"] == "Debit"
 
 
@@ -203,10 +211,11 @@ def test_a_supervisor_that_is_gone_is_dead_whatever_it_wrote_last(place: Path) -
         assert state(place) == "running"
         supervisor.kill()
         os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOWAIT)
-        assert state(place) == "dead"  # not reaped yet
+        assert state(place, ps_of_one_that_is_gone) == "dead"  # not reaped yet
         supervisor.wait(10)
-        assert state(place) == "dead"
-        assert "Its process is gone; this is what was last written" in ps(place)
+        assert state(place, ps_of_one_that_is_gone) == "dead"
+        told = ps_of_one_that_is_gone(place)
+        assert "Its process is gone; this is what was last written" in told
 
 
 def test_a_frozen_supervisor_is_said_to_be_frozen_at_once(place: Path) -> None:
@@ -229,8 +238,8 @@ def test_a_supervisor_that_does_not_come_back_is_said_to_be_late(place: Path) ->
 
 def test_one_that_has_stopped_is_neither_dead_nor_late(place: Path, board: Board) -> None:
     supervised(board, due=-60, state=SupervisorState.STOPPED)
-    assert state(place) == "stopped"
-    assert "Hung" not in ps(place)
+    assert state(place, ps_of_one_that_is_gone) == "stopped"
+    assert "Hung" not in ps_of_one_that_is_gone(place)
 
 
 def test_a_number_that_somebody_else_has_now_is_not_the_supervisor(
@@ -240,7 +249,7 @@ def test_a_number_that_somebody_else_has_now_is_not_the_supervisor(
     board.supervise(
         pid=os.getpid(), state=SupervisorState.RUNNING, since=SECOND, due=2 * SECOND, wanted=1
     )
-    assert state(place) == "dead"
+    assert state(place, ps_of_one_that_is_gone) == "dead"
     found = [presence(os.getpid(), since) for since in (None, SECOND, time.monotonic_ns())]
     assert found == [Presence.HERE, Presence.GONE, Presence.HERE]
 
@@ -250,12 +259,27 @@ def test_a_board_of_another_boot_shows_no_times(place: Path, board: Board) -> No
     with place.open("r+b") as file:
         file.seek(HEAD.size - 16)
         file.write(bytes(16))
-    assert state(place) == "dead"
-    text = ps(place)
+    assert state(place, ps_of_one_that_is_gone) == "dead"
+    text = ps_of_one_that_is_gone(place)
     assert "The machine was started anew since" in text
     assert "payments/Debit" in text and "late" not in text
+    [seat, _] = json.loads(ps_of_one_that_is_gone(place, "--json"))["seats"]
+    assert (seat["since"], seat["slots"][0]["due"], seat["health"]) == (None, None, None)
+
+
+def test_a_process_that_is_gone_is_not_healthy(place: Path, board: Board) -> None:
+    """Of a supervisor that was killed nobody is left to write what is so."""
+    begin(board, 1, taken(board, 1, Role.WORKER), uuid4())
+    taken(board, 0, Role.STEWARD)
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    for at in (0, 1):
+        board.seat(at).enter(pid=ended.pid, generation=at + 1, now=time.monotonic_ns())
+    text = ps(place)
+    assert re.search(rf" 0 +{ended.pid} +2 +gone ", text) and "HEALTHY" not in text
+    assert f"steward: gone, pid was {ended.pid}" in text
     [seat, _] = json.loads(ps(place, "--json"))["seats"]
-    assert (seat["since"], seat["slots"][0]["due"]) == (None, None)
+    assert (seat["pid"], seat["health"]) == (ended.pid, None)
 
 
 def test_a_missing_board_is_said_with_where_it_was_looked_for(tmp_path: Path) -> None:
