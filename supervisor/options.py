@@ -18,6 +18,8 @@ DSN_FROM = "cmdbus.dsn_from"
 SETTINGS_FILE = "cmdbus.settings_file"
 _VARIABLES = ("CMDBUS_DSN", "DATABASE_URL")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?[^\s'\"]*@[^\s'\"]*|\bpassword\s*=[^'\"]*")
+#: A group without a sub-command is help and an error; before click 8.2 only help.
+_HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|\bpassword\s*=", re.IGNORECASE)
 
 
@@ -117,12 +119,15 @@ class RedactingCommand(click.Command):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.MissingParameter as error:
+            click.echo(f"Error: {_missing(error)}", err=True)
+            sys.exit(error.exit_code)
         except click.ClickException as error:
             shown = type(error) if type(error) is click.ClickException else click.UsageError
             told = shown(_URL.sub("(a DSN)", _told(error)))
             if isinstance(told, click.UsageError) and isinstance(error, click.UsageError):
                 told.ctx = error.ctx
-            told.show()
+            (error if isinstance(error, _HELP) else told).show()
             sys.exit(error.exit_code)
         except click.Abort:
             click.echo("Aborted.", err=True)
@@ -131,6 +136,15 @@ class RedactingCommand(click.Command):
 
 class RedactingGroup(RedactingCommand, click.Group):
     """A group of commands that shows none either."""
+
+
+def _missing(error: click.MissingParameter) -> str:
+    """With the first of the examples that its help has."""
+    assert error.param is not None and error.ctx is not None
+    told = f"{error.param.human_readable_name} is missing"
+    lines = (line.strip() for line in (error.ctx.command.help or "").splitlines())
+    example = next((line for line in lines if line.startswith("cmdbus ")), None)
+    return f"{told}, as in: {example}" if example else told
 
 
 def _told(error: click.ClickException) -> str:

@@ -63,6 +63,26 @@ def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("send shop", "TYPE is missing, as in: cmdbus send payments DebitAccount '{"),
+        ("get", "DOMAIN is missing, as in: cmdbus get payments 01a1ef5a-"),
+        ("pause", "DOMAIN is missing, as in: cmdbus pause payments"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_sentence_with_an_example(typed: str, sentence: str) -> None:
+    result = here(*typed.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"Error: {sentence}")
+
+
+def test_a_group_alone_shows_its_help_once() -> None:
+    result = here("tsq")
+    assert result.output.count("Usage:") == 1 and "summary" in result.output
+
+
+@pytest.mark.parametrize(
     "typed",
     [
         "status {}",
