@@ -1,5 +1,6 @@
 """The ladder of timeouts: each rung bounds what the one below could not. Pure."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from cmdbus.checks import check_seconds
@@ -26,14 +27,18 @@ class Timeouts:
     def __post_init__(self) -> None:
         for field in fields(self):
             check_seconds(f"{field.name} timeout", getattr(self, field.name))
+        if wrong := list(self._wrong()):
+            raise ValueError("; ".join(wrong))
+
+    def _wrong(self) -> Iterator[str]:
         for lower, upper in (("statement", "lease"), ("lease", "thread"), ("thread", "watchdog")):
             if not getattr(self, lower) < getattr(self, upper):
-                raise ValueError(
+                yield (
                     f"{lower} timeout ({getattr(self, lower):g} s) must be less than "
                     f"{upper} timeout ({getattr(self, upper):g} s)"
                 )
         if self.pool > self.lease:
-            raise ValueError(
+            yield (
                 f"pool timeout ({self.pool:g} s) must not be more than "
                 f"lease timeout ({self.lease:g} s)"
             )
