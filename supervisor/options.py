@@ -66,7 +66,10 @@ def _read_dsn(context: click.Context, _: click.Parameter, dsn: str | None) -> st
             err=True,
         )
     file: Path | None = context.meta["cmdbus.dsn_file"]
-    if file is None or _is_nearer(told, context.get_parameter_source("dsn_file")):
+    named = context.get_parameter_source("dsn_file")
+    if file is not None and told is named and told is not ParameterSource.ENVIRONMENT:
+        raise click.UsageError("--dsn and --dsn-file both name a database: give one of them")
+    if file is None or _is_nearer(told, named):
         _refuse_empty(dsn)
         return dsn
     context.meta[DSN_FROM] = f"the file {file}"

@@ -204,6 +204,12 @@ def test_a_broken_file_does_not_keep_help_from_helping() -> None:
         (["--visibility-timeout", "35"], "--visibility-timeout (35 s) must be less than --thread"),
         (["--thread-timeout", "60"], "--thread-timeout (60 s) must be less than --watchdog-time"),
         (["--pool-timeout", "31"], "--pool-timeout (31 s) must not be more than --visibility-"),
+        (
+            ["--visibility-timeout", "20", "--thread-timeout", "70"],
+            "--statement-timeout (25 s) must be less than --visibility-timeout (20 s); "
+            "--thread-timeout (70 s) must be less than --watchdog-timeout (60 s); "
+            "--pool-timeout (30 s) must not be more than --visibility-timeout (20 s)",
+        ),
     ],
 )
 def test_the_ladder_is_refused_with_the_options_of_its_rungs(
@@ -234,6 +240,11 @@ def test_the_dsn_that_was_given_nearest_wins(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CMDBUS_DSN_FILE", "near")
     assert told().settings.dsn == "host=near"
     assert told("--dsn", "host=option").settings.dsn == "host=option"
+    assert "give one of them" in refused("--dsn", "host=option", "--dsn-file", "near")
+    Path("cmdbus.toml").write_text('dsn-file = "far"\ndsn = "host=toml"\n')
+    monkeypatch.delenv("DATABASE_URL")
+    monkeypatch.delenv("CMDBUS_DSN_FILE")
+    assert "give one of them" in refused()
 
 
 def test_no_secret_is_in_what_is_shown() -> None:

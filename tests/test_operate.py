@@ -54,6 +54,7 @@ def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:
         ([f"postgresql://ann:{SECRET}@db/x"], 2, "unexpected extra argument"),
         (["--dsn", "host=::1 port=1", "--schema", f"postgresql://a:{SECRET}@db"], 2, "schema must"),
         (["--dsn", ""], 2, "is empty"),
+        (["--dsn", "host=127.0.0.1", "--dsn-file", "none"], 2, "give one of them"),
     ):
         done = cmdbus("init", *arguments)
         assert done.returncode == code, done
