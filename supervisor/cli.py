@@ -22,6 +22,7 @@ from cmdbus.supervisor.checking import examine
 from cmdbus.supervisor.configuration import configured, read
 from cmdbus.supervisor.cpus import usable_cpus
 from cmdbus.supervisor.options import RedactingCommand, database_options
+from cmdbus.supervisor.vacancy import look_at_host
 from cmdbus.supervisor.values import address, poll_seconds, seconds, size, whole
 from cmdbus.timeouts import Timeouts
 
@@ -220,7 +221,7 @@ def look(context: click.Context, *, as_json: bool) -> Exit:
             _show([(entry.name, f"{entry.value}  ({entry.source})") for entry in told.entries])
             click.echo()
         with _database(told.settings.with_demo()) as settings:
-            checks = examine(settings)
+            checks = [*look_at_host(settings), *examine(settings)]
     if as_json:
         found = [asdict(each) for each in checks]
         click.echo(json.dumps({"settings": [asdict(e) for e in told.entries], "checks": found}))

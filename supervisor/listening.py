@@ -22,29 +22,42 @@ _REASONS = {
 class ListenError(CmdbusError):
     """There can be no socket where one was asked for."""
 
+    #: Somebody else has it at the moment.
+    in_use = False
+
 
 def listen(host: str, port: int) -> socket.socket:
     """Never blocks who accepts."""
-    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        listener = _bound(family, address)
-    except OSError as error:
-        # Those of getaddrinfo have numbers of their own.
-        reason = _REASONS.get(error.errno or 0) if not isinstance(error, socket.gaierror) else None
-        raise ListenError(f"cannot listen on {name} (--http): {reason or error.strerror}") from None
+    listener = bound(host, port, backlog=_BACKLOG)
     _tell(listener)
     return listener
 
 
-def _bound(family: int, address: tuple[str | int, ...] | tuple[int, bytes]) -> socket.socket:
+def bound(host: str, port: int, backlog: int | None = None) -> socket.socket:
+    """Nobody can connect to it without a `backlog`."""
+    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return _bound(family, address, backlog)
+    except OSError as error:
+        # Those of getaddrinfo have numbers of their own.
+        reason = _REASONS.get(error.errno or 0) if not isinstance(error, socket.gaierror) else None
+        told = ListenError(f"cannot listen on {name} (--http): {reason or error.strerror}")
+        told.in_use = error.errno == errno.EADDRINUSE
+        raise told from None
+
+
+def _bound(
+    family: int, address: tuple[str | int, ...] | tuple[int, bytes], backlog: int | None
+) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         # A port whose last connections are just closed is free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        if backlog is not None:
+            listener.listen(backlog)
         listener.setblocking(False)
     except BaseException:
         listener.close()

@@ -8,6 +8,10 @@ from pathlib import Path
 from cmdbus.errors import BoardError
 
 
+class NameTakenError(BoardError):
+    """A supervisor of this name runs."""
+
+
 class Pidfile:
     """Held until it is closed, or its process is gone; children must close `descriptor`."""
 
@@ -36,19 +40,30 @@ class Pidfile:
             return False
 
 
-def _locked(path: Path, name: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+def pidfile_path(directory: Path, name: str) -> Path:
+    return directory / f"{name}.pid"
+
+
+def check_free(path: Path, name: str) -> None:
+    """Or a NameTakenError; keeps nothing."""
+    if os.path.lexists(path):
+        os.close(_locked(path, name, os.O_RDONLY, fcntl.LOCK_SH))
+
+
+def _locked(
+    path: Path, name: str, flags: int = os.O_RDWR | os.O_CREAT, lock: int = fcntl.LOCK_EX
+) -> int:
     try:
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise BoardError(f"the pidfile {path} cannot be opened: {error.strerror}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
     except BlockingIOError:
         said = os.read(descriptor, 20).strip()
         os.close(descriptor)
         pid = said.decode() if said.isdigit() else "unknown"
-        raise BoardError(
+        raise NameTakenError(
             f"a supervisor named {name!r} runs already (pid {pid}): stop it, or "
             f"choose another --name or --runtime-dir"
         ) from None

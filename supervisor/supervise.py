@@ -29,7 +29,7 @@ from cmdbus.supervisor.listening import listen
 from cmdbus.supervisor.loop import Supervisor
 from cmdbus.supervisor.narration import Narration
 from cmdbus.supervisor.notify import Notifier
-from cmdbus.supervisor.pidfile import Pidfile
+from cmdbus.supervisor.pidfile import Pidfile, pidfile_path
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def supervise(settings: Settings) -> Exit:
             noted = Signals()
             stack.callback(noted.close)
             directory = make_runtime_directory(find_runtime_directory(settings.runtime_dir))
-            pidfile = Pidfile(directory / f"{settings.name}.pid", settings.name)
+            pidfile = Pidfile(pidfile_path(directory, settings.name), settings.name)
             stack.callback(pidfile.close)
             http = stack.enter_context(listen(*settings.http)) if settings.http else None
             settings = stack.enter_context(_with_database(settings, noted))

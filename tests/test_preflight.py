@@ -1,6 +1,7 @@
 """What a supervisor looks at before it starts, against servers that really refuse."""
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,6 +26,8 @@ from cmdbus.schema import install
 from cmdbus.settings import Settings
 from cmdbus.statements import migrations
 from cmdbus.supervisor.checking import examine
+from cmdbus.supervisor.pidfile import Pidfile
+from cmdbus.supervisor.vacancy import look_at_host
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.preflight import preflight
 
@@ -416,7 +419,7 @@ def supervise(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, dsn: str) -> None:
     """R05: an exit code that says that it cannot start."""
     where = f"{dsn} password={SECRET}"
-    small = ("--check", "--procs", "1", "--threads", "2", "--dsn", where)
+    small = ("--check", "--procs", "1", "--threads", "2", "--dsn", where, "--runtime-dir", "run")
     done = supervise(*small, "--app", "shop_checked:registry")
     assert done.returncode == 0, done
     settings, found = done.stdout.split("\n\n")
@@ -425,8 +428,8 @@ def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, ds
     assert [line.split()[:2] for line in found.splitlines()] == [
         ["ok", f"{name}:"]
         for name in (
-            *("app", "connection", "server", "encoding", "schema", "timeouts", "connections"),
-            "listen",
+            *("name", "app", "connection", "server", "encoding", "schema", "timeouts"),
+            *("connections", "listen"),
         )
     ]
     failed = supervise(*small, "--app", "shop_checked:regisrty", "--http", "0.0.0.0:80")
@@ -438,6 +441,31 @@ def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, ds
     assert "fatal  app: there are no handlers to run: name them with --app" in away.stdout
     assert "away   connection: cannot connect to" in away.stdout
     assert SECRET not in done.stdout + done.stderr + failed.stdout + away.stdout + away.stderr
+
+
+def test_a_name_and_a_port_that_are_taken_are_found(tmp_path: Path) -> None:
+    def found(directory: Path) -> list[tuple[str, Finding, bool]]:
+        told = Settings(http=("127.0.0.1", port), runtime_dir=directory)
+        return [(c.name, c.finding, c.sentence in said) for c in look_at_host(told)]
+
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said.append(
+            f"cannot listen on 127.0.0.1:{port} (--http): the port is taken by another process"
+        )
+        assert found(tmp_path / "none") == [("name", OK, False), ("http", FATAL, True)]
+        tmp_path.chmod(0o700)
+        with closing(Pidfile(tmp_path / "cmdbus.pid", "cmdbus")):
+            said.append(
+                f"a supervisor named 'cmdbus' runs already (pid {os.getpid()}): stop it, or "
+                f"choose another --name or --runtime-dir"
+            )
+            assert found(tmp_path) == [("name", WARNING, True), ("http", WARNING, True)]
+    assert found(tmp_path) == [("name", OK, False), ("http", OK, False)]
+    tmp_path.chmod(0o755)
+    assert found(tmp_path)[0][1] is FATAL
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.db

@@ -1,0 +1,35 @@
+"""Whether what a supervisor takes of its host is free: its name, and the port of --http."""
+
+import os
+from collections.abc import Iterator
+
+from cmdbus.errors import BoardError
+from cmdbus.readiness import Check, Finding
+from cmdbus.runtime import check_runtime_directory, find_runtime_directory
+from cmdbus.settings import Settings
+from cmdbus.supervisor.listening import ListenError, bound
+from cmdbus.supervisor.pidfile import NameTakenError, check_free, pidfile_path
+
+
+def look_at_host(told: Settings) -> Iterator[Check]:
+    """Keeps nothing. What a supervisor of this name has is only a warning: another one can
+    start as soon as that has stopped."""
+    directory = find_runtime_directory(told.runtime_dir)
+    taken = Finding.FATAL
+    try:
+        if os.path.lexists(directory):
+            check_runtime_directory(directory)
+        check_free(pidfile_path(directory, told.name), told.name)
+        yield Check("name", Finding.OK, f"no supervisor named {told.name!r} runs here")
+    except NameTakenError as error:
+        taken = Finding.WARNING
+        yield Check("name", taken, str(error))
+    except BoardError as error:
+        yield Check("name", Finding.FATAL, str(error))
+    if told.http is None:
+        return
+    try:
+        bound(*told.http).close()
+        yield Check("http", Finding.OK, "its address is free")
+    except ListenError as error:
+        yield Check("http", taken if error.in_use else Finding.FATAL, str(error))
