@@ -68,16 +68,19 @@ def leave_effect(command: Command, context: Context) -> None:
 # Layer 4.
 
 
-@pytest.mark.parametrize("touches", [False, True], ids=["plain", "in its transaction"])
+@pytest.mark.parametrize("touches", ["nothing", "its connection", "a table"])
 def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
-    dsn: str, bus: CommandBus, touches: bool
+    dsn: str, bus: CommandBus, touches: str
 ) -> None:
-    """M114, R46, fault 7: with its stack, charged, once, and nothing of it lands."""
+    """M114, R46, fault 7: with its stack and its own SQL, charged, once, and nothing of it
+    lands."""
     registry, gate = HandlerRegistry(), Gate()
 
     @registry.handler("payments", "Hang", retry=ONCE)
     def hang(command: Command, context: Context) -> None:
-        if touches:
+        if touches == "its connection":
+            assert context.connection
+        elif touches == "a table":
             leave_effect(command, context)
         gate(command, context)
 
@@ -96,7 +99,11 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
         bus.wait("payments", bus.send("payments", "Good"), 5)
     [event] = [event for event in bus.audit("payments", hung) if event.code == "TIMEOUT"]
     assert "gate(command, context)" in str(event)
-    assert ("INSERT INTO effect" in str(event)) is touches
+    statement = event.details["details"].get("statement")
+    if touches == "a table":
+        assert statement.startswith("idle in transaction: INSERT INTO effect")
+    else:
+        assert statement is None
     assert rows(dsn, "SELECT * FROM effect") == []
 
 

@@ -327,7 +327,7 @@ class Claims:
         return True
 
     def statement_of(self, connection: Connection, pid: int) -> str:
-        """What a session is executing, or executed last; empty if that is not to be known."""
+        """What a handler is executing, or executed last in its transaction; else empty."""
         row = self._execute(connection, "read_session", {"pid": pid}).fetchone()
         return str(row[0]) if row and row[0] else ""
 

@@ -107,7 +107,7 @@ class Execution:
         error = TransientCommandError(
             "TIMEOUT",
             f"gave up after {self.timeout:g} s: its thread did not come back",
-            {"statement": statement, "stack": stack},
+            {"statement": statement, "stack": stack} if statement else {"stack": stack},
         )
         return self._finished(self._fate(error, "", self.claim.attempts + 1, None))
 
