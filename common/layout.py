@@ -38,6 +38,8 @@ cells of a slot
     attempt, thread, session
 | domain and type of it         its thread                          the same
 | verdict                       its process's main thread           the same
+  ident, by which Python's      its thread                          steward
+    own stacks name it
 | counters, and what was        its thread; of a dead seat's first  metrics, who hands back
     counted last                  slot who hands back
 | a row for each kind, and one  its thread                          metrics
@@ -112,6 +114,7 @@ SLOT_AT = 0
 SLOT = Struct("=8q16s5q")
 NAMES_AT = 2 * LINE
 VERDICT = 6 * LINE
+IDENT = VERDICT + 1
 COUNTERS = 7 * LINE
 ROWS = 9 * LINE
 

@@ -19,6 +19,7 @@ from cmdbus.layout import (
     DOMAINS,
     ENDED,
     ENDED_AT,
+    IDENT,
     KEY_CELLS,
     KEY_COUNT,
     KEYS,
@@ -60,10 +61,11 @@ from cmdbus.views import (
 
 _NS = 1_000_000_000
 _MOST_PID = 2**22
-_SLOT_BYTES = (VERDICT + 1) * CELL
+_SLOT_BYTES = (IDENT + 1) * CELL
 _BODY = slice((SLOT_AT + 1) * CELL, (SLOT_AT + 1) * CELL + SLOT.size)
 _NAMES = slice(NAMES_AT * CELL, NAMES_AT * CELL + 2 * NAME)
 _VERDICT = slice(VERDICT * CELL, (VERDICT + 1) * CELL)
+_IDENT = slice(IDENT * CELL, (IDENT + 1) * CELL)
 
 
 class Reader:
@@ -262,6 +264,7 @@ def _slot_view(raw: bytes, place: int) -> SlotView:
         since=_time(since),
         due=_time(due),
         thread=_pid(thread),
+        ident=cell(raw[_IDENT]) or None,
         backend_pid=_pid(backend_pid),
         backend_start=backend_start or None,
         sequence=sequence,
@@ -277,6 +280,7 @@ def _unknown_slot(place: int) -> SlotView:
         since=None,
         due=None,
         thread=None,
+        ident=None,
         backend_pid=None,
         backend_start=None,
         sequence=0,

@@ -17,6 +17,7 @@ from cmdbus.layout import (
     DOMAINS,
     ENDED,
     ENDED_AT,
+    IDENT,
     KEY_CELLS,
     KEYS,
     KIND_CELLS,
@@ -117,7 +118,7 @@ class Seat:
         for slot in range(self._layout.slots):
             start = self._layout.slot(self._number, slot)
             memory.zero(start + SLOT_AT, 1)
-            memory.zero(start + SLOT_AT + 2, VERDICT - 2 + 1)
+            memory.zero(start + SLOT_AT + 2, IDENT - 2 + 1)
         memory.cells[at + LEAVE_BY] = 0
         self._seat(role, number, generation, now)
 

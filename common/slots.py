@@ -8,7 +8,7 @@ from zlib import crc32
 
 from cmdbus.cells import Cells
 from cmdbus.counters import Counters
-from cmdbus.layout import CELL, NAME, NAMES_AT, SLOT, SLOT_AT
+from cmdbus.layout import CELL, IDENT, NAME, NAMES_AT, SLOT, SLOT_AT
 
 #: Whatever was in the cell, so many more can be written.
 _SEQUENCES = 2**48 - 1
@@ -55,6 +55,7 @@ class Slot:
         "_command",
         "_crc",
         "_due",
+        "_ident",
         "_named",
         "_names_at",
         "_phase",
@@ -73,6 +74,7 @@ class Slot:
         self._cells = memory.cells
         self._seal = at + SLOT_AT
         self._at = slice((self._seal + 1) * CELL, (self._seal + 1) * CELL + SLOT.size)
+        self._ident = at + IDENT
         names = (at + NAMES_AT) * CELL
         self._names_at = slice(names, names + 2 * NAME)
         self._named: Kind | None = None
@@ -87,6 +89,7 @@ class Slot:
 
     def occupy(self, number: int, now: int, thread: int | None = None) -> None:
         """`number` is what operators call it; -1 for threads that run no commands."""
+        self._cells[self._ident] = threading.get_ident()
         self._who = (thread or threading.get_native_id(), number, 0, 0)
         self._named = None
         self.end(now)

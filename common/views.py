@@ -58,6 +58,8 @@ class SlotView:
     since: int | None
     due: int | None
     thread: int | None
+    #: The same thread, as Python's own stacks name it.
+    ident: int | None
     backend_pid: int | None
     backend_start: int | None
     #: Changes with everything that its thread says; 0 if it is not known.

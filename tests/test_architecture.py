@@ -17,7 +17,7 @@ RANK = {"cmdbus": 0, "cmdbus.worker": 1, "cmdbus.supervisor": 2}
 #: What decides: functions of values, with the time and the dice passed in.
 PURE = ["budget", "checks", "data", "depth", "domains", "effective", "outcomes", "readiness"]
 PURE += ["refusals", "requests", "retry", "timeouts"]
-PURE += ["worker.blame", "supervisor.policy", "supervisor.restarts"]
+PURE += ["worker.blame", "worker.dumps", "supervisor.policy", "supervisor.restarts"]
 IMPURE = {"os", "time", "random", "secrets", "socket", "subprocess", "threading", "psycopg"}
 
 pytestmark = pytest.mark.skipif(

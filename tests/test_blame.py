@@ -59,6 +59,7 @@ def slot(place: int, which: Key | None) -> SlotView:
         since=1,
         due=2,
         thread=10 + place,
+        ident=0xAB0 + place,
         backend_pid=None,
         backend_start=None,
         sequence=2,
@@ -233,6 +234,37 @@ def test_who_crashes_alone_is_guilty(ended: Ended) -> None:
 def test_the_audit_says_how_the_process_ended(ended: Ended, said: str) -> None:
     why = blame(SEAT, ended, "").why
     assert why.startswith(f"its process {PID} ") and said in why
+
+
+def dump(*idents: int, current: int, of: str) -> str:
+    stacks = (
+        f"{'Current thread' if ident == current else 'Thread'} 0x{ident:016x} "
+        f'(most recent call first):\n  File "{of}.py", line 1 in f{ident:x}\n'
+        for ident in idents
+    )
+    return "\n".join(stacks)
+
+
+@pytest.mark.parametrize(
+    ("ended", "kept"),
+    [
+        (
+            HOLDS_GIL,
+            f'Thread 0x{0xAB1:016x} (most recent call first):\n  File "last.py", line 1 in fab1',
+        ),
+        (
+            replace(CRASHED, alone=True),
+            f"Current thread 0x{0xAB2:016x} (most recent call first):\n"
+            '  File "last.py", line 1 in fab2',
+        ),
+    ],
+)
+def test_of_all_stacks_the_latest_of_the_guilty_thread_is_kept(ended: Ended, kept: str) -> None:
+    earlier = dump(0xAB1, 0xAB2, 0xAB0, current=0xAB1, of="first")
+    last = dump(0xAB0, 0xAB1, 0xAB2, current=0xAB2, of="last")
+    text = f"{earlier}Fatal Python error: Segmentation fault\n\n{last}\nExtension modules: x\n"
+    death = blame(SEAT, ended, text)
+    assert {str(_details(error)["stack"]) for error in death.guilty.values()} == {kept}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from cmdbus.outcomes import MAX_DETAILS, SUSPECT_LOSSES
 from cmdbus.seats import Ended, Verdict
 from cmdbus.views import SeatView
 from cmdbus.worker.claims import Claim
+from cmdbus.worker.dumps import stack_of
 
 #: Id and token.
 Key = tuple[int, int]
@@ -45,10 +46,11 @@ class Death:
     guilty: Mapping[Key, CommandError] = field(default_factory=dict)
 
 
-def blame(seat: SeatView, ended: Ended, stack: str) -> Death:
-    """`stack`: what the process wrote when it crashed or was asked for it."""
+def blame(seat: SeatView, ended: Ended, dump: str) -> Death:
+    """`dump`: the stacks that the process wrote when it crashed or was asked for them."""
     assert seat.incarnation is not None, "who had none has claimed nothing"
     why = f"its process {ended.pid} {_said(ended)}"
+    stack = stack_of(dump, _ident(seat, ended))
     details = {"pid": ended.pid, "signal": ended.signal, "code": ended.code, "stack": _end(stack)}
     return Death(
         incarnation=seat.incarnation,
@@ -57,6 +59,14 @@ def blame(seat: SeatView, ended: Ended, stack: str) -> Death:
         losses=_losses(ended),
         guilty=_guilty(seat, ended, why, details),
     )
+
+
+def _ident(seat: SeatView, ended: Ended) -> int | None:
+    """Of who hung; none of who crashed: of that the dump knows."""
+    if ended.verdict is Verdict.NONE:
+        return None
+    busy = [slot for slot in seat.slots if slot.command is not None]
+    return next((slot.ident for slot in busy if ended.alone or slot.place == ended.slot), None)
 
 
 def running(seat: SeatView) -> set[Key]:

@@ -27,7 +27,6 @@ from cmdbus.counters import Counter
 from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.exits import Exit
 from cmdbus.health import Levels
-from cmdbus.outcomes import MAX_TRACEBACK
 from cmdbus.registry import HandlerRegistry
 from cmdbus.seats import Ended, Role
 from cmdbus.settings import Settings
@@ -63,6 +62,8 @@ _RETRY_SECONDS = 0.5
 _COMPLAIN_SECONDS = 30.0
 #: Of the server's queue of notifications.
 _FULLEST = 0.5
+#: Characters of a process's stacks.
+_MOST_STACKS = 1_000_000
 Value = TypeVar("Value")
 
 
@@ -368,9 +369,9 @@ def _is_to_rescue(seat: SeatView) -> bool:
 
 
 def read_stack(stacks: Path, place: int) -> str:
-    """What the process of a place wrote last, cut to what is worth keeping."""
+    """What the process of a place wrote last."""
     try:
-        return (stacks / str(place)).read_text(errors="replace")[-MAX_TRACEBACK:].strip()
+        return (stacks / str(place)).read_text(errors="replace")[-_MOST_STACKS:].strip()
     except OSError:
         return ""
 
