@@ -144,6 +144,7 @@ class Supervisor:
         self._notifier.stopping()
         self._notifier.extend(seconds + RESCUE_SECONDS + _EXITS_SECONDS)
         logger.info("stopping within %g s (%s)", seconds, why)
+        self._narration.stopping(seconds)
 
     def _reload(self) -> None:
         """The application is looked at first: a broken one leaves the fleet as it is."""

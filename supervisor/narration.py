@@ -19,6 +19,7 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor import signals
 from cmdbus.supervisor.children import Child, fork, wait
 from cmdbus.supervisor.notify import forget
+from cmdbus.supervisor.output import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,23 @@ class Narration:
     @property
     def pid(self) -> int | None:
         return self._child.pid if self._child is not None else None
+
+    def stopping(self, seconds: float) -> None:
+        """At once, as the rest may take so many seconds."""
+        if not self._settings.is_demo:
+            return
+        seats = self._board.snapshot(keys=False).seats
+        running = sum(slot.command is not None for seat in seats for slot in seat.slots)
+        if not seconds:
+            told = "Stopping at once: what runs is cut off, and runs again next time."
+        elif running:
+            told = (
+                f"Stopping: waiting for {count_of(running)} that run, at most {seconds:g} s "
+                f"(Ctrl-C again: at once)."
+            )
+        else:
+            told = "Stopping: no command runs; waiting for the processes to leave."
+        _say(f"\n{told}\n")
 
     def end(self, code: Exit) -> None:
         """The last word."""

@@ -159,7 +159,10 @@ def test_the_script_runs_the_demo_and_ends_in_the_middle_of_it(home: Path) -> No
         assert "1 x 2 threads are ready" in demo.says("the demo: ")
         demo.says("500 Quick")
         assert demo.interrupt() == 0
-    assert "The demo has stopped." in demo.said
+    stopping, stopped = (
+        demo.said.index(said) for said in ("\nStopping: ", "The demo has stopped.")
+    )
+    assert stopping < stopped
     assert "Hang" not in demo.said
 
 
@@ -172,7 +175,12 @@ def test_whether_the_narrator_lives_matters_to_nobody(home: Path) -> None:
         with EmbeddedPostgres() as server, CommandBus(server.dsn) as bus:
             id_ = bus.send("demo", "Quick", {"n": 3})
             assert bus.wait("demo", id_, _WITHIN_S).result == {"square": 9}
-        assert demo.interrupt() == 0
+            bus.send("demo", "Slow", {"seconds": 20})
+            eventually(lambda: bus.query("demo", type="Slow", status="IN_PROGRESS"))
+        os.killpg(demo.process.pid, signal.SIGINT)
+        demo.says(r"Stopping: waiting for \d commands? that run, at most 30 s")
+        assert demo.interrupt() == 5
+    assert "Stopping at once: what runs is cut off" in demo.said
 
 
 def fleet() -> set[psutil.Process]:
