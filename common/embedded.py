@@ -105,13 +105,13 @@ class EmbeddedPostgres:
         try:
             claim_directory(self.directory, self._cluster.account)
             with held(self.directory / "lock", timeout=_DOOR_S):
-                self._enter()
+                started = self._enter()
         except OSError as error:
             raise EmbeddedError(
                 f"cannot use {self.directory}: {error.strerror}; make it writable, or set "
                 "XDG_STATE_HOME to a directory that is"
             ) from error
-        self._announce()
+        self._announce(logging.INFO if started else logging.DEBUG)
 
     def close(self) -> None:
         """Stop being a user; the last one stops the server. May be called again."""
@@ -133,18 +133,21 @@ class EmbeddedPostgres:
         with held(self.directory / "lock", timeout=_DOOR_S):
             self._shut_down(mode)
 
-    def _enter(self) -> None:
+    def _enter(self) -> bool:
+        """Whether the server had to be started."""
         cluster = self._cluster
         programs = within_reach(cluster.programs, cluster.account, state_directory(cluster.account))
         self._cluster = replace(cluster, programs=programs)
         joined = self._join()
         try:
             self._cluster.create(durable=self.durable)
-            self._sockets = bring_up(self._cluster, self._configuration).socket_directory
+            postmaster, started = bring_up(self._cluster, self._configuration)
         except BaseException:
             if joined:
                 self._give_up()
             raise
+        self._sockets = postmaster.socket_directory
+        return started
 
     def _join(self) -> bool:
         """Take a user's lock, or say False when we have it."""
@@ -181,8 +184,9 @@ class EmbeddedPostgres:
         if self._sockets is not None and self._sockets.parent != self.directory:
             remove_socket_directory(self._sockets)
 
-    def _announce(self) -> None:
-        logger.info(
+    def _announce(self, level: int) -> None:
+        logger.log(
+            level,
             "embedded PostgreSQL %s, data in %s, %s",
             self.version,
             self._cluster.data,

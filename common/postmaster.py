@@ -58,9 +58,10 @@ class Postmaster:
         return cls(pid=process.pid, socket_directory=Path(lines[4]), status=lines[7].strip())
 
 
-def bring_up(cluster: Cluster, configuration: Configuration) -> Postmaster:
-    """The running server, started unless it runs already."""
+def bring_up(cluster: Cluster, configuration: Configuration) -> tuple[Postmaster, bool]:
+    """The running server, and whether it had to be started."""
     postmaster = _settled(cluster, time.monotonic() + START_S)
+    starts = postmaster is None
     if postmaster is None:
         _clear_remains(cluster)
         _launch(cluster, configuration)
@@ -69,7 +70,7 @@ def bring_up(cluster: Cluster, configuration: Configuration) -> Postmaster:
             raise EmbeddedError(f"PostgreSQL ended as soon as it ran: {cluster.last_words()}")
     else:
         configuration.compare_with_running(cluster.directory)
-    return postmaster
+    return postmaster, starts
 
 
 def bring_down(cluster: Cluster, mode: Literal["fast", "immediate"]) -> None:

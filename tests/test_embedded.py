@@ -473,7 +473,7 @@ def test_a_server_whose_starter_died_on_the_way_is_stopped(
     assert not (directory / "data" / "postmaster.pid").exists()
 
 
-def test_it_is_announced_in_one_line(
+def test_its_start_is_announced_in_one_line(
     directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("INVOCATION_ID", raising=False)
@@ -482,6 +482,8 @@ def test_it_is_announced_in_one_line(
             f"embedded PostgreSQL {server.version}, data in {directory}/data, "
             "not durable (fsync off)"
         ]
+        with EmbeddedPostgres(directory, durable=False):
+            assert len(caplog.messages) == 1, "who finds it running needs no word"
         monkeypatch.setenv("INVOCATION_ID", "of a unit")
         server.start()
     assert "systemd kills it together with the unit" in caplog.messages[-1]
