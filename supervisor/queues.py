@@ -72,12 +72,17 @@ def resume(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
 def _set_paused(
     bus: "CommandBus", as_json: bool, domains: tuple[str, ...], *, paused: bool
 ) -> None:
+    unknown = []
     for domain in domains:
         (bus.pause if paused else bus.resume)(domain)
+        hint = ""
+        if not bus.query(domain, limit=1):
+            unknown.append(domain)
+            hint = ", but no command was ever sent to it, or none is kept: is that its name?"
         if not as_json:
-            show(f"{'paused' if paused else 'resumed'} {domain}")
+            show(f"{'paused' if paused else 'resumed'} {domain}{hint}")
     if as_json:
-        show_json({"domains": list(domains), "paused": paused})
+        show_json({"domains": list(domains), "paused": paused, "unknown": unknown})
 
 
 def _rows(found: "list[DomainRecord]") -> Iterator[tuple[object, ...]]:
