@@ -142,7 +142,9 @@ def test_only_what_was_running_counts_a_loss_and_nothing_is_charged(
         (0, 1, None, None, 2, 2),
     }
     told = [event for event in bus.audit("payments", started.command_id) if event.kind == "LOST"]
-    assert [(event.message, event.worker) for event in told] == [(WHY, "dead")]
+    assert [(event.message, event.worker, event.attempt) for event in told] == [
+        (f"{WHY} (does not count as an attempt)", "dead", 1)
+    ]
     assert [event.kind for event in bus.audit("payments", claimed.command_id)] == [
         "SENT",
         "RECEIVED",

@@ -114,6 +114,12 @@ def test_a_hung_handler_cannot_keep_the_worker(dsn: str, bus: CommandBus) -> Non
     assert time.monotonic() - began < 3
     record = bus.get("payments", sent)
     assert record is not None and (record.status, record.attempts) == ("PENDING", 0)
+    sent_, received, lost = bus.audit("payments", sent)
+    assert (sent_.kind, received.kind, received.attempt) == ("SENT", "RECEIVED", 1)
+    assert (lost.kind, lost.code, lost.attempt) == ("LOST", "STOPPED", 1)
+    assert lost.message == (
+        "its worker was stopped before it had ended (does not count as an attempt)"
+    )
     let_go.set()
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("worker-")])
     assert effects(dsn) == 0
@@ -150,6 +156,7 @@ def test_a_worker_outlives_the_death_of_all_its_sessions(dsn: str, bus: CommandB
         eventually(lambda: "DATABASE_AWAY" in str(bus.audit("payments", cut_off)))
         record = bus.get("payments", cut_off)
         assert record is not None and record.attempts == 0
+        assert [e.attempt for e in bus.audit("payments", cut_off)][:3] == [None, 1, 1]
 
 
 def test_a_process_that_a_handler_forks_is_no_worker(dsn: str, bus: CommandBus) -> None:

@@ -215,14 +215,18 @@ class Claims:
         return None if lost is None else not lost
 
     def release(self, connection: Connection, claims: Sequence[Claim]) -> None:
-        """Gives back, uncharged, what is still ours of these."""
-        self.hand_back(connection, claims, [0] * len(claims), "")
+        """Gives back what is still ours of these, none of which has begun."""
+        self.hand_back(connection, claims, [None] * len(claims), "")
 
     def hand_back(
-        self, connection: Connection, claims: Sequence[Claim], losses: Sequence[int], why: str
+        self,
+        connection: Connection,
+        claims: Sequence[Claim],
+        losses: Sequence[int | None],
+        why: str,
     ) -> list[int]:
-        """The same, with so many losses for each, and why; returns the ids given back, which
-        are those that nobody holds."""
+        """The same, with so many losses for each that has begun, and why; returns the ids given
+        back, which are those that nobody holds."""
         values = {**_keys(claims), "losses": _numbers(losses), "why": why}
         return list(self._value(connection, "release", values))
 

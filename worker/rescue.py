@@ -95,7 +95,7 @@ class _Rescuer:
         guilty = [claim for claim in claims if _key(claim) in self._death.guilty]
         others = [claim for claim in claims if _key(claim) not in self._death.guilty]
         lost = {claim for claim in others if _key(claim) in self._running}
-        losses = [self._death.losses(claim) if claim in lost else 0 for claim in others]
+        losses = [self._death.losses(claim) if claim in lost else None for claim in others]
         given = set(self._claims.hand_back(self._connection, others, losses, self._death.why))
         self._released += [c for c in others if c.id in given and c not in lost]
         self._lost += [claim for claim in lost if claim.id in given]

@@ -327,9 +327,10 @@ class Worker:
         for slot in stuck:
             slot.hand.cut()
         self._claims.end_sessions(connection, sessions)
-        crew.held.turn_back(held)
-        crew.held.give_back(connection)
+        why = "its worker was stopped before it had ended"
+        self._claims.hand_back(connection, held, [0] * len(held), why)
         for claim in held:
+            crew.held.free(claim)
             logger.error(
                 "command %s (%s/%s) did not end in time: given back, it runs again",
                 claim.command_id,

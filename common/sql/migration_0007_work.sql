@@ -264,9 +264,9 @@ END
 $$;
 
 -- Gives back what was claimed, uncharged; keys whose token has moved on are not the
--- caller's any more. What was running when its process died counts a loss (1 in
--- p_losses), and p_why is told as its event. Returns the ids given back: not those that
--- somebody holds, for whom nobody waits.
+-- caller's any more. What was running counts so many losses as p_losses says, none after
+-- a stop, and p_why is told as its event; NULL is what had not begun. Returns the ids given
+-- back: not those that somebody holds, for whom nobody waits.
 CREATE FUNCTION {schema}.release(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
     p_losses smallint[], p_why text
@@ -290,7 +290,8 @@ BEGIN
         FOR UPDATE OF r SKIP LOCKED
     ), back AS (
         UPDATE {schema}.ready r SET
-            token = r.token + 1, losses = r.losses + o.losses, claimer = NULL, lease_until = NULL
+            token = r.token + 1, losses = r.losses + coalesce(o.losses, 0), claimer = NULL,
+            lease_until = NULL
         FROM ours o
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
         RETURNING r.id, r.domain, r.command_id, r.attempts, o.losses, o.token, o.claimer,
@@ -298,8 +299,9 @@ BEGIN
     ), events AS (
         INSERT INTO {schema}.event (
             claimer, claimed_at, token, command_id, attempt, domain, kind, code, message)
-        SELECT claimer, claimed_at, token, command_id, attempts, domain, 'LOST', 'LOST', p_why
-        FROM back WHERE losses > 0
+        SELECT claimer, claimed_at, token, command_id, attempts, domain, 'LOST',
+            CASE losses WHEN 0 THEN 'STOPPED' ELSE 'LOST' END, p_why
+        FROM back WHERE losses IS NOT NULL
     )
     SELECT array_agg(id) INTO given FROM back;
     PERFORM {schema}.wake(d) FROM (SELECT DISTINCT unnest(p_domains) d) domains;

@@ -1,12 +1,18 @@
 -- The normal course is read from the command's own columns, the rest from event:
--- a failed attempt's event also says when that attempt was received.
+-- a failed attempt's event also says when that attempt was received. Rows count the attempts
+-- that are charged; an uncharged one has the number of the next.
 WITH c AS MATERIALIZED (
     SELECT * FROM {schema}.command
     WHERE domain = %(domain)s AND command_id = %(command_id)s
 ), e AS MATERIALIZED (
-    SELECT e.id, e.at, e.claimed_at, e.kind, e.attempt, e.operator, e.code, e.message,
+    SELECT e.id, e.at, e.claimed_at, e.kind, e.attempt + u.uncharged::integer AS attempt, e.operator,
+        e.code, e.message || CASE WHEN u.uncharged THEN ' (does not count as an attempt)' ELSE '' END
+            AS message,
         e.details, i.worker
-    FROM {schema}.event e LEFT JOIN {schema}.incarnation i ON i.id = e.claimer
+    FROM {schema}.event e
+    LEFT JOIN {schema}.incarnation i ON i.id = e.claimer,
+    LATERAL (SELECT e.kind = 'LOST'
+        OR coalesce(e.details ->> 'reason' = 'INTERRUPTED', false)) u (uncharged)
     WHERE e.domain = %(domain)s AND e.command_id = %(command_id)s
 )
 SELECT at, kind, attempt, worker, operator, code, message, details::text
@@ -17,7 +23,8 @@ FROM (
                           'reply_to', reply_to) AS details
     FROM c
     UNION ALL
-    SELECT started_at, 1, 0, 'RECEIVED', attempts, worker, NULL, NULL, NULL, NULL
+    SELECT started_at, 1, 0, 'RECEIVED',
+        attempts + (status IN ('PENDING', 'CANCELED'))::integer, worker, NULL, NULL, NULL, NULL
     FROM c
     WHERE started_at IS NOT NULL AND NOT EXISTS (SELECT FROM e WHERE e.claimed_at = c.started_at)
     UNION ALL
