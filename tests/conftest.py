@@ -21,6 +21,7 @@ import psutil
 import psycopg
 import pytest
 from eventually import eventually
+from guarded import Guarded, guarded_server
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
 
@@ -138,6 +139,12 @@ def _started(directory: Path) -> EmbeddedPostgres:
         shutil.rmtree(directory)
         server.start()
     return server
+
+
+@pytest.fixture(scope="session")
+def guarded() -> Iterator[Guarded]:
+    with guarded_server() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

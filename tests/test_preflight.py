@@ -7,20 +7,18 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from uuid import uuid4
 
 import psycopg
 import pytest
+from guarded import SECRET, Guarded
 from proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL, Identifier
 
-from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.schema import install
 from cmdbus.settings import Settings
@@ -32,7 +30,6 @@ from cmdbus.timeouts import Timeouts
 from cmdbus.worker.preflight import preflight
 
 OK, WARNING, AWAY, FATAL = Finding
-SECRET = "s3cr3t-Passw0rd"
 SMALL = Settings(procs=1, threads=2)
 
 
@@ -51,56 +48,6 @@ def checks(dsn: str, **changes: object) -> dict[str, Check]:
 
 def troubles(dsn: str, **changes: object) -> list[str]:
     return [name for name, check in checks(dsn, **changes).items() if check.finding is not OK]
-
-
-class Guarded:
-    """A server that lets ordinary roles in, with a password."""
-
-    def __init__(self, embedded: EmbeddedPostgres) -> None:
-        self.embedded = embedded
-
-    def execute(self, query: SQL | Composed) -> None:
-        with psycopg.connect(self.embedded.dsn, autocommit=True) as admin:
-            admin.execute(query)
-
-    @contextmanager
-    def role(self, *grants: str, options: str = "") -> Iterator[str]:
-        """A new role's DSN, with a new database's schema and these kinds of rights in it."""
-        name = f"test_{uuid4().hex[:8]}"
-        database, role = Identifier(name), Identifier(name)
-        self.execute(SQL("CREATE DATABASE {}").format(database))
-        create = "CREATE ROLE {} LOGIN PASSWORD '" + SECRET + "' " + options
-        self.execute(SQL(create).format(role))
-        try:
-            mine = make_conninfo(self.embedded.dsn, dbname=name)
-            install(mine, grants={kind: [name] for kind in grants})
-            yield make_conninfo(mine, user=name, password=SECRET)
-        finally:
-            self.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(database))
-            self.execute(SQL("DROP ROLE {}").format(role))
-
-    def alter(self, kind: str, dsn: str, what: str) -> None:
-        name = Identifier(str(conninfo_to_dict(dsn)["user"]))
-        self.execute(SQL("ALTER " + kind + " {} " + what).format(name))
-
-
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[Guarded]:
-    place = Path(tempfile.mkdtemp(prefix="cmdbus-test-", dir="/tmp"))
-    place.chmod(0o711)
-    settings: dict[str, str | int | float | bool] = {
-        "max_connections": 20,
-        "password_encryption": "scram-sha-256",
-    }
-    try:
-        with EmbeddedPostgres(place / "pg", durable=False, settings=settings) as server:
-            rules = place / "pg" / "pg_hba.conf"
-            rules.write_text("local all cmdbus peer map=cmdbus\nlocal all all scram-sha-256\n")
-            made = Guarded(server)
-            made.execute(SQL("SELECT pg_reload_conf()"))
-            yield made
-    finally:
-        shutil.rmtree(place)
 
 
 @contextmanager
