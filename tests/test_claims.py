@@ -147,7 +147,7 @@ def test_a_paused_domain_is_not_claimed(dsn: str, connection: psycopg.Connection
 def test_each_outcome_goes_where_it_belongs(
     dsn: str, connection: psycopg.Connection, outcome: Outcome, status: Status, attempts: int
 ) -> None:
-    """R13, R18, R20, R40."""
+    """M036, R12, R13, R18, R20, R40: a command is in one place, so what has ended waits nowhere."""
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit", reply_to="replies")
@@ -158,6 +158,8 @@ def test_each_outcome_goes_where_it_belongs(
         assert (record.status, record.attempts) == (status, attempts)
         assert (record.error_code, record.error_message) == (outcome.code, outcome.message)
         assert record.worker == "tester"
+        assert len(bus.query("payments")) == 1
+        assert bus.snapshot("payments")["depth"] == (status is Status.PENDING)
         replies = [record.data for record in bus.query("replies")]
         if status is Status.COMPLETED:
             assert record.result == {"a": '"\\{,}NULL'}
@@ -175,7 +177,7 @@ def test_each_outcome_goes_where_it_belongs(
 def test_whoever_lost_a_claim_settles_nothing(
     dsn: str, connection: psycopg.Connection, outcome: Outcome | None
 ) -> None:
-    """M033, M113, finding 3."""
+    """M033, M113, R11, R43, finding 3: at its lease's end it is there for others, and fenced."""
     slow, other = claims(connection, lease=0.001), claims(connection)
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit")

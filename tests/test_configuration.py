@@ -280,6 +280,12 @@ def test_values_are_what_people_write() -> None:
             address(wrong)
 
 
+def test_a_jitter_of_more_than_10_ms_is_refused() -> None:
+    """M017: off unless it is asked for."""
+    assert told().settings.wake_jitter_ms == 0
+    assert "from 0 to 10, not '11'" in refused("--wake-jitter", "11")
+
+
 def test_more_threads_than_a_worker_may_have_are_refused() -> None:
     assert told("--threads", str(MAX_THREADS)).settings.threads == MAX_THREADS
     assert f"from 1 to {MAX_THREADS}" in refused("--threads", str(MAX_THREADS + 1))

@@ -148,7 +148,8 @@ def test_a_listener_that_is_ended_listens_again_and_looks(dsn: str, tmp_path: Pa
 
 
 def test_without_notifications_the_poll_finds_everything(dsn: str, tmp_path: Path) -> None:
-    """M065, M091, M148, R04, R17: senders that switch them off; a pooler without LISTEN."""
+    """M065, M091, M148, R04, R17: senders that switch them off; a pooler without LISTEN.
+    M027: a drain keeps no main thread from its beat."""
     with (
         supervised(dsn, tmp_path, procs=2, threads=2, poll_interval=1) as fleet,
         psycopg.connect(dsn) as sender,
@@ -160,7 +161,14 @@ def test_without_notifications_the_poll_finds_everything(dsn: str, tmp_path: Pat
         eventually(lambda: fleet.query("SELECT count(*) FROM cmdbus.finished") == [(1,)])
     with supervised(dsn, tmp_path, procs=2, threads=2, wake="poll", poll_interval=0.2) as fleet:
         assert not fleet.look().listening
-        fleet.await_completed(fleet.send("Noop", 20))
+        ids = fleet.send("Noop", 5_000)
+
+        def drained() -> bool:
+            workers = fleet.workers().values()
+            assert all(seat.due and seat.due > time.monotonic_ns() for seat in workers)
+            return fleet.outcomes(ids) == {("COMPLETED", 1): 5_000}
+
+        eventually(drained, 10)
         assert fleet.query("SELECT last_value FROM cmdbus.armed") == [(0,)]
 
 

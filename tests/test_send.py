@@ -195,7 +195,7 @@ def test_bad_input_is_refused_and_leaves_nothing(dsn: str, bad: dict[str, Any]) 
 
 
 def test_a_hook_may_change_what_is_sent(dsn: str) -> None:
-    """M171."""
+    """M145, M171."""
 
     def hurry(request: SendRequest) -> SendRequest:
         if request.data["risk"] > 0.5:

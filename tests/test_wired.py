@@ -223,6 +223,7 @@ def test_a_byte_whose_claim_failed_is_still_to_be_passed_on_by_the_next(fleet: F
 
 
 def test_with_jitter_a_woken_one_still_makes_its_claim(fleet: Fleet) -> None:
+    """M017: at most 10 ms later; so much can be asked for, see --wake-jitter."""
     worker = fleet.worker(jitter_ms=10)
     fleet.wake.put()
     assert worker.rest(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE

@@ -101,7 +101,7 @@ def test_the_correlation_id_follows_a_command_everywhere(
 def test_as_many_run_at_once_as_there_are_threads_and_a_freed_slot_is_filled(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M009, M010, M021, M032, M041, M043."""
+    """M009, M010, M021, M032, M041, M043, R43."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
     with running(dsn, registry, concurrency=3):
@@ -116,7 +116,7 @@ def test_as_many_run_at_once_as_there_are_threads_and_a_freed_slot_is_filled(
 
 
 def test_threads_are_named_after_what_they_run(dsn: str, bus: CommandBus) -> None:
-    """M118."""
+    """M118, R43."""
     registry = HandlerRegistry()
     registry.register("payments", "Name", lambda c, ctx: threading.current_thread().name)
     with running(dsn, registry, concurrency=1):
@@ -159,7 +159,8 @@ def test_what_python_cannot_decode_goes_to_troubleshooting_and_its_batch_goes_on
 def test_a_failed_command_is_tried_again_and_then_a_person_decides(
     dsn: str, bus: CommandBus
 ) -> None:
-    """R18, R19, R21, M099, M147: on time, with a fallback of a minute."""
+    """R18, R19, R21, M099, M147, M162: on time, with a fallback of a minute; and each attempt
+    is told of."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit", retry=SOON)

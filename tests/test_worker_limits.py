@@ -67,7 +67,7 @@ def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: Comman
 def test_no_more_connections_are_held_than_threads_and_their_relief(
     dsn: str, bus: CommandBus, threads: int
 ) -> None:
-    """M102, M103, M135, M168: at full load, each handler with a session of its own."""
+    """M102, M103, M135, M168, R43: at full load, each handler with a session of its own."""
     registry, gate = HandlerRegistry(), Gate()
     sessions: set[int] = set()
 
@@ -154,7 +154,7 @@ def test_rungs_in_the_wrong_order_are_refused_and_the_defaults_are_those_of_the_
 
 
 def test_a_statement_that_takes_too_long_is_ended_by_the_server(dsn: str, bus: CommandBus) -> None:
-    """M111, R46."""
+    """M111, R43, R46."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Slow", retry=RetryPolicy(max_attempts=1))

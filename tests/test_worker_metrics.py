@@ -87,7 +87,7 @@ def test_a_drain_is_claimed_in_batches_and_rested_from_once(dsn: str, bus: Comma
 def test_many_failures_in_a_row_degrade_a_worker_and_a_success_heals_it(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M123, R44."""
+    """M123, R43, R44."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))

@@ -76,7 +76,7 @@ def test_what_was_claimed_ahead_and_is_not_started_goes_back(dsn: str, bus: Comm
 def test_stopping_lets_running_commands_end_and_gives_the_others_back(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M011, M024, R16."""
+    """M011, M024, R16, R43."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
     with running(dsn, registry, concurrency=2) as worker:
@@ -93,7 +93,7 @@ def test_stopping_lets_running_commands_end_and_gives_the_others_back(
 
 
 def test_a_hung_handler_cannot_keep_the_worker(dsn: str, bus: CommandBus) -> None:
-    """M104, M121."""
+    """M104, M121, R43."""
     registry = HandlerRegistry()
     entered, let_go = threading.Event(), threading.Event()
 

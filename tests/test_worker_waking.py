@@ -46,7 +46,7 @@ def test_a_delayed_command_starts_on_time_and_never_early(dsn: str, bus: Command
 def test_an_idle_worker_is_woken_by_a_send_and_asks_nothing_meanwhile(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M007, M008, M012, M028, M137, M138, R17."""
+    """M007, M008, M012, M019, M028, M137, M138, R17."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     with running(dsn, registry, poll_interval=60), connect(dsn) as watcher:
