@@ -25,6 +25,7 @@ from guarded import Guarded, guarded_server
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
 
+from cmdbus import CommandBus
 from cmdbus.accounts import server_account
 from cmdbus.binaries import find_programs
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
@@ -206,6 +207,15 @@ def dsn(databases: Databases, template: str) -> Iterator[str]:
     """A database of this test's own, with the schema; its user is a superuser."""
     with databases.fresh(template) as name:
         yield databases.dsn_of(name)
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    """With a table for what handlers write."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
+    with CommandBus(dsn) as bus:
+        yield bus
 
 
 @pytest.fixture

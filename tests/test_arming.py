@@ -107,12 +107,6 @@ def steward(dsn: str) -> Iterator[Steward]:
 
 
 @pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with CommandBus(dsn) as bus:
-        yield bus
-
-
-@pytest.fixture
 def sender(dsn: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(dsn) as sender:
         yield sender

@@ -38,12 +38,6 @@ def connect(dsn: str, **more: str) -> psycopg.Connection:
     return psycopg.connect(make_conninfo(dsn, **more), autocommit=True)
 
 
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with CommandBus(dsn) as bus:
-        yield bus
-
-
 def registry() -> HandlerRegistry:
     made = HandlerRegistry()
     policy = RetryPolicy(max_attempts=2)
@@ -223,8 +217,6 @@ def test_a_session_that_waits_for_a_lock_is_ended_and_one_of_a_later_pid_is_not(
         [claim] = gone.claim(1)
         gone.take(claim)
         gone.held.start(claim)
-        stranger.execute("CREATE TABLE effect (a int)")
-        stranger.commit()
         stranger.execute("LOCK TABLE effect")
         place = gone.board.seat(0).slot(0)
         place.occupy(0, 1)
@@ -232,7 +224,7 @@ def test_a_session_that_waits_for_a_lock_is_ended_and_one_of_a_later_pid_is_not(
 
         def wait() -> None:
             with pytest.raises(psycopg.OperationalError):
-                gone.session.execute("INSERT INTO effect VALUES (1)")
+                gone.session.execute("INSERT INTO effect (attempt) VALUES (1)")
 
         waiting = threading.Thread(target=wait)
         waiting.start()
@@ -306,8 +298,6 @@ def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
 ) -> None:
     """M161, fault 4: and what they had written is not there; one that was only frozen lands
     nothing when it is revived."""
-    with connect(dsn) as connection:
-        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
     program = str(Path(__file__).with_name("worker_process.py"))
     board_at = tmp_path / "board"
     worker = subprocess.Popen(

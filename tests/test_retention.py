@@ -30,12 +30,6 @@ _AGE = """
 
 
 @pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with CommandBus(dsn) as bus:
-        yield bus
-
-
-@pytest.fixture
 def connection(dsn: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")

@@ -23,12 +23,6 @@ def connection(dsn: str) -> Iterator[psycopg.Connection]:
 
 
 @pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with CommandBus(dsn) as bus:
-        yield bus
-
-
-@pytest.fixture
 def timers() -> Timers:
     return Timers(Claims("cmdbus", 30), ["payments"], [TYPE])
 

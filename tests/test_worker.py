@@ -1,7 +1,6 @@
 """A worker in one process: the way of a command, and what may go wrong on it."""
 
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
@@ -23,14 +22,6 @@ from cmdbus import (
 pytestmark = pytest.mark.db
 
 SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
-
-
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with connect(dsn) as connection:
-        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
-    with CommandBus(dsn) as bus:
-        yield bus
 
 
 def kinds(bus: CommandBus, command_id: UUID) -> list[str]:

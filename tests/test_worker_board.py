@@ -1,7 +1,5 @@
 """What a worker shows on the board, for whoever hands back what it leaves."""
 
-from collections.abc import Iterator
-
 import psycopg
 import pytest
 from eventually import eventually
@@ -22,12 +20,6 @@ from cmdbus.slots import Phase
 from cmdbus.views import SeatView
 
 pytestmark = pytest.mark.db
-
-
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with CommandBus(dsn) as bus:
-        yield bus
 
 
 def shown(seat: SeatView, *states: KeyState) -> set[tuple[str | None, int, int, int]]:
@@ -88,8 +80,6 @@ def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_sett
 def test_no_key_is_left_however_a_command_ends(dsn: str, bus: CommandBus) -> None:
     """M013: done, failed, again, lost, stuck, given up by a person, in its transaction."""
     registry, gate = HandlerRegistry(), Gate()
-    with connect(dsn) as connection:
-        connection.execute("CREATE TABLE effect (command_id uuid)")
 
     @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=2, backoff=(0.01,)))
     def debit(command: Command, context: Context) -> None:

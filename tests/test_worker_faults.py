@@ -46,14 +46,6 @@ def connect(dsn: str) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True)
 
 
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with connect(dsn) as connection:
-        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
-    with CommandBus(dsn) as bus:
-        yield bus
-
-
 def rows(dsn: str, query: str) -> list[tuple[object, ...]]:
     with connect(dsn) as connection:
         return connection.execute(query.encode()).fetchall()

@@ -2,7 +2,6 @@
 does when there are none."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 from eventually import eventually
@@ -22,12 +21,6 @@ from cmdbus import (
 from cmdbus.worker import Worker
 
 pytestmark = pytest.mark.db
-
-
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with CommandBus(dsn) as bus:
-        yield bus
 
 
 def do_nothing(command: Command, context: Context) -> None:

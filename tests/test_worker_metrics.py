@@ -1,10 +1,8 @@
 """What a worker tells of itself: counters, and its health."""
 
-from collections.abc import Iterator
-
 import pytest
 from eventually import eventually
-from handlers import connect, leave_effect, running
+from handlers import leave_effect, running
 
 from cmdbus import (
     BusinessRuleError,
@@ -19,14 +17,6 @@ from cmdbus import (
 pytestmark = pytest.mark.db
 
 SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
-
-
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with connect(dsn) as connection:
-        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
-    with CommandBus(dsn) as bus:
-        yield bus
 
 
 def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:

@@ -3,7 +3,6 @@ had claimed runs at once and once, what it had settled is counted once."""
 
 import gc
 import logging
-from collections.abc import Iterator
 from threading import Thread
 from threading import enumerate as enumerate_threads
 
@@ -28,12 +27,6 @@ ENDS = ("payments", "Debit")
 def rows(dsn: str, query: str) -> list[tuple[object, ...]]:
     with connect(dsn) as connection:
         return connection.execute(query.encode()).fetchall()
-
-
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with CommandBus(dsn) as bus:
-        yield bus
 
 
 def ends(worker: Worker) -> dict[str, int]:
@@ -68,13 +61,11 @@ def test_what_a_step_claimed_whose_reply_was_lost_runs_at_once_and_once(
 
 def test_a_commit_whose_reply_was_lost_is_counted_as_what_it_was(dsn: str, bus: CommandBus) -> None:
     """Races 5.4: the handler's own transaction."""
-    with connect(dsn) as connection:
-        connection.execute("CREATE TABLE effect (a int)")
     registry, gate = HandlerRegistry(), Gate()
 
     @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
-        context.connection.execute("INSERT INTO effect VALUES (1)")
+        context.connection.execute("INSERT INTO effect (attempt) VALUES (1)")
         if command.data == "last":
             gate(command, context)
             # The settlement is seen, its COMMIT is not: from here on nothing is heard.

@@ -2,7 +2,6 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import psycopg
@@ -20,12 +19,6 @@ from cmdbus import (
 from cmdbus.slots import Phase
 
 pytestmark = pytest.mark.db
-
-
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with CommandBus(dsn) as bus:
-        yield bus
 
 
 def test_workers_share_the_load_and_nothing_runs_twice_while_they_come_and_go(

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 
 import pytest
 from eventually import eventually
@@ -24,14 +23,6 @@ from cmdbus import (
 from cmdbus.worker import Worker
 
 pytestmark = pytest.mark.db
-
-
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with connect(dsn) as connection:
-        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
-    with CommandBus(dsn) as bus:
-        yield bus
 
 
 def test_a_slow_handler_is_not_run_twice_while_its_worker_lives(dsn: str, bus: CommandBus) -> None:

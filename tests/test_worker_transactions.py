@@ -3,7 +3,7 @@ nothing of it is there for the next one."""
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from uuid import UUID
 
 import psycopg
@@ -26,14 +26,6 @@ from cmdbus import (
 pytestmark = pytest.mark.db
 
 SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
-
-
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with connect(dsn) as connection:
-        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
-    with CommandBus(dsn) as bus:
-        yield bus
 
 
 def test_effects_and_completion_commit_together_or_not_at_all(dsn: str, bus: CommandBus) -> None:

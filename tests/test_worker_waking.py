@@ -1,7 +1,6 @@
 """A worker that waits: for a notification, a timer, and never longer than it must."""
 
 import time
-from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -16,14 +15,6 @@ from cmdbus import (
 )
 
 pytestmark = pytest.mark.db
-
-
-@pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with connect(dsn) as connection:
-        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
-    with CommandBus(dsn) as bus:
-        yield bus
 
 
 def test_a_delayed_command_starts_on_time_and_never_early(dsn: str, bus: CommandBus) -> None:
