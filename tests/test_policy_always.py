@@ -1,0 +1,247 @@
+"""What the supervisor decides, whatever the fleet: over random ones."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from policies import AWAY, CRITICAL, DEGRADED, EXHAUSTED, LAYER_5, NOW, STEWARD, starts, worker
+
+from cmdbus.health import Levels
+from cmdbus.seats import Role
+from cmdbus.supervisor.policy import (
+    DUMP_SECONDS,
+    RSS_SAMPLES,
+    UNDEAD_SECONDS,
+    Action,
+    Dump,
+    Fleet,
+    Kill,
+    Leave,
+    Limits,
+    Process,
+    Start,
+    decide,
+    next_look,
+)
+from cmdbus.views import Restart
+
+
+def random_fleets(count: int, seed: int) -> Iterator[tuple[Fleet, Limits]]:
+    for number in range(count):
+        dice = random.Random(seed * 1_000_000 + number)
+        yield _random_fleet(dice), _random_limits(dice)
+
+
+def _random_limits(dice: random.Random) -> Limits:
+    return Limits(
+        thread=35,
+        watchdog=60,
+        drain=dice.choice([0.5, 30]),
+        surge=dice.choice([0, 1, 1, 1, 2]),
+        max_commands=dice.choice([None, 100]),
+        max_age=dice.choice([None, None, 60]),
+    )
+
+
+def _random_fleet(dice: random.Random) -> Fleet:
+    wanted = dice.randint(1, 4)
+    app = dice.choice([0, 0, 1])
+    processes: list[Process] = []
+    for number in range(dice.randint(1, 5)):
+        for generation in range(dice.choice([0, 1, 1, 1, 1, 2])):
+            processes.append(_random_process(dice, len(processes), Role.WORKER, number, generation))
+    for role in (Role.STEWARD, Role.ALONE):
+        if dice.random() < 0.8:
+            processes.append(_random_process(dice, len(processes), role, 0, 1))
+    dice.shuffle(processes)
+    return Fleet(
+        processes=processes,
+        wanted=wanted,
+        app=app,
+        not_before={(p.role, p.number): _around(dice) for p in processes if dice.random() < 0.3},
+        stop_by=_around(dice) if dice.random() < 0.2 else None,
+        unrescued=dice.choice([0, 0, 1]),
+        suspects=dice.random() < 0.2,
+        judging=dice.random() < 0.8,
+    )
+
+
+def _random_process(
+    dice: random.Random, place: int, role: Role, number: int, generation: int
+) -> Process:
+    levels = dice.choice([Levels()] * 5 + [DEGRADED, DEGRADED, CRITICAL, EXHAUSTED, AWAY])
+
+    def perhaps(chance: float, earlier: float = 0.0) -> float | None:
+        return _around(dice) - earlier if dice.random() < chance else None
+
+    return Process(
+        place=place,
+        role=role,
+        number=number,
+        generation=generation,
+        app=dice.choice([0, 1, 1]),
+        born=_around(dice) - 60,
+        ready=dice.random() < 0.8,
+        due=NOW + dice.uniform(0, 3) if dice.random() < 0.8 else _around(dice),
+        latest_due=perhaps(0.3, earlier=dice.choice([0.0, LAYER_5])),
+        levels=levels,
+        degraded_since=perhaps(1.0, earlier=60) if levels is DEGRADED else None,
+        commands=dice.choice([0, 0, 105, 200]),
+        rss_over=dice.choice([0, 0, 0, RSS_SAMPLES]),
+        spread=dice.choice([0.0, 0.1]),
+        leave_by=perhaps(0.2),
+        dumped_at=perhaps(0.1, earlier=DUMP_SECONDS),
+        killed_at=perhaps(0.1, earlier=UNDEAD_SECONDS),
+    )
+
+
+def _around(dice: random.Random) -> float:
+    return NOW + dice.choice([dice.uniform(-2, 2), dice.uniform(-0.2, 0.2), 0.0])
+
+
+def lives(process: Process) -> bool:
+    return process.killed_at is None or process.killed_at + UNDEAD_SECONDS > NOW
+
+
+def living(a_fleet: Fleet, role: Role = Role.WORKER) -> list[Process]:
+    return [p for p in a_fleet.processes if p.role is role and lives(p)]
+
+
+MANY = 4_000
+
+
+def test_never_more_than_the_wanted_and_the_surge_are_alive() -> None:
+    seen = 0
+    for there, limits in random_fleets(MANY, 1):
+        new = starts(decide(there, limits, NOW))
+        seen += len(new)
+        assert not new or len(living(there)) + len(new) <= there.wanted + limits.surge
+    assert seen > 100
+
+
+@pytest.mark.parametrize("role", [Role.STEWARD, Role.ALONE])
+def test_there_are_never_two_stewards_or_two_that_run_suspects(role: Role) -> None:
+    seen = 0
+    for there, limits in random_fleets(MANY, 2):
+        new = starts(decide(there, limits, NOW), role)
+        seen += len(new)
+        assert len(living(there, role)) + len(new) <= max(1, len(living(there, role)))
+    assert seen > 100
+
+
+def test_on_a_round_that_does_not_judge_only_told_deadlines_are_kept() -> None:
+    seen = 0
+    for there, limits in random_fleets(MANY, 3):
+        if there.judging:
+            continue
+        for action in decide(there, limits, NOW):
+            assert not isinstance(action, Dump)
+            if isinstance(action, Kill):
+                seen += 1
+                told = action.process.leave_by, there.stop_by
+                assert any(by is not None and by <= NOW for by in told), action
+            elif not isinstance(action, Start):
+                assert action.reason not in (Restart.STUCK, Restart.HUNG, Restart.DEGRADED)
+    assert seen > 100
+
+
+def test_nobody_is_killed_who_was_not_warned() -> None:
+    """By a deadline that has passed, or by the order to write its stacks."""
+    for there, limits in random_fleets(MANY, 4):
+        for action in decide(there, limits, NOW):
+            if isinstance(action, Kill):
+                leave_by, dumped_at = action.process.leave_by, action.process.dumped_at
+                late = leave_by is not None and leave_by <= NOW
+                assert late or (dumped_at is not None and dumped_at + DUMP_SECONDS <= NOW)
+
+
+def test_a_stopping_fleet_starts_nobody() -> None:
+    for there, limits in random_fleets(MANY, 5):
+        assert there.stop_by is None or not any(
+            isinstance(action, Start) for action in decide(there, limits, NOW)
+        )
+
+
+def test_each_process_has_one_order_at_a_time_and_each_number_one_successor() -> None:
+    for there, limits in random_fleets(MANY, 6):
+        actions = decide(there, limits, NOW)
+        places = [action.process.place for action in actions if not isinstance(action, Start)]
+        numbers = [(a.role, a.number) for a in actions if isinstance(a, Start)]
+        assert len(set(places)) == len(places) and len(set(numbers)) == len(numbers), actions
+
+
+def test_a_pause_is_kept_whatever_the_start_is_for() -> None:
+    for there, limits in random_fleets(MANY, 7):
+        for action in decide(there, limits, NOW):
+            if isinstance(action, Start):
+                assert there.not_before.get((action.role, action.number), NOW) <= NOW
+
+
+def test_one_at_a_time_is_replaced_gently_and_its_successor_comes_first() -> None:
+    seen = 0
+    for there, limits in random_fleets(4 * MANY, 8):
+        actions = decide(there, limits, NOW)
+        gentle = [a for a in starts(actions) if a.reason is not None]
+        seen += len(gentle)
+        assert len(gentle) <= 1
+        ready = [p for p in there.processes if p.stays and p.role is Role.WORKER and p.ready]
+        for start in gentle:
+            assert {p.number for p in ready} >= set(range(there.wanted)), "all are there"
+            assert len([p for p in ready if p.number == start.number]) == 1
+        for action in actions:
+            if not isinstance(action, Leave) or action.process.role is not Role.WORKER:
+                continue
+            process = action.process
+            if there.stop_by is None and process.number < there.wanted and action.reason is None:
+                assert any(
+                    p.number == process.number and p.generation > process.generation for p in ready
+                )
+            if action.reason in (Restart.RELOADED, Restart.RECYCLED):
+                assert limits.surge == 0 and len(living(there)) == there.wanted
+    assert seen > 50
+
+
+def test_nobody_is_replaced_for_being_degraded_when_all_are() -> None:
+    for there, limits in random_fleets(MANY, 9):
+        sick = [
+            replace(p, levels=DEGRADED, degraded_since=NOW - 600, latest_due=None)
+            for p in there.processes
+        ]
+        for action in decide(replace(there, processes=sick), limits, NOW):
+            if isinstance(action, Start | Leave):
+                assert action.reason is not Restart.DEGRADED
+
+
+def test_a_fleet_to_which_nothing_happened_is_left_alone_by_any_limits() -> None:
+    for there, limits in random_fleets(MANY, 10):
+        calm = [worker(number, app=there.app, born=NOW) for number in range(there.wanted)]
+        steward = replace(STEWARD, app=there.app)
+        fine = Fleet(processes=[steward, *calm], wanted=there.wanted, app=there.app)
+        assert decide(fine, limits, NOW) == []
+
+
+def kinds(actions: list[Action]) -> list[tuple[object, ...]]:
+    """What was decided, without the deadlines that are counted from now."""
+    return [
+        (
+            type(a),
+            (a.role, a.number, a.reason) if isinstance(a, Start) else a.process.place,
+            a.reason if isinstance(a, Leave) else None,
+            a.verdict if isinstance(a, Kill) else None,
+        )
+        for a in actions
+    ]
+
+
+def test_the_next_look_comes_before_time_alone_changes_the_decision() -> None:
+    """And is never now again: that would be a loop without a pause."""
+    changed = 0
+    for there, limits in random_fleets(MANY, 11):
+        decision = kinds(decide(there, limits, NOW))
+        at = next_look(there, limits, NOW)
+        assert NOW < at <= NOW + 1
+        for part in (0.01, 0.3, 0.6, 0.9, 1 - 1e-9):
+            assert kinds(decide(there, limits, NOW + (at - NOW) * part)) == decision
+        changed += kinds(decide(there, limits, at)) != decision
+    assert changed > 500

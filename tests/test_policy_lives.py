@@ -1,0 +1,233 @@
+"""What the supervisor decides, over the lives of fleets whose processes hang, die and recover at
+random.
+"""
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from policies import (
+    AWAY,
+    CRITICAL,
+    DEGRADED,
+    EXHAUSTED,
+    LAYER_5,
+    LIMITS,
+    NOW,
+    STEWARD,
+    starts,
+    worker,
+)
+
+from cmdbus.health import Health, Levels
+from cmdbus.seats import Role
+from cmdbus.supervisor.policy import (
+    UNDEAD_SECONDS,
+    Action,
+    Dump,
+    Fleet,
+    Kill,
+    Leave,
+    Limits,
+    Process,
+    Start,
+    decide,
+    next_look,
+)
+from cmdbus.views import Restart
+
+
+@dataclass
+class World:
+    """Acts out what is decided, over processes that hang, die, recover and take their time."""
+
+    dice: random.Random
+    limits: Limits
+    wanted: int
+    processes: dict[int, Process] = field(default_factory=dict)
+    app: int = 0
+    now: float = 0.0
+    stop_by: float | None = None
+    judging: bool = True
+    generations: int = 0
+    #: Of each process: it does not come back; it cannot die.
+    hung: set[int] = field(default_factory=set)
+    undead: set[int] = field(default_factory=set)
+    lowest: list[int] = field(default_factory=list)
+
+    def fleet(self) -> Fleet:
+        return Fleet(
+            processes=list(self.processes.values()),
+            wanted=self.wanted,
+            app=self.app,
+            stop_by=self.stop_by,
+            judging=self.judging,
+        )
+
+    def turn(self) -> None:
+        for place in list(self.processes):
+            self._live(place)
+        there = self.fleet()
+        actions = decide(there, self.limits, self.now)
+        for action in actions:
+            self._act(action)
+        self._check(there, actions)
+        self.now = max(self.now + 0.01, min(next_look(there, self.limits, self.now), self.now + 5))
+
+    def _live(self, place: int) -> None:
+        process = self.processes[place]
+        if process.killed_at is not None:
+            if place not in self.undead and self.dice.random() < 0.7:
+                del self.processes[place]
+            return
+        if place in self.hung:
+            return
+        process = replace(process, due=self.now + 2)
+        if not process.ready and self.dice.random() < 0.5:
+            process = replace(process, ready=True)
+        if process.leave_by is not None and self.dice.random() < 0.2:
+            del self.processes[place]
+            return
+        self.processes[place] = process
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Start():
+                self.generations += 1
+                self.processes[self.generations] = Process(
+                    place=self.generations,
+                    role=action.role,
+                    number=action.number,
+                    generation=self.generations,
+                    app=self.app,
+                    born=self.now,
+                    due=self.now + 30,
+                )
+            case Leave():
+                self._mark(action.process.place, leave_by=action.by)
+            case Dump():
+                self._mark(action.process.place, dumped_at=self.now)
+            case Kill():
+                self._mark(action.process.place, killed_at=self.now)
+
+    def _mark(self, place: int, **said: Any) -> None:
+        self.processes[place] = replace(self.processes[place], **said)
+
+    def _check(self, there: Fleet, actions: list[Action]) -> None:
+        stewards = [p for p in self.processes.values() if p.role is Role.STEWARD and self._lives(p)]
+        assert len(stewards) <= 1
+        alive = [p for p in self.processes.values() if p.role is Role.WORKER and self._lives(p)]
+        assert len(alive) <= self.wanted + self.limits.surge or not starts(actions)
+        if there.stop_by is not None:
+            assert not starts(actions)
+
+    def _lives(self, process: Process) -> bool:
+        return process.killed_at is None or process.killed_at + UNDEAD_SECONDS > self.now
+
+    @property
+    def serving(self) -> list[Process]:
+        return [
+            p
+            for place, p in self.processes.items()
+            if p.role is Role.WORKER and p.stays and p.ready and place not in self.hung
+        ]
+
+    def hurt(self) -> None:
+        """Something happens to somebody."""
+        if not self.processes:
+            return
+        place = self.dice.choice(list(self.processes))
+        match self.dice.randrange(5):
+            case 0:
+                del self.processes[place]
+            case 1:
+                self.hung.add(place)
+            case 2:
+                self.hung.add(place)
+                self.undead.add(place)
+            case 3:
+                self._mark(place, latest_due=self.now - LAYER_5)
+            case 4:
+                self.processes[place] = replace(self.processes[place], levels=CRITICAL)
+
+    def settle(self) -> None:
+        """Until it does nothing more by itself."""
+        for _ in range(1_000):
+            self.turn()
+            numbers = [p.number for p in self.serving]
+            whole = sorted(numbers) == list(range(self.wanted))
+            if whole and all(p.app == self.app for p in self.serving):
+                return
+        raise AssertionError(f"not whole again: {self.processes}")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_to_a_fleet_it_becomes_whole_again_and_stops(seed: int) -> None:
+    """Faults 1, 4, 5, 7, 8, 14: nothing that time does not heal."""
+    dice = random.Random(seed)
+    world = World(dice, replace(LIMITS, surge=dice.choice([0, 1, 1, 2])), dice.randint(1, 5))
+    world.settle()
+    for _ in range(200):
+        world.turn()
+        world.judging = dice.random() > 0.1
+        if dice.random() < 0.2:
+            world.hurt()
+        if dice.random() < 0.05:
+            world.wanted = dice.randint(1, 5)
+        if dice.random() < 0.02:
+            world.app += 1
+    world.judging = True
+    world.settle()
+    world.stop_by = world.now + dice.choice([0.0, 10.0])
+    for _ in range(200):
+        world.turn()
+    assert set(world.processes) <= world.undead
+
+
+@pytest.mark.parametrize("surge", [0, 1])
+def test_a_reload_never_takes_more_than_one_worker_away(surge: int) -> None:
+    """Fault 11: and none at all where a process more is allowed."""
+    for seed in range(20):
+        world = World(random.Random(seed), replace(LIMITS, surge=surge), 4)
+        world.settle()
+        world.app = 1
+        fewest = 4
+        while any(p.app == 0 for p in world.processes.values()):
+            world.turn()
+            fewest = min(fewest, len(world.serving))
+        assert fewest == (4 if surge else 3)
+
+
+def test_health_is_what_the_policy_reads_of_it() -> None:
+    """M123, M124: what the fleets above call degraded and critical is that."""
+    health = [levels.health for levels in (DEGRADED, CRITICAL, EXHAUSTED, AWAY)]
+    assert health == [
+        Health.DEGRADED,
+        Health.CRITICAL,
+        Health.CRITICAL,
+        Health.DATABASE_AWAY,
+    ]
+
+
+def test_who_alone_cannot_reach_the_database_is_replaced_and_nobody_when_all_cannot() -> None:
+    """Out of descriptors, say: another one had success since, or the steward goes on working."""
+    away = worker(levels=Levels(database_away=True), degraded_since=NOW - 100)
+    idle = worker(1)
+    works = worker(1, levels=Levels(last_success=NOW - 50))
+    before = worker(1, levels=Levels(last_success=NOW - 150))
+    lost = replace(STEWARD, levels=Levels(database_away=True))
+
+    def replaced(*processes: Process) -> bool:
+        told = decide(Fleet(processes=processes, wanted=2), LIMITS, NOW)
+        return Start(role=Role.WORKER, number=0, reason=Restart.DEGRADED) in told
+
+    assert replaced(away, works, lost)
+    assert replaced(away, idle, STEWARD)
+    assert not replaced(away, idle, lost)
+    assert not replaced(away, before, lost)
+    assert not replaced(away, replace(works, away_at=NOW - 59), lost), "it has only just come back"
+    hasty = Limits(thread=3, watchdog=5, drain=30)
+    soon = replace(away, degraded_since=NOW - 6)
+    told = decide(Fleet(processes=(soon, idle, STEWARD), wanted=2), hasty, NOW)
+    assert told == [], "it may not have noticed yet"
