@@ -1,33 +1,26 @@
 """The board: what is written by one process is what others read, whoever is killed when."""
 
 import json
-import mmap
 import os
 import random
 import signal
-import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from boards import SECOND, begin, beyond, forked, is_of_one_write, taken
 from eventually import eventually
 
 from cmdbus.board import Board
-from cmdbus.counters import OTHER, Counter, End, mark
-from cmdbus.errors import BoardError
+from cmdbus.counters import Counter
 from cmdbus.health import Health, Levels
 from cmdbus.keys import KeyState
-from cmdbus.layout import BUCKETS, CELL, HEAD, HEAD_CELLS, KEY_COUNT, SLOT_AT
-from cmdbus.seats import Ended, Role, Seat, Verdict
-from cmdbus.slots import Phase, Slot
-from cmdbus.views import KeyView, Restart, SlotView, SupervisorState
-
-SECOND = 1_000_000_000
+from cmdbus.layout import CELL, KEY_COUNT
+from cmdbus.seats import Ended, Role, Verdict
+from cmdbus.slots import Phase
+from cmdbus.views import KeyView, Restart, SupervisorState
 
 
 @pytest.fixture
@@ -35,62 +28,6 @@ def board() -> Iterator[Board]:
     board = Board.in_memory(seats=2, slots=3, kinds=4)
     yield board
     board.close()
-
-
-@contextmanager
-def forked(run: Callable[[], None]) -> Iterator[int]:
-    """A child that runs `run` and is gone at the end."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            run()
-            code = 0
-        finally:
-            os._exit(code)
-    try:
-        yield pid
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def taken(board: Board, place: int = 0, generation: int = 1) -> Seat:
-    seat = board.seat(place)
-    seat.assign(Role.WORKER, number=place, generation=generation, now=1)
-    seat.enter(pid=os.getpid(), generation=generation, now=2)
-    return seat
-
-
-def begin(slot: Slot, seat: Seat, number: int) -> None:
-    """A command all of whose numbers are the same."""
-    slot.begin(
-        seat.kind(f"domain{number % 2}", "Odd" if number % 2 else "E" * 100),
-        priority=number % 11,
-        id=number,
-        token=number,
-        command_id=UUID(int=number),
-        attempt=number,
-        started=number,
-        due=number,
-    )
-
-
-def is_of_one_write(view: SlotView) -> bool:
-    command = view.command
-    assert command is not None
-    number = command.id
-    return (
-        (command.token, command.attempt, command.command_id.int) == (number,) * 3
-        and (view.since, view.due, command.priority) == (number, number, number % 11)
-        and command.domain == f"domain{number % 2}"
-        and command.type == ("Odd" if number % 2 else "E" * 100)
-    )
-
-
-def beyond(value: Callable[[], int], limit: int) -> bool:
-    return value() > limit
 
 
 # What is shown.
@@ -368,147 +305,7 @@ def test_no_key_is_read_half_while_places_are_taken_and_freed(board: Board) -> N
                 seen += 1
 
 
-# Counters.
-
-
-def test_counters_are_summed_over_slots_and_seats_by_name(board: Board) -> None:
-    for place, names in ((0, ("A", "B")), (1, ("B", "A"))):
-        seat = taken(board, place)
-        for slot in range(3):
-            counters = seat.slot(slot).counters
-            for name in names:
-                kind = seat.kind("orders", name)
-                for claim in range(1 if name == "A" else 10):
-                    counters.ended(kind.index, End.COMPLETED, claim)
-                counters.handler_duration.observe(kind.index, 0.2)
-            counters.add(Counter.BATCHES_PROCESSED)
-            counters.add(Counter.WAKEUPS_TIMER, 2)
-    view = board.counters()
-    assert view.commands == {("orders", "A", "completed"): 6, ("orders", "B", "completed"): 60}
-    assert (view.batches_processed, view.wakeups["timer"], view.wakeups["poll"]) == (6, 12, 0)
-    assert view.handler_duration["orders", "A"].count == 6
-    assert view.handler_duration["orders", "A"].sum == pytest.approx(1.2)
-    assert view.dequeue_latency["orders", "A"].count == 0
-
-
-def test_an_observation_is_counted_in_its_bucket_and_all_above(board: Board) -> None:
-    seat = taken(board)
-    kind, histogram = seat.kind("a", "B"), seat.slot(0).counters.dequeue_latency
-    for seconds in (0.0, 0.001, 0.0011, 60, 61):
-        histogram.observe(kind.index, seconds)
-    view = board.counters().dequeue_latency["a", "B"]
-    assert view.counts == (2, *[3] * (len(BUCKETS) - 2), 4, 5)
-
-
-def test_kinds_that_find_no_place_share_a_row_and_are_shown_by_name(board: Board) -> None:
-    seat = taken(board)
-    slot = seat.slot(0)
-    slot.occupy(0, now=1)
-    for number in range(6):
-        kind = seat.kind("orders", f"Type{number}")
-        slot.counters.ended(kind.index, End.FAILED, number)
-    assert board.counters().commands[(*OTHER, "failed")] == 2
-    slot.begin(kind, priority=5, id=1, token=1, command_id=uuid4(), attempt=1, started=1, due=2)
-    command = board.slot_view(0, 0).command
-    assert command is not None and command.type == "Type5"
-
-
-def test_a_new_generation_finds_the_rows_of_its_kinds_in_any_order(board: Board) -> None:
-    first = taken(board)
-    rows = {name: first.kind("orders", name).index for name in ("A", "B", "C")}
-    second = taken(board, generation=2)
-    assert {name: second.kind("orders", name).index for name in ("C", "D", "A", "B")} == {
-        **rows,
-        "D": 3,
-    }
-
-
-@pytest.mark.process
-def test_sums_are_exact_however_often_the_writers_are_killed(board: Board) -> None:
-    """H16 of the history's invariants: counters never go back and never lose anything. The
-    writer notes what it has done after it did it, so it may be killed one ahead of its note."""
-    notes = mmap.mmap(-1, mmap.PAGESIZE)
-    done = memoryview(notes).cast("q")
-    dice = random.Random(5)
-
-    def work() -> None:
-        seat = board.seat(0)
-        counters, kind = seat.slot(0).counters, seat.kind("orders", "A").index
-        while True:
-            counters.add(Counter.EMPTY_RECEIVES)
-            done[0] += 1
-            counters.ended(kind, End.COMPLETED, done[1])
-            done[1] += 1
-            counters.handler_duration.observe(kind, 0.004)
-            done[2] += 1
-
-    for generation in range(1, 26):
-        before = done.tolist()[:3]
-        taken(board, generation=generation)
-        with forked(work) as pid:
-            enough = before[2] + dice.randrange(2_000)
-            eventually(partial(beyond, lambda: done[2], enough))
-            os.kill(pid, signal.SIGKILL)
-        counters = board.counters()
-        counted = [
-            counters.empty_receives,
-            counters.commands["orders", "A", "completed"],
-            counters.handler_duration["orders", "A"].count,
-        ]
-        ahead = [count - note for count, note in zip(counted, done, strict=False)]
-        assert sum(ahead) in (0, 1) and min(ahead) >= 0
-        for index, count in enumerate(counted):
-            done[index] = count
-    assert counted[2] > 25_000 / 2
-    done.release()
-    notes.close()
-
-
-@pytest.mark.process
-def test_a_key_that_was_counted_is_known_however_its_process_was_killed(board: Board) -> None:
-    """What a dead process has settled and not counted can be counted for it, and no more."""
-    notes = mmap.mmap(-1, mmap.PAGESIZE)
-    latest = memoryview(notes).cast("q")
-    dice = random.Random(7)
-
-    def work() -> None:
-        seat = board.seat(0)
-        counters, kind = seat.slot(0).counters, seat.kind("orders", "A")
-        while True:
-            latest[0] += 1
-            id = latest[0]
-            place = seat.keys.claimed(kind, 5, id, id % 3 + 1, UUID(int=id))
-            seat.keys.started(place)
-            counters.ended(kind.index, End.COMPLETED, mark(id, id % 3 + 1))
-            seat.keys.free(place)
-
-    sides = set[bool]()
-    for generation in range(1, 601):
-        if generation > 60 and len(sides) == 2:
-            break
-        taken(board, generation=generation)
-        enough = latest[0] + dice.randrange(300)
-        with forked(work) as pid:
-            eventually(partial(beyond, lambda: latest[0], enough))
-            os.kill(pid, signal.SIGKILL)
-        count = board.counters().commands["orders", "A", "completed"]
-        keys = board.seat_view(0).keys
-        if not keys:
-            latest[0] = count
-            continue
-        assert [key.id for key in keys] == [latest[0]]
-        counted = mark(keys[0].id, keys[0].token) in board.last_counted(0)
-        assert count == latest[0] - (not counted)
-        sides.add(counted)
-        if not counted:
-            counters = board.seat(0).slot(0).counters
-            counters.ended(keys[0].kind, End.COMPLETED, mark(keys[0].id, keys[0].token))
-    assert sides == {True, False}
-    latest.release()
-    notes.close()
-
-
-# Torn, dead, garbage, full.
+# Torn and dead.
 
 
 @pytest.mark.process
@@ -566,162 +363,6 @@ def test_a_writer_killed_while_it_writes_leaves_what_is_true_or_unknown(board: B
     slot.occupy(0, 1)
     begin(slot, seat, 5)
     assert is_of_one_write(board.slot_view(0, 0))
-
-
-def test_garbage_is_shown_as_unknown_and_breaks_no_reader(tmp_path: Path) -> None:
-    """Fault 26: no exception in the supervisor, whatever somebody wrote into its memory."""
-    dice = random.Random(3)
-    board = Board.create(tmp_path / "board", seats=2, slots=2, kinds=2)
-    size, head = board.layout.size, HEAD_CELLS * CELL
-    for _ in range(30):
-        seat = taken(board)
-        slot = seat.slot(0)
-        slot.occupy(0, now=1)
-        begin(slot, seat, 1)
-        with (tmp_path / "board").open("r+b") as file:
-            if dice.random() < 0.5:
-                file.seek(HEAD.size)
-                file.write(dice.randbytes(size - HEAD.size))
-            for _ in range(1_000):
-                file.seek(dice.randrange(head, size - CELL))
-                file.write(dice.randbytes(CELL))
-        json.dumps(board.snapshot().to_dict(now=1))
-        board.counters()
-        begin(slot, seat, 2)
-        board.seat(0).slot(1).occupy(1, now=1)
-    board.close()
-
-
-def test_a_slot_with_one_wrong_bit_is_unknown_until_it_is_written_again(tmp_path: Path) -> None:
-    board = Board.create(tmp_path / "board", seats=1, slots=1)
-    seat = taken(board)
-    slot = seat.slot(0)
-    slot.occupy(0, now=1)
-    begin(slot, seat, 1)
-    with (tmp_path / "board").open("r+b") as file:
-        file.seek((board.layout.slot(0, 0) + SLOT_AT + 3) * CELL)
-        file.write(b"\x40")
-    view = board.snapshot().seats[0].slots[0]
-    assert (view.phase, view.command, view.due, view.sequence) == (None, None, None, 0)
-    begin(slot, seat, 2)
-    assert is_of_one_write(board.slot_view(0, 0))
-    board.close()
-
-
-@pytest.mark.process
-def test_a_board_is_read_after_everybody_who_wrote_it_is_dead(tmp_path: Path) -> None:
-    path = tmp_path / "board"
-
-    def work() -> None:
-        board = Board.create(path, seats=1, slots=1, name="flight")
-        seat = taken(board)
-        slot = seat.slot(0)
-        slot.occupy(0, now=1)
-        begin(slot, seat, 17)
-        (tmp_path / "written").touch()
-        time.sleep(60)
-
-    with forked(work) as pid:
-        eventually((tmp_path / "written").exists)
-        os.kill(pid, signal.SIGKILL)
-    board = Board.open(path)
-    view = board.snapshot()
-    assert (view.name, view.this_boot, view.seats[0].pid) == ("flight", True, pid)
-    assert is_of_one_write(view.seats[0].slots[0])
-    with pytest.raises(TypeError):
-        board.set_armed(1)
-    board.close()
-
-
-def test_the_file_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
-    for mask in (0o000, 0o777):
-        before = os.umask(mask)
-        try:
-            Board.create(tmp_path / "board", seats=1, slots=1).close()
-        finally:
-            os.umask(before)
-        assert (tmp_path / "board").stat().st_mode & 0o7777 == 0o600
-        assert [path.name for path in tmp_path.iterdir()] == ["board"]
-
-
-def test_a_new_board_replaces_the_old_one_which_its_readers_keep(tmp_path: Path) -> None:
-    path = tmp_path / "board"
-    old = Board.create(path, seats=1, slots=1, name="old")
-    (tmp_path / ".board.new").write_text("left by a maker that was killed")
-    new = Board.create(path, seats=2, slots=2, name="new")
-    reader = Board.open(path)
-    assert (old.snapshot().name, reader.snapshot().name) == ("old", "new")
-    for each in (old, new, reader):
-        each.close()
-
-
-def test_space_is_reserved_when_the_board_is_made(tmp_path: Path) -> None:
-    """Fault 25, finding 9: not by SIGBUS later."""
-    board = Board.create(tmp_path / "board", seats=1, slots=2)
-    assert (tmp_path / "board").stat().st_blocks * 512 >= board.layout.size
-    board.close()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small memory file system: needs root")
-def test_a_full_memory_file_system_is_refused_when_the_board_is_made(tmp_path: Path) -> None:
-    """Fault 25, finding 9."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        with pytest.raises(BoardError, match=r"No space left on device.*--runtime-dir"):
-            Board.create(tmp_path / "board", seats=4, slots=8)
-        assert list(tmp_path.iterdir()) == []
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def test_a_place_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BoardError, match="missing/board: No such file"):
-        Board.create(tmp_path / "missing" / "board", seats=1, slots=1)
-    with pytest.raises(BoardError, match="missing cannot be read: No such file"):
-        Board.open(tmp_path / "missing")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (lambda raw: b"", "not a file with something in it"),
-        (lambda raw: raw[:20], "only 20 bytes"),
-        (lambda raw: b"#" * len(raw), "something else"),
-        (lambda raw: raw[:8] + (9).to_bytes(8, "little") + raw[16:], "version 9, .* knows 1"),
-        (lambda raw: raw[:16] + (5).to_bytes(8, "little") + raw[24:], "damaged"),
-        (lambda raw: raw[:16] + (-5).to_bytes(8, "little", signed=True) + raw[24:], "seats must"),
-        (lambda raw: raw[:-8], "damaged"),
-    ],
-)
-def test_what_is_no_board_is_refused_with_what_is_wrong(
-    tmp_path: Path, spoil: Callable[[bytes], bytes], says: str
-) -> None:
-    path = tmp_path / "board"
-    Board.create(path, seats=1, slots=1).close()
-    path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(BoardError, match=says):
-        Board.open(path)
-
-
-def test_neither_a_pipe_nor_a_link_nor_a_directory_is_opened(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    Board.create(tmp_path / "board", seats=1, slots=1).close()
-    (tmp_path / "link").symlink_to(tmp_path / "board")
-    for name in ("pipe", "link", "."):
-        with pytest.raises(BoardError):
-            Board.open(tmp_path / name)
-
-
-def test_a_board_of_another_boot_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "board"
-    Board.create(path, seats=1, slots=1).close()
-    raw = path.read_bytes()
-    path.write_bytes(raw[: HEAD.size - 16] + bytes(16) + raw[HEAD.size :])
-    board = Board.open(path)
-    assert not board.snapshot().this_boot
-    board.close()
 
 
 def test_slots_and_seats_begin_on_cache_lines(board: Board) -> None:

@@ -1,0 +1,70 @@
+"""Who writes on a board under test, and who is killed at it."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from uuid import UUID
+
+from cmdbus.board import Board
+from cmdbus.seats import Role, Seat
+from cmdbus.slots import Slot
+from cmdbus.views import SlotView
+
+SECOND = 1_000_000_000
+
+
+@contextmanager
+def forked(run: Callable[[], None]) -> Iterator[int]:
+    """A child that runs `run` and is gone at the end."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            run()
+            code = 0
+        finally:
+            os._exit(code)
+    try:
+        yield pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def taken(board: Board, place: int = 0, generation: int = 1) -> Seat:
+    seat = board.seat(place)
+    seat.assign(Role.WORKER, number=place, generation=generation, now=1)
+    seat.enter(pid=os.getpid(), generation=generation, now=2)
+    return seat
+
+
+def begin(slot: Slot, seat: Seat, number: int) -> None:
+    """A command all of whose numbers are the same."""
+    slot.begin(
+        seat.kind(f"domain{number % 2}", "Odd" if number % 2 else "E" * 100),
+        priority=number % 11,
+        id=number,
+        token=number,
+        command_id=UUID(int=number),
+        attempt=number,
+        started=number,
+        due=number,
+    )
+
+
+def is_of_one_write(view: SlotView) -> bool:
+    command = view.command
+    assert command is not None
+    number = command.id
+    return (
+        (command.token, command.attempt, command.command_id.int) == (number,) * 3
+        and (view.since, view.due, command.priority) == (number, number, number % 11)
+        and command.domain == f"domain{number % 2}"
+        and command.type == ("Odd" if number % 2 else "E" * 100)
+    )
+
+
+def beyond(value: Callable[[], int], limit: int) -> bool:
+    return value() > limit

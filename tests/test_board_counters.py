@@ -1,0 +1,161 @@
+"""The board's counters: exact however often the writers are killed."""
+
+import mmap
+import os
+import random
+import signal
+from collections.abc import Iterator
+from functools import partial
+from uuid import UUID, uuid4
+
+import pytest
+from boards import beyond, forked, taken
+from eventually import eventually
+
+from cmdbus.board import Board
+from cmdbus.counters import OTHER, Counter, End, mark
+from cmdbus.layout import BUCKETS
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    board = Board.in_memory(seats=2, slots=3, kinds=4)
+    yield board
+    board.close()
+
+
+def test_counters_are_summed_over_slots_and_seats_by_name(board: Board) -> None:
+    for place, names in ((0, ("A", "B")), (1, ("B", "A"))):
+        seat = taken(board, place)
+        for slot in range(3):
+            counters = seat.slot(slot).counters
+            for name in names:
+                kind = seat.kind("orders", name)
+                for claim in range(1 if name == "A" else 10):
+                    counters.ended(kind.index, End.COMPLETED, claim)
+                counters.handler_duration.observe(kind.index, 0.2)
+            counters.add(Counter.BATCHES_PROCESSED)
+            counters.add(Counter.WAKEUPS_TIMER, 2)
+    view = board.counters()
+    assert view.commands == {("orders", "A", "completed"): 6, ("orders", "B", "completed"): 60}
+    assert (view.batches_processed, view.wakeups["timer"], view.wakeups["poll"]) == (6, 12, 0)
+    assert view.handler_duration["orders", "A"].count == 6
+    assert view.handler_duration["orders", "A"].sum == pytest.approx(1.2)
+    assert view.dequeue_latency["orders", "A"].count == 0
+
+
+def test_an_observation_is_counted_in_its_bucket_and_all_above(board: Board) -> None:
+    seat = taken(board)
+    kind, histogram = seat.kind("a", "B"), seat.slot(0).counters.dequeue_latency
+    for seconds in (0.0, 0.001, 0.0011, 60, 61):
+        histogram.observe(kind.index, seconds)
+    view = board.counters().dequeue_latency["a", "B"]
+    assert view.counts == (2, *[3] * (len(BUCKETS) - 2), 4, 5)
+
+
+def test_kinds_that_find_no_place_share_a_row_and_are_shown_by_name(board: Board) -> None:
+    seat = taken(board)
+    slot = seat.slot(0)
+    slot.occupy(0, now=1)
+    for number in range(6):
+        kind = seat.kind("orders", f"Type{number}")
+        slot.counters.ended(kind.index, End.FAILED, number)
+    assert board.counters().commands[(*OTHER, "failed")] == 2
+    slot.begin(kind, priority=5, id=1, token=1, command_id=uuid4(), attempt=1, started=1, due=2)
+    command = board.slot_view(0, 0).command
+    assert command is not None and command.type == "Type5"
+
+
+def test_a_new_generation_finds_the_rows_of_its_kinds_in_any_order(board: Board) -> None:
+    first = taken(board)
+    rows = {name: first.kind("orders", name).index for name in ("A", "B", "C")}
+    second = taken(board, generation=2)
+    assert {name: second.kind("orders", name).index for name in ("C", "D", "A", "B")} == {
+        **rows,
+        "D": 3,
+    }
+
+
+@pytest.mark.process
+def test_sums_are_exact_however_often_the_writers_are_killed(board: Board) -> None:
+    """H16 of the history's invariants: counters never go back and never lose anything. The
+    writer notes what it has done after it did it, so it may be killed one ahead of its note."""
+    notes = mmap.mmap(-1, mmap.PAGESIZE)
+    done = memoryview(notes).cast("q")
+    dice = random.Random(5)
+
+    def work() -> None:
+        seat = board.seat(0)
+        counters, kind = seat.slot(0).counters, seat.kind("orders", "A").index
+        while True:
+            counters.add(Counter.EMPTY_RECEIVES)
+            done[0] += 1
+            counters.ended(kind, End.COMPLETED, done[1])
+            done[1] += 1
+            counters.handler_duration.observe(kind, 0.004)
+            done[2] += 1
+
+    for generation in range(1, 26):
+        before = done.tolist()[:3]
+        taken(board, generation=generation)
+        with forked(work) as pid:
+            enough = before[2] + dice.randrange(2_000)
+            eventually(partial(beyond, lambda: done[2], enough))
+            os.kill(pid, signal.SIGKILL)
+        counters = board.counters()
+        counted = [
+            counters.empty_receives,
+            counters.commands["orders", "A", "completed"],
+            counters.handler_duration["orders", "A"].count,
+        ]
+        ahead = [count - note for count, note in zip(counted, done, strict=False)]
+        assert sum(ahead) in (0, 1) and min(ahead) >= 0
+        for index, count in enumerate(counted):
+            done[index] = count
+    assert counted[2] > 25_000 / 2
+    done.release()
+    notes.close()
+
+
+@pytest.mark.process
+def test_a_key_that_was_counted_is_known_however_its_process_was_killed(board: Board) -> None:
+    """What a dead process has settled and not counted can be counted for it, and no more."""
+    notes = mmap.mmap(-1, mmap.PAGESIZE)
+    latest = memoryview(notes).cast("q")
+    dice = random.Random(7)
+
+    def work() -> None:
+        seat = board.seat(0)
+        counters, kind = seat.slot(0).counters, seat.kind("orders", "A")
+        while True:
+            latest[0] += 1
+            id = latest[0]
+            place = seat.keys.claimed(kind, 5, id, id % 3 + 1, UUID(int=id))
+            seat.keys.started(place)
+            counters.ended(kind.index, End.COMPLETED, mark(id, id % 3 + 1))
+            seat.keys.free(place)
+
+    sides = set[bool]()
+    for generation in range(1, 601):
+        if generation > 60 and len(sides) == 2:
+            break
+        taken(board, generation=generation)
+        enough = latest[0] + dice.randrange(300)
+        with forked(work) as pid:
+            eventually(partial(beyond, lambda: latest[0], enough))
+            os.kill(pid, signal.SIGKILL)
+        count = board.counters().commands["orders", "A", "completed"]
+        keys = board.seat_view(0).keys
+        if not keys:
+            latest[0] = count
+            continue
+        assert [key.id for key in keys] == [latest[0]]
+        counted = mark(keys[0].id, keys[0].token) in board.last_counted(0)
+        assert count == latest[0] - (not counted)
+        sides.add(counted)
+        if not counted:
+            counters = board.seat(0).slot(0).counters
+            counters.ended(keys[0].kind, End.COMPLETED, mark(keys[0].id, keys[0].token))
+    assert sides == {True, False}
+    latest.release()
+    notes.close()
