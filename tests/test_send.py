@@ -1,17 +1,15 @@
 """Sending: what is accepted is there, once; what is refused has left nothing."""
 
 import logging
-import threading
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 import pytest
-from eventually import eventually
-from psycopg.conninfo import make_conninfo
+from handlers import connect
+from senders import counts, race
 
 from cmdbus import (
     CommandBus,
@@ -23,22 +21,6 @@ from cmdbus import (
 )
 
 pytestmark = pytest.mark.db
-
-BACKSLASH_SPACE = "\\ "
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
-
-
-def counts(dsn: str) -> dict[str, int]:
-    """Rows of every table that a send can touch."""
-    tables = ("ready", "scheduled", "identity", "event", "domain")
-    with connect(dsn) as connection:
-        return {
-            table: connection.execute(f"SELECT count(*) FROM cmdbus.{table}").fetchone()[0]  # type: ignore[index]
-            for table in tables
-        }
 
 
 def test_a_command_is_there_with_all_that_was_given(dsn: str) -> None:
@@ -210,137 +192,6 @@ def test_a_hook_may_change_what_is_sent(dsn: str) -> None:
         assert "priority: 0" in str(bus.audit("payments", ids[0])[0])
 
 
-# Ids are taken once.
-
-
-def test_an_id_is_taken_once_in_a_domain(dsn: str) -> None:
-    """R07, R08."""
-    id_ = uuid4()
-    with CommandBus(dsn) as bus:
-        bus.send("payments", "Debit", command_id=id_)
-        bus.send("orders", "Ship", command_id=id_)
-        before = counts(dsn)
-        for again in (
-            lambda: bus.send("payments", "Debit", command_id=id_, delay=60),
-            lambda: bus.send_many([SendRequest("payments", "Debit", command_id=str(id_))]),
-        ):
-            with pytest.raises(DuplicateCommandError, match=str(id_)) as refused:
-                again()
-            assert (refused.value.domain, refused.value.command_id) == ("payments", id_)
-        assert counts(dsn) == before
-        bus.cancel("payments", id_)
-        with pytest.raises(DuplicateCommandError):
-            bus.send("payments", "Debit", command_id=id_)
-
-
-def test_an_id_that_the_bus_made_is_taken_too(dsn: str) -> None:
-    """R07."""
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        made = [bus.send("payments", "Debit"), bus.send("payments", "Debit", delay=60)]
-        in_sql = connection.execute("SELECT cmdbus.send('payments', 'Debit')").fetchone()
-        assert in_sql is not None
-        gone = bus.send("payments", "Debit")
-        bus.cancel("payments", gone)
-        for id_ in (*made, in_sql[0], gone):
-            for _ in range(2):
-                with pytest.raises(DuplicateCommandError):
-                    bus.send("payments", "Debit", command_id=id_)
-
-
-def test_the_same_id_twice_in_one_batch_is_refused(dsn: str) -> None:
-    id_ = uuid4()
-    before = counts(dsn)
-    with CommandBus(dsn) as bus, pytest.raises(DuplicateCommandError, match=str(id_)):
-        bus.send_many([SendRequest("payments", "Debit", command_id=id_)] * 2)
-    assert counts(dsn) == before
-
-
-def race(workers: list[Callable[[], object]]) -> list[object]:
-    barrier = threading.Barrier(len(workers))
-    results: list[object] = [None] * len(workers)
-
-    def run(place: int) -> None:
-        barrier.wait(10)
-        try:
-            results[place] = workers[place]()
-        except Exception as error:
-            results[place] = error
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(workers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return results
-
-
-@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
-def test_of_many_who_send_one_id_at_once_exactly_one_is_accepted(dsn: str, isolation: str) -> None:
-    """R07: some delayed, some not, some in bulk; again and again."""
-    settings = f"-c default_transaction_isolation={isolation.replace(' ', BACKSLASH_SPACE)}"
-    dsn = make_conninfo(dsn, options=settings)
-    connections = [psycopg.connect(dsn, autocommit=True) for _ in range(20)]
-    with CommandBus(dsn) as bus:
-        for _ in range(20):
-            id_ = uuid4()
-
-            def send(place: int, id_: UUID = id_) -> object:
-                delay = 60 if place % 2 else None
-                if place % 4 < 2:
-                    return bus.send(
-                        "payments", "D", command_id=id_, delay=delay, connection=connections[place]
-                    )
-                return bus.send_many(
-                    [SendRequest("payments", "D", command_id=id_, delay=delay)],
-                    connection=connections[place],
-                )
-
-            results = race([lambda p=place: send(p) for place in range(20)])  # type: ignore[misc]
-            accepted = [r for r in results if r in (id_, [id_])]
-            refused = [
-                r
-                for r in results
-                if isinstance(r, DuplicateCommandError | psycopg.errors.SerializationFailure)
-            ]
-            assert (len(accepted), len(refused)) == (1, 19), results
-            assert len(bus.query("payments")) == 1
-            bus.cancel("payments", id_)
-            connections[0].execute("TRUNCATE cmdbus.finished")
-    for connection in connections:
-        connection.close()
-
-
-def test_overlapping_batches_of_own_ids_do_not_deadlock(dsn: str) -> None:
-    """R06."""
-    with CommandBus(dsn) as bus:
-        for _ in range(5):
-            ids = [uuid4() for _ in range(300)]
-
-            def send(step: int, ids: list[UUID] = ids) -> object:
-                requests = [SendRequest("payments", "D", command_id=id_) for id_ in ids[::step]]
-                return bus.send_many(requests)
-
-            results = race([lambda s=step: send(s) for step in (1, -1, 2, 3)])  # type: ignore[misc]
-            assert sum(isinstance(result, list) for result in results) == 1, results
-            assert sum(isinstance(r, DuplicateCommandError) for r in results) == 3, results
-
-
-def test_a_batch_of_fifty_thousand_own_ids_needs_no_locks_for_them(dsn: str) -> None:
-    """Fault 61."""
-    with CommandBus(dsn) as bus:
-        ids = [uuid4() for _ in range(50_000)]
-        bus.send_many([SendRequest("payments", "D", command_id=id_) for id_ in ids])
-        assert bus.snapshot("payments")["depth"] == 50_000
-
-
-def test_ten_first_sends_to_a_new_domain_at_once_are_all_accepted(dsn: str) -> None:
-    """R03."""
-    with CommandBus(dsn) as bus:
-        results = race([lambda: bus.send("brand.new", "Debit") for _ in range(10)])
-        assert all(isinstance(result, UUID) for result in results), results
-        assert bus.snapshot("brand.new")["depth"] == 10
-
-
 class Name(str, Enum):  # noqa: UP042  # StrEnum prints as its value
     """Prints as something else than it is."""
 
@@ -368,63 +219,6 @@ def test_connections_that_return_bytes_are_refused(dsn: str) -> None:
             with pytest.raises(ValueError, match="client_encoding=UTF8"):
                 call()
     assert counts(dsn)["ready"] == 0
-
-
-def test_an_id_learnt_before_its_commit_can_be_sent_again_safely(dsn: str) -> None:
-    """The program does not learn how its commit ended, and tries again with the id it got."""
-    with CommandBus(dsn) as bus:
-        for commits in (True, False):
-            with psycopg.connect(dsn) as unsure, psycopg.connect(dsn) as retry:
-                id_ = bus.send("payments", "Debit", connection=unsure)
-                [many] = bus.send_many([SendRequest("payments", "Debit")], connection=unsure)
-                results: list[object] = []
-
-                def send_again(id_: UUID = id_, retry: psycopg.Connection = retry) -> None:
-                    try:
-                        results.append(  # noqa: B023
-                            bus.send("payments", "Debit", command_id=id_, connection=retry)
-                        )
-                    except DuplicateCommandError as error:
-                        results.append(error)  # noqa: B023
-
-                thread = threading.Thread(target=send_again)
-                thread.start()
-                with connect(dsn) as watcher:
-                    blocked = (
-                        "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-                        " AND datname = current_database()"
-                    )
-                    eventually(lambda: watcher.execute(blocked).fetchone())  # noqa: B023
-                unsure.commit() if commits else unsure.rollback()
-                thread.join(10)
-                retry.commit()
-                assert isinstance(results[0], DuplicateCommandError if commits else UUID)
-                found = [r.command_id for r in bus.query() if r.command_id in (id_, many)]
-                assert sorted(found) == sorted([id_, many] if commits else [id_])
-
-
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_an_old_snapshot_does_not_decide_about_an_id_of_the_bus(dsn: str, level: str) -> None:
-    with CommandBus(dsn) as bus, psycopg.connect(dsn) as old:
-        old.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
-        old.execute("SELECT 1 FROM cmdbus.ready")
-        id_ = bus.send("payments", "Debit")
-        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="READ COMMITTED"):
-            bus.send("payments", "Debit", command_id=id_, connection=old)
-
-
-def test_numbers_of_calls_do_not_come_from_the_sessions_dice(dsn: str) -> None:
-    with connect(dsn) as connection:
-        id_ = uuid4()
-        for place in range(2):
-            connection.execute("SELECT setseed(0.5)")
-            try:
-                connection.execute(
-                    "SELECT cmdbus.send('payments', 'D', p_command_id => %s)", (id_,)
-                )
-                assert place == 0
-            except psycopg.errors.UniqueViolation:
-                assert place == 1
 
 
 @pytest.mark.parametrize(
