@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from eventually import eventually
 
-from cmdbus.accounts import server_account
+from cmdbus.accounts import name_of, server_account
 from cmdbus.binaries import Programs, find_programs, within_reach
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
 
@@ -390,6 +390,10 @@ def test_a_wrong_bin_directory_is_named(
     monkeypatch.setenv("CMDBUS_PG_BIN", str(home))
     with pytest.raises(EmbeddedError, match=f"CMDBUS_PG_BIN is of no use: {home} {complaint}"):
         EmbeddedPostgres()
+    if "initdb" in programs:
+        (home / "postgres").write_bytes(b"\x7fELF, but no program")
+        with pytest.raises(EmbeddedError, match="postgres does not tell its version"):
+            EmbeddedPostgres()
 
 
 @needs_root
@@ -405,6 +409,19 @@ def test_root_runs_the_server_as_the_user_it_is_told(
     monkeypatch.setenv("CMDBUS_RUN_AS", "root")
     with pytest.raises(EmbeddedError, match="refuses to run as root"):
         EmbeddedPostgres(directory)
+    monkeypatch.setenv("CMDBUS_RUN_AS", "nobody-we-know")
+    with pytest.raises(EmbeddedError, match="there is no user nobody-we-know that"):
+        EmbeddedPostgres(directory)
+
+
+def test_a_program_that_hangs_or_is_not_there_is_named() -> None:
+    account = server_account()
+    with pytest.raises(EmbeddedError, match=r"/bin/sh did not finish within 0\.1 s"):
+        account.run("/bin/sh", "-c", "exec sleep 60", timeout=0.1)
+    with pytest.raises(EmbeddedError, match=f"cannot run /bin/none as {account.name}: "):
+        account.run("/bin/none", timeout=5)
+    assert name_of(account.uid) == account.name
+    assert name_of(2**31 - 7) == str(2**31 - 7)
 
 
 @needs_root

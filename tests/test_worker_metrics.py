@@ -39,14 +39,16 @@ def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
         ]
         for id_ in ids:
             bus.wait("payments", id_, 5)
-        metrics = worker.metrics()
         name = ("payments", "Debit")
-        assert metrics["cmdbus_commands_total"] == {
+        counts = {
             (*name, "completed"): 25,
             (*name, "failed"): 3,
             (*name, "retry"): 4,
             (*name, "trouble"): 2,
         }
+        # They are counted once they are known to be committed.
+        eventually(lambda: worker.metrics()["cmdbus_commands_total"] == counts)
+        metrics = worker.metrics()
         for histogram in ("cmdbus_dequeue_latency_seconds", "cmdbus_handler_duration_seconds"):
             assert metrics[histogram][name]["count"] == 34  # type: ignore[index]
         assert (metrics["claim_failures"], metrics["cmdbus_lost_leases_total"]) == (0, 0)
