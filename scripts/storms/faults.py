@@ -20,12 +20,12 @@ from cmdbus.seats import Role
 from cmdbus.slots import Phase
 from storms.handlers import DOMAIN, domain_of
 from storms.history import Recovery
+from storms.network import Network
 from storms.plan import KINDS, SERVER, Fault
+from storms.server import Server
 from storms.world import World, chosen, kill, within
 
-_SLOW_S = 0.03
 _BUSY_S = 0.2
-_NOTIFIES = 20_000
 _TRIES = 5
 _TRY_S = 0.7
 #: An ambush waits so long for its moment.
@@ -38,11 +38,6 @@ _PATTERNS = {
     "lose-commit": b"COMMIT;\nCLOSE",
     "lose-send": b'".enqueue(',
 }
-_LOCK = b"LOCK TABLE cmdbus.%s IN %s MODE"
-_SESSIONS = (
-    "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-    r" AND application_name ~ '^cmdbus:[0-9]+$'"
-)
 
 
 class Storm:
@@ -55,6 +50,8 @@ class Storm:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._guests = 0
+        self._network = Network(world)
+        self._server = Server(world)
         self.recoveries: list[Recovery] = []
         #: How often a barrier's moment came.
         self.hits: Counter[str] = Counter()
@@ -75,23 +72,16 @@ class Storm:
             "gil": self._gil,
             "stuck": self._stuck,
             "grow": self._grow,
-            "end-sessions": self._end_sessions,
-            "server-immediate": self._restart_server,
-            "server-fast": self._restart_server,
-            "proxy-silent": self._be_silent,
-            "proxy-slow": self._be_slow,
-            "proxy-cut": self._cut,
             "hup": self._hup,
             "ttin": self._ttin,
             "ttou": self._ttou,
-            "notify-storm": self._notify,
-            "snapshot": self._hold_snapshot,
-            "lock-table": self._lock_table,
             "kill-producer": self._kill_producer,
             "kill-at-running": self._kill_at_running,
             "kill-at-leading": self._kill_at_leading,
             "freeze-at-leading": self._freeze_at_leading,
             **dict.fromkeys(_PATTERNS, self._lose_replies),
+            **self._network.faults,
+            **self._server.faults,
         }
         assert set(self._faults) == set(KINDS)
 
@@ -132,9 +122,9 @@ class Storm:
         self._say(f"fault {fault.number}: {fault.kind} is over, everything works after {shown}")
 
     def _hurt(self, fault: Fault) -> list[Instance]:
-        if fault.kind in (*SERVER, "lock-table", "end-sessions", "snapshot", "notify-storm"):
+        if fault.kind in self._server.faults:
             return self._world.instances
-        if fault.kind.startswith(("proxy-", "lose-")):
+        if fault.kind in self._network.faults or fault.kind in _PATTERNS:
             return self._world.instances[:1]
         return [self._world.instances[fault.instance]]
 
@@ -309,55 +299,6 @@ class Storm:
         instance = self._world.instances[fault.instance]
         id_ = self.send(domain_of(instance.name), type_, "normal", **data)
         return None if id_ is None else lambda: self._has_ended(instance, id_)
-
-    # The server and the network.
-
-    def _end_sessions(self, fault: Fault) -> None:
-        with self._world.connect() as connection:
-            pids = [pid for (pid,) in connection.execute(_SESSIONS).fetchall()]
-            for pid in sorted(pids)[:: 1 + int(4 * fault.dice)]:
-                connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
-
-    def _restart_server(self, fault: Fault) -> None:
-        server = self._world.server
-        assert server is not None
-        with self._world.server_lock:
-            server.stop("immediate" if fault.kind == "server-immediate" else "fast")
-            time.sleep(2 * fault.dice)
-            server.start()
-
-    def _be_silent(self, fault: Fault) -> None:
-        with self._world.proxy.silent():
-            time.sleep(fault.lasts)
-
-    def _be_slow(self, fault: Fault) -> None:
-        with self._world.proxy.slow(_SLOW_S):
-            time.sleep(fault.lasts)
-
-    def _cut(self, fault: Fault) -> None:
-        self._world.proxy.cut()
-
-    def _notify(self, fault: Fault) -> None:
-        with self._world.connect() as connection:
-            connection.execute(
-                "SELECT pg_notify(CASE WHEN n %% 2 = 0 THEN 'cmdbus_ready' ELSE 'cmdbus_due' END,"
-                " n::text) FROM generate_series(1, %s) n",
-                (_NOTIFIES,),
-            )
-
-    def _hold_snapshot(self, fault: Fault) -> None:
-        with self._world.connect() as connection, connection.transaction():
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            connection.execute("SELECT count(*) FROM cmdbus.ready")
-            time.sleep(fault.lasts)
-
-    def _lock_table(self, fault: Fault) -> None:
-        tables = (b"ready", b"scheduled", b"finished", b"event", b"waiter", b"identity")
-        mode = b"ACCESS EXCLUSIVE" if fault.dice < 0.5 else b"EXCLUSIVE"
-        with self._world.connect() as connection, connection.transaction():
-            connection.execute("SET LOCAL lock_timeout = '5s'")
-            connection.execute(_LOCK % (tables[int(fault.dice * len(tables) * 2) % 6], mode))
-            time.sleep(fault.lasts)
 
     # Barriers.
 
