@@ -80,6 +80,29 @@ def test_a_fleet_survives_restarts_and_crashes_of_its_database(
         eventually(lambda: {s.health for s in fleet.workers().values()} == {Health.HEALTHY})
 
 
+def test_a_server_that_lets_nobody_write_is_away(own: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Fault 37: in the middle of a session, for new ones, and for a worker that boots then."""
+    with supervised(own.dsn, tmp_path) as fleet:
+        (tmp_path / "open").touch()
+        before, steward = fleet.pids(), fleet.steward()
+        ids = busy(fleet)
+        fleet.query("ALTER SYSTEM SET default_transaction_read_only = on")
+        fleet.query("SELECT pg_reload_conf()")
+        eventually(lambda: {s.health for s in fleet.workers().values()} == {Health.DATABASE_AWAY})
+        os.kill(before[0], signal.SIGKILL)
+        fleet.await_saying("waiting until it is there")
+        with psycopg.connect(own.dsn, options="-c default_transaction_read_only=off") as writer:
+            writer.autocommit = True
+            writer.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            writer.execute("SELECT pg_reload_conf()")
+        ids += busy(fleet)
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 300}
+        after = fleet.wait_until_ready()
+        assert (after[1], fleet.steward()) == (before[1], steward)
+        assert len(fleet.messages(level="error")) == 1, "that one was killed"
+
+
 def test_an_outage_that_is_longer_than_the_watchdog_kills_nobody(
     own: EmbeddedPostgres, tmp_path: Path
 ) -> None:

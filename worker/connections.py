@@ -242,6 +242,12 @@ class Hand:
                     raise
                 pause = min(pause * 2, _RETRY_LONGEST)
 
+    def heed(self, error: BaseException) -> None:
+        """A session whose server lets nobody write any more is left: the next one is sought
+        until there is one that may."""
+        if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+            self.drop()
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -354,6 +360,12 @@ def complete(parts: dsns.Parts, application_name: str, timeouts: Timeouts) -> ds
     """The name is not the DSN's to say: by it a dead worker's sessions are found."""
     parts = {**parts, "application_name": application_name}
     return dsns.complete(parts, application_name=application_name, settings=settings(timeouts))
+
+
+def writable(parts: dsns.Parts) -> dsns.Parts:
+    """Where the DSN says nothing else, a server that lets nobody write, as in a failover, is
+    one that is away."""
+    return {"target_session_attrs": "read-write", **parts}
 
 
 def parts_of(pool: Pool) -> dsns.Parts:

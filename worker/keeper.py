@@ -117,6 +117,7 @@ class Keeper:
                 except psycopg.Error as error:
                     self._complain(" ".join(str(error).split()))
                     self._verdicts_at = time.monotonic() + _AFTER_FAILURE
+                    self._hand.heed(error)
                     if self._hand.lost():
                         self._hand.close()
                 except Exception:

@@ -162,6 +162,7 @@ class Lead:
         if not isinstance(error, psycopg.Error):
             # Something that a handler did to the connection object: a fresh one.
             slot.hand.drop()
+        slot.hand.heed(error)
         if not slot.hand.lost():
             logger.exception("a step failed; it is tried again in %s s", _AFTER_FAILURE)
             self._stopping.wait(_AFTER_FAILURE)

@@ -36,7 +36,7 @@ from cmdbus.wires import Wire, wait_for
 from cmdbus.worker.arming import Arming
 from cmdbus.worker.blame import blame
 from cmdbus.worker.claims import Claims, Connection
-from cmdbus.worker.connections import Hand, Unpooled, settings
+from cmdbus.worker.connections import Hand, Unpooled, settings, writable
 from cmdbus.worker.left_behind import KILLED, LeftBehind
 from cmdbus.worker.listener import Listener
 from cmdbus.worker.maintenance import Maintenance
@@ -208,6 +208,7 @@ class Steward:
             os._exit(Exit.CANNOT_START)
         except (psycopg.Error, CmdbusError) as error:
             self._complain(" ".join(str(error).split()))
+            self._hand.heed(error)
         except Exception:
             logger.exception("the steward tries again")
             self._hand.drop()
@@ -334,7 +335,7 @@ class Steward:
     def _connect(self, statement: float = _STATEMENT_SECONDS) -> Connection:
         return dsns.connect(
             dsns.complete(
-                dsns.parse(self._told.dsn or ""),
+                writable(dsns.parse(self._told.dsn or "")),
                 application_name=f"cmdbus:{self._claims.incarnation or 'steward'}",
                 settings={**settings(self._told.timeouts), "statement_timeout": f"{statement:g}s"},
             )

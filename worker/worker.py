@@ -10,6 +10,8 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
+import psycopg
+
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
 from cmdbus.board import Board
@@ -30,6 +32,7 @@ from cmdbus.worker.connections import (
     cut_at,
     open_pool,
     parts_of,
+    writable,
 )
 from cmdbus.worker.crew import Crew
 from cmdbus.worker.keeper import Keeper
@@ -160,19 +163,20 @@ class Worker:
         while True:
             try:
                 return self._open()
-            except DatabaseUnavailableError as error:
+            except (DatabaseUnavailableError, psycopg.OperationalError) as error:
                 self._record.health.database_away(time.monotonic())
                 self._beat()
+                why = " ".join(str(error).split())
                 if not said:
-                    logger.warning("%s; waiting until it is there", error)
+                    logger.warning("%s; waiting until it is there", why)
                 said = True
                 with suppress(Empty):
                     self.leave(self._orders.get(timeout=_AWAY_SECONDS))
-                    raise
+                    raise DatabaseUnavailableError(why) from None
 
     def _open(self) -> Pool:
         """Registers this life of the worker, whose number is in its sessions' names."""
-        parts = parts_of(self._pool) if self._pool else dsns.parse(self._dsn or "")
+        parts = writable(parts_of(self._pool) if self._pool else dsns.parse(self._dsn or ""))
         with dsns.connect(complete(parts, "cmdbus:start", self._timeouts)) as connection:
             schemas.check(connection, self._claims.schema)
             schemas.make_partitions(connection, self._claims.schema)
