@@ -262,6 +262,27 @@ def test_nothing_of_a_session_leaks_to_the_next_command(
     assert states[0] == states[1]
 
 
+def test_a_plan_that_a_migration_has_spoilt_charges_nobody(dsn: str, bus: CommandBus) -> None:
+    """Fault 51: a statement that the driver had prepared, of the handler's own."""
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE wide (n int)")
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        context.connection.execute("SELECT * FROM wide", prepare=True)
+
+    with running(dsn, registry, concurrency=1):
+        assert bus.wait("payments", bus.send("payments", "Debit"), 10).status == "COMPLETED"
+        with connect(dsn) as connection:
+            connection.execute("ALTER TABLE wide ADD COLUMN m int")
+        again = bus.send("payments", "Debit")
+        assert bus.wait("payments", again, 10).status == "COMPLETED"
+    record = bus.get("payments", again)
+    assert record is not None and record.attempts == 1
+    assert "PLAN_CHANGED" in [event.code for event in bus.audit("payments", again)]
+
+
 def test_a_connection_is_not_used_after_its_handler(dsn: str, bus: CommandBus) -> None:
     registry = HandlerRegistry()
     contexts: list[Context] = []

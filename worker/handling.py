@@ -44,6 +44,7 @@ from cmdbus.worker.connections import Loan, PoolExhausted
 logger = logging.getLogger(__name__)
 
 _IDLE = psycopg.pq.TransactionStatus.IDLE
+_INERROR = psycopg.pq.TransactionStatus.INERROR
 _INTRANS = psycopg.pq.TransactionStatus.INTRANS
 _DEFAULT_POLICY = RetryPolicy()
 #: The server ended the session for reasons of its own: shutdown, crash of another, start-up.
@@ -165,8 +166,20 @@ class Execution:
                 # Without a word from the server it may be this very command that ended it.
                 lost=self._session is not None and error.sqlstate not in _SERVER_WENT,
             )
+        if self._plan_has_changed(error):
+            return interrupted("PLAN_CHANGED", str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))
         return self._fate(error, trace, context.attempt, context.retry_delay)
+
+    def _plan_has_changed(self, error: BaseException) -> bool:
+        """A migration has spoilt a statement that the driver had prepared; it forgets those with
+        the rollback. Only of our session: another one's it may never forget."""
+        return (
+            isinstance(error, psycopg.errors.FeatureNotSupported)
+            and error.diag.source_function == "RevalidateCachedQuery"
+            and self._transaction is not None
+            and self._transaction.aborted
+        )
 
     def _fate(
         self, error: BaseException, trace: str, attempt: int, retry_after: float | None
@@ -256,6 +269,8 @@ class HandlerTransaction:
         self._marker = marker
         self._clean = False
         self._ended = False
+        #: A statement in it had failed, and was what ended it.
+        self.aborted = False
         claims.begin(connection, statement=statement, idle=idle, marker=marker)
         self._loan = Loan(connection)
 
@@ -299,6 +314,7 @@ class HandlerTransaction:
         self._loan.end()
         if self._clean or self._connection.closed:
             return
+        self.aborted = self._connection.info.transaction_status is _INERROR
         try:
             self._claims.roll_back(self._connection)
         except psycopg.Error:
