@@ -99,6 +99,8 @@ class Steward:
         #: The server's queue of notifications is.
         self._full = False
         self._look_at = 0.0
+        #: The latest look was for the ends of leases, too.
+        self._leases_known = False
         self._renew_at = 0.0
         #: When what is going on with the database is late; infinite in between.
         self._late_at = float("inf")
@@ -127,6 +129,8 @@ class Steward:
         if self._told.listen:
             self._listener.stop()
         self._serving.join(_ROUND_SECONDS)
+        if not self._serving.is_alive():
+            self._bell.close()
         self._board.set_listening(False)
         return Exit.DONE
 
@@ -293,13 +297,14 @@ class Steward:
             self._due_earlier.clear()
             # Not put off: or each look would be followed by another.
             latest = self._look_at if self._look_at > now else latest
-        elif parked and self._is_listening and not self._arming.is_up:
+        elif parked and self._is_listening and not (self._arming.is_up and self._leases_known):
             pass  # From now on nobody polls: whatever others hold, its lease ends some time.
         elif now < self._look_at:
             return self._look_at - now
         else:
             self._wake.put()
         seconds = self._timers.look(connection, leases=parked)
+        self._leases_known = parked
         self._board.set_suspects(self._timers.seen.suspects)
         self._watch_queue(self._timers.seen.queue_usage)
         self._look_at = min(time.monotonic() + min(seconds, self._told.poll_interval), latest)

@@ -1,0 +1,116 @@
+"""A steward with a worker that is only its seat on the board."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from eventually import eventually
+
+from cmdbus import CommandBus, HandlerRegistry, Timeouts
+from cmdbus.board import Board
+from cmdbus.seats import Role, Seat
+from cmdbus.settings import Settings
+from cmdbus.wires import Wire
+from cmdbus.worker.node import Node
+from cmdbus.worker.steward import Steward
+
+pytestmark = pytest.mark.db
+
+TIMEOUTS = Timeouts(statement=5, pool=5, lease=6, thread=7, watchdog=8)
+#: Nothing is found by the fallback here.
+POLL = 600.0
+
+
+@dataclass
+class Idle:
+    """A node whose only worker does what the test says."""
+
+    board: Board
+    worker: Seat
+    wake: Wire
+    running: threading.Thread
+
+    def is_woken(self) -> bool:
+        if not self.wake.pending:
+            return False
+        self.wake.drain()
+        return True
+
+    def start(self) -> None:
+        self.running.start()
+
+    def park(self) -> None:
+        self.worker.park(time.monotonic_ns())
+
+
+@pytest.fixture
+def idle(dsn: str, tmp_path: Path) -> Iterator[Idle]:
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    with ExitStack() as opened:
+        board, wake, call = Board.in_memory(2, 2), Wire(8), Wire(1)
+        for what in (board, wake, call):
+            opened.callback(what.close)
+        now = time.monotonic_ns()
+        for place, role in enumerate((Role.STEWARD, Role.WORKER)):
+            board.seat(place).assign(role, number=0, generation=1, now=now)
+            board.seat(place).enter(pid=os.getpid(), generation=1, now=now)
+        worker = board.seat(1)
+        node = Node(
+            board=board,
+            seat=board.seat(0),
+            generation=1,
+            parent=os.getppid(),
+            wake=wake,
+            call=call,
+        )
+        told = Settings(dsn=dsn, timeouts=TIMEOUTS, poll_interval=POLL)
+        steward = Steward(told, node, registry, tmp_path)
+        running = threading.Thread(target=steward.run)
+        idle = Idle(board, worker, wake, running)
+        idle.park()
+        yield idle
+        steward.leave(time.monotonic())
+        running.join(10)
+
+
+def test_a_look_while_the_node_was_busy_forgets_no_lease_of_another(idle: Idle, dsn: str) -> None:
+    """It looks when a lease of another node should end, which that renews; nobody waits just
+    then, and somebody does before the flag is down again."""
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as other:
+        bus.send("payments", "Debit")
+        lease(other, 1.0)
+        idle.start()
+        eventually(lambda: idle.board.armed and looks_within(other, 1.0))
+        idle.worker.unpark()
+        lease(other, 1.5)
+        eventually(lambda: not looks_within(other, POLL / 2))
+        idle.park()
+        idle.is_woken()
+        eventually(lambda: lease_has_ended(other), 10)
+        eventually(idle.is_woken, 5)
+
+
+def lease(connection: psycopg.Connection, seconds: float) -> None:
+    connection.execute(
+        "UPDATE cmdbus.ready SET claimer = 0, token = 1,"
+        " lease_until = clock_timestamp() + make_interval(secs => %s)",
+        (seconds,),
+    )
+
+
+def lease_has_ended(connection: psycopg.Connection) -> bool:
+    query = "SELECT lease_until < clock_timestamp() FROM cmdbus.ready"
+    return bool(connection.execute(query).fetchall()[0][0])
+
+
+def looks_within(connection: psycopg.Connection, seconds: float) -> bool:
+    """As it has told the database."""
+    query = "SELECT looks_at < clock_timestamp() + make_interval(secs => %s) FROM cmdbus.waiter"
+    return connection.execute(query, (seconds,)).fetchall() == [(True,)]
