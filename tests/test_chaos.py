@@ -37,7 +37,7 @@ def parts() -> Iterator[Parts]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.syspath_prepend(SCRIPTS)
         before = set(sys.modules)
-        names = ("plan", "history", "checking", "proxy", "faults")
+        names = ("plan", "history", "checking", "proxy", "faults", "undoing")
         yield {name: importlib.import_module(f"storms.{name}") for name in names}
         for name in set(sys.modules) - before:
             if name.split(".")[0] in ("storms", "loads", "benches"):
@@ -60,10 +60,11 @@ def test_the_same_seed_gives_the_same_schedule(parts: Parts) -> None:
 def test_each_kind_of_fault_has_its_turn_within_two_minutes(parts: Parts) -> None:
     plan = parts["plan"]
     for seed in range(20):
-        faults = plan.make(seed, 2).faults
+        faults = plan.make(seed, 2, hosts=True).faults
         assert {fault.kind for fault in faults} == set(plan.KINDS), seed
         assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
         assert [fault.number for fault in faults] == [*range(len(faults))]
+    assert {fault.kind for fault in plan.make(1, 3).faults} == {*plan.KINDS} - plan.HOSTS
     races = plan.make(1, 2, ["races", "exit"]).faults
     assert {fault.kind for fault in races} == {*plan.GROUPS["races"], "exit"}
 
@@ -217,6 +218,13 @@ def call(history: Any, number: int, **changed: object) -> Any:
     return replace(history, calls=calls)
 
 
+def deadlock(*tables: str) -> list[tuple[float, str, str]]:
+    """As the server says it."""
+    waits = [f"Process {n}: UPDATE {table} SET n = 1" for n, table in enumerate(tables)]
+    detail = "\n".join(["DETAIL:  Process 0 waits for ShareLock", *waits])
+    return [(101.0, "40P01", "ERROR:  deadlock detected"), (101.0, "40P01", detail)]
+
+
 BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("H1", "an accepted command is nowhere", lambda h: call(h, 3, outcome="ok")),
     ("H1", "it has not ended", lambda h: row(h, 1, table="ready", status="PENDING")),
@@ -298,9 +306,26 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
         lambda h: replace(h, recoveries=[replace(h.recoveries[0], seconds=9.0)]),
     ),
     (
+        "H11",
+        "charged for what is none of its doing",
+        lambda h: added(h, "events", 0, code="ReadOnlySqlTransaction"),
+    ),
+    (
+        "H21",
+        "a promise that is broken meanwhile",
+        lambda h: replace(h, recoveries=[replace(h.recoveries[0], broken="nobody noticed")]),
+    ),
+    ("H22", "a deadlock of ours", lambda h: replace(h, server=deadlock("cmdbus.ready"))),
+    (
         "H22",
-        "a deadlock",
-        lambda h: replace(h, server=[(101.0, "40P01", "ERROR:  deadlock detected")]),
+        "a deadlock of ours with a handler",
+        lambda h: replace(h, server=deadlock("chaos.twin", "cmdbus.ready")),
+    ),
+    ("H22", "a panic", lambda h: replace(h, server=[(101.0, "XX000", "PANIC:  could not")])),
+    (
+        "H22",
+        "a session that was idle for too long",
+        lambda h: replace(h, server=[(101.0, "25P03", "FATAL:  terminating connection")]),
     ),
     (
         "H22",
@@ -322,6 +347,12 @@ def test_each_invariant_can_be_broken(
     parts: Parts, name: str, break_it: Callable[[Any], Any]
 ) -> None:
     assert name in violated(parts, break_it(good(parts)))
+
+
+def test_handlers_may_deadlock_by_rows_of_the_application(parts: Parts) -> None:
+    """Fault 46."""
+    server = deadlock("chaos.twin", "chaos.twin")
+    assert violated(parts, replace(good(parts), server=server)) == set()
 
 
 def test_a_process_that_is_left_is_found(parts: Parts) -> None:
@@ -377,8 +408,27 @@ def test_what_was_written_is_read(parts: Parts, tmp_path: Path) -> None:
         "before\n1970-01-01 00:00:03.500 GMT [7] 40P01 ERROR:  deadlock detected\n\tmore\n"
     )
     assert history.read_server(tmp_path / "server", 7) == [
-        (3.5, "40P01", "ERROR:  deadlock detected")
+        (3.5, "40P01", "ERROR:  deadlock detected\nmore")
     ]
+
+
+def test_what_was_done_is_undone_once_by_whoever_comes_first(parts: Parts) -> None:
+    """A fault's own end, the end of the run, or both; and after that nothing is done."""
+    undoing, said = parts["undoing"].Undoing(), list[str]()
+    with undoing(lambda: said.append("do 1"), lambda: said.append("undo 1")):
+        pass
+    with (
+        undoing(lambda: said.append("do 2"), lambda: said.append("undo 2")),
+        undoing(lambda: said.append("do 3"), lambda: said.append("undo 3")),
+    ):
+        undoing.close()
+        assert said[-4:] == ["do 2", "do 3", "undo 3", "undo 2"]
+    with (
+        pytest.raises(parts["undoing"].RunEndsError),
+        undoing(lambda: said.append("do 4"), lambda: said.append("undo 4")),
+    ):
+        pass
+    assert said == ["do 1", "undo 1", "do 2", "do 3", "undo 3", "undo 2"]
 
 
 # The network.
@@ -403,9 +453,21 @@ def test_a_reply_that_is_lost_belongs_to_a_request_that_was_carried_out(
                 counts = direct.execute("SELECT n, count(*) FROM t GROUP BY 1 ORDER BY 1")
                 assert counts.fetchall() == [(0, 10), (1, 2)]
             assert proxy.lost == {"insert": 2}
+            assert not is_late(proxy, proxy.listen("127.0.0.1"))
+            with proxy.trickling():
+                assert is_late(proxy, proxy.dsn)
         finally:
             proxy.close()
         eventually(lambda: not [t for t in threading.enumerate() if "_accept" in t.name])
+
+
+def is_late(proxy: Any, dsn: str) -> bool:
+    """The server's answer to nothing but a new client."""
+    try:
+        psycopg.connect(dsn, connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return True
+    return False
 
 
 # Whole runs.

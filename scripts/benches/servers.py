@@ -78,7 +78,9 @@ def look(dsn: str) -> tuple[dict[str, object], dict[str, str]]:
 
 
 def connect(dsn: str) -> psycopg.Connection:
-    parts = dsns.complete(dsns.parse(dsn), application_name="cmdbus:bench", settings={})
+    # Also while a storm lets nobody write.
+    writable = {"default_transaction_read_only": "off"}
+    parts = dsns.complete(dsns.parse(dsn), application_name="cmdbus:bench", settings=writable)
     return dsns.connect(parts)
 
 

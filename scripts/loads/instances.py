@@ -39,6 +39,8 @@ class Told:
     threads: int
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: Before the command: what runs it elsewhere, and becomes it.
+    prefix: Sequence[str] = ()
 
 
 class Instance:
@@ -56,6 +58,7 @@ class Instance:
     def start(self) -> None:
         told = self._told
         command = [
+            *told.prefix,
             *(sys.executable, "-c", _SUPERVISE, str(os.getpid())),
             *("--app", told.app, "--name", self.name, "--runtime-dir", str(self._directory)),
             *("--procs", str(told.procs), "--threads", str(told.threads)),

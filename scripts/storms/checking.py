@@ -24,6 +24,7 @@ NOT_CHECKED = {
 _SLACK_S = 0.05
 #: A stop reaches every process within that.
 _STOPS_S = 1.0
+_TWINS = "chaos.twin"
 _SETTLED = ("finished", "troubleshooting")
 _INNOCENT = ("LOST", "TIMEOUT", "CRASHED")
 _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
@@ -32,13 +33,24 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     "Permanent": (("IN_TROUBLESHOOTING_QUEUE", "PERMANENT"),),
     "Rule": (("FAILED", "RULE"),),
     "Undone": (("FAILED", "RULE"),),
+    # Who waits for a row of a frozen one's does so in vain.
+    "Cross": (
+        ("COMPLETED", None),
+        ("IN_TROUBLESHOOTING_QUEUE", "DeadlockDetected"),
+        ("IN_TROUBLESHOOTING_QUEUE", "QueryCanceled"),
+    ),
     **dict.fromkeys(("Segfault", "Exit", "Gil"), (("COMPLETED", None),)),
 }
-_EFFECTIVE = "Tx"
+_EFFECTIVE = ("Tx", "Cross")
+#: What a handler may meet that is not its command's fault: it is tried again, uncharged.
+_OUTSIDE = ("ReadOnlySqlTransaction", "FeatureNotSupported", "TooManyConnections", "AdminShutdown")
 #: One that has not registered yet hands back what a dead supervisor has left.
 _STEWARD = "cmdbus:steward"
 #: While one of these goes on, or shortly after, a session may wait longer than it should.
-_FREEZING = ("stop-", "freeze-", "gil", "proxy-", "lock-table", "server-", "stuck", "snapshot")
+_FREEZING = (
+    *("stop-", "freeze-", "gil", "stuck", "proxy-", "link-", "server-"),
+    *("lock-table", "snapshot", "deadlock", "migrate", "too-many"),
+)
 _THAWED_S = 12.0
 
 
@@ -213,7 +225,7 @@ def each_execution_has_a_claim(history: History) -> Iterator[str]:
 def effects_are_there_once(history: History) -> Iterator[str]:
     effects = Counter(effect.command_id for effect in history.effects)
     for row in history.rows:
-        wanted = int(row.type == _EFFECTIVE and row.status == "COMPLETED")
+        wanted = int(row.type in _EFFECTIVE and row.status == "COMPLETED")
         if effects.pop(row.command_id, 0) != wanted:
             found = sum(e.command_id == row.command_id for e in history.effects)
             yield f"{_named(row)} is {row.status} and has {found} effects"
@@ -240,6 +252,9 @@ def attempts_are_bounded(history: History) -> Iterator[str]:
         most = row.max_attempts or history.limits.max_attempts
         if row.attempts > most:
             yield f"{_named(row)} has {row.attempts} attempts of {most}"
+    for event in history.events:
+        if event.code in _OUTSIDE:
+            yield f"command {event.command_id} was charged for {event.code}"
     for id_, moves in _by_command(history.moves).items():
         for one, next_ in pairwise(moves):
             if next_.attempts - one.attempts not in (0, 1) or (
@@ -356,6 +371,8 @@ def everything_works_again(history: History) -> Iterator[str]:
             yield f"after fault {one.fault} ({one.kind}) not everything worked again"
         elif one.single and one.seconds > limit:
             yield f"fault {one.fault} ({one.kind}): {one.seconds:.1f} s, and {limit:g} are allowed"
+        if one.broken and one.single:
+            yield f"fault {one.fault} ({one.kind}): {one.broken}"
     if history.drained is None:
         yield f"not everything had ended {limits.drained_within:g} s after the storm"
 
@@ -363,10 +380,18 @@ def everything_works_again(history: History) -> Iterator[str]:
 def the_server_is_content(history: History) -> Iterator[str]:
     for at, state, text in history.server or ():
         excused = _excused(history.recoveries, at, _FREEZING)
-        if text.startswith("PANIC") or state == "40P01" or "deadlock detected" in text:
+        # What follows says between whom: handlers may, by the application's own rows.
+        ours = state == "40P01" and text.startswith("DETAIL") and not _is_of_handlers(text)
+        if text.startswith("PANIC") or ours:
             yield f"the server said {state} {text}"
         elif state in ("57014", "25P03") and not excused and text.startswith(("ERROR", "FATAL")):
             yield f"the server said {state} {text} at {at:.1f}, and nobody had frozen anything"
+
+
+def _is_of_handlers(detail: str) -> bool:
+    """Each statement that waited is one of an application's."""
+    statements = [line for line in detail.splitlines() if re.match(r"Process \d+: ", line)]
+    return bool(statements) and all(_TWINS in statement for statement in statements)
 
 
 def every_source_was_heard(history: History) -> Iterator[str]:

@@ -20,8 +20,8 @@ from cmdbus.seats import Role
 from cmdbus.slots import Phase
 from storms.handlers import DOMAIN, domain_of
 from storms.history import Recovery
-from storms.network import Network
-from storms.plan import KINDS, SERVER, Fault
+from storms.network import Network, PromiseError
+from storms.plan import HOSTS, KINDS, SERVER, Fault
 from storms.server import Server
 from storms.world import World, chosen, kill, within
 
@@ -50,13 +50,13 @@ class Storm:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._guests = 0
-        self._network = Network(world)
-        self._server = Server(world)
         self.recoveries: list[Recovery] = []
         #: How often a barrier's moment came.
         self.hits: Counter[str] = Counter()
-        #: Kinds that this server cannot have.
-        self.skipped: set[str] = set()
+        #: Kinds that cannot be here, and why.
+        self.skipped: dict[str, str] = {}
+        self._network = Network(world)
+        self._server = Server(world, self.send, self.hits)
         self._faults: dict[str, Callable[[Fault], object]] = {
             "kill-worker": self._kill_worker,
             "kill-workers": self._kill_workers,
@@ -90,7 +90,10 @@ class Storm:
         for fault in self._world.plan.faults:
             wait(began + fault.at - time.monotonic())
             if fault.kind in SERVER and self._world.server is None:
-                self.skipped.add(fault.kind)
+                self.skipped[fault.kind] = "not without a server of its own"
+                continue
+            if fault.kind in HOSTS and not self._world.hosts:
+                self.skipped[fault.kind] = "not without --hosts"
                 continue
             thread = threading.Thread(target=self._cause, args=(fault,), name=fault.kind)
             thread.daemon = True
@@ -103,10 +106,12 @@ class Storm:
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def _cause(self, fault: Fault) -> None:
-        began = time.time()
+        began, broken = time.time(), ""
         self._say(f"fault {fault.number}: {fault.kind} ({KINDS[fault.kind].about})")
         try:
             is_well = self._faults[fault.kind](fault)
+        except PromiseError as error:
+            is_well, broken = None, str(error)
         except (psycopg.Error, psutil.Error, CmdbusError, OSError) as error:
             # Another fault was in its way.
             self._say(f"fault {fault.number}: {fault.kind} could not be: {error}")
@@ -116,7 +121,14 @@ class Storm:
         seconds = within(_RECOVERS_S, lambda: self._is_well(hurt, is_well))
         seconds = None if seconds is None or (p := self._probed(hurt)) is None else seconds + p
         self.recoveries.append(
-            Recovery(fault=fault.number, kind=fault.kind, began=began, ended=ended, seconds=seconds)
+            Recovery(
+                fault=fault.number,
+                kind=fault.kind,
+                began=began,
+                ended=ended,
+                seconds=seconds,
+                broken=broken,
+            )
         )
         shown = "NOT AGAIN" if seconds is None else f"{seconds:.2f} s"
         self._say(f"fault {fault.number}: {fault.kind} is over, everything works after {shown}")
@@ -124,7 +136,7 @@ class Storm:
     def _hurt(self, fault: Fault) -> list[Instance]:
         if fault.kind in self._server.faults:
             return self._world.instances
-        if fault.kind in self._network.faults or fault.kind in _PATTERNS:
+        if fault.kind.startswith("proxy-") or fault.kind in _PATTERNS:
             return self._world.instances[:1]
         return [self._world.instances[fault.instance]]
 
@@ -377,4 +389,4 @@ def singled(recoveries: Sequence[Recovery], near: float = 2.0) -> list[Recovery]
     return found
 
 
-_FIELDS = ("fault", "kind", "began", "ended", "seconds")
+_FIELDS = ("fault", "kind", "began", "ended", "seconds", "broken")

@@ -33,6 +33,7 @@ Body = Callable[[Command, Context, str], None]
 _numbers = count()
 _descriptors: dict[str, int] = {}
 _leaked: list[bytes] = []
+_CROSSING_S = 0.3
 _LEAK = 48 * 1024 * 1024
 
 
@@ -94,7 +95,16 @@ def tx(command: Command, context: Context, run: str) -> None:
     context.connection.execute(
         "INSERT INTO chaos.effect (command_id, run) VALUES (%s, %s)", (command.command_id, run)
     )
+    context.connection.execute("SELECT * FROM chaos.wide")
     time.sleep(command.data.get("seconds", 0.0))
+
+
+def cross(command: Command, context: Context, run: str) -> None:
+    """Its twin takes the same rows in the opposite order."""
+    tx(command, context, run)
+    for id_ in (command.data["first"], command.data["second"]):
+        context.connection.execute("UPDATE chaos.twin SET n = n + 1 WHERE id = %s", (id_,))
+        time.sleep(_CROSSING_S)
 
 
 def io(command: Command, context: Context, run: str) -> None:
@@ -148,6 +158,7 @@ def grow(command: Command, context: Context, run: str) -> None:
 BODIES: dict[str, Body] = {
     "Noop": noop,
     "Tx": tx,
+    "Cross": cross,
     "Io": io,
     "Long": io,
     "Transient": transient,

@@ -160,6 +160,8 @@ class Recovery:
     began: Time
     ended: Time
     seconds: float | None
+    #: What was promised for while it lasted, and was not so.
+    broken: str = ""
     #: No other fault was near.
     single: bool = True
 
@@ -241,10 +243,18 @@ _SERVER_LINE = re.compile(r"(\S+ \S+) \w+ \[\d+\] (\w{5}) (.*)")
 
 
 def read_server(log: Path, since: int) -> list[tuple[Time, str, str]]:
+    """Each entry with the lines that go on with it."""
+    found: list[tuple[Time, str, str]] = []
     with log.open(errors="replace") as file:
         file.seek(since)
-        found = [_SERVER_LINE.match(line) for line in file]
-    return [(datetime.fromisoformat(f"{m[1]}+00:00").timestamp(), m[2], m[3]) for m in found if m]
+        for line in file:
+            if m := _SERVER_LINE.match(line):
+                at = datetime.fromisoformat(f"{m[1]}+00:00").timestamp()
+                found.append((at, m[2], m[3]))
+            elif found and line.startswith("\t"):
+                at, state, text = found[-1]
+                found[-1] = at, state, f"{text}\n{line.strip()}"
+    return found
 
 
 _ROWS = """

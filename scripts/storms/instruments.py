@@ -28,6 +28,10 @@ CREATE TABLE chaos.move (
     attempts integer NOT NULL
 );
 
+-- Rows that handlers lock in opposite order, and a table that changes while they read it.
+CREATE TABLE chaos.twin (id integer PRIMARY KEY, n integer NOT NULL DEFAULT 0);
+CREATE TABLE chaos.wide (n integer);
+
 CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN

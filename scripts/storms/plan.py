@@ -43,6 +43,20 @@ _KINDS = (
     Kind(name="proxy-silent", about="the network carries nothing", lasts=(1.0, 8.0)),
     Kind(name="proxy-slow", about="the network is late by 30 ms", weight=2, lasts=(1.0, 5.0)),
     Kind(name="proxy-cut", about="all connections are cut", weight=2),
+    Kind(name="proxy-trickle", about="the network carries 10 bytes/s", lasts=(1.0, 6.0)),
+    Kind(
+        name="link-down",
+        about="the link of an instance's host is down (--hosts)",
+        weight=3,
+        lasts=(10.5, 14.0),
+        slow_by=10,
+    ),
+    Kind(name="stop-backend", about="SIGSTOP to sessions' processes", lasts=(0.5, 5.0)),
+    Kind(name="read-only", about="the server lets nobody write", lasts=(0.5, 5.0)),
+    Kind(name="too-many", about="strangers have all connections", lasts=(0.5, 5.0)),
+    Kind(name="deny", about="the database lets nobody in", lasts=(0.5, 5.0)),
+    Kind(name="deadlock", about="handlers that lock each other's rows", slow_by=5),
+    Kind(name="migrate", about="8 x cmdbus init, and altered tables", lasts=(0.3, 3.0)),
     Kind(name="hup", about="SIGHUP: all processes are replaced", weight=2, slow_by=20),
     Kind(name="ttin", about="SIGTTIN, later SIGTTOU", lasts=(2.0, 6.0)),
     Kind(name="ttou", about="SIGTTOU, later SIGTTIN", lasts=(2.0, 6.0), slow_by=5),
@@ -65,8 +79,10 @@ GROUPS = {
     "races": [k.name for k in _KINDS if "-at-" in k.name or k.name.startswith("lose-")],
     "all": [*KINDS],
 }
-#: They need a server that may be stopped.
-SERVER = frozenset(("server-immediate", "server-fast"))
+#: They need a server of one's own.
+SERVER = frozenset(("server-immediate", "server-fast", "stop-backend", "too-many"))
+#: They need instances on hosts of their own.
+HOSTS = frozenset(("link-down",))
 
 #: Between two gusts, and within one.
 _PAUSE_S, _SPREAD_S = (1.0, 4.5), 1.0
@@ -153,12 +169,13 @@ class Plan:
         return "\n".join(lines)
 
 
-def make(seed: int, minutes: float, only: Sequence[str] = ()) -> Plan:
+def make(seed: int, minutes: float, only: Sequence[str] = (), *, hosts: bool = False) -> Plan:
     dice = random.Random(f"plan:{seed}")
     options = _options(dice)
     producers = tuple(_producer(dice, number) for number in range(3))
     storm_s = round(60 * minutes, 1)
-    names = [name for group in only for name in GROUPS.get(group, [group])] or [*KINDS]
+    names = [name for group in only for name in GROUPS.get(group, [group])]
+    names = names or [name for name in KINDS if hosts or name not in HOSTS]
     return Plan(
         seed=seed,
         storm_s=storm_s,

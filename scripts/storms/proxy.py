@@ -1,5 +1,5 @@
-"""A network between a client and its server that falls silent, is slow, cuts, or loses the
-reply to a chosen request."""
+"""A network between a client and its server that falls silent, is slow, trickles, cuts, or
+loses the reply to a chosen request."""
 
 import re
 import socket
@@ -14,6 +14,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _SOCKET = ".s.PGSQL.5432"
 _AT_ONCE = 65536
+#: While it trickles, a byte passes in each direction of each connection every so often.
+_TRICKLE_S = 0.1
 #: A client says once what a prepared statement is, and later only its name.
 _PREPARED = re.compile(rb"P.{4}(_pg3_\d+)\0([^\0]*)\0", re.DOTALL)
 
@@ -28,15 +30,27 @@ class Proxy:
         self._flowing.set()
         self._silences = 0
         self._late_by = 0.0
+        self._trickles = 0
         self._lock = threading.Lock()
         self._ends: set[socket.socket] = set()
         #: Whose reply is to be lost, by a name under which that is counted.
         self._lose: dict[str, bytes] = {}
         self.lost: Counter[str] = Counter()
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(directory / _SOCKET))
-        self._listener.listen(200)
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._listeners: list[socket.socket] = []
+        door = socket.socket(socket.AF_UNIX)
+        door.bind(str(directory / _SOCKET))
+        self._listen(door)
+
+    def listen(self, address: str) -> str:
+        """Also there, by TCP; under which DSN."""
+        door = socket.create_server((address, 0))
+        self._listen(door)
+        return make_conninfo(self.dsn, host=address, port=door.getsockname()[1])
+
+    def _listen(self, door: socket.socket) -> None:
+        door.listen(200)
+        self._listeners.append(door)
+        threading.Thread(target=self._accept, args=(door,), daemon=True).start()
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -62,6 +76,17 @@ class Proxy:
             with self._lock:
                 self._late_by -= seconds
 
+    @contextmanager
+    def trickling(self) -> Iterator[None]:
+        """A byte at a time comes through: more than a silence, and not enough."""
+        with self._lock:
+            self._trickles += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._trickles -= 1
+
     def cut(self) -> None:
         with self._lock:
             ends, self._ends = self._ends, set()
@@ -76,14 +101,15 @@ class Proxy:
 
     def close(self) -> None:
         self._flowing.set()
-        _shut(self._listener)
-        self._listener.close()
+        for door in self._listeners:
+            _shut(door)
+            door.close()
         self.cut()
 
-    def _accept(self) -> None:
+    def _accept(self, door: socket.socket) -> None:
         while True:
             try:
-                client, _ = self._listener.accept()
+                client, _ = door.accept()
             except OSError:
                 return
             threading.Thread(target=self._connect, args=(client,), daemon=True).start()
@@ -128,7 +154,7 @@ class Proxy:
                 prepared.update(_PREPARED.findall(data))
                 if self._is_to_be_lost(data, prepared):
                     deaf.set()
-                server.sendall(data)
+                self._send(server, data)
 
     def _bring(self, client: socket.socket, server: socket.socket, deaf: threading.Event) -> None:
         with suppress(OSError):
@@ -136,7 +162,7 @@ class Proxy:
                 self._pass()
                 if deaf.is_set():
                     break  # The server has done it, or it would not answer.
-                client.sendall(data)
+                self._send(client, data)
         _shut(client)
         _shut(server)
 
@@ -144,6 +170,13 @@ class Proxy:
         if (seconds := self._late_by) > 0:
             time.sleep(seconds)
         self._flowing.wait()
+
+    def _send(self, target: socket.socket, data: bytes) -> None:
+        while data and self._trickles:
+            target.sendall(data[:1])
+            data = data[1:]
+            time.sleep(_TRICKLE_S)
+        target.sendall(data)
 
     def _is_to_be_lost(self, data: bytes, prepared: Mapping[bytes, bytes]) -> bool:
         if not self._lose:

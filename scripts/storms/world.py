@@ -20,15 +20,20 @@ from benches.servers import connect
 from loads.instances import SCRIPTS, Instance, Told, end
 
 from cmdbus.embedded import EmbeddedPostgres
+from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
 from storms.handlers import DIRECTORY, FUSES, NAME
+from storms.hosts import Host
 from storms.journal import Journal
 from storms.plan import Plan, Producing
 from storms.proxy import Proxy
+from storms.undoing import RunEndsError, Undoing
 
 #: Nowhere to be seen but where it was put: as a password, which nobody asks for.
 CANARY = "canary-5cNb2W"
 _TEND_S = 0.1
+#: Who finds at its start that it is refused has ended so soon.
+_REFUSED_S = 6.0
 #: A supervisor that gives up after so many kills in a minute is right.
 _KILLS_FOR_A_LOOP = 4
 _PRODUCE = (
@@ -40,23 +45,40 @@ _LEAVES_S = 10.0
 
 class World:
     def __init__(
-        self, plan: Plan, dsn: str, server: EmbeddedPostgres | None, directory: Path
+        self,
+        plan: Plan,
+        dsn: str,
+        server: EmbeddedPostgres | None,
+        directory: Path,
+        *,
+        admin_dsn: str,
+        hosts: Sequence[Host] = (),
     ) -> None:
         self.plan = plan
         self.directory = directory
         #: Without the network that has faults.
         self.dsn = dsn
+        #: Of another database of the same server.
+        self.admin_dsn = admin_dsn
         self.server = server
+        #: One for each instance, or none: then all are on ours.
+        self.hosts = hosts
+        self.undoing = Undoing()
         self.server_lock = threading.Lock()
-        for name in ("journals", "instances", "socket", FUSES):
+        for name in ("journals", "instances", "socket", "relay", FUSES):
             (directory / name).mkdir(mode=0o700)
         self.journal = Journal(directory / "journals" / "chaos")
         self.proxy = Proxy(dsn, directory / "socket")
+        #: From the others' hosts to the server, without faults of its own.
+        self._relay = Proxy(dsn, directory / "relay")
         self.instances = [self._instance(number) for number in range(plan.options.instances)]
         self._lives: dict[int, int] = {}
         self._producers: dict[int, subprocess.Popen[bytes]] = {}
         self._freezing = threading.Lock()
         self._frozen: Counter[psutil.Process] = Counter()
+        self._ended = False
+        self._refusals = 0
+        self._refused_at = float("-inf")
         #: Supervisors that were ended on purpose, by pid.
         self._expected: set[int] = set()
         #: When a process of an instance was killed by us.
@@ -68,14 +90,21 @@ class World:
         options = self.plan.options
         told = Told(
             app="storms.handlers:registry",
-            # The first one is behind the network that has faults.
-            dsn=f"{self.proxy.dsn if number == 0 else self.dsn} password={CANARY}",
+            dsn=f"{self._way(number)} password={CANARY}",
             procs=options.procs,
             threads=options.threads,
             options=[*options.arguments(), "--log-format", "json"],
             environment={DIRECTORY: str(self.directory), NAME: name},
+            prefix=self.hosts[number].prefix if self.hosts else (),
         )
         return Instance(name, told, self.directory / "instances")
+
+    def _way(self, number: int) -> str:
+        """To the server. The first instance is behind the network that has faults."""
+        if self.hosts:
+            proxy = self.proxy if number == 0 else self._relay
+            return proxy.listen(self.hosts[number].address)
+        return self.proxy.dsn if number == 0 else self.dsn
 
     # The instances.
 
@@ -88,6 +117,16 @@ class World:
 
     def killed(self, instance: Instance) -> None:
         self._kills.setdefault(instance.name, []).append(time.monotonic())
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """While who starts is right to end, for what it finds only a person can mend."""
+        self._refusals += 1
+        try:
+            yield
+        finally:
+            self._refused_at = time.monotonic()
+            self._refusals -= 1
 
     def tend(self, seconds: float) -> None:
         """As a service manager does, for so long: whoever ends is started again. Only by the
@@ -110,6 +149,9 @@ class World:
     def _judge_end(self, instance: Instance, code: int) -> None:
         if instance.pid in self._expected:
             self._expected.discard(instance.pid)
+            return
+        refused = self._refusals or time.monotonic() < self._refused_at + _REFUSED_S
+        if code == Exit.CANNOT_START and refused:
             return
         # It cannot know that it is us, and not its application, who kills all the time.
         recent = [at for at in self._kills.get(instance.name, ()) if at > time.monotonic() - 60]
@@ -188,6 +230,8 @@ class World:
             yield
             return
         with self._freezing:
+            if self._ended:
+                raise RunEndsError("the run ends")
             self._frozen[process] += 1
             with suppress(psutil.Error):
                 process.suspend()
@@ -218,12 +262,16 @@ class World:
         return found
 
     def close(self) -> None:
-        for process in self.processes():
+        with self._freezing:
+            self._ended = True
+        self.undoing.close()
+        for process in (*self._frozen, *self.processes()):
             with suppress(psutil.Error):
                 process.resume()
         self.end_producers(at_once=True)
         end(self.instances, seconds=3.0)
         self.proxy.close()
+        self._relay.close()
         self.journal.close()
 
 
@@ -240,7 +288,7 @@ def within(seconds: float, what: Callable[[], bool], pause: float = 0.05) -> flo
     """After how long it was true; None if it was not in time."""
     began = time.monotonic()
     while (now := time.monotonic()) < began + seconds:
-        with suppress(psycopg.Error, psutil.Error):
+        with suppress(psycopg.Error, psutil.Error, CmdbusError):
             if what():
                 return now - began
         time.sleep(pause)
