@@ -30,7 +30,7 @@ _TRIES = 5
 _TRY_S = 0.7
 #: An ambush waits so long for its moment.
 _AMBUSH_S = 3.0
-#: Until something works again, at the most.
+#: Until something works again, at the most; from the storm's end, if others hurt it until then.
 _RECOVERS_S = 60.0
 _PATTERNS = {
     "lose-step": b'".complete(',
@@ -50,6 +50,7 @@ class Storm:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._guests = 0
+        self._ends_at = 0.0
         self.recoveries: list[Recovery] = []
         #: How often a barrier's moment came.
         self.hits: Counter[str] = Counter()
@@ -87,6 +88,7 @@ class Storm:
 
     def run(self, wait: Callable[[float], None]) -> None:
         began = time.monotonic()
+        self._ends_at = began + self._world.plan.storm_s
         for fault in self._world.plan.faults:
             wait(began + fault.at - time.monotonic())
             if fault.kind in SERVER and self._world.server is None:
@@ -99,7 +101,7 @@ class Storm:
             thread.daemon = True
             thread.start()
             self._threads.append(thread)
-        wait(began + self._world.plan.storm_s - time.monotonic())
+        wait(self._ends_at - time.monotonic())
 
     def unfinished(self) -> list[str]:
         """The faults that go on, or are not recovered from."""
@@ -118,7 +120,8 @@ class Storm:
             is_well = None
         ended = time.time()
         hurt = self._hurt(fault)
-        seconds = within(_RECOVERS_S, lambda: self._is_well(hurt, is_well))
+        patience = max(_RECOVERS_S, self._ends_at + _RECOVERS_S - time.monotonic())
+        seconds = within(patience, lambda: self._is_well(hurt, is_well))
         seconds = None if seconds is None or (p := self._probed(hurt)) is None else seconds + p
         self.recoveries.append(
             Recovery(

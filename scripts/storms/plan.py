@@ -47,7 +47,6 @@ _KINDS = (
     Kind(
         name="link-down",
         about="the link of an instance's host is down (--hosts)",
-        weight=3,
         lasts=(10.5, 14.0),
         slow_by=10,
     ),
