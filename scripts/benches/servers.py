@@ -1,12 +1,15 @@
 """Where scripts run: on the server of a DSN or on a durable one of the script's own, each run
 in a fresh database that is dropped afterwards, whatever ends the run."""
 
+import fcntl
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
+from itertools import count
+from pathlib import Path
 from uuid import uuid4
 
 import psutil
@@ -19,6 +22,7 @@ from cmdbus import schema
 from cmdbus.binaries import find_programs
 from cmdbus.cluster_configuration import Setting
 from cmdbus.embedded import EmbeddedPostgres, state_directory
+from cmdbus.locks import locked, open_lock
 
 _SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
 
@@ -35,13 +39,45 @@ def server(dsn: str | None, script: str = "bench", **settings: Setting) -> Itera
 
 @contextmanager
 def own_server(script: str, **settings: Setting) -> Iterator[EmbeddedPostgres]:
-    """The script's own, in a cluster that is kept between runs."""
+    """The script's own, in a cluster that is kept between runs, and shared by those beside each
+    other."""
+    with _started(_directory(script), script, settings) as own:
+        yield own
+
+
+@contextmanager
+def lone_server(script: str, **settings: Setting) -> Iterator[EmbeddedPostgres]:
+    """The same, shared with nobody: for who does harm to it."""
+    for number in count(1):
+        directory = _directory(script if number == 1 else f"{script}-{number}")
+        with _started(directory, script, settings) as own, _locked(directory / "alone") as mine:
+            if mine:
+                yield own
+                return
+
+
+def _directory(name: str) -> Path:
     # A cluster belongs to one major version; it is kept, because making it takes seconds.
-    directory = state_directory() / f"{script}-pg{find_programs().major}"
+    return state_directory() / f"{name}-pg{find_programs().major}"
+
+
+@contextmanager
+def _started(
+    directory: Path, script: str, settings: Mapping[str, Setting]
+) -> Iterator[EmbeddedPostgres]:
     with EmbeddedPostgres(directory, durable=True, settings=settings) as own:
         with connect(own.dsn) as admin:
             _drop_those_of_killed_runs(admin, script)
         yield own
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    descriptor = open_lock(path)
+    try:
+        yield locked(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
