@@ -3,18 +3,24 @@
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
 import psutil
 import psycopg
 import pytest
+from conftest import Databases, GivenServer
 from eventually import eventually
 from fleet import Fleet, make_effects, supervised
+from psycopg.sql import SQL, Identifier, Literal
 
+from cmdbus.accounts import server_account
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.health import Health
 from cmdbus.schema import install
@@ -40,6 +46,40 @@ def own(memory: Path | None) -> Iterator[EmbeddedPostgres]:
             yield server
     finally:
         shutil.rmtree(home)
+
+
+@pytest.fixture
+def small(memory: Path | None, server: object, databases: Databases) -> Iterator[tuple[str, Path]]:
+    """A database with the schema on a disk of its own, that anything may fill; and that disk."""
+    if memory is None or isinstance(server, GivenServer) or os.geteuid() != 0:
+        pytest.skip("a small disk needs root, memory, and a server of our own")
+    account = server_account()
+    disk = Path(tempfile.mkdtemp(prefix="cmdbus-", dir=memory))
+    options = f"size=48m,mode=0700,uid={account.uid},gid={account.gid}"
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    try:
+        if mounted.returncode != 0:
+            pytest.skip(f"no small disk can be mounted: {mounted.stderr}")
+        with tablespace(databases, disk) as name, replace(databases, tablespace=name).fresh() as db:
+            dsn = databases.dsn_of(db)
+            install(dsn)
+            yield dsn, disk
+    finally:
+        if mounted.returncode == 0:
+            subprocess.run(["umount", str(disk)], check=True)
+        disk.rmdir()
+
+
+@contextmanager
+def tablespace(databases: Databases, place: Path) -> Iterator[str]:
+    name = f"cmdbus_test_{databases.run}_small"
+    create = SQL("CREATE TABLESPACE {} LOCATION {}")
+    databases.admin.execute(create.format(Identifier(name), Literal(str(place))))
+    try:
+        yield name
+    finally:
+        databases.admin.execute(SQL("DROP TABLESPACE {}").format(Identifier(name)))
 
 
 def is_there(server: EmbeddedPostgres) -> bool:
@@ -137,6 +177,32 @@ def test_an_outage_that_is_longer_than_the_watchdog_kills_nobody(
             fleet.assert_nothing_left()
         finally:
             own.start()
+
+
+def test_a_full_disk_refuses_what_it_does_not_keep(small: tuple[str, Path], tmp_path: Path) -> None:
+    """Fault 50: nothing is lost that was accepted, and work goes on when there is room."""
+    dsn, disk = small
+    with supervised(dsn, tmp_path, procs=1) as fleet:
+        before = fleet.pids()
+        ids = fleet.send("Wait", 4, data="open")
+        eventually(lambda: len(fleet.executing("Wait")) == 4)
+        ballast = disk / "ballast"
+        with suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(psycopg.errors.DiskFull):
+            while True:
+                ids += fleet.send("Noop", 10, data=os.urandom(20_000).hex())
+        sent = fleet.query("SELECT count(DISTINCT command_id) FROM cmdbus.command")
+        assert sent == [(len(ids),)]
+        (tmp_path / "open").touch()
+        fleet.await_saying("No space left on device")
+        ballast.unlink()
+        ids += fleet.send("Noop", 10)
+        fleet.await_completed(ids, 20)
+        assert fleet.pids() == before
+        told = fleet.messages(level="error")
+        assert len(told) < 10, "it is not said each time"
 
 
 def test_sessions_that_are_terminated_are_made_anew(dsn: str, tmp_path: Path) -> None:

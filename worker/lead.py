@@ -67,6 +67,8 @@ class Lead:
         self._take_on = take_on
         self._stopping = stopping
         self._floors = Floors()
+        #: Why the latest step failed, which is not said again.
+        self._said = ""
         #: Added to by relief, too.
         self.doubts: set[Session] = set()
 
@@ -97,6 +99,7 @@ class Lead:
             if hand.lost() or not isinstance(error, psycopg.Error):
                 self.doubt(hand.session)
             raise
+        self._said = ""
         self._record.stepped(place, len(claims), time.monotonic() - began)
         self._done.settled(place, plain, lost)
         self._wake.stepped(full=len(claims) >= want.free)
@@ -164,7 +167,7 @@ class Lead:
             slot.hand.drop()
         slot.hand.heed(error)
         if not slot.hand.lost():
-            logger.exception("a step failed; it is tried again in %s s", _AFTER_FAILURE)
+            self._complain(error)
             self._stopping.wait(_AFTER_FAILURE)
             return
         logger.warning(
@@ -180,3 +183,10 @@ class Lead:
                 slot.hand.reconnect(self._stopping)
                 self._record.health.database_back(time.monotonic())
                 return
+
+    def _complain(self, error: Exception) -> None:
+        """Not each time: what the server refuses now it may refuse for an hour."""
+        why = " ".join(str(error).split())
+        if why != self._said:
+            logger.error("a step failed (%s); it is tried again every %s s", why, _AFTER_FAILURE)
+        self._said = why
