@@ -400,3 +400,30 @@ def test_a_settlement_waits_for_a_strangers_lock_no_longer_than_its_limit(
             worker.settle(connection, [done(claim)])
         stranger.rollback()
         assert worker.settle(connection, [done(claim)]) == []
+
+
+def test_leases_begin_and_end_by_the_clock_and_not_by_their_transaction(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """H27: now() is as old as the transaction in which somebody claims or renews."""
+    worker, other = claims(connection), claims(connection)
+    lease = "SELECT lease_until - interval '30 s' FROM cmdbus.ready"
+
+    def value(query: str) -> datetime:
+        found = connection.execute(query.encode()).fetchall()[0][0]
+        assert isinstance(found, datetime)
+        return found
+
+    with CommandBus(dsn) as bus:
+        bus.send("payments", "Debit")
+    with connection.transaction():
+        before = value("SELECT clock_timestamp()")
+        _, [claim] = worker.step(connection, [], want(1))
+        assert value(lease) >= before
+        before = value("SELECT clock_timestamp()")
+        assert worker.renew(connection, [claim]) == []
+        assert value(lease) >= before
+        # It ends within the transaction, after its now().
+        connection.execute("UPDATE cmdbus.ready SET lease_until = clock_timestamp()")
+        _, [again] = other.step(connection, [], want(1))
+        assert (again.id, again.token) == (claim.id, claim.token + 1)

@@ -4,6 +4,7 @@ import threading
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from eventually import eventually
 from handlers import Gate, connect, effects, leave_effect, running
@@ -63,6 +64,27 @@ def test_everything_that_waits_is_drained_without_waiting_for_notifications(
     with running(dsn, registry, poll_interval=60):
         bus.send_many([SendRequest("payments", "Debit")] * 1000)
         eventually(lambda: len(bus.query("payments", "COMPLETED", limit=2000)) == 1000, 10)
+
+
+def test_a_command_with_a_lower_id_that_commits_later_is_run_all_the_same(
+    dsn: str, bus: CommandBus
+) -> None:
+    """H26: by a worker that never rests, and has run higher ones."""
+    registry, over = HandlerRegistry(), threading.Event()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        if not over.wait(0.01):
+            bus.send("payments", "Debit")  # so that there is always a next one
+
+    with psycopg.connect(dsn) as late:
+        lower = bus.send("payments", "Debit", connection=late)
+        with running(dsn, registry, concurrency=1, poll_interval=60.0):
+            higher = bus.send_many([SendRequest("payments", "Debit")] * 3)
+            bus.wait("payments", higher[-1], 10)
+            late.commit()
+            assert bus.wait("payments", lower, 10).status == "COMPLETED"
+            over.set()
 
 
 def test_the_correlation_id_follows_a_command_everywhere(

@@ -17,8 +17,8 @@ NOT_CHECKED = {
     "H13": "order by key: there are no ordering keys yet; priority within a claim is in the tests",
     "H14": "unique keys beside the id: there are none yet",
     "H25": "same seed, same schedule: in tests/test_chaos.py",
-    "H26": "nothing pages by id: a rule for code, see its tests",
-    "H27": "leases by clock_timestamp(): a rule for code, see its tests",
+    "H26": "nothing pages by id: in tests/test_worker.py",
+    "H27": "leases by clock_timestamp(): in tests/test_claims.py",
 }
 
 _SLACK_S = 0.05
