@@ -120,12 +120,12 @@ class Seat:
             memory.zero(start + SLOT_AT, 1)
             memory.zero(start + SLOT_AT + 2, IDENT - 2 + 1)
         memory.cells[at + LEAVE_BY] = 0
-        self._seat(role, number, generation, now)
+        self.say_whose(role, number, generation, now)
 
     def order_to_leave(self, number: int, generation: int, by: int, now: int) -> None:
         """The process looks at it when it gets a TERM, and at every beat."""
         self._memory.cells[self._at + LEAVE_BY] = by
-        self._seat(Role.LEAVING, number, generation, now)
+        self.say_whose(Role.LEAVING, number, generation, now)
 
     def bury(self, number: int, ended: Ended, now: int) -> None:
         """After the process was reaped. What it held is the steward's to hand back."""
@@ -140,13 +140,14 @@ class Seat:
             ended.alone,
         )
         self._memory.write(self._at + ENDED_AT, body)
-        self._seat(Role.DEAD, number, ended.generation, now)
+        self.say_whose(Role.DEAD, number, ended.generation, now)
 
     def clear(self, now: int) -> None:
         """Nothing is left of the dead: the seat is free."""
-        self._seat(Role.SPARE, 0, 0, now)
+        self.say_whose(Role.SPARE, 0, 0, now)
 
-    def _seat(self, role: Role, number: int, generation: int, now: int) -> None:
+    def say_whose(self, role: Role, number: int, generation: int, now: int) -> None:
+        """Whose it is; also where something else was written over that."""
         self._memory.write(self._at + SEATING_AT, SEATING.pack(role, number, generation, now))
 
     # For the steward.

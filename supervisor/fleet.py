@@ -90,6 +90,8 @@ class Company:
         if self._asked and now >= self._tells_at:
             self._tell_stacks()
         view = self._board.snapshot(keys=False)
+        if self._mend(view, now):
+            view = self._board.snapshot(keys=False)
         self._clear(view, now)
         return Fleet(
             processes=[self._shown(s, view.seats[s.place], now) for s in self._seated.values()],
@@ -101,6 +103,14 @@ class Company:
             suspects=view.suspects,
             judging=judging,
         )
+
+    def _mend(self, view: BoardView, now: float) -> bool:
+        """Seats that do not show any more whose they are: something else wrote there."""
+        unknown = [s for s in self._seated.values() if view.seats[s.place].role is None]
+        for seated in unknown:
+            seat = self._board.seat(seated.place)
+            seat.say_whose(seated.seating, seated.number, seated.generation, int(now * NS))
+        return bool(unknown)
 
     def _shown(self, seated: Seated, seat: SeatView, now: float) -> Process:
         if seat.ready is not None and seated.role is Role.WORKER:

@@ -40,6 +40,8 @@ class Seated:
     leave_by: float | None = None
     dumped_at: float | None = None
     killed_at: float | None = None
+    #: When its main thread was to be back, as far as could be read.
+    due: float | None = None
     degraded_since: float | None = None
     #: When it said for the last time that the database was away.
     away_at: float = 0.0
@@ -50,6 +52,11 @@ class Seated:
     weighed_at: float = 0.0
     #: Processor time of its threads when its stacks were asked for.
     burnt: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def seating(self) -> Role:
+        """What its seat shows it as."""
+        return self.role if self.leave_by is None else Role.LEAVING
 
     def weigh(self, board: Board, settings: Settings, now: float) -> None:
         """Memory and executions, now and then: so little is limited that it may be late."""
@@ -70,6 +77,8 @@ class Seated:
             self.degraded_since = now
         if seat.levels.database_away:
             self.away_at = now
+        if seat.due:
+            self.due = seat.due / NS
         late = _latest(seat)
         return Process(
             place=self.place,
@@ -79,7 +88,7 @@ class Seated:
             app=self.app,
             born=self.born,
             ready=seat.ready is not None,
-            due=seat.due / NS if seat.due else self.born + _ENTERS_SECONDS,
+            due=self.due or self.born + _ENTERS_SECONDS,
             latest=_late(late) if late else None,
             # Who was to be back during an outage has time from its end on.
             latest_due=max(late.due / NS, self.away_at) if late and late.due else None,

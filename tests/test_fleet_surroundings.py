@@ -15,7 +15,7 @@ from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, unstarted
 
 from cmdbus.board import Board
-from cmdbus.layout import CELL, PROCESS_AT
+from cmdbus.layout import CELL
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
@@ -117,22 +117,23 @@ def test_fleets_of_different_names_share_a_database_and_a_directory(
 
 
 def test_garbage_on_the_board_harms_nobody_for_long(dsn: str, tmp_path: Path) -> None:
-    """Fault 26: whatever processes seem to show, nobody meets an exception, and the fleet is
-    whole in the end. Who waits may seem not to: then the fallback poll is the net."""
+    """Fault 26: whatever processes seem to show, nobody meets an exception or is killed, and
+    what is sent then does not wait for the fallback poll."""
     make_effects(dsn)
     dice = random.Random(26)
-    with supervised(dsn, tmp_path, poll_interval=1) as fleet:
+    with supervised(dsn, tmp_path) as fleet:
+        before = fleet.pids()
         board = Board.open(fleet.board_path)
         layout = board.layout
         board.close()
         with fleet.board_path.open("r+b") as file, mmap.mmap(file.fileno(), layout.size) as cells:
             for seat in range(layout.seats):
-                begin, end = layout.seat(seat) + PROCESS_AT, layout.seat(seat) + layout.seat_cells
+                begin, end = layout.seat(seat), layout.seat(seat) + layout.seat_cells
                 cells[begin * CELL : end * CELL] = dice.randbytes((end - begin) * CELL)
         ids = fleet.send("Debit", 50)
         fleet.await_completed(ids)
         assert fleet.effects(ids) == {1: 50}
-        fleet.wait_until_ready()
+        assert fleet.wait_until_ready() == before
 
 
 def test_a_process_without_descriptors_fails_the_attempt_and_the_fleet_goes_on(

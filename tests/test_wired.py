@@ -137,6 +137,19 @@ def test_a_rest_that_fails_leaves_nobody_parked(fleet: Fleet) -> None:
     assert not fleet.parked()
 
 
+def test_whoever_rests_says_so_again_where_it_was_written_over(fleet: Fleet) -> None:
+    """Fault 26: the steward would disarm, and what is sent then would wait for the poll."""
+    fleet.board.set_armed(0)
+    worker = fleet.worker()
+    with fleet.resting(worker):
+        since = fleet.board.seat_view(0).parked
+        fleet.call.drain()
+        fleet.board.seat(0).unpark()
+        eventually(lambda: fleet.board.seat_view(0).parked == since)
+        eventually(lambda: fleet.call.pending)
+        fleet.wake.put()
+
+
 # Bytes.
 
 

@@ -75,13 +75,13 @@ class WiredWake:
 
     def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None:
         self._resting = True
-        self._seat.park(time.monotonic_ns())
+        since = time.monotonic_ns()
+        self._seat.park(since)
         try:
             if busy():
                 return None
-            if not self._board.armed:
-                self._call.put()
-            return self._wait(busy)
+            self._call_if_unarmed()
+            return self._wait(busy, since)
         finally:
             self._seat.unpark()
             self._resting = False
@@ -91,7 +91,11 @@ class WiredWake:
         self._bell.drain()
         return self._board.armed != 0 and not self._woken
 
-    def _wait(self, busy: Callable[[], bool]) -> Counter | None:
+    def _call_if_unarmed(self) -> None:
+        if not self._board.armed:
+            self._call.put()
+
+    def _wait(self, busy: Callable[[], bool], since: int) -> Counter | None:
         polls_at = time.monotonic() + self.poll_interval
         while True:
             left = polls_at - time.monotonic()
@@ -103,6 +107,9 @@ class WiredWake:
                 return None
             if self._wake.take():
                 return self._taken(busy)
+            # If something else was written there, nobody knew that we wait.
+            self._seat.park(since)
+            self._call_if_unarmed()
 
     def _taken(self, busy: Callable[[], bool]) -> Counter | None:
         if busy():
