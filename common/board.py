@@ -30,6 +30,7 @@ from cmdbus.layout import (
     SUPERVISOR,
     SUPERVISOR_AT,
     SUSPECTS,
+    UNDEAD,
     VERSION,
     Layout,
 )
@@ -135,6 +136,10 @@ class Board:
 
     def count_restart(self, reason: Restart) -> None:
         self._memory.cells[RESTARTS + reason] += 1
+
+    def set_undead(self, count: int) -> None:
+        """Processes that were killed and do not die."""
+        self._memory.cells[UNDEAD] = count
 
     # For the steward.
 

@@ -12,6 +12,7 @@ cells of the head               written by                          read by
 | listening, armed, suspects,   the steward                         leaders, relief,
     renewed                                                           supervisor, ps
 | restarts, one for each reason the supervisor                      metrics
+  undead                        the supervisor                      metrics, ps
 
 cells of a seat
 | SEATING role number           the supervisor                      steward, ps
@@ -83,6 +84,7 @@ ARMED = LISTENING + 1
 SUSPECTS = LISTENING + 2
 RENEWED = LISTENING + 3
 RESTARTS = 5 * LINE
+UNDEAD = RESTARTS + 7
 HEAD_CELLS = 6 * LINE
 
 # A seat, from its beginning.

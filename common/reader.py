@@ -44,6 +44,7 @@ from cmdbus.layout import (
     SUPERVISOR,
     SUPERVISOR_AT,
     SUSPECTS,
+    UNDEAD,
     VERDICT,
     Layout,
 )
@@ -94,6 +95,7 @@ class Reader:
             listening=cells[LISTENING] == 1,
             armed=max(0, cells[ARMED]),
             suspects=cells[SUSPECTS] > 0,
+            undead=min(max(0, cells[UNDEAD]), self._layout.seats),
             restarts={reason.name.lower(): max(0, cells[RESTARTS + reason]) for reason in Restart},
             seats=tuple(self.seat(seat, keys) for seat in range(self._layout.seats)),
         )

@@ -160,6 +160,8 @@ class BoardView:
     armed: int
     #: Commands wait that may kill their process, and run only alone.
     suspects: bool
+    #: Processes that were killed and do not die; what they held is handed back.
+    undead: int
     restarts: dict[str, int]
     seats: tuple[SeatView, ...]
 

@@ -26,6 +26,7 @@ from cmdbus.supervisor.children import Death, fork
 from cmdbus.supervisor.notify import forget
 from cmdbus.supervisor.policy import (
     DUMP_SECONDS,
+    UNDEAD_SECONDS,
     Action,
     Dump,
     Fleet,
@@ -87,6 +88,8 @@ class Company:
                 # Looked at only now: what it did until its death counts.
                 seat = self._board.seat_view(seated.place)
                 self._bury(seated, death, seat, now, stop_by is not None)
+            elif seated.killed_at is not None and now >= seated.killed_at + UNDEAD_SECONDS:
+                self._give_up(seated, now, stop_by is not None)
         if self._asked and now >= self._tells_at:
             self._tell_stacks()
         view = self._board.snapshot(keys=False)
@@ -291,10 +294,35 @@ class Company:
 
     # Bury.
 
+    def _give_up(self, seated: Seated, now: float, stopping: bool) -> None:
+        """Where it waits no signal reaches it, and whatever it returns to, it dies at once: so
+        all that it held is handed back as if it were dead."""
+        if seated.undead:
+            return
+        seated.undead = True
+        if stopping and _was_busy(self._board.seat_view(seated.place)):
+            self.unfinished = True
+        self._put_to_rest(seated, Death(signal.SIGKILL, 0), False, now)
+        self._call.put()
+        self._count_undead()
+        logger.error(
+            "%s, pid %s, does not die, as if in disk wait: it is given up, and what it held is "
+            "handed back",
+            seated,
+            seated.child.pid,
+        )
+
+    def _count_undead(self) -> None:
+        self._board.set_undead(sum(seated.undead for seated in self._seated.values()))
+
     def _bury(
         self, seated: Seated, death: Death, view: SeatView, now: float, stopping: bool
     ) -> None:
         del self._seated[seated.place]
+        if seated.undead:
+            self._count_undead()
+            logger.info("%s, pid %s, which was given up, is dead", seated, seated.child.pid)
+            return
         key = seated.role, seated.number
         ordered = seated.leave_by is not None or seated.killed_at is not None
         left = death.signal == 0 and death.code in (Exit.DONE, Exit.UNFINISHED)

@@ -64,8 +64,8 @@ def moment(time: datetime) -> str:
     return time.isoformat(sep=" ", timespec="milliseconds")
 
 
-def count_of(count: int, noun: str = "command") -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def count_of(count: int, noun: str = "command", plural: str = "s") -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{plural}"
 
 
 def cut(text: str, width: int) -> str:

@@ -26,7 +26,7 @@ from cmdbus.views import Restart
 
 #: A process that is to be killed for its main thread gets so long to write its stacks.
 DUMP_SECONDS = 0.5
-#: One that was killed and is not dead after so long cannot die (disk wait): it is replaced.
+#: One that was killed and is not dead after so long cannot die (disk wait): it is given up.
 UNDEAD_SECONDS = 2.0
 #: The steward has so long to hand back what was killed at the deadline.
 RESCUE_SECONDS = 3.0

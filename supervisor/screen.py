@@ -103,6 +103,8 @@ def _head(look: Look) -> Iterator[str]:
     restarts = [f"{reason} {count}" for reason, count in view.restarts.items() if count]
     total = count_of(sum(view.restarts.values()), "restart")
     yield cut(f"{total}{': ' if restarts else ''}{', '.join(restarts)}", WIDTH)
+    if view.undead:
+        yield f"Killed, but not dead: {count_of(view.undead, 'process', 'es')} (disk wait?)."
 
 
 def _steward(look: Look) -> str:

@@ -40,6 +40,8 @@ class Seated:
     leave_by: float | None = None
     dumped_at: float | None = None
     killed_at: float | None = None
+    #: It was killed, and did not die in time: it counts as dead, but keeps its place.
+    undead: bool = False
     #: When its main thread was to be back, as far as could be read.
     due: float | None = None
     degraded_since: float | None = None
@@ -56,6 +58,8 @@ class Seated:
     @property
     def seating(self) -> Role:
         """What its seat shows it as."""
+        if self.undead:
+            return Role.DEAD
         return self.role if self.leave_by is None else Role.LEAVING
 
     def weigh(self, board: Board, settings: Settings, now: float) -> None:

@@ -141,6 +141,15 @@ def test_workers_that_do_not_come_back_are_not_ready(board: Board) -> None:
     assert readiness(board) == (503, ["worker 0 is late by 2 s", "worker 1 is late by 2 s"])
 
 
+def test_processes_that_do_not_die_are_told_and_counted(board: Board) -> None:
+    """Fault 5."""
+    for number in (0, 1):
+        worker(board, number)
+    board.set_undead(2)
+    assert readiness(board) == (200, ["processes that were killed and do not die: 2"])
+    assert values(families(board)["cmdbus_undead_processes"]) == {(): 2}
+
+
 def test_it_is_not_ready_while_the_database_is_away(board: Board) -> None:
     """M106: the steward notices also while workers have nothing to do; it is not believed
     against a worker that has just settled something."""
@@ -214,8 +223,9 @@ def test_every_family_is_on_the_first_page(board: Board) -> None:
         ("cmdbus_slots", "gauge"),
         ("cmdbus_process_restarts_total", "counter"),
         ("cmdbus_health", "gauge"),
+        ("cmdbus_undead_processes", "gauge"),
     ]
-    assert page.count("# HELP ") == 13 and page.endswith("\n")
+    assert page.count("# HELP ") == 14 and page.endswith("\n")
 
 
 def test_series_whose_labels_are_known_are_there_before_their_first_event(board: Board) -> None:

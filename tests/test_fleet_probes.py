@@ -39,6 +39,7 @@ FAMILIES = {
     "cmdbus_slots",
     "cmdbus_process_restarts_total",
     "cmdbus_health",
+    "cmdbus_undead_processes",
 }
 
 

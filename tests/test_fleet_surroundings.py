@@ -6,19 +6,30 @@ import random
 import resource
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, unstarted
+from surroundings import control_group
 
 from cmdbus.board import Board
 from cmdbus.layout import CELL
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+
+#: What hangs is found after two seconds.
+SHORT: Mapping[str, object] = {
+    "statement_timeout": 0.8,
+    "pool_timeout": 1,
+    "visibility_timeout": 1,
+    "thread_timeout": 1.5,
+    "watchdog_timeout": 2,
+    "drain_timeout": 1,
+}
 
 
 def goes_on(fleet: Fleet) -> None:
@@ -157,3 +168,34 @@ def test_a_process_without_descriptors_fails_the_attempt_and_the_fleet_goes_on(
         pids = fleet.pids()
         fleet.send_signal(signal.SIGHUP)
         fleet.await_successors(pids.values())
+
+
+def test_a_process_that_does_not_die_of_sigkill_is_given_up(dsn: str, tmp_path: Path) -> None:
+    """Fault 5: it is replaced, and what it held runs again, once; it is said, counted, and
+    reaped when it can die at last."""
+    make_effects(dsn)
+    with (
+        control_group("freezer") as group,
+        supervised(dsn, tmp_path, **SHORT) as fleet,
+    ):
+        before = fleet.pids()
+        ids = fleet.send("Gate", 8, data="open")
+        eventually(lambda: len(fleet.executing("Gate")) == 8)
+        group.add(before[0])
+        group.freeze()
+        kill(before[0])
+        fleet.await_saying("does not die, as if in disk wait")
+        (tmp_path / "open").touch()
+        fleet.await_completed(ids)
+        assert fleet.await_successors([before[0]])[1] == before[1]
+        assert fleet.look().undead == 1 and before[0] in fleet.living()
+        goes_on(fleet)
+        group.thaw()
+        eventually(lambda: not fleet.look().undead)
+        assert before[0] not in fleet.living()
+        assert fleet.effects(ids) == {1: 8}
+        fleet.await_outcomes(ids, {("COMPLETED", 1): 8})
+        assert (
+            len(fleet.said("does not die")) == len(fleet.said("which was given up, is dead")) == 1
+        )
+        assert fleet.look().listening and fleet.look().armed

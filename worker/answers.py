@@ -46,6 +46,8 @@ def ready(view: BoardView, now: int) -> Answer:
     if away:
         reasons.append("the database is away")
     reasons += [lack for n, seat in seats.items() if (lack := _lack(n, seat, now))]
+    if view.undead:
+        reasons.append(f"processes that were killed and do not die: {view.undead}")
     body = {
         "ready": good,
         "reasons": reasons,
@@ -58,6 +60,7 @@ def status(view: BoardView, counters: CountersView, depths: Depths | None, now: 
     body = {
         **view.to_dict(now),
         "restarts": view.restarts,
+        "undead": view.undead,
         "counters": _counters(counters),
         "queues": None if depths is None else _queues(depths),
     }

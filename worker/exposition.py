@@ -95,6 +95,12 @@ def _families(
         "4 there is none that is ready.",
         _health(view),
     )
+    yield Family(
+        "cmdbus_undead_processes",
+        "gauge",
+        "Processes that were killed and do not die; others have taken their places.",
+        [Sample("", {}, view.undead)],
+    )
 
 
 def _plain(counters: CountersView) -> Iterator[tuple[str, str, int]]:
