@@ -14,3 +14,10 @@ class Exit(IntEnum):
     CRASH_LOOP = 4
     #: Stopped, but commands had to be killed or given back while they ran.
     UNFINISHED = 5
+    #: Only of children: the system has no room for their threads, but may have it later.
+    NO_ROOM = 6
+
+
+def lacks_room(error: RuntimeError) -> bool:
+    """Whether it says that no thread could be started: it has no class of its own."""
+    return "start new thread" in str(error)

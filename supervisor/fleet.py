@@ -331,8 +331,14 @@ class Company:
         left = left and (ordered or (seated.role is Role.ALONE and idle))
         if stopping and (death.code == Exit.UNFINISHED if left else _was_busy(view)):
             self.unfinished = True
-        self._put_to_rest(seated, death, left, now)
+        no_room = not ordered and death.signal == 0 and death.code == Exit.NO_ROOM
+        self._put_to_rest(seated, death, left or no_room, now)
         self._call.put()
+        if no_room:
+            pause = self._restarts.not_started(key, now, random.random())
+            what = "the system has no room for its threads"
+            logger.error("%s, pid %s: %s: again in %.0f s", seated, seated.child.pid, what, pause)
+            return
         if left:
             logger.info("%s has left, pid %s", seated, seated.child.pid)
             return

@@ -1,6 +1,7 @@
 """A supervisor and its fleet for a test: real processes, seen as an operator sees them, from
 outside: by the board, the log, the database and the system's processes."""
 
+import http.client
 import json
 import os
 import resource
@@ -191,6 +192,21 @@ class Fleet:
     def await_saying(self, text: str, count: int = 1, within: float = 10.0) -> list[str]:
         eventually(lambda: len(self.said(text)) >= count, within)
         return self.said(text)
+
+    def ask(self, path: str, patience: float = 2.0) -> tuple[int, str]:
+        """What who probes it is told, within the patience of probes."""
+        [said] = self.said("probes, metrics and status are at")
+        connection = http.client.HTTPConnection(said.rpartition("/")[2], timeout=patience)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def readiness(self) -> tuple[int, list[str]]:
+        status, body = self.ask("/readyz")
+        return status, json.loads(body)["reasons"]
 
     def _lines(self) -> list[str]:
         text = self.log.read_text(errors="replace")

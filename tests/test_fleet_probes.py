@@ -44,14 +44,7 @@ FAMILIES = {
 
 
 def get(fleet: Fleet, path: str, patience: float = PATIENCE) -> tuple[int, str]:
-    [said] = fleet.said("probes, metrics and status are at")
-    connection = http.client.HTTPConnection(said.rpartition("/")[2], timeout=patience)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
+    return fleet.ask(path, patience)
 
 
 def code(fleet: Fleet, path: str) -> int:

@@ -199,3 +199,25 @@ def test_a_process_that_does_not_die_of_sigkill_is_given_up(dsn: str, tmp_path: 
             len(fleet.said("does not die")) == len(fleet.said("which was given up, is dead")) == 1
         )
         assert fleet.look().listening and fleet.look().armed
+
+
+def test_without_room_for_processes_it_tries_again(dsn: str, tmp_path: Path) -> None:
+    """Fault 20: for none at all, or for a process and not for its threads. It is no crash loop
+    however often it is; and it heals when there is room."""
+    make_effects(dsn)
+    with control_group("pids") as group, unstarted(dsn, tmp_path, http="127.0.0.1:0") as fleet:
+        fleet.start(shell=f'echo 0 > {group.entrance}; exec "$@"')
+        before = fleet.wait_until_ready()
+        group.limit(1)
+        kill(before[0])
+        fleet.await_saying("no process can be started (Resource temporarily unavailable): again in")
+        assert fleet.readiness() == (200, ["worker 0 has no process"])
+        fleet.await_completed(fleet.send("Noop", 10))
+        group.limit(group.used + 2)
+        fleet.await_saying("the system has no room for its threads: again in")
+        group.limit(None)
+        assert fleet.await_successors([before[0]])[1] == before[1]
+        assert fleet.readiness() == (200, [])
+        goes_on(fleet)
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()

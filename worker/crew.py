@@ -108,11 +108,20 @@ class Crew:
         """A fresh thread for a slot."""
         index, place = self._record.take_place()
         hand = Hand(self._source, place.session)
+        before = self._slots.get(number)
         slot = self._slots[number] = Slot(number, hand, index, place)
         slot.thread = threading.Thread(
             target=self._run_slot, args=(slot,), name=f"worker-{number}", daemon=True
         )
-        slot.thread.start()
+        try:
+            slot.thread.start()
+        except RuntimeError:  # The system has no room for another one.
+            self._record.give_place(index, place)
+            if before is None:
+                del self._slots[number]
+            else:
+                self._slots[number] = before
+            raise
 
     def next_due(self) -> float | None:
         return min((due for slot in self._alive() if (due := slot.due) is not None), default=None)

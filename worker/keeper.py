@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import psycopg
 
+from cmdbus.exits import lacks_room
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claims
@@ -120,7 +121,11 @@ class Keeper:
                     self._hand.heed(error)
                     if self._hand.lost():
                         self._hand.close()
-                except Exception:
+                except Exception as error:
+                    self._verdicts_at = time.monotonic() + _AFTER_FAILURE
+                    if isinstance(error, RuntimeError) and lacks_room(error):
+                        self._complain(str(error))
+                        continue
                     logger.exception("relief failed, and is tried again")
                     self._hand.drop()
                 finally:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError
-from cmdbus.exits import Exit
+from cmdbus.exits import Exit, lacks_room
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.app import load
@@ -44,6 +44,10 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
         worker.run()
     except DatabaseUnavailableError:
         return Exit.DONE  # told to leave while it waited for the database
+    except RuntimeError as error:
+        if lacks_room(error):
+            return Exit.NO_ROOM
+        raise
     except CmdbusError as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
@@ -59,8 +63,13 @@ def run_steward(
     """What the node's steward does; see steward.py. Probes are answered before the application
     is imported, which may take long."""
     enter(node, stacks)
-    with answering(settings, node):
-        return _run_steward(settings, node, stacks, unblock)
+    try:
+        with answering(settings, node):
+            return _run_steward(settings, node, stacks, unblock)
+    except RuntimeError as error:
+        if lacks_room(error):
+            return Exit.NO_ROOM
+        raise
 
 
 def _run_steward(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:

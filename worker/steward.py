@@ -25,7 +25,7 @@ from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
 from cmdbus.counters import Counter
 from cmdbus.errors import CmdbusError, SchemaError
-from cmdbus.exits import Exit
+from cmdbus.exits import Exit, lacks_room
 from cmdbus.health import Levels
 from cmdbus.registry import HandlerRegistry
 from cmdbus.seats import Ended, Role
@@ -159,7 +159,12 @@ class Steward:
     def _serve(self) -> None:
         place = self._node.seat.slot(_SERVING)
         place.occupy(-1, time.monotonic_ns())
-        self._begin()
+        try:
+            self._begin()
+        except RuntimeError as error:
+            if lacks_room(error):
+                os._exit(Exit.NO_ROOM)
+            raise
         while not self._stopping.is_set():
             place.enter(Phase.LEADING, time.monotonic_ns(), 0)
             if self._left_behind.wait() == 0:
