@@ -193,6 +193,7 @@ class Company:
         key = action.role, action.number
         generation = self._generations.get(key, 0) + 1
         at = int(now * NS)
+        self._stacks.look()
         seat = self._board.seat(place)
         seat.assign(action.role, number=action.number, generation=generation, now=at)
         try:

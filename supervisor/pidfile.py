@@ -23,8 +23,15 @@ class Pidfile:
             if self._is_there():
                 break
             os.close(self.descriptor)
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            self.close()
+            raise BoardError(
+                f"the pidfile {path} cannot be written: {error.strerror}; "
+                f"choose another place with --runtime-dir"
+            ) from error
 
     def close(self) -> None:
         with suppress(OSError):

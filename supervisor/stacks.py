@@ -1,6 +1,10 @@
 """The stacks that processes write when they are asked for them, or crash: a file for each place."""
 
+import logging
+import os
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 #: So much of them goes into the log.
 _MOST = 20_000
@@ -9,6 +13,20 @@ _MOST = 20_000
 class Stacks:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._there = True
+
+    def look(self) -> None:
+        """Says once that nothing can be written there any more, and what comes of that."""
+        there = os.access(self._directory, os.W_OK | os.X_OK)
+        if there != self._there:
+            self._there = there
+            logger.warning(
+                "%s is there again"
+                if there
+                else "%s is gone or cannot be written: stacks go to the log, and where the board "
+                "is gone, too, cmdbus ps shows nothing",
+                self._directory,
+            )
 
     def file(self, place: int) -> Path:
         return self._directory / str(place)

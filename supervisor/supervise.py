@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,9 +176,16 @@ def _heed(noted: Signals) -> None:
 
 def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board, Path]:
     path = board_path(directory, settings.name)
-    if path.exists():
-        # A dead supervisor left it: it says what its processes held, for the steward.
-        path.rename(path.with_name(f"{path.name}.{time.time_ns()}"))
+    stacks = directory / f"{settings.name}.stacks"
+    try:
+        if path.exists():
+            # A dead supervisor left it: it says what its processes held, for the steward.
+            path.rename(path.with_name(f"{path.name}.{time.time_ns()}"))
+        stacks.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise CannotStart(
+            f"the runtime directory {directory} cannot be used: {error.strerror}"
+        ) from error
     board = Board.create(
         path,
         seats=3 * settings.procs + 8,
@@ -186,11 +193,10 @@ def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board,
         kinds=min(_MOST_KINDS, types + _SPARE_KINDS),
         name=settings.name,
     )
-    stacks = directory / f"{settings.name}.stacks"
-    stacks.mkdir(mode=0o700, exist_ok=True)
     return board, stacks
 
 
 def _clear(board: Path, stacks: Path) -> None:
-    board.unlink(missing_ok=True)
+    with suppress(OSError):  # Their directory may be gone, or read-only by now.
+        board.unlink()
     shutil.rmtree(stacks, ignore_errors=True)

@@ -350,6 +350,18 @@ def make_effects(dsn: str) -> None:
         connection.execute("CREATE TABLE IF NOT EXISTS effect (command_id uuid NOT NULL)")
 
 
+def goes_on(fleet: Fleet) -> None:
+    """Runs commands, and replaces who is killed."""
+    ids = fleet.send("Debit", 50)
+    fleet.await_completed(ids)
+    assert fleet.effects(ids) == {1: 50}
+    before = fleet.wait_until_ready()
+    kill(before[0])
+    after = fleet.await_successors([before[0]])
+    assert after[1] == before[1]
+    fleet.await_completed(fleet.send("Noop", 10))
+
+
 def kill(pids: int | Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:
     for pid in [pids] if isinstance(pids, int) else pids:
         os.kill(pid, number)

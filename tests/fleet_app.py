@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import subprocess
 import threading
 import time
 from contextlib import ExitStack
@@ -72,6 +73,12 @@ def segfault(command: Command, context: Context) -> None:
 @registry.handler("shop", "Leave")
 def leave(command: Command, context: Context) -> None:
     os._exit(0)
+
+
+@registry.handler("shop", "Orphan")
+def orphan(command: Command, context: Context) -> None:
+    """Leaves a process behind that exits with 3 when its parent is gone."""
+    subprocess.run(["/bin/sh", "-c", "(sleep 0.1; exit 3) &"], check=True)
 
 
 @registry.handler("shop", "Leak")

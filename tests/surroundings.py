@@ -4,10 +4,14 @@ A test that cannot have them here is skipped, with the reason.
 """
 
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from eventually import eventually
 
@@ -94,3 +98,74 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def unshared(*kinds: str, first: str = "true") -> str:
+    """For a fleet's `shell`: it runs in namespaces of its own, after `first` in them."""
+    options = ["unshare", *(f"--{kind}" for kind in kinds)]
+    if subprocess.run([*options, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces can be made here")
+    within = shlex.quote(f'{first} && exec "$@"')
+    return f'exec {shlex.join(options)} /bin/sh -c {within} sh "$@"'
+
+
+def mount_in(pid: int, place: Path, options: str) -> None:
+    """An empty file system over what a process has there."""
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    subprocess.run(["nsenter", "--target", str(pid), "--mount", *mount], check=True)
+
+
+class Namespace:
+    """Of processes: what a supervisor that is process 1 there calls its own."""
+
+    def __init__(self, outside: int) -> None:
+        #: Of process 1, as it is called here.
+        self.first = psutil.Process(outside)
+
+    @property
+    def processes(self) -> dict[int, psutil.Process]:
+        """By their numbers there."""
+        return {number_in(p): p for p in self.first.children(recursive=True)}
+
+    @contextmanager
+    def taken(self, number: int) -> Iterator[None]:
+        """A number that is free there is a stranger's meanwhile, who is not to be harmed."""
+        command = ["nsenter", "--target", str(self.first.pid), "--pid", "--mount"]
+        stranger = subprocess.Popen(
+            [*command, sys.executable, "-c", _STRANGER, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert stranger.stdin is not None and stranger.stdout is not None
+        with stranger:
+            assert stranger.stdout.readline() == "there\n"
+            yield
+            stranger.stdin.close()
+            assert stranger.stdout.readline() == "True\n", f"whoever has number {number} is gone"
+
+
+_STRANGER = """
+import os, signal, sys
+wanted = int(sys.argv[1])
+while True:
+    with open("/proc/sys/kernel/ns_last_pid", "w") as last:
+        last.write(str(wanted - 1))
+    if (pid := os.fork()) == 0:
+        os.setsid()
+        signal.pause()
+    if pid == wanted:
+        break
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+print("there", flush=True)
+sys.stdin.read()
+print(os.waitpid(wanted, os.WNOHANG) == (0, 0), flush=True)
+os.kill(wanted, signal.SIGKILL)
+"""
+
+
+def number_in(process: psutil.Process) -> int:
+    """What its own namespace calls it."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(next(x for x in status.splitlines() if x.startswith("NSpid:")).split()[-1])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from eventually import eventually
-from fleet import Fleet, kill, make_effects, supervised, unstarted
+from fleet import goes_on, kill, make_effects, supervised, unstarted
 from surroundings import control_group
 
 from cmdbus.board import Board
@@ -32,25 +32,20 @@ SHORT: Mapping[str, object] = {
 }
 
 
-def goes_on(fleet: Fleet) -> None:
-    """Runs commands, and replaces who is killed."""
-    ids = fleet.send("Debit", 50)
-    fleet.await_completed(ids)
-    assert fleet.effects(ids) == {1: 50}
-    before = fleet.wait_until_ready()
-    kill(before[0])
-    after = fleet.await_successors([before[0]])
-    assert after[1] == before[1]
-    fleet.await_completed(fleet.send("Noop", 10))
-
-
 def highest_descriptor(pid: int) -> int:
     return max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
 
 
 @contextmanager
 def nobody_reads(kind: str) -> Iterator[int]:
-    """A pipe for the log whose reader is gone, or sleeps while it is full."""
+    """A pipe for the log whose reader is gone, or sleeps while it is full; or a full disk."""
+    if kind == "full disk":
+        full = os.open("/dev/full", os.O_WRONLY)
+        try:
+            yield full
+        finally:
+            os.close(full)
+        return
     reader, writer = os.pipe()
     if kind == "gone":
         os.close(reader)
@@ -68,11 +63,11 @@ def nobody_reads(kind: str) -> Iterator[int]:
             os.close(reader)
 
 
-@pytest.mark.parametrize("kind", ["gone", "asleep", "closed"])
+@pytest.mark.parametrize("kind", ["gone", "asleep", "closed", "full disk"])
 def test_a_fleet_runs_without_anybody_who_reads_its_log(
     dsn: str, tmp_path: Path, kind: str
 ) -> None:
-    """Fault 22: the reader of the pipe, or the descriptor itself."""
+    """Fault 22: the reader of the pipe, the descriptor itself, or room on its disk."""
     make_effects(dsn)
     with unstarted(dsn, tmp_path, log_level="debug") as fleet, nobody_reads(kind) as pipe:
         if kind == "closed":
@@ -95,6 +90,7 @@ def test_a_fleet_whose_runtime_directory_is_removed_goes_on(dsn: str, tmp_path: 
         before = fleet.pids()
         fleet.send_signal(signal.SIGHUP)
         fleet.await_successors(before.values())
+        assert len(fleet.said("is gone or cannot be written: stacks go to the log")) == 1
         assert fleet.stop() == 0
 
 

@@ -99,7 +99,7 @@ def _open_stacks(stacks: Path) -> int:
     try:
         return os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        logger.warning("stacks go to the log: %s cannot be made (%s)", stacks, error.strerror)
+        logger.debug("stacks go to the log: %s cannot be made (%s)", stacks, error.strerror)
         return _STDERR
 
 
