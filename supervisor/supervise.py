@@ -2,6 +2,8 @@
 
     supervise      one of its name -> database -> preflight -> board -> the loop (see loop.py)
 
+Until there is a steward a porter answers probes.
+
 The supervising process loads no database driver, runs no user code, starts no thread and
 holds no lock: so it may fork at any moment, and nothing can hang it. What needs any of that
 is done in a child.
@@ -22,7 +24,7 @@ from cmdbus.logs import set_up
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.settings import Settings
-from cmdbus.supervisor.checking import Examination
+from cmdbus.supervisor.checking import TIMEOUT, Examination
 from cmdbus.supervisor.children import fork, wait
 from cmdbus.supervisor.fleet import Company
 from cmdbus.supervisor.listening import listen
@@ -30,12 +32,17 @@ from cmdbus.supervisor.loop import Supervisor
 from cmdbus.supervisor.narration import Narration
 from cmdbus.supervisor.notify import Notifier
 from cmdbus.supervisor.pidfile import Pidfile, pidfile_path
+from cmdbus.supervisor.porter import Porter
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
 
 logger = logging.getLogger(__name__)
 
 #: A database that is away is tried again after so many seconds.
 _AWAY_SECONDS = 2.0
+#: What it says to probes of when it will be back has room for a busy machine.
+_SPARE_SECONDS = 5.0
+#: An embedded server may have to be made first.
+_EMBEDDED_SECONDS = 180.0
 #: Places of a seat beside the threads': for successors of stuck ones, and for relief.
 _SPARE_SLOTS = 10
 #: Beside the types that the app has now: for those that it may have after a reload.
@@ -69,8 +76,12 @@ def supervise(settings: Settings) -> Exit:
             pidfile = Pidfile(pidfile_path(directory, settings.name), settings.name)
             stack.callback(pidfile.close)
             http = stack.enter_context(listen(*settings.http)) if settings.http else None
+            porter = Porter(settings, http, [pidfile.descriptor, *noted.descriptors])
+            stack.callback(porter.close)
+            porter.expect(_EMBEDDED_SECONDS, away=False)
             settings = stack.enter_context(_with_database(settings, noted))
-            types = _preflight(settings, noted)
+            types = _preflight(settings, noted, porter)
+            porter.close()
             board, stacks = _make_board(settings, directory, types)
             company = Company(settings, board, stacks)
             company.private = [pidfile.descriptor, *noted.descriptors]
@@ -140,10 +151,11 @@ def _in_child(run: Callable[[], int], noted: Signals) -> None:
         raise CannotStart(f"the schema could not be installed: the process {death}")
 
 
-def _preflight(settings: Settings, noted: Signals) -> int:
+def _preflight(settings: Settings, noted: Signals, porter: Porter) -> int:
     """How many types the app has; a database that is merely away is waited for."""
     said = ""
     while True:
+        porter.expect(TIMEOUT + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(said))
         with Examination(settings) as examination:
             checks = _awaited(examination, noted)
         for check in checks:
@@ -158,6 +170,7 @@ def _preflight(settings: Settings, noted: Signals) -> int:
         if away != said:
             logger.warning("%s: waiting until it is there", away)
         said = away
+        porter.expect(_AWAY_SECONDS + _SPARE_SECONDS, away=True)
         wait([noted.descriptor], _AWAY_SECONDS)
         _heed(noted)
 

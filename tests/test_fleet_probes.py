@@ -18,6 +18,7 @@ from eventually import eventually
 from fleet import Fleet, make_effects, supervised, unstarted
 from prometheus_client.parser import text_string_to_metric_families
 from proxy import Proxy
+from psycopg.conninfo import conninfo_to_dict
 
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
@@ -142,6 +143,24 @@ def test_probes_are_answered_whoever_hangs_or_is_away(dsn: str, tmp_path: Path) 
                 assert code(fleet, "/livez") == 200
                 assert set(families(fleet)) == FAMILIES
                 assert status(fleet)["seats"][0]["pid"]
+
+
+def test_probes_are_answered_while_a_start_waits_for_the_database(dsn: str, tmp_path: Path) -> None:
+    """M105, M106: it is live and not ready, and says why; the steward answers next."""
+    with Proxy(dsn) as proxy, unstarted(proxy.dsn, tmp_path, http=HERE, procs=1) as fleet:
+        socket = Path(str(conninfo_to_dict(proxy.dsn)["host"])) / ".s.PGSQL.5432"
+        socket.rename(away := socket.with_name("away"))
+        fleet.start()
+        fleet.await_saying("waiting until it is there")
+        assert fleet.readiness() == (503, ["the database is away", "worker 0 has no process"])
+        assert get(fleet, "/livez") == (200, '{"live": true, "reasons": []}\n')
+        assert set(families(fleet)) == FAMILIES
+        assert (status(fleet)["state"], status(fleet)["queues"]) == ("starting", None)
+        away.rename(socket)
+        fleet.wait_until_ready()
+        assert fleet.readiness() == (200, [])
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
 
 
 def test_no_client_is_refused_while_one_steward_follows_another(dsn: str, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""What is at which path, for a steward that has a socket to answer on."""
+"""What is at which path, for a steward that has a socket to answer on, and before there is one."""
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from socket import socket
 
 from cmdbus import dsn as dsns
 from cmdbus.board import Board
@@ -19,14 +21,15 @@ from cmdbus.worker.node import Node
 #: Counting a million commands takes a fifth of a second.
 _STATEMENT_SECONDS = 2.0
 _STOP_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 
 
 class Endpoints:
     """Everything but the depths of queues comes from the board."""
 
-    def __init__(self, board: Board, gauge: DepthGauge) -> None:
+    def __init__(self, board: Board, depths: Callable[[], answers.Depths | None]) -> None:
         self._board = board
-        self._gauge = gauge
+        self._depths = depths
 
     def answer(self, path: str) -> Answer | None:
         """None if there is nothing at this path."""
@@ -36,10 +39,10 @@ class Endpoints:
             case "/readyz":
                 return answers.ready(self._view(), time.monotonic_ns())
             case "/status":
-                counters, depths = self._board.counters(), self._gauge.read()
+                counters, depths = self._board.counters(), self._depths()
                 return answers.status(self._view(), counters, depths, time.monotonic_ns())
             case "/metrics":
-                depths = self._gauge.read()
+                depths = self._depths()
                 page = exposition.render(self._view(), self._board.counters(), depths)
                 return Answer(200, page, exposition.CONTENT_TYPE)
         return None
@@ -55,7 +58,7 @@ def answering(told: Settings, node: Node) -> Iterator[None]:
         yield
         return
     gauge = DepthGauge(lambda: _connect(told), Claims(told.schema, told.timeouts.lease))
-    server = Server(node.http, Endpoints(node.board, gauge).answer, host=told.http[0])
+    server = Server(node.http, Endpoints(node.board, gauge.read).answer, host=told.http[0])
     gauge.start()
     server.start()
     try:
@@ -63,6 +66,15 @@ def answering(told: Settings, node: Node) -> Iterator[None]:
     finally:
         server.stop(_STOP_SECONDS)
         gauge.stop(_STOP_SECONDS)
+
+
+def answer_for_none(told: Settings, board: Board, listener: socket) -> None:
+    """While there is no steward: for as long as this process's parent lives."""
+    assert told.http is not None
+    Server(listener, Endpoints(board, lambda: None).answer, host=told.http[0]).start()
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
 
 
 def _connect(told: Settings) -> Connection:

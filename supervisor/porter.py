@@ -1,0 +1,71 @@
+"""Who answers probes before there is a steward: a child, as everything is that needs a thread.
+
+A start may wait for its database for hours. It is live all that time, and not ready.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from signal import SIGKILL
+from socket import socket
+
+from cmdbus.board import Board
+from cmdbus.exits import Exit
+from cmdbus.health import Levels
+from cmdbus.seats import Role
+from cmdbus.settings import Settings
+from cmdbus.supervisor.children import Child, fork, wait
+from cmdbus.supervisor.notify import forget
+from cmdbus.views import SupervisorState
+
+logger = logging.getLogger(__name__)
+
+
+class Porter:
+    """Close it when there is a steward to come; whoever asks in between waits a moment."""
+
+    def __init__(self, settings: Settings, listener: socket | None, close: Iterable[int]) -> None:
+        """`close`: descriptors that are only ours. Without a listener there is nobody."""
+        self._settings = settings
+        #: One that shows what there is: a supervisor, and a steward to come that knows whether
+        #: the database is there.
+        self._board = Board.in_memory(1, 1, kinds=1, name=settings.name)
+        self._since = time.monotonic_ns()
+        self._steward = self._board.seat(0)
+        self._steward.assign(Role.STEWARD, number=0, generation=1, now=self._since)
+        self._steward.enter(pid=0, generation=1, now=self._since)
+        self._child: Child | None = None
+        if listener is None:
+            return
+        try:
+            self._child = fork(lambda: self._answer(listener), close=close)
+        except OSError as error:
+            logger.warning("until the fleet starts no probe is answered: %s", error.strerror)
+
+    def expect(self, seconds: float, *, away: bool) -> None:
+        """The supervisor is back within so long; `away`: the database is."""
+        due = time.monotonic_ns() + int(seconds * 1e9)
+        self._board.supervise(
+            pid=os.getpid(),
+            state=SupervisorState.STARTING,
+            since=self._since,
+            due=due,
+            wanted=self._settings.procs,
+        )
+        self._steward.beat(due, Levels(database_away=away))
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.send(SIGKILL)
+            while self._child.reap() is None:
+                wait([self._child.descriptor], 1.0)
+            self._child = None
+
+    def _answer(self, listener: socket) -> int:
+        """In the child."""
+        from cmdbus.worker.endpoints import answer_for_none
+
+        forget()
+        answer_for_none(self._settings, self._board, listener)
+        return Exit.ERROR
