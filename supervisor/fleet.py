@@ -346,7 +346,8 @@ class Company:
         ordered = ordered or left
         if not ordered:
             self._reasons[key] = Restart.CRASHED
-            logger.error("%s, pid %s, %s%s", seated, seated.child.pid, death, _running(view.slots))
+            told = f"{death}{_running(view.slots)}{_perhaps(death)}"
+            logger.error("%s, pid %s, %s", seated, seated.child.pid, told)
             if death.signal in _TELLS_STACKS and (stack := self._stacks.last(seated.place)):
                 logger.error("the stacks of %s:\n%s", seated, stack)
         if death.signal == 0 and death.code == Exit.CANNOT_START:
@@ -443,6 +444,13 @@ def _running(slots: Sequence[SlotView]) -> str:
         if slot.command is not None
     ]
     return f"; it ran {', '.join(running)}" if running else ""
+
+
+def _perhaps(death: Death) -> str:
+    """Who did what we have not."""
+    if death.signal != signal.SIGKILL:
+        return ""
+    return "; by somebody else, or by the kernel, perhaps out of memory (OOM)"
 
 
 def _was_busy(view: SeatView) -> bool:

@@ -86,6 +86,13 @@ def leak(command: Command, context: Context) -> None:
     _leaked.append(os.urandom(1) * command.data)
 
 
+@registry.handler("shop", "Hog")
+def hog(command: Command, context: Context) -> None:
+    """Takes all the memory that there is."""
+    while True:
+        _leaked.append(b"\1" * (8 << 20))
+
+
 @registry.handler("shop", "Files")
 def use_up_files(command: Command, context: Context) -> None:
     with ExitStack() as stack:

@@ -217,3 +217,28 @@ def test_without_room_for_processes_it_tries_again(dsn: str, tmp_path: Path) -> 
         goes_on(fleet)
         assert fleet.stop() == 0
         fleet.assert_nothing_left()
+
+
+def test_a_command_that_takes_all_memory_goes_to_a_person_and_charges_nobody(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Fault 23: the kernel kills its process; at the second loss it runs alone, the third one is
+    its last. What ran beside it runs again."""
+    make_effects(dsn)
+    with control_group("memory") as group, unstarted(dsn, tmp_path) as fleet:
+        group.limit(300 << 20)
+        fleet.start(shell=f'echo 0 > {group.entrance}; exec "$@"')
+        fleet.wait_until_ready()
+        innocents = fleet.send("Gate", 3, data="open")
+        eventually(lambda: len(fleet.executing("Gate")) == 3)
+        (id,) = fleet.send("Hog")
+        fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 0): 1}, within=20)
+        assert fleet.trouble(id)[0] == "LOST"
+        assert len(fleet.said("was killed by SIGKILL")) == 3
+        assert len(fleet.said("perhaps out of memory (OOM)")) == 3
+        (tmp_path / "open").touch()
+        fleet.await_completed(innocents)
+        assert fleet.effects(innocents) == {1: 3}
+        fleet.await_successors([])
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
