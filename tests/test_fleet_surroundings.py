@@ -242,3 +242,42 @@ def test_a_command_that_takes_all_memory_goes_to_a_person_and_charges_nobody(
         fleet.await_successors([])
         assert fleet.stop() == 0
         fleet.assert_nothing_left()
+
+
+_CLOCK = """
+import pathlib, time
+
+def jumped(now, unit):
+    return lambda: now() + unit * int(pathlib.Path("clock").read_text())
+
+time.time, time.time_ns = jumped(time.time, 1), jumped(time.time_ns, 10**9)
+"""
+
+
+def test_a_clock_that_jumps_by_an_hour_changes_nothing(dsn: str, tmp_path: Path) -> None:
+    """Fault 27: forth and back, in every process. Nobody is killed, no lease ends, and what is
+    due is due by the database's clock."""
+    make_effects(dsn)
+    (tmp_path / "sitecustomize.py").write_text(_CLOCK)
+    (clock := tmp_path / "clock").write_text("0")
+    with unstarted(dsn, tmp_path) as fleet:
+        fleet.start(shell='PYTHONPATH="$PWD:$PYTHONPATH" exec "$@"')
+        before = fleet.wait_until_ready()
+        later = fleet.send("Noop", 4, delay=1800)
+        ids = []
+        for jump in (3600, -3600):
+            # Until after the next renewal of their leases, and due after the jump.
+            running = fleet.send("Debit", 8, data=1.2)
+            soon = fleet.send("Debit", 4, delay=0.6)
+            eventually(lambda: len(fleet.executing("Debit")) == 8)
+            (tmp_path / "new").write_text(str(jump))
+            (tmp_path / "new").rename(clock)
+            ids += [*running, *soon, *fleet.send("Debit", 20)]
+            fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 64}
+        assert fleet.outcomes(later) == {("PENDING", 0): 4}
+        assert fleet.pids() == before and not any(fleet.look().restarts.values())
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
+        hours = {event["time"][11:13] for event in fleet.events()}
+        assert len(hours) > 1, "the clock has jumped"
