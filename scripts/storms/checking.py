@@ -306,7 +306,7 @@ _STARTS = re.compile(r"(worker \d+|steward|alone) starts, pid (\d+), generation 
 _DECIDED = ("recycled", "reloaded", "degraded")
 _ENDED = re.compile(
     r"(?P<a>worker \d+|steward|alone) has left, pid \d+$"
-    r"|(?P<b>worker \d+|steward|alone), pid \d+, (?:exited with|was killed by)"
+    r"|(?P<b>worker \d+|steward|alone), pid \d+(?:, exited with|, was killed by|: the system)"
     r"|(?P<c>worker \d+|steward|alone) is (?:killed|told to leave): "
 )
 

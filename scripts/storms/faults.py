@@ -23,6 +23,7 @@ from storms.history import Recovery
 from storms.network import Network, PromiseError
 from storms.plan import HOSTS, KINDS, SERVER, Fault
 from storms.server import Server
+from storms.surroundings import Surroundings
 from storms.world import World, chosen, kill, within
 
 _BUSY_S = 0.2
@@ -58,6 +59,7 @@ class Storm:
         self.skipped: dict[str, str] = {}
         self._network = Network(world)
         self._server = Server(world, self.send, self.hits)
+        self._surroundings = Surroundings(world)
         self._faults: dict[str, Callable[[Fault], object]] = {
             "kill-worker": self._kill_worker,
             "kill-workers": self._kill_workers,
@@ -83,6 +85,7 @@ class Storm:
             **dict.fromkeys(_PATTERNS, self._lose_replies),
             **self._network.faults,
             **self._server.faults,
+            **self._surroundings.faults,
         }
         assert set(self._faults) == set(KINDS)
 
@@ -91,17 +94,23 @@ class Storm:
         self._ends_at = began + self._world.plan.storm_s
         for fault in self._world.plan.faults:
             wait(began + fault.at - time.monotonic())
-            if fault.kind in SERVER and self._world.server is None:
-                self.skipped[fault.kind] = "not without a server of its own"
-                continue
-            if fault.kind in HOSTS and not self._world.hosts:
-                self.skipped[fault.kind] = "not without --hosts"
+            if why := self._lacks(fault.kind):
+                self.skipped[fault.kind] = why
                 continue
             thread = threading.Thread(target=self._cause, args=(fault,), name=fault.kind)
             thread.daemon = True
             thread.start()
             self._threads.append(thread)
         wait(self._ends_at - time.monotonic())
+
+    def _lacks(self, kind: str) -> str:
+        if kind in SERVER and self._world.server is None:
+            return "not without a server of its own"
+        if kind in HOSTS and not self._world.hosts:
+            return "not without --hosts"
+        if kind in self._surroundings.lacking:
+            return "not without control groups that this user may make"
+        return ""
 
     def unfinished(self) -> list[str]:
         """The faults that go on, or are not recovered from."""
@@ -373,6 +382,7 @@ class Storm:
         return stewards[0].pid if stewards else None
 
     def close(self) -> None:
+        self._surroundings.close()
         self._bus.close()
 
 

@@ -94,7 +94,9 @@ class Observer:
                 if state == psutil.STATUS_ZOMBIE:
                     what = "a zombie" if parent in parents else None
                 elif process.environ().get(DIRECTORY) == ours:
-                    what = None if parent in parents else "an orphan"
+                    # Nor does one end that cannot die.
+                    there = parent in parents or state == psutil.STATUS_DISK_SLEEP
+                    what = None if there else "an orphan"
                     if CANARY in " ".join(process.cmdline()):
                         self.leaks.add("a process list")
                 else:

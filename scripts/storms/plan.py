@@ -63,6 +63,19 @@ _KINDS = (
     Kind(name="snapshot", about="a REPEATABLE READ snapshot is held", lasts=(5.0, 15.0)),
     Kind(name="lock-table", about="a stranger locks a table", weight=2, lasts=(0.3, 4.0)),
     Kind(name="kill-producer", about="SIGKILL to a producer"),
+    Kind(name="oom", about="a worker has no memory left, and is killed by the kernel"),
+    Kind(
+        name="fork-fails",
+        about="an instance can start no process and no thread",
+        lasts=(0.5, 2.5),
+        slow_by=30,
+    ),
+    Kind(
+        name="freeze-undead",
+        about="a worker is killed, and cannot die",
+        lasts=(9.0, 12.0),
+        slow_by=10,
+    ),
     # Barriers: the moment is not drawn, but waited for.
     Kind(name="kill-at-running", about="SIGKILL as a slot begins a command", weight=2),
     Kind(name="kill-at-leading", about="SIGKILL as a slot settles and claims", weight=2),
