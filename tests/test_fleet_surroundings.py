@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from eventually import eventually
@@ -22,7 +23,7 @@ from cmdbus.layout import CELL
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
 #: What hangs is found after two seconds.
-SHORT: Mapping[str, object] = {
+SHORT: Mapping[str, Any] = {
     "statement_timeout": 0.8,
     "pool_timeout": 1,
     "visibility_timeout": 1,
@@ -215,6 +216,30 @@ def test_without_room_for_processes_it_tries_again(dsn: str, tmp_path: Path) -> 
         assert fleet.await_successors([before[0]])[1] == before[1]
         assert fleet.readiness() == (200, [])
         goes_on(fleet)
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
+
+
+def test_a_slot_that_was_given_up_gets_a_thread_when_there_is_room(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Faults 7 and 20: the only one of its process, with the lead."""
+    ladder = {**SHORT, "watchdog_timeout": 20}
+    with (
+        control_group("pids") as group,
+        unstarted(dsn, tmp_path, procs=1, threads=1, **ladder) as fleet,
+    ):
+        fleet.start(shell=f'echo 0 > {group.entrance}; exec "$@"')
+        before = fleet.wait_until_ready()
+        (id,) = fleet.send("Hang", max_attempts=1)
+        eventually(lambda: fleet.executing("Hang"))
+        group.limit(1)
+        fleet.await_saying("relief failed, and is tried again: can't start new thread")
+        ids = fleet.send("Noop", 10)
+        group.limit(None)
+        fleet.await_completed(ids)
+        assert fleet.trouble(id)[0] == "TIMEOUT"
+        assert fleet.pids() == before
         assert fleet.stop() == 0
         fleet.assert_nothing_left()
 

@@ -73,7 +73,8 @@ _KINDS = (
     Kind(
         name="freeze-undead",
         about="a worker is killed, and cannot die",
-        lasts=(9.0, 12.0),
+        # Found out by the watchdog, and given up after that.
+        lasts=(11.0, 13.0),
         slow_by=10,
     ),
     # Barriers: the moment is not drawn, but waited for.
