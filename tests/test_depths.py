@@ -50,6 +50,26 @@ def test_depths_are_counted_by_domain_and_state(dsn: str) -> None:
             }
 
 
+def test_the_oldest_snapshot_is_measured(dsn: str) -> None:
+    """Fault 47: it keeps dead rows, which slow everybody down; a transaction without does not."""
+    claims = Claims("cmdbus", 30)
+    with (
+        psycopg.connect(dsn, autocommit=True) as connection,
+        psycopg.connect(dsn) as harmless,
+        psycopg.connect(dsn) as report,
+        gauge(lambda: psycopg.connect(dsn, autocommit=True)) as asked,
+    ):
+        harmless.execute("SELECT 1")
+        assert claims.oldest_snapshot(connection) == 0
+        report.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        report.execute("SELECT 1")
+        first = claims.oldest_snapshot(connection)
+        assert 0 < first < claims.oldest_snapshot(connection) < 30
+        eventually(lambda: asked.read() is not None)
+        oldest = asked.oldest_snapshot
+        assert oldest is not None and first < oldest < 30
+
+
 def test_there_is_no_session_before_somebody_asks(dsn: str) -> None:
     sessions = 0
 

@@ -41,6 +41,7 @@ FAMILIES = {
     "cmdbus_process_restarts_total",
     "cmdbus_health",
     "cmdbus_undead_processes",
+    "cmdbus_oldest_snapshot_seconds",
 }
 
 

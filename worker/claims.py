@@ -250,6 +250,10 @@ class Claims:
         rows = self._execute(connection, "read_depths", {}).fetchall()
         return {(domain, state): count for domain, state, count in rows}
 
+    def oldest_snapshot(self, connection: Connection) -> float:
+        """For how many seconds somebody has kept dead rows from being removed."""
+        return float(self._value(connection, "read_oldest_snapshot", {}))
+
     def renew(self, connection: Connection, claims: Sequence[Keyed]) -> list[int]:
         """Renews leases; returns the ids whose claim was lost."""
         return list(self._value(connection, "renew", {**_keys(claims), "lease": self._lease}))

@@ -1,5 +1,5 @@
-"""How many commands wait, for those who ask now and then: never asked for by itself, and
-nobody waits for the database to say it."""
+"""How many commands wait, and how old the oldest snapshot is, for those who ask now and then:
+never asked for by itself, and nobody waits for the database to say it."""
 
 import logging
 import threading
@@ -34,7 +34,7 @@ class DepthGauge:
         self._counted = threading.Event()
         self._stopping = False
         #: Written by the thread.
-        self._latest: tuple[float, Depths] | None = None
+        self._latest: tuple[float, Depths, float] | None = None
         self._thread = threading.Thread(target=self._run, name="steward-depths", daemon=True)
 
     def start(self) -> None:
@@ -53,6 +53,12 @@ class DepthGauge:
             self._counted.wait(_PATIENCE_SECONDS)
         latest = self._latest
         return latest[1] if latest is not None and self._age() < _STALE_SECONDS else None
+
+    @property
+    def oldest_snapshot(self) -> float | None:
+        """In seconds, as it was when the depths were counted."""
+        latest = self._latest
+        return latest[2] if latest is not None and self._age() < _STALE_SECONDS else None
 
     def _age(self) -> float:
         latest = self._latest
@@ -74,7 +80,9 @@ class DepthGauge:
         """The session to go on with."""
         try:
             connection = connection or self._connect()
-            self._latest = time.monotonic(), self._claims.depths(connection)
+            depths = self._claims.depths(connection)
+            oldest = self._claims.oldest_snapshot(connection)
+            self._latest = time.monotonic(), depths, oldest
             self._counted.set()
         except (psycopg.Error, CmdbusError) as error:
             logger.debug("the depths of queues are not known: %s", error)

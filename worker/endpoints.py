@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import socket
 
@@ -25,11 +25,11 @@ _LOOK_SECONDS = 1.0
 
 
 class Endpoints:
-    """Everything but the depths of queues comes from the board."""
+    """Everything but what the gauge knows of the database comes from the board."""
 
-    def __init__(self, board: Board, depths: Callable[[], answers.Depths | None]) -> None:
+    def __init__(self, board: Board, gauge: DepthGauge | None) -> None:
         self._board = board
-        self._depths = depths
+        self._gauge = gauge
 
     def answer(self, path: str) -> Answer | None:
         """None if there is nothing at this path."""
@@ -43,9 +43,13 @@ class Endpoints:
                 return answers.status(self._view(), counters, depths, time.monotonic_ns())
             case "/metrics":
                 depths = self._depths()
-                page = exposition.render(self._view(), self._board.counters(), depths)
+                oldest = self._gauge.oldest_snapshot if self._gauge else None
+                page = exposition.render(self._view(), self._board.counters(), depths, oldest)
                 return Answer(200, page, exposition.CONTENT_TYPE)
         return None
+
+    def _depths(self) -> answers.Depths | None:
+        return self._gauge.read() if self._gauge else None
 
     def _view(self) -> BoardView:
         return self._board.snapshot(keys=False)
@@ -58,7 +62,7 @@ def answering(told: Settings, node: Node) -> Iterator[None]:
         yield
         return
     gauge = DepthGauge(lambda: _connect(told), Claims(told.schema, told.timeouts.lease))
-    server = Server(node.http, Endpoints(node.board, gauge.read).answer, host=told.http[0])
+    server = Server(node.http, Endpoints(node.board, gauge).answer, host=told.http[0])
     gauge.start()
     server.start()
     try:
@@ -71,7 +75,7 @@ def answering(told: Settings, node: Node) -> Iterator[None]:
 def answer_for_none(told: Settings, board: Board, listener: socket) -> None:
     """While there is no steward: for as long as this process's parent lives."""
     assert told.http is not None
-    Server(listener, Endpoints(board, lambda: None).answer, host=told.http[0]).start()
+    Server(listener, Endpoints(board, None).answer, host=told.http[0]).start()
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)

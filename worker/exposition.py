@@ -41,14 +41,21 @@ class Family:
 
 
 def render(
-    view: BoardView, counters: CountersView, depths: Mapping[tuple[str, str], int] | None
+    view: BoardView,
+    counters: CountersView,
+    depths: Mapping[tuple[str, str], int] | None,
+    oldest_snapshot: float | None = None,
 ) -> str:
-    """`depths` by domain and state; None if they are not known."""
-    return "".join(_lines(family) for family in _families(view, counters, depths))
+    """`depths` by domain and state, `oldest_snapshot` in seconds; None if they are not known."""
+    families = _families(view, counters, depths, oldest_snapshot)
+    return "".join(_lines(family) for family in families)
 
 
 def _families(
-    view: BoardView, counters: CountersView, depths: Mapping[tuple[str, str], int] | None
+    view: BoardView,
+    counters: CountersView,
+    depths: Mapping[tuple[str, str], int] | None,
+    oldest_snapshot: float | None,
 ) -> Iterator[Family]:
     yield _counted(
         "commands_total",
@@ -100,6 +107,13 @@ def _families(
         "gauge",
         "Processes that were killed and do not die; others have taken their places.",
         [Sample("", {}, view.undead)],
+    )
+    yield Family(
+        "cmdbus_oldest_snapshot_seconds",
+        "gauge",
+        "For how long a transaction keeps the database from removing dead rows; none while it is "
+        "away.",
+        [] if oldest_snapshot is None else [Sample("", {}, oldest_snapshot)],
     )
 
 
