@@ -19,6 +19,8 @@ _GROUPS = Path("/sys/fs/cgroup")
 #: In version 1 and 2.
 _LIMITS = {"pids": ("pids.max", "pids.max"), "memory": ("memory.limit_in_bytes", "memory.max")}
 
+_NO_SWAP = {"memory.swappiness": "0", "memory.swap.max": "0"}
+
 
 class Group:
     """A control group of this test's own, with one controller."""
@@ -41,6 +43,9 @@ class Group:
         first, second = (self._place / name for name in _LIMITS[self._controller])
         no_limit = "-1" if first.exists() and first != second else "max"
         limit = first if first.exists() else second
+        for name, none in _NO_SWAP.items():
+            if (self._place / name).exists():
+                (self._place / name).write_text(none)
         limit.write_text(no_limit if most is None else str(most))
 
     @property
