@@ -254,14 +254,13 @@ def test_a_command_that_takes_all_memory_goes_to_a_person_and_charges_nobody(
         group.limit(300 << 20)
         fleet.start(shell=f'echo 0 > {group.entrance}; exec "$@"')
         fleet.wait_until_ready()
-        innocents = fleet.send("Gate", 3, data="open")
-        eventually(lambda: len(fleet.executing("Gate")) == 3)
+        innocents = fleet.send("Debit", 3, data=0.5)
+        eventually(lambda: len(fleet.executing("Debit")) == 3)
         (id,) = fleet.send("Hog")
-        fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 0): 1}, within=20)
+        fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 0): 1}, within=40)
         assert fleet.trouble(id)[0] == "LOST"
-        assert len(fleet.said("was killed by SIGKILL")) == 3
-        assert len(fleet.said("perhaps out of memory (OOM)")) == 3
-        (tmp_path / "open").touch()
+        killed = fleet.said("perhaps out of memory (OOM)")
+        assert len([said for said in killed if "shop/Hog" in said]) == 3
         fleet.await_completed(innocents)
         assert fleet.effects(innocents) == {1: 3}
         fleet.await_successors([])
