@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -130,7 +130,11 @@ class Namespace:
     @property
     def processes(self) -> dict[int, psutil.Process]:
         """By their numbers there."""
-        return {number_in(p): p for p in self.first.children(recursive=True)}
+        found: dict[int, psutil.Process] = {}
+        for process in self.first.children(recursive=True):
+            with suppress(OSError):  # It has just ended.
+                found[number_in(process)] = process
+        return found
 
     @contextmanager
     def taken(self, number: int) -> Iterator[None]:
