@@ -155,9 +155,8 @@ class Lead:
             slot.place.counters.add(Counter.NOTIFICATION_WAKEUPS)
         if source is not None or self._stopping.is_set() or not self._wake.only_own():
             return False
-        done = self._done.take()
-        self._done.settle(slot.hand, slot.place, done)
-        return bool(done)
+        self._done.settle(slot.hand, slot.place, self._done.take())
+        return True
 
     def recover(self, slot: Slot, error: Exception) -> None:
         """The outcomes are back in `done`; then a session that works, however long it takes,

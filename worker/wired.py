@@ -96,13 +96,16 @@ class WiredWake:
             self._call.put()
 
     def _wait(self, busy: Callable[[], bool], since: int) -> Counter | None:
-        polls_at = time.monotonic() + self.poll_interval
+        began = time.monotonic()
+        polls_at, ends_at = began + self.poll_interval, began + max(self.poll_interval, self._look)
         while True:
-            left = polls_at - time.monotonic()
-            if left <= 0 and not self._board.listening:
+            now = time.monotonic()
+            if now >= polls_at and not self._board.listening:
                 return Counter.WAKEUPS_POLL
-            pause = self._look if left <= 0 else min(left, self._look)
-            wait_for([self._wake, self._bell], pause)
+            if now >= ends_at:
+                return None  # It has not hung, and rests on.
+            pause = self._look if now >= polls_at else min(polls_at - now, self._look)
+            wait_for([self._wake, self._bell], min(pause, ends_at - now))
             if self._bell.pending:
                 return None
             if self._wake.take():
