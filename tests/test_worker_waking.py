@@ -12,6 +12,7 @@ from cmdbus import (
     CommandBus,
     Context,
     HandlerRegistry,
+    SendRequest,
 )
 
 pytestmark = pytest.mark.db
@@ -95,3 +96,57 @@ def test_sends_at_random_moments_are_never_slept_through(dsn: str, bus: CommandB
                 eventually(lambda: True)
             slow.commit()
             bus.wait("payments", held, 2)
+
+
+def test_a_delayed_send_that_commits_after_the_look_at_its_time_is_on_time(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Race 1f: it compared with a look that the worker has had meanwhile, and told nobody."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: time.time())
+    with (
+        running(dsn, registry, poll_interval=60),
+        psycopg.connect(dsn) as slow,
+        connect(dsn) as watcher,
+    ):
+
+        def looks_in() -> float:
+            row = watcher.execute("SELECT last_value / 1e6 FROM cmdbus.alarm").fetchone()
+            assert row is not None
+            return float(row[0]) - time.time()
+
+        for _ in range(3):
+            eventually(lambda: 50 < looks_in() <= 60)
+            sooner = bus.send("payments", "Debit", delay=0.2)
+            eventually(lambda: looks_in() < 0.2)
+            held = bus.send("payments", "Debit", delay=0.4, connection=slow)
+            bus.wait("payments", sooner, 5)
+            eventually(lambda: looks_in() > 50)
+            slow.commit()
+            record = bus.wait("payments", held, 5)
+            assert record.result - record.due_at.timestamp() < 1.0
+
+
+def test_what_is_due_is_not_late_for_a_worker_that_never_rests(dsn: str, bus: CommandBus) -> None:
+    """Race 1f: told of it, and by a sender that told nobody."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: time.time())
+    going = True
+
+    @registry.handler("payments", "Again")
+    def again(command: Command, context: Context) -> None:
+        if going:
+            bus.send("payments", "Again")
+        time.sleep(0.002)
+
+    with running(dsn, registry, poll_interval=60, concurrency=2), psycopg.connect(dsn) as slow:
+        bus.send_many([SendRequest("payments", "Again")] * 20)
+        for _ in range(3):
+            sooner = bus.send("payments", "Debit", delay=0.1, priority="high")
+            held = bus.send("payments", "Debit", delay=0.2, priority="high", connection=slow)
+            record = bus.wait("payments", sooner, 5)
+            assert record.result - record.due_at.timestamp() < 1.0
+            slow.commit()
+            record = bus.wait("payments", held, 5)
+            assert record.result - record.due_at.timestamp() < 2.0
+        going = False

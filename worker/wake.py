@@ -9,6 +9,10 @@ they have ended. Only then is waiting safe:
                     │                            └── yes ─> claim, the last one
                     └─ armed before ─> wait for the bell
 
+The same holds for when it looks for due commands, which is published with the arming: whoever
+schedules something for later than that notifies nobody. So the time is put off only once it
+has come, and then those that were writing at that moment are waited for.
+
 `rest` does one such move each time it is called; between two of them the caller claims.
 """
 
@@ -26,7 +30,7 @@ from cmdbus.worker.timers import Timers
 MIN_POLL_SECONDS = 0.1
 #: An arming outlives the longest rest by so much.
 _ARMED_LONGER = 60.0
-#: A worker that is busy for so long disarms.
+#: A worker that is busy for so long disarms, and one that is looks so often for due commands.
 _BUSY_SECONDS = 1.0
 #: Between two looks at writers: growing, at least and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
@@ -83,6 +87,10 @@ class Wake:
         self._busy_since: float | None = None
         #: When to look for due commands, also while busy.
         self._look_at = 0.0
+        #: Set by the listener: something is due earlier than was known.
+        self._due_earlier = False
+        #: The time that senders were told.
+        self._published = 0.0
 
     def start(self) -> None:
         self._listener.start()
@@ -102,8 +110,10 @@ class Wake:
         so that whoever rings after the claim has looked ends the rest that follows."""
         self._bell.clear()
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look(connection, leases=False)
+        if self._due_earlier or now >= self._look_at:
+            self._due_earlier = False
+            nothing_due = self._timers.look(connection, leases=False)
+            self._look_at = now + _BUSY_SECONDS if nothing_due else 0.0
         if self._busy_since is None:
             self._busy_since = now
         elif self._armed_for and now - self._busy_since > _BUSY_SECONDS:
@@ -132,12 +142,19 @@ class Wake:
         return armed and self._writers is None and not self._notified
 
     def _move(self, connection: Connection) -> Counter | None:
-        seconds = self._look(connection, leases=True)
+        self._due_earlier = False
+        seconds = min(self.poll_interval, self._timers.look(connection, leases=True))
         if seconds <= 0:
+            self._look_at = 0.0
             return Counter.WAKEUPS_TIMER
+        now = time.monotonic()
+        put_off = self._published <= now
+        looks_at = now + seconds if put_off else min(now + seconds, self._published)
+        seconds = looks_at - now
         session = self._listener.session
         fresh = self._claims.arm(connection, self._domains, seconds, seconds + _ARMED_LONGER)
-        if fresh or session != self._armed_for:
+        self._look_at = self._published = looks_at
+        if fresh or put_off or session != self._armed_for:
             self._armed_for = session
             self._writers = self._claims.writers(connection)
             self._pause = _FIRST_PAUSE
@@ -155,12 +172,8 @@ class Wake:
             return Counter.WAKEUPS_NOTIFY if notified else None
         return Counter.WAKEUPS_TIMER if seconds < self.poll_interval else Counter.WAKEUPS_POLL
 
-    def _look(self, connection: Connection, *, leases: bool) -> float:
-        """Seconds until the next look is due, 0 if there is work."""
-        seconds = min(self.poll_interval, self._timers.look(connection, leases=leases))
-        self._look_at = time.monotonic() + seconds if seconds else 0.0
-        return seconds
-
-    def _hear(self, _: set[str]) -> None:
+    def _hear(self, channels: set[str]) -> None:
+        if any(channel.endswith("_due") for channel in channels):
+            self._due_earlier = True
         self._notified = True
         self.ring()
