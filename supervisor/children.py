@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cmdbus.exits import Exit
+from cmdbus.points import IN_CHILD, reach
 from cmdbus.supervisor import signals
 
 _PR_SET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER = 1, 37
@@ -95,6 +96,7 @@ def flush() -> None:
 def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
     code: int = Exit.ERROR
     try:
+        reach(IN_CHILD)
         os.setpgid(0, 0)
         signals.reset()
         die_with(parent)

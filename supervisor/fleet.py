@@ -19,6 +19,7 @@ from cmdbus.board import Board
 from cmdbus.exits import Exit
 from cmdbus.health import Health
 from cmdbus.keys import KeyState
+from cmdbus.points import AFTER_FORK, BEFORE_FORK, IN_REAP, reach
 from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.settings import Settings
 from cmdbus.supervisor import guilt, signals
@@ -85,6 +86,7 @@ class Company:
     def look(self, now: float, *, judging: bool, stop_by: float | None) -> Fleet:
         for seated in list(self._seated.values()):
             if death := seated.child.reap():
+                reach(IN_REAP)
                 # Looked at only now: what it did until its death counts.
                 seat = self._board.seat_view(seated.place)
                 self._bury(seated, death, seat, now, stop_by is not None)
@@ -196,6 +198,7 @@ class Company:
         self._stacks.look()
         seat = self._board.seat(place)
         seat.assign(action.role, number=action.number, generation=generation, now=at)
+        reach(BEFORE_FORK)
         try:
             child = fork(
                 lambda: self._main(action.role, place, generation),
@@ -207,6 +210,7 @@ class Company:
             self._generations.setdefault(key, 0)
             logger.error("no process can be started (%s): again in %.0f s", error.strerror, pause)
             return
+        reach(AFTER_FORK)
         self._generations[key] = generation
         reason = action.reason or self._reasons.pop(key, None)
         if reason is not None:

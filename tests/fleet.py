@@ -47,6 +47,7 @@ class Fleet:
         self.name = str(self.options.setdefault("name", "cmdbus"))
         self.directory = place / "run"
         self.log = place / f"{self.name}.{len(list(place.glob('*.log')))}.log"
+        self.program = [str(Path(sys.executable).with_name("cmdbus-supervise"))]
         #: Sessions of processes that were started; each supervisor has one.
         self._sessions: list[int] = []
         self._board: Board | None = None
@@ -56,7 +57,7 @@ class Fleet:
 
     def start(self, *, stderr: int | None = None, shell: str = "") -> None:
         """`shell`: what a shell says before it becomes the supervisor, by exec "$@"."""
-        program = [str(Path(sys.executable).with_name("cmdbus-supervise")), *self._arguments()]
+        program = [*self.program, *self._arguments()]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 ["/bin/sh", "-c", shell, "sh", *program] if shell else program,
@@ -144,6 +145,7 @@ class Fleet:
                 raise RuntimeError(f"it has stopped with {self.wait()}: {self.messages()}")
             return (
                 (self._board is not None or self.board_path.exists())
+                and self._sees_its_own()
                 and len(self.pids()) == wanted
                 and bool(self.steward())
                 and (self.look().listening or self.options.get("wake") == "poll")
@@ -151,6 +153,13 @@ class Fleet:
 
         eventually(ready, within)
         return self.pids()
+
+    def _sees_its_own(self) -> bool:
+        """And not the board that a killed one has left."""
+        if self.look().pid == self.pid:
+            return True
+        self._close_board()
+        return False
 
     def await_successors(self, gone: Iterable[int], within: float = 10.0) -> dict[int, int]:
         """The workers' pids once all are there, and none of those that are to go."""

@@ -60,11 +60,12 @@ def test_the_same_seed_gives_the_same_schedule(parts: Parts) -> None:
 def test_each_kind_of_fault_has_its_turn_within_two_minutes(parts: Parts) -> None:
     plan = parts["plan"]
     for seed in range(20):
+        ambushes = {kind for kind in plan.KINDS if "-at-" in kind}
         faults = plan.make(seed, 2, hosts=True).faults
-        assert {fault.kind for fault in faults} == set(plan.KINDS), seed
+        assert {fault.kind for fault in faults} >= set(plan.KINDS) - ambushes, seed
         assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
         assert [fault.number for fault in faults] == [*range(len(faults))]
-    assert {fault.kind for fault in plan.make(1, 3).faults} == {*plan.KINDS} - plan.HOSTS
+    assert not {fault.kind for fault in plan.make(1, 3).faults} & plan.HOSTS
     races = plan.make(1, 2, ["races", "exit"]).faults
     assert {fault.kind for fault in races} == {*plan.GROUPS["races"], "exit"}
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from cmdbus.board import Board
+from cmdbus.points import ARMED, reach
 from cmdbus.wires import Wire
 from cmdbus.worker.claims import Claims, Connection
 
@@ -107,6 +108,7 @@ class Arming:
         before, self._session = self._session, _UNSURE
         fresh = self._publish(connection, self._domains, looks_at, now)
         if fresh or session != before:
+            reach(ARMED)
             self._board.set_armed(0)
             self._writers = self._claims.writers(connection)
             self._pause = _FIRST_PAUSE

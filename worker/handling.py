@@ -35,6 +35,7 @@ from cmdbus.outcomes import (
     not_to_be_run,
     troubled,
 )
+from cmdbus.points import AFTER_COMMIT, AFTER_RETURN, BEFORE_COMMIT, BEFORE_EFFECT, reach
 from cmdbus.registry import Handler
 from cmdbus.retry import RetryPolicy
 from cmdbus.timeouts import Timeouts
@@ -118,6 +119,7 @@ class Execution:
         pid = os.getpid()
         try:
             try:
+                reach(BEFORE_EFFECT)
                 try:
                     result = self._handler.function(command, context)
                 finally:
@@ -125,9 +127,11 @@ class Execution:
                         _leave_fork()
                 outcome = _storable(result)
                 if self._transaction is None:
+                    reach(AFTER_RETURN)
                     return outcome
                 finished = self._finished(outcome)
                 self._transaction.complete(finished)
+                reach(AFTER_COMMIT)
                 self.committed = finished
                 return None
             finally:
@@ -305,6 +309,7 @@ class HandlerTransaction:
             )
         if not settled:
             raise LeaseLostError
+        reach(BEFORE_COMMIT)
         self._claims.commit(self._connection)
         self._clean = True
 

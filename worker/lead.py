@@ -21,6 +21,7 @@ from contextlib import suppress
 import psycopg
 
 from cmdbus.counters import Counter
+from cmdbus.points import AFTER_CLAIM, reach
 from cmdbus.slots import Phase
 from cmdbus.worker.claims import Claim, Claims, Connection, Session, Want
 from cmdbus.worker.connections import PoolExhausted
@@ -105,6 +106,8 @@ class Lead:
         self._wake.stepped(full=len(claims) >= want.free)
         self._floors.found(((claim.domain, claim.priority), claim.id) for claim in claims)
         self._domains.rotate(-1)
+        if claims:
+            reach(AFTER_CLAIM)
         self._take_on(slot, claims)
         return bool(claims or not want.free)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cmdbus.outcomes import failed
+from cmdbus.points import AFTER_RESCUE, IN_RESCUE, reach
 from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
 from cmdbus.views import SeatView
@@ -56,6 +57,7 @@ def rescue(
         connection, sessions, incarnation=death.incarnation, within=within / 2
     ):
         return Rescued(sessions_ended=False)
+    reach(IN_RESCUE)
     rescuer = _Rescuer(connection, claims, registry, death)
     pause = _FIRST_PAUSE
     while (
@@ -65,6 +67,7 @@ def rescue(
         if rescuer.obstructed:
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+    reach(AFTER_RESCUE)
     return rescuer.rescued(left)
 
 

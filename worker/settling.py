@@ -12,6 +12,7 @@ import psycopg
 
 from cmdbus.counters import End
 from cmdbus.outcomes import Kind, Outcome, troubled
+from cmdbus.points import COUNTED, SETTLED, reach
 from cmdbus.slots import Slot as Place
 from cmdbus.worker.claims import Claim, Claims, Finished
 from cmdbus.worker.connections import Hand
@@ -116,11 +117,14 @@ class Done:
         """Tells whom it concerns, of one after another: so that whatever kills this process, at
         most one in each thread is counted and not free. Of those that found no row, relief
         finds out."""
+        if done:
+            reach(SETTLED)
         if lost:
             self._rowless.extend(finished for finished in done if finished.claim.id in lost)
             done = [finished for finished in done if finished.claim.id not in lost]
         for finished in done:
             self._record.settled(place, finished)
+            reach(COUNTED)
             self._held.free(finished.claim)
 
     def find_out(self, hand: Hand, place: Place) -> None:

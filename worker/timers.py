@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from cmdbus.points import PROMOTED, reach
 from cmdbus.worker.claims import Claims, Connection, Seen
 
 _PROMOTED_AT_ONCE = 1000
@@ -22,6 +23,7 @@ class Timers:
         ends; 0 if some were due and are claimable now. The earliest time is read anew each
         time: no later one is forgotten."""
         if self._claims.promote(connection, _PROMOTED_AT_ONCE):
+            reach(PROMOTED)
             return 0.0
         self.seen = self._claims.timers(connection, self._domains, self._types, leases=leases)
         timers = (self.seen.due, self.seen.lease_ends)

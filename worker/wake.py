@@ -23,6 +23,7 @@ from typing import Protocol
 
 from cmdbus.checks import check_seconds
 from cmdbus.counters import Counter
+from cmdbus.points import ARMED, reach
 from cmdbus.worker.claims import Claims, Connection
 from cmdbus.worker.listener import Listener
 from cmdbus.worker.timers import Timers
@@ -155,6 +156,7 @@ class Wake:
         fresh = self._claims.arm(connection, self._domains, seconds, seconds + _ARMED_LONGER)
         self._look_at = self._published = looks_at
         if fresh or put_off or session != self._armed_for:
+            reach(ARMED)
             self._armed_for = session
             self._writers = self._claims.writers(connection)
             self._pause = _FIRST_PAUSE

@@ -25,7 +25,7 @@ _LAST_WORDS = 2_000
 _SUPERVISE = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0);"
     " os.getppid() == int(sys.argv.pop(1)) or sys.exit(1);"
-    " from cmdbus.supervisor.cli import main; main()"
+    " {prelude}; from cmdbus.supervisor.cli import main; main()"
 )
 
 
@@ -41,6 +41,8 @@ class Told:
     environment: Mapping[str, str] = field(default_factory=dict)
     #: Before the command: what runs it elsewhere, and becomes it.
     prefix: Sequence[str] = ()
+    #: What the program of a supervisor executes first.
+    prelude: str = "pass"
 
 
 class Instance:
@@ -59,7 +61,7 @@ class Instance:
         told = self._told
         command = [
             *told.prefix,
-            *(sys.executable, "-c", _SUPERVISE, str(os.getpid())),
+            *(sys.executable, "-c", _SUPERVISE.format(prelude=told.prelude), str(os.getpid())),
             *("--app", told.app, "--name", self.name, "--runtime-dir", str(self._directory)),
             *("--procs", str(told.procs), "--threads", str(told.threads)),
             *told.options,

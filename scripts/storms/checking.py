@@ -132,6 +132,12 @@ def ends_as_its_handler_says(history: History) -> Iterator[str]:
     told: dict[str, list[Event]] = defaultdict(list)
     for event in history.events:
         told[event.command_id].append(event)
+    # Whoever takes over a claim whose lease has ended says so nowhere else.
+    takeovers = Counter(
+        move.command_id
+        for move in history.moves
+        if move.what == "claim" and move.claimer_before is not None
+    )
     for row in history.rows:
         if row.answers is not None or row.table not in _SETTLED or row.status == "CANCELED":
             continue
@@ -140,7 +146,7 @@ def ends_as_its_handler_says(history: History) -> Iterator[str]:
         if row.status != "IN_TROUBLESHOOTING_QUEUE" or row.code not in _INNOCENT:
             if not (row.code == "EXHAUSTED" and len(told[row.command_id]) > 1):
                 yield f"{_named(row)} ended as {row.status} {row.code}"
-        elif len(told[row.command_id]) < 2 and row.code != "CRASHED":
+        elif len(told[row.command_id]) + takeovers[row.command_id] < 2 and row.code != "CRASHED":
             yield f"{_named(row)} ended as {row.code}, and its events do not say why"
 
 

@@ -17,11 +17,11 @@ from loads.instances import Instance
 from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import CmdbusError
 from cmdbus.seats import Role
-from cmdbus.slots import Phase
+from storms.ambush import Ambushes
 from storms.handlers import DOMAIN, domain_of
 from storms.history import Recovery
 from storms.network import Network, PromiseError
-from storms.plan import HOSTS, KINDS, SERVER, Fault
+from storms.plan import HOSTS, KINDS, POINTS, SERVER, Fault
 from storms.server import Server
 from storms.surroundings import Surroundings
 from storms.world import World, chosen, kill, within
@@ -29,8 +29,6 @@ from storms.world import World, chosen, kill, within
 _BUSY_S = 0.2
 _TRIES = 5
 _TRY_S = 0.7
-#: An ambush waits so long for its moment.
-_AMBUSH_S = 3.0
 #: Until something works again, at the most; from the storm's end, if others hurt it until then.
 _RECOVERS_S = 60.0
 _PATTERNS = {
@@ -52,8 +50,9 @@ class Storm:
         self._lock = threading.Lock()
         self._guests = 0
         self._ends_at = 0.0
+        ambushes = Ambushes(world, self._freeze, self._occupy)
         self.recoveries: list[Recovery] = []
-        #: How often a barrier's moment came.
+        #: At the end: how often a moment came that was waited for.
         self.hits: Counter[str] = Counter()
         #: Kinds that cannot be here, and why.
         self.skipped: dict[str, str] = {}
@@ -79,9 +78,8 @@ class Storm:
             "ttin": self._ttin,
             "ttou": self._ttou,
             "kill-producer": self._kill_producer,
-            "kill-at-running": self._kill_at_running,
-            "kill-at-leading": self._kill_at_leading,
-            "freeze-at-leading": self._freeze_at_leading,
+            **dict.fromkeys([f"kill-at-{point}" for point in POINTS], ambushes.kill),
+            **dict.fromkeys([f"freeze-at-{point}" for point in POINTS], ambushes.freeze),
             **dict.fromkeys(_PATTERNS, self._lose_replies),
             **self._network.faults,
             **self._server.faults,
@@ -245,15 +243,16 @@ class Storm:
         self._stop([self._world.instances[fault.instance].pid], fault.lasts)
 
     def _freeze_node(self, fault: Fault) -> None:
-        self._occupy()
+        options = self._world.plan.options
+        # All have work in their hands, which others will have when a frozen one comes back.
+        self._occupy(options.instances * options.procs * options.threads)
         time.sleep(_BUSY_S)
         self._freeze(fault)
 
-    def _occupy(self) -> None:
-        """All have work in their hands, which others will have when a frozen one comes back."""
-        options = self._world.plan.options
-        for _ in range(options.instances * options.procs * options.threads):
-            self.send(DOMAIN, "Long", priority="high", seconds=options.lease + 0.5)
+    def _occupy(self, threads: int) -> None:
+        seconds = self._world.plan.options.lease + 0.5
+        for _ in range(threads):
+            self.send(DOMAIN, "Long", priority="high", seconds=seconds)
 
     def _freeze(self, fault: Fault, first: int | None = None) -> None:
         pid = self._world.instances[fault.instance].pid
@@ -324,48 +323,13 @@ class Storm:
         id_ = self.send(domain_of(instance.name), type_, "normal", **data)
         return None if id_ is None else lambda: self._has_ended(instance, id_)
 
-    # Barriers.
-
-    def _kill_at_running(self, fault: Fault) -> None:
-        self._kill_at(fault, Phase.RUNNING)
-
-    def _kill_at_leading(self, fault: Fault) -> None:
-        self._kill_at(fault, Phase.LEADING)
-
-    def _kill_at(self, fault: Fault, phase: Phase) -> None:
-        instance = self._world.instances[fault.instance]
-        for _ in range(_TRIES):
-            self._ambush(fault, phase, lambda pid: self._kill(instance, pid))
-            within(_AMBUSH_S, lambda: self._is_well([instance], None))
-            time.sleep(_TRY_S)
-
-    def _freeze_at_leading(self, fault: Fault) -> None:
-        self._occupy()
-        self._ambush(fault, Phase.LEADING, lambda pid: self._freeze(fault, first=pid))
-
-    def _ambush(self, fault: Fault, phase: Phase, strike: Callable[[int], None]) -> None:
-        """Looks at the board without a pause, and strikes at the first sight of the phase."""
-        instance = self._world.instances[fault.instance]
-        deadline = time.monotonic() + _AMBUSH_S
-        board = instance.open_board()
-        try:
-            while time.monotonic() < deadline:
-                seats = board.snapshot(keys=False).with_role(Role.WORKER)
-                there = [s.pid for s in seats if s.pid and phase in {x.phase for x in s.slots}]
-                pid = chosen(there, fault.dice)
-                if pid is not None and instance.is_child(pid):
-                    self.hits[fault.kind] += 1
-                    strike(pid)
-                    return
-        finally:
-            board.close()
+    # Ambushes; see ambush.py for those at named points.
 
     def _lose_replies(self, fault: Fault) -> None:
         """Each carried out by the server, and unknown to who asked."""
         for _ in range(_TRIES):
             self._world.proxy.lose_replies(fault.kind, _PATTERNS[fault.kind])
             time.sleep(_TRY_S / 2)
-        self.hits[fault.kind] = self._world.proxy.lost[fault.kind]
 
     def _workers(self, instance: Instance) -> list[int]:
         view = instance.look_alone()
@@ -383,6 +347,7 @@ class Storm:
 
     def close(self) -> None:
         self._surroundings.close()
+        self.hits.update(self._world.traps.hits() + self._world.proxy.lost)
         self._bus.close()
 
 

@@ -22,10 +22,10 @@ from cmdbus import (
     RetryPolicy,
     TransientCommandError,
 )
+from storms.traps import DIRECTORY, NAME
 
 DOMAIN, REPLIES = "storm", "replies"
 RETRY = RetryPolicy(max_attempts=3, backoff=(0.2, 0.5), jitter=0.1)
-DIRECTORY, NAME = "CMDBUS_CHAOS", "CMDBUS_CHAOS_NAME"
 MARKS, FUSES = "marks", "fuses"
 
 Body = Callable[[Command, Context, str], None]

@@ -11,8 +11,8 @@ import psycopg
 from cmdbus.counters import CountersView
 from cmdbus.errors import BoardError
 from cmdbus.seats import Role
-from storms.handlers import DIRECTORY
 from storms.history import Count, Sample, Stray
+from storms.traps import DIRECTORY
 from storms.world import CANARY, World
 
 _LOOK_S, _SCAN_S, _COUNT_S = 0.25, 1.0, 2.0
@@ -94,8 +94,9 @@ class Observer:
                 if state == psutil.STATUS_ZOMBIE:
                     what = "a zombie" if parent in parents else None
                 elif process.environ().get(DIRECTORY) == ours:
-                    # Nor does one end that cannot die.
-                    there = parent in parents or state == psutil.STATUS_DISK_SLEEP
+                    # One that is stopped, or cannot die, cannot leave.
+                    stays = state in (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP)
+                    there = parent in parents or stays
                     what = None if there else "an orphan"
                     if CANARY in " ".join(process.cmdline()):
                         self.leaks.add("a process list")

@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+from cmdbus import points
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
@@ -15,7 +17,7 @@ class Kind:
     name: str
     about: str
     #: Relative to the others', once each kind has had its turn.
-    weight: int = 1
+    weight: float = 1
     #: How long it lasts, in seconds: from, to.
     lasts: tuple[float, float] = (0.0, 0.0)
     #: What may recover only later than others, in seconds.
@@ -77,19 +79,48 @@ _KINDS = (
         lasts=(11.0, 13.0),
         slow_by=10,
     ),
-    # Barriers: the moment is not drawn, but waited for.
-    Kind(name="kill-at-running", about="SIGKILL as a slot begins a command", weight=2),
-    Kind(name="kill-at-leading", about="SIGKILL as a slot settles and claims", weight=2),
-    Kind(name="freeze-at-leading", about="freeze-node as a slot settles", lasts=(4.0, 6.0)),
-    Kind(name="lose-step", about="the reply to a settle-and-claim is lost", weight=2),
-    Kind(name="lose-settle", about="the reply to a settlement in a transaction is lost", weight=2),
-    Kind(name="lose-commit", about="the reply to a handler's COMMIT is lost", weight=2),
+    Kind(name="lose-step", about="the reply to a settle-and-claim is lost"),
+    Kind(name="lose-settle", about="the reply to a settlement in a transaction is lost"),
+    Kind(name="lose-commit", about="the reply to a handler's COMMIT is lost"),
     Kind(name="lose-send", about="the reply to a send is lost"),
 )
-KINDS = {kind.name: kind for kind in _KINDS}
+#: Where the moment is not drawn, but waited for.
+POINTS = {
+    points.AFTER_CLAIM: "whose claim is committed",
+    points.BEFORE_EFFECT: "that is about to call a handler",
+    points.BEFORE_COMMIT: "that is about to commit",
+    points.AFTER_COMMIT: "that has committed",
+    points.AFTER_RETURN: "whose handler has returned",
+    points.SETTLED: "that has settled",
+    points.COUNTED: "that has counted an end",
+    points.ARMED: "that has armed",
+    points.PROMOTED: "that has promoted",
+    points.IN_RESCUE: "that has ended the sessions of a dead one",
+    points.AFTER_RESCUE: "that has handed back",
+    points.BEFORE_FORK: "that is about to fork",
+    points.IN_CHILD: "that was just forked",
+    points.AFTER_FORK: "that has forked",
+    points.IN_REAP: "that has reaped",
+}
+#: Only drawn: the others alone have a turn each, unless a run asks for them.
+_AMBUSHES = tuple(
+    kind
+    for point, who in POINTS.items()
+    for kind in (
+        Kind(name=f"kill-at-{point}", about=f"SIGKILL to one {who}", lasts=(4.0, 7.0), slow_by=20),
+        Kind(
+            name=f"freeze-at-{point}",
+            about=f"SIGSTOP to one {who}",
+            weight=0.4,
+            lasts=(0.2, 6.0),
+            slow_by=5,
+        ),
+    )
+)
+KINDS = {kind.name: kind for kind in (*_KINDS, *_AMBUSHES)}
 #: For --only.
 GROUPS = {
-    "races": [k.name for k in _KINDS if "-at-" in k.name or k.name.startswith("lose-")],
+    "races": [name for name in KINDS if "-at-" in name or name.startswith("lose-")],
     "all": [*KINDS],
 }
 #: They need a server of one's own.
@@ -175,7 +206,7 @@ class Plan:
             for p in self.producers
         ]
         lines += [
-            f"{f.at:7.2f} s  fault {f.number:<3} {f.kind:<17} instance {f.instance}  "
+            f"{f.at:7.2f} s  fault {f.number:<3} {f.kind:<22} instance {f.instance}  "
             f"lasts {f.lasts:4.1f} s  dice {f.dice:.4f}"
             for f in self.faults
         ]
@@ -189,12 +220,14 @@ def make(seed: int, minutes: float, only: Sequence[str] = (), *, hosts: bool = F
     storm_s = round(60 * minutes, 1)
     names = [name for group in only for name in GROUPS.get(group, [group])]
     names = names or [name for name in KINDS if hosts or name not in HOSTS]
+    kinds = [KINDS[name] for name in names]
+    turns = kinds if only else [kind for kind in kinds if kind not in _AMBUSHES]
     return Plan(
         seed=seed,
         storm_s=storm_s,
         options=options,
         producers=producers,
-        faults=tuple(_faults(dice, storm_s, [KINDS[name] for name in names], options.instances)),
+        faults=tuple(_faults(dice, storm_s, kinds, turns, options.instances)),
     )
 
 
@@ -226,10 +259,14 @@ def _producer(dice: random.Random, number: int) -> Producing:
 
 
 def _faults(
-    dice: random.Random, storm_s: float, kinds: Sequence[Kind], instances: int
+    dice: random.Random,
+    storm_s: float,
+    kinds: Sequence[Kind],
+    turns: Sequence[Kind],
+    instances: int,
 ) -> list[Fault]:
-    """Gusts of one to three. Each kind has its turn before they are drawn by weight."""
-    deck = list(kinds)
+    """Gusts of one to three. Each of `turns` has its own before they are drawn by weight."""
+    deck = list(turns)
     dice.shuffle(deck)
     faults: list[Fault] = []
     at = _FIRST_S

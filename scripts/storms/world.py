@@ -22,11 +22,12 @@ from loads.instances import SCRIPTS, Instance, Told, end
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
-from storms.handlers import DIRECTORY, FUSES, NAME
+from storms.handlers import FUSES
 from storms.hosts import Host
 from storms.journal import Journal
 from storms.plan import Plan, Producing
 from storms.proxy import Proxy
+from storms.traps import DIRECTORY, NAME, Traps
 from storms.undoing import RunEndsError, Undoing
 
 #: Nowhere to be seen but where it was put: as a password, which nobody asks for.
@@ -67,6 +68,7 @@ class World:
         self.server_lock = threading.Lock()
         for name in ("journals", "instances", "socket", "relay", FUSES):
             (directory / name).mkdir(mode=0o700)
+        self.traps = Traps(directory)
         self.journal = Journal(directory / "journals" / "chaos")
         self.proxy = Proxy(dsn, directory / "socket")
         #: From the others' hosts to the server, without faults of its own.
@@ -96,6 +98,7 @@ class World:
             options=[*options.arguments(), "--log-format", "json"],
             environment={DIRECTORY: str(self.directory), NAME: name},
             prefix=self.hosts[number].prefix if self.hosts else (),
+            prelude="from storms.traps import walk_into_them; walk_into_them()",
         )
         return Instance(name, told, self.directory / "instances")
 
@@ -149,6 +152,8 @@ class World:
     def _judge_end(self, instance: Instance, code: int) -> None:
         if instance.pid in self._expected:
             self._expected.discard(instance.pid)
+            return
+        if code == -signal.SIGKILL and instance.pid in self.traps.victims(instance.name):
             return
         refused = self._refusals or time.monotonic() < self._refused_at + _REFUSED_S
         if code == Exit.CANNOT_START and refused:

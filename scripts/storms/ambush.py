@@ -1,0 +1,87 @@
+"""Faults at named points of the code: a trap is laid there, and what makes somebody come by is
+done if nobody does.
+"""
+
+import time
+from collections.abc import Callable
+
+from loads.instances import Instance
+
+from cmdbus import points
+from cmdbus.seats import Role
+from storms.plan import Fault
+from storms.traps import FREEZE, KILL
+from storms.world import World, chosen, kill, within
+
+#: Until somebody is made to come by again, and until it is given up.
+_COMES_S, _AMBUSH_S = 0.7, 4.0
+_LOOK_S = 0.01
+#: For so much of the dice a whole instance is frozen with its victim, else the victim alone.
+_WHOLE = 0.3
+#: Where nobody comes by of himself: whose death makes somebody.
+_LURES = {
+    points.ARMED: Role.STEWARD,
+    points.IN_RESCUE: Role.WORKER,
+    points.AFTER_RESCUE: Role.WORKER,
+    points.BEFORE_FORK: Role.WORKER,
+    points.IN_CHILD: Role.WORKER,
+    points.AFTER_FORK: Role.WORKER,
+    points.IN_REAP: Role.WORKER,
+}
+
+
+class Ambushes:
+    def __init__(
+        self, world: World, freeze: Callable[[Fault, int], None], occupy: Callable[[int], None]
+    ) -> None:
+        """`freeze` does it to the fault's instance, one pid of it first; `occupy` gives all
+        instances so many commands that run for longer than a lease."""
+        self._world = world
+        self._traps = world.traps
+        self._freeze_all = freeze
+        self._occupy = occupy
+
+    def kill(self, fault: Fault) -> None:
+        """One after another, as long as it lasts."""
+        instance = self._world.instances[fault.instance]
+        deadline = time.monotonic() + fault.lasts
+        while (left := deadline - time.monotonic()) > 0:
+            if self._spring(fault, KILL, min(left, _AMBUSH_S)) is not None:
+                self._world.killed(instance)
+
+    def freeze(self, fault: Fault) -> None:
+        whole = fault.dice < _WHOLE
+        if whole:
+            self._occupy(self._world.plan.options.procs)
+        pid = self._spring(fault, FREEZE, _AMBUSH_S)
+        if pid is None:
+            return
+        if whole:
+            self._freeze_all(fault, pid)
+            return
+        with self._world.frozen(pid):
+            time.sleep(fault.lasts)
+
+    def _spring(self, fault: Fault, what: str, seconds: float) -> int | None:
+        """The pid of who was caught; None if nobody was."""
+        instance = self._world.instances[fault.instance]
+        point = fault.kind.partition("-at-")[2]
+        before = len(self._traps.victims(instance.name, point, what))
+        trap = self._traps.lay(instance.name, point, what)
+        deadline = time.monotonic() + seconds
+        while trap.exists() and (left := deadline - time.monotonic()) > 0:
+            self._lure(instance, point, fault.dice)
+            within(min(left, _COMES_S), lambda: not trap.exists(), _LOOK_S)
+        trap.unlink(missing_ok=True)
+        caught = self._traps.victims(instance.name, point, what)[before:]
+        return caught[0] if caught else None
+
+    def _lure(self, instance: Instance, point: str, dice: float) -> None:
+        view = instance.look_alone()
+        if view is None or (role := _LURES.get(point)) is None:
+            return
+        ready = [seat.pid for seat in view.with_role(role) if seat.ready and seat.pid]
+        pid = chosen(ready, dice)
+        if pid is not None and instance.is_child(pid):
+            self._world.killed(instance)
+            kill(pid)

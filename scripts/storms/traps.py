@@ -1,0 +1,84 @@
+"""Traps at the named points of an instance's processes: who passes takes what lies there, and
+is killed or stopped by it. One trap, one victim.
+
+A trap is a file; whoever renames it has it, so that its name says at the end who it was.
+"""
+
+import os
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from cmdbus import points
+
+DIRECTORY, NAME = "CMDBUS_CHAOS", "CMDBUS_CHAOS_NAME"
+TRAPS, SPRUNG = "traps", "sprung"
+KILL, FREEZE = "kill", "freeze"
+_SIGNALS = {KILL: signal.SIGKILL, FREEZE: signal.SIGSTOP}
+#: Of their processes, those that have counted an end: others would die too early for a
+#: supervisor that looks for an application that cannot start.
+_OF_WORKERS = frozenset(
+    (
+        points.AFTER_CLAIM,
+        points.BEFORE_EFFECT,
+        points.BEFORE_COMMIT,
+        points.AFTER_COMMIT,
+        points.AFTER_RETURN,
+        points.SETTLED,
+        points.COUNTED,
+    )
+)
+_OF_STARTS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK)
+
+
+class Traps:
+    """For who lays them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._traps, self._sprung = directory / TRAPS, directory / SPRUNG
+        for place in (self._traps, self._sprung):
+            place.mkdir(mode=0o700)
+
+    def lay(self, instance: str, point: str, what: str) -> Path:
+        trap = self._traps / f"{instance}.{point}"
+        made = self._traps / f"{instance}.{point}.{what}"
+        made.write_text(what)
+        return made.rename(trap)
+
+    def victims(self, instance: str, point: str = "*", what: str = "*") -> list[int]:
+        """Pids, oldest first."""
+        found = self._sprung.glob(f"*.{instance}.{point}.{what}.*")
+        return [int(path.name.rpartition(".")[2]) for path in sorted(found)]
+
+    def hits(self) -> Counter[str]:
+        """By the name of the fault."""
+        names = [path.name.split(".") for path in self._sprung.iterdir()]
+        return Counter(f"{what}-at-{point}" for _, _, point, what, _ in names)
+
+
+def walk_into_them() -> None:
+    """For the program of a supervisor, before all else: its children inherit it."""
+    directory, instance = Path(os.environ[DIRECTORY]), os.environ[NAME]
+    has_counted = False
+
+    def action(point: str) -> None:
+        nonlocal has_counted
+        if has_counted or point not in _OF_WORKERS:
+            _spring(directory, instance, point)
+        has_counted = has_counted or point == points.COUNTED
+
+    points.at_points(action)
+
+
+def _spring(directory: Path, instance: str, point: str) -> None:
+    trap = directory / TRAPS / f"{instance}.{point}"
+    # Not always the first who comes by: a fleet that starts passes these in one order.
+    if not trap.exists() or (point in _OF_STARTS and os.urandom(1)[0] & 1):
+        return
+    with suppress(FileNotFoundError):
+        what = trap.read_text()
+        name = f"{time.monotonic_ns():020}.{instance}.{point}.{what}.{os.getpid()}"
+        trap.rename(directory / SPRUNG / name)
+        os.kill(os.getpid(), _SIGNALS[what])

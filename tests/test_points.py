@@ -1,0 +1,198 @@
+"""The named points of the code: whoever is killed or stopped there, nothing is lost and nothing
+is done twice."""
+
+import importlib
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+from eventually import eventually
+from fleet import Fleet, kill, make_effects, unstarted
+
+from cmdbus import points
+from cmdbus.board import Board
+from cmdbus.errors import BoardError
+from cmdbus.seats import Role
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+PROGRAM = (
+    f"import sys; sys.path.insert(0, {str(SCRIPTS)!r});"
+    " from storms.traps import walk_into_them; walk_into_them();"
+    " from cmdbus.supervisor.cli import main; main()"
+)
+OF_SUPERVISORS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK, points.IN_REAP)
+OF_STEWARDS = (points.ARMED, points.PROMOTED, points.IN_RESCUE, points.AFTER_RESCUE)
+OF_WORKERS = (
+    points.AFTER_CLAIM,
+    points.BEFORE_EFFECT,
+    points.BEFORE_COMMIT,
+    points.AFTER_COMMIT,
+    points.AFTER_RETURN,
+    points.SETTLED,
+    points.COUNTED,
+)
+WITHIN_S = 60.0
+
+pytestmark = [
+    pytest.mark.db,
+    pytest.mark.fleet,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not SCRIPTS.exists(), reason="needs the checkout's scripts"),
+]
+
+
+@pytest.fixture
+def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    module = importlib.import_module("storms.traps")
+    monkeypatch.setenv(module.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(module.NAME, "cmdbus")
+    yield module
+    for name in ("storms.traps", "storms"):
+        del sys.modules[name]
+
+
+@pytest.fixture
+def fleet(dsn: str, tmp_path: Path, traps: ModuleType) -> Iterator[Fleet]:
+    make_effects(dsn)
+    with unstarted(dsn, tmp_path, procs=2, threads=2) as fleet:
+        fleet.program = [sys.executable, "-c", PROGRAM]
+        fleet.start()
+        fleet.wait_until_ready()
+        yield fleet
+        if not fleet.running:
+            fleet.start()
+            fleet.wait_until_ready()
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
+
+
+class Ambush:
+    """Traps at some points of a fleet that has enough to do."""
+
+    def __init__(self, fleet: Fleet, traps: ModuleType) -> None:
+        self.fleet = fleet
+        self.laid: Any = traps.Traps(fleet.place)
+        self.sent: list[UUID] = []
+        self.freed = 0
+
+    def spring(self, what: str, *names: str) -> None:
+        """Until there was a victim at each of them."""
+        left = [self.laid.lay("cmdbus", name, what) for name in names]
+        deadline = time.monotonic() + WITHIN_S
+        while left:
+            assert time.monotonic() < deadline, f"nobody came to {[trap.name for trap in left]}"
+            self._tend()
+            with suppress(AssertionError):
+                eventually(partial(any_sprung, left), 0.2)
+            if not any_sprung(left):
+                self._lure({trap.suffix[1:] for trap in left})
+            left = [trap for trap in left if trap.exists()]
+        self._tend()
+
+    def _tend(self) -> None:
+        """Starts it again, lets go whoever was stopped, and sends for all ways to end."""
+        victims = self.laid.victims("cmdbus", what="freeze")
+        for pid in victims[self.freed :]:
+            with suppress(ProcessLookupError):
+                kill(pid, signal.SIGCONT)
+        self.freed = len(victims)
+        if not self.fleet.running:
+            self.fleet.start()
+        self.sent += self.fleet.send("Debit", 3)
+        self.sent += self.fleet.send("Noop", 3)
+        self.sent += self.fleet.send("Noop", 2, delay=0.05)
+
+    def _lure(self, left: set[str]) -> None:
+        """A steward that begins arms; who dies is reaped, rescued, and has a successor."""
+        wanted = Role.STEWARD if points.ARMED in left else Role.WORKER
+        if not left - {*OF_WORKERS, points.PROMOTED} or not self.fleet.running:
+            return
+        with suppress(BoardError):
+            board = Board.open(self.fleet.board_path)
+            view = board.snapshot(keys=False)
+            board.close()
+            ready = [seat for seat in view.seats if seat.ready and seat.role is not Role.DEAD]
+            if view.pid == self.fleet.pid and len(ready) >= view.wanted + 1 and view.listening:
+                pids = {seat.pid for seat in ready if seat.role is wanted}
+                children = psutil.Process(view.pid).children()
+                kill([child.pid for child in children if child.pid in pids][:1])
+
+    def ended(self) -> Counter[str]:
+        """What all of them came to; what was caught three times waits for a person."""
+        self.fleet.wait_until_ready()
+        ids = self.sent
+
+        def statuses() -> Counter[str]:
+            found: Counter[str] = Counter()
+            for (status, _), count in self.fleet.outcomes(ids).items():
+                found[status] += count
+            return found
+
+        over = ("COMPLETED", "IN_TROUBLESHOOTING_QUEUE")
+        eventually(lambda: sum(statuses()[name] for name in over) == len(ids), 30)
+        return statuses()
+
+
+def any_sprung(traps: list[Path]) -> bool:
+    return not all(trap.exists() for trap in traps)
+
+
+def assert_nothing_lost_or_doubled(fleet: Fleet, ids: list[UUID]) -> None:
+    rows = fleet.query(
+        "SELECT type, status, error_code, count(*), sum(effects)::int, max(effects) FROM ("
+        " SELECT c.*, (SELECT count(*) FROM effect e WHERE e.command_id = c.command_id) effects"
+        " FROM cmdbus.command c) c GROUP BY 1, 2, 3"
+    )
+    assert sum(row[3] for row in rows) == len(ids) == len(set(ids))
+    for type, status, code, count, effects, most in rows:
+        done = status == "COMPLETED" and type == "Debit"
+        assert (effects, most) == ((count, 1) if done else (0, 0)), (type, status, code)
+        assert code is None or (code == "LOST" and count < 10), rows
+    assert fleet.query("SELECT count(*) FROM cmdbus.ready") == [(0,)]
+
+
+def test_who_is_killed_at_a_point_loses_nothing_and_doubles_nothing(
+    fleet: Fleet, traps: ModuleType
+) -> None:
+    """Races 3, 5, 6 and 7, faults 1 to 4; and each end is counted once."""
+    ambush = Ambush(fleet, traps)
+    for _ in range(2):
+        ambush.spring("kill", *OF_WORKERS, *OF_STEWARDS)
+    ended = ambush.ended()
+    assert_nothing_lost_or_doubled(fleet, ambush.sent)
+
+    def counted() -> bool:
+        board = Board.open(fleet.board_path)
+        try:
+            ends = board.counters().commands.items()
+        finally:
+            board.close()
+        return sum(n for (*_, end), n in ends if end == "completed") == ended["COMPLETED"]
+
+    eventually(counted)
+    ambush.spring("kill", *OF_SUPERVISORS)
+    ambush.ended()
+    assert_nothing_lost_or_doubled(fleet, ambush.sent)
+
+
+def test_who_is_stopped_at_a_point_goes_on_there(fleet: Fleet, traps: ModuleType) -> None:
+    ambush = Ambush(fleet, traps)
+    ambush.spring("freeze", *OF_WORKERS, *OF_STEWARDS, *OF_SUPERVISORS)
+    ambush.ended()
+    assert_nothing_lost_or_doubled(fleet, ambush.sent)
+
+
+def test_each_point_is_tried() -> None:
+    named = {value for name, value in vars(points).items() if name.isupper()}
+    assert named == {*OF_WORKERS, *OF_STEWARDS, *OF_SUPERVISORS}
