@@ -15,6 +15,7 @@ from eventually import eventually
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.schema import install
+from cmdbus.worker.claims import Claims, Want
 
 pytestmark = pytest.mark.db
 
@@ -300,3 +301,32 @@ def test_arming_waits_for_no_sender(dsn: str) -> None:
         bus.send("payments", "Debit", connection=sender)
         steward.execute("SELECT cmdbus.disarm(1)")
         eventually(lambda: scalar(steward, "SELECT last_value FROM cmdbus.armed") == 0)
+
+
+def test_what_is_given_back_wakes_who_waits_for_it(dsn: str) -> None:
+    """Race 1e: no row arrives then."""
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as worker:
+        claims = Claims("cmdbus", 30)
+        claims.register(worker, "tester")
+        bus.send("payments", "Debit")
+        want = Want(1, 0, ["payments"], ["payments Debit"], [], {})
+        _, claimed = claims.step(worker, [], want)
+        arm(worker, "payments", node=99)
+        assert heard(listener) == []
+        claims.release(worker, claimed)
+        assert heard(listener) == [("cmdbus_ready", "payments")]
+
+
+def test_a_sender_reads_no_row_of_those_who_wait(dsn: str) -> None:
+    """Race 1d: their dead versions, which a long report keeps, would slow every sender."""
+    looks = (
+        "SELECT coalesce(sum(seq_scan + coalesce(idx_scan, 0)), 0)"
+        " FROM pg_stat_xact_user_tables WHERE relname = 'waiter'"
+    )
+    with CommandBus(dsn) as bus, connect(dsn) as steward, psycopg.connect(dsn) as sender:
+        arm(steward, "payments")
+        bus.send("payments", "Debit", connection=sender)
+        bus.send("payments", "Debit", delay=1, connection=sender)
+        assert scalar(sender, looks) == 0
+        scalar(sender, "SELECT count(*) FROM cmdbus.waiter")
+        assert scalar(sender, looks) > 0

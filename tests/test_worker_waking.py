@@ -115,7 +115,7 @@ def test_a_delayed_send_that_commits_after_the_look_at_its_time_is_on_time(
             assert row is not None
             return float(row[0]) - time.time()
 
-        for _ in range(3):
+        for _ in range(2):
             eventually(lambda: 50 < looks_in() <= 60)
             sooner = bus.send("payments", "Debit", delay=0.2)
             eventually(lambda: looks_in() < 0.2)
@@ -141,12 +141,11 @@ def test_what_is_due_is_not_late_for_a_worker_that_never_rests(dsn: str, bus: Co
 
     with running(dsn, registry, poll_interval=60, concurrency=2), psycopg.connect(dsn) as slow:
         bus.send_many([SendRequest("payments", "Again")] * 20)
-        for _ in range(3):
-            sooner = bus.send("payments", "Debit", delay=0.1, priority="high")
-            held = bus.send("payments", "Debit", delay=0.2, priority="high", connection=slow)
-            record = bus.wait("payments", sooner, 5)
-            assert record.result - record.due_at.timestamp() < 1.0
-            slow.commit()
-            record = bus.wait("payments", held, 5)
-            assert record.result - record.due_at.timestamp() < 2.0
+        sooner = bus.send("payments", "Debit", delay=0.1, priority="high")
+        held = bus.send("payments", "Debit", delay=0.2, priority="high", connection=slow)
+        record = bus.wait("payments", sooner, 5)
+        assert record.result - record.due_at.timestamp() < 1.0
+        slow.commit()
+        record = bus.wait("payments", held, 5)
+        assert record.result - record.due_at.timestamp() < 2.0
         going = False

@@ -1,0 +1,224 @@
+"""Races of a worker, held open at a named point until the other side has moved."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from uuid import UUID
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import connect, leave_effect, running
+
+from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, Status, points
+from cmdbus.outcomes import Kind, Outcome, completed
+from cmdbus.worker.claims import Claims, Finished, Want
+from cmdbus.worker.connections import Hand, Unpooled
+from cmdbus.worker.holding import Holding
+from cmdbus.worker.settling import Done
+from cmdbus.worker.worker import _record_of_one
+
+pytestmark = pytest.mark.db
+
+OF_WORKERS = (
+    points.AFTER_CLAIM,
+    points.BEFORE_EFFECT,
+    points.BEFORE_COMMIT,
+    points.AFTER_COMMIT,
+    points.AFTER_RETURN,
+    points.SETTLED,
+    points.COUNTED,
+    points.PROMOTED,
+)
+SESSIONS = (
+    "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name ~ '^cmdbus:[0-9]+$'"
+)
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+@pytest.fixture
+def registry() -> HandlerRegistry:
+    made = HandlerRegistry()
+    retry = RetryPolicy(max_attempts=3, backoff=(0.05,), jitter=0)
+    made.register("payments", "Debit", leave_effect, retry=retry)
+    made.register("payments", "Noop", lambda command, context: None)
+    return made
+
+
+class Held:
+    """The first that passes a point stays there until it is let go."""
+
+    def __init__(self, point: str) -> None:
+        self._point = point
+        self._first = threading.Lock()
+        self._there, self._go = threading.Event(), threading.Event()
+
+    def reached(self, point: str) -> None:
+        if point == self._point and self._first.acquire(blocking=False):
+            self._there.set()
+            assert self._go.wait(20)
+
+    def wait(self) -> None:
+        assert self._there.wait(10), f"nobody has reached {self._point}"
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+@contextmanager
+def held(point: str) -> Iterator[Held]:
+    hold = Held(point)
+    points.at_points(hold.reached)
+    try:
+        yield hold
+    finally:
+        hold.let_go()
+        points.at_points(None)
+
+
+def effects(dsn: str, ids: list[UUID]) -> list[int]:
+    with connect(dsn) as connection:
+        rows = connection.execute(
+            "SELECT count(e.command_id) FROM unnest(%s::uuid[]) c (id)"
+            " LEFT JOIN effect e ON e.command_id = c.id GROUP BY c.id",
+            (ids,),
+        )
+        return [count for (count,) in rows]
+
+
+def test_who_saw_the_flag_down_and_commits_before_its_barrier_is_found(
+    dsn: str, bus: CommandBus, registry: HandlerRegistry
+) -> None:
+    """Race 1a, of a worker that has no steward: that sender is no writer any more."""
+    with (
+        psycopg.connect(dsn) as sender,
+        held(points.ARMED) as arming,
+        running(dsn, registry, poll_interval=600),
+    ):
+        id_ = bus.send("payments", "Noop", connection=sender)
+        arming.wait()
+        sender.commit()
+        arming.let_go()
+        bus.wait("payments", id_, 5)
+
+
+def test_what_commits_below_the_floor_of_a_busy_worker_is_found(
+    dsn: str, bus: CommandBus, registry: HandlerRegistry
+) -> None:
+    """Race 4: its id was drawn before those that are claimed by now."""
+    going = threading.Event()
+
+    def again(command: object, context: object) -> None:
+        if not going.wait(0.002):
+            bus.send("payments", "Again")
+
+    registry.register("payments", "Again", again)
+    with running(dsn, registry, poll_interval=600), psycopg.connect(dsn) as slow:
+        below = bus.send("payments", "Noop", connection=slow)
+        bus.send_many([SendRequest("payments", "Again")] * 20)
+        bus.wait("payments", bus.send("payments", "Noop"), 5)
+        slow.commit()
+        bus.wait("payments", below, 5)
+        going.set()
+
+
+def test_a_claim_that_comes_after_the_stop_goes_back_uncharged(
+    dsn: str, bus: CommandBus, registry: HandlerRegistry
+) -> None:
+    """Race 5.6."""
+    ids = bus.send_many([SendRequest("payments", "Debit")] * 3)
+    with held(points.AFTER_CLAIM) as claiming, running(dsn, registry) as worker:
+        claiming.wait()
+        stopping = threading.Thread(target=worker.stop)
+        stopping.start()
+        eventually(lambda: worker._crew is not None and worker._crew._stopping.is_set())
+        claiming.let_go()
+        stopping.join(10)
+    for id_ in ids:
+        record = bus.get("payments", id_)
+        assert record is not None
+        assert (record.status, record.attempts) == (Status.PENDING, 0)
+    assert effects(dsn, ids) == [0, 0, 0]
+
+
+def test_sessions_that_end_at_a_point_cost_no_command_and_double_none(
+    dsn: str, bus: CommandBus, registry: HandlerRegistry
+) -> None:
+    """Races 5.2, 5.4 and 6: nor do they charge one."""
+    debits: list[UUID] = []
+    others: list[UUID] = []
+    with connect(dsn) as stranger, ExitStack() as stack:
+        arming = stack.enter_context(held(points.ARMED))
+        worker = stack.enter_context(running(dsn, registry))
+
+        def end_sessions(hold: Held) -> None:
+            debits.extend(bus.send_many([SendRequest("payments", "Debit")] * 3))
+            debits.extend(bus.send_many([SendRequest("payments", "Debit", delay=0.05)] * 2))
+            others.extend(bus.send_many([SendRequest("payments", "Noop")] * 3))
+            hold.wait()
+            stranger.execute(SESSIONS)
+            hold.let_go()
+
+        def counted() -> int:
+            counts = worker.metrics()["cmdbus_commands_total"]
+            assert isinstance(counts, dict)
+            return sum(n for (*_, end), n in counts.items() if end == "completed")
+
+        end_sessions(arming)
+        for point in OF_WORKERS:
+            with held(point) as hold:
+                end_sessions(hold)
+        for id_ in (*debits, *others):
+            record = bus.wait("payments", id_, 10)
+            assert (record.status, record.attempts) == (Status.COMPLETED, 1)
+        assert set(effects(dsn, debits)) == {1} and set(effects(dsn, others)) == {0}
+        eventually(lambda: counted() == len(debits) + len(others))
+
+
+def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: CommandBus) -> None:
+    """Race 3: one that the server refuses goes to a person, and one whose row a stranger holds
+    is settled when he lets it go."""
+    ids = bus.send_many([SendRequest("payments", "Debit")] * 4)
+    claims, record = Claims("cmdbus", 30), _record_of_one()
+    held_claims = Holding(claims, record.seat)
+    done = Done(claims, record, held_claims)
+    _, place = record.take_place()
+
+    def patient() -> psycopg.Connection:
+        return psycopg.connect(dsn, autocommit=True, options="-c lock_timeout=50ms")
+
+    def status(index: int) -> Status:
+        found = bus.get("payments", ids[index])
+        assert found is not None
+        return found.status
+
+    with patient() as connection, psycopg.connect(dsn) as stranger:
+        claims.register(connection, "tester")
+        _, claimed = claims.step(
+            connection, [], Want(4, 0, ["payments"], ["payments Debit"], [], {})
+        )
+        held_claims.take(claimed, lambda: False)
+        refused = Outcome(kind=Kind.COMPLETED, result="{")
+        for claim in claimed:
+            is_second = claim.command_id == ids[1]
+            done.add(Finished(claim, refused if is_second else completed(None), 3, 0.0))
+        stranger.execute("SELECT FROM cmdbus.ready WHERE command_id = %s FOR UPDATE", (ids[2],))
+        hand = Hand(Unpooled(patient))
+        done.settle(hand, place, done.take())
+        done.settle(hand, place, done.take())
+        assert [status(index) for index in (0, 3)] == [Status.COMPLETED] * 2
+        assert status(1) is Status.IN_TROUBLESHOOTING_QUEUE
+        assert status(2) is Status.IN_PROGRESS and done.any_left
+        stranger.rollback()
+        done.settle_all(hand, place)
+        assert status(2) is Status.COMPLETED
+        assert not held_claims.known()
+        hand.close()
