@@ -77,11 +77,13 @@ class Ambushes:
         return caught[0] if caught else None
 
     def _lure(self, instance: Instance, point: str, dice: float) -> None:
+        """Nobody who has just begun: a fleet that is killed faster than it starts goes nowhere."""
         view = instance.look_alone()
         if view is None or (role := _LURES.get(point)) is None:
             return
         ready = [seat.pid for seat in view.with_role(role) if seat.ready and seat.pid]
+        whole = len(ready) >= view.wanted if role is Role.WORKER else view.armed > 0
         pid = chosen(ready, dice)
-        if pid is not None and instance.is_child(pid):
+        if whole and pid is not None and instance.is_child(pid):
             self._world.killed(instance)
             kill(pid)

@@ -131,6 +131,9 @@ HOSTS = frozenset(("link-down",))
 #: Between two gusts, and within one.
 _PAUSE_S, _SPREAD_S = (1.0, 4.5), 1.0
 _FIRST_S = 1.0
+#: Of what producers send otherwise, where there are only races: a fleet that is killed all the
+#: time must still find time to rest, or nobody would ever arm.
+_IN_RACES = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,12 +219,13 @@ class Plan:
 def make(seed: int, minutes: float, only: Sequence[str] = (), *, hosts: bool = False) -> Plan:
     dice = random.Random(f"plan:{seed}")
     options = _options(dice)
-    producers = tuple(_producer(dice, number) for number in range(3))
     storm_s = round(60 * minutes, 1)
     names = [name for group in only for name in GROUPS.get(group, [group])]
     names = names or [name for name in KINDS if hosts or name not in HOSTS]
     kinds = [KINDS[name] for name in names]
     turns = kinds if only else [kind for kind in kinds if kind not in _AMBUSHES]
+    share = _IN_RACES if set(names) <= set(GROUPS["races"]) else 1.0
+    producers = tuple(_producer(dice, number, share) for number in range(3))
     return Plan(
         seed=seed,
         storm_s=storm_s,
@@ -249,11 +253,11 @@ def _options(dice: random.Random) -> Options:
     )
 
 
-def _producer(dice: random.Random, number: int) -> Producing:
+def _producer(dice: random.Random, number: int, share: float) -> Producing:
     return Producing(
         number=number,
         seed=dice.randrange(10**9),
-        calls_per_s=float(dice.randint(15, 40)),
+        calls_per_s=share * dice.randint(15, 40),
         by_proxy=number == 0,
     )
 
