@@ -2,10 +2,16 @@
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from cmdbus.errors import BoardError
+
+#: A child that its supervisor has just forked still has the lock when that is killed: it leaves
+#: as soon as it runs, and is waited for so many seconds.
+_LEAVES_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
 
 
 class NameTakenError(BoardError):
@@ -60,18 +66,36 @@ def check_free(path: Path, name: str) -> None:
 def _locked(
     path: Path, name: str, flags: int = os.O_RDWR | os.O_CREAT, lock: int = fcntl.LOCK_EX
 ) -> int:
+    deadline = time.monotonic() + _LEAVES_SECONDS
+    while True:
+        descriptor = _opened(path, flags)
+        try:
+            fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            said = os.read(descriptor, 20).strip()
+            os.close(descriptor)
+        if not (said.isdigit() and _is_gone(int(said))) or time.monotonic() > deadline:
+            pid = said.decode() if said.isdigit() else "unknown"
+            raise NameTakenError(
+                f"a supervisor named {name!r} runs already (pid {pid}): stop it, or "
+                f"choose another --name or --runtime-dir"
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def _opened(path: Path, flags: int) -> int:
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise BoardError(f"the pidfile {path} cannot be opened: {error.strerror}") from error
+
+
+def _is_gone(pid: int) -> bool:
     try:
-        fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
-    except BlockingIOError:
-        said = os.read(descriptor, 20).strip()
-        os.close(descriptor)
-        pid = said.decode() if said.isdigit() else "unknown"
-        raise NameTakenError(
-            f"a supervisor named {name!r} runs already (pid {pid}): stop it, or "
-            f"choose another --name or --runtime-dir"
-        ) from None
-    return descriptor
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        pass
+    return False

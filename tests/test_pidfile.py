@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import threading
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -102,6 +103,38 @@ def test_a_child_that_has_closed_it_does_not_hold_it(path: Path) -> None:
         child.send(signal.SIGKILL)
         wait([child.descriptor], 10)
         child.reap()
+
+
+@pytest.mark.process
+def test_a_child_that_a_killed_one_had_just_forked_is_waited_for(path: Path) -> None:
+    """It has not closed it yet; and a refusal would be for good."""
+    told, teller = os.pipe()
+    kept, keeper = os.pipe()
+
+    def run() -> int:
+        Pidfile(path, "cmdbus")
+        if os.fork() == 0:
+            os.close(keeper)
+            os.write(teller, b"!")
+            os.read(kept, 1)  # until nobody has the other end
+        else:
+            signal.pause()
+        return 0
+
+    child = fork(run, close=[told])
+    for descriptor in (teller, kept):
+        os.close(descriptor)
+    with os.fdopen(told) as reader:
+        assert reader.read(1) == "!"
+        child.send(signal.SIGKILL)
+        wait([child.descriptor], 10)
+        os.waitid(os.P_PIDFD, child.descriptor, os.WEXITED)  # and its group lives on
+        os.close(child.descriptor)
+        releases = threading.Timer(0.2, lambda: os.close(keeper))
+        releases.start()
+        with closing(Pidfile(path, "cmdbus")):
+            assert path.read_text() == f"{os.getpid()}\n"
+        releases.join()
 
 
 def test_one_whose_directory_was_removed_closes_and_leaves_the_next_ones_file(path: Path) -> None:
