@@ -2,7 +2,6 @@
 is done twice."""
 
 import importlib
-import signal
 import sys
 import time
 from collections import Counter
@@ -103,9 +102,8 @@ class Ambush:
     def _tend(self) -> None:
         """Starts it again, lets go whoever was stopped, and sends for all ways to end."""
         victims = self.laid.victims("cmdbus", what="freeze")
-        for pid in victims[self.freed :]:
-            with suppress(ProcessLookupError):
-                kill(pid, signal.SIGCONT)
+        for victim in victims[self.freed :]:
+            self.laid.free(victim)
         self.freed = len(victims)
         if not self.fleet.running:
             self.fleet.start()
@@ -186,7 +184,7 @@ def test_who_is_killed_at_a_point_loses_nothing_and_doubles_nothing(
     assert_nothing_lost_or_doubled(fleet, ambush.sent)
 
 
-def test_who_is_stopped_at_a_point_goes_on_there(fleet: Fleet, traps: ModuleType) -> None:
+def test_who_stays_at_a_point_goes_on_there(fleet: Fleet, traps: ModuleType) -> None:
     ambush = Ambush(fleet, traps)
     ambush.spring("freeze", *OF_WORKERS, *OF_STEWARDS, *OF_SUPERVISORS)
     ambush.ended()

@@ -10,7 +10,7 @@ from loads.instances import Instance
 from cmdbus import points
 from cmdbus.seats import Role
 from storms.plan import Fault
-from storms.traps import FREEZE, KILL
+from storms.traps import FREEZE, KILL, pid_of
 from storms.world import World, chosen, kill, within
 
 #: Until somebody is made to come by again, and until it is given up.
@@ -53,17 +53,20 @@ class Ambushes:
         whole = fault.dice < _WHOLE
         if whole:
             self._occupy(self._world.plan.options.procs)
-        pid = self._spring(fault, FREEZE, _AMBUSH_S)
-        if pid is None:
+        victim = self._spring(fault, FREEZE, _AMBUSH_S)
+        if victim is None:
             return
-        if whole:
-            self._freeze_all(fault, pid)
-            return
-        with self._world.frozen(pid):
-            time.sleep(fault.lasts)
+        try:
+            if whole:
+                self._freeze_all(fault, pid_of(victim))
+                return
+            with self._world.frozen(pid_of(victim)):
+                time.sleep(fault.lasts)
+        finally:
+            self._traps.free(victim)
 
-    def _spring(self, fault: Fault, what: str, seconds: float) -> int | None:
-        """The pid of who was caught; None if nobody was."""
+    def _spring(self, fault: Fault, what: str, seconds: float) -> str | None:
+        """Who was caught; None if nobody was."""
         instance = self._world.instances[fault.instance]
         point = fault.kind.partition("-at-")[2]
         before = len(self._traps.victims(instance.name, point, what))

@@ -1,7 +1,8 @@
 """Traps at the named points of an instance's processes: who passes takes what lies there, and
-is killed or stopped by it. One trap, one victim.
+kills itself or stays until it is let go. One trap, one victim.
 
-A trap is a file; whoever renames it has it, so that its name says at the end who it was.
+A trap is a file; whoever renames it has it, so that its name says at the end who it was. Who
+stays does not stop itself: that signal could come after the one that lets it go on.
 """
 
 import os
@@ -14,9 +15,9 @@ from pathlib import Path
 from cmdbus import points
 
 DIRECTORY, NAME = "CMDBUS_CHAOS", "CMDBUS_CHAOS_NAME"
-TRAPS, SPRUNG = "traps", "sprung"
+TRAPS, SPRUNG, FREED = "traps", "sprung", "freed"
 KILL, FREEZE = "kill", "freeze"
-_SIGNALS = {KILL: signal.SIGKILL, FREEZE: signal.SIGSTOP}
+_LOOK_S = 0.005
 #: Of their processes, those that have counted an end: others would die too early for a
 #: supervisor that looks for an application that cannot start.
 _OF_WORKERS = frozenset(
@@ -33,12 +34,17 @@ _OF_WORKERS = frozenset(
 _OF_STARTS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK)
 
 
+def pid_of(victim: str) -> int:
+    return int(victim.rpartition(".")[2])
+
+
 class Traps:
     """For who lays them."""
 
     def __init__(self, directory: Path) -> None:
         self._traps, self._sprung = directory / TRAPS, directory / SPRUNG
-        for place in (self._traps, self._sprung):
+        self._freed = directory / FREED
+        for place in (self._traps, self._sprung, self._freed):
             place.mkdir(mode=0o700)
 
     def lay(self, instance: str, point: str, what: str) -> Path:
@@ -47,10 +53,13 @@ class Traps:
         made.write_text(what)
         return made.rename(trap)
 
-    def victims(self, instance: str, point: str = "*", what: str = "*") -> list[int]:
-        """Pids, oldest first."""
+    def victims(self, instance: str, point: str = "*", what: str = "*") -> list[str]:
+        """Oldest first."""
         found = self._sprung.glob(f"*.{instance}.{point}.{what}.*")
-        return [int(path.name.rpartition(".")[2]) for path in sorted(found)]
+        return sorted(path.name for path in found)
+
+    def free(self, victim: str) -> None:
+        (self._freed / victim).touch()
 
     def hits(self) -> Counter[str]:
         """By the name of the fault."""
@@ -81,4 +90,7 @@ def _spring(directory: Path, instance: str, point: str) -> None:
         what = trap.read_text()
         name = f"{time.monotonic_ns():020}.{instance}.{point}.{what}.{os.getpid()}"
         trap.rename(directory / SPRUNG / name)
-        os.kill(os.getpid(), _SIGNALS[what])
+        if what == KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not (directory / FREED / name).exists():
+            time.sleep(_LOOK_S)

@@ -27,7 +27,7 @@ from storms.hosts import Host
 from storms.journal import Journal
 from storms.plan import Plan, Producing
 from storms.proxy import Proxy
-from storms.traps import DIRECTORY, NAME, Traps
+from storms.traps import DIRECTORY, KILL, NAME, Traps, pid_of
 from storms.undoing import RunEndsError, Undoing
 
 #: Nowhere to be seen but where it was put: as a password, which nobody asks for.
@@ -153,7 +153,8 @@ class World:
         if instance.pid in self._expected:
             self._expected.discard(instance.pid)
             return
-        if code == -signal.SIGKILL and instance.pid in self.traps.victims(instance.name):
+        caught = map(pid_of, self.traps.victims(instance.name, what=KILL))
+        if code == -signal.SIGKILL and instance.pid in caught:
             return
         refused = self._refusals or time.monotonic() < self._refused_at + _REFUSED_S
         if code == Exit.CANNOT_START and refused:
