@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from loads.instances import SUPERVISE
+
 from cmdbus.command import Command
 from cmdbus.context import Context
 from cmdbus.registry import HandlerFunction, HandlerRegistry
@@ -63,7 +65,7 @@ def fleet(
         Path(directory).chmod(0o700)
         command = [
             sys.executable,
-            *("-c", "from cmdbus.supervisor.cli import main; main()"),
+            *("-c", SUPERVISE.format(prelude="pass"), str(os.getpid())),
             *("--app", "benches.fleet:registry", "--runtime-dir", directory),
             *("--procs", str(processes), "--threads", str(threads)),
             *("--log-level", "warning", "--drain-timeout", "5"),

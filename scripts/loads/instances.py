@@ -22,7 +22,7 @@ SCRIPTS = Path(__file__).resolve().parent.parent
 _LEAVE_S = 15.0
 _LAST_WORDS = 2_000
 #: It ends with the thread that started it, however that ends: 1 is PR_SET_PDEATHSIG.
-_SUPERVISE = (
+SUPERVISE = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0);"
     " os.getppid() == int(sys.argv.pop(1)) or sys.exit(1);"
     " {prelude}; from cmdbus.supervisor.cli import main; main()"
@@ -61,7 +61,7 @@ class Instance:
         told = self._told
         command = [
             *told.prefix,
-            *(sys.executable, "-c", _SUPERVISE.format(prelude=told.prelude), str(os.getpid())),
+            *(sys.executable, "-c", SUPERVISE.format(prelude=told.prelude), str(os.getpid())),
             *("--app", told.app, "--name", self.name, "--runtime-dir", str(self._directory)),
             *("--procs", str(told.procs), "--threads", str(told.threads)),
             *told.options,
