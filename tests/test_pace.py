@@ -62,11 +62,10 @@ def test_claimed_ahead_is_what_is_started_within_20_ms() -> None:
     assert steps.step(after=0.001, takes=0.001, left=0, queued=16) == MAX_AHEAD
 
 
-def test_where_steps_are_slow_claims_are_large_and_the_next_step_is_early() -> None:
+def test_where_steps_are_slow_claims_are_large() -> None:
     steps = Steps()
     steps.step(after=0, takes=0.1, left=0, queued=16)
     assert steps.step(after=0.02, takes=0.1, left=0, queued=16) == 80, "started during a step"
-    assert steps.pace.meanwhile() == 80
 
 
 def test_the_first_claim_after_a_rest_goes_less_far() -> None:

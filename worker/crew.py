@@ -302,7 +302,8 @@ class Crew:
         finally:
             slot.place.end(time.monotonic_ns())
             if stays and not self._stopping.is_set():
-                self._backlog.put_lead(self._pace.meanwhile())
+                # One more for each thread: they tend to end in waves.
+                self._backlog.put_lead(self._concurrency)
         return stays
 
     def _rest(self, slot: Slot) -> None:

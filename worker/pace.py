@@ -53,7 +53,3 @@ class Pace:
         """How many to claim besides one for each free thread."""
         busy = max(_AHEAD_SECONDS, self._took)
         return min(MAX_AHEAD, int(self._rate * (_FIRST_SECONDS if self._is_first else busy)))
-
-    def meanwhile(self) -> int:
-        """How many are started while a step takes."""
-        return min(MAX_AHEAD, int(self._rate * self._took))
