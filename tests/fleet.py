@@ -155,8 +155,8 @@ class Fleet:
         return self.pids()
 
     def _sees_its_own(self) -> bool:
-        """And not the board that a killed one has left."""
-        if self.look().pid == self.pid:
+        """And not the board that a killed one has left. In a namespace of its own it is 1."""
+        if self.look().pid in (self.pid, 1):
             return True
         self._close_board()
         return False

@@ -148,6 +148,7 @@ class Wake:
         if seconds <= 0:
             self._look_at = 0.0
             return Counter.WAKEUPS_TIMER
+        otherwise = Counter.WAKEUPS_TIMER if seconds < self.poll_interval else Counter.WAKEUPS_POLL
         now = time.monotonic()
         put_off = self._published <= now
         looks_at = now + seconds if put_off else min(now + seconds, self._published)
@@ -172,7 +173,7 @@ class Wake:
         if self._bell.wait(seconds):
             notified, self._notified = self._notified, False
             return Counter.WAKEUPS_NOTIFY if notified else None
-        return Counter.WAKEUPS_TIMER if seconds < self.poll_interval else Counter.WAKEUPS_POLL
+        return otherwise
 
     def _hear(self, channels: set[str]) -> None:
         if any(channel.endswith("_due") for channel in channels):
