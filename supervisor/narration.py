@@ -100,7 +100,7 @@ class Narration:
             told = "Stopping at once: what runs is cut off, and runs again next time."
         elif running:
             told = (
-                f"Stopping: waiting for {count_of(running)} that run, at most {seconds:g} s "
+                f"Stopping: waiting for {count_of(running)}, at most {seconds:g} s "
                 f"(Ctrl-C again: at once)."
             )
         else:

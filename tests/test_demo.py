@@ -178,7 +178,7 @@ def test_whether_the_narrator_lives_matters_to_nobody(home: Path) -> None:
             bus.send("demo", "Slow", {"seconds": 20})
             eventually(lambda: bus.query("demo", type="Slow", status="IN_PROGRESS"))
         os.killpg(demo.process.pid, signal.SIGINT)
-        demo.says(r"Stopping: waiting for \d commands? that run, at most 30 s")
+        demo.says(r"Stopping: waiting for \d commands?, at most 30 s")
         assert demo.interrupt() == 5
     assert "Stopping at once: what runs is cut off" in demo.said
 

@@ -44,36 +44,34 @@ class Steps:
         self.now = 0.0
         self.pace = Pace()
 
-    def step(self, after: float, takes: float, left: int, queued: int) -> int:
-        """How far ahead it claims."""
+    def step(self, after: float, takes: float, claims: int) -> int:
+        """How far ahead to claim by the next one."""
         self.now += after
-        self.pace.step_begins(self.now, left)
-        ahead = self.pace.ahead()
+        began = self.now
         self.now += takes
-        self.pace.step_ends(self.now, queued)
-        return ahead
+        self.pace.stepped(claims, began, self.now)
+        return self.pace.ahead()
 
 
 def test_claimed_ahead_is_what_is_started_within_20_ms() -> None:
     steps = Steps()
-    assert steps.step(after=0, takes=0.001, left=0, queued=16) == 0, "the pace is not known"
-    assert steps.step(after=0.02, takes=0.001, left=0, queued=16) == 16, "16 in 20 ms"
-    assert steps.step(after=0.02, takes=0.001, left=8, queued=16) == 8, "8 in 20 ms"
-    assert steps.step(after=0.001, takes=0.001, left=0, queued=16) == MAX_AHEAD
+    assert steps.step(after=0, takes=0.001, claims=16) == 0, "the pace is not known"
+    assert steps.step(after=0.02, takes=0.001, claims=16) == 16, "16 in 20 ms"
+    assert steps.step(after=0.001, takes=0.001, claims=16) == MAX_AHEAD
 
 
 def test_where_steps_are_slow_claims_are_large() -> None:
     steps = Steps()
-    steps.step(after=0, takes=0.1, left=0, queued=16)
-    assert steps.step(after=0.02, takes=0.1, left=0, queued=16) == 80, "started during a step"
+    steps.step(after=0, takes=0.1, claims=16)
+    assert steps.step(after=0.02, takes=0.1, claims=16) == 80, "what is started during a step"
 
 
 def test_the_first_claim_after_a_rest_goes_less_far() -> None:
     """Others may be idle, too."""
     steps = Steps()
-    steps.step(after=0, takes=0.001, left=0, queued=16)
-    steps.step(after=0.01, takes=0.001, left=0, queued=0)
-    assert steps.step(after=60, takes=0.001, left=0, queued=16) == 3, "1,600 a second for 2 ms"
+    steps.step(after=0, takes=0.001, claims=16)
+    assert steps.step(after=0.01, takes=0.001, claims=0) == 3, "1,600 a second for 2 ms"
+    assert steps.step(after=60, takes=0.001, claims=0) == 3, "the rest is no pace"
 
 
 def test_a_claim_begins_where_the_one_before_found_something() -> None:

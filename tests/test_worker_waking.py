@@ -149,3 +149,14 @@ def test_what_is_due_is_not_late_for_a_worker_that_never_rests(dsn: str, bus: Co
             record = bus.wait("payments", id_, 5)
             assert record.result - record.due_at.timestamp() < 3.0
         going = False
+
+
+def test_no_command_is_left_in_the_queue_while_its_thread_rests(dsn: str, bus: CommandBus) -> None:
+    """races.md 5: in bursts to one thread, the lead is drawn before the last of them."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    with running(dsn, registry, concurrency=1, poll_interval=600):
+        for size in (500, *(3 + n % 8 for n in range(40))):
+            bus.send_many([SendRequest("payments", "Debit")] * size)
+            eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+            eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)

@@ -1,12 +1,8 @@
 """What the threads of a process draw from: claimed commands, and signs, of which one is the
 lead. The queue's order says who does what next; there is no dispatcher.
-
-The lead is drawn before the queue is empty: what is left lasts the others until its step is
-back. Whoever puts it draws next, so it cannot be left waiting while all wait for the queue.
 """
 
 import time
-from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -33,30 +29,9 @@ class Backlog:
         self._held = held
         self._queue: SimpleQueue[Claim | Sign] = SimpleQueue()
         self._filled_at = 0.0
-        #: Leads, until no more than so many claims are left.
-        self._leads: deque[Sign] = deque()
-        self._last = 0
+        #: Waits for the next.
+        self.draw = self._queue.get
         self.put = self._queue.put
-
-    @property
-    def left(self) -> int:
-        """How many claims nobody has drawn, more or less a sign."""
-        return self._queue.qsize()
-
-    def draw(self) -> Claim | Sign:
-        """Waits for the next."""
-        if self._leads and self.left <= self._last:
-            with suppress(IndexError):
-                return self._leads.popleft()
-        return self._queue.get()
-
-    def put_lead(self, last: int) -> None:
-        """To be drawn as soon as no more than so many claims are left."""
-        self._last = last
-        if self.left <= last:
-            self._queue.put(LEAD)
-        else:
-            self._leads.append(LEAD)
 
     def fill(self, claims: list[Claim]) -> None:
         self._filled_at = time.monotonic()
@@ -67,13 +42,12 @@ class Backlog:
         """What was claimed ahead of the threads and not started in time, because a type that
         was quick is not any more."""
         late = time.monotonic() - self._filled_at >= _STARTED_WITHIN
-        if late and self.left + len(self._leads) >= 2:
+        if late and self._queue.qsize() >= 2:
             for sign in self._turn_back():
                 self._queue.put(sign)
 
     def turn_back_all(self) -> None:
         """Only once the worker stops, as the lead goes, too."""
-        self._leads.clear()
         if LEAVE in self._turn_back():
             self._queue.put(LEAVE)
 

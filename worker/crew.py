@@ -287,9 +287,7 @@ class Crew:
                 self.done.settle(slot.hand, slot.place, self.done.take())
                 stays = slot.end()
             else:
-                self._pace.step_begins(time.monotonic(), self._backlog.left)
                 found = self.lead.step(slot, self._concurrency)
-                self._pace.step_ends(time.monotonic(), self._backlog.left)
                 stays = slot.end()
                 if not found and stays:
                     self._rest(slot)
@@ -302,14 +300,13 @@ class Crew:
         finally:
             slot.place.end(time.monotonic_ns())
             if stays and not self._stopping.is_set():
-                # One more for each thread: they tend to end in waves.
-                self._backlog.put_lead(self._concurrency)
+                self._backlog.put(LEAD)
         return stays
 
     def _rest(self, slot: Slot) -> None:
-        patience = self._wake.poll_interval + self._timeouts.statement + _STEP_SPARE
         rests = True
         while rests:
+            patience = self._wake.poll_interval + self._timeouts.statement + _STEP_SPARE
             slot.begin(Work(None, time.monotonic() + patience))
             rests = self.lead.rest(slot) and slot.end()
 

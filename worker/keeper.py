@@ -20,6 +20,7 @@ from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.crew import Crew
+from cmdbus.worker.handling import Execution
 from cmdbus.worker.record import Record
 from cmdbus.worker.slots import Slot, Work
 
@@ -161,6 +162,13 @@ class Keeper:
         if work.execution is None:
             self._relieve_lead(slot, stack)
             return
+        if not work.settled:
+            self._settle_late(place, slot, work, work.execution, stack)
+        self._crew.replace(slot)
+
+    def _settle_late(
+        self, place: Place, slot: Slot, work: Work, execution: Execution, stack: str
+    ) -> None:
         connection = self._hand.connection()
         session = slot.hand.session
         statement = self._claims.statement_of(connection, session[0]) if session else ""
@@ -169,11 +177,11 @@ class Keeper:
             self._claims.end_sessions(connection, [session])
         slot.hand.take_away()
         if work.finished is None:
-            work.finished = work.execution.timed_out(stack, statement)
+            work.finished = execution.timed_out(stack, statement)
         finished = work.finished
         self._crew.done.settled(place, [finished], self._claims.settle(connection, [finished]))
+        work.settled = True
         self._record.health.stuck((slot.index, finished.claim.token), time.monotonic())
-        self._crew.replace(slot)
 
     def _relieve_lead(self, slot: Slot, stack: str) -> None:
         """Its session is ended by the next one, before that adopts what it has claimed."""

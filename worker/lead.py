@@ -101,11 +101,13 @@ class Lead:
                 self.doubt(hand.session)
             raise
         self._said = ""
-        self._record.stepped(place, len(claims), time.monotonic() - began)
+        ended = time.monotonic()
+        self._record.stepped(place, len(claims), ended - began)
         self._done.settled(place, plain, lost)
         self._wake.stepped(full=len(claims) >= want.free)
         self._floors.found(((claim.domain, claim.priority), claim.id) for claim in claims)
         self._domains.rotate(-1)
+        self._pace.stepped(len(claims), began, ended)
         if claims:
             reach(AFTER_CLAIM)
         self._take_on(slot, claims)
@@ -172,13 +174,18 @@ class Lead:
             self._complain(error)
             self._stopping.wait(_AFTER_FAILURE)
             return
-        logger.warning(
-            "the database connection is lost (%s); reconnecting until it is back",
-            " ".join(str(error).split()),
-        )
+        why = " ".join(str(error).split())
+        if why != self._said:
+            logger.warning(
+                "the database connection is lost (%s); reconnecting until it is back", why
+            )
+        self._said = why
         self._record.waits(slot.place, Phase.AWAY)
         if not isinstance(error, PoolExhausted):
             self._record.health.database_away(time.monotonic())
+        if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+            # Where the DSN takes any server, the next session may be one with the same.
+            self._stopping.wait(_AFTER_FAILURE)
         while not self._stopping.is_set():
             # An error is the end of the worker, or of its pool for the moment.
             with suppress(psycopg.OperationalError):

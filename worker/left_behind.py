@@ -36,6 +36,8 @@ class LeftBehind:
         boards = sorted(directory.glob(f"{name}.board.*"))
         # Somebody may be named like our board.
         self._boards = [path for path in boards if path.suffix[1:].isdigit()]
+        #: Handed back by an earlier try.
+        self._done: set[tuple[Path, int]] = set()
         self._due = 0.0
 
     def wait(self) -> float:
@@ -43,7 +45,12 @@ class LeftBehind:
         return max(0.0, self._due - time.monotonic()) if self._boards else float("inf")
 
     def rescue(self, connection: Connection) -> None:
-        self._due = time.monotonic() + _AGAIN_SECONDS
+        try:
+            self._rescue(connection)
+        finally:
+            self._due = time.monotonic() + _AGAIN_SECONDS
+
+    def _rescue(self, connection: Connection) -> None:
         for path in list(self._boards):
             try:
                 is_done = self._rescue_by(connection, path)
@@ -58,13 +65,16 @@ class LeftBehind:
         try:
             seats = [seat for seat in board.snapshot().seats if not seat.rescued]
             ours = [seat for seat in seats if self._is_of_this_database(connection, seat)]
-            killed = [(seat, replace(KILLED, pid=seat.pid or 0)) for seat in ours]
-            done = [self._hand_back(connection, s, s.ended or k) for s, k in killed]
         finally:
             board.close()
-        if all(done):
+        for seat in ours:
+            ended = seat.ended or replace(KILLED, pid=seat.pid or 0)
+            if (path, seat.place) not in self._done and self._hand_back(connection, seat, ended):
+                self._done.add((path, seat.place))
+        is_done = all((path, seat.place) in self._done for seat in ours)
+        if is_done:
             path.unlink()
-        return all(done)
+        return is_done
 
     def _is_of_this_database(self, connection: Connection, seat: SeatView) -> bool:
         """A board may be older than a change of the DSN: the number of one that it shows is

@@ -1,4 +1,4 @@
-"""Which types are quick, and how far ahead of its threads a process may claim. Pure."""
+"""Which types are quick, and how far ahead of its threads a process may claim. No clock inside."""
 
 #: A run that took less is a quick one.
 QUICK_SECONDS = 0.05
@@ -22,10 +22,8 @@ class Pace:
     def __init__(self) -> None:
         #: What the latest slow runs of a type still weigh; missing: it never ran.
         self._weights: dict[tuple[str, str], int] = {}
-        #: Of the latest step: when it began, how long it took, and what was then in the queue.
-        self._began = self._took = 0.0
-        self._queued = 0
-        self._is_first = True
+        #: Of the latest step: what it claimed, how long it took, and when it was back.
+        self._claimed, self._took, self._stepped_at = 0, 0.0, 0.0
         #: Commands started a second, between the latest two steps.
         self._rate = 0.0
 
@@ -39,17 +37,11 @@ class Pace:
     def is_quick(self, domain: str, type: str) -> bool:
         return self._weights.get((domain, type), _HEAVIEST) <= _WEIGHT
 
-    def step_begins(self, now: float, queued: int) -> None:
-        if self._queued > queued:
-            seconds = now - self._began - self._took
-            self._rate = (self._queued - queued) / max(seconds, 0.0001)
-        self._is_first = self._queued == 0
-        self._began, self._queued = now, 0
-
-    def step_ends(self, now: float, queued: int) -> None:
-        self._took, self._queued = now - self._began, queued
+    def stepped(self, claimed: int, began: float, ended: float) -> None:
+        if self._claimed:
+            self._rate = self._claimed / max(began - self._stepped_at, 0.0001)
+        self._claimed, self._took, self._stepped_at = claimed, ended - began, ended
 
     def ahead(self) -> int:
-        """How many to claim besides one for each free thread."""
         busy = max(_AHEAD_SECONDS, self._took)
-        return min(MAX_AHEAD, int(self._rate * (_FIRST_SECONDS if self._is_first else busy)))
+        return min(MAX_AHEAD, int(self._rate * (busy if self._claimed else _FIRST_SECONDS)))

@@ -5,6 +5,7 @@ writes every thread's stack, also while the GIL is held.
 """
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -38,6 +39,9 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
+    # What the application has brought stays: no collection looks through it again (600,000
+    # objects took 90 ms, in which no thread runs).
+    gc.freeze()
     signal.signal(signal.SIGTERM, lambda *_: worker.leave(_leave_by(node, settings)))
     unblock()
     try:

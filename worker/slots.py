@@ -19,8 +19,9 @@ class Work:
     execution: Execution | None
     #: Monotonic time; moved by the thread itself (context.extend).
     due: float
-    #: Once it was given up: what becomes of its command.
+    #: Once it was given up: what becomes of its command, and whether the database knows.
     finished: Finished | None = None
+    settled: bool = False
 
 
 class Slot:

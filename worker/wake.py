@@ -113,8 +113,8 @@ class Wake:
         now = time.monotonic()
         if self._due_earlier or now >= self._look_at:
             self._due_earlier = False
-            nothing_due = self._timers.look(connection, leases=False)
-            self._look_at = now + _BUSY_SECONDS if nothing_due else 0.0
+            seconds = self._timers.look(connection, leases=False)
+            self._look_at = now + min(seconds, _BUSY_SECONDS)
         if self._busy_since is None:
             self._busy_since = now
         elif self._armed_for and now - self._busy_since > _BUSY_SECONDS:

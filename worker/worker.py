@@ -44,6 +44,13 @@ from cmdbus.worker.wired import LeavingWake, WiredWake
 
 logger = logging.getLogger(__name__)
 
+#: What says that the database is away, or lets nobody write.
+_AWAY = (
+    DatabaseUnavailableError,
+    psycopg.OperationalError,
+    psycopg.errors.ReadOnlySqlTransaction,
+)
+
 #: Threads that hang keep their places until they come back: half are for those.
 MAX_THREADS = PLACES // 2
 #: The main thread looks at its slots at least so often, in seconds: a verdict is late by
@@ -163,7 +170,7 @@ class Worker:
         while True:
             try:
                 return self._open()
-            except (DatabaseUnavailableError, psycopg.OperationalError) as error:
+            except _AWAY as error:
                 self._record.health.database_away(time.monotonic())
                 self._beat()
                 why = " ".join(str(error).split())

@@ -20,6 +20,8 @@ _CONTROLLERS = {"oom": "memory", "fork-fails": "pids", "freeze-undead": "freezer
 #: Less than what any process touches next.
 _LITTLE_BYTES = 1 << 20
 _PAUSE_S = 0.05
+#: What is in a group goes out of it at once, unless it waits for a disk.
+_LEAVES_S = 10.0
 
 
 class Surroundings:
@@ -103,7 +105,8 @@ class Surroundings:
         """What is in it goes on outside."""
         with suppress(OSError):
             (group / "freezer.state").write_text("THAWED")
-        while group.exists():
+        deadline = time.monotonic() + _LEAVES_S
+        while group.exists() and time.monotonic() < deadline:
             with suppress(OSError):
                 _move(map(int, (group / "cgroup.procs").read_text().split()), group.parent)
                 group.rmdir()
