@@ -116,7 +116,7 @@ def good(parts: Parts) -> Any:
             backoff=(0.5,),
             jitter=0.1,
             sessions=40,
-            drained_within=30.0,
+            standstill=30.0,
             recovered_within={"exit": 5.0},
         ),
         calls=[

@@ -177,8 +177,8 @@ class Limits:
     jitter: float
     #: Sessions of all fleets together.
     sessions: int
-    #: Everything must have ended so long after the storm.
-    drained_within: float
+    #: After the storm something ends, until everything has, at least once in so long.
+    standstill: float
     #: And work again so long after a fault, by its kind.
     recovered_within: Mapping[str, float] = field(default_factory=dict)
 
