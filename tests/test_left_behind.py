@@ -41,10 +41,10 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
         (tmp_path / "cmdbus.board.else").touch()
         left_behind = LeftBehind(tmp_path, "cmdbus", claims, hand_back)
         assert left_behind.wait() == 0
-        left_behind.rescue(connection)
+        left_behind.rescue(lambda: connection)
         assert path.exists()
         assert 0 < left_behind.wait() < 60
-        left_behind.rescue(connection)
+        left_behind.rescue(lambda: connection)
         assert not path.exists()
         assert left_behind.wait() == float("inf")
     assert asked == [(claims.incarnation, os.getpid())] * 2
@@ -57,7 +57,20 @@ def test_what_is_no_board_is_left_and_not_tried_again(
     path.write_bytes(b"no board")
     with psycopg.connect(dsn, autocommit=True) as connection:
         left_behind = LeftBehind(tmp_path, "cmdbus", Claims("cmdbus", 30), lambda *_: False)
-        left_behind.rescue(connection)
+        left_behind.rescue(lambda: connection)
     assert "claimable when its leases end" in caplog.text
     assert path.exists()
     assert left_behind.wait() == float("inf")
+
+
+def test_without_a_database_it_is_not_tried_again_at_once(tmp_path: Path) -> None:
+    """Whoever waits for it would do nothing else meanwhile."""
+
+    def connect() -> Connection:
+        raise psycopg.OperationalError("away")
+
+    (tmp_path / "cmdbus.board.17").touch()
+    left_behind = LeftBehind(tmp_path, "cmdbus", Claims("cmdbus", 30), lambda *_: True)
+    with pytest.raises(psycopg.OperationalError):
+        left_behind.rescue(connect)
+    assert 0 < left_behind.wait() < 60

@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,9 +45,9 @@ class LeftBehind:
         """Seconds until `rescue` has something to do."""
         return max(0.0, self._due - time.monotonic()) if self._boards else float("inf")
 
-    def rescue(self, connection: Connection) -> None:
+    def rescue(self, connect: Callable[[], Connection]) -> None:
         try:
-            self._rescue(connection)
+            self._rescue(connect())
         finally:
             self._due = time.monotonic() + _AGAIN_SECONDS
 
@@ -54,7 +55,7 @@ class LeftBehind:
         for path in list(self._boards):
             try:
                 is_done = self._rescue_by(connection, path)
-            except (BoardError, OSError) as error:
+            except BoardError as error:
                 logger.warning("%s: what it shows is claimable when its leases end", error)
                 is_done = True
             if is_done:
@@ -73,7 +74,8 @@ class LeftBehind:
                 self._done.add((path, seat.place))
         is_done = all((path, seat.place) in self._done for seat in ours)
         if is_done:
-            path.unlink()
+            with suppress(OSError):  # Else the next supervisor finds that nothing is left to do.
+                path.unlink()
         return is_done
 
     def _is_of_this_database(self, connection: Connection, seat: SeatView) -> bool:

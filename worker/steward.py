@@ -274,7 +274,7 @@ class Steward:
         return rescued.sessions_ended
 
     def _rescue_left_behind(self) -> None:
-        self._left_behind.rescue(self._hand.connection())
+        self._left_behind.rescue(self._hand.connection)
         self._wake.put()
 
     def _renew(self, connection: Connection, view: BoardView, now: float) -> float:
