@@ -38,7 +38,6 @@ class Counter(IntEnum):
     WAKEUPS_TIMER = 9
     WAKEUPS_POLL = 10
     WAKEUPS_PIPE = 11
-    WAKEUPS_CHAIN = 12
     WAKEUPS_BARRIER = 13
 
 

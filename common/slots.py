@@ -23,7 +23,6 @@ class Phase(IntEnum):
     LEADING = 2
     #: The leader, until somebody wakes it.
     RESTING = 3
-    SETTLING = 4
     #: Waiting for the database to come back.
     AWAY = 5
     #: Never written by a thread: a verdict was passed on what its slot still shows.

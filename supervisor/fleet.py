@@ -433,9 +433,9 @@ _SENTENCES = {
 
 
 def _why(action: Leave, view: SeatView) -> str:
-    levels, late = action.process.levels, action.process.latest
-    if action.reason is Restart.STUCK and levels.health is not Health.CRITICAL and late:
-        stuck = [slot for slot in view.slots if slot.place == late.slot]
+    levels, late = action.process.levels, action.process.latest_slot
+    if action.reason is Restart.STUCK and levels.health is not Health.CRITICAL and late is not None:
+        stuck = [slot for slot in view.slots if slot.place == late]
         return f"a slot is stuck{_running(stuck)}"
     return ", ".join(levels.reasons) or str(action.reason and action.reason.name.lower())
 

@@ -32,6 +32,8 @@ UNDEAD_SECONDS = 2.0
 RESCUE_SECONDS = 3.0
 #: A steward that has nothing to do notices within so many seconds that the database is away.
 NOTICES_SECONDS = 15.0
+#: Worker processes beyond the wanted number: a replacement starts before its predecessor stops.
+SURGE = 1
 #: Samples of too much memory in a row before a process is replaced for it.
 RSS_SAMPLES = 3
 
@@ -43,8 +45,6 @@ class Limits:
     watchdog: float
     #: How long what runs may go on once its process was told to leave.
     drain: float
-    #: Processes that may live beyond those that are wanted.
-    surge: int = 1
     max_commands: int | None = None
     max_rss_bytes: int | None = None
     max_age: float | None = None
@@ -53,15 +53,6 @@ class Limits:
     def layer_5(self) -> float:
         """How long a slot may be past its due."""
         return self.watchdog - self.thread
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Late:
-    """A slot past its due, by what identifies its work."""
-
-    slot: int
-    sequence: int
-    token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +70,7 @@ class Process:
     #: When its main thread promised to be back.
     due: float | None = None
     #: The slot whose due is past for longest.
-    latest: Late | None = None
+    latest_slot: int | None = None
     latest_due: float | None = None
     levels: Levels = field(default_factory=Levels)
     degraded_since: float | None = None
@@ -234,7 +225,7 @@ def _fill(fleet: Fleet, rest: Sequence[Process], limits: Limits, now: float) -> 
         if (role, number) in staying or fleet.not_before.get((role, number), now) > now:
             continue
         if role is Role.WORKER:
-            if living >= fleet.wanted + limits.surge:
+            if living >= fleet.wanted + SURGE:
                 continue
             living += 1
         elif any(lives(p, now) for p in fleet.processes if p.role is role):
@@ -264,10 +255,7 @@ def _replace(
     for process, reason in outdated:
         if fleet.not_before.get((Role.WORKER, process.number), now) > now:
             continue  # Its last successor died early.
-        if limits.surge:
-            yield Start(role=Role.WORKER, number=process.number, reason=reason)
-        else:
-            yield Leave(process=process, by=now + limits.drain, reason=reason)
+        yield Start(role=Role.WORKER, number=process.number, reason=reason)
         return
     if outdated:
         return

@@ -9,8 +9,8 @@ from cmdbus.health import Health
 from cmdbus.seats import Role, Verdict
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child
-from cmdbus.supervisor.policy import Late, Process
-from cmdbus.views import Restart, SeatView, SlotView
+from cmdbus.supervisor.policy import Process
+from cmdbus.views import SeatView, SlotView
 
 #: The board's times are integer nanoseconds, the policy's are seconds.
 NS = 1e9
@@ -34,7 +34,6 @@ class Seated:
     born: float
     spread: float
     #: What was decided last, and why.
-    reason: Restart | None = None
     verdict: Verdict = Verdict.NONE
     guilty: SlotView | None = None
     leave_by: float | None = None
@@ -93,7 +92,7 @@ class Seated:
             born=self.born,
             ready=seat.ready is not None,
             due=self.due or self.born + _ENTERS_SECONDS,
-            latest=_late(late) if late else None,
+            latest_slot=late.place if late else None,
             # Who was to be back during an outage has time from its end on.
             latest_due=max(late.due / NS, self.away_at) if late and late.due else None,
             levels=seat.levels,
@@ -115,10 +114,6 @@ def _latest(seat: SeatView) -> SlotView | None:
     """The slot that promised to be back the longest time ago."""
     busy = [slot for slot in seat.slots if slot.due is not None]
     return min(busy, key=lambda slot: slot.due or 0, default=None)
-
-
-def _late(slot: SlotView) -> Late:
-    return Late(slot=slot.place, sequence=slot.sequence, token=token_of(slot))
 
 
 def token_of(slot: SlotView) -> int:

@@ -266,15 +266,6 @@ def test_one_after_another_is_reloaded_and_the_steward_last() -> None:
     assert decided(fleet(*news, app=1)) == [left(STEWARD, Restart.RELOADED)]
 
 
-def test_a_fleet_that_may_have_no_process_more_replaces_by_leaving_first() -> None:
-    olds = [worker(n) for n in range(2)]
-    without = replace(LIMITS, surge=0)
-    assert decided(fleet(*olds, app=1), without) == [left(olds[0], Restart.RELOADED)]
-    leaving = replace(olds[0], leave_by=NOW + 9)
-    assert decided(fleet(leaving, olds[1], app=1), without) == []
-    assert decided(fleet(olds[1], app=1), without) == [started(0)]
-
-
 def test_a_successor_that_died_early_is_followed_by_the_next_after_its_pause() -> None:
     """Fault 18: a new application that crashes is no restart storm beside the old one."""
     there = fleet(worker(0), worker(1), app=1)

@@ -227,7 +227,7 @@ BEGIN
 END
 $$;
 
--- The limits of names.py, data.py and requests.py, for those who send in SQL.
+-- The limits of checks.py, data.py and requests.py, for clients that send in SQL.
 CREATE FUNCTION {schema}.check_send(
     p_domain text, p_type text, p_data json, p_priority integer, p_delay interval,
     p_reply_to text, p_max_attempts integer
