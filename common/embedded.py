@@ -9,7 +9,8 @@ driver, or change the permissions of a directory that it has not made.
 import fcntl
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from cmdbus.cluster_configuration import Configuration, Setting
 from cmdbus.errors import EmbeddedError
 from cmdbus.locks import held, locked, open_lock
 from cmdbus.places import claim_directory, remove_socket_directory, state_directory
-from cmdbus.postmaster import START_S, STOP_S, bring_down, bring_up
+from cmdbus.postmaster import START_S, STOP_S, bring_down, bring_up, is_running
 
 __all__ = ["EmbeddedError", "EmbeddedPostgres", "state_directory"]
 
@@ -102,16 +103,23 @@ class EmbeddedPostgres:
 
     def start(self) -> None:
         """Become a user of the server and bring it up; a user's second call only brings it up."""
-        try:
-            claim_directory(self.directory, self._cluster.account)
-            with held(self.directory / "lock", timeout=_DOOR_S):
-                started = self._enter()
-        except OSError as error:
-            raise EmbeddedError(
-                f"cannot use {self.directory}: {error.strerror}; make it writable, or set "
-                "XDG_STATE_HOME to a directory that is"
-            ) from error
+        with self._usable_directory(), self._claimed_directory():
+            started = self._enter()
         self._announce(logging.INFO if started else logging.DEBUG)
+
+    def join(self) -> bool:
+        """Become a user of the server if it is running; returns whether it is.
+
+        Never creates a cluster and never starts a server.
+        """
+        with self._usable_directory():
+            if not (self._cluster.data / "postmaster.pid").exists():
+                return False
+            with self._claimed_directory():
+                if not is_running(self._cluster):
+                    return False
+                self._enter()
+        return True
 
     def close(self) -> None:
         """Stop being a user; the last one stops the server. May be called again."""
@@ -132,6 +140,22 @@ class EmbeddedPostgres:
         """Stop the server under its users, for tests of what they do then; start() revives it."""
         with held(self.directory / "lock", timeout=_DOOR_S):
             self._shut_down(mode)
+
+    @contextmanager
+    def _usable_directory(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise EmbeddedError(
+                f"cannot use {self.directory}: {error.strerror}; make it writable, or set "
+                "XDG_STATE_HOME to a directory that is"
+            ) from error
+
+    @contextmanager
+    def _claimed_directory(self) -> Iterator[None]:
+        claim_directory(self.directory, self._cluster.account)
+        with held(self.directory / "lock", timeout=_DOOR_S):
+            yield
 
     def _enter(self) -> bool:
         """Whether the server had to be started."""

@@ -73,9 +73,14 @@ def bring_up(cluster: Cluster, configuration: Configuration) -> tuple[Postmaster
     return postmaster, starts
 
 
+def is_running(cluster: Cluster) -> bool:
+    """Whether there is a server; waits while it is starting or stopping."""
+    return _settled(cluster, time.monotonic() + START_S) is not None
+
+
 def bring_down(cluster: Cluster, mode: Literal["fast", "immediate"]) -> None:
     """Stop the server, if one runs; returns when it has ended."""
-    if _settled(cluster, time.monotonic() + START_S) is not None:
+    if is_running(cluster):
         _stop(cluster, mode)
 
 

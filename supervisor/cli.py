@@ -201,7 +201,7 @@ def main(context: click.Context, /, check: bool, **_given: object) -> None:
     Examples:
       cmdbus-supervise --procs 4 --threads 8
       cmdbus-supervise --app shop.handlers:registry --dsn-file /etc/shop/dsn --http :8080
-      cmdbus-supervise --app shop.handlers:registry --check
+      cmdbus-supervise --app shop.handlers:registry --embedded --check
     """
     if check:
         sys.exit(look(context, as_json=False))

@@ -26,7 +26,7 @@ _RUNGS = {
 }
 _WITHOUT = {
     "app": "none; where no database is named either, the demo",
-    "dsn": "the embedded PostgreSQL",
+    "dsn": "none; an embedded PostgreSQL",
     "runtime_dir": "the first usual place",
 }
 _POLL_INTERVAL = {"notify": 60.0, "poll": 1.0}
@@ -34,6 +34,10 @@ _POLL_INTERVAL = {"notify": 60.0, "poll": 1.0}
 
 class LadderError(CmdbusError):
     """The timeouts do not form a ladder; the text names the options."""
+
+
+class NoDatabaseError(CmdbusError):
+    """There is an app and no database, which a mistyped deployment looks like, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,15 @@ def read(context: click.Context) -> dict[str, Any]:
     return values
 
 
-def read_some(context: click.Context, names: Set[str]) -> dict[str, str]:
-    """Of the file's values those of these names, which are text; the others are not looked at."""
+def read_some(context: click.Context, names: Set[str], flags: Set[str]) -> dict[str, str | bool]:
+    """The file's values of these names, which are text, and of these flags; ignores others."""
     file, table = _found(context)
     given = {key.replace("-", "_"): value for key, value in table.items()}
-    for name in names & given.keys():
-        if not isinstance(given[name], str):
-            raise click.UsageError(f"{file}: {_dashed(name)!r} must be a string.", context)
-    return {name: given[name] for name in names if name in given}
+    for name in (names | flags) & given.keys():
+        kind, noun = (str, "a string") if name in names else (bool, "true or false")
+        if not isinstance(given[name], kind):
+            raise click.UsageError(f"{file}: {_dashed(name)!r} must be {noun}.", context)
+    return {name: given[name] for name in names | flags if name in given}
 
 
 def configured(context: click.Context) -> Configured:
@@ -85,6 +90,11 @@ def configured(context: click.Context) -> Configured:
         check_schema(given["schema"])
     except ValueError as error:
         raise click.BadParameter(f"{error}.", context, param_hint="--schema") from None
+    if given["app"] is not None and given["dsn"] is None and not given["embedded"]:
+        raise NoDatabaseError(
+            f"{given['app']} has no database: name it with --dsn-file, --dsn, CMDBUS_DSN or "
+            f"DATABASE_URL; --embedded runs a private PostgreSQL on this machine, for development"
+        )
     settings = Settings(
         timeouts=_ladder(given),
         domains=tuple(dict.fromkeys(given["domain"])),

@@ -22,6 +22,7 @@ from cmdbus.supervisor.session import database, ignored_options, json_option, se
 from cmdbus.supervisor.troubleshoot import tsq
 
 _OF_THE_FILE = frozenset({"dsn", "dsn_file", "schema", "runtime_dir", "name"})
+_FLAGS_OF_THE_FILE = frozenset({"embedded"})
 
 
 @click.group(cls=RedactingGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,7 +37,7 @@ def main(context: click.Context) -> None:
     if os.environ.get("NO_COLOR"):
         context.color = False
     # Beside the supervisor's settings file, its database and its board are meant.
-    context.default_map = _for_all(main, read_some(context, _OF_THE_FILE))
+    context.default_map = _for_all(main, read_some(context, _OF_THE_FILE, _FLAGS_OF_THE_FILE))
     logging.basicConfig(format="%(message)s", level=logging.INFO)
 
 
@@ -50,7 +51,7 @@ def check(options: tuple[str, ...], as_json: bool) -> None:
 
     \b
     Examples:
-      cmdbus check --app shop.handlers:registry --procs 4 --threads 8
+      cmdbus check --app shop.handlers:registry --dsn-file /etc/shop/dsn --procs 4
       cmdbus check --json
     """
     from cmdbus.supervisor.cli import look
@@ -70,6 +71,7 @@ def check(options: tuple[str, ...], as_json: bool) -> None:
 @ignored_options("--runtime-dir", "--name")
 def init(
     dsn: str | None,
+    embedded: bool,
     schema: str,
     worker: tuple[str, ...],
     producer: tuple[str, ...],
@@ -89,7 +91,7 @@ def init(
     grants = {"worker": worker, "producer": producer, "operator": operator, "monitor": monitor}
     with sentences():
         check_schema(schema)
-    with sentences(), database(dsn) as where:
+    with sentences(), database(dsn, embedded=embedded) as where:
         done = install(where, schema, grants=grants)
     if as_json:
         show_json({"schema": schema, **asdict(done)})
@@ -98,7 +100,7 @@ def init(
         click.echo(f"schema {schema}: {change}, version {done.after}, in {done.database}")
 
 
-def _for_all(group: click.Group, values: dict[str, str]) -> dict[str, Any]:
+def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any]:
     return {
         name: _for_all(command, values) if isinstance(command, click.Group) else values
         for name, command in group.commands.items()

@@ -17,6 +17,13 @@ DSN_FROM = "cmdbus.dsn_from"
 #: Left there too: which file holds the settings that no option and no variable gives.
 SETTINGS_FILE = "cmdbus.settings_file"
 _VARIABLES = ("CMDBUS_DSN", "DATABASE_URL")
+#: Left there too: which option, variable or file asks for the embedded server, or None.
+_EMBEDDED = "cmdbus.embedded"
+_NEAREST_FIRST = (
+    ParameterSource.COMMANDLINE,
+    ParameterSource.ENVIRONMENT,
+    ParameterSource.DEFAULT_MAP,
+)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?[^\s'\"]*@[^\s'\"]*|\bpassword\s*=[^'\"]*")
 #: A group without a sub-command is help and an error; before click 8.2 only help.
 _HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -24,7 +31,8 @@ _PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|\bpassword\s*=", re.IGNORECASE)
 
 
 def database_options(command: F) -> F:
-    """--dsn, --dsn-file and --schema; the command gets `dsn` (None: embedded) and `schema`."""
+    """--dsn, --dsn-file, --embedded and --schema; the command gets `dsn`, `embedded` and
+    `schema`. A DSN that is None means the embedded server."""
     schema = click.option(
         "--schema",
         default="cmdbus",
@@ -48,16 +56,52 @@ def database_options(command: F) -> F:
         envvar=_VARIABLES,
         show_envvar=True,
         callback=_read_dsn,
-        help="PostgreSQL as a URI or keywords. Without one: an embedded server.",
+        help="PostgreSQL as a URI or keywords.",
     )
-    return dsn(file(schema(command)))
+    embedded = click.option(
+        "--embedded",
+        is_flag=True,
+        envvar="CMDBUS_EMBEDDED",
+        show_envvar=True,
+        is_eager=True,
+        callback=_remember_embedded,
+        help="Run a private PostgreSQL on this machine, for development.",
+    )
+    return dsn(file(embedded(schema(command))))
 
 
 def _remember_file(context: click.Context, _: click.Parameter, file: Path | None) -> None:
     context.meta["cmdbus.dsn_file"] = file
 
 
-def _read_dsn(context: click.Context, _: click.Parameter, dsn: str | None) -> str | None:
+def _remember_embedded(context: click.Context, option: click.Parameter, embedded: bool) -> bool:
+    context.meta[_EMBEDDED] = origin(context, option) if embedded else None
+    return embedded
+
+
+def _read_dsn(context: click.Context, option: click.Parameter, typed: str | None) -> str | None:
+    dsn = _named_dsn(context, typed)
+    embedded: str | None = context.meta[_EMBEDDED]
+    if embedded is None or (dsn is not None and _is_nearer_than_embedded(context, option)):
+        return dsn
+    context.meta[DSN_FROM] = embedded
+    return None
+
+
+def _is_nearer_than_embedded(context: click.Context, option: click.Parameter) -> bool:
+    by_file: str | None = context.meta.get(DSN_FROM)
+    named = context.get_parameter_source("dsn_file" if by_file else "dsn")
+    embedded = context.get_parameter_source("embedded")
+    if named is embedded:
+        raise click.UsageError(
+            f"{context.meta[_EMBEDDED]} and {by_file or origin(context, option)} both name a "
+            f"database: give one of them"
+        )
+    return _rank(named) < _rank(embedded)
+
+
+def _named_dsn(context: click.Context, dsn: str | None) -> str | None:
+    """The DSN of --dsn or of --dsn-file, of the one that is given nearer."""
     told = context.get_parameter_source("dsn")
     if told is ParameterSource.COMMANDLINE and dsn and _PASSWORD.search(dsn):
         click.echo(
@@ -87,10 +131,12 @@ def _read_dsn(context: click.Context, _: click.Parameter, dsn: str | None) -> st
 
 def _is_nearer(dsn: ParameterSource | None, file: ParameterSource | None) -> bool:
     """Whether the DSN itself was given, and nearer than the file's name was."""
-    ranks = [ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP]
-    if dsn is ParameterSource.COMMANDLINE:
-        return True
-    return dsn in ranks and file in ranks and ranks.index(dsn) < ranks.index(file)
+    return dsn is ParameterSource.COMMANDLINE or _rank(dsn) < _rank(file)
+
+
+def _rank(source: ParameterSource | None) -> int:
+    """The smaller, the nearer; a default is farthest."""
+    return _NEAREST_FIRST.index(source) if source in _NEAREST_FIRST else len(_NEAREST_FIRST)
 
 
 def _refuse_empty(dsn: str | None) -> None:

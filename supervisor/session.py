@@ -13,6 +13,7 @@ from cmdbus.supervisor.options import database_options
 
 if TYPE_CHECKING:
     from cmdbus.bus import CommandBus
+    from cmdbus.embedded import EmbeddedPostgres
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,26 +36,51 @@ def sentences() -> Iterator[None]:
 
 
 @contextmanager
-def database(dsn: str | None) -> Iterator[str]:
-    """The DSN to use; without one the embedded server runs meanwhile."""
+def database(dsn: str | None, *, embedded: bool) -> Iterator[str]:
+    """The DSN to use. Without one it is that of the embedded server, if it is running;
+    only with `embedded` is it started."""
     if dsn is not None:
         yield dsn
         return
-    from cmdbus.embedded import EmbeddedPostgres
-
-    with EmbeddedPostgres() as server:
+    server = _embedded_server(start=embedded)
+    try:
         yield server.dsn
+    finally:
+        server.close()
+
+
+def _embedded_server(*, start: bool) -> "EmbeddedPostgres":
+    from cmdbus.embedded import EmbeddedError, EmbeddedPostgres
+
+    try:
+        server = EmbeddedPostgres()
+    except EmbeddedError:  # without PostgreSQL's programs none is running
+        if start:
+            raise
+        raise _without_database() from None
+    if start:
+        server.start()
+    elif not server.join():
+        raise _without_database()
+    return server
+
+
+def _without_database() -> Mistake:
+    return Mistake(
+        "no database is named, and no embedded PostgreSQL is running here: give --dsn-file, "
+        "--dsn, CMDBUS_DSN or DATABASE_URL, or start an embedded one with --embedded"
+    )
 
 
 @contextmanager
-def opened(dsn: str | None, schema: str) -> "Iterator[CommandBus]":
+def opened(dsn: str | None, schema: str, *, embedded: bool) -> "Iterator[CommandBus]":
     from cmdbus.bus import CommandBus
     from cmdbus.sentences import in_one_sentence
 
     with (
         sentences(),
         in_one_sentence(),
-        database(dsn) as where,
+        database(dsn, embedded=embedded) as where,
         CommandBus(where, schema=schema) as bus,
     ):
         yield bus
@@ -103,8 +129,8 @@ def with_bus(command: F) -> F:
     @json_option
     @ignored_options("--runtime-dir", "--name")
     @functools.wraps(command)
-    def run(dsn: str | None, schema: str, as_json: bool, **arguments: Any) -> None:
-        with opened(dsn, schema) as bus:
+    def run(dsn: str | None, embedded: bool, schema: str, as_json: bool, **arguments: Any) -> None:
+        with opened(dsn, schema, embedded=embedded) as bus:
             command(bus, as_json, **arguments)
 
     return run  # type: ignore[return-value]  # what click calls takes only names

@@ -11,7 +11,12 @@ import pytest
 
 from cmdbus.settings import Settings
 from cmdbus.supervisor.cli import main
-from cmdbus.supervisor.configuration import Configured, LadderError, configured
+from cmdbus.supervisor.configuration import (
+    Configured,
+    LadderError,
+    NoDatabaseError,
+    configured,
+)
 from cmdbus.supervisor.cpus import usable_cpus
 from cmdbus.supervisor.values import address, seconds, size, whole
 from cmdbus.timeouts import Timeouts
@@ -245,6 +250,38 @@ def test_the_dsn_that_was_given_nearest_wins(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("DATABASE_URL")
     monkeypatch.delenv("CMDBUS_DSN_FILE")
     assert "give one of them" in refused()
+
+
+def test_an_app_without_a_database_is_refused_unless_the_embedded_one_is_asked_for() -> None:
+    for arguments in (["--app", "shop:registry"], ["--app", "shop:registry", "--check"]):
+        done = supervise(*arguments)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith("Error: shop:registry has no database: name it with --dsn")
+        assert "--embedded" in done.stderr and len(done.stderr.splitlines()) == 1
+    with pytest.raises(NoDatabaseError):
+        told("--app", "shop:registry")
+    assert told("--app", "shop:registry", "--embedded").settings.dsn is None
+    assert sources("--app", "shop:registry", "--embedded")["dsn"] == "--embedded"
+    assert told().settings.with_demo().is_demo
+
+
+def test_the_embedded_server_and_a_dsn_are_the_nearest_one_or_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = ("--app", "shop:registry")
+    Path("cmdbus.toml").write_text("embedded = true\n")
+    assert told(*app).settings.dsn is None
+    assert sources(*app)["dsn"] == "cmdbus.toml"
+    monkeypatch.setenv("DATABASE_URL", "host=environment")
+    assert told(*app).settings.dsn == "host=environment"
+    assert told(*app, "--embedded").settings.dsn is None
+    assert "--embedded and --dsn both name a database" in refused(
+        *app, "--embedded", "--dsn", "host=option"
+    )
+    monkeypatch.setenv("CMDBUS_EMBEDDED", "1")
+    assert "CMDBUS_EMBEDDED and DATABASE_URL both name a database" in refused(*app)
+    Path("near").write_text("host=near")
+    assert told(*app, "--dsn-file", "near").settings.dsn == "host=near"
 
 
 def test_no_secret_is_in_what_is_shown() -> None:

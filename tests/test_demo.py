@@ -190,6 +190,26 @@ def fleet() -> set[psutil.Process]:
     return {psutil.Process(seat["pid"]) for seat in seats}
 
 
+def test_a_command_without_a_dsn_uses_an_embedded_server_only_if_one_is_running(
+    home: Path,
+) -> None:
+    def refused() -> None:
+        done = here("status")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "no database is named, and no embedded PostgreSQL is running here" in done.stderr
+
+    refused()
+    assert not (home / "state").exists()
+    assert here("init", "--embedded").exit_code == 0
+    refused()
+    with EmbeddedPostgres():
+        assert here("status").stdout == "nothing waits, nothing runs\n"
+    Path("cmdbus.toml").write_text("embedded = true\n")
+    assert here("status").stdout == "nothing waits, nothing runs\n"
+    Path("cmdbus.toml").write_text("embedded = 'yes'\n")
+    assert "cmdbus.toml: 'embedded' must be true or false" in here("status").stderr
+
+
 def test_a_stale_database_is_said_in_one_sentence(home: Path) -> None:
     """R05."""
     with EmbeddedPostgres(durable=False) as server, psycopg.connect(server.dsn) as connection:
