@@ -18,7 +18,6 @@ from typing import assert_never
 from cmdbus.board import Board
 from cmdbus.exits import Exit
 from cmdbus.health import Health
-from cmdbus.keys import KeyState
 from cmdbus.points import AFTER_FORK, BEFORE_FORK, IN_REAP, reach
 from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.settings import Settings
@@ -36,7 +35,7 @@ from cmdbus.supervisor.policy import (
     Process,
     Start,
 )
-from cmdbus.supervisor.restarts import EARLY_SECONDS, Restarts
+from cmdbus.supervisor.restarts import Restarts, died_early, is_busy
 from cmdbus.supervisor.seated import NS, Seated, token_of
 from cmdbus.supervisor.stacks import Stacks
 from cmdbus.views import BoardView, Restart, SeatView, SlotView
@@ -305,7 +304,7 @@ class Company:
         if seated.undead:
             return
         seated.undead = True
-        if stopping and _was_busy(self._board.seat_view(seated.place)):
+        if stopping and is_busy(self._board.seat_view(seated.place)):
             self.unfinished = True
         self._put_to_rest(seated, Death(signal.SIGKILL, 0), False, now)
         self._call.put()
@@ -334,7 +333,7 @@ class Company:
         # Who runs a suspect leaves by itself when there is none left, but not in the middle.
         idle = not any(slot.command for slot in view.slots)
         left = left and (ordered or (seated.role is Role.ALONE and idle))
-        if stopping and (death.code == Exit.UNFINISHED if left else _was_busy(view)):
+        if stopping and (death.code == Exit.UNFINISHED if left else is_busy(view)):
             self.unfinished = True
         no_room = not ordered and death.signal == 0 and death.code == Exit.NO_ROOM
         self._put_to_rest(seated, death, left or no_room, now)
@@ -396,12 +395,8 @@ class Company:
             self.cannot_boot = True
 
     def _died_early(self, seated: Seated, view: SeatView, now: float) -> bool:
-        if view.ready is None or seated.role is not Role.WORKER:
-            return view.ready is None
-        if any(slot.command for slot in view.slots):
-            return False  # A command is to blame, and runs alone next time.
         settled = self._board.executed(seated.place) > seated.executed_before
-        return now < seated.born + EARLY_SECONDS and not settled
+        return died_early(seated.role, view, lived=now - seated.born, settled=settled)
 
     def _clear(self, view: BoardView, now: float) -> None:
         for seat in view.seats:
@@ -455,9 +450,3 @@ def _perhaps(death: Death) -> str:
     if death.signal != signal.SIGKILL:
         return ""
     return "; by somebody else, or by the kernel, perhaps out of memory (OOM)"
-
-
-def _was_busy(view: SeatView) -> bool:
-    """It had begun what is not settled: that runs again."""
-    begun = any(key.state is not KeyState.CLAIMED for key in view.keys)
-    return begun or any(slot.command for slot in view.slots)

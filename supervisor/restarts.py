@@ -9,6 +9,10 @@ later than early neither adds to the pause nor takes it back.
 from collections import deque
 from collections.abc import Hashable
 
+from cmdbus.keys import KeyState
+from cmdbus.seats import Role
+from cmdbus.views import SeatView
+
 #: A process that lived less, and settled nothing, died early.
 EARLY_SECONDS = 10.0
 #: Counted from when the successor might have started.
@@ -54,6 +58,20 @@ class Restarts:
         self._not_before[number] = now + pause
         self._early[number] = count, now + pause + QUIET_SECONDS
         return pause
+
+
+def died_early(role: Role, seat: SeatView, *, lived: float, settled: bool) -> bool:
+    """Whether a process that exited without an order is an early death. It is not if any
+    command was in progress: that one is attributed, and ends with an operator."""
+    if seat.ready is None or role is not Role.WORKER:
+        return seat.ready is None
+    return not is_busy(seat) and lived < EARLY_SECONDS and not settled
+
+
+def is_busy(seat: SeatView) -> bool:
+    """Whether a command has started whose outcome is not settled."""
+    started = any(key.state is not KeyState.CLAIMED for key in seat.keys)
+    return started or any(slot.command for slot in seat.slots)
 
 
 def _length(count: int) -> float:

@@ -65,6 +65,21 @@ def abort(command: Command, context: Context) -> None:
     os.abort()
 
 
+@registry.handler("shop", "AbortLater")
+def abort_later(command: Command, context: Context) -> None:
+    """Returns once the first file of its data is there; its process aborts at the second."""
+    returns, aborts = map(Path, command.data)
+
+    def wait_and_abort() -> None:
+        while not aborts.exists():
+            time.sleep(0.01)
+        os.abort()
+
+    threading.Thread(target=wait_and_abort, daemon=True).start()
+    while not returns.exists():
+        time.sleep(0.01)
+
+
 @registry.handler("shop", "Segfault")
 def segfault(command: Command, context: Context) -> None:
     ctypes.string_at(0)

@@ -16,7 +16,7 @@ from cmdbus.retry import RetryPolicy
 from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.slots import Phase
 from cmdbus.views import CommandView, KeyView, SeatView, SlotView
-from cmdbus.worker.blame import Death, Key, blame, running
+from cmdbus.worker.blame import Death, Key, begun, blame
 from cmdbus.worker.claims import Claim
 
 ID = UUID(int=1)
@@ -129,16 +129,18 @@ SUSPECT = [2, 2, 3]
 AS_BEFORE = [0, 1, 2]
 
 
-def test_running_is_what_was_begun_and_not_finished() -> None:
-    assert running(SEAT) == {FIRST, SECOND}
+def test_a_finished_command_counts_as_begun_until_it_is_settled() -> None:
+    assert begun(SEAT) == {FIRST, SECOND, FINISHED}
 
 
-def test_running_is_also_what_a_slot_shows_that_found_no_place_for_its_key() -> None:
+def test_a_command_on_a_slot_without_a_key_counts_as_begun() -> None:
     """There were more at once than can be shown."""
     unseen = replace(SEAT, keys=SEAT.keys[1:])
-    assert running(unseen) == {FIRST, SECOND}
+    assert begun(unseen) == {FIRST, SECOND, FINISHED}
     ended = replace(SEAT, slots=(slot(0, FINISHED), slot(1, WAITING)))
-    assert running(ended) == {FIRST, SECOND}, "what the keys say is newer than what a slot says"
+    assert begun(ended) == {FIRST, SECOND, FINISHED}, (
+        "what the keys say is newer than what a slot says"
+    )
 
 
 @pytest.mark.parametrize("ran_alone", [False, True])
@@ -211,7 +213,7 @@ def test_of_a_crash_that_could_be_anybodys_all_are_suspects(ended: Ended) -> Non
 def test_who_crashes_alone_is_guilty(ended: Ended) -> None:
     """And goes to a person, with all that is known of it."""
     death = blame(SEAT, replace(ended, alone=True), "the stack")
-    assert set(death.guilty) == {FIRST, SECOND}
+    assert set(death.guilty) == {FIRST, SECOND, FINISHED}
     for error in death.guilty.values():
         assert isinstance(error, PermanentCommandError) and error.code == "CRASHED"
         assert "it ran alone" in error.message and str(PID) in error.message

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, unstarted
@@ -14,6 +15,7 @@ from fleet import Fleet, kill, make_effects, supervised, unstarted
 from cmdbus import CommandBus
 
 #: Fleets of a busy machine take their time to boot.
+from cmdbus.keys import KeyState
 from cmdbus.schema import install
 from cmdbus.seats import Role
 
@@ -86,6 +88,43 @@ def test_a_command_whose_process_is_killed_again_and_again_runs_alone(
         assert "3 workers" in message
         eventually(lambda: not fleet.look().with_role(Role.ALONE))
         assert len(fleet.wait_until_ready()) == 2
+
+
+def test_a_command_that_crashes_its_process_after_returning_is_attributed(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Its second crash happens in a process of its own, and charges it. Neither is an early
+    death, of which the fleet could give up."""
+    returns, aborts = tmp_path / "returns", tmp_path / "aborts"
+    with supervised(dsn, tmp_path, procs=1, **PATIENT) as fleet:
+        (id,) = fleet.send("AbortLater", data=[str(returns), str(aborts)], max_attempts=1)
+        for _ in range(2):
+            crash_before_settlement(fleet, returns, aborts)
+        fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 1): 1})
+        code, message, _ = fleet.trouble(id)
+        assert code == "CRASHED" and "SIGABRT" in message
+        assert not fleet.said("died early")
+        fleet.await_completed(fleet.send("Noop", 10))
+
+
+def crash_before_settlement(fleet: Fleet, returns: Path, aborts: Path) -> None:
+    (pid,) = eventually(lambda: fleet.executing("AbortLater"), 20.0)
+    with psycopg.connect(fleet.dsn) as stranger:
+        stranger.execute("SELECT FROM cmdbus.ready FOR UPDATE")
+        returns.touch()
+        eventually(lambda: finished_in(fleet, pid))
+        aborts.touch()
+        eventually(lambda: pid not in fleet.living())
+        # Its session must not settle once the lock is gone.
+        eventually(lambda: not fleet.query("SELECT FROM pg_locks WHERE NOT granted"))
+    returns.unlink()
+    aborts.unlink()
+
+
+def finished_in(fleet: Fleet, pid: int) -> bool:
+    """Whether a command has returned there, and is not settled."""
+    seats = [seat for seat in fleet.look().seats if seat.pid == pid]
+    return any(key.state is KeyState.FINISHED for seat in seats for key in seat.keys)
 
 
 def test_a_killed_steward_is_replaced_while_work_goes_on(dsn: str, tmp_path: Path) -> None:

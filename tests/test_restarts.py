@@ -2,10 +2,15 @@
 
 import random
 from itertools import pairwise
+from uuid import UUID
 
 import pytest
 
-from cmdbus.supervisor.restarts import QUIET_SECONDS, WINDOW_SECONDS, Restarts
+from cmdbus.board import Board
+from cmdbus.keys import KeyState
+from cmdbus.seats import Role
+from cmdbus.supervisor.restarts import QUIET_SECONDS, WINDOW_SECONDS, Restarts, died_early
+from cmdbus.views import SeatView
 
 NOW = 1_000.0
 MOMENT = 1e-6
@@ -124,3 +129,38 @@ def test_a_fork_that_fails_waits_as_long_as_a_death_would_but_is_none() -> None:
         assert restarts.not_before("a") == now
     assert pauses[:6] == [1, 2, 4, 8, 16, 30] and set(pauses[6:]) == {30}
     assert not restarts.too_many(1, now)
+
+
+def seat_with_command(state: KeyState | None) -> SeatView:
+    """A worker's, ready; it shows a command in this state."""
+    board = Board.in_memory(1, 1)
+    seat = board.seat(0)
+    seat.assign(Role.WORKER, number=0, generation=1, now=1)
+    seat.enter(pid=1, generation=1, now=1)
+    seat.ready(1)
+    if state is not None:
+        place = seat.keys.claimed(seat.kind("shop", "Noop"), 5, 1, 1, UUID(int=1))
+        if state >= KeyState.STARTED:
+            seat.keys.started(place)
+        if state >= KeyState.FINISHED:
+            seat.keys.finished(place)
+    return board.seat_view(0)
+
+
+@pytest.mark.parametrize(
+    ("state", "early"),
+    [
+        (None, True),
+        (KeyState.CLAIMED, True),
+        (KeyState.STARTED, False),
+        (KeyState.FINISHED, False),
+    ],
+)
+def test_a_crash_with_a_command_in_progress_is_no_early_death(
+    state: KeyState | None, early: bool
+) -> None:
+    """The command is attributed: no command can make the supervisor give up."""
+    seat = seat_with_command(state)
+    assert died_early(Role.WORKER, seat, lived=1.0, settled=False) is early
+    assert not died_early(Role.WORKER, seat, lived=1.0, settled=True)
+    assert not died_early(Role.WORKER, seat, lived=11.0, settled=False)

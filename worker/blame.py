@@ -6,6 +6,9 @@ hung, and one thread held the GIL                its command is charged; the oth
 hung, and nobody knows by whom                   what ran is suspect: it runs alone next time
 crashed, or left without being told              the same
 any of the last three while it ran alone         its command is charged, and goes to a person
+
+A command whose handler has returned counts as running until its outcome is settled: what it
+left behind (a damaged heap, a native thread) may crash the process later.
 """
 
 import json
@@ -26,6 +29,7 @@ Key = tuple[int, int]
 
 #: What somebody sends who means the process, and not what it runs.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_BEGUN = (KeyState.STARTED, KeyState.FINISHED)
 #: Of an event's details, what is not the stack.
 _REST = 500
 
@@ -38,10 +42,10 @@ class Death:
     seat: SeatView
     #: A sentence for the audit of what was running.
     why: str
-    #: So many losses each running one counts: 0 and it is as if it had not run, and
-    #: enough of them make it a suspect.
+    #: Losses that each command that had begun counts: 0 as if it had not run, SUSPECT_LOSSES
+    #: make it run alone.
     losses: Callable[[Claim], int] = lambda _: 1
-    #: Those of the running ones that are to be charged, with code (CRASHED or TIMEOUT),
+    #: Those of the begun ones that are to be charged, with code (CRASHED or TIMEOUT),
     #: message, and details: signal, pid, stack.
     guilty: Mapping[Key, CommandError] = field(default_factory=dict)
 
@@ -69,13 +73,13 @@ def _ident(seat: SeatView, ended: Ended) -> int | None:
     return next((slot.ident for slot in busy if ended.alone or slot.place == ended.slot), None)
 
 
-def running(seat: SeatView) -> set[Key]:
-    """What its threads had begun and not finished."""
+def begun(seat: SeatView) -> set[Key]:
+    """The commands that its threads had started, and whose outcome was not settled."""
     known = {(key.id, key.token): key.state for key in seat.keys}
-    begun = {key for key, state in known.items() if state is KeyState.STARTED}
+    started = {key for key, state in known.items() if state in _BEGUN}
     shown = {(slot.command.id, slot.command.token) for slot in seat.slots if slot.command}
     # A slot whose command has no key: there were more at once than can be shown.
-    return begun | {key for key in shown if key not in known}
+    return started | {key for key in shown if key not in known}
 
 
 def _guilty(
@@ -85,7 +89,7 @@ def _guilty(
         return {}
     if ended.alone:
         error = PermanentCommandError("CRASHED", f"it ran alone, and {why}", details)
-        return dict.fromkeys(running(seat), error)
+        return dict.fromkeys(begun(seat), error)
     slots = [s.command for s in seat.slots if s.place == ended.slot and s.command is not None]
     return {
         (command.id, command.token): TransientCommandError(

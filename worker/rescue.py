@@ -15,7 +15,7 @@ from cmdbus.points import AFTER_RESCUE, IN_RESCUE, reach
 from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
 from cmdbus.views import SeatView
-from cmdbus.worker.blame import Death, Key, running
+from cmdbus.worker.blame import Death, Key, begun
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Session
 from cmdbus.worker.settling import ONE_BY_ONE
 
@@ -28,9 +28,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 class Rescued:
     """What became of each claim of the dead."""
 
-    #: Not running when it died: claimable again, as if nothing had been.
+    #: Not started when it died: claimable again, as if nothing had been.
     released: tuple[Claim, ...] = ()
-    #: Running: claimable again, and a loss is counted.
+    #: Started and not settled: claimable again, and a loss is counted.
     lost: tuple[Claim, ...] = ()
     #: Guilty: their attempt has failed.
     charged: tuple[Claim, ...] = ()
@@ -79,7 +79,7 @@ class _Rescuer:
         self._claims = claims
         self._registry = registry
         self._death = death
-        self._running = running(death.seat)
+        self._begun = begun(death.seat)
         self._released: list[Claim] = []
         self._lost: list[Claim] = []
         self._charged: list[Claim] = []
@@ -97,7 +97,7 @@ class _Rescuer:
     def hand_back(self, claims: list[Claim]) -> None:
         guilty = [claim for claim in claims if _key(claim) in self._death.guilty]
         others = [claim for claim in claims if _key(claim) not in self._death.guilty]
-        lost = {claim for claim in others if _key(claim) in self._running}
+        lost = {claim for claim in others if _key(claim) in self._begun}
         losses = [self._death.losses(claim) if claim in lost else None for claim in others]
         given = set(self._claims.hand_back(self._connection, others, losses, self._death.why))
         self._released += [c for c in others if c.id in given and c not in lost]
