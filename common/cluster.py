@@ -23,6 +23,7 @@ from pathlib import Path
 from cmdbus.accounts import Account, name_of
 from cmdbus.binaries import Programs
 from cmdbus.errors import EmbeddedError
+from cmdbus.statements import render
 
 CREATE_S = 120.0
 _LOG_BYTES = 4 * 1024 * 1024
@@ -119,7 +120,7 @@ class Cluster:
             fresh,
             "postgres",
             timeout=CREATE_S,
-            stdin="CREATE DATABASE cmdbus;\n",
+            stdin=render("create_database", "cmdbus"),
         )
 
     def _check_fits(self) -> None:

@@ -1,10 +1,16 @@
 """R44, M119, M123, M124: when a process is healthy, and when it is so again."""
 
+import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from cmdbus import health as module
 from cmdbus.health import WINDOW, Health, Levels, ProcessHealth
 
 
@@ -153,17 +159,35 @@ def test_counts_are_exact_under_concurrent_updates() -> None:
     new = count()
 
     def hammer(_: int) -> None:
-        for number in range(1_000):
+        for number in range(14):
             process.failed(0)
-            if number % 10 == 0:
+            if number % 7 == 0:
                 process.pool_exhausted(0)
             if process.stuck(number % 7, 0):
                 next(new)
-            process.levels(0)
+        process.levels(0)
 
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(hammer, range(8)))
-    assert process.levels(0) == Levels(
-        consecutive_failures=8_000, pool_exhaustions=800, stuck_threads=7
-    )
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda n: switching_at_each_opcode(lambda: hammer(n)), range(4)))
+    assert process.levels(0) == Levels(consecutive_failures=56, pool_exhaustions=8, stuck_threads=7)
     assert next(new) == 7
+
+
+def switching_at_each_opcode(run: Callable[[], None]) -> None:
+    """Lets another thread run at each instruction of the module. By itself the interpreter
+    switches threads only where a function begins or a loop goes back, so that `x += 1` looks
+    atomic, and a missing lock is never seen."""
+
+    def switch(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            time.sleep(0)
+        return switch
+
+    sys.settrace(switch)
+    try:
+        run()
+    finally:
+        sys.settrace(None)

@@ -235,11 +235,25 @@ def test_a_byte_whose_claim_failed_is_still_to_be_passed_on_by_the_next(fleet: F
     assert fleet.wake.pending == 1
 
 
-def test_with_jitter_a_woken_one_still_makes_its_claim(fleet: Fleet) -> None:
-    """M017: at most 10 ms later; so much can be asked for, see --wake-jitter."""
-    worker = fleet.worker(jitter_ms=10)
-    fleet.wake.put()
-    assert worker.rest(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
+def test_jitter_spreads_claims_after_a_wake_up_over_its_whole_length(fleet: Fleet) -> None:
+    def pauses(jitter_ms: int) -> list[float]:
+        """Seconds from a byte that is already there to the claim."""
+        worker = fleet.worker(jitter_ms=jitter_ms)
+        found = []
+        for _ in range(100):
+            fleet.wake.put()
+            began = time.monotonic()
+            assert worker.rest(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
+            found.append(time.monotonic() - began)
+            worker.stepped(full=False)
+        return sorted(found)
+
+    without, spread = pauses(0), pauses(10)
+    # A busy machine adds to both: of 100, only the ends are compared, and the middle.
+    assert spread[50] - without[50] > 0.003
+    assert spread[10] - without[10] < 0.003
+    assert spread[75] - spread[25] > 0.003
+    assert spread[75] - without[75] < 0.010
 
 
 # The own bell.

@@ -14,6 +14,7 @@ from cmdbus import (
     HandlerRegistry,
     SendRequest,
 )
+from cmdbus.worker import Worker
 
 pytestmark = pytest.mark.db
 
@@ -83,19 +84,53 @@ def test_a_worker_whose_listener_died_finds_work_and_listens_again(
             bus.wait("payments", bus.send("payments", "Debit"), 5)
 
 
-def test_sends_at_random_moments_are_never_slept_through(dsn: str, bus: CommandBus) -> None:
-    """M065, M068: the arming protocol, with a fallback that would show."""
+def test_a_send_that_began_before_the_arming_and_ends_after_it_is_found(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Its trigger saw that nothing was armed, so that it notifies nobody: only the wait for
+    the transactions that wrote before the arming can find it."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
-    with running(dsn, registry, poll_interval=600), psycopg.connect(dsn) as slow:
-        for round_ in range(150):
+    with psycopg.connect(dsn) as slow, connect(dsn) as watcher:
+        for _ in range(3):
             held = bus.send("payments", "Debit", connection=slow)
-            quick = bus.send("payments", "Debit")
-            bus.wait("payments", quick, 2)
-            if round_ % 3:
-                eventually(lambda: True)
-            slow.commit()
-            bus.wait("payments", held, 2)
+            with running(dsn, registry, poll_interval=600) as worker:
+                eventually(lambda: armed(watcher))
+                await_looks_in_vain(worker, 4)
+                slow.commit()
+                bus.wait("payments", held, 5)
+            assert not armed(watcher)
+
+
+def test_a_send_to_a_worker_at_rest_is_found_by_its_notification(dsn: str, bus: CommandBus) -> None:
+    """At rest nothing else looks: the wait for earlier writers is over, and the poll is far."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    still = (
+        "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database()"
+        " AND starts_with(application_name, 'cmdbus:')"
+        " AND (state <> 'idle' OR state_change > clock_timestamp() - interval '0.5 s')"
+    )
+    with running(dsn, registry, poll_interval=600), connect(dsn) as watcher:
+        for _ in range(3):
+            eventually(lambda: armed(watcher) and watcher.execute(still).fetchone() == (True,))
+            bus.wait("payments", bus.send("payments", "Debit"), 5)
+
+
+def await_looks_in_vain(worker: Worker, count: int) -> None:
+    """Waits for `count` more claims that find nothing."""
+
+    def looks() -> int:
+        return int(str(worker.metrics()["cmdbus_empty_receives_total"]))
+
+    before = looks()
+    eventually(lambda: looks() >= before + count)
+
+
+def armed(watcher: psycopg.Connection) -> bool:
+    row = watcher.execute("SELECT last_value FROM cmdbus.armed").fetchone()
+    assert row is not None
+    return bool(row[0])
 
 
 def test_a_delayed_send_that_commits_after_the_look_at_its_time_is_on_time(

@@ -10,6 +10,7 @@ import psycopg
 from psycopg.pq.abc import PGconn
 
 from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.statements import statement
 from cmdbus.worker.claims import Claims, Connection
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Listener:
     ) -> None:
         self._connect = connect
         self._claims = claims
+        self._ping_statement = statement("ping", claims.schema)
         self._began = began
         self._heard = heard
         self._ended = ended
@@ -106,7 +108,7 @@ class Listener:
             if descriptor not in ready:
                 if pinged:
                     raise psycopg.OperationalError("the server has gone silent")
-                session.send_query(b"SELECT 1")
+                session.send_query(self._ping_statement)
                 pinged = True
                 continue
             session.consume_input()
