@@ -2,6 +2,9 @@
 
 Nobody waits for who reads them: while the pipe is full or its reader gone, lines are
 dropped and counted, and the next one that gets through says how many.
+
+An application may configure logging as it likes: the loggers of cmdbus stay enabled and keep
+their handler, because an operator needs their lines.
 """
 
 import json
@@ -17,6 +20,7 @@ _STDERR = 2
 #: A write of so much to a pipe is whole or not at all.
 _AT_ONCE = select.PIPE_BUF
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_NAME = "cmdbus"
 
 
 def set_up(format: str, level: str) -> None:
@@ -24,9 +28,65 @@ def set_up(format: str, level: str) -> None:
     _open_standard_descriptors()
     handler = StderrHandler()
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
-    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    logging.basicConfig(handlers=[_OtherLoggers(handler)], level=level.upper(), force=True)
+    protect()
+    own = logging.getLogger(_NAME)
+    assert isinstance(own, ProtectedLogger)
+    own.keep(handler)
+    own.setLevel(level.upper())
     # It reports each connection that is taken.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+
+
+def protect() -> None:
+    """Keep the loggers of cmdbus that exist by now enabled, whatever an application configures:
+    dictConfig and fileConfig disable all existing loggers by default."""
+    logging.getLogger(_NAME)
+    for name, logger in list(logging.Logger.manager.loggerDict.items()):
+        if _is_own(name) and type(logger) is logging.Logger:
+            logger.__class__ = ProtectedLogger
+
+
+def _is_own(name: str) -> bool:
+    return name == _NAME or name.startswith(f"{_NAME}.")
+
+
+class ProtectedLogger(logging.Logger):
+    """Cannot be disabled, and does not lose the handler that it keeps."""
+
+    _kept: logging.Handler | None = None
+
+    @property
+    def disabled(self) -> bool:
+        return False
+
+    @disabled.setter
+    def disabled(self, value: bool) -> None:
+        pass
+
+    def keep(self, handler: logging.Handler) -> None:
+        """Replaces the handler that was kept before, and closes that one."""
+        before, self._kept = self._kept, handler
+        if before is not None:
+            self.removeHandler(before)
+            before.close()
+        self.addHandler(handler)
+
+    def removeHandler(self, hdlr: logging.Handler) -> None:
+        if hdlr is not self._kept:
+            super().removeHandler(hdlr)
+
+
+class _OtherLoggers(logging.Handler):
+    """The root logger's handler. Records of cmdbus reach the same lines on a way of their own."""
+
+    def __init__(self, lines: "StderrHandler") -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not _is_own(record.name):
+            self._lines.handle(record)
 
 
 def _open_standard_descriptors() -> None:
@@ -87,12 +147,17 @@ class _Stderr:
 
     A pipe that has room when one looks may be full when one writes, as all processes of a
     node write to it; and its flags are everybody's who has it. So it is opened once more,
-    with flags of our own. Where that is not possible, it is looked at before.
+    with flags of our own. Where that is not possible, it is looked at before. It is opened at
+    the first write, also after a close: dictConfig closes all handlers.
     """
 
     def __init__(self) -> None:
+        self._opened = False
         self._own: int | None = None
         self._socket: socket.socket | None = None
+
+    def _open(self) -> None:
+        self._opened = True
         try:
             mode = os.fstat(_STDERR).st_mode
             if stat.S_ISFIFO(mode):
@@ -104,6 +169,8 @@ class _Stderr:
             pass
 
     def write(self, data: bytes) -> int:
+        if not self._opened:
+            self._open()
         if self._own is not None:
             return os.write(self._own, data)
         if self._socket is not None:
@@ -118,6 +185,7 @@ class _Stderr:
         if self._socket is not None:
             self._socket.close()
         self._own = self._socket = None
+        self._opened = False
 
 
 class TextFormatter(logging.Formatter):

@@ -1,6 +1,7 @@
 """Handlers that do to their process whatever handlers can do, for fleets under test."""
 
 import ctypes
+import logging.config
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, TransientCommandError
 
 registry = HandlerRegistry()
+# As Django does when it is set up: it disables the loggers that exist.
+logging.config.dictConfig({"version": 1, "root": {"handlers": []}})
 
 _QUICK = RetryPolicy(max_attempts=5, backoff=(0.05,))
 _leaked: list[bytes] = []

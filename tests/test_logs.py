@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import logging
+import logging.config
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -309,24 +311,64 @@ def test_with_stderr_closed_no_other_file_gets_the_log() -> None:
     assert done.returncode > 2, "the first file that is opened is none of the three"
 
 
-def test_setting_up_again_leaves_one_handler_and_no_file(capfd: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
-    pool = logging.getLogger("psycopg.pool")
-    pool_level = pool.level
-    for handler in before:
-        root.removeHandler(handler)
-    try:
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        {},
+        {"root": {"level": "CRITICAL", "handlers": []}},
+        {"loggers": {"cmdbus": {"handlers": []}}},
+        {"loggers": {"cmdbus.test_logs": {"handlers": []}}},
+    ],
+)
+def test_an_application_that_configures_logging_does_not_silence_ours(
+    configuration: dict[str, Any],
+) -> None:
+    """Django's default: dictConfig disables all existing loggers and closes all handlers."""
+
+    def run() -> None:
+        logging.config.dictConfig({"version": 1, **configuration})
+        logger.info("after dictConfig")
+        logging.basicConfig(force=True, level="CRITICAL", handlers=[logging.NullHandler()])
+        logging.getLogger().handlers.clear()
+        logger.info("after basicConfig")
+        logger.debug("below the level")
+
+    with pipe() as (reader, writer):
+        assert ended(with_stderr(run, writer)) == Death(0, 0)
+        said = [event["message"] for event in parsed(read_all(reader))]
+    assert said == ["after dictConfig", "after basicConfig"]
+
+
+@pytest.mark.process
+def test_a_line_of_ours_also_reaches_the_applications_handlers_and_stderr_once() -> None:
+    def run() -> None:
+        given = logging.StreamHandler(sys.__stderr__)
+        given.setFormatter(JsonFormatter())
+        logger.info("before")
+        logging.getLogger("theirs").info("also theirs")
+        logging.getLogger().addHandler(given)
+        logger.info("after")
+
+    with pipe() as (reader, writer):
+        assert ended(with_stderr(run, writer)) == Death(0, 0)
+        said = [event["message"] for event in parsed(read_all(reader))]
+    assert said == ["before", "also theirs", "after", "after"]
+
+
+@pytest.mark.process
+def test_setting_up_again_leaves_one_handler_and_no_file() -> None:
+    def run() -> None:
+        logger.info("first")
+        before = len(list(Path("/proc/self/fd").iterdir()))
         set_up("text", "info")
         set_up("json", "warning")
         logger.info("not said")
         logger.warning("said")
-        assert [event["message"] for event in parsed(capfd.readouterr().err)] == ["said"]
-    finally:
-        for handler in list(root.handlers):
-            root.removeHandler(handler)
-            handler.close()
-        for handler in before:
-            root.addHandler(handler)
-        root.setLevel(level)
-        pool.setLevel(pool_level)
+        after = len(list(Path("/proc/self/fd").iterdir()))
+        logger.warning("%s more files", after - before)
+
+    with pipe() as (reader, writer):
+        assert ended(with_stderr(run, writer)) == Death(0, 0)
+        said = [event["message"] for event in parsed(read_all(reader))]
+    assert said == ["first", "said", "0 more files"]

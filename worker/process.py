@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError
 from cmdbus.exits import Exit, lacks_room
+from cmdbus.logs import protect
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.app import load
@@ -34,8 +35,7 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
     """Runs commands until it is told to leave. `unblock` lets signals come."""
     enter(node, stacks)
     try:
-        registry = load(settings.app)
-        worker = _worker(settings, node, registry)
+        worker = _worker(settings, node, _load(settings))
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
@@ -78,13 +78,21 @@ def run_steward(
 
 def _run_steward(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
     try:
-        steward = Steward(settings, node, load(settings.app), stacks.parent)
+        steward = Steward(settings, node, _load(settings), stacks.parent)
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
     signal.signal(signal.SIGTERM, lambda *_: steward.leave(_leave_by(node, settings)))
     unblock()
     return steward.run()
+
+
+def _load(settings: Settings) -> HandlerRegistry:
+    """The application may configure logging when it is imported, and import more of cmdbus."""
+    protect()
+    registry = load(settings.app)
+    protect()
+    return registry
 
 
 def enter(node: Node, stacks: Path) -> None:
