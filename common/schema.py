@@ -45,6 +45,7 @@ def install(
     )
     with dsns.connect(parts) as connection:
         with connection.transaction():
+            connection.execute(statement("narrow_search_path", schema))
             before = _migrate(connection, schema)
             for kind, roles in (grants or {}).items():
                 for role in roles:

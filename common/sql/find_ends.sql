@@ -6,7 +6,7 @@ SELECT coalesce(
             WHEN 'LOST' THEN 'LOST'
             WHEN 'BUSINESS_RULE_FAILED' THEN 'FAILED'
             WHEN 'MOVED_TO_TROUBLESHOOTING_QUEUE' THEN 'TROUBLE'
-            ELSE CASE e.details ->> 'reason' WHEN 'INTERRUPTED' THEN 'INTERRUPTED'
+            ELSE CASE e.details ->> 'reason'::text WHEN 'INTERRUPTED' THEN 'INTERRUPTED'
                 ELSE 'RETRY' END END
         FROM {schema}.event e
         WHERE e.domain = k.domain AND e.command_id = k.command_id AND e.token = k.token

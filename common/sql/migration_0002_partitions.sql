@@ -5,7 +5,7 @@
 -- the same reason it gives up after 100 ms: whoever calls comes again.
 CREATE FUNCTION {schema}.make_partitions(p_days_ahead integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = {schema}, pg_temp
+SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '100ms'
 SET timezone = 'UTC'
 AS $$
@@ -14,13 +14,14 @@ DECLARE
     day date;
     partition text;
 BEGIN
-    LOCK TABLE finished IN SHARE UPDATE EXCLUSIVE MODE;
+    LOCK TABLE {schema}.finished IN SHARE UPDATE EXCLUSIVE MODE;
     FOR n IN 0 .. p_days_ahead LOOP
         day := clock_timestamp()::date + n;
         partition := 'finished_' || to_char(day, 'YYYYMMDD');
-        CONTINUE WHEN to_regclass(partition) IS NOT NULL;
-        EXECUTE format('CREATE TABLE %I (LIKE finished INCLUDING ALL)', partition);
-        EXECUTE format('ALTER TABLE finished ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
+        CONTINUE WHEN to_regclass('{schema}.' || partition) IS NOT NULL;
+        EXECUTE format('CREATE TABLE {schema}.%I (LIKE {schema}.finished INCLUDING ALL)', partition);
+        EXECUTE format('ALTER TABLE {schema}.finished ATTACH PARTITION {schema}.%I'
+                       ' FOR VALUES FROM (%L) TO (%L)',
                        partition, day::timestamptz, (day + 1)::timestamptz);
         made := made + 1;
     END LOOP;

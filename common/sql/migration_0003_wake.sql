@@ -6,12 +6,12 @@
 -- function, is current at every isolation level and leaves no dead rows. Its
 -- bits are domains (see domain_bit); 0 says that nobody waits.
 CREATE SEQUENCE {schema}.armed MINVALUE 0;
-SELECT setval('{schema}.armed', 0);
+SELECT pg_catalog.setval('{schema}.armed', 0::bigint);
 
 -- The earliest time, in microseconds since 1970, at which some node will look
 -- for due commands anyway; 0 says that none will.
 CREATE SEQUENCE {schema}.alarm MINVALUE 0;
-SELECT setval('{schema}.alarm', 0);
+SELECT pg_catalog.setval('{schema}.alarm', 0::bigint);
 
 -- Who waits for what, until when; one row for each node.
 CREATE TABLE {schema}.waiter (
@@ -35,6 +35,7 @@ CREATE FUNCTION {schema}.arm(
     p_node bigint, p_domains text[], p_looks_at timestamptz, p_for interval
 ) RETURNS boolean
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     wanted bigint := (SELECT coalesce(bit_or({schema}.domain_bit(d)), 0) FROM unnest(p_domains) d);
@@ -56,6 +57,7 @@ $$;
 
 CREATE FUNCTION {schema}.disarm(p_node bigint) RETURNS void
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     LOCK TABLE {schema}.waiter IN SHARE ROW EXCLUSIVE MODE;
@@ -67,6 +69,7 @@ $$;
 -- For a node that ends. Whoever dies without it leaves a row until it runs out.
 CREATE FUNCTION {schema}.leave(p_node bigint) RETURNS void
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     LOCK TABLE {schema}.waiter IN SHARE ROW EXCLUSIVE MODE;
@@ -80,6 +83,7 @@ $$;
 -- other, the alarm is so late that everything is earlier.
 CREATE FUNCTION {schema}.set_flags() RETURNS void
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     DELETE FROM {schema}.waiter WHERE armed_until <= clock_timestamp();
@@ -96,6 +100,7 @@ $$;
 -- snapshots loses the sender that came after the snapshot's latest completed one.)
 CREATE FUNCTION {schema}.writers() RETURNS text[]
 LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT coalesce(array_agg(DISTINCT virtualtransaction), '{}')
     FROM pg_locks
@@ -110,6 +115,7 @@ $$;
 -- NOTIFY) and are found by the fallback poll.
 CREATE FUNCTION {schema}.wake(p_domain text) RETURNS void
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF (SELECT last_value FROM {schema}.armed) & {schema}.domain_bit(p_domain) <> 0
@@ -124,6 +130,7 @@ $$;
 -- statement's beginning and loses whoever arms meanwhile.
 CREATE FUNCTION {schema}.wake_for_ready() RETURNS trigger
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF (SELECT last_value FROM {schema}.armed) <> 0 THEN
@@ -137,6 +144,7 @@ $$;
 -- that has passed is that of a node that is gone: nobody knows when the others look.
 CREATE FUNCTION {schema}.wake_for_scheduled() RETURNS trigger
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     looks_at bigint := (SELECT last_value FROM {schema}.alarm);

@@ -22,14 +22,14 @@ CREATE FUNCTION {schema}.admit(
     OUT oldest_age double precision
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = {schema}, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     open boolean;
     enough bigint;
 BEGIN
     SELECT d.accepting, d.max_depth, d.warn_depth INTO open, max_depth, warn_depth
-    FROM domain d WHERE d.name = p_domain;
+    FROM {schema}.domain d WHERE d.name = p_domain;
     IF NOT open THEN
         refusal := 'closed';
     END IF;
@@ -40,12 +40,12 @@ BEGIN
     SELECT count(*), extract(epoch FROM clock_timestamp() - min(since))
     INTO depth, oldest_age
     FROM (
-        (SELECT r.created_at AS since FROM ready r
+        (SELECT r.created_at AS since FROM {schema}.ready r
          WHERE r.domain = p_domain
              AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
          LIMIT enough)
         UNION ALL
-        (SELECT s.created_at FROM scheduled s WHERE s.domain = p_domain LIMIT enough)
+        (SELECT s.created_at FROM {schema}.scheduled s WHERE s.domain = p_domain LIMIT enough)
     ) waiting;
     IF depth + p_count > max_depth THEN
         refusal := 'full';
@@ -55,6 +55,7 @@ $$;
 
 CREATE FUNCTION {schema}.exists_anywhere(p_domain text, p_command_id uuid) RETURNS boolean
 LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
 AS $$
     -- One statement: a row on its way between two tables is seen in one of them.
     SELECT EXISTS (SELECT FROM {schema}.ready
@@ -76,7 +77,7 @@ CREATE FUNCTION {schema}.identify(
     p_domains text[], p_command_ids uuid[], p_call bigint, p_brought boolean
 ) RETURNS TABLE (domain text, command_id uuid, refusal text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = {schema}, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -90,11 +91,11 @@ BEGIN
             'snapshot does not show whether the command is there';
     END IF;
     -- Sorted, so that two calls with the same ids cannot deadlock.
-    INSERT INTO identity (domain, command_id, call)
+    INSERT INTO {schema}.identity (domain, command_id, call)
     SELECT w.domain, w.command_id, p_call
     FROM unnest(p_domains, p_command_ids) w (domain, command_id)
     WHERE CASE WHEN p_brought AND substr(w.command_id::text, 15, 2) = '8c'
-               THEN NOT exists_anywhere(w.domain, w.command_id) ELSE true END
+               THEN NOT {schema}.exists_anywhere(w.domain, w.command_id) ELSE true END
     ORDER BY w.domain COLLATE "C", w.command_id
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS taken = ROW_COUNT;
@@ -105,7 +106,7 @@ BEGIN
     RETURN QUERY
         SELECT w.domain, w.command_id, 'duplicate'
         FROM unnest(p_domains, p_command_ids) w (domain, command_id)
-        LEFT JOIN identity i ON i.domain = w.domain AND i.command_id = w.command_id
+        LEFT JOIN {schema}.identity i ON i.domain = w.domain AND i.command_id = w.command_id
         WHERE i.call IS DISTINCT FROM p_call;
     IF NOT FOUND THEN
         RETURN QUERY SELECT p_domains[1], p_command_ids[1], 'repeated';
@@ -120,16 +121,17 @@ CREATE FUNCTION {schema}.landed(
     p_domain text, p_command_id uuid, p_brought boolean, p_call bigint, p_again boolean
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = {schema}, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(p_call);
     IF p_again AND NOT p_brought THEN
-        RETURN exists_anywhere(p_domain, p_command_id)
-            OR EXISTS (SELECT FROM identify(ARRAY[p_domain], ARRAY[p_command_id], p_call, false));
+        RETURN {schema}.exists_anywhere(p_domain, p_command_id)
+            OR EXISTS (SELECT FROM {schema}.identify(
+                ARRAY[p_domain], ARRAY[p_command_id], p_call, false));
     END IF;
     IF p_again = p_brought THEN
-        RETURN EXISTS (SELECT FROM identity i
+        RETURN EXISTS (SELECT FROM {schema}.identity i
                        WHERE i.domain = p_domain AND i.command_id = p_command_id
                            AND i.call = p_call);
     END IF;
@@ -151,37 +153,37 @@ CREATE FUNCTION {schema}.enqueue(
     OUT oldest_age double precision
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = {schema}, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     due timestamptz := coalesce(p_run_at, clock_timestamp() + p_delay);
 BEGIN
     IF p_call IS NOT NULL AND (p_again OR NOT p_own)
-        AND landed(p_domain, p_command_id, p_own, p_call, p_again)
+        AND {schema}.landed(p_domain, p_command_id, p_own, p_call, p_again)
     THEN
         refusal := 'repeated';
         RETURN;
     END IF;
-    IF EXISTS (SELECT FROM domain d WHERE d.name = p_domain) THEN
+    IF EXISTS (SELECT FROM {schema}.domain d WHERE d.name = p_domain) THEN
         SELECT a.refusal, a.depth, a.max_depth, a.warn_depth, a.oldest_age
         INTO refusal, depth, max_depth, warn_depth, oldest_age
-        FROM admit(p_domain, 1) a;
+        FROM {schema}.admit(p_domain, 1) a;
     END IF;
     IF refusal IS NULL AND (p_own OR p_call IS NULL) THEN
         SELECT i.refusal INTO refusal
-        FROM identify(ARRAY[p_domain], ARRAY[p_command_id],
+        FROM {schema}.identify(ARRAY[p_domain], ARRAY[p_command_id],
                       coalesce(p_call, hashtextextended(gen_random_uuid()::text, 0)), p_own) i;
     END IF;
     IF refusal IS NOT NULL THEN
         RETURN;
     END IF;
     IF due > clock_timestamp() THEN
-        INSERT INTO scheduled (domain, priority, command_id, type, data, correlation_id,
+        INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
                                reply_to, max_attempts, due_at)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
                 p_reply_to, p_max_attempts, due);
     ELSE
-        INSERT INTO ready (domain, priority, command_id, type, data, correlation_id,
+        INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
                            reply_to, max_attempts)
         VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
                 p_reply_to, p_max_attempts);
@@ -198,16 +200,17 @@ CREATE FUNCTION {schema}.send(
     p_max_attempts integer DEFAULT NULL
 ) RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = {schema}, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    command_id uuid := coalesce(p_command_id, new_id());
+    command_id uuid := coalesce(p_command_id, {schema}.new_id());
     data json := coalesce(p_data, 'null')::json;
     answer record;
 BEGIN
-    PERFORM check_send(p_domain, p_type, data, p_priority, p_delay, p_reply_to, p_max_attempts);
+    PERFORM {schema}.check_send(
+        p_domain, p_type, data, p_priority, p_delay, p_reply_to, p_max_attempts);
     SELECT e.refusal, e.depth, e.max_depth INTO answer
-    FROM enqueue(p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority,
+    FROM {schema}.enqueue(p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority,
                  p_delay, NULL, coalesce(p_correlation_id, command_id), p_reply_to,
                  p_max_attempts, NULL, false) e;
     CASE answer.refusal
@@ -233,6 +236,7 @@ CREATE FUNCTION {schema}.check_send(
     p_reply_to text, p_max_attempts integer
 ) RETURNS void
 LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     name constant text := '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$';

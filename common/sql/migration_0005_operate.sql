@@ -8,6 +8,7 @@ CREATE FUNCTION {schema}.send_reply(
     p_outcome text, p_result json
 ) RETURNS void
 LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO {schema}.ready (domain, priority, command_id, type, correlation_id, data)
     VALUES (p_reply_to, 5, {schema}.new_id(), 'Reply', p_correlation_id,
@@ -25,31 +26,31 @@ CREATE FUNCTION {schema}.cancel(
     p_again boolean DEFAULT false
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = {schema}, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     was text;
 BEGIN
     -- Again while it moves from one table to another between two looks.
-    WHILE exists_anywhere(p_domain, p_command_id) LOOP
+    WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
         SELECT CASE WHEN r.lease_until > clock_timestamp() THEN 'running' ELSE 'waiting' END
-        INTO was FROM ready r
+        INTO was FROM {schema}.ready r
         WHERE r.domain = p_domain AND r.command_id = p_command_id
         FOR UPDATE;
         IF was = 'running' AND NOT p_running THEN
             RETURN was;
         END IF;
-        IF finish_canceled(p_domain, p_command_id, p_reason, p_operator) THEN
+        IF {schema}.finish_canceled(p_domain, p_command_id, p_reason, p_operator) THEN
             RETURN coalesce(was, 'waiting');
         END IF;
-        IF EXISTS (SELECT FROM troubleshooting t
+        IF EXISTS (SELECT FROM {schema}.troubleshooting t
                    WHERE t.domain = p_domain AND t.command_id = p_command_id) THEN
             RETURN 'troubleshooting';
         END IF;
-        IF EXISTS (SELECT FROM finished f
+        IF EXISTS (SELECT FROM {schema}.finished f
                    WHERE f.domain = p_domain AND f.command_id = p_command_id) THEN
             RETURN CASE WHEN p_again AND EXISTS (
-                SELECT FROM event e
+                SELECT FROM {schema}.event e
                 WHERE e.domain = p_domain AND e.command_id = p_command_id
                     AND e.kind = 'CANCELED' AND e.operator IS NOT DISTINCT FROM p_operator
                     AND e.message IS NOT DISTINCT FROM p_reason
@@ -66,6 +67,7 @@ CREATE FUNCTION {schema}.finish_canceled(
     p_domain text, p_command_id uuid, p_reason text, p_operator text
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     WITH from_ready AS (
@@ -103,6 +105,7 @@ $$;
 -- Not for production: CommandBus refuses it unless it was made for tests.
 CREATE FUNCTION {schema}.purge(p_domain text) RETURNS bigint
 LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
 AS $$
     WITH waiting AS MATERIALIZED (
         SELECT priority, id FROM {schema}.ready
@@ -133,6 +136,7 @@ $$;
 
 CREATE FUNCTION {schema}.set_paused(p_domain text, p_paused boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     INSERT INTO {schema}.domain (name, paused) VALUES (p_domain, p_paused)

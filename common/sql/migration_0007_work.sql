@@ -16,6 +16,7 @@ CREATE FUNCTION {schema}.settle(
     p_results json[], p_delays double precision[], p_codes text[], p_messages text[], p_details json[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
@@ -98,6 +99,7 @@ CREATE FUNCTION {schema}.complete(
     p_attempts smallint[], p_max_attempts smallint[], p_results json[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
@@ -152,6 +154,7 @@ CREATE FUNCTION {schema}.claim(
     reply_to text, created_at timestamptz, waited double precision
 )
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
@@ -212,6 +215,7 @@ $$;
 -- small index of what was lost at all.
 CREATE FUNCTION {schema}.suspect_waits(p_types text[], p_losses smallint) RETURNS boolean
 LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
     SELECT EXISTS (
@@ -231,6 +235,7 @@ CREATE FUNCTION {schema}.claim_suspect(
     reply_to text, created_at timestamptz, waited double precision
 )
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET jit = off
 AS $$
@@ -272,6 +277,7 @@ CREATE FUNCTION {schema}.release(
     p_losses smallint[], p_why text
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
@@ -315,6 +321,7 @@ CREATE FUNCTION {schema}.renew(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[], p_lease interval
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
@@ -344,6 +351,7 @@ $$;
 -- no claim's floor is above it.
 CREATE FUNCTION {schema}.promote(p_count integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_sort = off
 SET jit = off

@@ -10,6 +10,7 @@ CREATE FUNCTION {schema}.resolve_keys(
     p_result json
 ) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
@@ -68,26 +69,26 @@ CREATE FUNCTION {schema}.resolve(
     p_result json, p_again boolean
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = {schema}, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     done boolean;
     was text;
 BEGIN
     -- Again while it moves from one table to another between two looks.
-    WHILE exists_anywhere(p_domain, p_command_id) LOOP
-        done := resolve_keys(p_action, ARRAY[p_domain], ARRAY[p_command_id], p_operator,
-                             p_reason, p_result) = 1;
+    WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
+        done := {schema}.resolve_keys(p_action, ARRAY[p_domain], ARRAY[p_command_id], p_operator,
+                                      p_reason, p_result) = 1;
         -- A statement of its own: it sees what the first one waited for.
         done := done OR p_again AND EXISTS (
-            SELECT FROM event e
+            SELECT FROM {schema}.event e
             WHERE e.domain = p_domain AND e.command_id = p_command_id
                 AND e.kind = 'OPERATOR_' || p_action AND e.operator = p_operator
                 AND e.at > clock_timestamp() - interval '5 minutes');
         IF done THEN
             RETURN 'IN_TROUBLESHOOTING_QUEUE';
         END IF;
-        SELECT c.status INTO was FROM command c
+        SELECT c.status INTO was FROM {schema}.command c
         WHERE c.domain = p_domain AND c.command_id = p_command_id;
         IF was <> 'IN_TROUBLESHOOTING_QUEUE' THEN
             RETURN was;
@@ -107,7 +108,7 @@ CREATE FUNCTION {schema}.resolve_batch(
     OUT resolved bigint, OUT last timestamptz, OUT before timestamptz
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = {schema}, pg_temp
+SET search_path = pg_catalog, pg_temp
 SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
@@ -116,7 +117,7 @@ DECLARE
 BEGIN
     before := least(p_until, clock_timestamp());
     WITH picked AS MATERIALIZED (
-        SELECT t.domain, t.command_id, t.failed_at FROM troubleshooting t
+        SELECT t.domain, t.command_id, t.failed_at FROM {schema}.troubleshooting t
         WHERE (p_domain IS NULL OR t.domain = p_domain)
             AND (p_type IS NULL OR t.type = p_type)
             AND (p_error_code IS NULL OR t.error_code = p_error_code)
@@ -129,6 +130,7 @@ BEGIN
     SELECT array_agg(p.domain), array_agg(p.command_id),
         CASE WHEN count(*) = p_count THEN max(p.failed_at) END
     INTO domains, command_ids, last FROM picked p;
-    resolved := resolve_keys(p_action, domains, command_ids, p_operator, p_reason, p_result);
+    resolved := {schema}.resolve_keys(
+        p_action, domains, command_ids, p_operator, p_reason, p_result);
 END
 $$;

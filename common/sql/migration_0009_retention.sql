@@ -6,19 +6,19 @@
 -- owner, so that a worker's role need not own tables.
 CREATE FUNCTION {schema}.retain(p_count integer) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = {schema}, pg_temp
+SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '100ms'
 SET timezone = 'UTC'
 AS $$
 DECLARE
-    longest interval := greatest(interval '7 days', (SELECT max(keep) FROM domain));
+    longest interval := greatest(interval '7 days', (SELECT max(keep) FROM {schema}.domain));
     today date := clock_timestamp()::date;
     partition text;
     removed bigint;
 BEGIN
     SELECT c.relname INTO partition
     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-    WHERE i.inhparent = 'finished'::regclass
+    WHERE i.inhparent = '{schema}.finished'::regclass
         -- CASE, as the planner may look at other relations' names before it joins.
         AND CASE WHEN c.relname ~ '^finished_[0-9]{8}$'
             THEN to_date(right(c.relname, 8), 'YYYYMMDD') + 1 END <= clock_timestamp() - longest
@@ -26,11 +26,11 @@ BEGIN
     LIMIT 1;
     IF partition IS NOT NULL THEN
         BEGIN
-            EXECUTE format('DELETE FROM identity i USING %I p
+            EXECUTE format('DELETE FROM {schema}.identity i USING {schema}.%I p
                 WHERE i.domain = p.domain AND i.command_id = p.command_id', partition);
-            EXECUTE format('DELETE FROM event e USING %I p
+            EXECUTE format('DELETE FROM {schema}.event e USING {schema}.%I p
                 WHERE e.domain = p.domain AND e.command_id = p.command_id', partition);
-            EXECUTE format('DROP TABLE %I', partition);
+            EXECUTE format('DROP TABLE {schema}.%I', partition);
             RETURN 1;
         EXCEPTION WHEN lock_not_available THEN
             NULL;
@@ -38,19 +38,19 @@ BEGIN
     END IF;
     WITH old AS MATERIALIZED (
         SELECT f.domain, f.command_id, f.finished_at
-        FROM domain d JOIN finished f ON f.domain = d.name
+        FROM {schema}.domain d JOIN {schema}.finished f ON f.domain = d.name
         WHERE d.keep < longest AND f.finished_at <= clock_timestamp() - d.keep
         LIMIT p_count
         FOR UPDATE OF f SKIP LOCKED
     ), gone AS (
-        DELETE FROM finished f USING old o
+        DELETE FROM {schema}.finished f USING old o
         WHERE f.domain = o.domain AND f.command_id = o.command_id AND f.finished_at = o.finished_at
         RETURNING f.domain, f.command_id
     ), identities AS (
-        DELETE FROM identity i USING gone g
+        DELETE FROM {schema}.identity i USING gone g
         WHERE i.domain = g.domain AND i.command_id = g.command_id
     ), events AS (
-        DELETE FROM event e USING gone g
+        DELETE FROM {schema}.event e USING gone g
         WHERE e.domain = g.domain AND e.command_id = g.command_id
     )
     SELECT count(*) INTO removed FROM gone;

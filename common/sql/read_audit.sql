@@ -12,7 +12,7 @@ WITH c AS MATERIALIZED (
     FROM {schema}.event e
     LEFT JOIN {schema}.incarnation i ON i.id = e.claimer,
     LATERAL (SELECT e.kind = 'LOST'
-        OR coalesce(e.details ->> 'reason' = 'INTERRUPTED', false)) u (uncharged)
+        OR coalesce(e.details ->> 'reason'::text = 'INTERRUPTED', false)) u (uncharged)
     WHERE e.domain = %(domain)s AND e.command_id = %(command_id)s
 )
 SELECT at, kind, attempt, worker, operator, code, message, details::text

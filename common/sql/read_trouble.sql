@@ -1,6 +1,6 @@
 -- The newest first. The reason is that of the event by which it came there.
 SELECT t.*, (
-    SELECT e.details ->> 'reason' FROM {schema}.event e
+    SELECT e.details ->> 'reason'::text FROM {schema}.event e
     WHERE e.domain = t.domain AND e.command_id = t.command_id
         AND e.kind = 'MOVED_TO_TROUBLESHOOTING_QUEUE'
     ORDER BY e.id DESC LIMIT 1)

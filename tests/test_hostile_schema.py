@@ -1,0 +1,199 @@
+"""Operators and functions that another role made in a schema of the search path.
+
+Where their argument types match better than those of PostgreSQL's own, they are called in
+place of these, with the rights of the caller. Every role may CREATE in `public` on
+PostgreSQL 14, and `public` is in the default search path.
+"""
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.sql import SQL, Literal
+
+from cmdbus import CommandBus, SendRequest, schema
+from cmdbus.outcomes import Kind, Outcome, completed
+from cmdbus.schema import install
+from cmdbus.statements import render
+from cmdbus.worker.claims import Claims, Finished, Want
+
+pytestmark = pytest.mark.db
+
+KINDS = ["payments Debit"]
+OUTCOMES = [
+    completed({"ok": True}),
+    Outcome(kind=Kind.RETRY, delay=60, code="BUSY", message="later", details="{}"),
+    Outcome(kind=Kind.FAILED, code="NO", message="rule", details="{}"),
+    Outcome(kind=Kind.TROUBLE, code="GONE", message="never", details="{}"),
+]
+FILES = Path(schema.__file__).parent / "sql"
+#: What takes no expression, or is a script of such.
+WITHOUT_EXPRESSIONS = ("LISTEN", "COPY", "COMMIT", "ROLLBACK", "BEGIN", "CREATE", "DO", "SET")
+TYPES = [
+    *("text", "name", "bool", "int2", "int4", "int8", "oid", "regclass", "regnamespace", "float8"),
+    *("numeric", "uuid", "json", "jsonb", "timestamptz", "date", "interval", "text[]", "int8[]"),
+]
+OPERATORS = [
+    "=",
+    "<>",
+    "<",
+    "<=",
+    ">",
+    ">=",
+    "+",
+    "-",
+    "*",
+    "/",
+    "%",
+    "||",
+    "->",
+    "->>",
+    "~",
+    "&",
+    "<<",
+]
+
+#: An operator, and a function of one or two arguments, for each combination of types that
+#: pg_catalog has not. Each of them fails as soon as it is called.
+ATTACK = """
+DO $do$
+DECLARE
+    f text;
+    l text;
+    r text;
+    o text;
+    head constant text := 'CREATE FUNCTION public.%I(%s) RETURNS boolean LANGUAGE plpgsql'
+        ' AS $$BEGIN RAISE ''hijacked''; END$$';
+BEGIN
+    FOREACH l IN ARRAY {types}::text[] LOOP
+        FOREACH f IN ARRAY {functions}::text[] LOOP
+            IF to_regprocedure(format('pg_catalog.%I(%s)', f, l)) IS NULL THEN
+                EXECUTE format(head, f, l);
+            END IF;
+        END LOOP;
+        FOREACH r IN ARRAY {types}::text[] LOOP
+            EXECUTE format(head, 'hijack', l || ', ' || r);
+            FOREACH o IN ARRAY {operators}::text[] LOOP
+                IF to_regoperator(format('pg_catalog.%s(%s,%s)', o, l, r)) IS NULL THEN
+                    EXECUTE format('CREATE OPERATOR public.%s (FUNCTION = public.hijack,'
+                        ' LEFTARG = %s, RIGHTARG = %s)', o, l, r);
+                END IF;
+            END LOOP;
+        END LOOP;
+    END LOOP;
+END
+$do$;
+CREATE FUNCTION public.make_interval(secs float8) RETURNS interval
+    LANGUAGE plpgsql AS $$BEGIN RAISE 'hijacked'; END$$;
+"""
+#: Called with one argument in the SQL files, by any type.
+FUNCTIONS = [
+    "isfinite",
+    "hashtext",
+    "pg_advisory_lock",
+    "pg_advisory_unlock",
+    "setval",
+    "right",
+    "to_jsonb",
+]
+
+
+def attack(dsn: str) -> None:
+    values = {"types": TYPES, "operators": OPERATORS, "functions": FUNCTIONS}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            SQL(ATTACK).format(**{name: Literal(value) for name, value in values.items()})
+        )
+
+
+def test_installing_calls_nothing_of_another_role(empty_dsn: str) -> None:
+    """It may be a superuser who installs."""
+    attack(empty_dsn)
+    install(empty_dsn)
+    assert install(empty_dsn).before > 0
+
+
+def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
+    """With every trigger and function on its way."""
+    attack(dsn)
+    with (
+        CommandBus(dsn, purge_allowed=True) as bus,
+        psycopg.connect(dsn, autocommit=True) as connection,
+    ):
+        worker = Claims("cmdbus", 30)
+        worker.register(connection, "tester")
+        worker.arm(connection, ["payments"], 0.5, 60.0)
+        bus.configure("payments", max_depth=100, keep=timedelta(days=1))
+        ids = bus.send_many([SendRequest("payments", "Debit", reply_to="orders")] * 9)
+        later = [bus.send("payments", "Debit", delay=60, command_id=uuid4()) for _ in range(2)]
+        connection.execute("SELECT cmdbus.send('payments', 'Debit')")
+        _, claims = worker.step(connection, [], Want(6, 2, ["payments"], KINDS, KINDS, {}))
+        done = [
+            Finished(claim, outcome, 3, 0.0)
+            for claim, outcome in zip(claims, OUTCOMES, strict=False)
+        ]
+        assert worker.renew(connection, claims) == []
+        assert worker.settle(connection, done) == []
+        assert len(worker.hand_back(connection, claims[len(done) :], [1] * 4, "why")) == 4
+        worker.timers(connection, ["payments"], KINDS, leases=True)
+        assert bus.troubleshooting.count() == 1
+        bus.troubleshooting.retry(
+            "payments", bus.troubleshooting.list()[0].command_id, operator="ann"
+        )
+        bus.cancel("payments", later[0])
+        worker.promote(connection, 10)
+        worker.retain(connection, 10)
+        worker.ends(connection, claims)
+        worker.end_sessions(connection, [(1, 1)])
+        assert all(bus.get("payments", id_) for id_ in ids)
+        assert bus.query(domain="payments") and bus.audit("payments", later[0])
+        assert bus.snapshot("payments")["depth"] > 0 and bus.domains()
+        bus.pause("payments")
+        bus.resume("payments")
+        assert bus.purge("payments") > 0
+        worker.leave(connection)
+
+
+def test_statements_use_postgresqls_own_operators_and_functions(dsn: str) -> None:
+    attack(dsn)
+    foreign: dict[str, list[str]] = {}
+    for file in sorted(FILES.glob("*.sql")):
+        text = re.sub(r"--.*", "", render(file.stem, "cmdbus")).strip()
+        if file.stem.startswith(("migration_", "grant_")) or text.startswith(WITHOUT_EXPRESSIONS):
+            continue
+        if found := foreign_dependencies(dsn, text):
+            foreign[file.stem] = found
+    assert foreign == {}
+
+
+def foreign_dependencies(dsn: str, text: str) -> list[str]:
+    """What a statement calls outside of pg_catalog and the schema. The server says it: a
+    function with this body depends on that."""
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", text)))
+    for number, name in enumerate(names, 1):
+        text = text.replace(f"%({name})s", f"${number}")
+    text = text.replace("%%", "%").rstrip(";")
+    with psycopg.connect(dsn) as connection, connection.transaction(force_rollback=True):
+        connection.execute("CREATE TABLE demo_transfer (command_id uuid, amount int)")
+        try:
+            connection.execute(f"PREPARE probe AS {text}")
+            row = connection.execute("SELECT parameter_types FROM pg_prepared_statements")
+            types = ", ".join(row.fetchall()[0][0])
+            connection.execute(
+                f"CREATE FUNCTION public.probe({types}) RETURNS void BEGIN ATOMIC {text}; END"
+            )
+        except psycopg.Error as error:  # the types of what it calls do not fit
+            return [str(error)]
+        connection.execute("SET search_path = pg_catalog")
+        return [name for (name,) in connection.execute(DEPENDENCIES).fetchall()]
+
+
+DEPENDENCIES = """
+SELECT pg_describe_object(refclassid, refobjid, 0) FROM pg_depend
+WHERE classid = 'pg_proc'::regclass AND objid = 'public.probe'::regproc
+    AND refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass)
+    AND pg_describe_object(refclassid, refobjid, 0) NOT LIKE '% cmdbus.%'
+"""
