@@ -12,21 +12,19 @@ from uuid import UUID
 
 from cmdbus.checks import (
     check_aware,
-    check_flag,
     check_id,
     check_name,
     check_seconds,
-    check_text,
     check_whole,
 )
 from cmdbus.connections import Connection, Connections, Pool, check_encoding
 from cmdbus.data import MAX_BYTES
-from cmdbus.domains import check_settings
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.ids import new_id
 from cmdbus.records import AuditEvent, CommandRecord, DomainRecord, Status, check_status
 from cmdbus.requests import Limits, SendRequest
 from cmdbus.sending import Batch, Call, Sender, new_call
+from cmdbus.steering import Steering
 from cmdbus.store import Store
 from cmdbus.troubleshooting import Troubleshooting
 
@@ -63,6 +61,7 @@ class CommandBus:
         self._store = Store(schema)
         self._limits = Limits.of(priorities, max_bytes)
         self._connections = Connections(dsn, pool, schema)
+        self._steering = Steering(self._store, self._connections, self._limits.priorities)
         self._on_send = on_send
         self._purge_allowed = purge_allowed
         self._sender = Sender(self._store)
@@ -156,23 +155,65 @@ class CommandBus:
         Then its handler is not interrupted, but nothing that it writes through its
         context's connection lands.
         """
-        check_name("domain", domain)
-        id_ = check_id("command_id", command_id)
-        reason = check_text("reason", reason)
-        operator = check_text("operator", operator)
-        check_flag("running", running)
-        was = self._connections.use(
-            connection,
-            lambda c, again: self._store.cancel(
-                c, domain, id_, reason=reason, running=running, operator=operator, again=again
-            ),
-        )
-        if was is None:
-            raise CommandNotFoundError(domain, id_)
-        if was == "waiting" or (was == "running" and running):
-            return
-        raise InvalidOperationError(
-            f"command {id_} of domain {domain!r} cannot be canceled: {_CANNOT_CANCEL[was]}"
+        self._steering.cancel(domain, command_id, running, operator, reason, connection)
+
+    def cancel_all(
+        self,
+        domain: str,
+        type: str | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """Cancels everything that waits in the domain and meets every given condition, and
+        returns how many commands it canceled.
+
+        `since` (inclusive) and `until` (exclusive) are about when commands were sent; what
+        is sent after this call begins is left alone. Commands in progress, and those in
+        troubleshooting, stay. Each command gets its event, with `operator` and `reason`,
+        and its reply, as with `cancel`. Without `connection=` batches are transactions of
+        their own, and a command that another session has locked at that moment is left.
+        """
+        steering = self._steering
+        return steering.cancel_all(domain, type, since, until, operator, reason, connection)
+
+    def count_waiting(
+        self,
+        domain: str,
+        type: str | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """How many commands `cancel_all` with the same conditions would cancel now."""
+        return self._steering.count_waiting(domain, type, since, until, connection)
+
+    def reschedule(
+        self,
+        domain: str,
+        command_id: UUID | str,
+        *,
+        run_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        priority: str | int | None = None,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Gives a command that waits another time, another priority, or both.
+
+        `run_at` is an aware datetime and `delay` seconds or a timedelta from now; one that
+        has passed, and a delay of 0, make the command claimable at once, also in the middle
+        of a retry's backoff. Its attempts stay. `operator` and `reason` go into its audit.
+        CommandNotFoundError for an unknown command, InvalidOperationError for one that is
+        in progress, in troubleshooting or finished.
+        """
+        self._steering.reschedule(
+            domain, command_id, run_at, delay, priority, operator, reason, connection
         )
 
     def query(
@@ -230,29 +271,52 @@ class CommandBus:
         warn_depth: int | None = _UNSAID,
         keep: timedelta = _UNSAID,
         accepting: bool = _UNSAID,
+        operator: str | None = None,
+        reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
         """Changes what is given; None removes a limit.
 
         `max_depth` refuses sends while so many commands wait (concurrent senders can
         pass it by what they have in flight), `warn_depth` logs a warning, `keep` says
-        how long finished commands stay, `accepting=False` refuses all sends.
+        how long finished commands stay, `accepting=False` refuses all sends. A change is
+        recorded with `operator` and `reason`; see `domain_audit`.
         """
-        check_name("domain", domain)
-        said: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
-        said |= {"keep": keep, "accepting": accepting}
-        said = {name: value for name, value in said.items() if value is not _UNSAID}
-        check_settings(said)
-        self._look(connection, lambda c: self._store.configure(c, domain, said))
+        given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
+        given |= {"keep": keep, "accepting": accepting}
+        given = {name: value for name, value in given.items() if value is not _UNSAID}
+        self._steering.configure(domain, given, operator, reason, connection)
 
-    def pause(self, domain: str, *, connection: Connection | None = None) -> None:
-        """Workers start nothing more of this domain; what runs, ends. Sends are taken."""
-        check_name("domain", domain)
-        self._look(connection, lambda c: self._store.set_paused(c, domain, True))
+    def pause(
+        self,
+        domain: str,
+        *,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Workers start nothing more of this domain; what runs, ends. Sends are taken.
+        Recorded with `operator` and `reason`; see `domain_audit`."""
+        self._steering.set_paused(domain, True, operator, reason, connection)
 
-    def resume(self, domain: str, *, connection: Connection | None = None) -> None:
-        check_name("domain", domain)
-        self._look(connection, lambda c: self._store.set_paused(c, domain, False))
+    def resume(
+        self,
+        domain: str,
+        *,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Ends a pause; recorded like it."""
+        self._steering.set_paused(domain, False, operator, reason, connection)
+
+    def domain_audit(
+        self, domain: str, *, connection: Connection | None = None
+    ) -> list[AuditEvent]:
+        """Pauses, resumptions and changes of settings, oldest first, with the operator, the
+        reason as the message, and the settings before and after. Calls that changed nothing
+        and named no operator are not recorded."""
+        return self._steering.audit(domain, connection)
 
     def purge(self, domain: str, *, connection: Connection | None = None) -> int:
         """Removes everything that waits in the domain, with every trace; for tests."""
@@ -297,11 +361,3 @@ class CommandBus:
     def _look(self, connection: Connection | None, work: Callable[[Connection], T]) -> T:
         """Runs what may be repeated without further care."""
         return self._connections.use(connection, lambda conn, again: work(conn))
-
-
-_CANNOT_CANCEL = {
-    "running": "it is in progress; running=True (--running) ends it all the same",
-    "finished": "it has finished",
-    "troubleshooting": "it is in the troubleshooting queue; cancel it there: "
-    "bus.troubleshooting.cancel(...), cmdbus tsq cancel",
-}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
@@ -119,6 +119,8 @@ class DomainRecord:
     accepting: bool
     max_depth: int | None
     warn_depth: int | None
+    #: How long finished commands stay, and their ids are known.
+    keep: timedelta
     #: Of all types.
     all: Waiting
     types: dict[str, Waiting]
@@ -126,10 +128,10 @@ class DomainRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvent:
-    """One thing that happened to a command."""
+    """One thing that happened to a command, or to a domain."""
 
     at: datetime
-    #: SENT, RECEIVED, COMPLETED, CANCELED, ...
+    #: SENT, RECEIVED, COMPLETED, CANCELED, ...; of a domain PAUSED, RESUMED, CONFIGURED.
     kind: str
     attempt: int | None = None
     worker: str | None = None
@@ -201,13 +203,14 @@ def _domain_of(rows: Sequence[Sequence[Any]]) -> DomainRecord:
                 troubleshooting=troubleshooting,
                 oldest_age=oldest_age,
             )
-    domain, *_, paused, accepting, max_depth, warn_depth = rows[0]
+    domain, *_, paused, accepting, max_depth, warn_depth, keep = rows[0]
     return DomainRecord(
         domain=domain,
         paused=paused,
         accepting=accepting,
         max_depth=max_depth,
         warn_depth=warn_depth,
+        keep=keep,
         all=sum(types.values(), Waiting()),
         types=types,
     )

@@ -79,7 +79,7 @@ class Limits:
             command_id,
             brought is not None,
             check_priority(request.priority, self.priorities),
-            _check_delay(request.delay, request.run_at),
+            check_delay(request.delay, request.run_at),
             check_aware("run_at", request.run_at),
             command_id if correlation is None else check_id("correlation_id", correlation),
             None if request.reply_to is None else check_name("reply_to", request.reply_to),
@@ -102,7 +102,8 @@ def check_priority(priority: str | int, labels: Mapping[str, int]) -> int:
     )
 
 
-def _check_delay(delay: float | timedelta | None, run_at: datetime | None) -> timedelta | None:
+def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> timedelta | None:
+    """As a timedelta; None also for no delay at all."""
     if delay is None:
         return None
     if run_at is not None:

@@ -172,8 +172,7 @@ class Store:
 
     def resolve(self, connection: Connection, parameters: Mapping[str, object]) -> str | None:
         """The status in which it was found, None if it is unknown; see the schema's resolve."""
-        was = self._row(connection, "resolve", parameters)[0]
-        return None if was is None else str(was)
+        return self._found(connection, "resolve", parameters)
 
     def resolve_batch(
         self, connection: Connection, parameters: Mapping[str, object]
@@ -181,41 +180,61 @@ class Store:
         return ResolvedBatch(*self._row(connection, "resolve_batch", parameters))
 
     def configure(
-        self, connection: Connection, domain: str, settings: Mapping[str, object]
+        self,
+        connection: Connection,
+        domain: str,
+        settings: Mapping[str, object],
+        remark: Mapping[str, object],
     ) -> None:
-        values = dict.fromkeys(SETTINGS) | dict(settings)
+        """`remark` is the operator and the reason."""
+        values = {**dict.fromkeys(SETTINGS), **settings, **remark}
         self._execute(
             connection, "configure_domain", {**values, "domain": domain, "given": list(settings)}
         )
 
-    def set_paused(self, connection: Connection, domain: str, paused: bool) -> None:
-        self._execute(connection, "set_paused", {"domain": domain, "paused": paused})
+    def set_paused(
+        self, connection: Connection, domain: str, paused: bool, remark: Mapping[str, object]
+    ) -> None:
+        self._execute(connection, "set_paused", {"domain": domain, "paused": paused, **remark})
+
+    def domain_audit(self, connection: Connection, domain: str) -> list[AuditEvent]:
+        rows = self._rows(connection, "read_domain_audit", {"domain": domain})
+        return [event_of(row) for row in rows]
 
     def purge(self, connection: Connection, domain: str) -> int:
         return int(self._row(connection, "purge", {"domain": domain})[0])
 
-    def cancel(
-        self,
-        connection: Connection,
-        domain: str,
-        command_id: UUID,
-        *,
-        reason: str | None,
-        running: bool,
-        operator: str | None,
-        again: bool,
+    def cancel(self, connection: Connection, parameters: Mapping[str, object]) -> str | None:
+        """`canceled`, or where the command is: running, troubleshooting, finished, or None."""
+        return self._found(connection, "cancel", parameters)
+
+    def reschedule(self, connection: Connection, parameters: Mapping[str, object]) -> str | None:
+        """`waiting` if it was done, or where the command is, as for `cancel`."""
+        return self._found(connection, "reschedule", parameters)
+
+    def cancel_scheduled(
+        self, connection: Connection, parameters: Mapping[str, object]
+    ) -> tuple[int, datetime, UUID | None]:
+        """How many; when all that is canceled was sent before; after which id the next begins."""
+        canceled, before, last = self._row(connection, "cancel_scheduled", parameters)
+        return canceled, before, last
+
+    def cancel_ready(
+        self, connection: Connection, parameters: Mapping[str, object]
+    ) -> tuple[int, int | None, int | None]:
+        """How many, and after which priority and row the next batch begins."""
+        canceled, priority, row = self._row(connection, "cancel_ready", parameters)
+        return canceled, priority, row
+
+    def count_waiting(self, connection: Connection, conditions: Mapping[str, object]) -> int:
+        return int(self._row(connection, "count_waiting", conditions)[0])
+
+    def _found(
+        self, connection: Connection, name: str, parameters: Mapping[str, object]
     ) -> str | None:
-        """Where the command was: waiting, running, troubleshooting, finished, or None."""
-        parameters = {
-            "domain": domain,
-            "command_id": command_id,
-            "reason": reason,
-            "running": running,
-            "operator": operator,
-            "again": again,
-        }
-        was = self._row(connection, "cancel", parameters)[0]
-        return None if was is None else str(was)
+        """A status, or None for what is unknown."""
+        found = self._row(connection, name, parameters)[0]
+        return None if found is None else str(found)
 
     def _execute(
         self, connection: Connection, name: str, parameters: Mapping[str, Any]

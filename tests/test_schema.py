@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -221,7 +221,14 @@ def test_a_producer_sends_and_cancels_and_reads_nothing(dsn: str) -> None:
             "DELETE FROM cmdbus.ready",
             "INSERT INTO cmdbus.ready (token) VALUES (7)",
             "SELECT cmdbus.purge('payments')",
-            "SELECT cmdbus.set_paused('payments', true)",
+            "SELECT cmdbus.set_paused('payments', true, NULL, NULL)",
+            "SELECT cmdbus.configure_domain('payments', '{}', true, 1, 1, '1 day', NULL, NULL)",
+            "SELECT cmdbus.reschedule('payments', gen_random_uuid(), 0, NULL, 5::smallint,"
+            " NULL, NULL, false)",
+            "SELECT cmdbus.cancel_ready('payments', NULL, NULL, now(), 0::smallint, 0, 1, 1,"
+            " NULL, NULL)",
+            "SELECT cmdbus.cancel_scheduled('payments', NULL, NULL, now(), NULL, 1, 1, NULL, NULL)",
+            "SELECT * FROM cmdbus.domain_event",
             "SELECT cmdbus.resolve('RETRY', 'payments', gen_random_uuid(), 'x', '', '1', false)",
             "SELECT * FROM cmdbus.resolve_batch("
             "'RETRY', '', '', '', now(), now(), 1, 'x', '', '1')",
@@ -238,6 +245,10 @@ def test_a_worker_does_everything_but_change_the_schema(dsn: str) -> None:
         assert len(bus.query(connection=connection)) == 2
         connection.execute("SELECT cmdbus.arm(1, ARRAY['payments'], now(), '1 minute')")
         connection.execute("SELECT cmdbus.make_partitions(15)")
+        bus.reschedule("payments", bus.query()[0].command_id, priority=0, connection=connection)
+        bus.pause("payments", connection=connection)
+        assert bus.cancel_all("payments", connection=connection) == 2
+        assert len(bus.domain_audit("payments", connection=connection)) == 1
         for query in ("ALTER TABLE cmdbus.ready ADD a int", "DROP TABLE cmdbus.event"):
             assert refused(connection, query), query
 
@@ -255,15 +266,24 @@ def test_an_operator_looks_and_decides_and_sends_nothing(dsn: str) -> None:
         queue.cancel("payments", ids[1], **said)
         assert queue.complete_all(**said) == 1
         bus.cancel("payments", ids[3], **said)
-        bus.pause("payments", **mine)
-        bus.resume("payments", **mine)
-        bus.configure("payments", max_depth=10, **mine)
+        bus.pause("payments", **said)
+        bus.resume("payments", **said)
+        bus.configure("payments", max_depth=10, **said)
+        assert [event.operator for event in bus.domain_audit("payments", **mine)] == ["ann"] * 3
         assert bus.snapshot("payments", **mine)["depth"] == 1
+        bus.reschedule("payments", ids[0], delay=60, **said)
+        assert bus.count_waiting("payments", **mine) == 1
+        assert bus.cancel_all("payments", **said) == 1
+        [record] = bus.domains("payments", **mine)
+        assert record.keep == timedelta(days=7)
         assert len(bus.audit("payments", ids[1], **mine)) == 2
         for query in (
             "SELECT cmdbus.send('payments', 'Debit')",
             "SELECT cmdbus.purge('payments')",
             "SELECT cmdbus.resolve_keys('CANCEL', '{}', '{}', 'ann', NULL, NULL)",
+            "SELECT cmdbus.cancel_ids('payments', '{}', true, NULL, NULL)",
+            "UPDATE cmdbus.domain SET paused = true",
+            "DELETE FROM cmdbus.domain_event",
             "DELETE FROM cmdbus.event",
             "INSERT INTO cmdbus.ready (token) VALUES (7)",
             "UPDATE cmdbus.troubleshooting SET attempts = 0",
@@ -290,6 +310,8 @@ def test_a_monitor_sees_everything_but_payloads(dsn: str) -> None:
             "SELECT result FROM cmdbus.command",
             "SELECT error_message FROM cmdbus.command",
             "SELECT cmdbus.send('payments', 'Debit')",
+            "SELECT cmdbus.set_paused('payments', true, NULL, NULL)",
+            "SELECT * FROM cmdbus.domain_event",
         ):
             assert refused(connection, query), query
 

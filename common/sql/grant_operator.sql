@@ -1,11 +1,13 @@
--- May look at everything, cancel, resolve what is in troubleshooting, and steer domains;
+-- May look at everything, cancel and reschedule, resolve what is in troubleshooting, and
+-- steer domains;
 -- may not send, run, or change a command or its history in any other way.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON
     {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.troubleshooting,
-    {schema}.event, {schema}.incarnation, {schema}.domain, {schema}.migration TO {role};
-GRANT INSERT, UPDATE ON {schema}.domain TO {role};
+    {schema}.event, {schema}.incarnation, {schema}.domain,
+    {schema}.domain_event, {schema}.migration TO {role};
 GRANT EXECUTE ON FUNCTION
-    {schema}.cancel, {schema}.resolve, {schema}.resolve_batch, {schema}.set_paused,
+    {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.reschedule,
+    {schema}.resolve, {schema}.resolve_batch, {schema}.configure_domain, {schema}.set_paused,
     {schema}.wake, {schema}.domain_bit TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};

@@ -23,7 +23,8 @@ WITH counts AS (
     SELECT name, NULL, 0, 0, 0, 0, NULL FROM {schema}.domain
 )
 SELECT c.domain, c.type, c.ready, c.scheduled, c.in_progress, c.troubleshooting, c.oldest_age,
-    coalesce(d.paused, false), coalesce(d.accepting, true), d.max_depth, d.warn_depth
+    coalesce(d.paused, false), coalesce(d.accepting, true), d.max_depth, d.warn_depth,
+    coalesce(d.keep, interval '7 days')
 FROM (
     SELECT domain, type, sum(ready)::bigint AS ready, sum(scheduled)::bigint AS scheduled,
         sum(in_progress)::bigint AS in_progress, sum(troubleshooting)::bigint AS troubleshooting,

@@ -1,1 +1,1 @@
-SELECT {schema}.set_paused(%(domain)s, %(paused)s);
+SELECT {schema}.set_paused(%(domain)s, %(paused)s, %(operator)s, %(reason)s);
