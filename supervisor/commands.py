@@ -1,48 +1,22 @@
-"""`cmdbus send`, `get` and `cancel`: one command at a time."""
+"""`cmdbus send`, `get` and `list`: commands, and what became of them."""
 
-import getpass
-import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
 
 from cmdbus.errors import CommandNotFoundError
 from cmdbus.supervisor import parameters
-from cmdbus.supervisor.output import ago, data_text, moment, show, show_json
+from cmdbus.supervisor.output import ago, count_of, data_text, moment, show, show_json
 from cmdbus.supervisor.parameters import parsed
-from cmdbus.supervisor.session import with_bus
+from cmdbus.supervisor.session import Mistake, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.bus import CommandBus
     from cmdbus.records import CommandRecord
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def login_name() -> str:
-    """Who is at the keyboard; behind sudo, who called it."""
-    if os.geteuid() == 0 and os.environ.get("SUDO_USER"):
-        return os.environ["SUDO_USER"]
-    with suppress(KeyError, OSError):
-        return getpass.getuser()
-    return f"uid {os.getuid()}"
-
-
-def operator_option(command: F) -> F:
-    return click.option(
-        "--operator",
-        metavar="NAME",
-        default=login_name,
-        show_default="your login name",
-        envvar="CMDBUS_OPERATOR",
-        show_envvar=True,
-        help="Who decides this, for the audit trail.",
-    )(command)
 
 
 @click.command()
@@ -87,7 +61,7 @@ def send(
       cmdbus send reports Build @order.json --priority low --delay 2h
       jq .order db.json | cmdbus send orders Ship -
     """
-    level = int(priority) if priority.isascii() and priority.isdecimal() else priority
+    level = parameters.priority(priority)
     id_ = bus.send(domain, type_, data, priority=level, delay=delay, **more)
     if as_json:
         show_json({"domain": domain, "type": type_, "command_id": id_})
@@ -120,37 +94,65 @@ def get(bus: "CommandBus", as_json: bool, domain: str, command_id: str) -> None:
         show("\n".join(f"  {line}" for line in str(event).splitlines()))
 
 
-@click.command()
-@click.argument("domain")
-@click.argument("command_id", metavar="ID")
-@click.option("--reason", metavar="TEXT", help="Why, for the audit trail and its reply.")
-@click.option("--running", is_flag=True, help="Also if it is in progress.")
-@operator_option
+@click.command("list")
+@click.argument("in_domain", metavar="[DOMAIN]", required=False)
+@click.option("--domain", metavar="DOMAIN", help="Only of this domain.")
+@click.option("--type", "type_", metavar="TYPE", help="Only of this type.")
+@click.option("--status", metavar="STATUS", help="Only in this status, like PENDING.")
+@click.option(
+    "--since", metavar="TIME", callback=parsed(parameters.past), help="Sent since; like 2h: ago."
+)
+@click.option("--until", metavar="TIME", callback=parsed(parameters.past), help="Sent before.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--offset", type=click.IntRange(0), default=0)
 @with_bus
-def cancel(
+def list_(
     bus: "CommandBus",
     as_json: bool,
-    domain: str,
-    command_id: str,
-    reason: str | None,
-    running: bool,
-    operator: str,
+    in_domain: str | None,
+    domain: str | None,
+    type_: str | None,
+    status: str | None,
+    limit: int,
+    offset: int,
+    **period: Any,
 ) -> None:
-    """Cancel a command that waits; with --running also one in progress.
-
-    A handler that runs is not interrupted, but nothing that it writes through its
-    context's connection lands. What is in the troubleshooting queue is canceled
-    there: cmdbus tsq cancel.
+    """List commands, the last sent first.
 
     \b
     Examples:
-      cmdbus cancel payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --reason "sent twice"
+      cmdbus list payments --status PENDING --since 2h
+      cmdbus list --type DebitAccount --limit 100 --json | jq -r .commands[].command_id
     """
-    bus.cancel(domain, command_id, reason=reason, running=running, operator=operator)
+    domain = one_domain(in_domain, domain)
+    status = None if status is None else status.upper()
+    # One more than is shown says whether there are more.
+    found = bus.query(domain, status, type_, limit=limit + 1, offset=offset, **period)
+    shown = found[:limit]
     if as_json:
-        show_json({"domain": domain, "command_id": command_id, "status": "CANCELED"})
-    else:
-        show(f"canceled {domain} {command_id}")
+        commands = [asdict(record) for record in shown]
+        show_json({"commands": commands, "more": len(found) > limit})
+        return
+    for record in shown:
+        show(_row(record))
+    if len(found) > limit:
+        show(f"{count_of(limit)} shown, and there are more: --limit and --offset")
+    elif not shown:
+        show("no command meets these conditions" if not offset else "no more commands")
+
+
+def one_domain(named: str | None, option: str | None) -> str | None:
+    """The domain, which can be given by itself or with --domain."""
+    if named and option and named != option:
+        raise Mistake(f"either domain {named} or --domain {option}")
+    return named or option
+
+
+def _row(record: "CommandRecord") -> str:
+    when = ago(record.created_at)
+    line = f"{record.command_id}  {record.status.value:<11}  {when:>8}"
+    line = f"{line}  {record.domain}/{record.type}"
+    return f"{line}  {record.error_code}" if record.error_code is not None else line
 
 
 def _lines(record: "CommandRecord") -> Iterator[str]:

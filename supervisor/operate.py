@@ -12,14 +12,16 @@ from typing import Any
 import click
 
 from cmdbus.checks import check_schema
-from cmdbus.supervisor.commands import cancel, get, send
+from cmdbus.supervisor.commands import get, list_, send
 from cmdbus.supervisor.configuration import read_some
+from cmdbus.supervisor.domains import domain
 from cmdbus.supervisor.options import RedactingGroup, database_options
 from cmdbus.supervisor.output import show_json
 from cmdbus.supervisor.ps import ps
 from cmdbus.supervisor.queues import pause, resume, status
 from cmdbus.supervisor.session import database, ignored_options, json_option, sentences
 from cmdbus.supervisor.troubleshoot import tsq
+from cmdbus.supervisor.waiting import cancel, reschedule
 
 _OF_THE_FILE = frozenset({"dsn", "dsn_file", "schema", "runtime_dir", "name"})
 _FLAGS_OF_THE_FILE = frozenset({"embedded"})
@@ -107,5 +109,5 @@ def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any
     }
 
 
-for command in (send, get, cancel, status, tsq, pause, resume, ps):
+for command in (send, get, list_, cancel, reschedule, status, domain, pause, resume, tsq, ps):
     main.add_command(command)

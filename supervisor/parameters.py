@@ -50,6 +50,24 @@ def span(text: str) -> timedelta:
     return timedelta(seconds=float(found[1]) * _UNITS[found[2]])
 
 
+#: Stands for a limit that is to be taken away; None is an option that was not given.
+NO_LIMIT = 0
+
+
+def limit(text: str) -> int:
+    """A number of commands, or `none`."""
+    if text.lower() == "none":
+        return NO_LIMIT
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise ValueError(f"it must be a whole number from 1 to 999999999, or none, not {text!r}")
+    return int(text)
+
+
+def priority(text: str) -> str | int:
+    """A label, or a number."""
+    return int(text) if text.isascii() and text.isdecimal() else text
+
+
 def moment(text: str) -> datetime:
     """A date and time with its offset."""
     try:

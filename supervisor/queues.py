@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from cmdbus.supervisor.operators import operator_option, reason_option
 from cmdbus.supervisor.output import age, show, show_json, table
 from cmdbus.supervisor.session import with_bus
 
@@ -45,36 +46,40 @@ def status(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
 
 @click.command()
 @click.argument("domain", nargs=-1, required=True)
+@reason_option
+@operator_option
 @with_bus
-def pause(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
+def pause(bus: "CommandBus", as_json: bool, domain: tuple[str, ...], **remark: Any) -> None:
     """Let workers start nothing more of a domain; what runs, ends, and sends are taken.
 
     \b
     Examples:
-      cmdbus pause payments
+      cmdbus pause payments --reason "wrong prices"
     """
-    _set_paused(bus, as_json, domain, paused=True)
+    _set_paused(bus, as_json, domain, paused=True, **remark)
 
 
 @click.command()
 @click.argument("domain", nargs=-1, required=True)
+@reason_option
+@operator_option
 @with_bus
-def resume(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
+def resume(bus: "CommandBus", as_json: bool, domain: tuple[str, ...], **remark: Any) -> None:
     """Let workers start commands of a paused domain again.
 
     \b
     Examples:
       cmdbus resume payments
     """
-    _set_paused(bus, as_json, domain, paused=False)
+    _set_paused(bus, as_json, domain, paused=False, **remark)
 
 
 def _set_paused(
-    bus: "CommandBus", as_json: bool, domains: tuple[str, ...], *, paused: bool
+    bus: "CommandBus", as_json: bool, domains: tuple[str, ...], *, paused: bool, **remark: Any
 ) -> None:
     unknown = []
     for domain in domains:
-        (bus.pause if paused else bus.resume)(domain)
+        (bus.pause if paused else bus.resume)(domain, **remark)
         hint = ""
         if not bus.query(domain, limit=1):
             unknown.append(domain)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cmdbus.supervisor.commands import get, operator_option
+from cmdbus.supervisor.commands import get, one_domain
+from cmdbus.supervisor.operators import operator_option, reason_option
 from cmdbus.supervisor.output import ago, count_of, cut, show, show_json, table
 from cmdbus.supervisor.parameters import data, parsed, past
 from cmdbus.supervisor.session import Mistake, with_bus
@@ -44,7 +45,7 @@ def _targets(command: F) -> F:
     """DOMAIN and IDs, or --all with filters; and who decides."""
     for option in (
         operator_option,
-        click.option("--reason", metavar="TEXT", help="Why, for the audit trail."),
+        reason_option,
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option("--limit", type=click.IntRange(1), help="With --all: so many, oldest first."),
         _filters,
@@ -214,9 +215,7 @@ def _conditions(
     until: Any,
 ) -> dict[str, Any]:
     """The filters that were given."""
-    if domain and in_domain and domain != in_domain:
-        raise Mistake(f"either domain {domain} or --domain {in_domain}")
-    values = (domain or in_domain, type_, error_code, since, until)
+    values = (one_domain(domain, in_domain), type_, error_code, since, until)
     return {name: value for name, value in zip(_FILTERS, values, strict=True) if value is not None}
 
 

@@ -33,6 +33,12 @@ def here(*arguments: str, stdin: str = "", **environment: str) -> Result:
     return result
 
 
+def done(result: Result) -> str:
+    """What it printed; it did what it was asked for, and complained of nothing."""
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
 def environment_without_ours() -> dict[str, str]:
     return {
         name: value

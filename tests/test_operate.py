@@ -16,7 +16,10 @@ from cmdbus.supervisor.operate import main
 
 SECRET = "s3cr3t"
 COMMANDS = sorted(main.commands)
-QUEUE = ("list", "summary", "show", "retry", "cancel", "complete")
+GROUPS = {
+    "tsq": ("list", "summary", "show", "retry", "cancel", "complete"),
+    "domain": ("list", "show", "configure"),
+}
 ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--json"}
 
 
@@ -140,12 +143,14 @@ def test_completion_knows_the_commands() -> None:
     assert done.stdout == "plain,tsq\n"
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *(f"tsq {name}" for name in QUEUE)])
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, *(f"{group} {name}" for group in GROUPS for name in GROUPS[group])]
+)
 def test_every_command_takes_what_all_take_and_shows_examples(command: str) -> None:
-    assert ("Examples:" in here(*command.split(), "-h").stdout) == (command != "tsq")
+    assert ("Examples:" in here(*command.split(), "-h").stdout) == (command not in GROUPS)
     found = main.commands[command.split()[0]]
     # `check` hands all options on to cmdbus-supervise.
-    if command not in ("tsq", "check"):
+    if command not in (*GROUPS, "check"):
         if isinstance(found, click.Group):
             found = found.commands[command.split()[1]]
         assert {option for parameter in found.params for option in parameter.opts} >= ALL_TAKE

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from cli import cmdbus, here
+from cli import cmdbus, done, here
 from click.testing import Result
 
 from cmdbus import CommandBus, SendRequest, Status
@@ -24,11 +24,6 @@ Run = Callable[..., Result]
 @pytest.fixture
 def run(dsn: str) -> Run:
     return lambda *arguments, **more: here(*arguments, **{"CMDBUS_DSN": dsn, **more})
-
-
-def done(result: Result) -> str:
-    assert (result.exit_code, result.stderr) == (0, "")
-    return result.stdout
 
 
 def refusal(result: Result, code: int) -> str:

@@ -1,0 +1,35 @@
+"""Who decides, and why: for the audit trail."""
+
+import getpass
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def login_name() -> str:
+    """Who is at the keyboard; behind sudo, who called it."""
+    if os.geteuid() == 0 and os.environ.get("SUDO_USER"):
+        return os.environ["SUDO_USER"]
+    with suppress(KeyError, OSError):
+        return getpass.getuser()
+    return f"uid {os.getuid()}"
+
+
+def operator_option(command: F) -> F:
+    return click.option(
+        "--operator",
+        metavar="NAME",
+        default=login_name,
+        show_default="your login name",
+        envvar="CMDBUS_OPERATOR",
+        show_envvar=True,
+        help="Who decides this, for the audit trail.",
+    )(command)
+
+
+reason_option = click.option("--reason", metavar="TEXT", help="Why, for the audit trail.")
