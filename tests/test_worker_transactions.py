@@ -294,5 +294,5 @@ def test_a_connection_is_not_used_after_its_handler(dsn: str, bus: CommandBus) -
 
     with running(dsn, registry):
         bus.wait("payments", bus.send("payments", "Debit"), 5)
-        with pytest.raises(InvalidOperationError, match="after its handler has returned"):
+        with pytest.raises(InvalidOperationError, match="was used after the handler returned"):
             _ = contexts[0].connection

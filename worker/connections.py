@@ -6,11 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, Protocol
 
 import psycopg
-from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
@@ -26,14 +24,6 @@ HEADROOM = 2
 #: A step that waits for a row so long is given up, and its outcomes settled one by one.
 _LOCK_TIMEOUT = 1.0
 _NOT_LIBPQ = ("autocommit", "row_factory", "cursor_factory", "prepare_threshold", "context")
-#: What a handler may set on the object, beside what it may register there.
-_ATTRIBUTES = (
-    "row_factory",
-    "cursor_factory",
-    "server_cursor_factory",
-    "prepare_threshold",
-    "prepared_max",
-)
 #: While the database is away: seconds until the next try, doubling.
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
 _EXHAUSTED_TRIES = 3
@@ -55,67 +45,6 @@ _FILLS_SECONDS = 5.0
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 
 Connection = psycopg.Connection[Any]
-
-
-class WorkerConnection(psycopg.Connection[Any]):
-    """Refuses, while a handler has it, what would part its effects from its completion."""
-
-    #: Written by the thread that owns the connection, and nobody else.
-    lent = False
-    #: The handler's own, while it is lent; everybody's otherwise.
-    _handlers_adapters: AdaptersMap | None = None
-
-    def lend(self) -> None:
-        self._handlers_adapters = AdaptersMap(super().adapters)
-        self._undo: list[Callable[[], None]] = []
-        self.lent = True
-
-    def take_back(self) -> None:
-        if self.lent:
-            self.lent = False
-            self._handlers_adapters = None
-            for undo in self._undo:
-                with suppress(ValueError):  # the handler has removed it
-                    undo()
-
-    @property
-    def adapters(self) -> AdaptersMap:
-        return self._handlers_adapters or super().adapters
-
-    def add_notice_handler(self, callback: Callable[[psycopg.errors.Diagnostic], None]) -> None:
-        super().add_notice_handler(callback)
-        if self.lent:
-            self._undo.append(partial(self.remove_notice_handler, callback))
-
-    def add_notify_handler(self, callback: Callable[[psycopg.Notify], None]) -> None:
-        super().add_notify_handler(callback)
-        if self.lent:
-            self._undo.append(partial(self.remove_notify_handler, callback))
-
-    def commit(self) -> None:
-        self._unless_lent("commit")
-        super().commit()
-
-    def rollback(self) -> None:
-        self._unless_lent("rollback")
-        super().rollback()
-
-    def close(self) -> None:
-        self._unless_lent("close")
-        super().close()
-
-    def set_autocommit(self, value: bool) -> None:
-        self._unless_lent("set_autocommit")
-        super().set_autocommit(value)
-
-    def _unless_lent(self, what: str) -> None:
-        if self.lent:
-            raise InvalidOperationError(
-                f"context.connection.{what}() would end the command's transaction: it commits "
-                f"when the handler returns and rolls back when it raises; for a part that may "
-                f"fail use a savepoint (with context.connection.transaction())"
-            )
-        return None
 
 
 class Sessions(Protocol):
@@ -256,7 +185,6 @@ class Hand:
     def drop(self) -> None:
         """Not to be used again by anybody."""
         if self._connection is not None:
-            take_back(self._connection)
             self._connection.close()
         self.close()
 
@@ -269,16 +197,7 @@ class Hand:
     def take_away(self) -> None:
         """The connection's place in the pool is free for another; after `cut`."""
         self._taken_away = True
-        connection = self._connection
-        if connection is None:
-            return
-        # Whoever is inside the driver holds this lock, and leaves it now that it is cut.
-        if connection.lock.acquire(timeout=_LEAVES_DRIVER_SECONDS):
-            try:
-                take_back(connection)
-                connection.close()
-            finally:
-                connection.lock.release()
+        if self._connection is not None and _close_unused(self._connection):
             self.close()
 
 
@@ -319,30 +238,29 @@ def cut(connection: Connection | None) -> None:
             ours.shutdown(socket.SHUT_RDWR)
 
 
+def end_session(connection: Connection) -> None:
+    """Of a connection that another thread may be using. Canceled first: a server notices the
+    end of a session only after its statement, whose locks would block the command's retry."""
+    with suppress(psycopg.Error):
+        connection.cancel_safe(timeout=_LEAVES_DRIVER_SECONDS)
+    cut(connection)
+    _close_unused(connection)
+
+
+def _close_unused(connection: Connection) -> bool:
+    """A thread inside the driver holds the lock, and releases it once the session is cut; to
+    close the connection before would free memory that the thread still reads."""
+    if not connection.lock.acquire(timeout=_LEAVES_DRIVER_SECONDS):
+        return False
+    try:
+        connection.close()
+    finally:
+        connection.lock.release()
+    return True
+
+
 def _at_rest(connection: Connection) -> bool:
     return connection.closed or connection.info.transaction_status is _IDLE
-
-
-class Loan:
-    """A connection in the hands of a handler, which leaves the object as it was. (Of a pool of
-    the caller's, with connections of its own class: but for adapters and notice handlers.)"""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._before = [getattr(connection, name) for name in _ATTRIBUTES]
-        if isinstance(connection, WorkerConnection):
-            connection.lend()
-
-    def end(self) -> None:
-        take_back(self._connection)
-        for name, before in zip(_ATTRIBUTES, self._before, strict=True):
-            if getattr(self._connection, name) is not before:
-                setattr(self._connection, name, before)
-
-
-def take_back(connection: Connection) -> None:
-    if isinstance(connection, WorkerConnection):
-        connection.take_back()
 
 
 def settings(timeouts: Timeouts) -> dict[str, str]:
@@ -407,7 +325,6 @@ def open_pool(parts: dsns.Parts, threads: int, timeouts: Timeouts) -> Pool:
     connections and a restart of the server that costs 31 s."""
     dsns.connect(parts).close()  # A pool tries for its whole timeout and hides the reason.
     pool = ConnectionPool(
-        connection_class=WorkerConnection,
         kwargs={**parts, "autocommit": True},
         min_size=threads,
         max_size=threads + HEADROOM,

@@ -22,9 +22,7 @@ from cmdbus.command import Command
 from cmdbus.context import Context
 from cmdbus.data import Undecodable, decode
 from cmdbus.errors import (
-    CmdbusError,
     InvalidOperationError,
-    PermanentCommandError,
     TransientCommandError,
 )
 from cmdbus.outcomes import (
@@ -35,27 +33,26 @@ from cmdbus.outcomes import (
     not_to_be_run,
     troubled,
 )
-from cmdbus.points import AFTER_COMMIT, AFTER_RETURN, BEFORE_COMMIT, BEFORE_EFFECT, reach
+from cmdbus.points import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, reach
 from cmdbus.registry import Handler
 from cmdbus.retry import RetryPolicy
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished
-from cmdbus.worker.connections import Loan, PoolExhausted
+from cmdbus.worker.connections import PoolExhausted
+from cmdbus.worker.handler_connection import (
+    USED_AFTER_FORK,
+    USED_AFTER_RETURN,
+    HandlerConnection,
+)
+from cmdbus.worker.handler_transaction import HandlerTransaction, LeaseLostError
 
 logger = logging.getLogger(__name__)
 
-_IDLE = psycopg.pq.TransactionStatus.IDLE
-_INERROR = psycopg.pq.TransactionStatus.INERROR
-_INTRANS = psycopg.pq.TransactionStatus.INTRANS
 _DEFAULT_POLICY = RetryPolicy()
 #: The server ended the session for reasons of its own: shutdown, crash of another, start-up.
 _SERVER_WENT = ("57P01", "57P02", "57P03")
 #: Seconds until a command is tried again whose database went away.
 _AFTER_OUTAGE = 1.0
-
-
-class LeaseLostError(CmdbusError):
-    """Somebody else has the command now: nothing of this execution may land."""
 
 
 class Execution:
@@ -88,6 +85,7 @@ class Execution:
         #: Between the handler's thread and those that it may have left behind.
         self._opening = Lock()
         self._over = False
+        self._pid = os.getpid()
 
     @property
     def timeout(self) -> float:
@@ -116,14 +114,13 @@ class Execution:
     def _execute(self, data: Any) -> Outcome | None:
         command = self._command(data)
         context = self._context(command)
-        pid = os.getpid()
         try:
             try:
                 reach(BEFORE_EFFECT)
                 try:
                     result = self._handler.function(command, context)
                 finally:
-                    if os.getpid() != pid:
+                    if os.getpid() != self._pid:
                         _leave_fork()
                 outcome = _storable(result)
                 if self._transaction is None:
@@ -145,6 +142,8 @@ class Execution:
             return self._reported(error, context)
 
     def _session_is_gone(self) -> bool:
+        if self._transaction is not None and self._transaction.dropped:
+            return False
         return self._touched and (self._session is None or self._session.closed)
 
     def _finished(self, outcome: Outcome) -> Finished:
@@ -233,15 +232,15 @@ class Execution:
             extended=self.extended,
         )
 
-    def _open(self) -> Connection:
+    def _open(self) -> HandlerConnection:
+        if os.getpid() != self._pid:
+            raise InvalidOperationError(USED_AFTER_FORK)
         with self._opening:
             return self._opened()
 
-    def _opened(self) -> Connection:
+    def _opened(self) -> HandlerConnection:
         if self._over:
-            raise InvalidOperationError(
-                "context.connection is used after its handler has returned: it is not its any more"
-            )
+            raise InvalidOperationError(USED_AFTER_RETURN)
         if self._transaction is None:
             self._touched = True
             self._session = self._connect()
@@ -254,76 +253,6 @@ class Execution:
                 idle=self.timeout + self._timeouts.watchdog - self._timeouts.thread,
             )
         return self._transaction.connection
-
-
-class HandlerTransaction:
-    """The transaction of one execution on its thread's connection."""
-
-    def __init__(
-        self,
-        claims: Claims,
-        connection: Connection,
-        marker: str,
-        *,
-        statement: float,
-        idle: float,
-    ) -> None:
-        self._claims = claims
-        self._connection = connection
-        self._marker = marker
-        self._clean = False
-        self._ended = False
-        #: A statement in it had failed, and was what ended it.
-        self.aborted = False
-        claims.begin(connection, statement=statement, idle=idle, marker=marker)
-        self._loan = Loan(connection)
-
-    @property
-    def connection(self) -> Connection:
-        if self._ended:
-            raise InvalidOperationError(
-                "context.connection is used after its handler has returned: it is not its any more"
-            )
-        return self._connection
-
-    def complete(self, finished: Finished) -> None:
-        """Settles and commits. The COMMIT is sent only after the settlement was seen to have
-        found its row: sent together with it, the effects land without the completion."""
-        self._ended = True
-        self._loan.end()  # so that ours are read as ours
-        status = self._connection.info.transaction_status
-        if status not in (_INTRANS, _IDLE):
-            raise TransientCommandError(
-                "TRANSACTION_ABORTED",
-                "the handler returned after an error had aborted the transaction of "
-                "context.connection: let the error out, or use a savepoint "
-                "(with context.connection.transaction())",
-            )
-        settled = self._claims.settle_within(self._connection, finished, self._marker)
-        if settled is None:
-            raise PermanentCommandError(
-                "TRANSACTION_ENDED",
-                "the handler ended the transaction of context.connection by itself, or changed "
-                "its isolation level: it commits with the command, so what it wrote may be "
-                "there twice if it runs again; a person must look",
-            )
-        if not settled:
-            raise LeaseLostError
-        reach(BEFORE_COMMIT)
-        self._claims.commit(self._connection)
-        self._clean = True
-
-    def end(self) -> None:
-        """Whatever happened, the session is clean for the next command, or closed."""
-        self._ended = True
-        self._loan.end()
-        if self._clean or self._connection.closed:
-            return
-        self.aborted = self._connection.info.transaction_status is _INERROR
-        try:
-            self._claims.roll_back(self._connection)
-        except psycopg.Error:
-            self._connection.close()
 
 
 def _leave_fork() -> None:

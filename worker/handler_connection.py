@@ -1,0 +1,163 @@
+"""The connection object that one execution of a handler works with.
+
+It shares the session, the prepared statements and nothing else with the connection that its
+thread keeps: what a handler sets on it ends with it. After the execution, and in a forked
+process, it refuses every use; so do the cursors, copies, pipelines and transaction blocks that
+were made from it, because all of them reach the session through it.
+"""
+
+import os
+from collections import deque
+from collections.abc import Generator
+from functools import partial
+from threading import Lock
+from typing import Any, NoReturn, TypeVar
+from weakref import ref
+
+import psycopg
+from psycopg.adapt import AdaptersMap
+
+from cmdbus.errors import InvalidOperationError
+
+Connection = psycopg.Connection[Any]
+T = TypeVar("T")
+
+_ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
+
+USED_AFTER_RETURN = (
+    "context.connection was used after the handler returned: finish all database work before "
+    "you return"
+)
+USED_AFTER_FORK = (
+    "context.connection was used in a forked process: the session belongs to the worker; open "
+    "a connection of the process's own there"
+)
+
+
+class HandlerConnection(psycopg.Connection[Any]):
+    """Refuses what would separate the handler's effects from its command's completion."""
+
+    _session_lock: Lock
+    _pid: int
+    _before: tuple[Any, ...]
+
+    def __del__(self, _: Any = None) -> None:
+        """The session is not this object's to close, so leaving it open is no leak."""
+
+    def commit(self) -> None:
+        self._refuse("commit")
+
+    def rollback(self) -> None:
+        self._refuse("rollback")
+
+    def close(self) -> None:
+        self._refuse("close")
+
+    def set_autocommit(self, value: bool) -> None:
+        self._refuse("set_autocommit")
+
+    def wait(
+        self, gen: Generator[Any, Any, T], interval: float = 0.1, timeout: float | None = None
+    ) -> T:
+        """Every exchange with the server comes through here. Holds the session's own lock, so
+        that another thread can see that the session is in use, whatever the statement is."""
+        with self._session_lock:
+            self._check_process()
+            return super().wait(gen, interval, timeout)
+
+    def retire(self) -> bool:
+        """Ends every further use; False if the session is still in use, in another thread or
+        by a copy, a stream or a pipeline that is not finished: then it must be dropped."""
+        lock = self._session_lock
+        free = lock.acquire(blocking=False)
+        try:
+            at_rest = self.pgconn.transaction_status != _ACTIVE and self._pipeline is None
+            self._restore_session()
+            object.__setattr__(self, "__class__", EndedConnection)
+        finally:
+            if free:
+                lock.release()
+        return free and at_rest
+
+    def _restore_session(self) -> None:
+        pgconn, prepared = self.pgconn, self._prepared
+        (
+            pgconn.notice_handler,
+            pgconn.notify_handler,
+            prepared.prepare_threshold,
+            prepared.prepared_max,
+        ) = self._before
+
+    def _check_connection_ok(self) -> None:
+        self._check_process()
+        super()._check_connection_ok()
+
+    def _should_cancel(self) -> bool:
+        self._check_process()
+        return super()._should_cancel()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise InvalidOperationError(USED_AFTER_FORK)
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise InvalidOperationError(
+            f"context.connection.{what}() would end the command's transaction: it commits "
+            f"when the handler returns and rolls back when it raises; for a part that may "
+            f"fail use a savepoint (with context.connection.transaction())"
+        )
+
+
+class EndedConnection(psycopg.Connection[Any]):
+    """What a HandlerConnection becomes: still a connection by its type, and of no use."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "closed":
+            return True
+        raise InvalidOperationError(USED_AFTER_RETURN)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise InvalidOperationError(USED_AFTER_RETURN)
+
+    def __del__(self, _: Any = None) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return "<context.connection of a handler that has returned>"
+
+
+_classes: dict[type[Connection], type[HandlerConnection]] = {
+    psycopg.Connection: HandlerConnection,
+}
+
+
+def handler_connection(connection: Connection) -> HandlerConnection:
+    """A new object for the session of `connection`, which nothing else uses until `retire`."""
+    pgconn, prepared = connection.pgconn, connection._prepared
+    made = HandlerConnection.__new__(_class_for(type(connection)))
+    vars(made).update(
+        vars(connection),
+        lock=Lock(),
+        _session_lock=connection.lock,
+        _pid=os.getpid(),
+        _adapters=AdaptersMap(connection.adapters),
+        _notice_handlers=[],
+        _notify_handlers=[],
+        _notifies_backlog=deque(),
+        _before=(
+            pgconn.notice_handler,
+            pgconn.notify_handler,
+            prepared.prepare_threshold,
+            prepared.prepared_max,
+        ),
+    )
+    pgconn.notice_handler = partial(made._notice_handler, ref(made))
+    pgconn.notify_handler = partial(made._notify_handler, ref(made))
+    return made
+
+
+def _class_for(kind: type[Connection]) -> type[HandlerConnection]:
+    """A pool of the application's may have connections of a class of its own."""
+    if kind not in _classes:
+        _classes[kind] = type("HandlerConnection", (HandlerConnection, kind), {})
+    return _classes[kind]

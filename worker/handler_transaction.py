@@ -1,0 +1,114 @@
+"""The transaction in which a handler's effects and its command's completion commit."""
+
+import psycopg
+
+from cmdbus.errors import (
+    CmdbusError,
+    InvalidOperationError,
+    PermanentCommandError,
+    TransientCommandError,
+)
+from cmdbus.points import BEFORE_COMMIT, reach
+from cmdbus.worker.claims import Claims, Connection, Finished
+from cmdbus.worker.connections import end_session
+from cmdbus.worker.handler_connection import (
+    USED_AFTER_RETURN,
+    HandlerConnection,
+    handler_connection,
+)
+
+_IDLE = psycopg.pq.TransactionStatus.IDLE
+_INERROR = psycopg.pq.TransactionStatus.INERROR
+_INTRANS = psycopg.pq.TransactionStatus.INTRANS
+
+
+class LeaseLostError(CmdbusError):
+    """Another claim has the command now: nothing of this execution may land."""
+
+
+class HandlerTransaction:
+    """The transaction of one execution on its thread's connection."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        connection: Connection,
+        marker: str,
+        *,
+        statement: float,
+        idle: float,
+    ) -> None:
+        self._claims = claims
+        self._session = connection
+        self._marker = marker
+        self._clean = False
+        self._handlers: HandlerConnection | None = None
+        #: False once the session was found to be in use after the handler had returned.
+        self._at_rest = True
+        #: A statement in it had failed, and was what ended it.
+        self.aborted = False
+        #: Its session was closed here, because it was still in use.
+        self.dropped = False
+        claims.begin(connection, statement=statement, idle=idle, marker=marker)
+        self._handlers = handler_connection(connection)
+
+    @property
+    def connection(self) -> HandlerConnection:
+        if self._handlers is None:
+            raise InvalidOperationError(USED_AFTER_RETURN)
+        return self._handlers
+
+    def complete(self, finished: Finished) -> None:
+        """Settles and commits. The COMMIT is sent only after the settlement was seen to have
+        found its row: sent together with it, the effects land without the completion."""
+        self._retire()
+        self._check_finished()
+        settled = self._claims.settle_within(self._session, finished, self._marker)
+        if settled is None:
+            raise PermanentCommandError(
+                "TRANSACTION_ENDED",
+                "the handler ended the transaction of context.connection by itself, or changed "
+                "its isolation level: it commits with the command, so what it wrote may be "
+                "there twice if it runs again; a person must look",
+            )
+        if not settled:
+            raise LeaseLostError
+        reach(BEFORE_COMMIT)
+        self._claims.commit(self._session)
+        self._clean = True
+
+    def end(self) -> None:
+        """Whatever happened, the session is clean for the next command, or closed."""
+        self._retire()
+        if self._clean or self._session.closed:
+            return
+        if not self._at_rest:
+            self.dropped = True
+            end_session(self._session)
+            return
+        self.aborted = self._session.info.transaction_status is _INERROR
+        try:
+            self._claims.roll_back(self._session)
+        except psycopg.Error:
+            self._session.close()
+
+    def _retire(self) -> None:
+        handlers, self._handlers = self._handlers, None
+        if handlers is not None:
+            self._at_rest = handlers.retire()
+
+    def _check_finished(self) -> None:
+        if not self._at_rest:
+            raise TransientCommandError(
+                "CONNECTION_IN_USE",
+                "the handler returned while context.connection was still in use, by another "
+                "thread or by a COPY, a stream or a pipeline that was not finished: finish all "
+                "database work before you return",
+            )
+        if self._session.info.transaction_status not in (_INTRANS, _IDLE):
+            raise TransientCommandError(
+                "TRANSACTION_ABORTED",
+                "the handler returned after an error had aborted the transaction of "
+                "context.connection: let the error out, or use a savepoint "
+                "(with context.connection.transaction())",
+            )
