@@ -21,6 +21,8 @@ from cmdbus.layout import (
 
 _BUCKETS = len(BUCKETS) + 1
 _NS = 1_000_000_000
+#: Nanoseconds at which a sum stops: the most that a cell can hold, or 292 years.
+_MAX_SUM = 2**63 - 1
 
 #: The domain and type under which kinds are counted that found no place in their seat's table.
 OTHER = ("other", "other")
@@ -72,7 +74,8 @@ class Histogram:
         cells = self._cells
         at = self._at + kind * ROW_CELLS
         cells[at + bisect_left(BUCKETS, seconds)] += 1
-        cells[at + _BUCKETS] += int(seconds * _NS)
+        if seconds > 0:  # times in a row are those of its sender
+            cells[at + _BUCKETS] = min(cells[at + _BUCKETS] + int(seconds * _NS), _MAX_SUM)
 
 
 class Counters:

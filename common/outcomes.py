@@ -148,6 +148,11 @@ def _text(text: object, limit: int) -> str:
     return cut if len(cut) <= limit else f"{cut[: limit - 3]}..."
 
 
+def ascii_text(text: str, limit: int) -> str:
+    """What a database of any encoding can hold, cut to a limit."""
+    return _text(text.encode("ascii", "backslashreplace").decode(), limit)
+
+
 def _details(reason: str, details: object = None, traceback: str | None = None) -> str:
     said: dict[str, object] = {"reason": reason}
     if details is not None:

@@ -262,6 +262,36 @@ def test_rows_that_somebody_holds_are_waited_for_no_longer_than_it_may_take(
         assert (ids(found.released), ids(found.charged)) == (ids([claims[1]]), ids([claims[0]]))
 
 
+def test_a_row_that_the_database_rejects_keeps_no_others_from_being_handed_back(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus.send_many([SendRequest("payments", "Debit") for _ in range(6)])
+    crash = TransientCommandError("CRASHED", "it crashed")
+    with dead(dsn) as gone:
+        claims = gone.claim(6)
+        gone.take(*claims)
+        for slot, claim in enumerate(claims[:4]):
+            gone.held.start(claim)
+            gone.run(claim, slot)
+        death = gone.death(dict.fromkeys(claims[:2], crash))
+        with connect(dsn) as admin:
+            for table, claim in (("scheduled", claims[0]), ("ready", claims[2])):
+                admin.execute(
+                    f"ALTER TABLE cmdbus.{table} ADD CHECK (losses + attempts = 0"
+                    f" OR command_id <> '{claim.command_id}')".encode()
+                )
+        found = rescued(dsn, death, within=0.5)
+    assert ids(found.charged) == ids(claims[:2])
+    assert ids(found.lost) == ids([claims[3]])
+    assert ids(found.released) == ids(claims[4:])
+    assert ids(found.left) == ids([claims[2]])
+    record = bus.get("payments", claims[0].command_id)
+    assert record is not None and record.error_code == "OUTCOME_NOT_STORABLE"
+    record = bus.get("payments", claims[1].command_id)
+    assert record is not None and record.error_code == "CRASHED"
+    assert caplog.text.count("cannot be released") == 1
+
+
 def test_a_workers_rights_suffice_for_what_is_in_the_tables(dsn: str, bus: CommandBus) -> None:
     bus.send("payments", "Debit")
     with connect(dsn) as admin, dead(dsn) as gone:

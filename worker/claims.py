@@ -4,6 +4,7 @@ Each settlement, release and renewal names the claim's token: no row of that tok
 means that the claim was lost, and nothing is written.
 """
 
+import copy
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -54,6 +55,22 @@ class Claim(NamedTuple):
     created_at: datetime
     #: Seconds between being due and being claimed.
     waited: float
+
+
+class ClaimKey(NamedTuple):
+    """Names a row of `ready` and its claim, and carries none of its data."""
+
+    domain: str
+    priority: int
+    id: int
+    token: int
+    command_id: UUID
+    #: None if no worker has the row.
+    claimer: int | None
+
+    def claimed_by(self, incarnation: int) -> "ClaimKey":
+        """The key after that worker's claim."""
+        return self._replace(token=self.token + 1, claimer=incarnation)
 
 
 class Keyed(Protocol):
@@ -153,13 +170,18 @@ class Claims:
         """Begins an incarnation, whose number never comes again."""
         self.incarnation = int(self._value(connection, "register", {"worker": worker}))
 
+    def of(self, incarnation: int) -> "Claims":
+        """The same statements for the claims of another incarnation, which is dead."""
+        theirs = copy.copy(self)
+        theirs.incarnation = incarnation
+        return theirs
+
     def step(
         self, connection: Connection, done: Sequence[Finished], want: Want
     ) -> tuple[list[int], list[Claim]]:
         """Settles plain completions and claims the next run; returns lost ids and new claims."""
         if self._company is Share.SUSPECT:
             return self.settle(connection, done) if done else [], self._suspect(connection, want)
-        innocent = self._company is Share.INNOCENT
         outcomes = [finished.outcome for finished in done]
         cursor = self._execute(
             connection,
@@ -178,7 +200,7 @@ class Claims:
                 "quick_types": list(want.quick_types),
                 "free": want.free,
                 "ahead": want.ahead,
-                "most_losses": SUSPECT_LOSSES - 1 if innocent else _MOST_LOSSES,
+                "most_losses": self._losses[1],
                 "claimer": self.incarnation,
                 "lease": self._lease,
             },
@@ -199,6 +221,59 @@ class Claims:
         }
         cursor = self._execute(connection, "claim_suspect", values)
         return [Claim._make(row) for row in cursor.fetchall()]
+
+    def claimable(
+        self, connection: Connection, want: Want, count: int, skipped: Iterable[int]
+    ) -> list[ClaimKey]:
+        """Rows that a claim of any of the wanted types would take; locks none."""
+        least, most = self._losses
+        values = {
+            "domains": [domain for domain in want.domains for _ in _PRIORITIES],
+            "priorities": _numbers(p for _ in want.domains for p in _PRIORITIES),
+            "types": list(want.types),
+            "least_losses": least,
+            "most_losses": most,
+            "skipped": _numbers(skipped),
+            "count": count,
+        }
+        rows = self._execute(connection, "find_claimable", values).fetchall()
+        return [ClaimKey._make(row) for row in rows]
+
+    def claim_row(self, connection: Connection, key: ClaimKey) -> Claim | None:
+        """None if the row has changed since its key was read, or another session has locked it."""
+        values = {**key._asdict(), "claimer": self.incarnation, "lease": self._lease}
+        row = self._execute(connection, "claim_row", values).fetchone()
+        return None if row is None else Claim._make(row)
+
+    def keys_of(self, connection: Connection, incarnation: int) -> list[ClaimKey]:
+        """Like claimed_by."""
+        rows = self._execute(connection, "find_keys", {"claimer": incarnation}).fetchall()
+        return [ClaimKey._make(row) for row in rows]
+
+    def read_claim(self, connection: Connection, key: ClaimKey) -> Claim | None:
+        row = self._execute(connection, "read_claim", key._asdict()).fetchone()
+        return None if row is None else Claim._make(row)
+
+    def set_aside(
+        self, connection: Connection, key: ClaimKey, code: str, message: str
+    ) -> list[int]:
+        """Moves a row to troubleshooting; `code` and `message` are ASCII. Returns its id if the
+        claim was lost."""
+        values = {**key._asdict(), "code": code, "message": message}
+        return [] if self._value(connection, "set_aside", values) else [key.id]
+
+    def key(self, claim: Claim) -> ClaimKey:
+        """Of a claim of this worker."""
+        return ClaimKey(
+            claim.domain, claim.priority, claim.id, claim.token, claim.command_id, self.incarnation
+        )
+
+    @property
+    def _losses(self) -> tuple[int, int]:
+        """Losses that a row has at least and at most, with this claim's."""
+        if self._company is Share.SUSPECT:
+            return SUSPECT_LOSSES, _MOST_LOSSES
+        return 0, SUSPECT_LOSSES - 1 if self._company is Share.INNOCENT else _MOST_LOSSES
 
     def suspects_wait(self, connection: Connection, types: Sequence[str]) -> bool:
         values = {"losses": SUSPECT_LOSSES, "types": list(types)}

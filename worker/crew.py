@@ -22,7 +22,6 @@ from functools import partial
 
 import psycopg
 
-from cmdbus.counters import Counter
 from cmdbus.registry import HandlerRegistry
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
@@ -294,7 +293,7 @@ class Crew:
                     stays = slot.end()
         except Exception as error:
             stays = slot.end() and stays
-            slot.place.counters.add(Counter.CLAIM_FAILURES)
+            self._record.claim_failed(slot.place)
             if stays:
                 self.lead.recover(slot, error)
         finally:

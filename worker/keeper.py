@@ -178,10 +178,9 @@ class Keeper:
         slot.hand.take_away()
         if work.finished is None:
             work.finished = execution.timed_out(stack, statement)
-        finished = work.finished
-        self._crew.done.settled(place, [finished], self._claims.settle(connection, [finished]))
         work.settled = True
-        self._record.health.stuck((slot.index, finished.claim.token), time.monotonic())
+        self._record.health.stuck((slot.index, work.finished.claim.token), time.monotonic())
+        self._crew.done.settle(self._hand, place, [work.finished])
 
     def _relieve_lead(self, slot: Slot, stack: str) -> None:
         """Its session is ended by the next one, before that adopts what it has claimed."""

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 
 import psycopg
 
@@ -27,9 +28,11 @@ from cmdbus.worker.claims import Claim, Claims, Connection, Session, Want
 from cmdbus.worker.connections import PoolExhausted
 from cmdbus.worker.floors import Floors
 from cmdbus.worker.holding import Holding
+from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.pace import Pace
 from cmdbus.worker.record import Record
-from cmdbus.worker.settling import ONE_BY_ONE, Done
+from cmdbus.worker.rejections import Cause, cause_of, was_executed
+from cmdbus.worker.settling import Done
 from cmdbus.worker.slots import Slot
 from cmdbus.worker.wake import Waking
 
@@ -37,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 #: After a step failed for another reason than its connection, seconds until the next.
 _AFTER_FAILURE = 1.0
+#: Seconds until the next step while the board has no place for another claim and nothing was
+#: settled.
+_FULL_SECONDS = 0.01
 #: A session in doubt that is not gone so soon is asked for again by the next step.
 _GONE_WITHIN = 2.0
 
@@ -57,6 +63,7 @@ class Lead:
         stopping: threading.Event,
     ) -> None:
         self._claims = claims
+        self._narrowing = Narrowing(claims)
         self._held = held
         self._done = done
         self._pace = pace
@@ -85,25 +92,16 @@ class Lead:
         if self.doubts:
             self.adopt(slot)
         self._wake.working(connection)
-        done = self._done.take()
-        plain = [finished for finished in done if finished.plain]
         try:
-            self._done.settle(hand, place, [finished for finished in done if not finished.plain])
-            began = time.monotonic()
-            want = self._want(began, threads, self._held.room + len(plain))
-            lost, claims = self._claims.step(connection, plain, want)
+            began, want, claims = self._settle_and_claim(slot, threads)
         except BaseException as error:
-            self._done.put_back(plain)
-            if isinstance(error, ONE_BY_ONE):
-                self._done.settle_singly(hand, place, self._done.take())
-                return True
             if hand.lost() or not isinstance(error, psycopg.Error):
                 self.doubt(hand.session)
             raise
-        self._said = ""
+        if claims is None:
+            return True
         ended = time.monotonic()
         self._record.stepped(place, len(claims), ended - began)
-        self._done.settled(place, plain, lost)
         self._wake.stepped(full=len(claims) >= want.free)
         self._floors.found(((claim.domain, claim.priority), claim.id) for claim in claims)
         self._domains.rotate(-1)
@@ -112,6 +110,50 @@ class Lead:
             reach(AFTER_CLAIM)
         self._take_on(slot, claims)
         return bool(claims or not want.free)
+
+    def _settle_and_claim(self, slot: Slot, threads: int) -> tuple[float, Want, list[Claim] | None]:
+        """When the claim began, its limits, and its claims; None if they came row by row."""
+        hand, place = slot.hand, slot.place
+        done = self._done.take()
+        plain = [finished for finished in done if finished.plain]
+        try:
+            self._done.settle(hand, place, [finished for finished in done if not finished.plain])
+            began = time.monotonic()
+            want = self._want(began, threads, self._held.room + len(plain))
+            if not (want.free or done):
+                self._stopping.wait(_FULL_SECONDS)
+            lost, claims = self._claims.step(hand.connection(), plain, want)
+        except BaseException as error:
+            self._done.put_back(plain)
+            if cause_of(error) is Cause.ELSEWHERE:
+                raise
+            rejection = error
+        else:
+            self._said = ""
+            self._done.settled(place, plain, lost)
+            return began, want, claims
+        return began, want, self._claim_apart(slot, want, rejection)
+
+    def _claim_apart(self, slot: Slot, want: Want, error: BaseException) -> list[Claim] | None:
+        """After an outcome or a row has made a step fail: settles, then claims, on another
+        session, as a handler may have spoilt this one. If the claim is what fails, rows are
+        claimed one by one; the error is raised if that does not get on either."""
+        slot.hand.drop()
+        self._done.settle(slot.hand, slot.place, self._done.take())
+        connection = slot.hand.connection()
+        try:
+            if was_executed(error):
+                self._take_on(slot, self._narrowing.adopt(connection, self._held.known()))
+            return self._claims.step(connection, [], want)[1]
+        except Exception as second:
+            if cause_of(second) is Cause.ELSEWHERE:
+                raise
+            rejection = second
+        if not self._narrowing.claim(connection, want, partial(self._take_on, slot)):
+            raise rejection
+        self._complain(rejection, "claiming row by row")
+        self._record.claim_failed(slot.place)
+        return None
 
     def adopt(self, slot: Slot) -> None:
         """What a step in doubt has claimed."""
@@ -130,8 +172,7 @@ class Lead:
         gone = self._claims.end_sessions(connection, sessions, within=_GONE_WITHIN)
         # First: what is settled between this and the look is in neither.
         known = self._held.known()
-        ours = self._claims.claimed_by(connection, self._claims.incarnation)
-        return gone, [claim for claim in ours if claim[2:4] not in known]
+        return gone, self._narrowing.adopt(connection, known)
 
     def _want(self, now: float, threads: int, room: int) -> Want:
         quick = [name for name in self._types if self._pace.is_quick(*name.split(" "))]
@@ -171,7 +212,7 @@ class Lead:
             slot.hand.drop()
         slot.hand.heed(error)
         if not slot.hand.lost():
-            self._complain(error)
+            self._complain(error, f"trying again every {_AFTER_FAILURE:g} s")
             self._stopping.wait(_AFTER_FAILURE)
             return
         why = " ".join(str(error).split())
@@ -193,9 +234,9 @@ class Lead:
                 self._record.health.database_back(time.monotonic())
                 return
 
-    def _complain(self, error: Exception) -> None:
+    def _complain(self, error: Exception, then: str) -> None:
         """Not each time: what the server refuses now it may refuse for an hour."""
         why = " ".join(str(error).split())
         if why != self._said:
-            logger.error("a step failed (%s); it is tried again every %s s", why, _AFTER_FAILURE)
+            logger.error("a step failed (%s); %s", why, then)
         self._said = why

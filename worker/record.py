@@ -90,6 +90,10 @@ class Record:
         self._steps += 1
         self._step_seconds += seconds
 
+    def claim_failed(self, place: Place) -> None:
+        place.counters.add(Counter.CLAIM_FAILURES)
+        self.health.failed(time.monotonic())
+
     def settled(self, place: Place, finished: Finished) -> None:
         """The claim's key is to be freed next."""
         claim, outcome, *_ = finished

@@ -5,6 +5,7 @@ Its sessions are ended first, and waited for. A backend whose client was killed 
 executes what is in its socket; released before that, its next step claims for the dead.
 """
 
+import logging
 import random
 import time
 from collections.abc import Iterable
@@ -17,7 +18,10 @@ from cmdbus.retry import RetryPolicy
 from cmdbus.views import SeatView
 from cmdbus.worker.blame import Death, Key, begun
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Session
-from cmdbus.worker.settling import ONE_BY_ONE
+from cmdbus.worker.rejections import Cause, cause_of
+from cmdbus.worker.settling import settle_one
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_POLICY = RetryPolicy()
 #: Between two looks at rows that somebody holds.
@@ -77,12 +81,15 @@ class _Rescuer:
     ) -> None:
         self._connection = connection
         self._claims = claims
+        self._theirs = claims.of(death.incarnation)
         self._registry = registry
         self._death = death
         self._begun = begun(death.seat)
         self._released: list[Claim] = []
         self._lost: list[Claim] = []
         self._charged: list[Claim] = []
+        #: Rows whose release has failed.
+        self._rejected: set[int] = set()
         #: Somebody held some of the rows.
         self.obstructed = False
 
@@ -99,12 +106,38 @@ class _Rescuer:
         others = [claim for claim in claims if _key(claim) not in self._death.guilty]
         lost = {claim for claim in others if _key(claim) in self._begun}
         losses = [self._death.losses(claim) if claim in lost else None for claim in others]
-        given = set(self._claims.hand_back(self._connection, others, losses, self._death.why))
+        given = self._release(others, losses)
         self._released += [c for c in others if c.id in given and c not in lost]
         self._lost += [claim for claim in lost if claim.id in given]
         charged = [claim for claim in guilty if self._charge(claim)]
         self._charged += charged
         self.obstructed = len(given) + len(charged) < len(claims)
+
+    def _release(self, claims: list[Claim], losses: list[int | None]) -> set[int]:
+        """In halves where that fails, so that one row keeps no others from being released."""
+        try:
+            return set(self._claims.hand_back(self._connection, claims, losses, self._death.why))
+        except Exception as error:
+            if cause_of(error) is Cause.ELSEWHERE:
+                raise
+            if len(claims) == 1:
+                self._complain(claims[0], error)
+                return set()
+        half = len(claims) // 2
+        return self._release(claims[:half], losses[:half]) | self._release(
+            claims[half:], losses[half:]
+        )
+
+    def _complain(self, claim: Claim, error: Exception) -> None:
+        if claim.id not in self._rejected:
+            logger.error(
+                "command %s (%s/%s) cannot be released (%s): it can be claimed when its lease ends",
+                claim.command_id,
+                claim.domain,
+                claim.type,
+                " ".join(str(error).split()),
+            )
+        self._rejected.add(claim.id)
 
     def _charge(self, claim: Claim) -> bool:
         handler = self._registry.find(claim.domain, claim.type)
@@ -121,8 +154,10 @@ class _Rescuer:
         )
         finished = Finished(claim, outcome, max_attempts, time.monotonic())
         try:
-            return not self._claims.settle(self._connection, [finished])
-        except ONE_BY_ONE:
+            return not settle_one(self._theirs, self._connection, finished)[1]
+        except Exception as error:
+            if cause_of(error) is Cause.ELSEWHERE:
+                raise
             return False
 
 

@@ -3,6 +3,7 @@
 What fails puts the outcomes back first: an outcome is here, in one hand, or settled.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -10,21 +11,23 @@ from contextlib import suppress
 
 import psycopg
 
+from cmdbus import schema as schemas
 from cmdbus.counters import End
-from cmdbus.outcomes import Kind, Outcome, troubled
+from cmdbus.outcomes import MAX_MESSAGE, Kind, Outcome, ascii_text, troubled
 from cmdbus.points import COUNTED, SETTLED, reach
 from cmdbus.slots import Slot as Place
-from cmdbus.worker.claims import Claim, Claims, Finished
+from cmdbus.worker.claims import Claim, Claims, Connection, Finished
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.holding import Holding
 from cmdbus.worker.record import Record
+from cmdbus.worker.rejections import Cause, cause_of
 
-#: Errors of single outcomes: data that the server refuses, a row that somebody holds.
-ONE_BY_ONE = (psycopg.errors.LockNotAvailable, psycopg.DataError)
-#: After so many have waited in vain, the others of one pass do not.
-_MOST_WAITS = 3
-#: Seconds until one of those whose row somebody held is tried again.
-_HELD_AGAIN = 1.0
+logger = logging.getLogger(__name__)
+
+#: Lock or statement timeouts after which a pass defers its remaining outcomes.
+_MAX_WAITS = 3
+#: Seconds until a deferred outcome is tried again.
+_DEFERRED_SECONDS = 1.0
 _KINDS = {
     End.COMPLETED: Kind.COMPLETED,
     End.FAILED: Kind.FAILED,
@@ -42,9 +45,12 @@ class Done:
         self._record = record
         self._held = held
         self._waiting: deque[Finished] = deque()
-        #: Their rows are in the hands of a stranger, for whom no step waits again.
+        #: Outcomes whose rows another session has locked, or that could not even be set aside: the
+        #: leader skips them and the keeper tries them again.
         self._barred: deque[Finished] = deque()
         self._barred_until = 0.0
+        #: Why the latest outcome could not be set aside, which is logged once.
+        self._complained = ""
         #: Settled before, by a statement whose reply was lost, or not ours any more.
         self._rowless: deque[Finished] = deque()
 
@@ -100,18 +106,23 @@ class Done:
                 self._waiting.append(self._barred.popleft())
 
     def settle(self, hand: Hand, place: Place, done: list[Finished]) -> None:
-        """Outcomes of any kind."""
+        """Outcomes of any kind. Raises only what says nothing about them: then they are back."""
         if not done:
             return
         try:
             lost = self._claims.settle(hand.connection(), done)
-        except ONE_BY_ONE:
-            self.settle_singly(hand, place, done)
-        except BaseException:
-            self.put_back(done)
-            raise
+        except BaseException as error:
+            cause = cause_of(error)
+            if cause is Cause.ELSEWHERE:
+                self.put_back(done)
+                raise
         else:
             self.settled(place, done, lost)
+            return
+        if cause is Cause.ROWS:
+            # A session that a handler has spoilt would reject each of them.
+            hand.drop()
+        self.settle_singly(hand, place, done)
 
     def settled(self, place: Place, done: Sequence[Finished], lost: Sequence[int] = ()) -> None:
         """Tells whom it concerns, of one after another: so that whatever kills this process, at
@@ -150,25 +161,75 @@ class Done:
         self._held.free(claim)
 
     def settle_singly(self, hand: Hand, place: Place, done: list[Finished]) -> None:
-        """One of them is refused, or its row is held by somebody: the others need not wait."""
+        """One of them is rejected, or its row is locked: the others need not wait."""
         waits = 0
         for number, finished in enumerate(done):
-            if waits == _MOST_WAITS:
-                self._barred.extend(done[number:])
+            if waits == _MAX_WAITS:
+                self._bar(done[number:])
                 return
             try:
-                lost = self._claims.settle(hand.connection(), [finished])
-                self.settled(place, [finished], lost)
-            except psycopg.errors.LockNotAvailable:
-                waits += 1
-                self._barred.append(finished)
-                self._barred_until = time.monotonic() + _HELD_AGAIN
-            except psycopg.DataError as error:
-                refused = troubled("OUTCOME_NOT_STORABLE", str(error))
-                self.add(finished._replace(outcome=refused))
-            except BaseException:
-                self.put_back(done[number:])
-                raise
+                settled, lost = settle_one(self._claims, hand.connection(), finished)
+            except BaseException as error:
+                cause = cause_of(error)
+                if cause is Cause.ELSEWHERE:
+                    self.put_back(done[number:])
+                    raise
+                self._bar([finished])
+                if cause is Cause.ROWS:
+                    self._complain(finished, error)
+                else:
+                    waits += 1
+            else:
+                self.settled(place, [settled], lost)
+
+    def _bar(self, done: Sequence[Finished]) -> None:
+        self._barred.extend(done)
+        self._barred_until = time.monotonic() + _DEFERRED_SECONDS
+
+    def _complain(self, finished: Finished, error: BaseException) -> None:
+        why = " ".join(str(error).split())
+        if why != self._complained:
+            logger.error(
+                "the outcome of command %s (%s/%s) can neither be stored nor moved to the "
+                "troubleshooting queue (%s): trying again every %g s",
+                finished.claim.command_id,
+                finished.claim.domain,
+                finished.claim.type,
+                why,
+                _DEFERRED_SECONDS,
+            )
+        self._complained = why
+
+
+def settle_one(
+    claims: Claims, connection: Connection, finished: Finished
+) -> tuple[Finished, list[int]]:
+    """Settles an outcome by itself or, if it is rejected, moves its command to
+    troubleshooting. Returns the outcome that is stored, and its id if the claim was lost.
+
+    Raises if the row is locked, if the error is none of the outcome's, or if even the move
+    is rejected."""
+    try:
+        return finished, claims.settle(connection, [finished])
+    except Exception as error:
+        if cause_of(error) is not Cause.ROWS:
+            raise
+        rejection = error
+    if _lacks_partition(rejection):
+        schemas.make_partitions(connection, claims.schema)
+        return finished, claims.settle(connection, [finished])
+    why = ascii_text(
+        f"its outcome {finished.outcome.kind} was rejected: {' '.join(str(rejection).split())}",
+        MAX_MESSAGE,
+    )
+    code = "OUTCOME_NOT_STORABLE"
+    lost = claims.set_aside(connection, claims.key(finished.claim), code, why)
+    return finished._replace(outcome=troubled(code, why)), lost
+
+
+def _lacks_partition(error: Exception) -> bool:
+    """The same SQLSTATE as a CHECK's, without the name of a constraint."""
+    return isinstance(error, psycopg.errors.CheckViolation) and not error.diag.constraint_name
 
 
 def _key(finished: Finished) -> tuple[str, int, int]:

@@ -2,7 +2,8 @@
 -- No index leads there, which would cost each claim its HOT update: asked for once for
 -- a death or a lost reply, it reads all of ready.
 SELECT domain, priority, id, token, command_id, type, data::text, attempts, losses, max_attempts,
-    correlation_id, reply_to, least(greatest(created_at, '0002-01-01'), '9998-12-31'),
-    extract(epoch FROM claimed_at - coalesce(due_at, created_at))::double precision
+    correlation_id, reply_to, {schema}.finite(created_at),
+    extract(epoch FROM claimed_at
+        - {schema}.finite(coalesce(due_at, created_at)))::double precision
 FROM {schema}.ready
 WHERE claimer = %(claimer)s;

@@ -2,6 +2,13 @@
 -- independent of statistics: right after a burst these still say "empty", and a
 -- claim that sorts the backlog falls from 80,000 commands a second to 2,000.
 
+-- The nearest time that Python's datetime can hold in every time zone, and from which an age
+-- can be computed.
+CREATE FUNCTION {schema}.finite(p_time timestamptz) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
+             '9998-12-31 00:00+00'::timestamptz);
+
 -- Ends claims with their outcomes, each only if its token is still the row's; says
 -- which it did not find. Sorted by key before, because it may wait for rows.
 --   kind       what becomes of the command
@@ -201,9 +208,9 @@ BEGIN
         WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
         RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text,
             r.attempts, r.losses, r.max_attempts, r.correlation_id, r.reply_to,
-            least(greatest(r.created_at, '0002-01-01'), '9998-12-31'),
-            extract(epoch FROM clock_timestamp() - coalesce(r.due_at, r.created_at))
-                ::double precision;
+            {schema}.finite(r.created_at),
+            extract(epoch FROM clock_timestamp()
+                - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
         EXIT WHEN FOUND OR highs = p_floors OR 0 = ALL (p_floors);
         lows := array_fill(0::bigint, ARRAY[cardinality(p_floors)]);
         highs := p_floors;
@@ -263,8 +270,65 @@ BEGIN
     WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
     RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
         r.losses, r.max_attempts, r.correlation_id, r.reply_to,
-        least(greatest(r.created_at, '0002-01-01'), '9998-12-31'),
-        extract(epoch FROM clock_timestamp() - coalesce(r.due_at, r.created_at))::double precision;
+        {schema}.finite(r.created_at),
+        extract(epoch FROM clock_timestamp()
+            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
+END
+$$;
+
+-- Moves a row of ready with which nothing else can be done to troubleshooting; false if it
+-- has been claimed, released or settled since. Writes no history, no reply and no value of the
+-- caller but p_code and p_message, so that what a settlement or a claim was refused for does
+-- not matter here. If troubleshooting has a command of the same id, the row gets a new one.
+CREATE FUNCTION {schema}.set_aside(
+    p_domain text, p_priority smallint, p_id bigint, p_token bigint, p_command_id uuid,
+    p_claimer bigint, p_code text, p_message text
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    taken boolean := EXISTS (
+        SELECT FROM {schema}.troubleshooting t
+        WHERE t.domain = p_domain AND t.command_id = p_command_id);
+    new_command_id uuid := CASE WHEN taken THEN {schema}.new_id() ELSE p_command_id END;
+    why text := CASE WHEN taken THEN 'its id ' || p_command_id || ' is in troubleshooting already: '
+        ELSE '' END || p_message;
+    event_attempt smallint;
+    event_claimed_at timestamptz;
+BEGIN
+    WITH gone AS (
+        DELETE FROM {schema}.ready r
+        WHERE r.domain = p_domain AND r.priority = p_priority AND r.id = p_id
+            AND r.token = p_token AND r.command_id = p_command_id
+            AND r.claimer IS NOT DISTINCT FROM p_claimer
+        RETURNING r.claimed_at, r.created_at, r.due_at, r.correlation_id, r.attempts, r.losses,
+            r.max_attempts, r.type, r.reply_to, r.data
+    )
+    INSERT INTO {schema}.troubleshooting (
+        domain, priority, token, command_id, claimer, error_code, error_message,
+        claimed_at, created_at, due_at, correlation_id, attempts, losses, max_attempts, type,
+        reply_to, data)
+    SELECT p_domain, p_priority, p_token, new_command_id, p_claimer, p_code, why,
+        claimed_at, created_at, due_at, correlation_id, attempts, losses, max_attempts, type,
+        reply_to, data
+    FROM gone
+    RETURNING attempts, claimed_at INTO event_attempt, event_claimed_at;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    BEGIN
+        INSERT INTO {schema}.event (
+            claimer, claimed_at, token, command_id, attempt, domain, kind, code, message, details)
+        SELECT p_claimer, event_claimed_at, p_token, c, event_attempt, p_domain,
+            'MOVED_TO_TROUBLESHOOTING_QUEUE', p_code, why,
+            json_build_object('reason', p_code)
+        FROM (SELECT DISTINCT unnest(ARRAY[p_command_id, new_command_id])) ids (c);
+    EXCEPTION WHEN OTHERS THEN
+        NULL;  -- A row out of the way is worth more than its event.
+    END;
+    RETURN true;
 END
 $$;
 

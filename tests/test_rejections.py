@@ -1,0 +1,269 @@
+"""A row or an outcome that the database rejects stops no others: it ends in troubleshooting."""
+
+import time
+from collections.abc import Iterator
+from uuid import uuid4
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import connect, running
+
+from cmdbus import (
+    BusinessRuleError,
+    Command,
+    CommandBus,
+    CommandRecord,
+    Context,
+    HandlerRegistry,
+    PermanentCommandError,
+    SendRequest,
+    Status,
+)
+from cmdbus.worker import Worker
+from cmdbus.worker.rejections import Cause, cause_of
+
+REJECTIONS = {
+    Cause.ROWS: (
+        psycopg.errors.CheckViolation,
+        psycopg.errors.UniqueViolation,
+        psycopg.errors.DatetimeFieldOverflow,
+        psycopg.errors.UntranslatableCharacter,
+        psycopg.errors.RaiseException,
+        psycopg.errors.DataCorrupted,
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.DataError,
+    ),
+    Cause.CONTENTION: (
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.DeadlockDetected,
+        psycopg.errors.SerializationFailure,
+        psycopg.errors.QueryCanceled,
+    ),
+    Cause.ELSEWHERE: (
+        psycopg.errors.AdminShutdown,
+        psycopg.errors.ReadOnlySqlTransaction,
+        psycopg.errors.DiskFull,
+        psycopg.errors.DuplicatePreparedStatement,
+        psycopg.errors.InvalidSqlStatementName,
+        psycopg.errors.FeatureNotSupported,
+        psycopg.OperationalError,
+        psycopg.InterfaceError,
+        TypeError,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"), [(e, cause) for cause, errors in REJECTIONS.items() for e in errors]
+)
+def test_an_error_is_one_of_its_rows_unless_it_says_otherwise(
+    error: type[Exception], cause: Cause
+) -> None:
+    assert cause_of(error("why")) is cause
+
+
+def test_text_that_the_driver_cannot_send_or_read_is_an_error_of_its_row() -> None:
+    assert cause_of(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why")) is Cause.ROWS
+
+
+@pytest.fixture
+def registry() -> HandlerRegistry:
+    """Four types: one completes, the others end in each other way."""
+    made = HandlerRegistry()
+
+    @made.handler("payments", "Fail")
+    def fail(command: Command, context: Context) -> None:
+        raise BusinessRuleError("NO", "rule")
+
+    @made.handler("payments", "Trouble")
+    def trouble(command: Command, context: Context) -> None:
+        raise PermanentCommandError("GONE", "never")
+
+    made.register("payments", "Good", lambda command, context: None)
+    made.register("payments", "Bad", lambda command, context: None)
+    return made
+
+
+@pytest.fixture
+def admin(dsn: str) -> Iterator[psycopg.Connection]:
+    with connect(dsn) as connection:
+        yield connection
+
+
+def forbid(admin: psycopg.Connection, table: str, condition: str) -> None:
+    admin.execute(f"ALTER TABLE cmdbus.{table} ADD CHECK (NOT ({condition}))".encode())
+
+
+def failures(worker: Worker) -> int:
+    return int(str(worker.metrics()["cmdbus_claim_failures_total"]))
+
+
+def send_good(bus: CommandBus) -> None:
+    bus.send_many([SendRequest("payments", "Good")] * 20)
+
+
+def all_good_are_done(bus: CommandBus) -> None:
+    def done() -> list[CommandRecord]:
+        return bus.query("payments", type="Good", status=Status.COMPLETED)
+
+    eventually(lambda: len(done()) == 20, 10)
+    assert {record.attempts for record in done()} == {1}
+
+
+@pytest.mark.db
+def test_an_infinite_time_of_a_row_is_claimed_like_any_other(
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
+) -> None:
+    ids = [bus.send("payments", "Good") for _ in range(3)]
+    admin.execute("UPDATE cmdbus.ready SET due_at = '-infinity' WHERE command_id = %s", (ids[0],))
+    admin.execute("UPDATE cmdbus.ready SET due_at = 'infinity' WHERE command_id = %s", (ids[1],))
+    with running(dsn, registry) as worker:
+        assert [bus.wait("payments", id_, 10).status for id_ in ids] == ["COMPLETED"] * 3
+        assert failures(worker) == 0
+
+
+@pytest.mark.db
+def test_a_row_that_cannot_be_claimed_goes_to_troubleshooting_and_the_others_run(
+    dsn: str,
+    bus: CommandBus,
+    admin: psycopg.Connection,
+    registry: HandlerRegistry,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forbid(admin, "ready", "type = 'Bad' AND token > 0")
+    bad = [bus.send("payments", "Bad", priority="high") for _ in range(2)]
+    send_good(bus)
+    with running(dsn, registry) as worker:
+        for command_id in bad:
+            record = bus.wait("payments", command_id, 10)
+            assert (record.status, record.error_code) == (
+                "IN_TROUBLESHOOTING_QUEUE",
+                "NOT_CLAIMABLE",
+            )
+            assert "violates check constraint" in (record.error_message or "")
+            assert [event.kind for event in bus.audit("payments", command_id)][-1] == (
+                "MOVED_TO_TROUBLESHOOTING_QUEUE"
+            )
+        all_good_are_done(bus)
+        assert failures(worker) >= 1
+    assert "a step failed (new row for relation" in caplog.text
+    assert f"command {bad[0]} (domain payments" in caplog.text
+    bus.troubleshooting.cancel("payments", bad[0], operator="ann")
+
+
+@pytest.mark.db
+def test_a_row_that_can_be_neither_claimed_nor_moved_is_skipped_with_pauses(
+    dsn: str,
+    bus: CommandBus,
+    admin: psycopg.Connection,
+    registry: HandlerRegistry,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forbid(admin, "ready", "type = 'Bad' AND token > 0")
+    forbid(admin, "troubleshooting", "type = 'Bad'")
+    bad = bus.send("payments", "Bad", priority="high")
+    send_good(bus)
+    with running(dsn, registry) as worker:
+        all_good_are_done(bus)
+        seen = failures(worker)
+        began = time.monotonic()
+        eventually(lambda: failures(worker) >= seen + 2, 10)
+        assert time.monotonic() - began > 0.8, "between two failures there is a pause"
+        assert worker.health.consecutive_failures >= 2
+        record = bus.get("payments", bad)
+        assert record is not None and record.status == "PENDING"
+    assert caplog.text.count("skipped") == 1
+
+
+@pytest.mark.db
+def test_an_outcome_that_is_rejected_goes_to_troubleshooting_and_the_others_are_settled(
+    dsn: str,
+    bus: CommandBus,
+    admin: psycopg.Connection,
+    registry: HandlerRegistry,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forbid(admin, "finished", "type IN ('Bad', 'Fail')")
+    rejected = [bus.send("payments", type, priority="high") for type in ("Bad", "Fail", "Bad")]
+    send_good(bus)
+    with running(dsn, registry):
+        for command_id in rejected:
+            record = bus.wait("payments", command_id, 10)
+            assert record.error_code == "OUTCOME_NOT_STORABLE"
+            assert "violates check constraint" in (record.error_message or "")
+        all_good_are_done(bus)
+    assert "OUTCOME_NOT_STORABLE: its outcome COMPLETED was rejected" in caplog.text
+
+
+@pytest.mark.db
+def test_an_outcome_that_cannot_be_stored_in_any_way_holds_up_no_others(
+    dsn: str,
+    bus: CommandBus,
+    admin: psycopg.Connection,
+    registry: HandlerRegistry,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forbid(admin, "finished", "type = 'Bad'")
+    forbid(admin, "troubleshooting", "type = 'Bad'")
+    bad = bus.send("payments", "Bad", priority="high")
+    with running(dsn, registry):
+        eventually(lambda: "nor moved to the troubleshooting queue" in caplog.text)
+        send_good(bus)
+        all_good_are_done(bus)
+        admin.execute("ALTER TABLE cmdbus.finished DROP CONSTRAINT finished_type_check")
+        assert bus.wait("payments", bad, 10).status == "COMPLETED"
+
+
+@pytest.mark.db
+def test_the_second_row_of_one_id_gets_another_id_in_troubleshooting(
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
+) -> None:
+    """Nothing but the functions keeps a session with their rights from inserting one twice."""
+    first = bus.send("payments", "Trouble")
+    admin.execute(
+        "INSERT INTO cmdbus.ready (domain, priority, command_id, correlation_id, type, data)"
+        " SELECT domain, priority, command_id, correlation_id, type, data FROM cmdbus.ready"
+    )
+    with running(dsn, registry):
+        eventually(lambda: bus.troubleshooting.count("payments") == 2, 10)
+    codes = {record.command_id: record for record in bus.troubleshooting.list("payments")}
+    assert codes.pop(first).error_code == "GONE"
+    [other] = codes.values()
+    assert other.error_code == "OUTCOME_NOT_STORABLE"
+    assert (other.error_message or "").startswith(f"its id {first} is in troubleshooting already")
+
+
+@pytest.mark.db
+def test_a_partition_of_history_that_is_missing_is_made(
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
+) -> None:
+    with running(dsn, registry):
+        partitions = admin.execute(
+            "SELECT inhrelid::regclass::text FROM pg_inherits"
+            " WHERE inhparent = 'cmdbus.finished'::regclass"
+        ).fetchall()
+        for (name,) in partitions:
+            admin.execute(f"DROP TABLE {name}".encode())
+        assert bus.wait("payments", bus.send("payments", "Good"), 10).status == "COMPLETED"
+
+
+@pytest.mark.db
+def test_a_command_that_another_session_holds_is_waited_for_and_not_set_aside(
+    dsn: str, bus: CommandBus, registry: HandlerRegistry
+) -> None:
+    opened = HandlerRegistry()
+    with psycopg.connect(dsn) as stranger:
+
+        @opened.handler("payments", "Good")
+        def good(command: Command, context: Context) -> None:
+            stranger.execute("SELECT FROM cmdbus.ready FOR UPDATE")
+
+        with running(dsn, opened, concurrency=1):
+            held = bus.send("payments", "Good", command_id=uuid4())
+            waits = "SELECT 1 FROM pg_locks WHERE NOT granted"
+            with connect(dsn) as watcher:
+                eventually(lambda: watcher.execute(waits.encode()).fetchall())
+                eventually(lambda: not watcher.execute(waits.encode()).fetchall(), 10)
+            stranger.rollback()
+            assert bus.wait("payments", held, 10).status == "COMPLETED"

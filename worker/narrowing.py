@@ -1,0 +1,85 @@
+"""Claims row by row where a claim of many has failed, so that one row stops no others.
+
+A row that cannot be claimed, or cannot be read, moves to troubleshooting. One that cannot be
+moved either is skipped for as long as this process lives. Keys are read without data.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from cmdbus.outcomes import MAX_MESSAGE, ascii_text
+from cmdbus.worker.claims import Claim, ClaimKey, Claims, Connection, Want
+from cmdbus.worker.rejections import Cause, cause_of, was_executed
+
+logger = logging.getLogger(__name__)
+
+#: Rows claimed one by one in one step, each in a round trip of its own.
+_MAX_ROWS = 50
+
+
+class Narrowing:
+    """Used by one thread at a time: the leader, or the thread that stops the worker."""
+
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
+        #: Ids of rows that can be neither claimed nor moved.
+        self._skipped: set[int] = set()
+
+    def claim(
+        self, connection: Connection, want: Want, take_on: Callable[[list[Claim]], None]
+    ) -> int:
+        """Passes each claim on at once; returns how many rows are claimed or out of the way."""
+        count = 0
+        keys = self._claims.claimable(connection, want, min(want.free, _MAX_ROWS), self._skipped)
+        for key in keys:
+            try:
+                claim = self._claims.claim_row(connection, key)
+            except Exception as error:
+                if cause_of(error) is Cause.ELSEWHERE:
+                    raise
+                claimed = key.claimed_by(self._claims.incarnation) if was_executed(error) else key
+                count += self._set_aside(connection, claimed, error)
+            else:
+                if claim is not None:
+                    take_on([claim])
+                    count += 1
+        return count
+
+    def adopt(self, connection: Connection, known: Iterable[tuple[int, int]]) -> list[Claim]:
+        """What the table says is claimed by this worker and is not `known` by id and token."""
+        ours = self._claims.incarnation
+        try:
+            claims = self._claims.claimed_by(connection, ours)
+        except Exception as error:
+            if cause_of(error) is Cause.ELSEWHERE:
+                raise
+        else:
+            return [claim for claim in claims if claim[2:4] not in known]
+        keys = self._claims.keys_of(connection, ours)
+        found = [self._read(connection, key) for key in keys if key[2:4] not in known]
+        return [claim for claim in found if claim is not None]
+
+    def _read(self, connection: Connection, key: ClaimKey) -> Claim | None:
+        try:
+            return self._claims.read_claim(connection, key)
+        except Exception as error:
+            if cause_of(error) is Cause.ELSEWHERE:
+                raise
+            self._set_aside(connection, key, error)
+            return None
+
+    def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> bool:
+        why = ascii_text(" ".join(str(error).split()), MAX_MESSAGE)
+        where = f"command {key.command_id} (domain {key.domain}, row {key.id}) cannot be claimed"
+        try:
+            lost = self._claims.set_aside(connection, key, "NOT_CLAIMABLE", why)
+        except Exception as second:
+            if cause_of(second) is Cause.ELSEWHERE:
+                raise
+            self._skipped.add(key.id)
+            again = " ".join(str(second).split())
+            logger.error("%s: %s; nor moved to troubleshooting: %s; skipped", where, why, again)
+            return False
+        if not lost:
+            logger.error("%s: moved to the troubleshooting queue: %s", where, why)
+        return not lost

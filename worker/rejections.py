@@ -1,0 +1,42 @@
+"""What an error says about the rows and values of its statement. Pure."""
+
+from enum import Enum
+
+import psycopg
+
+
+class Cause(Enum):
+    #: A row or a value: the same statement without it succeeds.
+    ROWS = "rows"
+    #: A locked row, a deadlock or a timeout: later, or with fewer rows, it may succeed.
+    CONTENTION = "contention"
+    #: The session, the server or this code.
+    ELSEWHERE = "elsewhere"
+
+
+#: SQLSTATEs, or their classes: serialization, lock timeout, statement timeout.
+_CONTENTION = ("40", "55P03", "57014")
+#: Connection, plan made invalid by a migration, read-only server, prepared statement missing or
+#: there already, resources, shutdown, I/O.
+_ELSEWHERE = ("08", "0A", "25", "26", "42P05", "53", "57", "58")
+
+
+def cause_of(error: BaseException) -> Cause:
+    """Any error of the server that is not listed here counts as one of a row: constraints,
+    triggers and types are as many as there are databases."""
+    if was_executed(error):
+        return Cause.ROWS
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    if state is None:
+        return Cause.ELSEWHERE
+    if state.startswith(_CONTENTION):
+        return Cause.CONTENTION
+    return Cause.ELSEWHERE if state.startswith(_ELSEWHERE) else Cause.ROWS
+
+
+def was_executed(error: BaseException) -> bool:
+    """Whether the driver raised it for a value: one that it could not send or, after the
+    server had executed the statement, one that it could not read."""
+    return isinstance(error, UnicodeError) or (
+        isinstance(error, psycopg.DataError) and error.sqlstate is None
+    )
