@@ -16,6 +16,8 @@ import stat
 from datetime import UTC, datetime
 from typing import Any
 
+from cmdbus.printable import hanging
+
 _STDERR = 2
 #: A write of so much to a pipe is whole or not at all.
 _AT_ONCE = select.PIPE_BUF
@@ -36,6 +38,13 @@ def set_up(format: str, level: str) -> None:
     own.setLevel(level.upper())
     # It reports each connection that is taken.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+
+
+def set_up_for_terminal(level: str) -> None:
+    """For a command at a terminal: the messages alone."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextFormatter("%(message)s"))
+    logging.basicConfig(handlers=[handler], level=level.upper())
 
 
 def protect() -> None:
@@ -189,8 +198,13 @@ class _Stderr:
 
 
 class TextFormatter(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(process)d %(message)s")
+    """Lines after the first are indented, so that none of them looks like an event."""
+
+    def __init__(self, format: str = "%(asctime)s %(levelname)-7s %(process)d %(message)s") -> None:
+        super().__init__(format)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(hanging(super().format(record), "    "))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return _time(record)

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from cmdbus.data import decode
+from cmdbus.printable import hanging, one_line
 
 
 class Status(StrEnum):
@@ -141,6 +142,7 @@ class AuditEvent:
     details: Any = None
 
     def __str__(self) -> str:
+        """All that it holds, safe for a terminal; only lines of details follow the first."""
         said = [self.at.isoformat(sep=" ", timespec="milliseconds"), self.kind]
         said += [
             f"{field.name}={getattr(self, field.name)}"
@@ -149,7 +151,7 @@ class AuditEvent:
         ]
         if self.message is not None:
             said.append(self.message)
-        return "\n".join([" ".join(said), *_indented(self.details)])
+        return "\n".join([one_line(" ".join(said)), *_shown(self.details, "    ")])
 
 
 def record_of(row: Sequence[Any]) -> CommandRecord:
@@ -231,17 +233,17 @@ def _in_utc(time: datetime | None) -> datetime | None:
     return None if time is None else time.astimezone(UTC)
 
 
-def _indented(details: object, margin: str = "    ") -> list[str]:
+def _shown(details: object, margin: str) -> list[str]:
     if details is None:
         return []
     if not isinstance(details, dict):
-        return [f"{margin}{details}"]
+        return [f"{margin}{line}" for line in hanging(str(details), "")]
     lines = []
     for key, value in details.items():
+        deeper = margin + "    "
         if isinstance(value, dict):
-            lines += [f"{margin}{key}:", *_indented(value, margin + "    ")]
+            lines += [f"{margin}{one_line(key)}:", *_shown(value, deeper)]
             continue
-        first, *rest = str(value).splitlines() or [""]
-        lines.append(f"{margin}{key}: {first}")
-        lines += [f"{margin}    {line}" for line in rest]
+        first, *rest = hanging(str(value), deeper)
+        lines += [f"{margin}{one_line(key)}: {first}", *rest]
     return lines

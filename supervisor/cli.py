@@ -1,7 +1,6 @@
 """`cmdbus-supervise`: what a fleet of workers is told, and then the fleet itself."""
 
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ import click
 from cmdbus.checks import check_name
 from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
+from cmdbus.logs import set_up_for_terminal
+from cmdbus.printable import hanging, one_line
 from cmdbus.readiness import Finding, worst
 from cmdbus.runtime import check_supervisor_name
 from cmdbus.settings import Settings
@@ -216,7 +217,7 @@ def look(context: click.Context, *, as_json: bool) -> Exit:
     """What --check and `cmdbus check` print."""
     with _can_start():
         told = configured(context)
-        logging.basicConfig(format="%(message)s", level=told.settings.log_level.upper())
+        set_up_for_terminal(told.settings.log_level)
         if not as_json:
             _show([(entry.name, f"{entry.value}  ({entry.source})") for entry in told.entries])
             click.echo()
@@ -235,7 +236,7 @@ def _can_start() -> Iterator[None]:
     try:
         yield
     except CmdbusError as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {one_line(str(error))}", err=True)
         sys.exit(Exit.CANNOT_START)
 
 
@@ -254,4 +255,4 @@ def _database(settings: Settings) -> Iterator[Settings]:
 def _show(rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
-        click.echo(f"{name:{width}}  {text}")
+        click.echo("\n".join(hanging(f"{name:{width}}  {text}", "    ")))

@@ -10,7 +10,15 @@ import click
 
 from cmdbus.errors import CommandNotFoundError
 from cmdbus.supervisor import parameters
-from cmdbus.supervisor.output import ago, count_of, data_text, moment, show, show_json
+from cmdbus.supervisor.output import (
+    ago,
+    count_of,
+    data_text,
+    moment,
+    show,
+    show_json,
+    show_lines,
+)
 from cmdbus.supervisor.parameters import parsed
 from cmdbus.supervisor.session import Mistake, with_bus
 
@@ -88,10 +96,10 @@ def get(bus: "CommandBus", as_json: bool, domain: str, command_id: str) -> None:
     if as_json:
         show_json({**asdict(record), "audit": [asdict(event) for event in audit]})
         return
-    show("\n".join(_lines(record)))
-    show("\naudit")
+    show_lines(_lines(record))
+    show_lines(["", "audit"])
     for event in audit:
-        show("\n".join(f"  {line}" for line in str(event).splitlines()))
+        show_lines(f"  {line}" for line in str(event).split("\n"))
 
 
 @click.command("list")

@@ -9,7 +9,7 @@ import click
 
 from cmdbus.supervisor import parameters
 from cmdbus.supervisor.operators import operator_option, reason_option
-from cmdbus.supervisor.output import show, show_json, table
+from cmdbus.supervisor.output import show, show_json, show_lines, table
 from cmdbus.supervisor.parameters import parsed
 from cmdbus.supervisor.session import with_bus
 
@@ -38,7 +38,7 @@ def list_(bus: "CommandBus", as_json: bool) -> None:
     if as_json:
         show_json({"domains": [asdict(record) for record in found]})
     elif found:
-        show("\n".join(table(_HEAD, map(_row, found), left=3)))
+        show_lines(table(_HEAD, map(_row, found), left=3))
     else:
         show("no domain has settings, or commands that are not finished")
 
@@ -116,9 +116,9 @@ def _show(bus: "CommandBus", as_json: bool, record: "DomainRecord") -> None:
     for name, value in _facts(record):
         show(f"  {name:<10}  {value}")
     if audit:
-        show("\naudit")
+        show_lines(["", "audit"])
     for event in audit:
-        show("\n".join(f"  {line}" for line in str(event).splitlines()))
+        show_lines(f"  {line}" for line in str(event).split("\n"))
 
 
 def _row(record: "DomainRecord") -> tuple[object, ...]:

@@ -3,7 +3,6 @@
 Exit codes: 0 done, 1 it could not be done (one sentence on stderr), 2 usage.
 """
 
-import logging
 import os
 import sys
 from dataclasses import asdict
@@ -12,11 +11,12 @@ from typing import Any
 import click
 
 from cmdbus.checks import check_schema
+from cmdbus.logs import set_up_for_terminal
 from cmdbus.supervisor.commands import get, list_, send
 from cmdbus.supervisor.configuration import read_some
 from cmdbus.supervisor.domains import domain
 from cmdbus.supervisor.options import RedactingGroup, database_options
-from cmdbus.supervisor.output import show_json
+from cmdbus.supervisor.output import show, show_json
 from cmdbus.supervisor.ps import ps
 from cmdbus.supervisor.queues import pause, resume, status
 from cmdbus.supervisor.session import database, ignored_options, json_option, sentences
@@ -40,7 +40,7 @@ def main(context: click.Context) -> None:
         context.color = False
     # Beside the supervisor's settings file, its database and its board are meant.
     context.default_map = _for_all(main, read_some(context, _OF_THE_FILE, _FLAGS_OF_THE_FILE))
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    set_up_for_terminal("info")
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
@@ -99,7 +99,7 @@ def init(
         show_json({"schema": schema, **asdict(done)})
     else:
         change = {0: "installed", done.after: "up to date"}.get(done.before, "upgraded")
-        click.echo(f"schema {schema}: {change}, version {done.after}, in {done.database}")
+        show(f"schema {schema}: {change}, version {done.after}, in {done.database}")
 
 
 def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from cmdbus.printable import one_line
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Left in a context's meta: which file the DSN was read from.
@@ -169,11 +171,11 @@ class RedactingCommand(click.Command):
         try:
             return super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.MissingParameter as error:
-            click.echo(f"Error: {_missing(error)}", err=True)
+            click.echo(f"Error: {one_line(_missing(error))}", err=True)
             sys.exit(error.exit_code)
         except click.ClickException as error:
             shown = type(error) if type(error) is click.ClickException else click.UsageError
-            told = shown(_URL.sub("(a DSN)", _told(error)))
+            told = shown(one_line(_URL.sub("(a DSN)", _told(error))))
             if isinstance(told, click.UsageError) and isinstance(error, click.UsageError):
                 told.ctx = error.ctx
             (error if isinstance(error, _HELP) else told).show()

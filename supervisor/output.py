@@ -1,10 +1,10 @@
 """How the operator's command prints: one JSON object, or text for a person at a terminal.
 
-Text that others wrote is shown without what a terminal would obey.
+Text from elsewhere is shown without what a terminal would obey; where a line is printed, it
+stays one line.
 """
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,12 +12,17 @@ from uuid import UUID
 
 import click
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+from cmdbus.printable import one_line
+
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
-def show(text: str) -> None:
-    click.echo(_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text))
+def show(line: str) -> None:
+    click.echo(one_line(line))
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    click.echo("\n".join(map(one_line, lines)))
 
 
 def show_json(value: object) -> None:

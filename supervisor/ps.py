@@ -4,7 +4,7 @@ So it works while the database is away, and when the supervisor is frozen or dea
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from cmdbus.board import Board
 from cmdbus.errors import BoardError
 from cmdbus.runtime import board_path, find_runtime_directory
 from cmdbus.supervisor.alive import Presence, presence
-from cmdbus.supervisor.output import show_json
+from cmdbus.supervisor.output import show_json, show_lines
 from cmdbus.supervisor.screen import Look, lines
 from cmdbus.supervisor.session import board_options, ignored_options, json_option, sentences
 from cmdbus.views import BoardView
@@ -52,7 +52,7 @@ def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
         if as_json:
             show_json(look.to_dict())
         else:
-            click.echo("\n".join(lines(look)))
+            show_lines(lines(look))
         if look.is_over:
             raise BoardError(f"the supervisor {look.view.name!r} is {look.state}")
 
@@ -66,22 +66,21 @@ def _watch(path: Path, as_json: bool) -> None:
                 look = _look(path)
             except BoardError as error:
                 before = None
-                _draw(str(error), {"error": str(error)} if as_json else None)
+                _draw([str(error)], {"error": str(error)} if as_json else None)
             else:
-                text = "" if as_json else "\n".join(lines(look, before))
-                _draw(text, look.to_dict() if as_json else None)
+                _draw(lines(look, before), look.to_dict() if as_json else None)
                 before = look
             time.sleep(_EVERY)
     except KeyboardInterrupt:
         return
 
 
-def _draw(text: str, value: dict[str, object] | None) -> None:
+def _draw(text: Iterable[str], value: dict[str, object] | None) -> None:
     if value is not None:
         show_json(value)
         return
     click.clear()
-    click.echo(f"{text}\n")
+    show_lines([*text, ""])
 
 
 def _look(path: Path) -> Look:

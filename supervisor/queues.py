@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cmdbus.supervisor.operators import operator_option, reason_option
-from cmdbus.supervisor.output import age, show, show_json, table
+from cmdbus.supervisor.output import age, show, show_json, show_lines, table
 from cmdbus.supervisor.session import with_bus
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def status(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
     if as_json:
         show_json({"domains": [asdict(each) for each in found]})
     elif found:
-        show("\n".join(table(_HEAD, _rows(found), left=1)))
-        for line in _remarks(found):
-            show(line)
+        show_lines([*table(_HEAD, _rows(found), left=1), *_remarks(found)])
     else:
         show("nothing waits, nothing runs")
 

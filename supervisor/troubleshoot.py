@@ -1,6 +1,6 @@
 """`cmdbus tsq`: commands that failed for good and wait for a person."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -8,7 +8,7 @@ import click
 
 from cmdbus.supervisor.commands import get, one_domain
 from cmdbus.supervisor.operators import operator_option, reason_option
-from cmdbus.supervisor.output import ago, count_of, cut, show, show_json, table
+from cmdbus.supervisor.output import ago, count_of, cut, show, show_json, show_lines, table
 from cmdbus.supervisor.parameters import data, parsed, past
 from cmdbus.supervisor.session import Mistake, with_bus
 
@@ -78,7 +78,7 @@ def list_(bus: "CommandBus", as_json: bool, limit: int, offset: int, **filters: 
         show_json({"total": total, "commands": [asdict(record) for record in found]})
         return
     for record in found:
-        show(_line(record))
+        show_lines(_lines(record))
     if len(found) < total:
         show(f"{len(found)} of {count_of(total)}; more with --limit and --offset")
     elif not total:
@@ -104,7 +104,7 @@ def summary(bus: "CommandBus", as_json: bool, **filters: Any) -> None:
             (f"{each.domain}/{each.type}", each.error_code, each.count, ago(each.last_failed_at))
             for each in found
         )
-        show("\n".join(table(("COMMAND", "ERROR", "COUNT", "LATEST"), rows, left=2)))
+        show_lines(table(("COMMAND", "ERROR", "COUNT", "LATEST"), rows, left=2))
     else:
         show("nothing waits for a person")
 
@@ -219,12 +219,10 @@ def _conditions(
     return {name: value for name, value in zip(_FILTERS, values, strict=True) if value is not None}
 
 
-def _line(record: "TroubleRecord") -> str:
+def _lines(record: "TroubleRecord") -> Iterator[str]:
     attempts = count_of(record.attempts, "attempt")
     reason = f"{record.reason} " if record.reason not in (None, record.error_code) else ""
     error = " ".join(f"{reason}{record.error_code}: {record.error_message}".split())
-    return (
-        f"{record.command_id}  {record.domain}/{record.type}\n"
-        f"  {ago(record.failed_at)}, {attempts}\n"
-        f"  {cut(error, _WIDTH - 2)}"
-    )
+    yield f"{record.command_id}  {record.domain}/{record.type}"
+    yield f"  {ago(record.failed_at)}, {attempts}"
+    yield f"  {cut(error, _WIDTH - 2)}"

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from cmdbus.logs import JsonFormatter, StderrHandler, TextFormatter, set_up
+from cmdbus.printable import printable
 from cmdbus.supervisor.children import Child, Death, fork, wait
 
 logger = logging.getLogger("cmdbus.test_logs")
@@ -109,8 +110,7 @@ def test_any_text_can_be_logged(capfd: pytest.CaptureFixture[str], said: str) ->
     assert event["message"] == said
     with logging_to_stderr(TextFormatter()):
         logger.info("%s", said)
-    told = said.encode("utf-8", "backslashreplace").decode()
-    assert capfd.readouterr().err.endswith(f"{told}\n")
+    assert capfd.readouterr().err.endswith(f"{printable(said)}\n")
 
 
 def test_a_line_that_cannot_be_formatted_says_where_it_is(
