@@ -285,6 +285,7 @@ CREATE FUNCTION {schema}.set_aside(
     p_claimer bigint, p_code text, p_message text
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET jit = off
 AS $$
