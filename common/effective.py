@@ -179,7 +179,7 @@ def _fix(session: Session, name: str, wanted: str = "0") -> str:
         return reset or f"ALTER ROLE {role} SET {name} = {wanted}"
     return (
         f"a pooler between here and the server drops the options of connections: "
-        f"ALTER ROLE {role} SET {name} = '{asked}'"
+        f"ALTER ROLE {role} SET {name} = '{asked}'; then let the pooler reconnect to the server"
     )
 
 

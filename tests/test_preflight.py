@@ -77,8 +77,8 @@ def answering(answer: bytes) -> Iterator[str]:
 def test_a_database_that_is_ready_passes_every_check(dsn: str) -> None:
     found = checks(dsn)
     assert list(found) == [
-        *("app", "connection", "server", "encoding", "schema", "timeouts", "connections"),
-        "listen",
+        *("app", "connection", "server", "encoding", "pooling", "schema", "timeouts"),
+        *("connections", "listen"),
     ]
     assert worst(found.values()) is OK
     assert "1 x 2 threads + 2 for the steward + 2 for relief + 2 for a replacement = 8" in (
@@ -375,8 +375,8 @@ def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, ds
     assert [line.split()[:2] for line in found.splitlines()] == [
         ["ok", f"{name}:"]
         for name in (
-            *("name", "app", "connection", "server", "encoding", "schema", "timeouts"),
-            *("connections", "listen"),
+            *("name", "app", "connection", "server", "encoding", "pooling", "schema"),
+            *("timeouts", "connections", "listen"),
         )
     ]
     failed = supervise(*small, "--app", "shop_checked:regisrty", "--http", "0.0.0.0:80")

@@ -159,7 +159,7 @@ class Hand:
             self._show(0, 0)
             try:
                 self._connection = connection = self._source.get()
-                self.session = connection.info.backend_pid, _started(connection)
+                self.session = session_of(connection)
                 self._show(*self.session)
                 return
             except psycopg.OperationalError as error:
@@ -221,11 +221,12 @@ def cut_at(deadline: float, hand: Hand) -> Iterator[None]:
         watcher.join()
 
 
-def _started(connection: Connection) -> int:
-    """Tells its session from a later one of the same pid."""
+def session_of(connection: Connection) -> tuple[int, int]:
+    """The pid and the start of the server's process, as the server knows them."""
     cursor = connection.cursor(row_factory=tuple_row)
-    row = cursor.execute(statement("read_start", "cmdbus")).fetchone()
-    return int(row[0]) if row else 0
+    row = cursor.execute(statement("read_backend", "cmdbus")).fetchone()
+    assert row is not None, "each session sees itself"
+    return int(row[0]), int(row[1])
 
 
 def cut(connection: Connection | None) -> None:

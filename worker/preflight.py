@@ -16,11 +16,19 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.statements import statement
 from cmdbus.worker.app import did_you_mean, load
-from cmdbus.worker.connections import HEADROOM, Connection, complete, settings
+from cmdbus.worker.connections import (
+    HEADROOM,
+    Connection,
+    complete,
+    session_of,
+    settings,
+)
 
 #: PostgreSQL's major versions that are tested.
 _OLDEST, _NEWEST = 14, 18
 _APPLICATION = "cmdbus:check"
+#: Transactions on each of two connections that must find their own session again.
+_POOLING_ROUNDS = 5
 #: A notification comes within milliseconds, or a pooler has swallowed it.
 _NOTIFIED_WITHIN = 2.0
 _THIS_MACHINE = ("127.", "localhost", "::1")
@@ -115,6 +123,11 @@ def _look_at_database(
     assert row is not None
     server_encoding, client_encoding, standby, role, database = row
     yield _look_at_encoding(server_encoding, client_encoding)
+    with _connect(parts) as other:
+        pooling = _look_at_pooling(connection, other)
+    yield pooling
+    if pooling.finding is Finding.FATAL:
+        return
     session = effective.Session(
         settings=_settings(connection, told.schema),
         role=role,
@@ -172,6 +185,22 @@ def _look_at_encoding(server: str, client: str) -> Check:
             "make a database with ENCODING 'UTF8'",
         )
     return Check("encoding", Finding.OK, server)
+
+
+def _look_at_pooling(connection: Connection, other: Connection) -> Check:
+    """Whether each connection keeps its session from one transaction to the next. A pooler that
+    gives sessions out by the transaction lends both the same one, or one of them several."""
+    ours, theirs = session_of(connection), session_of(other)
+    for _ in range(_POOLING_ROUNDS):
+        if (session_of(connection), session_of(other)) != (ours, theirs) or ours == theirs:
+            return Check(
+                "pooling",
+                Finding.FATAL,
+                "transaction pooling: a pooler between here and the server gives connections "
+                "another session for each transaction",
+                "use session mode (pool_mode = session), or connect to the server itself",
+            )
+    return Check("pooling", Finding.OK, "each connection keeps its session")
 
 
 def _settings(connection: Connection, schema: str) -> dict[str, effective.Setting]:
@@ -250,6 +279,6 @@ def _deaf(what: str) -> Check:
     return Check(
         "listen",
         Finding.FATAL,
-        f"{what}: between here and the server there is a pooler that cannot LISTEN",
-        "connect to the server itself, or with session pooling; or run with --wake poll",
+        f"{what}: between here and the server there is a pooler that swallows notifications",
+        "connect to the server itself; or run with --wake poll",
     )

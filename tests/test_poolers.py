@@ -1,0 +1,70 @@
+"""Real poolers between cmdbus and its server."""
+
+import re
+from pathlib import Path
+
+import psycopg
+import pytest
+from fleet import supervised
+from guarded import Guarded
+from pooler import is_installed, pgbouncer
+from test_preflight import checks
+
+from cmdbus.readiness import Finding
+from cmdbus.worker.connections import session_of
+
+#: As `checks` examines it.
+DEFAULT_LADDER = {
+    "statement_timeout": 25,
+    "pool_timeout": 30,
+    "visibility_timeout": 30,
+    "thread_timeout": 35,
+    "watchdog_timeout": 60,
+}
+
+pytestmark = [
+    pytest.mark.db,
+    pytest.mark.skipif(not is_installed(), reason="PgBouncer is not installed"),
+]
+
+
+@pytest.mark.parametrize("round_robin", [False, True])
+def test_transaction_pooling_is_refused(dsn: str, round_robin: bool) -> None:
+    with pgbouncer(dsn, "transaction", server_round_robin=round_robin) as pooled:
+        found = checks(pooled)
+        assert list(found)[-1] == "pooling", "what follows would be found out of chance"
+        assert found["pooling"].finding is Finding.FATAL
+        assert "transaction pooling" in found["pooling"].sentence
+        assert "use session mode" in found["pooling"].fix
+
+
+def test_a_session_is_known_by_the_pid_that_the_server_gives_it(dsn: str) -> None:
+    with pgbouncer(dsn, "session") as pooled, psycopg.connect(pooled) as connection:
+        [[pid]] = connection.execute("SELECT pg_backend_pid()").fetchall()
+        assert session_of(connection)[0] == pid != connection.info.backend_pid
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(90)
+def test_what_preflight_advises_for_session_pooling_makes_a_fleet_run(
+    guarded: Guarded, tmp_path: Path
+) -> None:
+    """One finding after another, each mended as its sentence says."""
+    with guarded.role("worker") as dsn:
+        with pgbouncer(dsn, "session", ignored="extra_float_digits") as pooled:
+            refused = checks(pooled)["connection"]
+            assert refused.finding is Finding.FATAL
+            assert "ignore_startup_parameters = options" in refused.fix
+        for _ in range(10):  # A pooler keeps sessions that were opened before.
+            with pgbouncer(dsn, "session", ignored="options") as pooled:
+                found = [c for c in checks(pooled).values() if c.finding is not Finding.OK]
+            if not found:
+                break
+            [(advice, then)] = re.findall(r'ALTER ROLE "[^"]+" (SET [^;]*)(.*)', found[0].fix)
+            assert "pooler" in then and "reconnect" in then
+            guarded.alter("ROLE", dsn, advice)
+        with (
+            pgbouncer(dsn, "session", ignored="options") as pooled,
+            supervised(pooled, tmp_path, procs=1, threads=2, **DEFAULT_LADDER) as fleet,
+        ):
+            fleet.await_completed(fleet.send("Noop", 20))
