@@ -19,6 +19,8 @@ import psycopg
 import pytest
 from eventually import eventually
 
+from cmdbus.sessions import session_name
+
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 CHAOS = SCRIPTS / "chaos"
 #: One short storm each. This one: one instance is frozen for longer than its leases last.
@@ -92,18 +94,18 @@ def good(parts: Parts) -> Any:
     h = parts["history"]
     moves: list[tuple[str, str, str, int, dict[str, Any]]] = [
         ("cmdbus:bus", "ready+", "tx", 0, {}),
-        ("cmdbus:1", "claim", "tx", 1, {"token_before": 0, "claimer": 1}),
-        ("cmdbus:1", "ready-", "tx", 1, {"claimer_before": 1}),
-        ("cmdbus:1", "scheduled+", "tx", 1, {"attempts": 1, "due_at": 103.5}),
-        ("cmdbus:9", "ready+", "tx", 1, {"attempts": 1, "due_at": 103.5}),
-        ("cmdbus:2", "claim", "tx", 2, {"token_before": 1, "claimer": 2, "attempts": 1}),
-        ("cmdbus:2", "ready-", "tx", 2, {"claimer_before": 2, "attempts": 1}),
-        ("cmdbus:2", "finished+", "tx", 2, {"attempts": 2}),
+        (session_name("cmdbus", 1), "claim", "tx", 1, {"token_before": 0, "claimer": 1}),
+        (session_name("cmdbus", 1), "ready-", "tx", 1, {"claimer_before": 1}),
+        (session_name("cmdbus", 1), "scheduled+", "tx", 1, {"attempts": 1, "due_at": 103.5}),
+        (session_name("cmdbus", 9), "ready+", "tx", 1, {"attempts": 1, "due_at": 103.5}),
+        (session_name("cmdbus", 2), "claim", "tx", 2, {"token_before": 1, "claimer": 2, "attempts": 1}),
+        (session_name("cmdbus", 2), "ready-", "tx", 2, {"claimer_before": 2, "attempts": 1}),
+        (session_name("cmdbus", 2), "finished+", "tx", 2, {"attempts": 2}),
         ("cmdbus:bus", "scheduled+", "noop", 0, {"due_at": 104.0}),
-        ("cmdbus:9", "ready+", "noop", 0, {"due_at": 104.0}),
-        ("cmdbus:2", "claim", "noop", 1, {"token_before": 0, "claimer": 2, "due_at": 104.0}),
-        ("cmdbus:2", "ready-", "noop", 1, {"claimer_before": 2}),
-        ("cmdbus:2", "finished+", "noop", 1, {"attempts": 1}),
+        (session_name("cmdbus", 9), "ready+", "noop", 0, {"due_at": 104.0}),
+        (session_name("cmdbus", 2), "claim", "noop", 1, {"token_before": 0, "claimer": 2, "due_at": 104.0}),
+        (session_name("cmdbus", 2), "ready-", "noop", 1, {"claimer_before": 2}),
+        (session_name("cmdbus", 2), "finished+", "noop", 1, {"attempts": 1}),
     ]
     at = [100.0, 101.0, 103.0, 103.0, 103.6, 104.0, 105.0, 105.0, 100.0, 104.1, 104.2, 105.0, 105.0]
     xid = [1, 2, 3, 3, 4, 5, 6, 6, 7, 8, 9, 10, 10]
@@ -145,7 +147,7 @@ def good(parts: Parts) -> Any:
             for n, (t, x, (s, w, c, k, more)) in enumerate(zip(at, xid, moves, strict=True))
         ],
         events=[h.Event(command_id="tx", at=103.0, kind="FAILED", code="TRANSIENT")],
-        effects=[h.Effect(command_id="tx", run="20.1", session="cmdbus:2")],
+        effects=[h.Effect(command_id="tx", run="20.1", session=session_name("cmdbus", 2))],
         marks=[
             h.Mark(at=t, what=w, run=r, pid=p, command_id=c, attempt=a)
             for t, w, r, p, c, a in (
@@ -244,12 +246,12 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("H4b", "another end than its handler's", lambda h: row(h, 0, status="FAILED", code="RULE")),
     ("H5", "a token is left out", lambda h: move(h, 5, token=3)),
     ("H5", "a token comes again", lambda h: move(h, 5, token_before=0, token=1)),
-    ("H6", "settled by who had lost it", lambda h: move(h, 6, session="cmdbus:1")),
+    ("H6", "settled by who had lost it", lambda h: move(h, 6, session=session_name("cmdbus", 1))),
     ("H6", "released by a stranger", lambda h: move(h, 2, what="release", session="psql")),
     (
         "H6",
         "an effect of another one",
-        lambda h: replace(h, effects=[replace(h.effects[0], session="cmdbus:1")]),
+        lambda h: replace(h, effects=[replace(h.effects[0], session=session_name("cmdbus", 1))]),
     ),
     ("H6", "a result of another one", lambda h: row(h, 0, run="10.1")),
     (

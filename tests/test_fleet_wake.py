@@ -15,6 +15,7 @@ from fleet import Fleet, kill, make_effects, supervised
 from cmdbus import CommandBus
 from cmdbus.board import Board
 from cmdbus.seats import Role
+from cmdbus.sessions import session_name
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
@@ -137,7 +138,7 @@ def test_a_listener_that_is_ended_listens_again_and_looks(dsn: str, tmp_path: Pa
         fleet.query(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND application_name = %s",
-            f"cmdbus:{steward.incarnation}",
+            session_name("cmdbus", steward.incarnation or 0),
         )
         for _ in range(20):
             fleet.await_completed(fleet.send("Noop"), within=5)

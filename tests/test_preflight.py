@@ -21,6 +21,7 @@ from psycopg.sql import SQL, Identifier
 
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.schema import install
+from cmdbus.sessions import session_name
 from cmdbus.settings import Settings
 from cmdbus.statements import migrations
 from cmdbus.supervisor.checking import examine
@@ -205,7 +206,7 @@ def test_the_sessions_of_others_are_a_warning_and_a_full_house_is_waited_for(
 ) -> None:
     """Fault 43: others may leave, so nothing is given up for them."""
     with guarded.role("worker", options="CONNECTION LIMIT 9") as dsn:
-        node = make_conninfo(dsn, application_name="cmdbus:7")
+        node = make_conninfo(dsn, application_name=session_name("other", 7))
         with psycopg.connect(node), psycopg.connect(node):
             found = checks(dsn)["connections"]
             assert found.finding is WARNING

@@ -12,6 +12,7 @@ from handlers import connect, leave_effect, running
 
 from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, Status, points
 from cmdbus.outcomes import Kind, Outcome, completed
+from cmdbus.sessions import PATTERN
 from cmdbus.worker.claims import Claims, Finished, Want
 from cmdbus.worker.connections import Hand, Unpooled
 from cmdbus.worker.holding import Holding
@@ -32,7 +33,7 @@ OF_WORKERS = (
 )
 SESSIONS = (
     "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND application_name ~ '^cmdbus:[0-9]+$'"
+    " WHERE datname = current_database() AND application_name ~ '" + PATTERN + "'"
 )
 
 

@@ -17,6 +17,7 @@ from psycopg.rows import tuple_row
 
 from cmdbus.counters import End
 from cmdbus.outcomes import SUSPECT_LOSSES, Kind, Outcome
+from cmdbus.sessions import session_name
 from cmdbus.statements import render, statement
 
 Connection = psycopg.Connection[Any]
@@ -439,11 +440,6 @@ class Claims:
         row = self._execute(connection, name, values).fetchone()
         assert row is not None, f"{name}.sql returns exactly one row"
         return row[0]
-
-
-def session_name(schema: str, incarnation: int) -> str:
-    """The application_name of a worker's sessions: incarnations are numbered by schema."""
-    return f"{schema}:{incarnation}"
 
 
 def _keys(claims: Iterable[Keyed]) -> dict[str, str]:

@@ -61,7 +61,8 @@ def answering(told: Settings, node: Node) -> Iterator[None]:
     if node.http is None or told.http is None:
         yield
         return
-    gauge = DepthGauge(lambda: _connect(told), Claims(told.schema, told.timeouts.lease))
+    claims = Claims(told.schema, told.timeouts.lease)
+    gauge = DepthGauge(lambda: _connect(told, claims.application_name), claims)
     server = Server(node.http, Endpoints(node.board, gauge).answer, host=told.http[0])
     gauge.start()
     server.start()
@@ -81,13 +82,11 @@ def answer_for_none(told: Settings, board: Board, listener: socket) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _connect(told: Settings) -> Connection:
+def _connect(told: Settings, application_name: str) -> Connection:
     limits = {
         **settings(told.timeouts),
         "statement_timeout": f"{min(_STATEMENT_SECONDS, told.timeouts.statement):g}s",
         "default_transaction_read_only": "on",
     }
     parts = dsns.parse(told.dsn or "")
-    return dsns.connect(
-        dsns.complete(parts, application_name=f"{told.schema}:depths", settings=limits)
-    )
+    return dsns.connect(dsns.complete(parts, application_name=application_name, settings=limits))

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import psycopg
 
-from cmdbus import budget, effective
+from cmdbus import budget, effective, sessions
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
 from cmdbus.errors import AppError, SchemaError
@@ -230,7 +230,8 @@ def _look_at_schema(connection: Connection, schema: str, role: str) -> Iterator[
 
 
 def _look_at_budget(connection: Connection, told: Settings) -> Check:
-    row = connection.execute(statement("read_budget", told.schema)).fetchone()
+    values = {"node": sessions.PATTERN}
+    row = connection.execute(statement("read_budget", told.schema), values).fetchone()
     assert row is not None
     most, reserved, of_database, of_role, others, in_database, by_role, nodes = row
     limits = [

@@ -346,7 +346,7 @@ class Steward:
         return dsns.connect(
             dsns.complete(
                 writable(dsns.parse(self._told.dsn or "")),
-                application_name=f"cmdbus:{self._claims.incarnation or 'steward'}",
+                application_name=self._claims.application_name,
                 settings={**settings(self._told.timeouts), "statement_timeout": f"{statement:g}s"},
             )
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from cmdbus.sessions import incarnation_of
 from storms.history import Call, Event, History, Line, Mark, Move, Recovery, Row
 
 Check = Callable[[History], Iterator[str]]
@@ -45,7 +46,6 @@ _EFFECTIVE = ("Tx", "Cross")
 #: What a handler may meet that is not its command's fault: it is tried again, uncharged.
 _OUTSIDE = ("ReadOnlySqlTransaction", "FeatureNotSupported", "TooManyConnections", "AdminShutdown")
 #: One that has not registered yet hands back what a dead supervisor has left.
-_STEWARD = "cmdbus:steward"
 #: While one of these goes on, or shortly after, a session may wait longer than it should.
 _FREEZING = (
     *("stop-", "freeze-", "gil", "stuck", "proxy-", "link-", "server-"),
@@ -171,9 +171,9 @@ def only_the_claimer_ends_a_claim(history: History) -> Iterator[str]:
     """Or a steward that hands back, or whoever cancels. What was accepted is its claimer's."""
     canceled = {row.command_id for row in history.rows if row.status == "CANCELED"}
     for move in history.moves:
-        if move.what not in ("ready-", "release") or move.session == _STEWARD:
+        if move.what not in ("ready-", "release"):
             continue
-        by = _incarnation(move.session)
+        by = incarnation_of(move.session)
         if by is None:
             if move.what == "release" or move.command_id not in canceled:
                 yield f"command {move.command_id}: a claim was ended by {move.session}"
@@ -185,7 +185,7 @@ def only_the_claimer_ends_a_claim(history: History) -> Iterator[str]:
     claimers = {row.command_id: row.claimer for row in history.rows}
     for effect in history.effects:
         claimer = claimers.get(effect.command_id)
-        if _incarnation(effect.session) != claimer:
+        if incarnation_of(effect.session) != claimer:
             yield (
                 f"command {effect.command_id}: its effect is of {effect.session}, "
                 f"and its end of {claimer}"
@@ -482,11 +482,6 @@ def _excused(recoveries: Iterable[Recovery], at: float, kinds: tuple[str, ...]) 
         one.kind.startswith(kinds) and one.began - 1.0 <= at <= one.ended + _THAWED_S
         for one in recoveries
     )
-
-
-def _incarnation(session: str) -> int | None:
-    match = re.fullmatch(r"cmdbus:(\d+)", session)
-    return int(match[1]) if match else None
 
 
 def _pid(worker: str) -> int:

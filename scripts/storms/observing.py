@@ -11,6 +11,7 @@ import psycopg
 from cmdbus.counters import CountersView
 from cmdbus.errors import BoardError
 from cmdbus.seats import Role
+from cmdbus.sessions import PATTERN
 from storms.history import Count, Sample, Stray
 from storms.traps import DIRECTORY
 from storms.world import CANARY, World
@@ -21,7 +22,7 @@ _COUNT = (
     "SELECT (SELECT count(DISTINCT command_id) FROM chaos.move),"
     " (SELECT count(*) FROM cmdbus.command),"
     " (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-    r"  AND application_name ~ '^cmdbus:(\d+|steward)$')"
+    f"  AND application_name ~ '{PATTERN}')"
 )
 _LIVING = (Role.WORKER, Role.LEAVING)
 

@@ -19,6 +19,7 @@ from psycopg.sql import SQL, Identifier
 from cmdbus import schema as schemas
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import CmdbusError
+from cmdbus.sessions import PATTERN
 from storms.handlers import DOMAIN
 from storms.plan import Fault
 from storms.world import World, within
@@ -34,7 +35,7 @@ _AGAIN_S = 0.1
 _LOCK = b"LOCK TABLE cmdbus.%s IN %s MODE"
 _SESSIONS = (
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-    r" AND application_name ~ '^cmdbus:[0-9]+$'"
+    f" AND application_name ~ '{PATTERN}'"
 )
 _END_ALL = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

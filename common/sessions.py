@@ -1,0 +1,28 @@
+"""Names of a node's database sessions (application_name). Pure.
+
+A process of a node names all of its sessions `<schema>:<number>`, where the number is its
+incarnation's in base 36: by that name a rescue ends the sessions of a dead process, and
+preflight counts those of other nodes. With the longest schema a name has 62 characters;
+PostgreSQL cuts names off at 63 without an error.
+"""
+
+import re
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+#: Base-36 digits of the largest incarnation, 2**63 - 1.
+_LENGTH = 13
+#: For PostgreSQL and Python: the name of any process of any schema.
+PATTERN = rf"^[a-z_][a-z0-9_]{{0,47}}:[0-9a-z]{{{_LENGTH}}}$"
+
+
+def session_name(schema: str, incarnation: int) -> str:
+    number = ""
+    for _ in range(_LENGTH):
+        incarnation, digit = divmod(incarnation, len(_DIGITS))
+        number = _DIGITS[digit] + number
+    return f"{schema}:{number}"
+
+
+def incarnation_of(name: str) -> int | None:
+    """None if it is not the name of a node's session."""
+    return int(name.rpartition(":")[2], 36) if re.match(PATTERN, name) else None
