@@ -98,12 +98,24 @@ def good(parts: Parts) -> Any:
         (session_name("cmdbus", 1), "ready-", "tx", 1, {"claimer_before": 1}),
         (session_name("cmdbus", 1), "scheduled+", "tx", 1, {"attempts": 1, "due_at": 103.5}),
         (session_name("cmdbus", 9), "ready+", "tx", 1, {"attempts": 1, "due_at": 103.5}),
-        (session_name("cmdbus", 2), "claim", "tx", 2, {"token_before": 1, "claimer": 2, "attempts": 1}),
+        (
+            session_name("cmdbus", 2),
+            "claim",
+            "tx",
+            2,
+            {"token_before": 1, "claimer": 2, "attempts": 1},
+        ),
         (session_name("cmdbus", 2), "ready-", "tx", 2, {"claimer_before": 2, "attempts": 1}),
         (session_name("cmdbus", 2), "finished+", "tx", 2, {"attempts": 2}),
         ("cmdbus:bus", "scheduled+", "noop", 0, {"due_at": 104.0}),
         (session_name("cmdbus", 9), "ready+", "noop", 0, {"due_at": 104.0}),
-        (session_name("cmdbus", 2), "claim", "noop", 1, {"token_before": 0, "claimer": 2, "due_at": 104.0}),
+        (
+            session_name("cmdbus", 2),
+            "claim",
+            "noop",
+            1,
+            {"token_before": 0, "claimer": 2, "due_at": 104.0},
+        ),
         (session_name("cmdbus", 2), "ready-", "noop", 1, {"claimer_before": 2}),
         (session_name("cmdbus", 2), "finished+", "noop", 1, {"attempts": 1}),
     ]
@@ -492,8 +504,8 @@ def test_a_storm_passes_over_a_bus(dsn: str) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_a_bus_without_its_fence_does_not_pass(dsn: str) -> None:
-    """Each settlement, release and renewal loses its comparison of tokens; a frozen instance
-    comes back when others have its commands."""
+    """Each settlement, release and renewal loses its comparisons of tokens and claimers; a
+    frozen instance comes back when others have its commands."""
     found = the_object_of(run(*FREEZE, "--dsn", dsn, "--sabotage", "fence", "--json"), 1)
     assert set(found["violations"]) >= {"H6"}
     assert any(" did ready- on the claim of " in text for text in found["violations"]["H6"])

@@ -186,13 +186,43 @@ def test_whoever_lost_a_claim_settles_nothing(
         _, [mine] = other.step(connection, [], want(1))
         assert (mine.token, mine.losses) == (lost.token + 1, 1)
         assert slow.settle(connection, [done(lost, outcome)]) == [lost.id]
-        assert slow.renew(connection, [lost]) == [lost.id]
+        assert slow.renew(connection, {slow.incarnation: [lost]}) == [lost.id]
         slow.release(connection, [lost])
         record = bus.get("payments", id_)
         assert record is not None and record.status is Status.IN_PROGRESS
         assert other.step(connection, [done(mine)], want(1)) == ([], [])
         record = bus.get("payments", id_)
         assert record is not None and record.status is Status.COMPLETED
+
+
+@pytest.mark.parametrize("same", ["command", "claimer"])
+@pytest.mark.parametrize("outcome", [None, RETRY, FAILED, TROUBLE], ids=str)
+def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
+    dsn: str, connection: psycopg.Connection, outcome: Outcome | None, same: str
+) -> None:
+    """Same domain, priority, id and token: of another command, or claimed by another worker."""
+    stale, other = claims(connection), claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send("payments", "Debit")
+        _, [lost] = stale.step(connection, [], want(1))
+        if same == "command":
+            again, claimer = lost.command_id, other.incarnation
+        else:
+            again, claimer = uuid4(), stale.incarnation
+        connection.execute(
+            "UPDATE cmdbus.ready SET command_id = %s, claimer = %s, data = '1'", (again, claimer)
+        )
+        before = connection.execute("SELECT * FROM cmdbus.ready").fetchall()
+        if outcome is None:
+            assert stale.step(connection, [done(lost)], want(0)) == ([lost.id], [])
+        assert stale.settle(connection, [done(lost, outcome)]) == [lost.id]
+        with connect(dsn) as within:
+            stale.begin(within, statement=5, idle=5, marker="x")
+            assert stale.settle_within(within, done(lost, outcome), "x") is False
+            stale.roll_back(within)
+        assert stale.renew(connection, {stale.incarnation: [lost]}) == [lost.id]
+        assert stale.hand_back(connection, [lost], [1], "why") == []
+        assert connection.execute("SELECT * FROM cmdbus.ready").fetchall() == before
 
 
 def test_a_late_settlement_is_not_claimed_again_by_its_own_step(
@@ -233,7 +263,7 @@ def test_a_renewal_passes_by_what_is_being_settled_and_waits_for_nobody(
         with psycopg.connect(dsn) as settling, connect(dsn) as keeper:
             worker.settle(settling, [done(one)])
             keeper.execute("SET lock_timeout = '100ms'")
-            assert worker.renew(keeper, [one, two]) == []
+            assert worker.renew(keeper, {worker.incarnation: [one, two]}) == []
 
 
 def test_settlements_and_renewals_of_the_same_rows_never_deadlock(
@@ -250,7 +280,7 @@ def test_settlements_and_renewals_of_the_same_rows_never_deadlock(
             def renew(found: list[Claim] = found) -> None:
                 try:
                     for _ in range(3):
-                        worker.renew(keeper, found[::-1])
+                        worker.renew(keeper, {worker.incarnation: found[::-1]})
                 except BaseException as error:
                     failures.append(error)
 
@@ -421,7 +451,7 @@ def test_leases_begin_and_end_by_the_clock_and_not_by_their_transaction(
         _, [claim] = worker.step(connection, [], want(1))
         assert value(lease) >= before
         before = value("SELECT clock_timestamp()")
-        assert worker.renew(connection, [claim]) == []
+        assert worker.renew(connection, {worker.incarnation: [claim]}) == []
         assert value(lease) >= before
         # It ends within the transaction, after its now().
         connection.execute("UPDATE cmdbus.ready SET lease_until = clock_timestamp()")

@@ -18,12 +18,15 @@ import pytest
 from conftest import Databases, GivenServer
 from eventually import eventually
 from fleet import Fleet, make_effects, supervised
+from handlers import Gate, connect, effects, running
 from psycopg.sql import SQL, Identifier, Literal
 
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Status
 from cmdbus.accounts import server_account
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.health import Health
 from cmdbus.schema import install
+from cmdbus.worker.claims import Claims, Want
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
@@ -90,6 +93,10 @@ def is_there(server: EmbeddedPostgres) -> bool:
     return True
 
 
+def leave_own_effect(command: Command, context: Context) -> None:
+    context.connection.execute("INSERT INTO effect VALUES (%s)", (command.command_id,))
+
+
 def busy(fleet: Fleet) -> list[UUID]:
     """Commands of which some are done, and some run at this moment, in their transactions."""
     ids = fleet.send("Debit", 150, data=0.02)
@@ -118,6 +125,40 @@ def test_a_fleet_survives_restarts_and_crashes_of_its_database(
         assert fleet.pids() == before
         assert fleet.steward() == steward
         eventually(lambda: {s.health for s in fleet.workers().values()} == {Health.HEALTHY})
+
+
+def test_no_command_completes_without_its_effect_after_a_restore_to_an_earlier_point(
+    own: EmbeddedPostgres,
+) -> None:
+    """The restored server gives the ids and tokens of running commands to new ones."""
+    earlier, data = own.directory / "earlier", own.directory / "data"
+    own.stop("fast")
+    subprocess.run(["cp", "-a", data, earlier], check=True)
+    own.start()
+    registry, gate, other = HandlerRegistry(), Gate(), Claims("cmdbus", 30)
+    registry.register("shop", "Gate", gate)
+    registry.register("shop", "Debit", leave_own_effect)
+    with running(own.dsn, registry, name="survivor") as worker:
+        with CommandBus(own.dsn) as bus:
+            bus.send_many([SendRequest("shop", "Gate")] * 4)
+            gate.wait_for(4)
+        own.stop("immediate")
+        shutil.rmtree(data)
+        earlier.rename(data)
+        own.start()
+        with CommandBus(own.dsn) as bus, connect(own.dsn) as session:
+            ids = bus.send_many([SendRequest("shop", "Debit")] * 4)
+            want = Want(4, 0, ["shop"], ["shop Debit"], [], {})
+            _, claims = other.step(session, [], want)
+            assert [(claim.id, claim.token) for claim in claims] == [(n, 1) for n in range(1, 5)]
+            gate.open.set()
+            eventually(lambda: worker.metrics()["cmdbus_lost_leases_total"] == 4, 10)
+            assert {row.status for row in bus.query()} == {Status.IN_PROGRESS}
+            other.release(session, claims)
+            ended = [bus.wait("shop", id_, 10) for id_ in ids]
+            assert {row.status for row in ended} == {Status.COMPLETED}
+            assert {row.worker for row in ended} == {"survivor"}, "registered again"
+        assert effects(own.dsn) == 4
 
 
 def test_a_server_that_lets_nobody_write_is_away(own: EmbeddedPostgres, tmp_path: Path) -> None:

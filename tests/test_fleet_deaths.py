@@ -184,7 +184,7 @@ def test_nothing_is_lost_or_done_twice_while_workers_are_killed_again_and_again(
 
 
 def test_a_board_of_another_database_harms_nobody(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
-    """Numbers of incarnations are those of one database: here they are somebody innocent's."""
+    """No claim and no session here has the number of an incarnation of another database."""
     install(empty_dsn)
     make_effects(empty_dsn)
     place = tmp_path / "b"

@@ -135,7 +135,7 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
             Finished(claim, outcome, 3, 0.0)
             for claim, outcome in zip(claims, OUTCOMES, strict=False)
         ]
-        assert worker.renew(connection, claims) == []
+        assert worker.renew(connection, {worker.incarnation: claims}) == []
         assert worker.settle(connection, done) == []
         assert len(worker.hand_back(connection, claims[len(done) :], [1] * 4, "why")) == 4
         worker.timers(connection, ["payments"], KINDS, leases=True)

@@ -1,7 +1,6 @@
 """Boards of dead supervisors, and what their processes held."""
 
 import os
-import socket
 from pathlib import Path
 
 import psycopg
@@ -10,7 +9,7 @@ import pytest
 from cmdbus.board import Board
 from cmdbus.seats import Ended, Role
 from cmdbus.views import SeatView
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claims import Connection
 from cmdbus.worker.left_behind import LeftBehind
 
 pytestmark = pytest.mark.db
@@ -33,13 +32,11 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
         asked.append((seat.incarnation, ended.pid))
         return answers.pop(0)
 
-    claims = Claims("cmdbus", 30)
     with psycopg.connect(dsn, autocommit=True) as connection:
-        claims.register(connection, f"{socket.gethostname()}:{os.getpid()}")
         path = tmp_path / "cmdbus.board.17"
-        leave_a_board(path, claims.incarnation)
+        leave_a_board(path, 2**62)
         (tmp_path / "cmdbus.board.else").touch()
-        left_behind = LeftBehind(tmp_path, "cmdbus", claims, hand_back)
+        left_behind = LeftBehind(tmp_path, "cmdbus", hand_back)
         assert left_behind.wait() == 0
         left_behind.rescue(lambda: connection)
         assert path.exists()
@@ -47,7 +44,7 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
         left_behind.rescue(lambda: connection)
         assert not path.exists()
         assert left_behind.wait() == float("inf")
-    assert asked == [(claims.incarnation, os.getpid())] * 2
+    assert asked == [(2**62, os.getpid())] * 2
 
 
 def test_what_is_no_board_is_left_and_not_tried_again(
@@ -56,7 +53,7 @@ def test_what_is_no_board_is_left_and_not_tried_again(
     path = tmp_path / "cmdbus.board.17"
     path.write_bytes(b"no board")
     with psycopg.connect(dsn, autocommit=True) as connection:
-        left_behind = LeftBehind(tmp_path, "cmdbus", Claims("cmdbus", 30), lambda *_: False)
+        left_behind = LeftBehind(tmp_path, "cmdbus", lambda *_: False)
         left_behind.rescue(lambda: connection)
     assert "claimable when its leases end" in caplog.text
     assert path.exists()
@@ -70,7 +67,7 @@ def test_without_a_database_it_is_not_tried_again_at_once(tmp_path: Path) -> Non
         raise psycopg.OperationalError("away")
 
     (tmp_path / "cmdbus.board.17").touch()
-    left_behind = LeftBehind(tmp_path, "cmdbus", Claims("cmdbus", 30), lambda *_: True)
+    left_behind = LeftBehind(tmp_path, "cmdbus", lambda *_: True)
     with pytest.raises(psycopg.OperationalError):
         left_behind.rescue(connect)
     assert 0 < left_behind.wait() < 60

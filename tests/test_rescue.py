@@ -367,5 +367,5 @@ def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
 
 def _death(dsn: str, seat: SeatView) -> Death:
     assert [slot.phase for slot in seat.slots if slot.command] == [Phase.RUNNING]
-    [(incarnation,)] = rows(dsn, "SELECT max(id) FROM cmdbus.incarnation")
+    [(incarnation,)] = rows(dsn, "SELECT id FROM cmdbus.incarnation")
     return Death(incarnation=int(str(incarnation)), seat=seat, why=WHY)

@@ -1,10 +1,12 @@
 """Every statement that a worker sends to PostgreSQL. Decides nothing.
 
-Each settlement, release and renewal names the claim's token: no row of that token
-means that the claim was lost, and nothing is written.
+Each settlement, release and renewal names the claim's key, command, token and claimer: no
+such row means that the claim was lost, and nothing is written. All four, because a server
+that was restored to an earlier point gives ids and tokens again, to other commands.
 """
 
 import copy
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -75,27 +77,16 @@ class ClaimKey(NamedTuple):
 
 
 class Keyed(Protocol):
-    """What names a claim in the database: a Claim, or its key on the board."""
+    """What names a claim: a Claim, or its key on the board."""
 
     @property
     def domain(self) -> str | None: ...
-    @property
-    def priority(self) -> int: ...
     @property
     def id(self) -> int: ...
     @property
     def token(self) -> int: ...
-
-
-class Named(Protocol):
-    """What names a claim in the history."""
-
-    @property
-    def domain(self) -> str | None: ...
     @property
     def command_id(self) -> UUID: ...
-    @property
-    def token(self) -> int: ...
 
 
 class Finished(NamedTuple):
@@ -159,7 +150,9 @@ class Claims:
     def __init__(self, schema: str, lease: float, company: Share = Share.ANY) -> None:
         self.schema = schema
         self._company = company
-        self.incarnation = 0
+        #: Random, as a database that was restored would give a number of its own again.
+        self.incarnation = secrets.randbelow(2**63 - 1) + 1
+        self._worker = ""
         self._lease = timedelta(seconds=lease)
         self._opening = render("open_transaction", schema)
 
@@ -168,8 +161,14 @@ class Claims:
         return session_name(self.schema, self.incarnation)
 
     def register(self, connection: Connection, worker: str) -> None:
-        """Begins an incarnation, whose number never comes again."""
-        self.incarnation = int(self._value(connection, "register", {"worker": worker}))
+        """Says whose claims these are; see the view `command`."""
+        self._worker = worker
+        self.register_again(connection)
+
+    def register_again(self, connection: Connection) -> None:
+        """For each new connection: a restored database may have forgotten this incarnation."""
+        values = {"incarnation": self.incarnation, "worker": self._worker}
+        self._execute(connection, "register", values)
 
     def of(self, incarnation: int) -> "Claims":
         """The same statements for the claims of another incarnation, which is dead."""
@@ -188,7 +187,7 @@ class Claims:
             connection,
             "step",
             {
-                **_keys(finished.claim for finished in done),
+                **_keys([finished.claim for finished in done]),
                 "attempts": _numbers(finished.claim.attempts + 1 for finished in done),
                 "max_attempts": _numbers(finished.max_attempts for finished in done),
                 "results": _texts(outcome.result for outcome in outcomes),
@@ -282,12 +281,13 @@ class Claims:
 
     def settle(self, connection: Connection, done: Sequence[Finished]) -> list[int]:
         """Settles outcomes of any kind; returns the ids whose claim was lost."""
-        return list(self._value(connection, "settle", _outcomes(done)))
+        return list(self._value(connection, "settle", self._outcomes(done)))
 
     def settle_within(self, connection: Connection, finished: Finished, marker: str) -> bool | None:
         """Settles in its handler's transaction; None if this is not that transaction any more,
         False if the claim was lost."""
-        lost = self._value(connection, "settle_within", {**_outcomes([finished]), "marker": marker})
+        values = {**self._outcomes([finished]), "marker": marker}
+        lost = self._value(connection, "settle_within", values)
         return None if lost is None else not lost
 
     def release(self, connection: Connection, claims: Sequence[Claim]) -> None:
@@ -303,7 +303,12 @@ class Claims:
     ) -> list[int]:
         """The same, with so many losses for each that has begun, and why; returns the ids given
         back, which are those that nobody holds."""
-        values = {**_keys(claims), "losses": _numbers(losses), "why": why}
+        values = {
+            **_keys(claims),
+            "claimer": self.incarnation,
+            "losses": _numbers(losses),
+            "why": why,
+        }
         return list(self._value(connection, "release", values))
 
     def claimed_by(self, connection: Connection, incarnation: int) -> list[Claim]:
@@ -311,12 +316,13 @@ class Claims:
         cursor = self._execute(connection, "find_claimed", {"claimer": incarnation})
         return [Claim._make(row) for row in cursor.fetchall()]
 
-    def ends(self, connection: Connection, claims: Sequence[Named]) -> list[End | None]:
+    def ends(self, connection: Connection, claims: Sequence[Keyed]) -> list[End | None]:
         """How the executions of claims whose rows are gone ended; None if nobody said."""
         values = {
             "domains": _texts(claim.domain for claim in claims),
-            "command_ids": _texts(str(claim.command_id) for claim in claims),
+            "command_ids": _ids(claim.command_id for claim in claims),
             "tokens": _numbers(claim.token for claim in claims),
+            "claimer": self.incarnation,
         }
         rows = self._execute(connection, "find_ends", values).fetchall()
         return [None if end is None else End[end] for (end,) in rows]
@@ -330,9 +336,17 @@ class Claims:
         """For how many seconds somebody has kept dead rows from being removed."""
         return float(self._value(connection, "read_oldest_snapshot", {}))
 
-    def renew(self, connection: Connection, claims: Sequence[Keyed]) -> list[int]:
-        """Renews leases; returns the ids whose claim was lost."""
-        return list(self._value(connection, "renew", {**_keys(claims), "lease": self._lease}))
+    def renew(self, connection: Connection, claims: Mapping[int, Sequence[Keyed]]) -> list[int]:
+        """Renews the leases of claims, by incarnation; returns the ids whose claim was lost."""
+        held = [(claim, claimer) for claimer, each in claims.items() for claim in each]
+        values = {
+            "command_ids": _ids(claim.command_id for claim, _ in held),
+            "ids": _numbers(claim.id for claim, _ in held),
+            "tokens": _numbers(claim.token for claim, _ in held),
+            "claimers": _numbers(claimer for _, claimer in held),
+            "lease": self._lease,
+        }
+        return list(self._value(connection, "renew", values))
 
     def promote(self, connection: Connection, count: int) -> int:
         return int(self._value(connection, "promote", {"count": count}))
@@ -366,11 +380,6 @@ class Claims:
             "lasts": lasts,
         }
         return bool(self._value(connection, "arm", values))
-
-    def worker_of(self, connection: Connection, incarnation: int) -> str | None:
-        """As it was registered; None if this database has never seen it."""
-        name = self._value(connection, "find_incarnation", {"incarnation": incarnation})
-        return None if name is None else str(name)
 
     def leave(self, connection: Connection) -> None:
         """Neither armed nor looking any more."""
@@ -430,6 +439,22 @@ class Claims:
     def roll_back(self, connection: Connection) -> None:
         connection.execute(statement("rollback_transaction", self.schema))
 
+    def _outcomes(self, done: Sequence[Finished]) -> dict[str, object]:
+        outcomes = [finished.outcome for finished in done]
+        return {
+            **_keys([finished.claim for finished in done]),
+            "claimer": self.incarnation,
+            "kinds": _texts(outcome.kind.value for outcome in outcomes),
+            "attempts": _numbers(f.claim.attempts + f.outcome.charged for f in done),
+            "losses": _numbers(f.claim.losses + f.outcome.lost for f in done),
+            "max_attempts": _numbers(finished.max_attempts for finished in done),
+            "results": _texts(outcome.result for outcome in outcomes),
+            "delays": _numbers(outcome.delay for outcome in outcomes),
+            "codes": _texts(outcome.code for outcome in outcomes),
+            "messages": _texts(outcome.message for outcome in outcomes),
+            "details": _texts(outcome.details for outcome in outcomes),
+        }
+
     def _execute(
         self, connection: Connection, name: str, values: dict[str, Any]
     ) -> psycopg.Cursor[Row]:
@@ -442,29 +467,13 @@ class Claims:
         return row[0]
 
 
-def _keys(claims: Iterable[Keyed]) -> dict[str, str]:
-    claims = list(claims)
+def _keys(claims: Sequence[Claim]) -> dict[str, str]:
     return {
         "domains": _texts(claim.domain for claim in claims),
         "priorities": _numbers(claim.priority for claim in claims),
         "ids": _numbers(claim.id for claim in claims),
         "tokens": _numbers(claim.token for claim in claims),
-    }
-
-
-def _outcomes(done: Sequence[Finished]) -> dict[str, str]:
-    outcomes = [finished.outcome for finished in done]
-    return {
-        **_keys(finished.claim for finished in done),
-        "kinds": _texts(outcome.kind.value for outcome in outcomes),
-        "attempts": _numbers(f.claim.attempts + f.outcome.charged for f in done),
-        "losses": _numbers(f.claim.losses + f.outcome.lost for f in done),
-        "max_attempts": _numbers(finished.max_attempts for finished in done),
-        "results": _texts(outcome.result for outcome in outcomes),
-        "delays": _numbers(outcome.delay for outcome in outcomes),
-        "codes": _texts(outcome.code for outcome in outcomes),
-        "messages": _texts(outcome.message for outcome in outcomes),
-        "details": _texts(outcome.details for outcome in outcomes),
+        "command_ids": _ids(claim.command_id for claim in claims),
     }
 
 
@@ -474,6 +483,10 @@ def _outcomes(done: Sequence[Finished]) -> dict[str, str]:
 
 def _numbers(values: Iterable[float | None]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+
+
+def _ids(values: Iterable[UUID]) -> str:
+    return "{" + ",".join([value.hex for value in values]) + "}"
 
 
 def _texts(values: Iterable[str | None]) -> str:

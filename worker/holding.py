@@ -6,10 +6,11 @@ from collections.abc import Callable
 from threading import Lock
 
 from cmdbus.seats import Seat
-from cmdbus.worker.claims import Claim, Claims, Connection
+from cmdbus.worker.claims import Claim, ClaimKey, Claims, Connection
 
-#: Id and token: a row whose lease was lost may come to us again.
-Key = tuple[int, int]
+#: Id, token and command: a row whose lease was lost may come to us again, and a server that
+#: was restored to an earlier point gives an id and a token again, to another command.
+Key = tuple[int, int, int]
 
 
 class Holding:
@@ -42,7 +43,7 @@ class Holding:
         return len(self._open)
 
     def __contains__(self, claim: Claim) -> bool:
-        return claim[2:4] in self._places
+        return key_of(claim) in self._places
 
     @property
     def room(self) -> int:
@@ -67,26 +68,27 @@ class Holding:
         with self._taking:
             for claim in [] if late() else claims:
                 domain, priority, id, token, command_id, type, *_ = claim
-                if (id, token) not in self._places:
+                key = (id, token, command_id.int)
+                if key not in self._places:
                     kind = self._seat.kind(domain, type)
                     place = self._keys.claimed(kind, priority, id, token, command_id)
-                    self._places[id, token] = place
-                    self._open[id, token] = claim
+                    self._places[key] = place
+                    self._open[key] = claim
                     taken.append(claim)
         return taken
 
     def start(self, claim: Claim) -> None:
-        self._keys.started(self._places[claim[2:4]])
+        self._keys.started(self._places[key_of(claim)])
 
     def finish(self, claim: Claim) -> None:
-        key = claim[2:4]
+        key = key_of(claim)
         place = self._places.get(key)
         if place is not None:  # else a worker that has stopped gave it back
             self._keys.finished(place)
             self._open.pop(key, None)
 
     def free(self, claim: Claim) -> None:
-        key = claim[2:4]
+        key = key_of(claim)
         self._open.pop(key, None)
         self._back.pop(key, None)
         place = self._places.pop(key, None)
@@ -95,7 +97,7 @@ class Holding:
 
     def turn_back(self, claims: list[Claim]) -> None:
         for claim in claims:
-            key = claim[2:4]
+            key = key_of(claim)
             self._back[key] = claim
             self._open.pop(key, None)
 
@@ -107,3 +109,8 @@ class Holding:
             self._claims.release(connection, claims)
             for claim in claims:
                 self.free(claim)
+
+
+def key_of(claim: Claim | ClaimKey) -> Key:
+    # Not the UUID itself, whose hash is computed in Python.
+    return claim[2], claim[3], claim[4].int

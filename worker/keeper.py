@@ -198,7 +198,7 @@ class Keeper:
         self._renew_at = now + self._renew_every
         held = self._crew.held.unfinished()
         if held:
-            lost = self._claims.renew(self._hand.connection(), held)
+            lost = self._claims.renew(self._hand.connection(), {self._claims.incarnation: held})
             still = {claim.id for claim in self._crew.held.unfinished()}
             for id_ in still.intersection(lost):
                 logger.warning("the lease of a running command (row %s) is lost", id_)

@@ -89,6 +89,9 @@ class Lead:
         """Settles everything finished and claims the next run; False if there was none."""
         hand, place = slot.hand, slot.place
         connection = hand.connection()
+        if hand.session != slot.registered:
+            self._claims.register_again(connection)
+            slot.registered = hand.session
         if self.doubts:
             self.adopt(slot)
         self._wake.working(connection)

@@ -3,7 +3,6 @@ handed back by the steward of the next one."""
 
 import logging
 import signal
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,7 @@ from cmdbus.board import Board
 from cmdbus.errors import BoardError
 from cmdbus.seats import Ended, Role
 from cmdbus.views import SeatView
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claims import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +28,8 @@ class LeftBehind:
         self,
         directory: Path,
         name: str,
-        claims: Claims,
         hand_back: Callable[[Connection, SeatView, Ended], bool],
     ) -> None:
-        self._claims = claims
         self._hand_back = hand_back
         boards = sorted(directory.glob(f"{name}.board.*"))
         # Somebody may be named like our board.
@@ -65,7 +62,7 @@ class LeftBehind:
         board = Board.open(path)
         try:
             seats = [seat for seat in board.snapshot().seats if not seat.rescued]
-            ours = [seat for seat in seats if self._is_of_this_database(connection, seat)]
+            ours = [seat for seat in seats if seat.incarnation and seat.role is not Role.STEWARD]
         finally:
             board.close()
         for seat in ours:
@@ -77,11 +74,3 @@ class LeftBehind:
             with suppress(OSError):  # Else the next supervisor finds that nothing is left to do.
                 path.unlink()
         return is_done
-
-    def _is_of_this_database(self, connection: Connection, seat: SeatView) -> bool:
-        """A board may be older than a change of the DSN: the number of one that it shows is
-        that of somebody innocent here."""
-        if seat.incarnation is None or seat.role is Role.STEWARD:
-            return False
-        name = f"{socket.gethostname()}:{seat.pid}"
-        return self._claims.worker_of(connection, seat.incarnation) == name

@@ -5,10 +5,11 @@ moved either is skipped for as long as this process lives. Keys are read without
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 
 from cmdbus.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims import Claim, ClaimKey, Claims, Connection, Want
+from cmdbus.worker.holding import Key, key_of
 from cmdbus.worker.rejections import Cause, cause_of, was_executed
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ class Narrowing:
                     count += 1
         return count
 
-    def adopt(self, connection: Connection, known: Iterable[tuple[int, int]]) -> list[Claim]:
-        """What the table says is claimed by this worker and is not `known` by id and token."""
+    def adopt(self, connection: Connection, known: Container[Key]) -> list[Claim]:
+        """What the table says is claimed by this worker and is not `known`."""
         ours = self._claims.incarnation
         try:
             claims = self._claims.claimed_by(connection, ours)
@@ -54,9 +55,9 @@ class Narrowing:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise
         else:
-            return [claim for claim in claims if claim[2:4] not in known]
+            return [claim for claim in claims if key_of(claim) not in known]
         keys = self._claims.keys_of(connection, ours)
-        found = [self._read(connection, key) for key in keys if key[2:4] not in known]
+        found = [self._read(connection, key) for key in keys if key_of(key) not in known]
         return [claim for claim in found if claim is not None]
 
     def _read(self, connection: Connection, key: ClaimKey) -> Claim | None:

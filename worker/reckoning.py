@@ -23,7 +23,7 @@ def reckon(connection: Connection, claims: Claims, board: Board, dead: SeatView)
         if _mark(key) in counted:
             seat.free(key.place)
     left = [key for key in dead.keys if key.domain is not None and _mark(key) not in counted]
-    ends = claims.ends(connection, left) if left else []
+    ends = claims.of(dead.incarnation or 0).ends(connection, left) if left else []
     counters = seat.slot(0).counters
     for key, said in zip(left, ends, strict=True):
         end = _unsaid(key) if said is None else said  # COMPLETED is 0

@@ -80,7 +80,6 @@ class _Rescuer:
         self, connection: Connection, claims: Claims, registry: HandlerRegistry, death: Death
     ) -> None:
         self._connection = connection
-        self._claims = claims
         self._theirs = claims.of(death.incarnation)
         self._registry = registry
         self._death = death
@@ -116,7 +115,7 @@ class _Rescuer:
     def _release(self, claims: list[Claim], losses: list[int | None]) -> set[int]:
         """In halves where that fails, so that one row keeps no others from being released."""
         try:
-            return set(self._claims.hand_back(self._connection, claims, losses, self._death.why))
+            return set(self._theirs.hand_back(self._connection, claims, losses, self._death.why))
         except Exception as error:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise

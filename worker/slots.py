@@ -38,6 +38,8 @@ class Slot:
         self.index = index
         self.place = place
         self.thread: threading.Thread | None = None
+        #: The session in which this slot last led, and registered its worker.
+        self.registered: tuple[int, int] | None = None
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._given_up = False

@@ -87,7 +87,7 @@ class Steward:
             self._connect, self._claims, began=self._began, heard=self._heard, ended=self._ended
         )
         self._hand = Hand(Unpooled(self._connect))
-        self._left_behind = LeftBehind(stacks.parent, told.name, self._claims, self._hand_back)
+        self._left_behind = LeftBehind(stacks.parent, told.name, self._hand_back)
         self._maintenance = Maintenance(
             self._claims, lambda: self._connect(statement=_MAINTENANCE_SECONDS)
         )
@@ -282,8 +282,8 @@ class Steward:
         if now < self._renew_at:
             return self._renew_at - now
         self._renew_at = now + self._told.timeouts.lease / 3
-        keys = [key for seat in view.seats if seat.role in _LIVING for key in seat.keys]
-        held = [key for key in keys if key.domain is not None]
+        living = [seat for seat in view.seats if seat.role in _LIVING and seat.incarnation]
+        held = {seat.incarnation: seat.keys for seat in living if seat.incarnation and seat.keys}
         if held:
             self._claims.renew(connection, held)
         self._board.set_renewed(_ns(now))

@@ -184,12 +184,12 @@ class Worker:
     def _open(self) -> Pool:
         """Registers this life of the worker, whose number is in its sessions' names."""
         parts = writable(parts_of(self._pool) if self._pool else dsns.parse(self._dsn or ""))
-        with dsns.connect(complete(parts, "cmdbus:start", self._timeouts)) as connection:
+        self._parts = complete(parts, self._claims.application_name, self._timeouts)
+        with dsns.connect(self._parts) as connection:
             schemas.check(connection, self._claims.schema)
             schemas.make_partitions(connection, self._claims.schema)
             self._claims.register(connection, self._name)
             self._record.seat.register(self._claims.incarnation)
-        self._parts = complete(parts, self._claims.application_name, self._timeouts)
         if self._pool is not None:
             check_pool(self._pool, self._concurrency, self._timeouts)
             return self._pool

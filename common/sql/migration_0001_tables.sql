@@ -157,9 +157,10 @@ CREATE TABLE {schema}.domain (
     keep interval NOT NULL DEFAULT '7 days'
 );
 
--- One life of one worker process; the number never repeats.
+-- One life of one worker process. The process draws its number at random, because a server
+-- that was restored to an earlier point would give a number again.
 CREATE TABLE {schema}.incarnation (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id bigint PRIMARY KEY,
     worker text NOT NULL,
     started_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );

@@ -9,8 +9,13 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
              '9998-12-31 00:00+00'::timestamptz);
 
--- Ends claims with their outcomes, each only if its token is still the row's; says
--- which it did not find. Sorted by key before, because it may wait for rows.
+-- The fence. Settling, releasing and renewing match the command and the claimer beside the
+-- key and the token: a server that was restored to an earlier point gives ids and tokens
+-- again, to other commands. (IS NOT DISTINCT FROM is = to which no index can answer: a plan
+-- by ready_command would find the same rows in random order.)
+
+-- Settles claims of p_claimer with their outcomes and returns the ids of those that it did
+-- not find. Sorted by key before, because it may wait for rows.
 --   kind       what becomes of the command
 --   COMPLETED  to history, with result
 --   FAILED     to history, with its error
@@ -19,8 +24,9 @@ RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
 -- attempts and losses are what is counted in all. Everything but COMPLETED leaves an event.
 CREATE FUNCTION {schema}.settle(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
-    p_kinds text[], p_attempts smallint[], p_losses smallint[], p_max_attempts smallint[],
-    p_results json[], p_delays double precision[], p_codes text[], p_messages text[], p_details json[]
+    p_command_ids uuid[], p_claimer bigint, p_kinds text[], p_attempts smallint[],
+    p_losses smallint[], p_max_attempts smallint[], p_results json[], p_delays double precision[],
+    p_codes text[], p_messages text[], p_details json[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -36,12 +42,13 @@ DECLARE
 BEGIN
     WITH gone AS (
         DELETE FROM {schema}.ready r
-        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_kinds, p_attempts, p_losses,
-                     p_max_attempts, p_results, p_delays, p_codes, p_messages, p_details)
-            o (domain, priority, id, token, kind, attempts, losses,
+        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_kinds, p_attempts,
+                     p_losses, p_max_attempts, p_results, p_delays, p_codes, p_messages, p_details)
+            o (domain, priority, id, token, command_id, kind, attempts, losses,
                max_attempts, result, delay, code, message, details)
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
-            AND r.token = o.token
+            AND r.token = o.token AND r.claimer = p_claimer
+            AND r.command_id IS NOT DISTINCT FROM o.command_id
         RETURNING r.id, r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
             r.correlation_id, r.priority, o.losses, r.domain, r.type, r.reply_to, r.data,
             r.max_attempts AS sent_max_attempts, o.attempts, o.max_attempts, o.kind, o.result,
@@ -103,7 +110,8 @@ $$;
 -- inserts fire for no rows, too.)
 CREATE FUNCTION {schema}.complete(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
-    p_attempts smallint[], p_max_attempts smallint[], p_results json[]
+    p_command_ids uuid[], p_claimer bigint, p_attempts smallint[], p_max_attempts smallint[],
+    p_results json[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -122,11 +130,12 @@ BEGIN
     END IF;
     WITH gone AS (
         DELETE FROM {schema}.ready r
-        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_attempts, p_max_attempts,
-                     p_results)
-            o (domain, priority, id, token, attempts, max_attempts, result)
+        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_attempts,
+                     p_max_attempts, p_results)
+            o (domain, priority, id, token, command_id, attempts, max_attempts, result)
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
-            AND r.token = o.token
+            AND r.token = o.token AND r.claimer = p_claimer
+            AND r.command_id IS NOT DISTINCT FROM o.command_id
         RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
             r.correlation_id, r.priority, o.attempts, r.losses, o.max_attempts, r.domain, r.type,
             r.data, o.result, r.id
@@ -333,13 +342,13 @@ BEGIN
 END
 $$;
 
--- Gives back what was claimed, uncharged; keys whose token has moved on are not the
--- caller's any more. What was running counts so many losses as p_losses says, none after
+-- Gives back what p_claimer has claimed, uncharged; keys whose token has moved on are not its
+-- any more. What was running counts so many losses as p_losses says, none after
 -- a stop, and p_why is told as its event; NULL is what had not begun. Returns the ids given
 -- back: not those that somebody holds, for whom nobody waits.
 CREATE FUNCTION {schema}.release(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
-    p_losses smallint[], p_why text
+    p_command_ids uuid[], p_claimer bigint, p_losses smallint[], p_why text
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -354,10 +363,11 @@ BEGIN
     WITH ours AS MATERIALIZED (
         SELECT r.domain, r.priority, r.id, r.token, r.claimer, r.claimed_at, k.losses
         FROM {schema}.ready r
-        JOIN unnest(p_domains, p_priorities, p_ids, p_tokens, p_losses)
-            k (domain, priority, id, token, losses)
+        JOIN unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_losses)
+            k (domain, priority, id, token, command_id, losses)
             ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
-            AND r.token = k.token
+            AND r.token = k.token AND r.claimer = p_claimer
+            AND r.command_id IS NOT DISTINCT FROM k.command_id
         FOR UPDATE OF r SKIP LOCKED
     ), back AS (
         UPDATE {schema}.ready r SET
@@ -380,10 +390,11 @@ BEGIN
 END
 $$;
 
--- Renews leases; returns the ids that are not ours any more. A locked row is being
--- settled, or is about to be ours no more: it is passed by, and waits for nobody.
+-- Renews leases; returns the ids of claims that their claimers have lost. By ready_command:
+-- a key on the board may have no domain. A locked row is being settled, or its claim is
+-- being lost: it is skipped, without waiting.
 CREATE FUNCTION {schema}.renew(
-    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[], p_lease interval
+    p_command_ids uuid[], p_ids bigint[], p_tokens bigint[], p_claimers bigint[], p_lease interval
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -393,22 +404,23 @@ SET enable_mergejoin = off
 SET jit = off
 AS $$
 BEGIN
-    WITH ours AS MATERIALIZED (
+    WITH held AS MATERIALIZED (
         SELECT r.domain, r.priority, r.id FROM {schema}.ready r
-        JOIN unnest(p_domains, p_priorities, p_ids, p_tokens) k (domain, priority, id, token)
-            ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
-            AND r.token = k.token
+        JOIN unnest(p_command_ids, p_ids, p_tokens, p_claimers) k (command_id, id, token, claimer)
+            ON r.command_id = k.command_id AND r.id = k.id AND r.token = k.token
+            AND r.claimer = k.claimer
         FOR NO KEY UPDATE OF r SKIP LOCKED
     )
     UPDATE {schema}.ready r SET lease_until = clock_timestamp() + p_lease
-    FROM ours o
-    WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id;
+    FROM held h
+    WHERE r.domain = h.domain AND r.priority = h.priority AND r.id = h.id;
     RETURN ARRAY(
-        SELECT k.id FROM unnest(p_domains, p_priorities, p_ids, p_tokens) k (domain, priority, id, token)
+        SELECT k.id
+        FROM unnest(p_command_ids, p_ids, p_tokens, p_claimers) k (command_id, id, token, claimer)
         WHERE NOT EXISTS (
             SELECT FROM {schema}.ready r
-            WHERE r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
-                AND r.token = k.token));
+            WHERE r.command_id = k.command_id AND r.id = k.id AND r.token = k.token
+                AND r.claimer = k.claimer));
 END
 $$;
 

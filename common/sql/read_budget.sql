@@ -2,7 +2,7 @@
 -- are beside this one. Whose sessions they are is visible to every role.
 WITH role AS (SELECT oid, rolsuper, rolconnlimit FROM pg_roles WHERE rolname = session_user),
     others AS (
-        SELECT usesysid, datname, application_name ~ %(node)s AS node
+        SELECT usesysid, datname, application_name ~ %(node)s::text AS node
         FROM pg_stat_activity
         WHERE usesysid IS NOT NULL AND pid <> pg_backend_pid()
             AND coalesce(backend_type, 'client backend') = 'client backend'

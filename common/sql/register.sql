@@ -1,1 +1,3 @@
-INSERT INTO {schema}.incarnation (worker) VALUES (%(worker)s) RETURNING id;
+-- Again after each new connection: a server restored to an earlier point has forgotten it.
+INSERT INTO {schema}.incarnation (id, worker) VALUES (%(incarnation)s, %(worker)s)
+ON CONFLICT DO NOTHING;

@@ -1,3 +1,3 @@
 SELECT {schema}.renew(
-    %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[], %(tokens)s::bigint[],
+    %(command_ids)s::uuid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(claimers)s::bigint[],
     %(lease)s);

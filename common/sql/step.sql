@@ -8,7 +8,8 @@ SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data
     c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited
 FROM {schema}.complete(
         %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[],
-        %(tokens)s::bigint[], %(attempts)s::smallint[], %(max_attempts)s::smallint[],
+        %(tokens)s::bigint[], %(command_ids)s::uuid[], %(claimer)s,
+        %(attempts)s::smallint[], %(max_attempts)s::smallint[],
         %(results)s::json[]) s (lost)
     LEFT JOIN LATERAL (
         SELECT * FROM {schema}.claim(
