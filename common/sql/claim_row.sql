@@ -9,9 +9,9 @@ WITH picked AS MATERIALIZED (
 UPDATE {schema}.ready r SET
     token = r.token + 1,
     losses = r.losses + (r.claimer IS NOT NULL)::integer,
-    claimer = %(claimer)s,
+    claimer = %(claimer)s::bigint,
     claimed_at = clock_timestamp(),
-    lease_until = clock_timestamp() + %(lease)s
+    lease_until = clock_timestamp() + %(lease)s::interval
 FROM picked p
 WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
 RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
