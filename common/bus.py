@@ -41,10 +41,14 @@ class CommandBus:
 
     With a DSN it keeps 1 to 4 connections of its own, opened at the first use, in a
     forked child anew; a call of its own whose connection dies is repeated once. With
-    `connection=`, a call is part of the caller's transaction and never repeated.
+    `connection`, a psycopg connection of the caller's, a call is part of the caller's
+    transaction and never repeated.
 
-    `on_send` sees each request first and may return a changed one: a place for
-    defaults, for priorities by content, for tracing.
+    Each call raises ValueError for an argument that is wrong, before anything is written;
+    DatabaseUnavailableError if no connection can be made; SchemaError if the schema is
+    missing or older than this code; and psycopg.Error for what the server refuses. What a
+    call raises beside these stands with it. All but ValueError and psycopg.Error are
+    CmdbusErrors.
     """
 
     def __init__(
@@ -58,6 +62,15 @@ class CommandBus:
         on_send: Callable[[SendRequest], SendRequest] | None = None,
         purge_allowed: bool = False,
     ) -> None:
+        """Opens nothing yet. Takes a `dsn` or a `pool`, a psycopg_pool.ConnectionPool that
+        stays the caller's to close; ValueError if it is both or neither.
+
+        `schema` is the one that `cmdbus init` made. `priorities` are labels beside high,
+        normal and low, each with its value from 0 to 10. `max_bytes` bounds the data of a
+        command, and results that operators give. `on_send` sees each request first and may
+        return a changed one: a place for defaults, for priorities by content, for tracing.
+        `purge_allowed` is for tests; see `purge`.
+        """
         self._store = Store(schema)
         self._limits = Limits.of(priorities, max_bytes)
         self._connections = Connections(dsn, pool, schema)
@@ -83,7 +96,18 @@ class CommandBus:
         max_attempts: int | None = None,
         connection: Connection | None = None,
     ) -> UUID:
-        """Sends one command and returns its id; what is refused was not written."""
+        """Sends one command and returns its id; what is refused was not written.
+
+        `domain` and `type` choose the handler. `data` is any JSON value, and comes back as
+        it was sent. `command_id` is an id of the caller's, taken once in a domain while the
+        command and its history are kept. `priority` is a label or 0 (first) to 10 (last).
+        `delay` (seconds or a timedelta) or `run_at` (an aware datetime) is when it may run.
+        `correlation_id` follows the command everywhere; by default it is its id. The command
+        of type Reply goes to the domain `reply_to`. `max_attempts` wins over the handler's.
+
+        Raises DuplicateCommandError for an id that was sent before, QueueFullError (with
+        `retry_after`) above the domain's max_depth, and ShutdownError for a closed domain.
+        """
         request = SendRequest(
             domain,
             type,
@@ -105,7 +129,10 @@ class CommandBus:
     def send_many(
         self, requests: Iterable[SendRequest], *, connection: Connection | None = None
     ) -> list[UUID]:
-        """Sends all of them in one transaction, or none; ids in the order of the requests."""
+        """Sends all `requests` in one transaction, or none; ids in their order.
+
+        Raises what `send` raises.
+        """
         seen = map(self._seen, requests) if self._on_send else requests
         batch = Batch(list(seen))
         if batch.requests:
@@ -116,13 +143,18 @@ class CommandBus:
     def get(
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
     ) -> CommandRecord | None:
-        """The command as it is now, or None if the domain has none with this id."""
+        """The command as it is now, or None if `domain` has none with this `command_id`."""
         check_name("domain", domain)
         id_ = check_id("command_id", command_id)
         return self._look(connection, lambda c: self._store.read(c, domain, id_))
 
     def wait(self, domain: str, command_id: UUID | str, timeout: float = 30.0) -> CommandRecord:
-        """Returns the command once it is terminal or in troubleshooting; else TimeoutError."""
+        """Returns the command `command_id` of `domain` once it is terminal or in
+        troubleshooting.
+
+        Raises TimeoutError if it is neither after `timeout` seconds, and
+        CommandNotFoundError for an unknown command.
+        """
         deadline = time.monotonic() + check_seconds("timeout", timeout)
         pause = _FIRST_LOOK
         while True:
@@ -150,10 +182,15 @@ class CommandBus:
         operator: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Cancels a command that waits; with `running` also one in progress.
+        """Cancels the command `command_id` of `domain` if it waits; with `running` also if it
+        is in progress.
 
         Then its handler is not interrupted, but nothing that it writes through its
-        context's connection lands.
+        context's connection lands. `operator` and `reason` go into the audit trail, the
+        reason into the reply, too.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that has finished, is in troubleshooting, or is in progress without `running`.
         """
         self._steering.cancel(domain, command_id, running, operator, reason, connection)
 
@@ -168,14 +205,15 @@ class CommandBus:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> int:
-        """Cancels everything that waits in the domain and meets every given condition, and
+        """Cancels everything that waits in `domain` and meets every given condition, and
         returns how many commands it canceled.
 
-        `since` (inclusive) and `until` (exclusive) are about when commands were sent; what
-        is sent after this call begins is left alone. Commands in progress, and those in
-        troubleshooting, stay. Each command gets its event, with `operator` and `reason`,
-        and its reply, as with `cancel`. Without `connection=` batches are transactions of
-        their own, and a command that another session has locked at that moment is left.
+        `type` is that of the commands; `since` (inclusive) and `until` (exclusive) are about
+        when they were sent, and what is sent after this call begins is left alone. Commands
+        in progress, and those in troubleshooting, stay. Each canceled one gets its event, with
+        `operator` and `reason`, and its reply, as with `cancel`. Without `connection` batches
+        are transactions of their own. A command that another session has locked at that
+        moment is left.
         """
         steering = self._steering
         return steering.cancel_all(domain, type, since, until, operator, reason, connection)
@@ -189,7 +227,8 @@ class CommandBus:
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> int:
-        """How many commands `cancel_all` with the same conditions would cancel now."""
+        """How many commands `cancel_all` with the same `domain`, `type`, `since` and `until`
+        would cancel now."""
         return self._steering.count_waiting(domain, type, since, until, connection)
 
     def reschedule(
@@ -204,13 +243,16 @@ class CommandBus:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Gives a command that waits another time, another priority, or both.
+        """Gives the command `command_id` of `domain` another time, another priority, or both,
+        while it waits.
 
         `run_at` is an aware datetime and `delay` seconds or a timedelta from now; one that
         has passed, and a delay of 0, make the command claimable at once, also in the middle
-        of a retry's backoff. Its attempts stay. `operator` and `reason` go into its audit.
-        CommandNotFoundError for an unknown command, InvalidOperationError for one that is
-        in progress, in troubleshooting or finished.
+        of a retry's backoff. `priority` is a label or 0 to 10. Its attempts stay. `operator`
+        and `reason` go into the audit trail.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that is in progress, in troubleshooting or finished.
         """
         self._steering.reschedule(
             domain, command_id, run_at, delay, priority, operator, reason, connection
@@ -230,7 +272,9 @@ class CommandBus:
     ) -> list[CommandRecord]:
         """Commands that meet every given condition, the last sent first.
 
-        `since` (inclusive) and `until` (exclusive) are about when they were sent.
+        `domain`, `status` (a Status or its name) and `type` are those of the commands;
+        `since` (inclusive) and `until` (exclusive) are about when they were sent. Returns
+        at most `limit` commands, after leaving out `offset`.
         """
         conditions = {
             "domain": None if domain is None else check_name("domain", domain),
@@ -246,20 +290,22 @@ class CommandBus:
     def audit(
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
     ) -> list[AuditEvent]:
-        """What happened to the command, oldest first; empty if there is none with this id."""
+        """What happened to the command `command_id` of `domain`, oldest first; empty if there
+        is none with this id."""
         check_name("domain", domain)
         id_ = check_id("command_id", command_id)
         return self._look(connection, lambda c: self._store.audit(c, domain, id_))
 
     def snapshot(self, domain: str, *, connection: Connection | None = None) -> dict[str, Any]:
-        """Counts of one moment: depth (ready + scheduled), ready, scheduled, in_progress,
-        troubleshooting; oldest_age in seconds; shutdown, whether sends are refused."""
+        """Counts of `domain` at one moment: depth (ready + scheduled), ready, scheduled,
+        in_progress, troubleshooting; oldest_age in seconds; shutdown, whether sends are
+        refused."""
         check_name("domain", domain)
         return self._look(connection, lambda c: self._store.snapshot(c, domain))
 
     def domains(self, *names: str, connection: Connection | None = None) -> list[DomainRecord]:
-        """Every domain, or those named, that has commands to run or settings, with counts by
-        type: a type that no worker knows stays here, and grows old."""
+        """Every domain, or those of `names`, that has commands to run or settings, with counts
+        by type: a type that no worker knows stays here, and grows old."""
         checked = [check_name("domain", name) for name in names] or None
         return self._look(connection, lambda c: self._store.domains(c, checked))
 
@@ -275,12 +321,13 @@ class CommandBus:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Changes what is given; None removes a limit.
+        """Changes those settings of `domain` that are given; None removes a limit.
 
-        `max_depth` refuses sends while so many commands wait (concurrent senders can
-        pass it by what they have in flight), `warn_depth` logs a warning, `keep` says
-        how long finished commands stay, `accepting=False` refuses all sends. A change is
-        recorded with `operator` and `reason`; see `domain_audit`.
+        `max_depth` is how many commands may wait before sends are refused (concurrent senders
+        can pass it by what they have in flight), and `warn_depth` before senders log a warning.
+        `keep` is how long finished commands, their audit trails and their ids stay: 7 days by
+        default, and an id that was removed can be sent again. `accepting=False` refuses all
+        sends. A change is recorded with `operator` and `reason`; see `domain_audit`.
         """
         given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
         given |= {"keep": keep, "accepting": accepting}
@@ -295,7 +342,7 @@ class CommandBus:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Workers start nothing more of this domain; what runs, ends. Sends are taken.
+        """Workers start nothing more of `domain`; what runs, ends. Sends are taken.
         Recorded with `operator` and `reason`; see `domain_audit`."""
         self._steering.set_paused(domain, True, operator, reason, connection)
 
@@ -307,19 +354,23 @@ class CommandBus:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Ends a pause; recorded like it."""
+        """Ends a pause of `domain`; recorded with `operator` and `reason`, like it."""
         self._steering.set_paused(domain, False, operator, reason, connection)
 
     def domain_audit(
         self, domain: str, *, connection: Connection | None = None
     ) -> list[AuditEvent]:
-        """Pauses, resumptions and changes of settings, oldest first, with the operator, the
-        reason as the message, and the settings before and after. Calls that changed nothing
-        and named no operator are not recorded."""
+        """Pauses, resumptions and changes of settings of `domain`, oldest first, with the
+        operator, the reason as the message, and the settings before and after. Calls that
+        changed nothing and named no operator are not recorded."""
         return self._steering.audit(domain, connection)
 
     def purge(self, domain: str, *, connection: Connection | None = None) -> int:
-        """Removes everything that waits in the domain, with every trace; for tests."""
+        """Removes everything that waits in `domain`, with every trace, and returns how many
+        commands that were; for tests.
+
+        Raises InvalidOperationError unless the bus was made with `purge_allowed=True`.
+        """
         check_name("domain", domain)
         if not self._purge_allowed:
             raise InvalidOperationError(
@@ -329,6 +380,7 @@ class CommandBus:
         return self._look(connection, lambda c: self._store.purge(c, domain))
 
     def close(self) -> None:
+        """Closes its connections, but not a pool of the caller's; calls fail from now on."""
         self._connections.close()
 
     def __enter__(self) -> Self:

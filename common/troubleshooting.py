@@ -41,6 +41,8 @@ _DONE = {Action.RETRY: "retried", Action.CANCEL: "canceled", Action.COMPLETE: "c
 class Troubleshooting:
     """`CommandBus.troubleshooting`.
 
+    `operator` and `reason` go into the audit trail of each command.
+
     `since` (inclusive) and `until` (exclusive) are about when commands came here. The
     calls whose names end in `_all` resolve what meets every given condition when they
     begin, the oldest first, and return how many; what another operator has in hand is
@@ -66,7 +68,9 @@ class Troubleshooting:
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> list[TroubleRecord]:
-        """What waits here, the latest to come first."""
+        """What waits here and meets every given condition (`domain`, `type`, `error_code`,
+        `since`, `until`), the latest to come first: at most `limit`, after leaving out
+        `offset`."""
         conditions: dict[str, object] = {
             **_conditions(domain, type, error_code, since, until),
             "limit": check_whole("limit", limit, 1),
@@ -86,6 +90,8 @@ class Troubleshooting:
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> int:
+        """How many commands `list` with the same `domain`, `type`, `error_code`, `since` and
+        `until` would return without a limit."""
         conditions = _conditions(domain, type, error_code, since, until)
         return self._connections.use(
             connection, lambda c, again: self._store.count_trouble(c, conditions)
@@ -102,7 +108,8 @@ class Troubleshooting:
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> Sequence[TroubleCount]:
-        """How many came here by domain, type and error, the most frequent first."""
+        """Counts of what waits here and meets every given condition (`domain`, `type`,
+        `error_code`, `since`, `until`), by domain, type and error: the `limit` most frequent."""
         conditions = _conditions(domain, type, error_code, since, until)
         conditions["limit"] = check_whole("limit", limit, 1)
         return self._connections.use(
@@ -118,7 +125,12 @@ class Troubleshooting:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """The command waits for a worker again, as if it had never been tried."""
+        """The command `command_id` of `domain` waits for a worker again, as if it had never
+        been tried. `operator` says who decided that, and `reason` why.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that is not in troubleshooting.
+        """
         said = _said(operator, reason)
         self._resolve(Action.RETRY, domain, command_id, said, connection)
 
@@ -131,7 +143,12 @@ class Troubleshooting:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """The command is CANCELED; whoever asked for a reply gets one, with the reason."""
+        """The command `command_id` of `domain` is CANCELED; the reply, where one was asked for,
+        has the `reason`. `operator` says who decided that.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that is not in troubleshooting.
+        """
         said = _said(operator, reason)
         self._resolve(Action.CANCEL, domain, command_id, said, connection)
 
@@ -145,7 +162,13 @@ class Troubleshooting:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """The command is COMPLETED, done by other means; its reply says SUCCESS with `result`."""
+        """The command `command_id` of `domain` is COMPLETED, done by other means; its reply
+        says SUCCESS with `result`, any JSON value. `operator` says who decided that, and
+        `reason` why.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that is not in troubleshooting.
+        """
         said = {**_said(operator, reason), "result": self._encoded(result)}
         self._resolve(Action.COMPLETE, domain, command_id, said, connection)
 
@@ -162,6 +185,9 @@ class Troubleshooting:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> int:
+        """Does what `retry` does to all that meet every given condition (`domain`, `type`,
+        `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
+        `operator` and `reason`; returns how many."""
         conditions = _conditions(domain, type, error_code, since, until)
         said = _said(operator, reason)
         return self._resolve_all(Action.RETRY, conditions, limit, said, connection)
@@ -179,6 +205,9 @@ class Troubleshooting:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> int:
+        """Does what `cancel` does to all that meet every given condition (`domain`, `type`,
+        `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
+        `operator` and `reason`; returns how many."""
         conditions = _conditions(domain, type, error_code, since, until)
         said = _said(operator, reason)
         return self._resolve_all(Action.CANCEL, conditions, limit, said, connection)
@@ -197,6 +226,9 @@ class Troubleshooting:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> int:
+        """Does what `complete` does, with `result` for each, to all that meet every given
+        condition (`domain`, `type`, `error_code`, `since`, `until`), to the `limit` oldest
+        where one is given, for `operator` and `reason`; returns how many."""
         conditions = _conditions(domain, type, error_code, since, until)
         said = {**_said(operator, reason), "result": self._encoded(result)}
         return self._resolve_all(Action.COMPLETE, conditions, limit, said, connection)
