@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 from eventually import eventually
+
+from cmdbus import Command
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 LOADTEST = SCRIPTS / "loadtest"
@@ -33,7 +36,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
     """The modules that hold what the script knows."""
     monkeypatch.syspath_prepend(SCRIPTS)
     before = set(sys.modules)
-    names = ("workloads", "verdict", "room", "handlers")
+    names = ("workloads", "verdict", "room", "handlers", "runs")
     yield {name: importlib.import_module(f"loads.{name}") for name in names}
     for name in set(sys.modules) - before:
         if name.split(".")[0] == "loads":
@@ -50,6 +53,7 @@ def test_every_command_ends_once_while_workers_are_killed(dsn: str) -> None:
     assert list(found)[:5] == FIGURES[:5] and set(FIGURES) <= set(found)
     assert (found["sent"], found["completed"]) == (200, 200)
     assert (found["lost"], found["duplicates"], found["invented"]) == (0, 0, 0)
+    assert found["unexpected"] == 0
     assert found["kills"] >= 1
     assert 0 < found["p50_ms"] <= found["p95_ms"] <= found["p99_ms"]
     assert 0 < found["connections"] <= 2 * 8 + 6
@@ -102,12 +106,14 @@ def test_what_is_lost_doubled_or_invented_is_counted(
 ) -> None:
     """Each of the ways in which the checks can find something."""
     lost, waits, twice, tried, doubled, unwanted, without, fine = ids = [uuid4() for _ in range(8)]
+    ids += [both := uuid4(), again := uuid4(), trouble := uuid4(), killed := uuid4()]
     stranger = uuid4()
     finished = "INSERT INTO cmdbus.finished (token, created_at, finished_at, command_id, domain"
     finished += ", correlation_id, priority, attempts, losses, type, status, data) VALUES"
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(parts["handlers"].EFFECTS)
-        rows = [(id_, 1, "COMPLETED") for id_ in (twice, twice, doubled, without, fine, stranger)]
+        good = (twice, twice, doubled, without, fine, stranger, both, again, killed)
+        rows = [(id_, 1, "COMPLETED") for id_ in good]
         for id_, attempts, status in [*rows, (tried, 3, "COMPLETED"), (unwanted, 1, "FAILED")]:
             connection.execute(
                 f"{finished} (1, now(), clock_timestamp(), %s, 'load', %s, 5, %s, 0, 'Tx', %s, '0')"
@@ -123,15 +129,31 @@ def test_what_is_lost_doubled_or_invented_is_counted(
             "INSERT INTO cmdbus.event (command_id, domain, kind) VALUES (%s, 'load', 'FAILED')",
             (tried,),
         )
-        for id_ in (twice, tried, doubled, doubled, unwanted, fine):
+        connection.execute(
+            "UPDATE cmdbus.finished SET losses = 1 WHERE command_id = ANY (%s)", ([both, killed],)
+        )
+        connection.execute(
+            "INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
+            " priority, attempts, losses, domain, type, data)"
+            " VALUES (1, now(), %s, %s, 5, 0, 0, 'load', 'Tx', '0')",
+            (trouble, trouble),
+        )
+        for id_ in (twice, tried, doubled, doubled, unwanted, fine, both, again, killed):
             connection.execute("INSERT INTO effect VALUES (%s)", (id_,))
         sent = [(id_, "Tx") for id_ in ids]
-        found = parts["verdict"].judge(connection, sent, parts["workloads"].WORKLOADS["tx"])
-    assert found.sent == 8
+        runs = [
+            *((fine, 1, 2), (killed, 3, 4), (killed, 5, 6)),
+            *((both, 1, 5), (both, 4, 6)),  # Each of them is accounted for; but at once.
+            *((again, 1, 2), (again, 3, 4)),
+        ]
+        mix = parts["workloads"].WORKLOADS["tx"]
+        found = parts["verdict"].judge(connection, sent, mix, runs)
+    assert found.sent == 12
     assert found.lost == len((lost, waits, without))
     # A row, an attempt, and two effects too many; and FAILED without an event.
-    assert found.duplicates == len((twice, tried, doubled, unwanted)) + 1
+    assert found.duplicates == len((twice, tried, doubled, unwanted)) + 1 + len((both, again))
     assert found.invented == 1
+    assert found.unexpected == len((unwanted, tried, trouble))
     assert not found.ok
 
 
@@ -187,3 +209,33 @@ def commands_in(dsn: str, name: str) -> Any:
             if connection.execute(exists).fetchall()[0][0]:
                 return connection.execute("SELECT count(*) FROM cmdbus.finished").fetchall()[0][0]
     return 0
+
+
+def test_executions_are_read_as_they_were_written_even_by_a_process_that_was_killed(
+    parts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = parts["runs"]
+    monkeypatch.setenv(runs.DIRECTORY, str(tmp_path))
+    done, killed = (
+        Command(
+            domain="load",
+            type="Noop",
+            command_id=uuid4(),
+            data=None,
+            priority=5,
+            correlation_id=uuid4(),
+            reply_to=None,
+            created_at=datetime.now(UTC),
+        )
+        for _ in range(2)
+    )
+    pid = os.fork()
+    if pid == 0:
+        runs.recorded(lambda command, context: None)(done, None)
+        runs.recorded(lambda command, context: os.kill(os.getpid(), signal.SIGKILL))(killed, None)
+    os.waitpid(pid, 0)
+    path = tmp_path / f"runs.{pid}"
+    path.write_bytes(path.read_bytes() + b"half a record")
+    first, second = runs.executions(tmp_path)
+    assert (first.command_id, second.command_id) == (done.command_id, killed.command_id)
+    assert first.entered <= first.left <= second.entered == second.left
