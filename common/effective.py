@@ -1,12 +1,15 @@
 """The ladder against what the server really applies to a worker's session. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cmdbus.readiness import Check, Finding
+from cmdbus.registry import Handler
 from cmdbus.timeouts import Timeouts
 
 _NAME = "timeouts"
+#: Handlers that are named in a sentence; the others are counted.
+_NAMED = 3
 #: Those that a server may lack, as transaction_timeout before 17, are not missed.
 NAMES = (
     "statement_timeout",
@@ -60,6 +63,29 @@ def judge(session: Session, timeouts: Timeouts, longest: float) -> list[Check]:
             f"{timeouts.thread:g} s < watchdog {timeouts.watchdog:g} s, as the server applies them",
         )
     ]
+
+
+def judge_handlers(handlers: Iterable[Handler], timeouts: Timeouts) -> Iterator[Check]:
+    """What applies to those with limits of their own. extend() moves both with the deadline,
+    except a `statement_timeout` of the handler's own."""
+    own: list[str] = []
+    for handler in handlers:
+        thread = handler.timeout or timeouts.thread
+        statement = handler.statement_timeout or timeouts.statement_for(thread)
+        limits = f"{handler.domain}/{handler.type}: statement {statement:g} s, thread {thread:g} s"
+        if handler.statement_timeout and statement >= thread:
+            yield Check(
+                _NAME,
+                Finding.WARNING,
+                f"{limits}: its thread is given up before the server ends a slow statement",
+                "make statement_timeout= less than timeout=",
+            )
+        elif statement != timeouts.statement:
+            own.append(limits)
+    if own:
+        more = f"; and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
+        sentence = f"handlers with limits of their own: {'; '.join(own[:_NAMED])}{more}"
+        yield Check(_NAME, Finding.OK, sentence)
 
 
 def _ladder(session: Session, timeouts: Timeouts) -> Iterator[Check]:

@@ -24,13 +24,16 @@ class Handler:
     type: str
     function: HandlerFunction
     timeout: float | None = None
+    #: Of one SQL statement in the handler's transaction.
+    statement_timeout: float | None = None
     retry: RetryPolicy | None = None
 
     def __post_init__(self) -> None:
         check_name("domain", self.domain)
         check_name("type", self.type)
-        if self.timeout is not None:
-            check_seconds(f"timeout of {self.domain}/{self.type}", self.timeout)
+        for name in ("timeout", "statement_timeout"):
+            if (seconds := getattr(self, name)) is not None:
+                check_seconds(f"{name} of {self.domain}/{self.type}", seconds)
         if self.retry is not None and not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, not {self.retry!r:.80}")
         _check_callable(self.function, f"the handler of {self.domain}/{self.type}")
@@ -41,16 +44,25 @@ class _Mark:
     domain: str
     type: str
     timeout: float | None
+    statement_timeout: float | None
     retry: RetryPolicy | None
 
 
 def handler(
-    domain: str, type: str, *, timeout: float | None = None, retry: RetryPolicy | None = None
+    domain: str,
+    type: str,
+    *,
+    timeout: float | None = None,
+    statement_timeout: float | None = None,
+    retry: RetryPolicy | None = None,
 ) -> Callable[[F], F]:
     """Marks a method for `HandlerRegistry.register_instance`; the method stays as it is."""
 
     def mark(function: F) -> F:
-        marks = (*getattr(function, _MARKS, ()), _Mark(domain, type, timeout, retry))
+        marks = (
+            *getattr(function, _MARKS, ()),
+            _Mark(domain, type, timeout, statement_timeout, retry),
+        )
         setattr(function, _MARKS, marks)
         return function
 
@@ -69,12 +81,20 @@ class HandlerRegistry:
         type: str,
         *,
         timeout: float | None = None,
+        statement_timeout: float | None = None,
         retry: RetryPolicy | None = None,
     ) -> Callable[[F], F]:
         """Registers the decorated function, and returns it unchanged."""
 
         def decorate(function: F) -> F:
-            self.register(domain, type, function, timeout=timeout, retry=retry)
+            self.register(
+                domain,
+                type,
+                function,
+                timeout=timeout,
+                statement_timeout=statement_timeout,
+                retry=retry,
+            )
             return function
 
         return decorate
@@ -86,11 +106,18 @@ class HandlerRegistry:
         function: HandlerFunction,
         *,
         timeout: float | None = None,
+        statement_timeout: float | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        self._add(
-            [Handler(domain=domain, type=type, function=function, timeout=timeout, retry=retry)]
+        made = Handler(
+            domain=domain,
+            type=type,
+            function=function,
+            timeout=timeout,
+            statement_timeout=statement_timeout,
+            retry=retry,
         )
+        self._add([made])
 
     def register_instance(self, instance: object) -> None:
         """Registers the public methods marked with `handler`: all of them, or none."""
@@ -100,6 +127,7 @@ class HandlerRegistry:
                 type=mark.type,
                 function=getattr(instance, name),
                 timeout=mark.timeout,
+                statement_timeout=mark.statement_timeout,
                 retry=mark.retry,
             )
             for name in dir(type(instance))

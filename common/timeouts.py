@@ -30,6 +30,16 @@ class Timeouts:
         if wrong := list(self._wrong()):
             raise ValueError("; ".join(wrong))
 
+    def statement_for(self, thread: float) -> float:
+        """Of a handler with this timeout: as far below it as in the ladder, and never less than
+        the ladder's own."""
+        return max(self.statement, thread - (self.thread - self.statement))
+
+    def idle_for(self, thread: float) -> float:
+        """Idle in an open transaction: longer than the verdict takes, which reads the session
+        first."""
+        return thread + self.watchdog - self.thread
+
     def _wrong(self) -> Iterator[str]:
         for lower, upper in (("statement", "lease"), ("lease", "thread"), ("thread", "watchdog")):
             if not getattr(self, lower) < getattr(self, upper):

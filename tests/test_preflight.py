@@ -377,7 +377,7 @@ def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, ds
         ["ok", f"{name}:"]
         for name in (
             *("name", "app", "connection", "server", "encoding", "pooling", "schema"),
-            *("timeouts", "connections", "listen"),
+            *("timeouts", "timeouts", "connections", "listen"),  # and of a handler's own
         )
     ]
     failed = supervise(*small, "--app", "shop_checked:regisrty", "--http", "0.0.0.0:80")

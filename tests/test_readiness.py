@@ -7,6 +7,7 @@ from cmdbus.budget import Limit, Need
 from cmdbus.effective import Session, Setting
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.refusals import refusal
+from cmdbus.registry import Handler
 from cmdbus.timeouts import Timeouts
 
 OK, WARNING, AWAY, FATAL = Finding
@@ -204,3 +205,26 @@ def test_a_server_that_lacks_a_setting_does_not_apply_it() -> None:
     settings = {name: value for name, value in GOOD.items() if name != "transaction_timeout"}
     session = Session(settings=settings, role="r", database="d", asked={})
     assert [check.finding for check in effective.judge(session, Timeouts(), 35.0)] == [OK]
+
+
+def checked(**own: float | None) -> list[Check]:
+    handler = Handler(domain="reports", type="Build", function=lambda command, context: None, **own)  # type: ignore[arg-type]
+    return list(effective.judge_handlers([handler], Timeouts()))
+
+
+def test_limits_of_a_handlers_own_are_named() -> None:
+    assert checked() == checked(timeout=5) == []
+    (longer,) = checked(timeout=300)
+    assert longer.finding is OK
+    assert "reports/Build: statement 290 s, thread 300 s" in longer.sentence
+    (above,) = checked(timeout=300, statement_timeout=300)
+    assert above.finding is WARNING and "given up before the server ends" in above.sentence
+
+
+def test_many_handlers_with_limits_are_counted() -> None:
+    handlers = [
+        Handler(domain="d", type=f"T{n}", function=lambda command, context: None, timeout=100 + n)
+        for n in range(5)
+    ]
+    (found,) = effective.judge_handlers(handlers, Timeouts())
+    assert "d/T2" in found.sentence and found.sentence.endswith("and 2 more")

@@ -43,7 +43,7 @@ class Service:
     def broken(self) -> None:
         raise RuntimeError("properties must not run")
 
-    @handler("payments", "Debit", timeout=5)
+    @handler("payments", "Debit", timeout=5, statement_timeout=2)
     @handler("payments", "Credit")
     def book(self, command: object, context: object) -> str:
         self.seen.append(command)
@@ -57,7 +57,8 @@ def test_marked_methods_are_registered_bound_and_private_ones_are_not() -> None:
     """R28."""
     service, registry = Service(), HandlerRegistry()
     registry.register_instance(service)
-    assert sorted((h.type, h.timeout) for h in registry) == [("Credit", None), ("Debit", 5)]
+    limits = sorted((h.type, h.timeout, h.statement_timeout) for h in registry)
+    assert limits == [("Credit", None, None), ("Debit", 5, 2)]
     found = registry.find("payments", "Credit")
     assert found is not None and found.function("c", None) == "booked"
     assert service.seen == ["c"]

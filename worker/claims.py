@@ -155,6 +155,7 @@ class Claims:
         self._worker = ""
         self._lease = timedelta(seconds=lease)
         self._opening = render("open_transaction", schema)
+        self._limiting = render("limit_transaction", schema)
 
     @property
     def application_name(self) -> str:
@@ -426,12 +427,12 @@ class Claims:
 
     def begin(self, connection: Connection, *, statement: float, idle: float, marker: str) -> None:
         """Opens a handler's transaction, with its limits in seconds."""
-        limits = {
-            "statement_ms": min(int(statement * 1000), _LONGEST_MS),
-            "idle_ms": min(int(idle * 1000), _LONGEST_MS),
-        }
-        script = self._opening.format(marker=marker, **limits)
+        script = self._opening.format(marker=marker, **_limits(statement, idle))
         connection.execute(script.encode())
+
+    def limit(self, *, statement: float, idle: float) -> bytes:
+        """The statement that gives an open transaction of a handler new limits, in seconds."""
+        return self._limiting.format(**_limits(statement, idle)).encode()
 
     def commit(self, connection: Connection) -> None:
         connection.execute(statement("commit_transaction", self.schema))
@@ -465,6 +466,13 @@ class Claims:
         row = self._execute(connection, name, values).fetchone()
         assert row is not None, f"{name}.sql returns exactly one row"
         return row[0]
+
+
+def _limits(statement: float, idle: float) -> dict[str, int]:
+    return {
+        "statement_ms": min(int(statement * 1000), _LONGEST_MS),
+        "idle_ms": min(int(idle * 1000), _LONGEST_MS),
+    }
 
 
 def _keys(claims: Sequence[Claim]) -> dict[str, str]:

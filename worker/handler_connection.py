@@ -9,6 +9,7 @@ were made from it, because all of them reach the session through it.
 import os
 from collections import deque
 from collections.abc import Generator
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any, NoReturn, TypeVar
@@ -23,6 +24,9 @@ Connection = psycopg.Connection[Any]
 T = TypeVar("T")
 
 _ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
+_INTRANS = psycopg.pq.TransactionStatus.INTRANS
+#: Seconds that the end of a handler waits for another thread that is sending new limits.
+_LIMITS_SENT_WITHIN = 1.0
 
 USED_AFTER_RETURN = (
     "context.connection was used after the handler returned: finish all database work before "
@@ -40,6 +44,10 @@ class HandlerConnection(psycopg.Connection[Any]):
     _session_lock: Lock
     _pid: int
     _before: tuple[Any, ...]
+    #: The command that sets the transaction's new limits, and how deep in savepoints it was sent.
+    _limits: bytes | None
+    _limits_depth: int | None
+    _limits_lock: Lock
 
     def __del__(self, _: Any = None) -> None:
         """The session is not this object's to close, so leaving it open is no leak."""
@@ -63,12 +71,40 @@ class HandlerConnection(psycopg.Connection[Any]):
         that another thread can see that the session is in use, whatever the statement is."""
         with self._session_lock:
             self._check_process()
-            return super().wait(gen, interval, timeout)
+            result = super().wait(gen, interval, timeout)
+        if self._limits is not None:
+            self._send_limits(self._limits)
+        return result
+
+    def limit(self, command: bytes) -> None:
+        """Gives the transaction new limits: immediately if the session is free, else after the
+        statement, pipeline or failed part that it is in. From any thread."""
+        self._limits, self._limits_depth = command, None
+        self._send_limits(command)
+
+    def _send_limits(self, command: bytes) -> None:
+        with self._limits_lock:
+            if not self._session_lock.acquire(blocking=False):
+                return  # The thread inside sends them when it leaves.
+            try:
+                if self._needs_limits():
+                    with suppress(psycopg.Error):
+                        super().wait(self._exec_command(command))
+                        self._limits_depth = self._num_transactions
+            finally:
+                self._session_lock.release()
+
+    def _needs_limits(self) -> bool:
+        """Also after a savepoint that was open when they were sent: its rollback undoes them."""
+        if self.pgconn.transaction_status != _INTRANS or self._pipeline is not None:
+            return False
+        return self._limits_depth is None or self._num_transactions < self._limits_depth
 
     def retire(self) -> bool:
         """Ends every further use; False if the session is still in use, in another thread or
         by a copy, a stream or a pipeline that is not finished: then it must be dropped."""
-        lock = self._session_lock
+        lock, limits_lock = self._session_lock, self._limits_lock
+        limits_sent = limits_lock.acquire(timeout=_LIMITS_SENT_WITHIN)
         free = lock.acquire(blocking=False)
         try:
             at_rest = self.pgconn.transaction_status != _ACTIVE and self._pipeline is None
@@ -77,6 +113,8 @@ class HandlerConnection(psycopg.Connection[Any]):
         finally:
             if free:
                 lock.release()
+            if limits_sent:
+                limits_lock.release()
         return free and at_rest
 
     def _restore_session(self) -> None:
@@ -140,6 +178,9 @@ def handler_connection(connection: Connection) -> HandlerConnection:
         lock=Lock(),
         _session_lock=connection.lock,
         _pid=os.getpid(),
+        _limits=None,
+        _limits_depth=None,
+        _limits_lock=Lock(),
         _adapters=AdaptersMap(connection.adapters),
         _notice_handlers=[],
         _notify_handlers=[],

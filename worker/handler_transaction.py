@@ -1,5 +1,7 @@
 """The transaction in which a handler's effects and its command's completion commit."""
 
+from contextlib import suppress
+
 import psycopg
 
 from cmdbus.errors import (
@@ -57,6 +59,13 @@ class HandlerTransaction:
         if self._handlers is None:
             raise InvalidOperationError(USED_AFTER_RETURN)
         return self._handlers
+
+    def limit(self, *, statement: float, idle: float) -> None:
+        """New limits, in seconds; from any thread."""
+        handlers = self._handlers
+        if handlers is not None:
+            with suppress(InvalidOperationError):  # the handler has returned meanwhile
+                handlers.limit(self._claims.limit(statement=statement, idle=idle))
 
     def complete(self, finished: Finished) -> None:
         """Settles and commits. The COMMIT is sent only after the settlement was seen to have

@@ -86,6 +86,9 @@ class Execution:
         self._opening = Lock()
         self._over = False
         self._pid = os.getpid()
+        self._began = time.monotonic()
+        #: Seconds that this execution may take, with what it has been extended by.
+        self._allowed = self.timeout
 
     @property
     def timeout(self) -> float:
@@ -223,13 +226,14 @@ class Execution:
         )
 
     def _context(self, command: Command) -> Context:
+        self._began = time.monotonic()
         return Context(
             command,
             attempt=self.claim.attempts + 1,
             max_attempts=self.max_attempts,
             timeout=self.timeout,
             connect=self._open,
-            extended=self.extended,
+            extended=self._extend,
         )
 
     def _open(self) -> HandlerConnection:
@@ -237,6 +241,25 @@ class Execution:
             raise InvalidOperationError(USED_AFTER_FORK)
         with self._opening:
             return self._opened()
+
+    def _limits(self) -> dict[str, float]:
+        own = self._handler.statement_timeout
+        return {
+            "statement": own or self._timeouts.statement_for(self._allowed),
+            "idle": self._timeouts.idle_for(self._allowed),
+        }
+
+    def _extend(self, due: float) -> None:
+        """From any thread. The lock: a transaction that opens meanwhile has the new limits."""
+        if os.getpid() != self._pid:
+            raise InvalidOperationError(
+                "context.extend() was used in a forked process: call it in the handler's own"
+            )
+        self.extended(due)
+        with self._opening:
+            self._allowed = due - self._began
+            if self._transaction is not None:
+                self._transaction.limit(**self._limits())
 
     def _opened(self) -> HandlerConnection:
         if self._over:
@@ -248,9 +271,7 @@ class Execution:
                 self._claims,
                 self._session,
                 f"{self.claim.id}:{self.claim.token}",
-                statement=self._timeouts.statement,
-                # Longer than the verdict takes, which looks at the session first.
-                idle=self.timeout + self._timeouts.watchdog - self._timeouts.thread,
+                **self._limits(),
             )
         return self._transaction.connection
 

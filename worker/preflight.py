@@ -1,7 +1,7 @@
 """Looks at everything that a supervisor needs before it starts. Loads the user's app and a
 database driver, so it runs in a child, and it runs once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
 import psycopg
@@ -12,7 +12,7 @@ from cmdbus import schema as schemas
 from cmdbus.errors import AppError, SchemaError
 from cmdbus.readiness import Check, Finding
 from cmdbus.refusals import refusal
-from cmdbus.registry import HandlerRegistry
+from cmdbus.registry import Handler, HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.statements import statement
 from cmdbus.worker.app import did_you_mean, load
@@ -56,7 +56,7 @@ def preflight(told: Settings) -> Iterator[Check]:
     yield Check("connection", Finding.OK, dsns.describe(parts))
     with connection:
         try:
-            yield from _look_at_database(connection, parts, told, _longest(registry, told))
+            yield from _look_at_database(connection, parts, told, list(registry or ()))
         except psycopg.OperationalError as error:
             yield _refused("connection", parts, error)
 
@@ -97,8 +97,8 @@ def _look_at_app(told: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
     ]
 
 
-def _longest(registry: HandlerRegistry | None, told: Settings) -> float:
-    own = (handler.timeout or 0.0 for handler in registry or ())
+def _longest(handlers: Sequence[Handler], told: Settings) -> float:
+    own = (handler.timeout or 0.0 for handler in handlers)
     return max((told.timeouts.thread, *own))
 
 
@@ -116,7 +116,7 @@ def _refused(name: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
 
 
 def _look_at_database(
-    connection: Connection, parts: dsns.Parts, told: Settings, longest: float
+    connection: Connection, parts: dsns.Parts, told: Settings, handlers: Sequence[Handler]
 ) -> Iterator[Check]:
     yield _look_at_version(connection)
     row = connection.execute(statement("read_server", told.schema)).fetchone()
@@ -143,7 +143,8 @@ def _look_at_database(
         )
         return
     yield from _look_at_schema(connection, told.schema, role)
-    yield from effective.judge(session, told.timeouts, longest)
+    yield from effective.judge(session, told.timeouts, _longest(handlers, told))
+    yield from effective.judge_handlers(handlers, told.timeouts)
     yield _look_at_budget(connection, told)
     if told.listen:
         yield _look_at_listening(connection, parts, told.schema)
