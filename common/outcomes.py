@@ -1,9 +1,10 @@
 """How an execution ended, and what becomes of its command. Pure: the dice are passed in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cmdbus.data import encode
+from cmdbus.encodings import escaped, escaped_json
 from cmdbus.errors import (
     BusinessRuleError,
     CommandError,
@@ -128,6 +129,18 @@ def not_to_be_run(attempts: int, max_attempts: int, losses: int) -> Outcome | No
             "LOST", f"{losses} workers that had claimed it ended without a word about it"
         )
     return None
+
+
+def storable(outcome: Outcome, encoding: str) -> Outcome:
+    """With error texts that a server of this encoding can hold. A result stays as it is: the
+    server rejects one that would be stored as something else."""
+    code, message, details = outcome.code, outcome.message, outcome.details
+    return replace(
+        outcome,
+        code=code and escaped(code, encoding),
+        message=message and escaped(message, encoding),
+        details=details and escaped_json(details, encoding),
+    )
 
 
 def _message(error: BaseException) -> str:

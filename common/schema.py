@@ -15,6 +15,8 @@ DEFAULT = "cmdbus"
 ROLES = ("worker", "producer", "operator", "monitor")
 #: Partitions of history are made so far ahead, because without one nothing settles.
 DAYS_AHEAD = 14
+#: The encoding in which the server checks no text.
+UNCHECKED = "SQL_ASCII"
 
 _LOCK_WAIT_SECONDS = 60
 _PARTITION_TRIES = 50
@@ -44,6 +46,12 @@ def install(
         settings={"lock_timeout": f"{_LOCK_WAIT_SECONDS}s", "client_min_messages": "warning"},
     )
     with dsns.connect(parts) as connection:
+        if connection.info.parameter_status("server_encoding") == UNCHECKED:
+            raise SchemaError(
+                f"database {connection.info.dbname!r} has the encoding SQL_ASCII, which takes "
+                f"bytes that are no text, so a worker could not read what was sent: create a "
+                f"database with ENCODING 'UTF8' TEMPLATE template0"
+            )
         with connection.transaction():
             connection.execute(statement("narrow_search_path", schema))
             before = _migrate(connection, schema)

@@ -64,11 +64,15 @@ class Databases:
     tablespace: str = "pg_default"
 
     @contextmanager
-    def fresh(self, template: str = "template0") -> Iterator[str]:
-        """A copy of `template`; an error if somebody is still connected to it at the end."""
+    def fresh(self, template: str = "template0", encoding: str = "") -> Iterator[str]:
+        """A copy of `template`; an error if a session is still connected to it at the end."""
         name = f"cmdbus_test_{self.run}_{uuid4().hex[:12]}"
         names = [Identifier(each) for each in (name, template, self.tablespace)]
-        self.admin.execute(SQL("CREATE DATABASE {} TEMPLATE {} TABLESPACE {}").format(*names))
+        create = SQL("CREATE DATABASE {} TEMPLATE {} TABLESPACE {}").format(*names)
+        if encoding:
+            other = SQL(" ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C'").format(Literal(encoding))
+            create += other
+        self.admin.execute(create)
         try:
             yield name
             self._wait_until_left(name)

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"cmdbus": "common", "cmdbus.worker": "worker", "cmdbus.supervisor": "supervisor"}
 RANK = {"cmdbus": 0, "cmdbus.worker": 1, "cmdbus.supervisor": 2}
 #: What decides: functions of values, with the time and the dice passed in.
-PURE = ["budget", "checks", "data", "depth", "domains", "effective", "outcomes", "readiness"]
-PURE += ["refusals", "requests", "retry", "timeouts"]
+PURE = ["budget", "checks", "data", "depth", "domains", "effective", "encodings", "outcomes"]
+PURE += ["readiness", "refusals", "requests", "retry", "timeouts"]
 PURE += ["worker.blame", "worker.dumps", "supervisor.policy", "supervisor.restarts"]
 IMPURE = {"os", "time", "random", "secrets", "socket", "subprocess", "threading", "psycopg"}
 

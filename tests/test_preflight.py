@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from conftest import Databases
 from guarded import SECRET, Guarded
 from proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -86,6 +87,17 @@ def test_a_database_that_is_ready_passes_every_check(dsn: str) -> None:
         found["connections"].sentence
     )
     assert "listen" not in checks(dsn, listen=False)
+
+
+@pytest.mark.db
+@pytest.mark.parametrize(("encoding", "finding"), [("SQL_ASCII", FATAL), ("LATIN1", WARNING)])
+def test_a_database_of_another_encoding_is_recognised(
+    databases: Databases, encoding: str, finding: Finding
+) -> None:
+    with databases.fresh(encoding=encoding) as name:
+        found = checks(databases.dsn_of(name))["encoding"]
+        assert found.finding is finding
+        assert encoding in found.sentence and "ENCODING 'UTF8'" in (found.fix or "")
 
 
 @pytest.mark.db

@@ -18,7 +18,8 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from cmdbus.counters import End
-from cmdbus.outcomes import SUSPECT_LOSSES, Kind, Outcome
+from cmdbus.encodings import escaped
+from cmdbus.outcomes import SUSPECT_LOSSES, Kind, Outcome, storable
 from cmdbus.sessions import session_name
 from cmdbus.statements import render, statement
 
@@ -282,12 +283,13 @@ class Claims:
 
     def settle(self, connection: Connection, done: Sequence[Finished]) -> list[int]:
         """Settles outcomes of any kind; returns the ids whose claim was lost."""
-        return list(self._value(connection, "settle", self._outcomes(done)))
+        values = self._outcomes(_storable(connection, done))
+        return list(self._value(connection, "settle", values))
 
     def settle_within(self, connection: Connection, finished: Finished, marker: str) -> bool | None:
         """Settles in its handler's transaction; None if this is not that transaction any more,
         False if the claim was lost."""
-        values = {**self._outcomes([finished]), "marker": marker}
+        values = {**self._outcomes(_storable(connection, [finished])), "marker": marker}
         lost = self._value(connection, "settle_within", values)
         return None if lost is None else not lost
 
@@ -308,7 +310,7 @@ class Claims:
             **_keys(claims),
             "claimer": self.incarnation,
             "losses": _numbers(losses),
-            "why": why,
+            "why": escaped(why, _encoding(connection)),
         }
         return list(self._value(connection, "release", values))
 
@@ -473,6 +475,17 @@ def _limits(statement: float, idle: float) -> dict[str, int]:
         "statement_ms": min(int(statement * 1000), _LONGEST_MS),
         "idle_ms": min(int(idle * 1000), _LONGEST_MS),
     }
+
+
+def _encoding(connection: Connection) -> str:
+    return connection.info.parameter_status("server_encoding") or "UTF8"
+
+
+def _storable(connection: Connection, done: Sequence[Finished]) -> Sequence[Finished]:
+    encoding = _encoding(connection)
+    if encoding == "UTF8":
+        return done
+    return [finished._replace(outcome=storable(finished.outcome, encoding)) for finished in done]
 
 
 def _keys(claims: Sequence[Claim]) -> dict[str, str]:

@@ -177,6 +177,14 @@ def _look_at_encoding(server: str, client: str) -> Check:
             f"the session's client_encoding is {client}",
             "take client_encoding out of the DSN, or let the pooler pass it on",
         )
+    if server == schemas.UNCHECKED:
+        return Check(
+            "encoding",
+            Finding.FATAL,
+            "the database's encoding is SQL_ASCII, which takes bytes that are no text, so a "
+            "worker could not read what was sent",
+            "create a database with ENCODING 'UTF8' TEMPLATE template0",
+        )
     if server != "UTF8":
         return Check(
             "encoding",

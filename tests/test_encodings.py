@@ -1,0 +1,117 @@
+"""Databases whose encoding is not UTF-8."""
+
+import json
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from conftest import Databases
+from handlers import Gate, connect, running
+
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy, Timeouts
+from cmdbus.encodings import escaped, escaped_json
+from cmdbus.errors import SchemaError
+from cmdbus.schema import install
+
+ONCE = RetryPolicy(max_attempts=1)
+LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("LATIN1", "é \\u2603 \\U0001f600"),
+        ("WIN1252", "é \\u2603 \\U0001f600"),
+        ("SQL_ASCII", "\\xe9 \\u2603 \\U0001f600"),
+        ("MULE_INTERNAL", "\\xe9 \\u2603 \\U0001f600"),
+        ("UTF8", "é ☃ 😀"),
+    ],
+)
+def test_what_an_encoding_lacks_is_escaped(encoding: str, expected: str) -> None:
+    assert escaped("é ☃ 😀", encoding) == expected
+    text = json.dumps({"é ☃ 😀": ['"é ☃ 😀\\']}, ensure_ascii=False)
+    assert json.loads(escaped_json(text, encoding)) == {expected: [f'"{expected}\\']}
+
+
+@pytest.fixture
+def latin(databases: Databases) -> Iterator[str]:
+    with databases.fresh(encoding="LATIN1") as name:
+        install(databases.dsn_of(name))
+        yield databases.dsn_of(name)
+
+
+@pytest.fixture
+def unchecked(databases: Databases) -> Iterator[str]:
+    """With the schema, as an earlier version or a dump may have left it."""
+    change = "UPDATE pg_database SET encoding = pg_char_to_encoding(%s) WHERE datname = %s"
+    with databases.fresh(encoding="SQL_ASCII") as name:
+        databases.admin.execute(change, ("UTF8", name))
+        install(databases.dsn_of(name))
+        databases.admin.execute(change, ("SQL_ASCII", name))
+        yield databases.dsn_of(name)
+
+
+@pytest.mark.db
+def test_a_hang_in_a_line_that_the_encoding_lacks_is_charged(latin: str) -> None:
+    registry, gate = HandlerRegistry(), Gate()
+
+    @registry.handler("payments", "Hang", retry=ONCE)
+    def hang(command: Command, context: Context) -> None:
+        gate(command, context)  # ☃
+
+    @registry.handler("payments", "Fail", retry=ONCE)
+    def fail(command: Command, context: Context) -> None:
+        raise ValueError("é ☃")
+
+    with CommandBus(latin) as bus, running(latin, registry, concurrency=2, timeouts=LADDER):
+        hung = [bus.send("payments", "Hang") for _ in range(2)]
+        gate.wait_for(2)
+        for command_id in hung:
+            record = bus.wait("payments", command_id, 10)
+            assert (record.error_code, record.attempts) == ("TIMEOUT", 1)
+        failed = bus.wait("payments", bus.send("payments", "Fail"), 10)
+        assert (failed.error_code, failed.error_message) == ("ValueError", "é \\u2603")
+        [event] = [e for e in bus.audit("payments", hung[0]) if e.code == "TIMEOUT"]
+        assert "gate(command, context)  # \\u2603" in str(event)
+        gate.open.set()
+
+
+@pytest.mark.db
+def test_a_result_that_the_encoding_lacks_goes_to_troubleshooting(latin: str) -> None:
+    registry = HandlerRegistry()
+    registry.register("payments", "Echo", lambda command, context: "é" if command.data else "☃")
+    with CommandBus(latin) as bus, running(latin, registry):
+        bad, good = bus.send("payments", "Echo", False), bus.send("payments", "Echo", True)
+        assert bus.wait("payments", bad, 10).error_code == "OUTCOME_NOT_STORABLE"
+        assert bus.wait("payments", good, 10).result == "é"
+
+
+@pytest.mark.db
+def test_bytes_that_are_no_text_stop_no_worker(unchecked: str) -> None:
+    registry = HandlerRegistry()
+    registry.register("payments", "Good", lambda command, context: None)
+    with CommandBus(unchecked) as bus, connect(unchecked) as admin:
+        bad = bus.send("payments", "Good", priority="high")
+        admin.execute("SET client_encoding = SQL_ASCII")
+        admin.execute(
+            "UPDATE cmdbus.ready SET data = convert_from('\\x22ff22', 'SQL_ASCII')::json"
+            " WHERE command_id = %s",
+            (bad,),
+        )
+        good = [bus.send("payments", "Good") for _ in range(5)]
+        with running(unchecked, registry):
+            for command_id in good:
+                assert bus.wait("payments", command_id, 10).attempts == 1
+            code = "SELECT error_code FROM cmdbus.troubleshooting WHERE command_id = %s"
+            assert admin.execute(code, (bad,)).fetchall() == [(b"NOT_CLAIMABLE",)]
+
+
+@pytest.mark.db
+def test_a_database_that_checks_no_text_is_refused(databases: Databases) -> None:
+    with databases.fresh(encoding="SQL_ASCII") as name:
+        dsn = databases.dsn_of(name)
+        with pytest.raises(SchemaError, match=r"has the encoding SQL_ASCII.* ENCODING 'UTF8'"):
+            install(dsn)
+        with psycopg.connect(dsn) as connection:
+            row = connection.execute("SELECT to_regnamespace('cmdbus')").fetchone()
+            assert row == (None,), "nothing is half-written"
