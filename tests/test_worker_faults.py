@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import psycopg
@@ -97,6 +97,73 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
     else:
         assert statement is None
     assert rows(dsn, "SELECT * FROM effect") == []
+
+
+class Written(logging.Handler):
+    """What was logged, under a lock that a handler may hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextmanager
+def written() -> Iterator[Written]:
+    handler, logger = Written(), logging.getLogger("cmdbus.worker")
+    logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_a_command_that_hangs_with_the_lock_of_the_log_is_settled(
+    dsn: str, bus: CommandBus
+) -> None:
+    """The verdict's own log line needs that lock: it comes last."""
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Good", lambda command, context: None)
+    with written() as log:
+
+        @registry.handler("payments", "Hang", retry=ONCE)
+        def hang(command: Command, context: Context) -> None:
+            with log.lock or nullcontext():
+                gate(command, context)
+
+        with running(dsn, registry, concurrency=1, timeouts=LADDER):
+            hung = bus.send("payments", "Hang")
+            gate.wait_for(1)
+            record = bus.wait("payments", hung, 5)
+            assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "TIMEOUT")
+            assert bus.wait("payments", bus.send("payments", "Good"), 10).status == "COMPLETED"
+            assert not [line for line in log.lines if "failed in attempt" in line]
+            gate.open.set()
+            eventually(lambda: [line for line in log.lines if "failed in attempt 1 of 1" in line])
+
+
+def test_what_a_handler_that_was_given_up_ends_with_is_not_logged(
+    dsn: str, bus: CommandBus
+) -> None:
+    """It settles nothing: the verdict has settled it."""
+    registry, gate = HandlerRegistry(), Gate()
+
+    @registry.handler("payments", "Hang", retry=ONCE)
+    def hang(command: Command, context: Context) -> None:
+        gate(command, context)
+        raise RuntimeError("too late")
+
+    registry.register("payments", "Good", lambda command, context: None)
+    with written() as log, running(dsn, registry, concurrency=1, timeouts=LADDER):
+        hung = bus.send("payments", "Hang")
+        gate.wait_for(1)
+        assert bus.wait("payments", hung, 5).error_code == "TIMEOUT"
+        gate.open.set()
+        bus.wait("payments", bus.send("payments", "Good"), 5)
+    failures = [line for line in log.lines if "failed in attempt" in line]
+    assert len(failures) == 1 and "TIMEOUT" in failures[0], failures
 
 
 def test_all_threads_hang_and_work_goes_on(dsn: str, bus: CommandBus) -> None:

@@ -219,6 +219,8 @@ class Crew:
         try:
             return self._run(slot, claim)
         except BaseException:
+            if not slot.given_up:
+                self.held.free(claim)
             logger.exception(
                 "the thread of command %s (%s/%s) met an error outside of its handler: the "
                 "command runs again when its lease ends",
@@ -226,8 +228,6 @@ class Crew:
                 claim.domain,
                 claim.type,
             )
-            if not slot.given_up:
-                self.held.free(claim)
             return not slot.given_up
 
     def _run(self, slot: Slot, claim: Claim) -> bool:
@@ -262,6 +262,7 @@ class Crew:
             # First append, then look whether the leader rests; it does the opposite.
             self.done.add(finished)
         self._wake.ring_if_resting()
+        self.done.log()
         return stays
 
     def _execution(self, slot: Slot, claim: Claim) -> Execution:
@@ -300,6 +301,7 @@ class Crew:
             slot.place.end(time.monotonic_ns())
             if stays and not self._stopping.is_set():
                 self._backlog.put(LEAD)
+        self.done.log()
         return stays
 
     def _rest(self, slot: Slot) -> None:
@@ -307,6 +309,7 @@ class Crew:
         while rests:
             patience = self._wake.poll_interval + self._timeouts.statement + _STEP_SPARE
             slot.begin(Work(None, time.monotonic() + patience))
+            self.done.log()
             rests = self.lead.rest(slot) and slot.end()
 
     def _take_on(self, slot: Slot, claims: list[Claim]) -> None:

@@ -5,7 +5,6 @@ others. One that does gets a transaction, in which the outcome is settled too: e
 and completion commit together, or neither.
 """
 
-import logging
 import os
 import random
 import sys
@@ -45,8 +44,6 @@ from cmdbus.worker.handler_connection import (
     HandlerConnection,
 )
 from cmdbus.worker.handler_transaction import HandlerTransaction, LeaseLostError
-
-logger = logging.getLogger(__name__)
 
 _DEFAULT_POLICY = RetryPolicy()
 #: The server ended the session for reasons of its own: shutdown, crash of another, start-up.
@@ -190,7 +187,7 @@ class Execution:
     def _fate(
         self, error: BaseException, trace: str, attempt: int, retry_after: float | None
     ) -> Outcome:
-        outcome = failed(
+        return failed(
             error,
             trace,
             attempt=attempt,
@@ -199,18 +196,6 @@ class Execution:
             retry_after=retry_after,
             dice=random.random(),
         )
-        logger.warning(
-            "command %s (%s/%s) failed in attempt %s of %s: %s: %s; %s",
-            self.claim.command_id,
-            self.claim.domain,
-            self.claim.type,
-            attempt,
-            self.max_attempts,
-            outcome.code,
-            " ".join((outcome.message or "").split()),
-            f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
-        )
-        return outcome
 
     def _command(self, data: Any) -> Command:
         claim = self.claim

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import psycopg
 
@@ -94,9 +95,9 @@ class Keeper:
         """Frees it from a server that does not answer."""
         due = self._due
         if due is not None and now > due:
-            logger.warning("relief waits for a database that does not answer: reconnecting")
             self._due = None
             self._hand.cut()
+            logger.warning("relief waits for a database that does not answer: reconnecting")
 
     def _run(self) -> None:
         self._place.occupy(-1, time.monotonic_ns())
@@ -131,6 +132,7 @@ class Keeper:
                     self._hand.drop()
                 finally:
                     self._due = None
+            self._crew.done.log()
 
     def _complain(self, error: str) -> None:
         if error != self._said:
@@ -184,11 +186,12 @@ class Keeper:
 
     def _relieve_lead(self, slot: Slot, stack: str) -> None:
         """Its session is ended by the next one, before that adopts what it has claimed."""
-        logger.error("a step of the lead is stuck: given up\n%s", stack)
         self._crew.lead.doubt(slot.hand.session)
         slot.hand.cut()
         slot.hand.take_away()
         self._crew.replace(slot, with_lead=True)
+        message = "a step of the lead is stuck: given up\n%s"
+        self._crew.done.log_later(partial(logger.error, message, stack))
 
     def _renew(self, _: Place) -> None:
         now = time.monotonic()

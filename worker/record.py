@@ -94,15 +94,13 @@ class Record:
         place.counters.add(Counter.CLAIM_FAILURES)
         self.health.failed(time.monotonic())
 
-    def settled(self, place: Place, finished: Finished) -> None:
-        """The claim's key is to be freed next."""
+    def settled(self, place: Place, finished: Finished) -> bool:
+        """The claim's key is to be freed next; True if the end is to be logged after that."""
         claim, outcome, *_ = finished
         end = _ENDS.get(outcome.kind)
         if end is None:
             end = End.RETRY if outcome.charged else End.INTERRUPTED
         self._count(place, claim, end)
-        if end is End.TROUBLE:
-            _tell(claim, outcome)
         if end is End.COMPLETED or end is End.FAILED:
             self.health.succeeded(time.monotonic())
         elif outcome.charged:
@@ -112,15 +110,36 @@ class Record:
                     str(claim.command_id), claim.type, f"{outcome.code}: {outcome.message}"
                 )
             )
+        return end is not End.COMPLETED
 
     def _count(self, place: Place, claim: Claim, end: End) -> None:
         kind = self.seat.kind(claim.domain, claim.type)
         place.counters.ended(kind.index, end, mark(claim.id, claim.token))
 
+    def log_end(self, finished: Finished) -> None:
+        """Not before it is settled: a handler that hangs may hold the lock that this waits for."""
+        claim, outcome, max_attempts, _ = finished
+        if outcome.charged and outcome.code is not None:
+            logger.warning(
+                "command %s (%s/%s) failed in attempt %s of %s: %s: %s; %s",
+                claim.command_id,
+                claim.domain,
+                claim.type,
+                claim.attempts + 1,
+                max_attempts,
+                outcome.code,
+                " ".join((outcome.message or "").split()),
+                f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
+            )
+        if outcome.kind is Fate.TROUBLE:
+            _log_trouble(claim, outcome)
+
     def lost(self, place: Place, claim: Claim) -> None:
-        """The claim's key is to be freed next."""
+        """The claim's key is to be freed next, and the loss to be logged after that."""
         self._count(place, claim, End.LOST)
         place.counters.add(Counter.LOST_LEASES)
+
+    def log_lost(self, claim: Claim) -> None:
         logger.warning(
             "command %s (%s/%s) was lost before it was settled: nothing that it wrote through "
             "its connection landed, and it runs again elsewhere",
@@ -150,7 +169,7 @@ class Record:
         }
 
 
-def _tell(claim: Claim, outcome: Outcome) -> None:
+def _log_trouble(claim: Claim, outcome: Outcome) -> None:
     logger.error(
         "command %s (%s/%s) is in the troubleshooting queue, where a person must decide: %s: %s",
         claim.command_id,

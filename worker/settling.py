@@ -6,8 +6,9 @@ What fails puts the outcomes back first: an outcome is here, in one hand, or set
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import psycopg
 
@@ -53,6 +54,9 @@ class Done:
         self._complained = ""
         #: Settled before, by a statement whose reply was lost, or not ours any more.
         self._rowless: deque[Finished] = deque()
+        #: What is settled and not logged yet: a handler that hangs may hold the lock of the log,
+        #: and must not keep a thread from settling, or the lead from the queue.
+        self._unlogged: deque[Callable[[], None]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -64,6 +68,18 @@ class Done:
 
     def add(self, finished: Finished) -> None:
         self._waiting.append(finished)
+
+    def log_later(self, message: Callable[[], None]) -> None:
+        """Logged by the next `log`, which any thread may call when it has nothing else to do."""
+        self._unlogged.append(message)
+
+    def log(self) -> None:
+        while self._unlogged:
+            try:
+                message = self._unlogged.popleft()
+            except IndexError:  # another thread has logged it
+                return
+            message()
 
     def put_back(self, done: Sequence[Finished]) -> None:
         self._waiting.extendleft(reversed(done))
@@ -134,7 +150,8 @@ class Done:
             self._rowless.extend(finished for finished in done if finished.claim.id in lost)
             done = [finished for finished in done if finished.claim.id not in lost]
         for finished in done:
-            self._record.settled(place, finished)
+            if self._record.settled(place, finished):
+                self.log_later(partial(self._record.log_end, finished))
             reach(COUNTED)
             self._held.free(finished.claim)
 
@@ -159,6 +176,7 @@ class Done:
     def lost(self, place: Place, claim: Claim) -> None:
         self._record.lost(place, claim)
         self._held.free(claim)
+        self.log_later(partial(self._record.log_lost, claim))
 
     def settle_singly(self, hand: Hand, place: Place, done: list[Finished]) -> None:
         """One of them is rejected, or its row is locked: the others need not wait."""
@@ -189,14 +207,17 @@ class Done:
     def _complain(self, finished: Finished, error: BaseException) -> None:
         why = " ".join(str(error).split())
         if why != self._complained:
-            logger.error(
-                "the outcome of command %s (%s/%s) can neither be stored nor moved to the "
-                "troubleshooting queue (%s): trying again every %g s",
-                finished.claim.command_id,
-                finished.claim.domain,
-                finished.claim.type,
-                why,
-                _DEFERRED_SECONDS,
+            self.log_later(
+                partial(
+                    logger.error,
+                    "the outcome of command %s (%s/%s) can neither be stored nor moved to the "
+                    "troubleshooting queue (%s): trying again every %g s",
+                    finished.claim.command_id,
+                    finished.claim.domain,
+                    finished.claim.type,
+                    why,
+                    _DEFERRED_SECONDS,
+                )
             )
         self._complained = why
 
