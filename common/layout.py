@@ -17,7 +17,7 @@ cells of the head               written by                          read by
 cells of a seat
 | SEATING role number           the supervisor                      steward, ps
     generation since
-  leave by                      the supervisor                      its process's main thread
+  leave by, verdict             the supervisor                      its process's main thread
 | PROCESS pid generation        its process's main thread           supervisor, steward, ps
     incarnation since ready due
     levels of health
@@ -91,6 +91,7 @@ HEAD_CELLS = 6 * LINE
 SEATING_AT = 0
 SEATING = Struct("=4q")  # role, number, generation, since
 LEAVE_BY = 5
+LEAVE_VERDICT = 6
 PROCESS_AT = 1 * LINE
 #: pid, generation, incarnation, since, ready, due; last success, failures, stuck, exhaustions, away
 PROCESS = Struct("=11q")

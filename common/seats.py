@@ -23,6 +23,7 @@ from cmdbus.layout import (
     KIND_CELLS,
     KINDS,
     LEAVE_BY,
+    LEAVE_VERDICT,
     NAME,
     PARKED,
     PROCESS,
@@ -68,6 +69,8 @@ class Verdict(IntEnum):
     LATE = 3
     #: Neither came back, as a signal from outside had stopped the process.
     STOPPED = 4
+    #: It had more stuck threads or pool exhaustions than are healthy.
+    CRITICAL = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +122,14 @@ class Seat:
             start = self._layout.slot(self._number, slot)
             memory.zero(start + SLOT_AT, 1)
             memory.zero(start + SLOT_AT + 2, IDENT - 2 + 1)
-        memory.cells[at + LEAVE_BY] = 0
+        memory.cells[at + LEAVE_BY] = memory.cells[at + LEAVE_VERDICT] = 0
         self.say_whose(role, number, generation, now)
 
-    def order_to_leave(self, number: int, generation: int, by: int, now: int) -> None:
+    def order_to_leave(
+        self, number: int, generation: int, by: int, now: int, verdict: Verdict = Verdict.NONE
+    ) -> None:
         """The process looks at it when it gets a TERM, and at every beat."""
+        self._memory.cells[self._at + LEAVE_VERDICT] = verdict
         self._memory.cells[self._at + LEAVE_BY] = by
         self.say_whose(Role.LEAVING, number, generation, now)
 
@@ -166,6 +172,11 @@ class Seat:
     def leave_by(self) -> int:
         """When it must have left; 0 while it may stay."""
         return self._memory.cells[self._at + LEAVE_BY]
+
+    @property
+    def leave_verdict(self) -> int:
+        """The verdict that it must leave for; 0 (NONE) for an order to stop."""
+        return self._memory.cells[self._at + LEAVE_VERDICT]
 
     def enter(self, *, pid: int, generation: int, now: int) -> None:
         """The first thing that a process does; its seat shows nothing of it before."""

@@ -253,6 +253,9 @@ class Company:
 
     def _leave(self, action: Leave, now: float) -> None:
         seated = self._seated[action.process.place]
+        if seated.leave_by is None:
+            seated.leave_verdict = action.verdict
+            seated.burnt, seated.burnt_at = guilt.burnt(seated.child.pid), now
         seated.leave_by = action.by
         if action.reason is not None:
             self._reasons[seated.role, seated.number] = action.reason
@@ -260,12 +263,16 @@ class Company:
             logger.warning("%s is told to leave: %s", seated, why)
         seat = self._board.seat(seated.place)
         at, by = int(now * NS), int(action.by * NS)
-        seat.order_to_leave(seated.number, seated.generation, by=by, now=at)
+        seat.order_to_leave(
+            seated.number, seated.generation, by=by, now=at, verdict=seated.leave_verdict
+        )
+        if action.verdict is Verdict.STUCK:
+            seated.child.send(signal.SIGUSR2)  # its stacks, also while the GIL is held
         seated.child.send(signal.SIGTERM)
 
     def _dump(self, seated: Seated, now: float) -> None:
         logger.warning("%s is late: asking for its stacks", seated)
-        seated.dumped_at = now
+        seated.dumped_at = seated.burnt_at = now
         seated.burnt = guilt.burnt(seated.child.pid)
         seated.child.send(signal.SIGUSR2)
 
@@ -273,12 +280,11 @@ class Company:
         """Compares before: whoever has moved on since it was judged is let live."""
         seated = self._seated[action.process.place]
         view = self._board.seat_view(seated.place)
-        if action.verdict is Verdict.HUNG:
-            if view.due is not None and view.due / NS > now:
-                seated.dumped_at = None
-                logger.warning("%s has come back in time", seated)
-                return
-            self._accuse(seated, view, now)
+        if action.verdict is Verdict.HUNG and view.due is not None and view.due / NS > now:
+            seated.dumped_at = None
+            logger.warning("%s has come back in time", seated)
+            return
+        self._attribute(seated, action, view, now)
         seated.verdict = action.verdict
         if guilt.is_stopped(seated.child.pid):
             seated.verdict = Verdict.STOPPED
@@ -290,11 +296,17 @@ class Company:
             logger.error("the stacks of %s:\n%s", seated, stack)
         seated.child.send(signal.SIGKILL)
 
-    def _accuse(self, seated: Seated, view: SeatView, now: float) -> None:
+    def _attribute(self, seated: Seated, action: Kill, view: SeatView, now: float) -> None:
+        """Finds the slot that the process is killed for, if it can be known."""
+        if seated.role is Role.STEWARD:
+            return
         running = {slot.place: slot.thread for slot in view.slots if slot.command and slot.thread}
-        seconds = now - (seated.dumped_at or now)
-        place = guilt.guilty(seated.burnt, guilt.burnt(seated.child.pid), seconds, running)
-        seated.guilty = next((slot for slot in view.slots if slot.place == place), None)
+        burnt = guilt.burnt(seated.child.pid)
+        holder = guilt.guilty(seated.burnt, burnt, now - seated.burnt_at, running)
+        if action.verdict is Verdict.HUNG:
+            seated.guilty = next((slot for slot in view.slots if slot.place == holder), None)
+        elif action.verdict is not Verdict.CRITICAL and action.judging:
+            seated.guilty = guilt.stuck(view.slots, holder, int(now * NS))
 
     # Bury.
 
@@ -336,7 +348,9 @@ class Company:
         if stopping and (death.code == Exit.UNFINISHED if left else is_busy(view)):
             self.unfinished = True
         no_room = not ordered and death.signal == 0 and death.code == Exit.NO_ROOM
-        self._put_to_rest(seated, death, left or no_room, now)
+        if left and seated.leave_verdict is Verdict.STUCK:
+            seated.guilty = guilt.stuck(view.slots, None, int(now * NS))
+        self._put_to_rest(seated, death, left, now)
         self._call.put()
         if no_room:
             pause = self._restarts.not_started(key, now, random.random())
@@ -375,8 +389,7 @@ class Company:
             pid=seated.child.pid,
             signal=death.signal,
             code=death.code,
-            # What it held when its time was over is nobody's fault.
-            verdict=Verdict.LATE if left else seated.verdict,
+            verdict=_verdict(seated, left),
             slot=guilty.place if guilty else -1,
             token=token_of(guilty) if guilty else 0,
             alone=seated.role is Role.ALONE,
@@ -424,7 +437,15 @@ _SENTENCES = {
     Verdict.HUNG: "its main thread did not come back",
     Verdict.LATE: "it was told to leave and has not in time",
     Verdict.STOPPED: "a signal stopped it",
+    Verdict.CRITICAL: "it was critical, and has not left in time",
 }
+
+
+def _verdict(seated: Seated, left: bool) -> Verdict:
+    """For whoever hands back what it held: if it has left when it was told to, why it was."""
+    if not left:
+        return seated.verdict
+    return Verdict.LATE if seated.leave_verdict is Verdict.NONE else seated.leave_verdict
 
 
 def _why(action: Leave, view: SeatView) -> str:

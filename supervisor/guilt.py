@@ -1,8 +1,11 @@
 """Who holds the GIL: the thread that burns the processor while all others stand still."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from cmdbus.slots import Phase
+from cmdbus.views import SlotView
 
 #: A thread that holds the GIL burns at least so much of what its process burns.
 _MOST = 0.75
@@ -49,3 +52,15 @@ def guilty(
     least = max(_MOST * sum(by_thread.values()), _BUSY * seconds)
     busy = [slot for slot, thread in running.items() if by_thread.get(thread, 0.0) >= least]
     return busy[0] if len(busy) == 1 else None
+
+
+def stuck(slots: Sequence[SlotView], gil_holder: int | None, now: int) -> SlotView | None:
+    """The slot that keeps its process from ending in time: of the overdue ones the first, if
+    the process's main thread has passed its verdict on it or nothing else runs there.
+    Otherwise that thread has not run since, and the slot that holds the GIL is the cause."""
+    busy = [slot for slot in slots if slot.command is not None]
+    overdue = [slot for slot in busy if slot.due and slot.due <= now]
+    first = min(overdue, key=lambda slot: slot.due or 0, default=None)
+    if first is None or first.phase is Phase.STUCK or len(busy) == 1:
+        return first
+    return next((slot for slot in busy if slot.place == gil_holder), None)

@@ -82,6 +82,8 @@ class Process:
     #: A part of max_age and max_commands that this one lives longer, so that they spread.
     spread: float = 0.0
     leave_by: float | None = None
+    #: What it was told to leave for; NONE for an order (stop, reload, recycle).
+    verdict: Verdict = Verdict.NONE
     dumped_at: float | None = None
     killed_at: float | None = None
 
@@ -124,6 +126,8 @@ class Leave:
     by: float
     #: None because nobody needs it any more.
     reason: Restart | None = None
+    #: STUCK or CRITICAL; NONE for an order, which says nothing about its commands.
+    verdict: Verdict = Verdict.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +139,8 @@ class Dump:
 class Kill:
     process: Process
     verdict: Verdict
+    #: Whether an overdue slot counts as the cause; not while the supervisor itself was late.
+    judging: bool = True
 
 
 Action = Start | Leave | Dump | Kill
@@ -190,28 +196,32 @@ def _judge(process: Process, fleet: Fleet, limits: Limits, now: float) -> Iterat
             yield Kill(process=process, verdict=Verdict.HUNG)
     elif process.leave_by is not None:
         if now >= process.leave_by:
-            yield Kill(process=process, verdict=Verdict.LATE)
+            verdict = Verdict.LATE if process.verdict is Verdict.NONE else process.verdict
+            yield Kill(process=process, verdict=verdict, judging=fleet.judging)
     elif not fleet.judging:
         return
     elif process.due is not None and now >= process.due:
         yield Dump(process=process)
     elif fleet.stop_by is None and process.role is not Role.STEWARD:
-        reason = _beyond_help(process, limits, now)
-        if reason is not None:
-            yield Leave(process=process, by=now + limits.drain, reason=reason)
+        found = _verdict(process, limits, now)
+        if found is not Verdict.NONE:
+            stuck = found is Verdict.STUCK or process.levels.stuck_threads > MAX_STUCK
+            yield Leave(
+                process=process,
+                by=now + limits.drain,
+                reason=Restart.STUCK if stuck else Restart.DEGRADED,
+                verdict=found,
+            )
 
 
-def _beyond_help(process: Process, limits: Limits, now: float) -> Restart | None:
+def _verdict(process: Process, limits: Limits, now: float) -> Verdict:
     """Why it must stop claiming at once."""
     if process.levels.database_away:
-        return None
+        return Verdict.NONE
     due = process.latest_due
     if due is not None and now >= due + limits.layer_5:
-        return Restart.STUCK
-    if process.levels.health is Health.CRITICAL:
-        stuck = process.levels.stuck_threads > MAX_STUCK
-        return Restart.STUCK if stuck else Restart.DEGRADED
-    return None
+        return Verdict.STUCK
+    return Verdict.CRITICAL if process.levels.health is Health.CRITICAL else Verdict.NONE
 
 
 def _fill(fleet: Fleet, rest: Sequence[Process], limits: Limits, now: float) -> Iterator[Action]:

@@ -35,6 +35,8 @@ class Seated:
     spread: float
     #: What was decided last, and why.
     verdict: Verdict = Verdict.NONE
+    #: What it was told to leave for; NONE for an order.
+    leave_verdict: Verdict = Verdict.NONE
     guilty: SlotView | None = None
     leave_by: float | None = None
     dumped_at: float | None = None
@@ -51,8 +53,10 @@ class Seated:
     executed_before: int = 0
     executed: int = 0
     weighed_at: float = 0.0
-    #: Processor time of its threads when its stacks were asked for.
+    #: Processor time of its threads when it was told to leave, or its stacks were asked for; and
+    #: when that was.
     burnt: dict[int, float] = field(default_factory=dict)
+    burnt_at: float = 0.0
 
     @property
     def seating(self) -> Role:
@@ -102,6 +106,7 @@ class Seated:
             rss_over=self.rss_over,
             spread=self.spread,
             leave_by=self.leave_by,
+            verdict=self.leave_verdict,
             dumped_at=self.dumped_at,
             killed_at=self.killed_at,
         )

@@ -63,6 +63,11 @@ def hold_gil(command: Command, context: Context) -> None:
     re.match(r"(a+)+$", "a" * 40 + "b")
 
 
+@registry.handler("shop", "HoldGilBeyondTimeout", timeout=0.5)
+def hold_gil_beyond_timeout(command: Command, context: Context) -> None:
+    re.match(r"(a+)+$", "a" * 40 + "b")
+
+
 @registry.handler("shop", "Abort")
 def abort(command: Command, context: Context) -> None:
     os.abort()

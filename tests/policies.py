@@ -3,7 +3,7 @@
 from typing import Any
 
 from cmdbus.health import Levels
-from cmdbus.seats import Role
+from cmdbus.seats import Role, Verdict
 from cmdbus.supervisor.policy import (
     Action,
     Fleet,
@@ -48,8 +48,13 @@ def started(number: int, reason: Restart | None = None) -> Start:
     return Start(role=Role.WORKER, number=number, reason=reason)
 
 
-def left(process: Process, reason: Restart | None = None, by: float = NOW + 30) -> Leave:
-    return Leave(process=process, by=by, reason=reason)
+def left(
+    process: Process,
+    reason: Restart | None = None,
+    by: float = NOW + 30,
+    verdict: Verdict = Verdict.NONE,
+) -> Leave:
+    return Leave(process=process, by=by, reason=reason, verdict=verdict)
 
 
 def starts(actions: list[Action], role: Role = Role.WORKER) -> list[Start]:

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
+from cmdbus.exits import Exit
 from cmdbus.health import Levels
 from cmdbus.keys import KeyState
 from cmdbus.outcomes import failed
@@ -93,6 +94,9 @@ SEAT = SeatView(
 
 ORDERED = Ended(generation=3, pid=PID, signal=signal.SIGKILL, verdict=Verdict.LATE)
 STOPPED = replace(ORDERED, verdict=Verdict.STOPPED)
+STUCK = replace(ORDERED, verdict=Verdict.STUCK)
+KEEPS_IT = replace(STUCK, slot=1, token=SECOND[1])
+CRITICAL = replace(ORDERED, verdict=Verdict.CRITICAL)
 HUNG = replace(ORDERED, verdict=Verdict.HUNG)
 HOLDS_GIL = replace(HUNG, slot=1, token=SECOND[1])
 CRASHED = Ended(generation=3, pid=PID, signal=signal.SIGSEGV)
@@ -152,6 +156,34 @@ def test_who_was_ordered_to_leave_and_killed_at_its_deadline_is_blamed_for_nothi
     assert death.incarnation == 17 and death.seat is SEAT
 
 
+@pytest.mark.parametrize("ran_alone", [False, True])
+def test_a_slot_past_its_due_at_the_deadline_of_an_order_is_charged_and_nothing_else(
+    ran_alone: bool,
+) -> None:
+    late = replace(ORDERED, slot=1, token=SECOND[1], alone=ran_alone)
+    death = blame(SEAT, late, "")
+    assert {key: error.code for key, error in death.guilty.items()} == {SECOND: "TIMEOUT"}
+    assert losses_of(death) == AS_BEFORE
+
+
+def test_the_slot_that_a_process_is_stuck_by_is_charged_and_the_others_count_a_loss() -> None:
+    death = blame(SEAT, KEEPS_IT, "")
+    assert {key: error.code for key, error in death.guilty.items()} == {SECOND: "TIMEOUT"}
+    assert losses_of(death) == ONE_MORE
+
+
+@pytest.mark.parametrize("ended", [STUCK, CRITICAL])
+def test_a_verdict_that_no_slot_is_known_for_counts_a_loss_for_all(ended: Ended) -> None:
+    """A verdict is no order: nothing that had begun goes back as if it had not."""
+    death = blame(SEAT, ended, "")
+    assert death.guilty == {} and losses_of(death) == ONE_MORE
+
+
+def test_a_lack_of_threads_counts_a_loss_and_makes_nothing_a_suspect() -> None:
+    death = blame(SEAT, replace(LEFT, code=Exit.NO_ROOM), "")
+    assert death.guilty == {} and losses_of(death) == ONE_MORE
+
+
 @pytest.mark.parametrize("number", ["KILL", "TERM", "INT", "HUP", "QUIT"])
 @pytest.mark.parametrize("ran_alone", [False, True])
 def test_a_signal_from_outside_blames_nobody_and_counts_a_loss(
@@ -209,7 +241,7 @@ def test_of_a_crash_that_could_be_anybodys_all_are_suspects(ended: Ended) -> Non
     assert death.guilty == {} and losses_of(death) == SUSPECT
 
 
-@pytest.mark.parametrize("ended", [HOLDS_GIL, HUNG, CRASHED, LEFT])
+@pytest.mark.parametrize("ended", [HOLDS_GIL, HUNG, STUCK, KEEPS_IT, CRASHED, LEFT])
 def test_who_crashes_alone_is_guilty(ended: Ended) -> None:
     """And goes to a person, with all that is known of it."""
     death = blame(SEAT, replace(ended, alone=True), "the stack")
@@ -225,6 +257,8 @@ def test_who_crashes_alone_is_guilty(ended: Ended) -> None:
     [
         (ORDERED, "was killed: it was told to leave and had not in time"),
         (STOPPED, "was killed: a signal had stopped it"),
+        (STUCK, "was killed: a command did not end"),
+        (CRITICAL, "was killed: it was critical, and had not left in time"),
         (HUNG, "was killed: its main thread did not come back"),
         (replace(LEFT, signal=9), "killed from outside (SIGKILL), or because memory ran out"),
         (CRASHED, "died of SIGSEGV"),

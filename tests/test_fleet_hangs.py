@@ -149,6 +149,26 @@ def test_a_process_that_does_not_come_back_is_replaced(dsn: str, tmp_path: Path)
         assert fleet.look().restarts["hung"] == 2
 
 
+def test_a_command_that_holds_the_gil_beyond_a_short_timeout_is_charged(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Its slot is found stuck before the main thread is overdue, which cannot settle it."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, procs=1, **SHORT) as fleet:
+        (neighbour,) = fleet.send("Gate", data="open")
+        eventually(lambda: fleet.executing("Gate"))
+        (id,) = fleet.send("HoldGilBeyondTimeout", max_attempts=1)
+        code, message, details = await_trouble(fleet, id)
+        assert (code, details["reason"]) == ("TIMEOUT", "EXHAUSTED")
+        assert "it held up its whole process" in message and "a command did not end" in message
+        assert "in hold_gil_beyond_timeout" in details["details"]["stack"]
+        (tmp_path / "open").touch()
+        fleet.await_completed([neighbour])
+        losses = "SELECT losses FROM cmdbus.finished WHERE command_id = %s"
+        assert fleet.query(losses, neighbour) == [(1,)]
+        assert fleet.look().restarts["stuck"] == 1
+
+
 def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path: Path) -> None:
     """Faults 13 and 29: first it alone, then the whole fleet, for longer than the watchdog."""
     make_effects(dsn)

@@ -6,11 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from uuid import UUID
 
 import pytest
 from eventually import eventually
 
-from cmdbus.supervisor.guilt import burnt, guilty, is_stopped
+from cmdbus.board import Board
+from cmdbus.seats import Role
+from cmdbus.supervisor.guilt import burnt, guilty, is_stopped, stuck
+from cmdbus.views import SlotView
 
 #: Of the threads 11 and 12, the slots; 10 is the main thread.
 RUNNING = {0: 11, 1: 12}
@@ -55,6 +59,60 @@ def test_a_thread_that_is_new_since_the_first_look_has_burnt_all_of_its_time() -
 
 def test_who_runs_nothing_is_not_guilty() -> None:
     assert guilty({11: 0.0}, {11: 1.0}, 1.0, {}) is None
+
+
+def slots(dues: dict[int, int], *, judged: int | None = None) -> tuple[SlotView, ...]:
+    """Slots that run commands, with their dues; `judged`: the main thread gave this one up."""
+    board = Board.in_memory(1, 4)
+    seat = board.seat(0)
+    seat.assign(Role.WORKER, number=0, generation=1, now=1)
+    kind = seat.kind("shop", "Noop")
+    for place, due in dues.items():
+        slot = seat.slot(place)
+        slot.occupy(place, 1, thread=10 + place)
+        slot.begin(
+            kind,
+            priority=5,
+            id=place,
+            token=1,
+            command_id=UUID(int=place),
+            attempt=1,
+            started=1,
+            due=due,
+        )
+        if judged == place:
+            seat.judge(place, slot.sequence)
+    return board.seat_view(0).slots
+
+
+@pytest.mark.parametrize(
+    ("dues", "judged", "gil_holder", "expected"),
+    [
+        ({0: 50, 1: 60}, 0, None, 0),
+        ({0: 50, 1: 60}, 0, 1, 0),
+        ({0: 50, 1: 60}, None, 1, 1),
+        ({0: 50, 1: 900}, None, 1, 1),
+        ({0: 50, 1: 60}, None, None, None),
+        ({0: 50}, None, None, 0),
+        ({0: 900, 1: 900}, None, 1, None),
+        ({}, None, None, None),
+    ],
+    ids=[
+        "the main thread gave it up",
+        "that one, whichever burns the processor",
+        "the main thread did not run: the GIL's holder",
+        "though that one is not overdue itself",
+        "any of them",
+        "the only one",
+        "none is overdue",
+        "none",
+    ],
+)
+def test_the_slot_that_keeps_a_process_from_ending(
+    dues: dict[int, int], judged: int | None, gil_holder: int | None, expected: int | None
+) -> None:
+    found = stuck(slots(dues, judged=judged), gil_holder, now=100)
+    assert (found and found.place) == expected
 
 
 @contextmanager

@@ -56,7 +56,21 @@ def test_who_was_told_to_leave_is_killed_at_its_deadline_and_not_before() -> Non
         leaving = worker(0, leave_by=NOW, due=NOW - 50)
         there = fleet(leaving, worker(0, place=1, generation=2), judging=judging)
         assert decided(there, now=NOW - MOMENT) == []
-        assert decided(there) == [Kill(process=leaving, verdict=Verdict.LATE)]
+        assert decided(there) == [
+            Kill(process=leaving, verdict=Verdict.LATE, judging=judging),
+        ]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.STUCK, Verdict.CRITICAL])
+def test_a_process_told_to_leave_for_a_verdict_is_killed_for_that_verdict(
+    verdict: Verdict,
+) -> None:
+    """A verdict is no order: its commands do not go back as if nothing had been."""
+    leaving = worker(0, leave_by=NOW, verdict=verdict)
+    there = fleet(leaving, worker(0, place=1, generation=2))
+    assert decided(there) == [Kill(process=leaving, verdict=verdict)]
+    stopping = replace(there, processes=[leaving], stop_by=NOW)
+    assert decided(stopping)[0] == Kill(process=leaving, verdict=verdict)
 
 
 @pytest.mark.parametrize("role", [Role.WORKER, Role.STEWARD, Role.ALONE])
@@ -103,7 +117,7 @@ def test_a_slot_as_late_as_layer_5_is_above_layer_4_makes_its_process_leave(role
     others = [STEWARD] if role is Role.WORKER else [STEWARD, worker(0)]
     there = Fleet(processes=[stuck, *others], wanted=1)
     assert decided(there, now=NOW - MOMENT) == []
-    assert decided(there) == [left(stuck, Restart.STUCK)]
+    assert decided(there) == [left(stuck, Restart.STUCK, verdict=Verdict.STUCK)]
 
 
 def test_a_slot_of_the_steward_is_its_own_main_threads_to_judge() -> None:
@@ -129,7 +143,7 @@ def test_critical_is_replaced_at_once_and_degraded_is_not(
 ) -> None:
     """M123, M124, M125, R45: CRITICAL restarts, DEGRADED only warns."""
     sick = worker(1, levels=levels)
-    expected = [] if reason is None else [left(sick, reason)]
+    expected = [] if reason is None else [left(sick, reason, verdict=Verdict.CRITICAL)]
     assert decided(fleet(worker(0), sick)) == expected
     assert decided(fleet(worker(0), sick, judging=False)) == []
 

@@ -1,11 +1,14 @@
-"""Who is to blame for a process's death. Pure.
+"""Which commands a process's exit is attributed to. Pure.
 
-ordered to leave, and killed at its deadline     nobody: what ran is given back as if it had not
-killed by a signal from outside                  nobody: what ran counts a loss
+ordered to stop, and killed at its deadline      the slot past its due is charged; what else ran
+                                                 is given back as if it had not
+killed because a slot was stuck                  its command is charged; the others count a loss
+critical, and killed at its deadline             what ran counts a loss
+killed by a signal from outside                  what ran counts a loss
 hung, and one thread held the GIL                its command is charged; the others count a loss
-hung, and nobody knows by whom                   what ran is suspect: it runs alone next time
-crashed, or left without being told              the same
-any of the last three while it ran alone         its command is charged, and goes to a person
+hung, and no single thread held the GIL          what ran is suspect: it runs alone next time
+crashed, or exited without an order              the same
+hung, stuck or crashed while it ran alone        its command is charged, and goes to an operator
 
 A command whose handler has returned counts as running until its outcome is settled: what it
 left behind (a damaged heap, a native thread) may crash the process later.
@@ -17,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
+from cmdbus.exits import Exit
 from cmdbus.keys import KeyState
 from cmdbus.outcomes import MAX_DETAILS, SUSPECT_LOSSES
 from cmdbus.seats import Ended, Verdict
@@ -85,9 +89,7 @@ def begun(seat: SeatView) -> set[Key]:
 def _guilty(
     seat: SeatView, ended: Ended, why: str, details: Mapping[str, object]
 ) -> dict[Key, CommandError]:
-    if not _is_suspicious(ended):
-        return {}
-    if ended.alone:
+    if ended.alone and _is_suspicious(ended):
         error = PermanentCommandError("CRASHED", f"it ran alone, and {why}", details)
         return dict.fromkeys(begun(seat), error)
     slots = [s.command for s in seat.slots if s.place == ended.slot and s.command is not None]
@@ -103,7 +105,7 @@ def _guilty(
 def _losses(ended: Ended) -> Callable[[Claim], int]:
     if ended.verdict is Verdict.LATE:
         return lambda claim: 0
-    if _is_suspicious(ended) and ended.slot < 0:
+    if _is_suspicious(ended) and ended.verdict is not Verdict.STUCK and ended.slot < 0:
         return lambda claim: max(1, SUSPECT_LOSSES - claim.losses)
     return lambda claim: 1
 
@@ -111,8 +113,9 @@ def _losses(ended: Ended) -> Callable[[Claim], int]:
 def _is_suspicious(ended: Ended) -> bool:
     """What it ran may be the cause."""
     if ended.verdict is Verdict.NONE:
-        return ended.signal not in _FROM_OUTSIDE
-    return ended.verdict is Verdict.HUNG
+        no_resources = not ended.signal and ended.code == Exit.NO_ROOM
+        return ended.signal not in _FROM_OUTSIDE and not no_resources
+    return ended.verdict in (Verdict.HUNG, Verdict.STUCK)
 
 
 def _end(stack: str) -> str:
@@ -138,6 +141,7 @@ _SENTENCES = {
     Verdict.HUNG: "its main thread did not come back",
     Verdict.LATE: "it was told to leave and had not in time",
     Verdict.STOPPED: "a signal had stopped it",
+    Verdict.CRITICAL: "it was critical, and had not left in time",
 }
 
 

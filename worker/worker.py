@@ -263,10 +263,11 @@ class Worker:
                 return
             late = time.monotonic() - began - pause
             if late > _STOOD_STILL_SECONDS:
-                logger.warning("the process stood still for %.1f s: all get that much longer", late)
                 crew.put_off(late)
             self._beat()
             self._judge(crew, keeper)
+            if late > _STOOD_STILL_SECONDS:
+                logger.warning("the process stood still for %.1f s: all get that much longer", late)
 
     @property
     def _beat_seconds(self) -> float:
@@ -286,8 +287,8 @@ class Worker:
         self._record.beat(time.monotonic() + self._timeouts.watchdog)
 
     def _drain(self, crew: Crew, keeper: Keeper, wake: Waking, pool: Pool) -> None:
-        logger.info("worker %s stops: what runs may end, the rest is given back", self._name)
         crew.stop_claiming()
+        logger.info("worker %s stops: what runs may end, the rest is given back", self._name)
         patience = partial(self._remaining, 1.0)
         hand = Hand(Source(pool, self._parts, patience=patience))
         try:
@@ -305,6 +306,7 @@ class Worker:
             crew.cut_all()
             hand.close()
             wake.stop()
+            crew.done.log()
 
     def _remaining(self, at_least: float) -> float:
         return max(at_least, self._deadline - time.monotonic())
@@ -331,17 +333,21 @@ class Worker:
 
     def _abandon(self, crew: Crew, stuck: list[Slot], connection: Connection) -> None:
         """What did not end in time: its sessions are ended before its commands are given
-        back, since until then they could still commit."""
+        back, since until then they could still commit. They count a loss if the worker stops
+        because of a verdict, and none if it was ordered to."""
         held = crew.held.unfinished()
         self.abandoned = len(held)
         sessions = [session for slot in stuck if (session := slot.hand.session)]
         for slot in stuck:
             slot.hand.cut()
         self._claims.end_sessions(connection, sessions)
-        why = "its worker was stopped before it had ended"
-        self._claims.hand_back(connection, held, [0] * len(held), why)
+        verdict = bool(self._record.seat.leave_verdict)
+        why = "its worker was replaced" if verdict else "its worker was stopped"
+        losses = [int(verdict)] * len(held)
+        self._claims.hand_back(connection, held, losses, f"{why} before it had ended")
         for claim in held:
             crew.held.free(claim)
+        for claim in held:
             logger.error(
                 "command %s (%s/%s) did not end in time: given back, it runs again",
                 claim.command_id,
