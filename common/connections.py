@@ -13,6 +13,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
 from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.sentences import missing_right
 
 Connection = psycopg.Connection[Any]
 Pool = ConnectionPool[Any]
@@ -58,9 +59,12 @@ class Connections:
 
     def use(self, connection: Connection | None, work: Callable[[Connection, bool], T]) -> T:
         """In the caller's transaction, never repeated; without one like `run`."""
-        if connection is not None:
+        if connection is None:
+            return self.run(work)
+        try:
             return work(check_encoding(connection), False)
-        return self.run(work)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise missing_right(error) from error
 
     def close(self) -> None:
         with self._opening:
@@ -83,6 +87,8 @@ class Connections:
                 return work(check_encoding(connection), again)
         except PoolTimeout:
             raise DatabaseUnavailableError(self._why_not()) from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise missing_right(error) from error
         except psycopg.OperationalError as error:
             if connection is not None and connection.closed:
                 raise _DiedError(error) from None

@@ -38,16 +38,34 @@ def parse(dsn: str) -> Parts:
     scheme = re.match(r"([A-Za-z][A-Za-z0-9_+.-]*)://", dsn)
     if scheme and scheme[1] not in ("postgres", "postgresql"):
         raise ValueError("the DSN begins with another scheme: it must be postgresql://")
+    if scheme and re.search(r"[\r\n]", dsn):
+        raise ValueError("the DSN has more than one line: it must be one URI")
     try:
         parts = conninfo_to_dict(dsn)
-    except psycopg.Error:
-        raise ValueError(
-            "the DSN is neither a URI like postgresql://user@host/database nor keywords like "
-            "'host=... dbname=...'; in a URI, percent-encode special characters of the password"
-        ) from None
+    except psycopg.Error as error:
+        raise ValueError(_unreadable(dsn, str(error))) from None
     parts = {key: str(value) for key, value in parts.items() if value is not None}
     _refuse_spilt_password(parts)
     return parts
+
+
+def _unreadable(dsn: str, message: str) -> str:
+    """Names a parameter only where it cannot be a part of a password: behind all @."""
+    unknown = re.match(r'invalid URI query parameter: "([a-z_]{1,30})"', message)
+    if unknown and re.search(rf"[?&]{unknown[1]}=[^@]*\Z", dsn):
+        return (
+            f"the DSN's parameter {unknown[1]!r} is none of PostgreSQL's: remove it (settings of "
+            f"an ORM or of a pool do not belong there)"
+        )
+    if message.startswith("invalid connection option"):
+        return (
+            "the DSN has a keyword that is none of PostgreSQL's: remove it, or put a value with "
+            "spaces into single quotes"
+        )
+    return (
+        "the DSN is neither a URI like postgresql://host/database nor keywords like "
+        "'host=... dbname=...'; in a URI, percent-encode special characters of the password"
+    )
 
 
 def complete(parts: Parts, *, application_name: str, settings: Mapping[str, str]) -> Parts:

@@ -14,7 +14,8 @@ CmdbusError
 ├── HandlerAlreadyRegisteredError
 ├── AppError                          the handlers cannot be loaded
 ├── BoardError                        cannot be made or read
-├── SchemaError                       missing, or of another version
+├── SchemaError                       missing, of another version, or cannot be installed
+├── MissingRightError                 the database role may not do this
 ├── DatabaseUnavailableError          no connection could be made
 └── EmbeddedError                     the private PostgreSQL cannot be had
 """
@@ -126,6 +127,10 @@ class HandlerAlreadyRegisteredError(CmdbusError):
 
 class SchemaError(CmdbusError):
     """The database's schema is missing, older or newer than this code."""
+
+
+class MissingRightError(CmdbusError):
+    """The database role lacks a right; the message says which, and how to grant it."""
 
 
 class DatabaseUnavailableError(CmdbusError):

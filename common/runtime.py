@@ -18,6 +18,8 @@ from cmdbus.errors import BoardError
 
 _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+#: Files that a supervisor makes in its runtime directory.
+_FILE = re.compile(r".*\.(board(\.\d+)?|pid|stacks|log)")
 _SHARED_MEMORY = Path("/dev/shm")
 _RUN = Path("/run")
 
@@ -83,9 +85,30 @@ def check_runtime_directory(directory: Path) -> Path:
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise BoardError(
-            f"the runtime directory {directory} is open to others: run chmod 700 {directory}"
+            f"the runtime directory {directory} is open to others: {_closing(directory)}"
         )
     return directory
+
+
+def check_makeable(directory: Path) -> None:
+    """Refuse one in which, or for which, nothing can be made. Leaves nothing behind."""
+    above = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+    try:
+        Path(tempfile.mkdtemp(dir=above)).rmdir()
+    except OSError as error:
+        does = "written" if above == directory else "made"
+        raise BoardError(
+            f"the runtime directory {directory} cannot be {does}: {error.strerror}; "
+            f"choose another one with --runtime-dir"
+        ) from error
+
+
+def _closing(directory: Path) -> str:
+    """What to do about an open one. Others may need to enter what is not ours alone."""
+    ours = all(_FILE.fullmatch(path.name) for path in directory.iterdir())
+    if ours:
+        return f"run chmod 700 {directory}"
+    return f"choose one of its own, for example --runtime-dir {directory / 'cmdbus'}"
 
 
 def board_path(directory: Path, name: str) -> Path:

@@ -7,7 +7,8 @@ import psycopg
 
 from cmdbus import dsn as dsns
 from cmdbus.checks import check_schema
-from cmdbus.errors import SchemaError
+from cmdbus.errors import MissingRightError, SchemaError
+from cmdbus.sentences import primary_message
 from cmdbus.statements import digest, migrations, render, statement
 
 DEFAULT = "cmdbus"
@@ -46,20 +47,35 @@ def install(
         settings={"lock_timeout": f"{_LOCK_WAIT_SECONDS}s", "client_min_messages": "warning"},
     )
     with dsns.connect(parts) as connection:
-        if connection.info.parameter_status("server_encoding") == UNCHECKED:
-            raise SchemaError(
-                f"database {connection.info.dbname!r} has the encoding SQL_ASCII, which takes "
-                f"bytes that are no text, so a worker could not read what was sent: create a "
-                f"database with ENCODING 'UTF8' TEMPLATE template0"
-            )
-        with connection.transaction():
-            connection.execute(statement("narrow_search_path", schema))
-            before = _migrate(connection, schema)
-            for kind, roles in (grants or {}).items():
-                for role in roles:
-                    _grant(connection, schema, kind, role)
-        make_partitions(connection, schema)
+        try:
+            before = _install(connection, schema, grants or {})
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise MissingRightError(
+                f"{primary_message(error)}: role {connection.info.user!r} cannot install or "
+                f"upgrade schema {schema!r}; run cmdbus init as the schema's owner, or as a role "
+                f"that may create schemas (GRANT CREATE ON DATABASE {connection.info.dbname})"
+            ) from error
         return Installed(before, len(migrations()), dsns.describe(parts))
+
+
+def _install(
+    connection: psycopg.Connection, schema: str, grants: Mapping[str, Iterable[str]]
+) -> int:
+    """Returns the version that it found."""
+    if connection.info.parameter_status("server_encoding") == UNCHECKED:
+        raise SchemaError(
+            f"database {connection.info.dbname!r} has the encoding SQL_ASCII, which takes "
+            f"bytes that are no text, so a worker could not read what was sent: create a "
+            f"database with ENCODING 'UTF8' TEMPLATE template0"
+        )
+    with connection.transaction():
+        connection.execute(statement("narrow_search_path", schema))
+        before = _migrate(connection, schema)
+        for kind, roles in grants.items():
+            for role in roles:
+                _grant(connection, schema, kind, role)
+    make_partitions(connection, schema)
+    return before
 
 
 def check(connection: psycopg.Connection, schema: str) -> None:

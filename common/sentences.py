@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from cmdbus.errors import CmdbusError
+from cmdbus.errors import CmdbusError, MissingRightError
 
 
 @contextmanager
@@ -14,13 +14,17 @@ def in_one_sentence() -> Iterator[None]:
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
-        raise CmdbusError(
-            f"{_said(error)}: this database role may not do that; cmdbus init --operator ROLE "
-            f"gives a role the rights of an operator"
-        ) from None
+        raise missing_right(error) from None
     except psycopg.Error as error:
-        raise CmdbusError(f"the database answered: {_said(error)}") from None
+        raise CmdbusError(f"the database answered: {primary_message(error)}") from None
 
 
-def _said(error: psycopg.Error) -> str:
+def missing_right(error: psycopg.errors.InsufficientPrivilege) -> MissingRightError:
+    return MissingRightError(
+        f"{primary_message(error)}: this database role may not do that; cmdbus init --operator "
+        f"ROLE gives a role the rights of an operator (also: --producer, --worker, --monitor)"
+    )
+
+
+def primary_message(error: psycopg.Error) -> str:
     return error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__

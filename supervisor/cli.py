@@ -70,7 +70,7 @@ def _parsed(
 
 
 def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
-    more: Any = {"default": f"{default:g}", "show_default": True, "metavar": "SECONDS"}
+    more: Any = {"default": f"{default:g}", "show_default": True, "metavar": "TIME"}
     return _option(name, seconds, help=text, **more)
 
 
@@ -107,21 +107,21 @@ def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
     metavar="NAME",
     help="Run this domain; repeatable. Without: all that the app handles.",
 )
-@_seconds("--statement-timeout", _DEFAULTS.statement, "Seconds for one SQL statement.")
-@_seconds("--pool-timeout", _DEFAULTS.pool, "Seconds to wait for a connection.")
+@_seconds("--statement-timeout", _DEFAULTS.statement, "For one SQL statement.")
+@_seconds("--pool-timeout", _DEFAULTS.pool, "To wait for a connection.")
 @_seconds(
     "--visibility-timeout",
     _DEFAULTS.lease,
-    "Seconds after which the commands of a worker that is gone are run again.",
+    "After it the commands of a worker that is gone are run again.",
 )
-@_seconds("--thread-timeout", _DEFAULTS.thread, "Seconds for one execution of a handler.")
-@_seconds("--watchdog-timeout", _DEFAULTS.watchdog, "Seconds until a hung process is replaced.")
+@_seconds("--thread-timeout", _DEFAULTS.thread, "For one execution of a handler.")
+@_seconds("--watchdog-timeout", _DEFAULTS.watchdog, "After it a hung process is replaced.")
 @_option(
     "--poll-interval",
     poll_seconds,
-    metavar="SECONDS",
+    metavar="TIME",
     show_default="60; 1 with --wake poll",
-    help="Seconds between two looks without a notification.",
+    help="Between two polls without a notification.",
 )
 @_option(
     "--wake",
@@ -138,7 +138,7 @@ def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
     metavar="MS",
     help="Random pause after a wake, against many nodes asking at once.",
 )
-@_seconds("--drain-timeout", 30.0, "Seconds that running commands get to end in at a stop.")
+@_seconds("--drain-timeout", 30.0, "For running commands to end at a stop.")
 @_option(
     "--max-commands",
     whole,
@@ -157,8 +157,8 @@ def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
     "--max-age",
     seconds,
     off=True,
-    metavar="SECONDS",
-    help="Replace a process after so many seconds.",
+    metavar="TIME",
+    help="Replace a process of this age.",
 )
 @_option(
     "--http",
@@ -197,6 +197,7 @@ def main(context: click.Context, /, check: bool, **_given: object) -> None:
 
     Every option can also be set by the environment, or in [tool.cmdbus] of pyproject.toml or
     in cmdbus.toml of the working directory (procs = 4, max-rss = "512M", domain = ["payments"]).
+    A TIME is seconds, or like 500ms, 30s, 5m, 2h, 1d.
 
     \b
     Examples:

@@ -149,13 +149,15 @@ def _table(name: str) -> dict[str, Any] | None:
         raise click.UsageError(f"cannot read {name}: {error.strerror}.") from None
     except ValueError as error:
         raise click.UsageError(f"{name} is not valid TOML: {error}.") from None
-    if name == _OWN:
-        return document
     tools = document.get("tool", {})
     table = tools.get("cmdbus") if isinstance(tools, dict) else None
-    if table is None or isinstance(table, dict):
+    if table is not None and not isinstance(table, dict):
+        raise click.UsageError(f"tool.cmdbus in {name} must be a table: [tool.cmdbus].")
+    if name == _SHARED or (table is not None and document.keys() == {"tool"}):
         return table
-    raise click.UsageError(f"tool.cmdbus in {name} must be a table: [tool.cmdbus].")
+    if table is not None:
+        raise click.UsageError(f"{name} has settings in [tool.cmdbus] and above: keep one of them.")
+    return document
 
 
 def _option(context: click.Context, file: str, key: str) -> click.Option:

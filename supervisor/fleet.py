@@ -127,8 +127,17 @@ class Company:
 
     def change_wanted(self, by: int) -> None:
         most = (self._board.layout.seats - 4) * 2 // 3
-        self.wanted = min(max(1, self.wanted + by), most)
-        logger.info("%s worker processes from now on", self.wanted)
+        before, self.wanted = self.wanted, min(max(1, self.wanted + by), most)
+        if self.wanted != before:
+            logger.info("%s worker processes from now on", self.wanted)
+        elif by > 0:
+            logger.warning(
+                "%s worker processes stay: the board has no room for more; for more of them, "
+                "start the supervisor with a larger --procs",
+                before,
+            )
+        else:
+            logger.warning("%s worker process stays: there is always one", before)
 
     def is_drained(self, since: float) -> bool:
         """Everybody has waited since then, and would have been woken; nobody else has anything."""

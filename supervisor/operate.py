@@ -89,11 +89,12 @@ def init(
       cmdbus init --dsn-file /etc/shop/dsn --producer web --worker fleet
     """
     from cmdbus.schema import install
+    from cmdbus.sentences import in_one_sentence
 
     grants = {"worker": worker, "producer": producer, "operator": operator, "monitor": monitor}
     with sentences():
         check_schema(schema)
-    with sentences(), database(dsn, embedded=embedded) as where:
+    with sentences(), in_one_sentence(), database(dsn, embedded=embedded) as where:
         done = install(where, schema, grants=grants)
     if as_json:
         show_json({"schema": schema, **asdict(done)})

@@ -128,6 +128,11 @@ def _named_dsn(context: click.Context, dsn: str | None) -> str | None:
         raise click.BadParameter(f"cannot read {file}: {reason}", param_hint="--dsn-file") from None
     if not text:
         raise click.BadParameter(f"{file} is empty", param_hint="--dsn-file")
+    if len(text.splitlines()) > 1:
+        raise click.BadParameter(
+            f"{file} has more than one line: it must hold one DSN, in one line",
+            param_hint="--dsn-file",
+        )
     return text
 
 

@@ -4,14 +4,14 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_SPAN = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)([smhd]?)", re.ASCII)
+from cmdbus.supervisor.values import duration
 
 
 def parsed(
@@ -43,11 +43,8 @@ def data(text: str) -> object:
 
 
 def span(text: str) -> timedelta:
-    """Seconds, or a number with s, m, h or d."""
-    found = _SPAN.fullmatch(text)
-    if not found:
-        raise ValueError(f"it must be seconds, or like 30s, 5m, 2h, 1d, not {text!r}")
-    return timedelta(seconds=float(found[1]) * _UNITS[found[2]])
+    """Seconds, or a number with a unit."""
+    return timedelta(seconds=duration(text))
 
 
 #: Stands for a limit that is to be taken away; None is an option that was not given.
@@ -81,11 +78,12 @@ def moment(text: str) -> datetime:
 
 def past(text: str) -> datetime:
     """A moment, or how long ago."""
-    if text[-1:] in ("s", "m", "h", "d") and _SPAN.fullmatch(text):
-        return datetime.now(UTC) - span(text)
     try:
         return moment(text)
     except ValueError as error:
+        if text[-1:].isalpha():
+            with suppress(ValueError):
+                return datetime.now(UTC) - span(text)
         raise ValueError(f"{error} (2h would be two hours ago)") from None
 
 

@@ -41,7 +41,7 @@ def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
     Examples:
       cmdbus ps
       cmdbus ps --watch --name shop
-      cmdbus ps --json | jq '.seats[].slots[] | select(.due < 0)'
+      cmdbus ps --json | jq '.seats[].slots[] | select(.command_id and .due < 0)'
     """
     with sentences():
         path = board_path(find_runtime_directory(runtime_dir), name)

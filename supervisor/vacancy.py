@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from cmdbus.errors import BoardError
 from cmdbus.readiness import Check, Finding
-from cmdbus.runtime import check_runtime_directory, find_runtime_directory
+from cmdbus.runtime import check_makeable, check_runtime_directory, find_runtime_directory
 from cmdbus.settings import Settings
 from cmdbus.supervisor.listening import ListenError, bound
 from cmdbus.supervisor.pidfile import NameTakenError, check_free, pidfile_path
@@ -19,6 +19,7 @@ def look_at_host(told: Settings) -> Iterator[Check]:
     try:
         if os.path.lexists(directory):
             check_runtime_directory(directory)
+        check_makeable(directory)
         check_free(pidfile_path(directory, told.name), told.name)
         yield Check("name", Finding.OK, f"no supervisor named {told.name!r} runs here")
     except NameTakenError as error:

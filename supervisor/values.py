@@ -4,6 +4,8 @@ import re
 
 from cmdbus.checks import check_seconds
 
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)(ms|[smhd]?)", re.ASCII)
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _SIZE = re.compile(r"(\d{1,15})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 #: A process with less could not start: whoever writes 512 has forgotten the unit.
@@ -12,12 +14,16 @@ _ADDRESS = re.compile(r"(?P<host>[^\s:\[\]]*|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5
 _LEAST_POLL = 0.1
 
 
+def duration(text: str) -> float:
+    """Seconds, or a number with ms, s, m, h or d; also 0."""
+    found = _DURATION.fullmatch(text)
+    if not found:
+        raise ValueError(f"it must be seconds, or like 500ms, 30s, 5m, 2h, 1d, not {text!r}")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
 def seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError(f"it must be a number of seconds, not {text!r}") from None
-    return check_seconds("it", number)
+    return check_seconds("it", duration(text))
 
 
 def poll_seconds(text: str) -> float:

@@ -169,6 +169,34 @@ def test_a_mistake_in_the_file_is_an_error_with_the_nearest_name(
     assert sentence in refused()
 
 
+def test_the_same_block_can_stand_in_either_file() -> None:
+    block = '[tool.cmdbus]\napp = "shop.handlers:registry"\nprocs = 4\nembedded = true\n'
+    for name in ("pyproject.toml", "cmdbus.toml"):
+        Path(name).write_text(block)
+        assert (told().settings.procs, sources()["procs"]) == (4, name)
+        Path(name).unlink()
+    Path("cmdbus.toml").write_text("threads = 3\n" + block)
+    assert "settings in [tool.cmdbus] and above: keep one" in refused()
+
+
+def test_every_duration_takes_the_same_units() -> None:
+    for option, name in (
+        ("--drain-timeout", "drain_timeout"),
+        ("--poll-interval", "poll_interval"),
+        ("--max-age", "max_age"),
+    ):
+        values = [getattr(told(option, text).settings, name) for text in ("1h", "90", "500ms")]
+        assert values == [3600.0, 90.0, 0.5]
+    assert (
+        told("--watchdog-timeout", "1h", "--thread-timeout", "5m").settings.timeouts.thread == 300
+    )
+    Path("cmdbus.toml").write_text('drain-timeout = "1m"\nmax-age = 2.5\n')
+    assert (told().settings.drain_timeout, told().settings.max_age) == (60.0, 2.5)
+    assert "it must be seconds, or like 500ms, 30s, 5m, 2h, 1d, not '1w'" in refused(
+        "--drain-timeout", "1w"
+    )
+
+
 def test_two_files_with_settings_are_refused() -> None:
     Path("pyproject.toml").write_text("[tool.other]\nprocs = 3\n")
     Path("cmdbus.toml").write_text("procs = 2\n")

@@ -29,6 +29,12 @@ def test_uris_and_keywords_mean_the_same() -> None:
         (f"user=ann:{SECRET} host=db", 'user contains ":"'),
         (f"dbname='host=db password={SECRET}'", 'dbname contains "="'),
         (f"host=db,password={SECRET}", 'host contains "="'),
+        (f"postgresql://ann:{SECRET}@db/shop?pool_size=5", "parameter 'pool_size' is none of"),
+        (f"postgresql://ann:{SECRET}@db/a?sslmode=require&pool_size=5", "parameter 'pool_size'"),
+        (f"postgresql://ann:x/?{SECRET}=b@db/shop", "percent-encode"),
+        (f"host=db password=a {SECRET}=b", "a keyword that is none of PostgreSQL's"),
+        (f"postgresql://ann:{SECRET}@db/shop\npostgresql://db/other", "more than one line"),
+        ("postgresql://db/shop\nother", "more than one line"),
         (f"mysql+{SECRET}://db", "another scheme"),
     ],
 )

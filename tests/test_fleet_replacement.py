@@ -71,13 +71,23 @@ def test_there_can_be_more_processes_and_fewer(dsn: str, tmp_path: Path) -> None
         three = fleet.wait_until_ready(3)
         ids = fleet.send("Debit", 12, data=0.5)
         eventually(lambda: len(fleet.executing("Debit")) == 12)
-        for wanted, times in ((2, 1), (1, 1), (1, 2)):
+        for said in (
+            "2 worker processes from",
+            "1 worker processes from",
+            "1 worker process stays",
+        ):
             fleet.send_signal(signal.SIGTTOU)
-            fleet.await_saying(f"{wanted} worker processes from now on", times)
+            fleet.await_saying(said)
         eventually(lambda: fleet.pids() == {0: three[0]})
         fleet.await_completed(ids)
         assert fleet.effects(ids) == {1: 12}
         assert set(fleet.look().restarts.values()) == {0}
+
+        def at_its_most() -> list[str]:
+            fleet.send_signal(signal.SIGTTIN)
+            return fleet.said("6 worker processes stay: the board has no room for more")
+
+        eventually(at_its_most)
 
 
 def test_processes_are_replaced_after_so_many_commands_bytes_and_seconds(

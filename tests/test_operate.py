@@ -47,7 +47,11 @@ def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:
     """Secrets never appear."""
     empty = tmp_path / "empty"
     empty.touch()
+    two = tmp_path / "two"
+    two.write_text(f"postgresql://ann:{SECRET}@127.0.0.1:1/x\npostgresql://127.0.0.1:1/y\n")
     for arguments, code, sentence in (
+        (["--dsn-file", str(two)], 2, "must hold one DSN, in one line"),
+        (["--dsn", SECRET], 2, "neither a URI like postgresql://host/database nor keywords"),
         (["--dsn", f"postgresql+asyncpg://ann:{SECRET}@db/x"], 2, "it must be postgresql://"),
         (["--dsn", f"postgresql://ann:{SECRET}@127.0.0.1:1/x"], 1, "cannot connect to database"),
         (["--dsn", "host=127.0.0.1", "--schema", "X"], 2, "schema must be a-z"),

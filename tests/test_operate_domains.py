@@ -54,7 +54,7 @@ def test_domains_are_listed_shown_and_configured(dsn: str, run: Run) -> None:
     [
         ("domain configure a", 2, "configure needs at least one setting"),
         ("domain configure a --max-depth 0", 2, "whole number from 1 to 999999999, or none"),
-        ("domain configure a --keep long", 2, "it must be seconds, or like 30s"),
+        ("domain configure a --keep long", 2, "it must be seconds, or like 500ms, 30s"),
         ("domain show nothing", 1, "domain nothing has no settings"),
         ("list a --domain b", 2, "either domain a or --domain b"),
         ("list --status LATE", 2, "status must be one of PENDING"),

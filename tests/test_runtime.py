@@ -10,6 +10,7 @@ import pytest
 from cmdbus.errors import BoardError
 from cmdbus.runtime import (
     board_path,
+    check_makeable,
     find_runtime_directory,
     make_runtime_directory,
     usual_places,
@@ -82,6 +83,27 @@ def test_a_directory_that_others_could_write_to_is_refused(tmp_path: Path) -> No
     ):
         with pytest.raises(BoardError, match=sentence):
             make_runtime_directory(place)
+    (open_ / "cmdbus.board").touch()
+    with pytest.raises(BoardError, match="run chmod 700"):
+        make_runtime_directory(open_)
+
+
+def test_a_directory_that_others_use_is_not_to_be_closed_for_them(tmp_path: Path) -> None:
+    """Such as /tmp, or /: chmod 700 there would break the machine."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / "of-somebody").touch()
+    with pytest.raises(BoardError, match=f"for example --runtime-dir {tmp_path}/cmdbus$"):
+        make_runtime_directory(tmp_path)
+
+
+def test_whether_it_can_be_made_is_tried_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "new" / "one"):
+        check_makeable(place)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    for place in (Path("/proc/nowhere/cmdbus"), tmp_path / "file" / "below"):
+        with pytest.raises(BoardError, match=f"the runtime directory {place} cannot be made: "):
+            check_makeable(place)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", ".hidden", "x" * 65, "a\n", "ä"])

@@ -15,6 +15,7 @@ from cli import cmdbus, done, here
 from click.testing import Result
 
 from cmdbus import CommandBus, SendRequest, Status
+from cmdbus.errors import MissingRightError
 
 pytestmark = pytest.mark.db
 
@@ -96,7 +97,7 @@ def test_data_comes_from_the_line_a_file_or_standard_input(
         (["send", "a", "B", "NaN"], 2, "data is nan"),
         (["send", "a", "B", "@/nowhere"], 2, "cannot read /nowhere: No such file"),
         (["send", "a b", "B"], 2, "domain must be a letter"),
-        (["send", "a", "B", "--delay", "soon"], 2, "it must be seconds, or like 30s"),
+        (["send", "a", "B", "--delay", "soon"], 2, "it must be seconds, or like 500ms, 30s"),
         (["send", "a", "B", "--run-at", "2030-01-01T08:00"], 2, "its offset is missing"),
         (["send", "a", "B", "--priority", "urgent"], 2, "priority"),
         (["send", "a", "B", "--id", "7"], 2, "command_id must be a UUID"),
@@ -135,6 +136,11 @@ def test_a_role_without_the_right_and_a_missing_schema_are_said(empty_dsn: str, 
         done(here("send", "payments", "Debit", "--dsn", limited))
         told = refusal(here("tsq", "retry", "--all", "--dsn", limited), 1)
         assert "permission denied" in told and "cmdbus init --operator" in told
+        with CommandBus(limited) as bus, pytest.raises(MissingRightError, match="init --operator"):
+            bus.query("payments")
+        told = refusal(here("init", "--schema", "other", "--dsn", limited), 1)
+        assert "permission denied for database" in told and "as the schema's owner" in told
+        assert "Traceback" not in told and len(told.splitlines()) == 1
         done(here("init", "--dsn", dsn, "--operator", name))
         assert "retried 0 commands" in done(here("tsq", "retry", "--all", "--dsn", limited))
     finally:
