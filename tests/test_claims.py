@@ -218,7 +218,7 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
         assert stale.settle(connection, [done(lost, outcome)]) == [lost.id]
         with connect(dsn) as within:
             stale.begin(within, statement=5, idle=5, marker="x")
-            assert stale.settle_within(within, done(lost, outcome), "x") is False
+            assert stale.settle_within(within, done(lost, outcome), "x")[0] is False
             stale.roll_back(within)
         assert stale.renew(connection, {stale.incarnation: [lost]}) == [lost.id]
         assert stale.hand_back(connection, [lost], [1], "why") == []

@@ -206,6 +206,8 @@ def dirty(connection: psycopg.Connection) -> None:
     connection.execute("CREATE SEQUENCE IF NOT EXISTS public.numbers")
     connection.execute("SELECT nextval('public.numbers')")
     connection.execute("DECLARE c CURSOR WITH HOLD FOR SELECT 1")
+    connection.execute("PREPARE twice AS SELECT 2")
+    connection.execute('PREPARE "a ""quoted"" näme" AS SELECT 2')
     connection.execute("SET ROLE pg_monitor")
     connection.row_factory = dict_row  # type: ignore[assignment]
     connection.prepare_threshold = None
@@ -232,6 +234,7 @@ def state(connection: psycopg.Connection) -> list[object]:
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()",
             "SELECT to_regclass('scratch')::text",
             "SELECT name FROM pg_cursors WHERE name = 'c'",
+            "SELECT name FROM pg_prepared_statements WHERE from_sql",
         )
     ]
 

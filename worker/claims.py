@@ -286,12 +286,16 @@ class Claims:
         values = self._outcomes(_storable(connection, done))
         return list(self._value(connection, "settle", values))
 
-    def settle_within(self, connection: Connection, finished: Finished, marker: str) -> bool | None:
-        """Settles in its handler's transaction; None if this is not that transaction any more,
-        False if the claim was lost."""
+    def settle_within(
+        self, connection: Connection, finished: Finished, marker: str
+    ) -> tuple[bool | None, list[str]]:
+        """Settles in its handler's transaction: None if this is not that transaction any more,
+        False if the claim was lost. And which statements SQL has prepared in the session."""
         values = {**self._outcomes(_storable(connection, [finished])), "marker": marker}
-        lost = self._value(connection, "settle_within", values)
-        return None if lost is None else not lost
+        row = self._execute(connection, "settle_within", values).fetchone()
+        assert row is not None
+        lost, prepared = row
+        return None if lost is None else not lost, prepared or []
 
     def release(self, connection: Connection, claims: Sequence[Claim]) -> None:
         """Gives back what is still ours of these, none of which has begun."""
@@ -436,11 +440,24 @@ class Claims:
         """The statement that gives an open transaction of a handler new limits, in seconds."""
         return self._limiting.format(**_limits(statement, idle)).encode()
 
-    def commit(self, connection: Connection) -> None:
-        connection.execute(statement("commit_transaction", self.schema))
+    def commit(self, connection: Connection, prepared: Sequence[str]) -> None:
+        """And deallocates these statements, in the same round trip."""
+        script = statement("commit_transaction", self.schema)
+        connection.execute(script + self._deallocate(prepared))
 
     def roll_back(self, connection: Connection) -> None:
-        connection.execute(statement("rollback_transaction", self.schema))
+        """And deallocates what SQL has prepared, in a round trip of its own if there is any."""
+        cursor = self._execute(connection, "rollback_transaction", None)
+        while cursor.nextset():
+            pass
+        (prepared,) = cursor.fetchall()[0]
+        if prepared:
+            connection.execute(self._deallocate(prepared))
+
+    def _deallocate(self, prepared: Sequence[str]) -> bytes:
+        return "".join(
+            render("deallocate", self.schema, identifier=name) for name in prepared
+        ).encode()
 
     def _outcomes(self, done: Sequence[Finished]) -> dict[str, object]:
         outcomes = [finished.outcome for finished in done]
@@ -459,7 +476,7 @@ class Claims:
         }
 
     def _execute(
-        self, connection: Connection, name: str, values: dict[str, Any]
+        self, connection: Connection, name: str, values: dict[str, Any] | None
     ) -> psycopg.Cursor[Row]:
         cursor = connection.cursor(row_factory=tuple_row)
         return cursor.execute(statement(name, self.schema), values)

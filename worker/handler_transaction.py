@@ -72,7 +72,7 @@ class HandlerTransaction:
         found its row: sent together with it, the effects land without the completion."""
         self._retire()
         self._check_finished()
-        settled = self._claims.settle_within(self._session, finished, self._marker)
+        settled, prepared = self._claims.settle_within(self._session, finished, self._marker)
         if settled is None:
             raise PermanentCommandError(
                 "TRANSACTION_ENDED",
@@ -83,7 +83,7 @@ class HandlerTransaction:
         if not settled:
             raise LeaseLostError
         reach(BEFORE_COMMIT)
-        self._claims.commit(self._session)
+        self._claims.commit(self._session, prepared)
         self._clean = True
 
     def end(self) -> None:

@@ -9,3 +9,4 @@ UNLISTEN *;
 SELECT pg_advisory_unlock_all();
 DISCARD TEMP;
 DISCARD SEQUENCES;
+SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql;

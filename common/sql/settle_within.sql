@@ -1,5 +1,6 @@
 -- Settles a command inside its handler's transaction. NULL: this is not that
--- transaction any more, or not at its level.
+-- transaction any more, or not at its level. And which statements SQL has prepared in
+-- this session, which outlive the transaction.
 SELECT CASE
     WHEN current_setting('cmdbus.transaction', true) = %(marker)s
         AND current_setting('transaction_isolation') = 'read committed'
@@ -10,4 +11,5 @@ SELECT CASE
         %(max_attempts)s::smallint[], %(results)s::json[],
         %(delays)s::double precision[], %(codes)s::text[], %(messages)s::text[],
         %(details)s::json[])
-    END;
+    END,
+    (SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql);
