@@ -5,6 +5,8 @@ from pathlib import Path
 
 from cmdbus.timeouts import Timeouts
 
+#: Payload bytes that a process claims ahead of its threads.
+CLAIM_BYTES = 8 * 1024**2
 #: What runs if neither an app nor a database is named, and its ladder unless one is given:
 #: what hangs there is healed while somebody watches.
 _DEMO = "cmdbus.worker.demo:registry"
@@ -30,6 +32,7 @@ class Settings:
     listen: bool = True
     wake_jitter_ms: int = 0
     drain_timeout: float = 30.0
+    claim_bytes: int = CLAIM_BYTES
     #: A process is replaced after so many; None never.
     max_commands: int | None = None
     max_rss_bytes: int | None = None

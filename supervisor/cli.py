@@ -24,7 +24,7 @@ from cmdbus.supervisor.configuration import configured, read
 from cmdbus.supervisor.cpus import usable_cpus
 from cmdbus.supervisor.options import RedactingCommand, database_options
 from cmdbus.supervisor.vacancy import look_at_host
-from cmdbus.supervisor.values import address, poll_seconds, seconds, size, whole
+from cmdbus.supervisor.values import address, payload_size, poll_seconds, seconds, size, whole
 from cmdbus.timeouts import Timeouts
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -139,6 +139,14 @@ def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
     help="Random pause after a wake, against many nodes asking at once.",
 )
 @_seconds("--drain-timeout", 30.0, "For running commands to end at a stop.")
+@_option(
+    "--claim-bytes",
+    payload_size,
+    metavar="SIZE",
+    default="8M",
+    show_default=True,
+    help="Payload that a process claims ahead of its threads; a larger command comes alone.",
+)
 @_option(
     "--max-commands",
     whole,

@@ -101,6 +101,7 @@ def configured(context: click.Context) -> Configured:
         listen=given["wake"] == "notify",
         wake_jitter_ms=given["wake_jitter"],
         max_rss_bytes=given["max_rss"],
+        claim_bytes=given["claim_bytes"],
         **{name: given[name] for name in _PLAIN},
     )
     return Configured(settings, tuple(_entries(context, given)))

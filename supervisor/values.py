@@ -10,6 +10,7 @@ _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _SIZE = re.compile(r"(\d{1,15})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 #: A process with less could not start: whoever writes 512 has forgotten the unit.
 _LEAST_BYTES = 16 * 1024**2
+_LEAST_PAYLOAD, _MOST_PAYLOAD = 1024, 1024**3
 _ADDRESS = re.compile(r"(?P<host>[^\s:\[\]]*|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})", re.ASCII)
 _LEAST_POLL = 0.1
 
@@ -35,13 +36,25 @@ def poll_seconds(text: str) -> float:
 
 def size(text: str) -> int:
     """Bytes, with K, M, G or T for powers of 1024."""
-    found = _SIZE.fullmatch(text)
-    if not found:
-        raise ValueError(f"it must be a size like 512M or 2G, not {text!r}")
-    bytes_ = int(found[1]) * _UNITS[found[2].upper()]
+    bytes_ = _bytes(text)
     if bytes_ < _LEAST_BYTES:
         raise ValueError(f"{bytes_} bytes are less than a process needs: write it like 512M")
     return bytes_
+
+
+def payload_size(text: str) -> int:
+    """The same, of what a process may hold of commands that no thread has started."""
+    bytes_ = _bytes(text)
+    if not _LEAST_PAYLOAD <= bytes_ <= _MOST_PAYLOAD:
+        raise ValueError(f"it must be from 1K to 1G, not {text}")
+    return bytes_
+
+
+def _bytes(text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    if not found:
+        raise ValueError(f"it must be a size like 512M or 2G, not {text!r}")
+    return int(found[1]) * _UNITS[found[2].upper()]
 
 
 def whole(text: str, *, least: int = 1, most: int = 2**53) -> int:

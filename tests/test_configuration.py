@@ -71,6 +71,7 @@ def test_every_option_reaches_the_settings() -> None:
         *("--thread-timeout", "3", "--watchdog-timeout", "4", "--poll-interval", "0.1"),
         *("--wake", "poll", "--wake-jitter", "10", "--drain-timeout", "5"),
         *("--max-commands", "1000", "--max-rss", "512M", "--max-age", "3600"),
+        *("--claim-bytes", "1M"),
         *("--http", ":8080", "--name", "two", "--runtime-dir", "run", "--log-format", "json"),
         *("--log-level", "debug", "--drain"),
     ).settings == Settings(
@@ -87,6 +88,7 @@ def test_every_option_reaches_the_settings() -> None:
         drain_timeout=5,
         max_commands=1000,
         max_rss_bytes=512 * 1024**2,
+        claim_bytes=1024**2,
         max_age=3600,
         http=("127.0.0.1", 8080),
         name="two",

@@ -21,6 +21,7 @@ from cmdbus.counters import End
 from cmdbus.encodings import escaped
 from cmdbus.outcomes import SUSPECT_LOSSES, Kind, Outcome, storable
 from cmdbus.sessions import session_name
+from cmdbus.settings import CLAIM_BYTES
 from cmdbus.statements import render, statement
 
 Connection = psycopg.Connection[Any]
@@ -47,7 +48,7 @@ class Claim(NamedTuple):
     token: int
     command_id: UUID
     type: str
-    #: JSON text, which this Python may be unable to decode.
+    #: JSON text, which this Python may be unable to decode; empty where only keys were read.
     data: str
     #: Charged so far.
     attempts: int
@@ -120,6 +121,8 @@ class Want(NamedTuple):
     quick_types: Sequence[str]
     #: Ids to begin above, by domain and priority; see floors.py.
     floors: Mapping[tuple[str, int], int]
+    #: Payload bytes to claim at most, but for a single command that has more.
+    bytes: int = CLAIM_BYTES
 
 
 class Seen(NamedTuple):
@@ -185,6 +188,8 @@ class Claims:
         if self._company is Share.SUSPECT:
             return self.settle(connection, done) if done else [], self._suspect(connection, want)
         outcomes = [finished.outcome for finished in done]
+        #: Neither of the two claims knows what the other one takes.
+        half = want.bytes // 2 if want.ahead else want.bytes
         cursor = self._execute(
             connection,
             "step",
@@ -202,6 +207,8 @@ class Claims:
                 "quick_types": list(want.quick_types),
                 "free": want.free,
                 "ahead": want.ahead,
+                "bytes": half,
+                "bytes_ahead": half,
                 "most_losses": self._losses[1],
                 "claimer": self.incarnation,
                 "lease": self._lease,
@@ -319,9 +326,21 @@ class Claims:
         return list(self._value(connection, "release", values))
 
     def claimed_by(self, connection: Connection, incarnation: int) -> list[Claim]:
-        """What the table says is a worker's; reads all of it."""
+        """What the table says is a worker's, without payloads; reads all of its keys."""
         cursor = self._execute(connection, "find_claimed", {"claimer": incarnation})
         return [Claim._make(row) for row in cursor.fetchall()]
+
+    def with_payloads(
+        self, connection: Connection, claims: Sequence[Claim], most: int
+    ) -> list[Claim]:
+        """Those of these that are still ours, with what `claimed_by` left out: the first of them
+        that hold at most so many bytes together, and at least one."""
+        values = {**_keys(claims), "claimer": self.incarnation, "bytes": most}
+        rows = self._execute(connection, "read_payloads", values).fetchall()
+        payloads = {(id_, token): data for id_, token, data in rows}
+        return [
+            claim._replace(data=payloads[claim[2:4]]) for claim in claims if claim[2:4] in payloads
+        ]
 
     def ends(self, connection: Connection, claims: Sequence[Keyed]) -> list[End | None]:
         """How the executions of claims whose rows are gone ended; None if nobody said."""

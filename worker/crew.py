@@ -55,6 +55,7 @@ class Crew:
         domains: Sequence[str],
         types: Sequence[str],
         concurrency: int,
+        claim_bytes: int,
         timeouts: Timeouts,
         source: Source,
         wake: Waking,
@@ -83,6 +84,7 @@ class Crew:
             record=record,
             domains=domains,
             types=types,
+            claim_bytes=claim_bytes,
             take_on=self._take_on,
             stopping=self._stopping,
         )
@@ -177,7 +179,7 @@ class Crew:
         """For the last time: nothing that is the database's to know stays here."""
         self.done.settle_all(hand, place)
         if self.lead.doubts:
-            _, orphans = self.lead.orphans(hand.connection(), self.lead.doubts)
+            orphans = self.lead.orphans(hand.connection(), self.lead.doubts)
             self.held.turn_back(orphans)
         if self.held.anything_back:
             self.held.give_back(hand.connection())

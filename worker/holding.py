@@ -12,6 +12,9 @@ from cmdbus.worker.claims import Claim, ClaimKey, Claims, Connection
 #: was restored to an earlier point gives an id and a token again, to another command.
 Key = tuple[int, int, int]
 
+#: Characters; smaller payloads are not counted: as many as a board has keys for hold 512 KB.
+_COUNTED = 1024
+
 
 class Holding:
     """Each claim has one hand at a time, which calls:
@@ -37,6 +40,8 @@ class Holding:
         self._open: dict[Key, Claim] = {}
         #: To be given back; here until the database knows.
         self._back: dict[Key, Claim] = {}
+        #: Payload bytes of what is not started, of all but the small ones.
+        self._payloads: dict[Key, int] = {}
 
     def __len__(self) -> int:
         """How many keep a thread busy, or will."""
@@ -51,6 +56,11 @@ class Holding:
         return self._keys.room
 
     @property
+    def payload_ahead(self) -> int:
+        """Bytes that were claimed and that no thread has begun with."""
+        return sum(list(self._payloads.values()))
+
+    @property
     def anything_back(self) -> bool:
         return bool(self._back)
 
@@ -59,7 +69,7 @@ class Holding:
 
     def known(self) -> set[Key]:
         with self._taking:
-            return set(self._places)
+            return set(self._places) | set(self._back)
 
     def take(self, claims: list[Claim], late: Callable[[], bool]) -> list[Claim]:
         """Returns those that nobody has taken before; none of a leader that was given up, and
@@ -74,11 +84,15 @@ class Holding:
                     place = self._keys.claimed(kind, priority, id, token, command_id)
                     self._places[key] = place
                     self._open[key] = claim
+                    if len(claim.data) > _COUNTED:
+                        self._payloads[key] = len(claim.data.encode())
                     taken.append(claim)
         return taken
 
     def start(self, claim: Claim) -> None:
-        self._keys.started(self._places[key_of(claim)])
+        key = key_of(claim)
+        self._payloads.pop(key, None)
+        self._keys.started(self._places[key])
 
     def finish(self, claim: Claim) -> None:
         key = key_of(claim)
@@ -91,6 +105,7 @@ class Holding:
         key = key_of(claim)
         self._open.pop(key, None)
         self._back.pop(key, None)
+        self._payloads.pop(key, None)
         place = self._places.pop(key, None)
         if place is not None:
             self._keys.free(place)
@@ -98,8 +113,9 @@ class Holding:
     def turn_back(self, claims: list[Claim]) -> None:
         for claim in claims:
             key = key_of(claim)
-            self._back[key] = claim
+            self._back[key] = claim._replace(data="")
             self._open.pop(key, None)
+            self._payloads.pop(key, None)
 
     def give_back(self, connection: Connection) -> None:
         """What was turned back, uncharged. After an error it is tried again: what the

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -27,7 +27,7 @@ from cmdbus.slots import Phase
 from cmdbus.worker.claims import Claim, Claims, Connection, Session, Want
 from cmdbus.worker.connections import PoolExhausted
 from cmdbus.worker.floors import Floors
-from cmdbus.worker.holding import Holding
+from cmdbus.worker.holding import Holding, Key
 from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.pace import Pace
 from cmdbus.worker.record import Record
@@ -59,6 +59,7 @@ class Lead:
         record: Record,
         domains: Sequence[str],
         types: Sequence[str],
+        claim_bytes: int,
         take_on: Callable[[Slot, list[Claim]], None],
         stopping: threading.Event,
     ) -> None:
@@ -71,6 +72,7 @@ class Lead:
         self._record = record
         self._domains = deque(domains)
         self._types = types
+        self._claim_bytes = claim_bytes
         #: Puts claims into the queue.
         self._take_on = take_on
         self._stopping = stopping
@@ -105,10 +107,13 @@ class Lead:
             return True
         ended = time.monotonic()
         self._record.stepped(place, len(claims), ended - began)
-        self._wake.stepped(full=len(claims) >= want.free)
+        payload = sum(len(claim.data) for claim in claims)
+        # Stopped by its bytes it is full, too: one of half of them may have been.
+        full = len(claims) >= want.free or 2 * payload >= want.bytes
+        self._wake.stepped(full=full)
         self._floors.found(((claim.domain, claim.priority), claim.id) for claim in claims)
         self._domains.rotate(-1)
-        self._pace.stepped(len(claims), began, ended)
+        self._pace.stepped(len(claims), began, ended, payload)
         if claims:
             reach(AFTER_CLAIM)
         self._take_on(slot, claims)
@@ -146,7 +151,7 @@ class Lead:
         connection = slot.hand.connection()
         try:
             if was_executed(error):
-                self._take_on(slot, self._narrowing.adopt(connection, self._held.known()))
+                self._adopt(slot, connection, self._held.known())
             return self._claims.step(connection, [], want)[1]
         except Exception as second:
             if cause_of(second) is Cause.ELSEWHERE:
@@ -161,26 +166,43 @@ class Lead:
     def adopt(self, slot: Slot) -> None:
         """What a step in doubt has claimed."""
         sessions = set(self.doubts)
-        gone, orphans = self.orphans(slot.hand.connection(), sessions)
-        if orphans:
-            logger.info("%s commands were claimed by a step whose reply was lost", len(orphans))
-        self._take_on(slot, orphans)
+        connection = slot.hand.connection()
+        gone, known = self._end_sessions(connection, sessions)
+        self._adopt(slot, connection, known)
         if gone and not slot.given_up:
             self.doubts -= sessions
 
-    def orphans(
+    def _adopt(self, slot: Slot, connection: Connection, known: Container[Key]) -> None:
+        """As far as there is room for payloads; the rest goes back."""
+        adopted, rest = self._narrowing.adopt(connection, known, self._claim_bytes)
+        if adopted or rest:
+            count = len(adopted) + len(rest)
+            logger.info("%s commands were claimed by a step whose reply was lost", count)
+        self._held.turn_back(rest)
+        self._take_on(slot, adopted)
+        if rest:
+            self._held.give_back(connection)
+
+    def orphans(self, connection: Connection, sessions: Collection[Session]) -> list[Claim]:
+        """What is claimed by this worker and known to nobody here, without payloads."""
+        _, known = self._end_sessions(connection, sessions)
+        return self._narrowing.orphans(connection, known)
+
+    def _end_sessions(
         self, connection: Connection, sessions: Collection[Session]
-    ) -> tuple[bool, list[Claim]]:
-        """What is ours and nobody here holds; False if the sessions may still claim."""
+    ) -> tuple[bool, set[Key]]:
+        """Whether the sessions are gone, or may still claim; and what is held after that."""
         gone = self._claims.end_sessions(connection, sessions, within=_GONE_WITHIN)
-        # First: what is settled between this and the look is in neither.
-        known = self._held.known()
-        return gone, self._narrowing.adopt(connection, known)
+        # Before the look at the table: what is settled between the two is in neither.
+        return gone, self._held.known()
 
     def _want(self, now: float, threads: int, room: int) -> Want:
         quick = [name for name in self._types if self._pace.is_quick(*name.split(" "))]
+        bytes_ = self._claim_bytes - self._held.payload_ahead
+        if bytes_ <= 0:
+            room = 0  # Until a thread has started some of it.
         free = min(max(1, threads - len(self._held)), room)
-        ahead = min(self._pace.ahead(), room - free) if quick else 0
+        ahead = min(self._pace.ahead(bytes_), room - free) if quick else 0
         if len(quick) == len(self._types):
             free, ahead = free + ahead, 0
         return Want(
@@ -190,6 +212,7 @@ class Lead:
             types=self._types,
             quick_types=quick,
             floors=self._floors.for_claim(now),
+            bytes=bytes_,
         )
 
     def rest(self, slot: Slot) -> bool:

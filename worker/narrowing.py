@@ -30,7 +30,7 @@ class Narrowing:
         self, connection: Connection, want: Want, take_on: Callable[[list[Claim]], None]
     ) -> int:
         """Passes each claim on at once; returns how many rows are claimed or out of the way."""
-        count = 0
+        count, payload = 0, 0
         keys = self._claims.claimable(connection, want, min(want.free, _MAX_ROWS), self._skipped)
         for key in keys:
             try:
@@ -44,10 +44,30 @@ class Narrowing:
                 if claim is not None:
                     take_on([claim])
                     count += 1
+                    payload += len(claim.data)
+            if payload >= want.bytes:
+                break
         return count
 
-    def adopt(self, connection: Connection, known: Container[Key]) -> list[Claim]:
-        """What the table says is claimed by this worker and is not `known`."""
+    def adopt(
+        self, connection: Connection, known: Container[Key], most: int
+    ) -> tuple[list[Claim], list[Claim]]:
+        """The orphans in two parts: with their payloads, of at most so many bytes but for a
+        single larger one; and those that are to be given back."""
+        orphans = self.orphans(connection, known)
+        if not orphans:
+            return [], []
+        try:
+            adopted = self._claims.with_payloads(connection, orphans, most)
+        except Exception as error:
+            if cause_of(error) is Cause.ELSEWHERE:
+                raise
+            adopted = self._read_some(connection, orphans, most)
+        keys = {key_of(claim) for claim in adopted}
+        return adopted, [claim for claim in orphans if key_of(claim) not in keys]
+
+    def orphans(self, connection: Connection, known: Container[Key]) -> list[Claim]:
+        """What the table says is claimed by this worker and is not `known`, without payloads."""
         ours = self._claims.incarnation
         try:
             claims = self._claims.claimed_by(connection, ours)
@@ -58,7 +78,18 @@ class Narrowing:
             return [claim for claim in claims if key_of(claim) not in known]
         keys = self._claims.keys_of(connection, ours)
         found = [self._read(connection, key) for key in keys if key_of(key) not in known]
-        return [claim for claim in found if claim is not None]
+        return [claim._replace(data="") for claim in found if claim is not None]
+
+    def _read_some(self, connection: Connection, orphans: list[Claim], most: int) -> list[Claim]:
+        found: list[Claim] = []
+        for orphan in orphans:
+            claim = self._read(connection, self._claims.key(orphan))
+            if claim is not None:
+                most -= len(claim.data)
+                if found and most < 0:
+                    break
+                found.append(claim)
+        return found
 
     def _read(self, connection: Connection, key: ClaimKey) -> Claim | None:
         try:

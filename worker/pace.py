@@ -26,6 +26,8 @@ class Pace:
         self._claimed, self._took, self._stepped_at = 0, 0.0, 0.0
         #: Commands started a second, between the latest two steps.
         self._rate = 0.0
+        #: Payload of a command, on average, in the latest step that claimed any.
+        self._payload = 0.0
 
     def ran(self, domain: str, type: str, seconds: float) -> None:
         key = domain, type
@@ -37,11 +39,16 @@ class Pace:
     def is_quick(self, domain: str, type: str) -> bool:
         return self._weights.get((domain, type), _HEAVIEST) <= _WEIGHT
 
-    def stepped(self, claimed: int, began: float, ended: float) -> None:
+    def stepped(self, claimed: int, began: float, ended: float, payload: int = 0) -> None:
+        if claimed:
+            self._payload = payload / claimed
         if self._claimed:
             self._rate = self._claimed / max(began - self._stepped_at, 0.0001)
         self._claimed, self._took, self._stepped_at = claimed, ended - began, ended
 
-    def ahead(self) -> int:
+    def ahead(self, payload: int) -> int:
+        """`payload`: bytes that there is room for. A claim takes no more than fit, but it locks
+        all that it is asked for, and for that moment nobody else finds them."""
         busy = max(_AHEAD_SECONDS, self._took)
-        return min(MAX_AHEAD, int(self._rate * (busy if self._claimed else _FIRST_SECONDS)))
+        started = int(self._rate * (busy if self._claimed else _FIRST_SECONDS))
+        return min(MAX_AHEAD, started, int(payload / max(self._payload, 1.0)))

@@ -126,6 +126,7 @@ def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker
         schema=settings.schema,
         node=node,
         wake_jitter_ms=settings.wake_jitter_ms,
+        claim_bytes=settings.claim_bytes,
     )
 
 

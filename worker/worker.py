@@ -20,6 +20,7 @@ from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.exits import Exit
 from cmdbus.health import Levels
 from cmdbus.registry import HandlerRegistry
+from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claims, Connection, Share
 from cmdbus.worker.connections import (
@@ -85,7 +86,10 @@ class Worker:
         name: str | None = None,
         node: Node | None = None,
         wake_jitter_ms: int = 0,
+        claim_bytes: int = CLAIM_BYTES,
     ) -> None:
+        """`claim_bytes`: payload that may be claimed ahead of the threads; a larger command is
+        claimed alone."""
         self._pool = None if isinstance(pool_or_dsn, str) else pool_or_dsn
         self._dsn = pool_or_dsn if isinstance(pool_or_dsn, str) else None
         self._registry = registry
@@ -93,6 +97,7 @@ class Worker:
         self._concurrency = _check_threads(concurrency)
         self._poll_interval = check_poll_interval(poll_interval)
         self._timeouts = timeouts or Timeouts()
+        self._claim_bytes = check_whole("claim_bytes", claim_bytes, 1)
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._claims = Claims(schema, self._timeouts.lease, _share(node))
         #: In a fleet: its seat and its wires.
@@ -207,6 +212,7 @@ class Worker:
             domains=domains,
             types=types,
             concurrency=self._concurrency,
+            claim_bytes=self._claim_bytes,
             timeouts=self._timeouts,
             source=source,
             wake=wake,

@@ -155,15 +155,51 @@ BEGIN
 END
 $$;
 
+-- How many of the first of these rows, which the caller has locked, hold at most p_bytes
+-- of payload together: as the worker receives it, which only unpacking tells of a packed one.
+CREATE FUNCTION {schema}.fitting(
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_bytes bigint
+) RETURNS integer
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+AS $$
+DECLARE
+    taken bigint := 0;
+BEGIN
+    FOR place IN 1..cardinality(p_ids) LOOP
+        taken := taken + (
+            SELECT CASE WHEN pg_column_compression(r.data) IS NULL THEN pg_column_size(r.data)
+                        ELSE octet_length(r.data::text) END
+            FROM {schema}.ready r
+            WHERE r.domain = p_domains[place] AND r.priority = p_priorities[place]
+                AND r.id = p_ids[place]);
+        IF taken > p_bytes THEN
+            RETURN place - 1;
+        END IF;
+    END LOOP;
+    RETURN cardinality(p_ids);
+END
+$$;
+
 -- Claims up to p_count commands: of the first (domain, priority) that has any, then
 -- of the next, each in the order of ids from its floor on; where there is nothing
--- above the floors, from below them. A row that its last claimer neither settled nor
--- gave back counts a loss; those with more than p_most_losses are left to who runs
--- them alone. The lease test stands beside SKIP LOCKED, so that it is made again on
+-- above the floors, from below them. Those that hold more than p_bytes of payload together are
+-- too many, but the first p_least are claimed whatever they hold. A row that its last claimer
+-- neither settled nor gave back counts a loss; those with more than p_most_losses are left to
+-- who runs them alone. The lease test stands beside SKIP LOCKED, so that it is made again on
 -- the row's latest version.
+--
+-- A payload that is not packed has the size of its column. A packed one that lies in its row is
+-- unpacked for it, which is quick; of one that lies outside the most is taken that it could be
+-- (lz4 packs 255 bytes into one), and only if there is too much of that, `fitting` looks closer.
 CREATE FUNCTION {schema}.claim(
     p_domains text[], p_priorities smallint[], p_floors bigint[], p_types text[],
-    p_count integer, p_most_losses smallint, p_claimer bigint, p_lease interval
+    p_count integer, p_least integer, p_bytes bigint, p_most_losses smallint, p_claimer bigint,
+    p_lease interval
 ) RETURNS TABLE (
     domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
     data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
@@ -183,17 +219,28 @@ AS $$
 DECLARE
     lows bigint[] := p_floors;
     highs bigint[] := array_fill(9223372036854775807, ARRAY[cardinality(p_floors)]);
+    domains text[];
+    priorities smallint[];
+    ids bigint[];
+    weight bigint;
+    fit integer;
 BEGIN
     IF p_count = 0 THEN
         RETURN;
     END IF;
     LOOP
-        RETURN QUERY
-        WITH picked AS MATERIALIZED (
-            SELECT c.domain, c.priority, c.id
+        SELECT array_agg(p.domain), array_agg(p.priority), array_agg(p.id), sum(p.bytes)
+        INTO domains, priorities, ids, weight
+        FROM (
+            SELECT c.domain, c.priority, c.id, c.bytes
             FROM unnest(p_domains, p_priorities, lows, highs) q (domain, priority, low, high),
                 LATERAL (
-                    SELECT r.domain, r.priority, r.id FROM {schema}.ready r
+                    SELECT r.domain, r.priority, r.id,
+                        CASE WHEN pg_column_compression(r.data) IS NULL
+                             THEN pg_column_size(r.data)
+                             WHEN pg_column_size(r.data) < 2048 THEN octet_length(r.data::text)
+                             ELSE pg_column_size(r.data) * 255::bigint END AS bytes
+                    FROM {schema}.ready r
                     WHERE r.domain = q.domain AND r.priority = q.priority
                         AND r.id > q.low AND r.id <= q.high
                         AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
@@ -206,24 +253,32 @@ BEGIN
             WHERE NOT EXISTS (
                 SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
             LIMIT p_count
-        )
-        UPDATE {schema}.ready r SET
-            token = r.token + 1,
-            losses = r.losses + (r.claimer IS NOT NULL)::integer,
-            claimer = p_claimer,
-            claimed_at = clock_timestamp(),
-            lease_until = clock_timestamp() + p_lease
-        FROM picked p
-        WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
-        RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text,
-            r.attempts, r.losses, r.max_attempts, r.correlation_id, r.reply_to,
-            {schema}.finite(r.created_at),
-            extract(epoch FROM clock_timestamp()
-                - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
-        EXIT WHEN FOUND OR highs = p_floors OR 0 = ALL (p_floors);
+        ) p;
+        EXIT WHEN ids IS NOT NULL OR highs = p_floors OR 0 = ALL (p_floors);
         lows := array_fill(0::bigint, ARRAY[cardinality(p_floors)]);
         highs := p_floors;
     END LOOP;
+    IF ids IS NULL THEN
+        RETURN;
+    END IF;
+    fit := cardinality(ids);
+    IF weight > p_bytes THEN
+        fit := greatest(p_least, {schema}.fitting(domains, priorities, ids, p_bytes));
+    END IF;
+    RETURN QUERY
+    UPDATE {schema}.ready r SET
+        token = r.token + 1,
+        losses = r.losses + (r.claimer IS NOT NULL)::integer,
+        claimer = p_claimer,
+        claimed_at = clock_timestamp(),
+        lease_until = clock_timestamp() + p_lease
+    FROM unnest(domains[:fit], priorities[:fit], ids[:fit]) p (domain, priority, id)
+    WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
+    RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text,
+        r.attempts, r.losses, r.max_attempts, r.correlation_id, r.reply_to,
+        {schema}.finite(r.created_at),
+        extract(epoch FROM clock_timestamp()
+            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
 END
 $$;
 

@@ -15,10 +15,10 @@ FROM {schema}.complete(
         SELECT * FROM {schema}.claim(
             %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(floors)s::bigint[],
             %(types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(free)s::integer END,
-            %(most_losses)s::smallint, %(claimer)s, %(lease)s)
+            1, %(bytes)s, %(most_losses)s::smallint, %(claimer)s, %(lease)s)
         UNION ALL
         SELECT * FROM {schema}.claim(
             %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(floors)s::bigint[],
             %(quick_types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(ahead)s::integer END,
-            %(most_losses)s::smallint, %(claimer)s, %(lease)s)
+            0, %(bytes_ahead)s, %(most_losses)s::smallint, %(claimer)s, %(lease)s)
     ) c ON true;

@@ -1,0 +1,214 @@
+"""Claims are bounded by the bytes of their payloads, as the worker receives them."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import connect, running
+
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
+from cmdbus.board import Board
+from cmdbus.supervisor.values import payload_size
+from cmdbus.worker import Worker
+from cmdbus.worker.claims import Claim, Claims, Want
+from cmdbus.worker.holding import Holding, key_of
+
+pytestmark = pytest.mark.db
+
+KB = 1024
+KINDS = ["payments Debit", "payments Ship"]
+
+
+@pytest.fixture
+def connection(dsn: str) -> Iterator[psycopg.Connection]:
+    with connect(dsn) as connection:
+        yield connection
+
+
+def claims(connection: psycopg.Connection) -> Claims:
+    made = Claims("cmdbus", 30)
+    made.register(connection, "tester")
+    return made
+
+
+def plain(size: int) -> str:
+    """As JSON it has `size` bytes, which no packing makes much smaller."""
+    return os.urandom(size).hex()[: size - 2]
+
+
+def packed(size: int) -> str:
+    """The same, and a hundredth of it where it is stored."""
+    return "x" * (size - 2)
+
+
+def send(bus: CommandBus, *payloads: str, type: str = "Debit") -> None:
+    bus.send_many([SendRequest("payments", type, payload) for payload in payloads])
+
+
+def claimed(
+    worker: Claims,
+    connection: psycopg.Connection,
+    bytes: int,
+    *,
+    free: int = 100,
+    ahead: int = 0,
+    quick: tuple[str, ...] = (),
+) -> list[Claim]:
+    want = Want(free, ahead, ["payments"], KINDS, quick, {}, bytes)
+    return worker.step(connection, [], want)[1]
+
+
+@pytest.mark.parametrize("made", [plain, packed], ids=["plain", "packed"])
+@pytest.mark.parametrize("size", [200, 4 * KB, 600 * KB], ids=["tiny", "small", "large"])
+def test_a_claim_takes_the_first_that_fit_in_its_bytes(
+    dsn: str, connection: psycopg.Connection, made: object, size: int
+) -> None:
+    """However they are stored: counted is what is received."""
+    assert callable(made)
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        send(bus, *[made(size) for _ in range(7)])
+        # The server counts up to 4 more for each.
+        first = claimed(worker, connection, 3 * size + 50)
+        assert [len(claim.data) for claim in first] == [size] * 3
+        second = claimed(worker, connection, 4 * size - 1)
+        assert len(second) == 3 and second[0].id > first[-1].id
+        assert len(claimed(worker, connection, 100 * size)) == 1
+
+
+def test_a_command_with_more_bytes_than_a_claim_may_take_is_claimed_alone(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        send(bus, "small", packed(900 * KB), plain(50 * KB), "small")
+        sizes = [
+            [len(claim.data) for claim in claimed(worker, connection, 10 * KB)] for _ in range(4)
+        ]
+    assert sizes == [[7], [900 * KB], [50 * KB], [7]]
+
+
+def test_what_is_claimed_ahead_of_free_slots_must_fit(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """Each of a step's two claims may take half of the bytes; only the first one takes a
+    command that has more."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        send(bus, plain(40 * KB))
+        send(bus, plain(40 * KB), type="Ship")
+        quick = ("payments Ship",)
+        first = claimed(worker, connection, 60 * KB, free=1, ahead=5, quick=quick)
+        assert [claim.type for claim in first] == ["Debit"]
+        second = claimed(worker, connection, 80 * KB, free=1, ahead=5, quick=quick)
+        assert [claim.type for claim in second] == ["Ship"]
+
+
+def test_payload_counts_as_ahead_until_a_thread_starts_with_it(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    worker = claims(connection)
+    held = Holding(worker, Board.in_memory(1, 8).seat(0))
+    with CommandBus(dsn) as bus:
+        send(bus, "ä" * 10_000, plain(5 * KB), plain(5 * KB), plain(5 * KB))
+        one, two, three, four = claimed(worker, connection, 100 * KB)
+        held.take([one, two, three, four], lambda: False)
+        assert held.payload_ahead == 20_002 + 15 * KB
+        held.start(one)
+        assert held.payload_ahead == 15 * KB
+        held.free(two)
+        held.turn_back([three])
+        assert held.payload_ahead == 5 * KB
+        assert key_of(three) in held.known(), "until it is given back, nobody adopts it"
+        held.give_back(connection)
+        assert key_of(three) not in held.known()
+
+
+def test_a_worker_holds_no_more_payload_than_it_may_and_one_command(
+    dsn: str, bus: CommandBus
+) -> None:
+    """At full speed, when the type is known to be quick."""
+    registry, seen = HandlerRegistry(), []
+    running_worker: list[Worker] = []
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        crew = running_worker[0]._crew
+        assert crew is not None
+        seen.append(crew.held.payload_ahead)
+
+    send(bus, *["warm"] * 100)
+    with running(dsn, registry, concurrency=2, claim_bytes=100 * KB) as worker:
+        running_worker.append(worker)
+        eventually(lambda: len(seen) == 100)
+        send(bus, *[plain(20 * KB) for _ in range(100)])
+        eventually(lambda: len(seen) == 200)
+    assert 20 * KB <= max(seen) <= 100 * KB
+
+
+def toast_pages(connection: psycopg.Connection) -> int:
+    """Pages of large payloads that this transaction's session has read so far."""
+    row = connection.execute(
+        "SELECT pg_stat_get_xact_blocks_fetched(reltoastrelid)"
+        " FROM pg_class WHERE oid = 'cmdbus.ready'::regclass"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_what_a_worker_has_claimed_is_found_and_given_back_without_its_payload(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """Whoever rescues what is left behind must not die of it."""
+    dead, steward = claims(connection), claims(connection)
+    with CommandBus(dsn) as bus:
+        send(bus, plain(900 * KB), packed(900 * KB))
+        assert len(claimed(dead, connection, 10_000 * KB)) == 2
+        with connection.transaction():
+            before = toast_pages(connection)
+            found = steward.claimed_by(connection, dead.incarnation)
+            assert [claim.data for claim in found] == ["", ""]
+            given = steward.of(dead.incarnation).hand_back(connection, found, [None, 1], "gone")
+            assert len(given) == 2
+            assert toast_pages(connection) == before
+        assert len(claimed(steward, connection, 10_000 * KB)) == 2
+
+
+def test_what_a_lost_reply_had_claimed_is_adopted_as_far_as_it_fits(
+    dsn: str, bus: CommandBus
+) -> None:
+    """The rest goes back, and each runs once."""
+    registry, ran = HandlerRegistry(), Counter[int]()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        ran[len(str(command.data))] += 1
+
+    sizes = [10_000 + number for number in range(9)]
+    with running(dsn, registry, concurrency=1, claim_bytes=35_000) as worker, connect(dsn) as other:
+        eventually(lambda: worker._crew is not None)
+        crew, theirs = worker._crew, Claims("cmdbus", 30)
+        assert crew is not None
+        theirs.incarnation = worker._claims.incarnation
+        with other.transaction():
+            requests = [SendRequest("payments", "Debit", "x" * size) for size in sizes]
+            bus.send_many(requests, connection=other)
+            assert len(claimed(theirs, other, 10_000 * KB)) == 9
+        crew.lead.doubt((0, 0))
+        send(bus, "wake")
+        eventually(lambda: sum(ran.values()) == 10)
+    assert set(ran.values()) == {1}
+
+
+def test_the_bytes_of_a_claim_are_checked() -> None:
+    assert payload_size("1K") == KB and payload_size("8M") == 8 * KB * KB
+    for text in ("8", "2G", "1023"):
+        with pytest.raises(ValueError, match=f"from 1K to 1G, not {text}"):
+            payload_size(text)
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    with pytest.raises(ValueError, match="claim_bytes must be a whole number of at least 1"):
+        Worker("host=nowhere", registry, claim_bytes=0)
