@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
-from fleet import Fleet, kill, make_effects, supervised
+from fleet import Fleet, kill, make_effects, supervised, write_app
 
 from cmdbus import CommandBus
 from cmdbus.board import Board
@@ -127,6 +127,31 @@ def test_a_steward_that_dies_or_freezes_costs_nothing_but_time(dsn: str, tmp_pat
             ids += fleet.send("Debit", 100)
             fleet.await_completed(ids, within=15)
             assert fleet.effects(ids) == {1: 300}
+
+
+def test_a_steward_one_of_whose_threads_ends_is_replaced(dsn: str, tmp_path: Path) -> None:
+    """Alive, it would renew and promote nothing, or hear nothing."""
+    write_app(
+        tmp_path,
+        "from end_thread import end_threads\n"
+        "from fleet_app import registry as registry\n"
+        f"end_threads({str(tmp_path / 'end')!r})",
+    )
+    with supervised(dsn, tmp_path, procs=1, threads=2, poll_interval=600) as fleet:
+        for name in ("steward", "cmdbus-listener"):
+            steward = fleet.steward()
+            assert steward is not None
+            (tmp_path / "end").write_text(f"{steward} {name}")
+            while fleet.steward() == steward:  # a notification makes it execute Python
+                fleet.query("SELECT pg_notify('cmdbus_ready', 'shop')")
+            fleet.succeeded(steward)
+            fleet.await_saying("a thread of the steward has ended")
+            eventually(lambda: fleet.look().listening)
+            with CommandBus(dsn) as bus:
+                delayed = bus.send("shop", "Noop", delay=0.3)
+                record = bus.wait("shop", delayed, 10)
+            assert record.started_at is not None
+            assert (record.started_at - record.due_at).total_seconds() < 1
 
 
 def test_a_listener_that_is_ended_listens_again_and_looks(dsn: str, tmp_path: Path) -> None:
