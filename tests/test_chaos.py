@@ -281,6 +281,11 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
         "more often than it was claimed",
         lambda h: replace(h, marks=[*h.marks, *([h.marks[2]] * 3)]),
     ),
+    (
+        "H10",
+        "given back as if it had not begun",
+        lambda h: move(h, 2, what="release", session=session_name("cmdbus", 9)),
+    ),
     ("H11", "too many attempts", lambda h: row(h, 0, max_attempts=1)),
     ("H11", "a claim charges", lambda h: move(h, 5, attempts=2)),
     ("H12", "claimed before it was due", lambda h: move(h, 10, due_at=104.3)),
@@ -513,6 +518,18 @@ def test_a_bus_without_its_fence_does_not_pass(dsn: str) -> None:
     [kept] = Path(tempfile.gettempdir()).glob("cmdbus-chaos-*")
     assert (kept / "history.pickle").exists()
     shutil.rmtree(kept)
+
+
+@pytest.mark.long
+@pytest.mark.db
+@pytest.mark.process
+@pytest.mark.timeout(WITHIN_S + 10)
+def test_a_bus_that_counts_no_losses_does_not_pass(dsn: str) -> None:
+    """What ran in a killed process is released as if it had not begun."""
+    found = the_object_of(run(*KILLS, "--dsn", dsn, "--sabotage", "losses", "--json"), 1)
+    assert any(" times, and " in text for text in found["violations"]["H10"])
+    for kept in Path(tempfile.gettempdir()).glob("cmdbus-chaos-*"):
+        shutil.rmtree(kept)
 
 
 @pytest.mark.db

@@ -225,6 +225,45 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
         assert connection.execute("SELECT * FROM cmdbus.ready").fetchall() == before
 
 
+@pytest.mark.parametrize(
+    ("losses", "reason", "code"),
+    [
+        (None, None, None),
+        (1, None, "LOST"),
+        (2, "STOPPED", "LOST"),
+        (0, "STOPPED", "STOPPED"),
+        (0, "DATABASE_AWAY", "DATABASE_AWAY"),
+        (0, None, "refused"),
+        (0, "STUCK", "refused"),
+        (-1, "STOPPED", "refused"),
+    ],
+)
+def test_a_command_that_has_begun_is_released_with_a_loss_or_a_reason(
+    dsn: str,
+    connection: psycopg.Connection,
+    losses: int | None,
+    reason: str | None,
+    code: str | None,
+) -> None:
+    """And each leaves an event; what had not begun leaves none."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send("payments", "Debit")
+    _, [claim] = worker.step(connection, [], want(1))
+    if code == "refused":
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="without a loss"):
+            worker.hand_back(connection, [claim, claim], [None, losses], "why", reason)
+        assert connection.execute("SELECT claimer FROM cmdbus.ready").fetchall() == [
+            (worker.incarnation,)
+        ]
+        return
+    assert worker.hand_back(connection, [claim], [losses], "why", reason) == [claim.id]
+    events = connection.execute("SELECT kind, code, message FROM cmdbus.event").fetchall()
+    assert events == ([] if code is None else [("LOST", code, "why")])
+    rows = connection.execute("SELECT losses, attempts FROM cmdbus.ready").fetchall()
+    assert rows == [(losses or 0, 0)]
+
+
 def test_a_late_settlement_is_not_claimed_again_by_its_own_step(
     dsn: str, connection: psycopg.Connection
 ) -> None:

@@ -25,7 +25,7 @@ from cmdbus.keys import KeyState
 from cmdbus.outcomes import MAX_DETAILS, SUSPECT_LOSSES
 from cmdbus.seats import Ended, Verdict
 from cmdbus.views import SeatView
-from cmdbus.worker.claims import Claim
+from cmdbus.worker.claims import STOPPED, Claim
 from cmdbus.worker.dumps import stack_of
 
 #: Id and token.
@@ -49,6 +49,8 @@ class Death:
     #: Losses that each command that had begun counts: 0 as if it had not run, SUSPECT_LOSSES
     #: make it run alone.
     losses: Callable[[Claim], int] = lambda _: 1
+    #: Why commands that had begun may count no loss.
+    reason: str | None = None
     #: Those of the begun ones that are to be charged, with code (CRASHED or TIMEOUT),
     #: message, and details: signal, pid, stack.
     guilty: Mapping[Key, CommandError] = field(default_factory=dict)
@@ -65,6 +67,7 @@ def blame(seat: SeatView, ended: Ended, dump: str) -> Death:
         seat=seat,
         why=why,
         losses=_losses(ended),
+        reason=STOPPED if ended.verdict is Verdict.LATE else None,
         guilty=_guilty(seat, ended, why, details),
     )
 

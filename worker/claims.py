@@ -29,6 +29,9 @@ Row = tuple[Any, ...]
 #: Its pid and its start, which tells it from a later one of the same pid.
 Session = tuple[int, int]
 
+#: Why a command that had begun is released without a loss: its worker was ordered to stop.
+STOPPED = "STOPPED"
+
 _PRIORITIES = range(11)
 _MOST_LOSSES = 2**15 - 1
 #: What a timeout of PostgreSQL can hold.
@@ -314,13 +317,15 @@ class Claims:
         claims: Sequence[Claim],
         losses: Sequence[int | None],
         why: str,
+        reason: str | None = None,
     ) -> list[int]:
-        """The same, with so many losses for each that has begun, and why; returns the ids given
-        back, which are those that nobody holds."""
+        """The same, with the losses of each that has begun, and why; `reason`: STOPPED if some
+        count none. Returns the ids given back: not those that another session has locked."""
         values = {
             **_keys(claims),
             "claimer": self.incarnation,
             "losses": _numbers(losses),
+            "reason": reason,
             "why": escaped(why, _encoding(connection)),
         }
         return list(self._value(connection, "release", values))

@@ -115,7 +115,11 @@ class _Rescuer:
     def _release(self, claims: list[Claim], losses: list[int | None]) -> set[int]:
         """In halves where that fails, so that one row keeps no others from being released."""
         try:
-            return set(self._theirs.hand_back(self._connection, claims, losses, self._death.why))
+            return set(
+                self._theirs.hand_back(
+                    self._connection, claims, losses, self._death.why, self._death.reason
+                )
+            )
         except Exception as error:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise

@@ -22,7 +22,7 @@ from cmdbus.health import Levels
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import Claims, Connection, Share
+from cmdbus.worker.claims import STOPPED, Claims, Connection, Share
 from cmdbus.worker.connections import (
     HEADROOM,
     Hand,
@@ -349,8 +349,13 @@ class Worker:
         self._claims.end_sessions(connection, sessions)
         verdict = bool(self._record.seat.leave_verdict)
         why = "its worker was replaced" if verdict else "its worker was stopped"
-        losses = [int(verdict)] * len(held)
-        self._claims.hand_back(connection, held, losses, f"{why} before it had ended")
+        self._claims.hand_back(
+            connection,
+            held,
+            [int(verdict)] * len(held),
+            f"{why} before it had ended",
+            None if verdict else STOPPED,
+        )
         for claim in held:
             crew.held.free(claim)
         for claim in held:

@@ -398,12 +398,15 @@ END
 $$;
 
 -- Gives back what p_claimer has claimed, uncharged; keys whose token has moved on are not its
--- any more. What was running counts so many losses as p_losses says, none after
--- a stop, and p_why is told as its event; NULL is what had not begun. Returns the ids given
--- back: not those that somebody holds, for whom nobody waits.
+-- any more. p_losses has NULL for a command that had not begun, else the losses that it counts,
+-- and leaves an event with p_why. An execution that has begun never ends without a trace: no
+-- losses at all are accepted only with a p_reason, which is not the command's doing. Returns the
+-- ids given back; rows that another session has locked are skipped.
+--   STOPPED        its worker was ordered to stop
+--   DATABASE_AWAY  it was cut off from its database
 CREATE FUNCTION {schema}.release(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
-    p_command_ids uuid[], p_claimer bigint, p_losses smallint[], p_why text
+    p_command_ids uuid[], p_claimer bigint, p_losses smallint[], p_reason text, p_why text
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -415,6 +418,12 @@ AS $$
 DECLARE
     given bigint[];
 BEGIN
+    IF 0 > ANY (p_losses) OR (0 = ANY (p_losses)
+        AND coalesce(p_reason, '') NOT IN ('STOPPED', 'DATABASE_AWAY'))
+    THEN
+        RAISE EXCEPTION 'a command that has begun is released without a loss and without a reason'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     WITH ours AS MATERIALIZED (
         SELECT r.domain, r.priority, r.id, r.token, r.claimer, r.claimed_at, k.losses
         FROM {schema}.ready r
@@ -436,7 +445,7 @@ BEGIN
         INSERT INTO {schema}.event (
             claimer, claimed_at, token, command_id, attempt, domain, kind, code, message)
         SELECT claimer, claimed_at, token, command_id, attempts, domain, 'LOST',
-            CASE losses WHEN 0 THEN 'STOPPED' ELSE 'LOST' END, p_why
+            CASE losses WHEN 0 THEN p_reason ELSE 'LOST' END, p_why
         FROM back WHERE losses IS NOT NULL
     )
     SELECT array_agg(id) INTO given FROM back;

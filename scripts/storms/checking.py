@@ -239,18 +239,32 @@ def effects_are_there_once(history: History) -> Iterator[str]:
 
 
 def runs_are_explained(history: History) -> Iterator[str]:
-    """Completed by an execution that returned; each before it with a reason that is recorded:
-    a failure, a loss, a lease that ended, or a claim that was given back."""
+    """Completed by an execution that returned; and each execution has ended in exactly one of:
+    settled, a loss, given back because of an order to stop, or cut off from its database. Of
+    each process: what one did not end is not excused by what another had not begun. Replies
+    that were lost on the way do not matter: this is what the database has recorded."""
     returned = {mark.run for mark in history.marks if mark.what == "returned"}
-    runs = Counter(mark.command_id for mark in _entries(history.marks))
-    ends = Counter(move.command_id for move in history.moves if move.what in ("claim", "release"))
     for row in history.rows:
-        if row.answers is not None:
-            continue
-        if row.status == "COMPLETED" and row.run not in returned:
+        if row.answers is None and row.status == "COMPLETED" and row.run not in returned:
             yield f"{_named(row)} was completed by {row.run}, which did not return"
-        if runs[row.command_id] > ends[row.command_id]:
-            yield f"{_named(row)} ran {runs[row.command_id]} times"
+    runs = Counter((mark.command_id, mark.pid) for mark in _entries(history.marks))
+    ends = _ends_of_executions(history)
+    for (id_, pid), count in runs.items():
+        if count > ends[id_, pid]:
+            yield f"command {id_}: {pid} ran it {count} times, and {ends[id_, pid]} have ended"
+
+
+def _ends_of_executions(history: History) -> Counter[tuple[str, int]]:
+    """By command and process: at most one for each claim."""
+    ends: Counter[tuple[str, int]] = Counter()
+    for move in history.moves:
+        # Settled or canceled; or its lease has ended, which the next claim counts as a loss.
+        if move.what in ("ready-", "claim") and move.claimer_before is not None:
+            ends[move.command_id, _pid(history.workers.get(move.claimer_before, ""))] += 1
+    for event in history.events:
+        if event.kind == "LOST":
+            ends[event.command_id, _pid(history.workers.get(event.claimer or 0, ""))] += 1
+    return ends
 
 
 def attempts_are_bounded(history: History) -> Iterator[str]:

@@ -63,14 +63,17 @@ _TRIGGER = (
 )
 _TABLES = ("ready", "scheduled", "troubleshooting", "finished")
 
-#: By the names for --sabotage: the functions that lose comparisons, and which.
+#: By the names for --sabotage: in which functions which text is replaced by which.
 SABOTAGES = {
     "fence": {
-        "settle": ("AND r.token = o.token", "AND r.claimer = p_claimer"),
-        "complete": ("AND r.token = o.token", "AND r.claimer = p_claimer"),
-        "release": ("AND r.token = k.token", "AND r.claimer = p_claimer"),
-        "renew": ("AND r.token = k.token", "AND r.claimer = k.claimer"),
-    }
+        "settle": {"AND r.token = o.token": "", "AND r.claimer = p_claimer": ""},
+        "complete": {"AND r.token = o.token": "", "AND r.claimer = p_claimer": ""},
+        "release": {"AND r.token = k.token": "", "AND r.claimer = p_claimer": ""},
+        "renew": {"AND r.token = k.token": "", "AND r.claimer = k.claimer": ""},
+    },
+    "losses": {
+        "release": {"coalesce(o.losses, 0)": "0", "WHERE losses IS NOT NULL": "WHERE false"}
+    },
 }
 _SOURCE = (
     "SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace"
@@ -86,9 +89,9 @@ def install(connection: psycopg.Connection) -> None:
 
 def sabotage(connection: psycopg.Connection, name: str) -> None:
     """Makes the bus worse: whoever checks a run of it must find that."""
-    for function, comparisons in SABOTAGES[name].items():
+    for function, replacements in SABOTAGES[name].items():
         [(source,)] = connection.execute(_SOURCE, (function,)).fetchall()
-        for comparison in comparisons:
-            assert comparison in source, f"{function} does not contain {comparison!r}"
-            source = source.replace(comparison, "")
+        for text, replacement in replacements.items():
+            assert text in source, f"{function} does not contain {text!r}"
+            source = source.replace(text, replacement)
         connection.execute(source.encode())
