@@ -93,6 +93,7 @@ def test_the_manifest_is_started_as_it_says(
 ) -> None:
     """R50."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CMDBUS_DSN", "postgresql://fleet@db/shop")  # As from its secret.
     text = MANIFEST.read_text()
     arguments = re.findall(r"^ +- (--\S+)$", text, re.MULTILINE)
     with main.make_context("cmdbus-supervise", arguments) as context:
