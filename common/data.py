@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_BYTES = 1024 * 1024
+#: The largest max_bytes. The type of the tables' data takes no more, so that a row fits into
+#: the memory of each process that reads it.
+CEILING_BYTES = 16 * 1024 * 1024
 #: Far below the recursion limit of any supported Python, wherever the reader stands.
 MAX_DEPTH = 200
 #: Python refuses to convert longer numbers unless it is told otherwise.

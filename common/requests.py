@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from cmdbus.checks import check_aware, check_id, check_name, check_whole
-from cmdbus.data import MAX_BYTES, encode
+from cmdbus.data import CEILING_BYTES, MAX_BYTES, encode
 from cmdbus.retry import check_attempts
 
 HIGHEST, LOWEST = 0, 10
@@ -65,7 +65,9 @@ class Limits:
             if not isinstance(label, str):
                 raise ValueError(f"a priority's label must be a string, not {label!r:.80}")
             own[label] = check_priority(value, {})
-        return cls({**PRIORITIES, **own}, check_whole("max_bytes", max_bytes, 1))
+        if check_whole("max_bytes", max_bytes, 1) > CEILING_BYTES:
+            raise ValueError(f"max_bytes must be at most {CEILING_BYTES}, not {max_bytes}")
+        return cls({**PRIORITIES, **own}, int(max_bytes))
 
     def check(self, request: SendRequest, spare_id: UUID) -> Outgoing:
         """The request as it will be written, with `spare_id` if it brings none; or a ValueError."""

@@ -116,6 +116,7 @@ def test_an_infinite_time_of_a_row_is_claimed_like_any_other(
     dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
 ) -> None:
     ids = [bus.send("payments", "Good") for _ in range(3)]
+    admin.execute("ALTER DOMAIN cmdbus.finite_time DROP CONSTRAINT finite_time_check")
     admin.execute("UPDATE cmdbus.ready SET due_at = '-infinity' WHERE command_id = %s", (ids[0],))
     admin.execute("UPDATE cmdbus.ready SET due_at = 'infinity' WHERE command_id = %s", (ids[1],))
     with running(dsn, registry) as worker:

@@ -1,17 +1,14 @@
 """The schema: installed once by however many starters, compared, granted, plans held."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from collections.abc import Callable
+from datetime import UTC, datetime
 from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
 
-from cmdbus import CommandBus, QueueFullError, SchemaError, SendRequest
+from cmdbus import CommandBus, SchemaError, SendRequest
 from cmdbus.schema import check, install, make_partitions
 from cmdbus.statements import migrations, render, statement
 
@@ -169,158 +166,6 @@ def test_functions_look_into_no_foreign_schema(dsn: str) -> None:
             " AND NOT 'search_path=pg_catalog, pg_temp' = ANY (coalesce(proconfig, '{}'))"
         ).fetchall()
         assert loose == []
-
-
-@contextmanager
-def role(dsn: str, kind: str) -> Iterator[psycopg.Connection]:
-    """A session with just the rights of a kind of role."""
-    name = f"cmdbus_test_{kind}_{uuid4().hex[:8]}"
-    with connect(dsn) as admin:
-        admin.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
-        try:
-            install(dsn, grants={kind: [name]})
-            with connect(dsn) as connection:
-                connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name)))
-                yield connection
-        finally:
-            drop = "DROP OWNED BY {0}; DROP ROLE {0}"
-            admin.execute(sql.SQL(drop).format(sql.Identifier(name)))
-
-
-def refused(connection: psycopg.Connection, query: str) -> bool:
-    try:
-        connection.execute(query)
-    except psycopg.errors.InsufficientPrivilege:
-        return True
-    return False
-
-
-def test_a_producer_sends_and_cancels_and_reads_nothing(dsn: str) -> None:
-    with role(dsn, "producer") as connection, CommandBus(dsn) as bus:
-        id_ = bus.send(
-            "payments", "Debit", {"secret": 1}, command_id=uuid4(), connection=connection
-        )
-        ids = bus.send_many(
-            [SendRequest("payments", "Debit"), SendRequest("payments", "Debit", delay=60)],
-            connection=connection,
-        )
-        connection.execute("SELECT cmdbus.send('payments', 'Debit')")
-        bus.cancel("payments", ids[1], connection=connection)
-        assert bus.snapshot("payments")["depth"] == 3
-        assert bus.get("payments", id_) is not None
-        bus.configure("payments", max_depth=1)
-        with pytest.raises(QueueFullError):
-            bus.send("payments", "Debit", connection=connection)
-        with pytest.raises(QueueFullError):
-            bus.send_many([SendRequest("payments", "Debit")], connection=connection)
-        for query in (
-            "SELECT * FROM cmdbus.ready",
-            "SELECT data FROM cmdbus.command",
-            "SELECT * FROM cmdbus.identity",
-            "UPDATE cmdbus.ready SET priority = 0",
-            "DELETE FROM cmdbus.ready",
-            "INSERT INTO cmdbus.ready (token) VALUES (7)",
-            "SELECT cmdbus.purge('payments')",
-            "SELECT cmdbus.set_paused('payments', true, NULL, NULL)",
-            "SELECT cmdbus.configure_domain('payments', '{}', true, 1, 1, '1 day', NULL, NULL)",
-            "SELECT cmdbus.reschedule('payments', gen_random_uuid(), 0, NULL, 5::smallint,"
-            " NULL, NULL, false)",
-            "SELECT cmdbus.cancel_ready('payments', NULL, NULL, now(), 0::smallint, 0, 1, 1,"
-            " NULL, NULL)",
-            "SELECT cmdbus.cancel_scheduled('payments', NULL, NULL, now(), NULL, 1, 1, NULL, NULL)",
-            "SELECT * FROM cmdbus.domain_event",
-            "SELECT cmdbus.resolve('RETRY', 'payments', gen_random_uuid(), 'x', '', '1', false)",
-            "SELECT * FROM cmdbus.resolve_batch("
-            "'RETRY', '', '', '', now(), now(), 1, 'x', '', '1')",
-            "SELECT * FROM cmdbus.troubleshooting",
-            "SELECT setval('cmdbus.armed', 1)",
-        ):
-            assert refused(connection, query), query
-
-
-def test_a_worker_does_everything_but_change_the_schema(dsn: str) -> None:
-    with role(dsn, "worker") as connection, CommandBus(dsn) as bus:
-        bus.send("payments", "Debit", connection=connection)
-        bus.send_many([SendRequest("payments", "Debit")], connection=connection)
-        assert len(bus.query(connection=connection)) == 2
-        connection.execute("SELECT cmdbus.arm(1, ARRAY['payments'], now(), '1 minute')")
-        connection.execute("SELECT cmdbus.make_partitions(15)")
-        bus.reschedule("payments", bus.query()[0].command_id, priority=0, connection=connection)
-        bus.pause("payments", connection=connection)
-        assert bus.cancel_all("payments", connection=connection) == 2
-        assert len(bus.domain_audit("payments", connection=connection)) == 1
-        for query in ("ALTER TABLE cmdbus.ready ADD a int", "DROP TABLE cmdbus.event"):
-            assert refused(connection, query), query
-
-
-def test_an_operator_looks_and_decides_and_sends_nothing(dsn: str) -> None:
-    with role(dsn, "operator") as connection, CommandBus(dsn) as bus:
-        ids = bus.send_many([SendRequest("payments", "Debit", reply_to="orders")] * 4)
-        with connect(dsn) as owner:
-            for id_ in ids[:3]:
-                owner.execute(TROUBLE, [id_])
-        mine: dict[str, Any] = {"connection": connection}
-        queue, said = bus.troubleshooting, {"operator": "ann", **mine}
-        assert [len(queue.list(**mine)), queue.count(**mine), len(bus.query(**mine))] == [3, 3, 4]
-        queue.retry("payments", ids[0], **said)
-        queue.cancel("payments", ids[1], **said)
-        assert queue.complete_all(**said) == 1
-        bus.cancel("payments", ids[3], **said)
-        bus.pause("payments", **said)
-        bus.resume("payments", **said)
-        bus.configure("payments", max_depth=10, **said)
-        assert [event.operator for event in bus.domain_audit("payments", **mine)] == ["ann"] * 3
-        assert bus.snapshot("payments", **mine)["depth"] == 1
-        bus.reschedule("payments", ids[0], delay=60, **said)
-        assert bus.count_waiting("payments", **mine) == 1
-        assert bus.cancel_all("payments", **said) == 1
-        [record] = bus.domains("payments", **mine)
-        assert record.keep == timedelta(days=7)
-        assert len(bus.audit("payments", ids[1], **mine)) == 2
-        for query in (
-            "SELECT cmdbus.send('payments', 'Debit')",
-            "SELECT cmdbus.purge('payments')",
-            "SELECT cmdbus.resolve_keys('CANCEL', '{}', '{}', 'ann', NULL, NULL)",
-            "SELECT cmdbus.cancel_ids('payments', '{}', true, NULL, NULL)",
-            "UPDATE cmdbus.domain SET paused = true",
-            "DELETE FROM cmdbus.domain_event",
-            "DELETE FROM cmdbus.event",
-            "INSERT INTO cmdbus.ready (token) VALUES (7)",
-            "UPDATE cmdbus.troubleshooting SET attempts = 0",
-            "UPDATE cmdbus.finished SET status = 'COMPLETED'",
-        ):
-            assert refused(connection, query), query
-
-
-TROUBLE = (
-    "WITH gone AS (DELETE FROM cmdbus.ready WHERE command_id = %s RETURNING *)"
-    " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id, priority,"
-    " attempts, losses, domain, type, reply_to, data) SELECT 1, created_at, command_id,"
-    " correlation_id, priority, 1, 0, domain, type, reply_to, data FROM gone"
-)
-
-
-def test_a_monitor_sees_everything_but_payloads(dsn: str) -> None:
-    with role(dsn, "monitor") as connection, CommandBus(dsn) as bus:
-        bus.send("payments", "Debit", {"secret": 1})
-        seen = connection.execute("SELECT status, attempts FROM cmdbus.command").fetchall()
-        assert seen == [("PENDING", 0)]
-        for query in (
-            "SELECT data FROM cmdbus.command",
-            "SELECT result FROM cmdbus.command",
-            "SELECT error_message FROM cmdbus.command",
-            "SELECT cmdbus.send('payments', 'Debit')",
-            "SELECT cmdbus.set_paused('payments', true, NULL, NULL)",
-            "SELECT * FROM cmdbus.domain_event",
-        ):
-            assert refused(connection, query), query
-
-
-def test_rights_cannot_be_granted_to_a_role_that_is_not_there(dsn: str) -> None:
-    with pytest.raises(SchemaError, match="there is no role 'nobody_here'"):
-        install(dsn, grants={"worker": ["nobody_here"]})
-    with pytest.raises(ValueError, match="no kind of role 'king'"):
-        install(dsn, grants={"king": ["postgres"]})
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
--- May do everything but change the schema: run commands, operate, send, read.
+-- May run commands, operate, send and read. History only grows: what a worker may remove of it
+-- is what `retain` removes, which has the owner's rights.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    {schema}.ready, {schema}.scheduled, {schema}.troubleshooting, {schema}.finished,
-    {schema}.event, {schema}.identity, {schema}.domain, {schema}.incarnation, {schema}.waiter
-    TO {role};
-GRANT SELECT ON {schema}.command, {schema}.domain_event, {schema}.migration TO {role};
+    {schema}.ready, {schema}.scheduled, {schema}.waiter TO {role};
+GRANT SELECT, INSERT ON
+    {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation TO {role};
+GRANT SELECT ON
+    {schema}.command, {schema}.domain, {schema}.domain_event, {schema}.migration TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE {schema}.armed, {schema}.alarm TO {role};
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};

@@ -1,6 +1,25 @@
 -- Where commands are. A command's state is the table that holds its row; each
 -- table has one access pattern and only the indexes for it.
 
+-- What comes in from a sender has one of these types. A domain's condition is checked where
+-- a value of another type is converted to it: once, when a row is written, and neither when
+-- a claim updates the row nor when the row moves to another table. Conditions of a table are
+-- checked at every update. The limits are those of checks.py, data.py and requests.py.
+-- (As one regular expression with {0,99}, 2.5 us instead of 0.2.)
+CREATE DOMAIN {schema}.name AS text COLLATE "C"
+    CHECK (octet_length(VALUE) <= 100 AND VALUE ~ '^[A-Za-z][A-Za-z0-9_.:-]*$');
+-- The largest that max_bytes may be, so that a row fits into the memory of each process that
+-- reads it; and 1,024 bytes for what a reply has around its result.
+CREATE DOMAIN {schema}.payload AS json CHECK (octet_length(VALUE::text) <= 16777216 + 1024);
+-- What a datetime of Python holds.
+CREATE DOMAIN {schema}.finite_time AS timestamptz
+    CHECK (VALUE BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 23:59:59.999999+00');
+CREATE DOMAIN {schema}.priority AS smallint CHECK (VALUE BETWEEN 0 AND 10);
+CREATE DOMAIN {schema}.attempt_limit AS smallint CHECK (VALUE > 0);
+-- An operator of another role for such a type would match better than PostgreSQL's own.
+REVOKE USAGE ON DOMAIN {schema}.name, {schema}.payload, {schema}.finite_time, {schema}.priority,
+    {schema}.attempt_limit FROM PUBLIC;
+
 -- Claimable or claimed now. Claiming touches no indexed column, so that it is a
 -- HOT update, and fillfactor leaves the room for it on the same page (measured:
 -- 49,000 commands a second with 100, 92,000 with 50).
@@ -11,17 +30,17 @@ CREATE TABLE {schema}.ready (
     claimed_at timestamptz,
     lease_until timestamptz,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    due_at timestamptz,
+    due_at {schema}.finite_time,
     command_id uuid NOT NULL,
     correlation_id uuid NOT NULL,
-    priority smallint NOT NULL CHECK (priority BETWEEN 0 AND 10),
+    priority {schema}.priority NOT NULL,
     attempts smallint NOT NULL DEFAULT 0,
     losses smallint NOT NULL DEFAULT 0,
-    max_attempts smallint,
-    domain text COLLATE "C" NOT NULL,
-    type text COLLATE "C" NOT NULL,
-    reply_to text COLLATE "C",
-    data json NOT NULL,
+    max_attempts {schema}.attempt_limit,
+    domain {schema}.name NOT NULL,
+    type {schema}.name NOT NULL,
+    reply_to {schema}.name,
+    data {schema}.payload NOT NULL,
     error_code text,
     error_message text,
     -- To claim and to settle by; nothing else may sort by id.
@@ -44,17 +63,17 @@ CREATE TABLE {schema}.scheduled (
     claimer bigint,
     claimed_at timestamptz,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    due_at timestamptz NOT NULL,
+    due_at {schema}.finite_time NOT NULL,
     command_id uuid NOT NULL,
     correlation_id uuid NOT NULL,
-    priority smallint NOT NULL CHECK (priority BETWEEN 0 AND 10),
+    priority {schema}.priority NOT NULL,
     attempts smallint NOT NULL DEFAULT 0,
     losses smallint NOT NULL DEFAULT 0,
-    max_attempts smallint,
-    domain text COLLATE "C" NOT NULL,
-    type text COLLATE "C" NOT NULL,
-    reply_to text COLLATE "C",
-    data json NOT NULL,
+    max_attempts {schema}.attempt_limit,
+    domain {schema}.name NOT NULL,
+    type {schema}.name NOT NULL,
+    reply_to {schema}.name,
+    data {schema}.payload NOT NULL,
     error_code text,
     error_message text,
     PRIMARY KEY (due_at, id)
@@ -143,13 +162,13 @@ CREATE TABLE {schema}.identity (
     command_id uuid NOT NULL,
     -- The call that brought it: a repetition of the same call is no duplicate.
     call bigint,
-    domain text COLLATE "C" NOT NULL,
+    domain {schema}.name NOT NULL,
     PRIMARY KEY (domain, command_id)
 );
 
 -- Settings of a domain; a domain without any has no row.
 CREATE TABLE {schema}.domain (
-    name text COLLATE "C" PRIMARY KEY,
+    name {schema}.name PRIMARY KEY,
     accepting boolean NOT NULL DEFAULT true,
     paused boolean NOT NULL DEFAULT false,
     max_depth integer CHECK (max_depth > 0),

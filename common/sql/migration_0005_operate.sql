@@ -31,7 +31,7 @@ BEGIN
     -- Again while it moves from one table to another between two looks.
     WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
         IF {schema}.cancel_ids(
-            p_domain, ARRAY[p_command_id], p_running, p_reason, p_operator) = 1
+            p_domain, ARRAY[p_command_id], p_running, p_reason, p_operator) > 0
         THEN
             RETURN 'canceled';
         END IF;

@@ -229,7 +229,8 @@ BEGIN
         RETURN;
     END IF;
     LOOP
-        SELECT array_agg(p.domain), array_agg(p.priority), array_agg(p.id), sum(p.bytes)
+        SELECT array_agg(p.domain::text), array_agg(p.priority::smallint), array_agg(p.id),
+            sum(p.bytes)
         INTO domains, priorities, ids, weight
         FROM (
             SELECT c.domain, c.priority, c.id, c.bytes
@@ -274,9 +275,9 @@ BEGIN
         lease_until = clock_timestamp() + p_lease
     FROM unnest(domains[:fit], priorities[:fit], ids[:fit]) p (domain, priority, id)
     WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
-    RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text,
-        r.attempts, r.losses, r.max_attempts, r.correlation_id, r.reply_to,
-        {schema}.finite(r.created_at),
+    RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
+        r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
+        r.reply_to::text, {schema}.finite(r.created_at),
         extract(epoch FROM clock_timestamp()
             - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
 END
@@ -332,9 +333,9 @@ BEGIN
         lease_until = clock_timestamp() + p_lease
     FROM picked p
     WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
-    RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
-        r.losses, r.max_attempts, r.correlation_id, r.reply_to,
-        {schema}.finite(r.created_at),
+    RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
+        r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
+        r.reply_to::text, {schema}.finite(r.created_at),
         extract(epoch FROM clock_timestamp()
             - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
 END
