@@ -93,7 +93,8 @@ class ProcessHealth:
         #: Executions that were counted as stuck, and when they were last said to be.
         self._known: dict[Hashable, float] = {}
         self._exhaustions: deque[float] = deque(maxlen=_MOST)
-        self._away = False
+        #: Since when the database is away.
+        self._away_since: float | None = None
 
     def succeeded(self, now: float) -> None:
         with self._lock:
@@ -103,7 +104,7 @@ class ProcessHealth:
     def failed(self, now: float) -> None:
         with self._lock:
             self._at(now)
-            if not self._away:
+            if self._away_since is None:
                 self._failures += 1
 
     def stuck(self, execution: Hashable, now: float) -> bool:
@@ -111,7 +112,7 @@ class ProcessHealth:
         counted once, however often and for however long it is seen."""
         with self._lock:
             at = self._at(now)
-            if self._away:
+            if self._away_since is not None:
                 return False
             new = execution not in self._known
             self._known[execution] = at
@@ -122,21 +123,24 @@ class ProcessHealth:
     def pool_exhausted(self, now: float) -> None:
         with self._lock:
             at = self._at(now)
-            if not self._away:
+            if self._away_since is None:
                 self._exhaustions.append(at)
 
     def database_away(self, now: float) -> None:
         with self._lock:
-            self._at(now)
-            self._away = True
+            at = self._at(now)
+            if self._away_since is None:
+                self._away_since = at
 
-    def database_back(self, now: float) -> None:
-        """Failures in a row begin anew: the last ones before the outage was noticed were its."""
+    def database_back(self, now: float) -> float | None:
+        """How long it was away; None if it was not, or another thread has said so before.
+        Failures in a row begin anew: the last ones before the outage was noticed were its."""
         with self._lock:
-            self._at(now)
-            if self._away:
-                self._away = False
-                self._failures = 0
+            at, since = self._at(now), self._away_since
+            if since is None:
+                return None
+            self._away_since, self._failures = None, 0
+            return at - since
 
     def levels(self, now: float) -> Levels:
         with self._lock:
@@ -146,7 +150,7 @@ class ProcessHealth:
                 consecutive_failures=self._failures,
                 stuck_threads=len(self._stuck),
                 pool_exhaustions=len(self._exhaustions),
-                database_away=self._away,
+                database_away=self._away_since is not None,
             )
 
     def _at(self, now: float) -> float:

@@ -151,14 +151,16 @@ def test_processes_that_do_not_die_are_told_and_counted(board: Board) -> None:
 
 
 def test_it_is_not_ready_while_the_database_is_away(board: Board) -> None:
-    """M106: the steward notices also while workers have nothing to do; it is not believed
-    against a worker that has just settled something."""
+    """M106: as a look has just found, or, where nothing looks, as the steward says."""
     for number in (0, 1):
         worker(board, number)
     process(board, Role.STEWARD, 2, 0, AWAY)
     assert readiness(board) == (503, ["the database is away"])
-    worker(board, 1, Levels(last_success=NOW / SECOND - 3))
-    assert readiness(board) == (200, [])
+    worker(board, 1, Levels(last_success=NOW / SECOND - 1))
+    assert readiness(board) == (503, ["the database is away"])
+    assert told(ready(board.snapshot(), NOW, away=False)) == (200, [])
+    process(board, Role.STEWARD, 2, 0)
+    assert told(ready(board.snapshot(), NOW, away=True)) == (503, ["the database is away"])
     for number in (0, 1):
         worker(board, number, AWAY)
     assert readiness(board)[0] == 503

@@ -207,11 +207,15 @@ def test_an_outage_that_is_longer_than_the_watchdog_kills_nobody(
         assert len(flood) <= 10, flood
         own.start()
         fleet.await_completed(ids)
+        # The steward and two workers, each once.
+        said_back = fleet.await_saying("the database is back after", 3)
+        assert all(float(line.split()[-2]) >= 4 for line in said_back)
         ids += fleet.send("Debit", 10)
         fleet.await_completed(ids)
         assert fleet.effects(ids) == {1: 160}
         assert (fleet.pids(), fleet.steward()) == (before, steward)
         assert set(fleet.look().restarts.values()) == {0}
+        assert len(fleet.said("the database is back after")) == 3
         own.stop("fast")
         try:
             assert fleet.stop() == 0

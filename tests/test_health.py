@@ -117,7 +117,7 @@ def test_while_the_database_is_away_nobody_is_judged_and_nothing_counts() -> Non
         assert not process.stuck(number, 3)
     assert process.levels(4).health is Health.DATABASE_AWAY
     assert process.levels(4).reasons == ["the database is away"]
-    process.database_back(5)
+    assert (process.database_back(5), process.database_back(6)) == (3, None)
     assert process.levels(5) == Levels(stuck_threads=1)
 
 

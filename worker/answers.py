@@ -16,9 +16,6 @@ from cmdbus.seats import Role
 from cmdbus.views import BoardView, SeatView, SupervisorState
 
 _NS = 1_000_000_000
-#: A worker that has settled something so recently has a database, whoever says otherwise.
-_PROOF_NS = 15 * _NS
-
 #: Commands by domain and state.
 Depths = Mapping[tuple[str, str], int]
 
@@ -35,11 +32,16 @@ def live(view: BoardView, now: int) -> Answer:
     return _answer({"live": not reasons, "reasons": reasons}, good=not reasons)
 
 
-def ready(view: BoardView, now: int) -> Answer:
-    """Reasons are given also while it is ready: they are what should not stay as it is."""
+def ready(view: BoardView, now: int, *, away: bool | None = None) -> Answer:
+    """Reasons are given also while it is ready: they are what should not stay as it is.
+
+    `away`: whether the database was just found to be away; None if nobody has looked, and
+    then it is as the board says of the steward.
+    """
     seats = _current(view)
     fit = [seat for seat in seats.values() if seat is not None and _can_run(seat, now)]
-    away = _is_away(view, fit, now)
+    if away is None:
+        away = any(steward.levels.database_away for steward in view.with_role(Role.STEWARD))
     told = view.state in (SupervisorState.STARTING, SupervisorState.RUNNING)
     good = told and bool(fit) and not away
     reasons = [] if told else [f"the supervisor is {_name(view.state)}"]
@@ -93,15 +95,6 @@ def _can_run(seat: SeatView, now: int) -> bool:
 
 def _is_late(seat: SeatView, now: int) -> bool:
     return seat.due is not None and now > seat.due
-
-
-def _is_away(view: BoardView, fit: list[SeatView], now: int) -> bool:
-    """As the steward has found, which notices first, while workers have nothing to do."""
-    stewards = view.with_role(Role.STEWARD)
-    if not any(steward.levels.database_away for steward in stewards):
-        return False
-    latest = max((seat.levels.last_success or 0.0 for seat in fit), default=0.0)
-    return now - latest * _NS > _PROOF_NS
 
 
 def _lack(number: int, seat: SeatView | None, now: int) -> str | None:

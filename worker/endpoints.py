@@ -13,10 +13,11 @@ from cmdbus.views import BoardView
 from cmdbus.worker import answers, exposition
 from cmdbus.worker.answers import Answer
 from cmdbus.worker.claims import Claims, Connection
-from cmdbus.worker.connections import settings
+from cmdbus.worker.connections import complete, settings, writable
 from cmdbus.worker.depths import DepthGauge
 from cmdbus.worker.http import Server
 from cmdbus.worker.node import Node
+from cmdbus.worker.reachability import Reachability
 
 #: Counting a million commands takes a fifth of a second.
 _STATEMENT_SECONDS = 2.0
@@ -25,11 +26,17 @@ _LOOK_SECONDS = 1.0
 
 
 class Endpoints:
-    """Everything but what the gauge knows of the database comes from the board."""
+    """Everything comes from the board but what the gauge and the reachability find out."""
 
-    def __init__(self, board: Board, gauge: DepthGauge | None) -> None:
+    def __init__(
+        self,
+        board: Board,
+        gauge: DepthGauge | None = None,
+        reachability: Reachability | None = None,
+    ) -> None:
         self._board = board
         self._gauge = gauge
+        self._reachability = reachability
 
     def answer(self, path: str) -> Answer | None:
         """None if there is nothing at this path."""
@@ -37,7 +44,8 @@ class Endpoints:
             case "/livez":
                 return answers.live(self._view(), time.monotonic_ns())
             case "/readyz":
-                return answers.ready(self._view(), time.monotonic_ns())
+                away = self._reachability.is_away if self._reachability else None
+                return answers.ready(self._view(), time.monotonic_ns(), away=away)
             case "/status":
                 counters, depths = self._board.counters(), self._depths()
                 return answers.status(self._view(), counters, depths, time.monotonic_ns())
@@ -63,20 +71,26 @@ def answering(told: Settings, node: Node) -> Iterator[None]:
         return
     claims = Claims(told.schema, told.timeouts.lease)
     gauge = DepthGauge(lambda: _connect(told, claims.application_name), claims)
-    server = Server(node.http, Endpoints(node.board, gauge).answer, host=told.http[0])
+    reachability = Reachability(
+        lambda: _connect_to_writable(told, claims.application_name), told.schema
+    )
+    endpoints = Endpoints(node.board, gauge, reachability)
+    server = Server(node.http, endpoints.answer, host=told.http[0])
     gauge.start()
+    reachability.start()
     server.start()
     try:
         yield
     finally:
         server.stop(_STOP_SECONDS)
         gauge.stop(_STOP_SECONDS)
+        reachability.stop(_STOP_SECONDS)
 
 
 def answer_for_none(told: Settings, board: Board, listener: socket) -> None:
     """While there is no steward: for as long as this process's parent lives."""
     assert told.http is not None
-    Server(listener, Endpoints(board, None).answer, host=told.http[0]).start()
+    Server(listener, Endpoints(board).answer, host=told.http[0]).start()
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
@@ -90,3 +104,8 @@ def _connect(told: Settings, application_name: str) -> Connection:
     }
     parts = dsns.parse(told.dsn or "")
     return dsns.connect(dsns.complete(parts, application_name=application_name, settings=limits))
+
+
+def _connect_to_writable(told: Settings, application_name: str) -> Connection:
+    parts = writable(dsns.parse(told.dsn or ""))
+    return dsns.connect(complete(parts, application_name, told.timeouts))

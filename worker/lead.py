@@ -257,7 +257,7 @@ class Lead:
             # An error is the end of the worker, or of its pool for the moment.
             with suppress(psycopg.OperationalError):
                 slot.hand.reconnect(self._stopping)
-                self._record.health.database_back(time.monotonic())
+                self._record.database_back()
                 return
 
     def _complain(self, error: Exception, then: str) -> None:

@@ -55,6 +55,12 @@ class Record:
         place.leave()
         self._free.append(index)
 
+    def database_back(self) -> None:
+        """Tells of the end of an outage, once in each process."""
+        seconds = self.health.database_back(time.monotonic())
+        if seconds is not None:
+            logger.info("the database is back after %.1f s", seconds)
+
     def beat(self, due: float) -> None:
         self.seat.beat(_ns(due), self.health.levels(time.monotonic()))
 

@@ -105,8 +105,8 @@ class Steward:
         #: When what is going on with the database is late; infinite in between.
         self._late_at = float("inf")
         self._complained_at = float("-inf")
-        #: The last thing that was tried has found no database.
-        self._away = False
+        #: Since when what is tried finds no database.
+        self._away_since: float | None = None
         #: The last thing that was tried has not succeeded.
         self._failed = False
         self._stopping = threading.Event()
@@ -149,7 +149,7 @@ class Steward:
             if now > self._late_at:
                 self._hand.cut()
             if now <= self._late_at + _ROUND_SECONDS:
-                self._node.seat.beat(_ns(now + promise), Levels(database_away=self._away))
+                self._node.seat.beat(_ns(now + promise), Levels(database_away=self._is_away))
             with suppress(Empty):
                 self._orders.get(timeout=min(1.0, promise / 4))
                 return
@@ -210,7 +210,8 @@ class Steward:
         """Whatever goes wrong, the next round tries again, on a fresh session if need be."""
         try:
             value = what()
-            self._away = self._failed = False
+            self._failed = False
+            self._end_outage()
             return value
         except SchemaError as error:
             logger.error("%s", error)
@@ -223,9 +224,19 @@ class Steward:
             self._hand.drop()
         self._failed = True
         if self._hand.lost():
-            self._away = True
+            self._away_since = self._away_since or time.monotonic()
             self._arming.forget()
         return otherwise
+
+    @property
+    def _is_away(self) -> bool:
+        return self._away_since is not None
+
+    def _end_outage(self) -> None:
+        if self._away_since is not None:
+            seconds = time.monotonic() - self._away_since
+            self._away_since = None
+            logger.info("the database is back after %.1f s", seconds)
 
     def _complain(self, why: str) -> None:
         """Not each time, while the database is away."""

@@ -245,7 +245,7 @@ class Worker:
         wake.start()
         crew.start()
         keeper.start()
-        self._record.health.database_back(time.monotonic())
+        self._record.database_back()
         self._beat()
         self._record.seat.ready(time.monotonic_ns())
         logger.info(

@@ -1,0 +1,66 @@
+"""Whether the database answers, while somebody probes: also one that has gone silent."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from eventually import eventually
+from proxy import Proxy
+from psycopg.conninfo import make_conninfo
+
+from cmdbus.worker.reachability import Reachability
+
+pytestmark = pytest.mark.db
+
+NAME = "the probe"
+#: Seconds until it must be known; 2, and a busy machine.
+WITHIN = 4.0
+
+
+@contextmanager
+def reachability(dsn: str) -> Iterator[Reachability]:
+    named = make_conninfo(dsn, application_name=NAME)
+    made = Reachability(lambda: psycopg.connect(named, autocommit=True), "cmdbus")
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop(10)
+
+
+def sessions(dsn: str, what: str = "count(*)") -> int:
+    query = f"SELECT {what} FROM pg_stat_activity WHERE application_name = '{NAME}'"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_server_that_is_gone_or_silent_is_away_within_2_s_until_it_answers(dsn: str) -> None:
+    with Proxy(dsn) as proxy, reachability(proxy.dsn) as probe:
+        assert not probe.is_away
+        proxy.freeze()  # A fresh session would be answered.
+        eventually(lambda: probe.is_away, WITHIN)
+        eventually(lambda: not probe.is_away, WITHIN)
+        proxy.freeze(new_ones=True)
+        eventually(lambda: probe.is_away, WITHIN)
+        proxy.cut()
+        proxy.freeze(new_ones=False)
+        eventually(lambda: not probe.is_away, 15)
+    with Proxy(dsn) as proxy, reachability(proxy.dsn) as probe:
+        assert not probe.is_away
+        proxy.__exit__(None, None, None)
+        eventually(lambda: probe.is_away, WITHIN)
+
+
+def test_the_end_of_its_own_session_is_no_outage_and_without_probes_it_has_none(dsn: str) -> None:
+    with reachability(dsn) as probe:
+        assert sessions(dsn) == 0
+        assert not probe.is_away
+        eventually(lambda: sessions(dsn) == 1)
+        for _ in range(5):
+            sessions(dsn, "count(pg_terminate_backend(pid))")
+            assert not probe.is_away
+        eventually(lambda: sessions(dsn) == 1)
+    eventually(lambda: sessions(dsn) == 0)
