@@ -43,6 +43,8 @@ from cmdbus.wires import Wire
 
 logger = logging.getLogger(__name__)
 
+_CANNOT_START = "a process cannot start"
+_MANY_CRASHES = "processes crash as soon as they start, too many of them"
 #: Recycled processes live up to this part longer, so that they do not all go at once.
 _SPREAD = 0.1
 
@@ -70,8 +72,10 @@ class Company:
         self.unfinished = False
         #: The latest application that a worker was ready with: it can be.
         self._proven = -1
-        #: A process could not boot for a reason that no restart cures.
+        #: A process could not boot for a reason that no restart cures, and none is ready.
         self.cannot_boot = False
+        #: Causes that the log names only once.
+        self._reported: set[str] = set()
         #: Who was asked for stacks, with what the file said before; and when they are told.
         self._asked: dict[int, str] = {}
         self._tells_at = 0.0
@@ -117,13 +121,33 @@ class Company:
         return bool(unknown)
 
     def _shown(self, seated: Seated, seat: SeatView, now: float) -> Process:
+        if seat.ready is not None and not seated.was_ready:
+            seated.was_ready = True
+            self._reported.discard(_CANNOT_START)
         if seat.ready is not None and seated.role is Role.WORKER:
             self._proven = max(self._proven, seated.app)
         seated.weigh(self._board, self._settings, now)
         return seated.shown(seat, now)
 
-    def too_many_early_deaths(self, now: float) -> bool:
-        return self._restarts.too_many(self.wanted, now)
+    def is_crash_loop(self, now: float) -> bool:
+        """Too many early deaths, and no worker that is ready: those go on."""
+        if not self._restarts.too_many(self.wanted, now):
+            self._reported.discard(_MANY_CRASHES)
+            return False
+        if self._has_ready_worker():
+            self._report(_MANY_CRASHES)
+            return False
+        return True
+
+    def _has_ready_worker(self) -> bool:
+        workers = [s for s in self._seated.values() if s.role is Role.WORKER and s.stays]
+        return any(self._board.seat_view(s.place).ready is not None for s in workers)
+
+    def _report(self, what: str) -> None:
+        """Once, until the cause is gone."""
+        if what not in self._reported:
+            logger.error("%s: those that are ready go on, the next start waits", what)
+        self._reported.add(what)
 
     def change_wanted(self, by: int) -> None:
         most = (self._board.layout.seats - 4) * 2 // 3
@@ -411,6 +435,8 @@ class Company:
         if others:
             self.app = max(other.app for other in others)
             logger.error("the new application cannot start: the fleet keeps the old one")
+        elif self._has_ready_worker():
+            self._report(_CANNOT_START)
         elif seated.app > self._proven and not any(
             s.role is Role.WORKER for s in self._seated.values() if s.app == seated.app
         ):

@@ -129,7 +129,7 @@ class Supervisor:
         if self._company.cannot_boot:
             logger.error("a process cannot start, and a restart would not help: stopping")
             self._give_up(Exit.CANNOT_START)
-        elif self._company.too_many_early_deaths(now):
+        elif self._company.is_crash_loop(now):
             logger.error("processes die as soon as they start, too many of them: giving up")
             self._give_up(Exit.CRASH_LOOP)
         elif self._settings.drain and self._company.is_drained(now - _DRAINED_SECONDS):

@@ -2,8 +2,8 @@
 
 The first restart is at once. Only early deaths make the next ones wait, twice as long
 each time, until its number has been quiet for a minute; and only those, too many over
-all numbers, make the supervisor give up. Being ready is not being quiet: a process that dies
-later than early neither adds to the pause nor takes it back.
+all numbers while no worker is ready, make the supervisor give up. Being ready is not being
+quiet: a process that dies later than early neither adds to the pause nor takes it back.
 """
 
 from collections import deque

@@ -41,6 +41,8 @@ class Seated:
     leave_by: float | None = None
     dumped_at: float | None = None
     killed_at: float | None = None
+    #: The supervisor has seen it ready.
+    was_ready: bool = False
     #: It was killed, and did not die in time: it counts as dead, but keeps its place.
     undead: bool = False
     #: When its main thread was to be back, as far as could be read.
@@ -57,6 +59,11 @@ class Seated:
     #: when that was.
     burnt: dict[int, float] = field(default_factory=dict)
     burnt_at: float = 0.0
+
+    @property
+    def stays(self) -> bool:
+        """Neither told to leave nor killed."""
+        return self.leave_by is None and self.killed_at is None
 
     @property
     def seating(self) -> Role:

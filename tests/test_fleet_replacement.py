@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from eventually import eventually
-from fleet import Fleet, make_effects, supervised, write_app
+from fleet import Fleet, kill, make_effects, supervised, write_app
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
@@ -61,6 +61,25 @@ def test_a_reload_replaces_one_process_after_another(dsn: str, tmp_path: Path) -
             fleet.await_completed(more)
         assert fleet.steward() == steward
         write_app(tmp_path, APP)
+
+
+def test_a_fleet_goes_on_while_its_successors_cannot_import_the_application(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Half a deployment: ready workers go on, and the next start waits ever longer. Without
+    a steward they poll."""
+    with supervised(dsn, tmp_path, poll_interval=0.2) as fleet:
+        before, steward = fleet.pids(), fleet.steward()
+        assert steward is not None
+        write_app(tmp_path, "raise RuntimeError('half a deployment')")
+        kill([before[0], steward])
+        fleet.await_saying("exited with code 3", 6, within=20.0)
+        fleet.await_saying("too many of them: those that are ready go on, the next start waits")
+        fleet.await_completed(fleet.send("Noop", 10))
+        assert fleet.pids() == {1: before[1]}
+        write_app(tmp_path, APP)
+        assert fleet.wait_until_ready(within=30.0)[1] == before[1]
+        assert len(fleet.said("a process cannot start: those that are ready go on")) == 1
 
 
 def test_there_can_be_more_processes_and_fewer(dsn: str, tmp_path: Path) -> None:
