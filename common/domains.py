@@ -6,6 +6,7 @@ from datetime import timedelta
 from cmdbus.checks import check_whole
 
 SETTINGS = ("accepting", "max_depth", "warn_depth", "keep")
+MAX_KEEP = timedelta(days=36525)
 
 
 def check_settings(said: Mapping[str, object]) -> None:
@@ -16,8 +17,10 @@ def check_settings(said: Mapping[str, object]) -> None:
         if said.get(name) is not None:
             check_whole(name, said[name], 1)
     keep = said.get("keep", timedelta(0))
-    if not isinstance(keep, timedelta) or keep < timedelta(0):
-        raise ValueError(f"keep must be a timedelta of at least 0, not {keep!r:.80}")
+    if not isinstance(keep, timedelta) or not timedelta(0) <= keep <= MAX_KEEP:
+        raise ValueError(
+            f"keep must be a timedelta from 0 to {MAX_KEEP.days} days, not {keep!r:.80}"
+        )
     accepting = said.get("accepting", True)
     if not isinstance(accepting, bool):
         raise ValueError(f"accepting must be True or False, not {accepting!r:.80}")

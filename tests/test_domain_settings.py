@@ -2,7 +2,9 @@
 
 from datetime import timedelta
 
+import psycopg
 import pytest
+from roles import role
 
 from cmdbus import CommandBus
 
@@ -45,3 +47,41 @@ def test_how_long_history_is_kept_is_read_back(dsn: str) -> None:
             "orders": timedelta(hours=36),
             "payments": timedelta(days=7),
         }
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("keep", "'-1 day'"),
+        ("keep", "'-1 month 1 day'"),
+        ("keep", "'300000 years'"),
+        ("keep", "'36525 days 1 second'"),
+        ("keep", "NULL"),
+        ("max_depth", "0"),
+        ("warn_depth", "-1"),
+    ],
+)
+def test_an_operators_role_can_set_nothing_that_stops_or_empties_retention(
+    dsn: str, setting: str, value: str
+) -> None:
+    """A negative time would remove what has not been kept at all, a long one is no date."""
+    values = dict.fromkeys(("accepting", "max_depth", "warn_depth", "keep"), "NULL")
+    values[setting] = value
+    call = (
+        f"SELECT cmdbus.configure_domain('payments', ARRAY['{setting}'],"
+        f" {', '.join(values.values())}, 'ann', NULL)"
+    )
+    with role(dsn, "operator") as operator:
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"p_{setting} must be"):
+            operator.execute(call.encode())
+        assert operator.execute("SELECT count(*) FROM cmdbus.domain").fetchone() == (0,)
+    with psycopg.connect(dsn) as owner, pytest.raises(psycopg.IntegrityError):
+        row = f"INSERT INTO cmdbus.domain (name, {setting}) VALUES ('payments', {value})"
+        owner.execute(row.encode())
+
+
+def test_the_longest_and_the_shortest_time_to_keep_history_work(dsn: str) -> None:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
+        for days in (0, 36525):
+            bus.configure("payments", keep=timedelta(days=days))
+            connection.execute("SELECT cmdbus.retain(100)")

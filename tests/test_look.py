@@ -298,7 +298,8 @@ def test_settings_change_one_by_one_and_the_rest_stays(dsn: str) -> None:
         ({"warn_depth": 1.5}, "warn_depth must be a whole number"),
         ({"keep": 7}, "keep must be a timedelta"),
         ({"keep": None}, "keep must be a timedelta"),
-        ({"keep": timedelta(-1)}, "keep must be a timedelta of at least 0"),
+        ({"keep": timedelta(-1)}, "keep must be a timedelta from 0 to 36525 days"),
+        ({"keep": timedelta(36526)}, "keep must be a timedelta from 0 to 36525 days"),
         ({"accepting": 1}, "accepting must be True or False"),
     ],
 )

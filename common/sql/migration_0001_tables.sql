@@ -174,6 +174,7 @@ CREATE TABLE {schema}.domain (
     max_depth integer CHECK (max_depth > 0),
     warn_depth integer CHECK (warn_depth > 0),
     keep interval NOT NULL DEFAULT '7 days'
+        CHECK (keep BETWEEN interval '0' AND interval '36525 days')
 );
 
 -- One life of one worker process. The process draws its number at random, because a server

@@ -12,7 +12,6 @@ SET timezone = 'UTC'
 AS $$
 DECLARE
     longest interval := greatest(interval '7 days', (SELECT max(keep) FROM {schema}.domain));
-    today date := clock_timestamp()::date;
     partition text;
     removed bigint;
 BEGIN

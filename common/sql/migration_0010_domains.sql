@@ -25,7 +25,17 @@ AS $$
 DECLARE
     before json;
     after json;
+    problem text := CASE
+        WHEN 'keep' = ANY (p_given)
+            AND (p_keep IS NULL OR p_keep NOT BETWEEN interval '0' AND interval '36525 days')
+            THEN 'p_keep must be from 0 (finished commands are not kept) to 36525 days'
+        WHEN p_max_depth <= 0 THEN 'p_max_depth must be at least 1, or NULL for no limit'
+        WHEN p_warn_depth <= 0 THEN 'p_warn_depth must be at least 1, or NULL for no warning'
+    END;
 BEGIN
+    IF problem IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = problem;
+    END IF;
     INSERT INTO {schema}.domain (name) VALUES (p_domain) ON CONFLICT (name) DO NOTHING;
     SELECT {schema}.domain_settings(d, p_given) INTO before
     FROM {schema}.domain d WHERE d.name = p_domain FOR UPDATE;
