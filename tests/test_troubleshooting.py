@@ -21,6 +21,7 @@ from cmdbus import (
     HandlerRegistry,
     InvalidOperationError,
     PermanentCommandError,
+    RetryPolicy,
     SendRequest,
     Status,
 )
@@ -42,9 +43,10 @@ def trouble(dsn: str, *, code: str = "GONE", attempts: int = 3) -> int:
             " SELECT domain, command_id, 'MOVED_TO_TROUBLESHOOTING_QUEUE', %(code)s,"
             ' \'{"reason": "PERMANENT"}\' FROM gone)'
             " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
-            " priority, attempts, losses, max_attempts, domain, type, reply_to, data, error_code,"
-            " error_message) SELECT 7, created_at, command_id, correlation_id, priority,"
-            " %(attempts)s, 2, 3, domain, type, reply_to, data, %(code)s, 'it is gone' FROM gone",
+            " priority, attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to,"
+            " data, error_code, error_message) SELECT 7, created_at, command_id, correlation_id,"
+            " priority, %(attempts)s, 2, 3, max_attempts, domain, type, reply_to, data, %(code)s,"
+            " 'it is gone' FROM gone",
             {"code": code, "attempts": attempts},
         ).rowcount
 
@@ -118,6 +120,26 @@ def test_the_queue_is_listed_by_every_condition(dsn: str) -> None:
         assert bus.troubleshooting.summary(type="Ship", until=boundary) == []
 
 
+def test_a_retried_command_runs_under_its_senders_limit_or_todays_policy(dsn: str) -> None:
+    """Not under the policy that applied when it failed."""
+
+    def fail(command: Command, context: Context) -> None:
+        raise RuntimeError("again")
+
+    with CommandBus(dsn) as bus:
+        ids = [bus.send("payments", "Debit", max_attempts=limit) for limit in (None, 2)]
+        for policy in (1, 3):
+            registry = HandlerRegistry()
+            retry = RetryPolicy(max_attempts=policy, backoff=(0.001,))
+            registry.register("payments", "Debit", fail, retry=retry)
+            with running(dsn, registry):
+                eventually(lambda: bus.troubleshooting.count() == 2, 20)
+            limits = [(found(bus, id_).attempts, found(bus, id_).max_attempts) for id_ in ids]
+            assert limits == [(policy, policy), (2, 2)]
+            bus.troubleshooting.retry_all("payments", operator="ann")
+        assert [found(bus, id_).max_attempts for id_ in ids] == [None, 2]
+
+
 def test_a_retried_command_begins_anew(dsn: str) -> None:
     """R23."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
@@ -125,7 +147,7 @@ def test_a_retried_command_begins_anew(dsn: str) -> None:
         before = found(bus, id_)
         bus.troubleshooting.retry("payments", id_, operator="ann", reason="fixed")
         after = found(bus, id_)
-        assert (after.status, after.attempts, after.max_attempts) == (Status.PENDING, 0, 3)
+        assert (after.status, after.attempts, after.max_attempts) == (Status.PENDING, 0, None)
         for name in ("data", "priority", "correlation_id", "reply_to", "created_at"):
             assert getattr(after, name) == getattr(before, name)
         assert after.due_at > before.due_at

@@ -94,7 +94,10 @@ CREATE TABLE {schema}.troubleshooting (
     priority smallint NOT NULL,
     attempts smallint NOT NULL,
     losses smallint NOT NULL,
+    -- The limit that applied, and the one that the sender gave, if any: a retry runs under
+    -- that, or under the handler's policy of then.
     max_attempts smallint,
+    sent_max_attempts smallint,
     domain text COLLATE "C" NOT NULL,
     type text COLLATE "C" NOT NULL,
     reply_to text COLLATE "C",

@@ -75,10 +75,11 @@ BEGIN
     ), trouble AS (
         INSERT INTO {schema}.troubleshooting (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
-            error_message)
+            attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
+            error_code, error_message)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-            priority, attempts, losses, max_attempts, domain, type, reply_to, data, code, message
+            priority, attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to,
+            data, code, message
         FROM gone WHERE kind = 'TROUBLE'
     ), events AS (
         INSERT INTO {schema}.event (
@@ -374,11 +375,11 @@ BEGIN
     )
     INSERT INTO {schema}.troubleshooting (
         domain, priority, token, command_id, claimer, error_code, error_message,
-        claimed_at, created_at, due_at, correlation_id, attempts, losses, max_attempts, type,
-        reply_to, data)
+        claimed_at, created_at, due_at, correlation_id, attempts, losses, max_attempts,
+        sent_max_attempts, type, reply_to, data)
     SELECT p_domain, p_priority, p_token, new_command_id, p_claimer, p_code, why,
-        claimed_at, created_at, due_at, correlation_id, attempts, losses, max_attempts, type,
-        reply_to, data
+        claimed_at, created_at, due_at, correlation_id, attempts, losses, max_attempts,
+        max_attempts, type, reply_to, data
     FROM gone
     RETURNING attempts, claimed_at INTO event_attempt, event_claimed_at;
     IF NOT FOUND THEN

@@ -26,14 +26,15 @@ BEGIN
         WHERE t.domain = k.domain AND t.command_id = k.command_id
         RETURNING t.token, t.claimer, t.claimed_at, t.created_at, t.due_at, t.failed_at,
             t.command_id, t.correlation_id, t.priority, t.attempts, t.losses, t.max_attempts,
-            t.domain, t.type, t.reply_to, t.data, t.error_code, t.error_message
+            t.sent_max_attempts, t.domain, t.type, t.reply_to, t.data, t.error_code,
+            t.error_message
     ), again AS (
         -- The token stays, because it never goes back; the id is a new one, above all floors.
         INSERT INTO {schema}.ready (
             token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             max_attempts, domain, type, reply_to, data, error_code, error_message)
         SELECT token, claimed_at, created_at, clock_timestamp(), command_id, correlation_id,
-            priority, max_attempts, domain, type, reply_to, data, error_code, error_message
+            priority, sent_max_attempts, domain, type, reply_to, data, error_code, error_message
         FROM gone WHERE p_action = 'RETRY' ORDER BY failed_at
     ), history AS (
         INSERT INTO {schema}.finished (
