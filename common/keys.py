@@ -2,6 +2,7 @@
 
 from collections import deque
 from enum import IntEnum
+from hashlib import blake2b
 from uuid import UUID
 
 from cmdbus.cells import Cells
@@ -9,7 +10,8 @@ from cmdbus.layout import CELL, KEY_CELLS, KEY_COUNT, KEYS, OVERFLOWED
 from cmdbus.slots import Kind
 
 _PRIORITIES = 16
-_DOMAINS = 128
+#: Bytes of a domain's hash in a key: a name would not fit, and no table of names holds them all.
+_HASH_BYTES = 5
 _STATES = 4
 _ID = 4  # cells from the key's beginning
 
@@ -67,7 +69,7 @@ class Keys:
             return self._beyond
         cells[place + 1] = id
         cells[place + 2] = token
-        cells[place + 3] = _packed(kind, priority)
+        cells[place + 3] = kind.packed + priority
         named = (place + _ID) * CELL
         self._bytes[named : named + 16] = command_id.bytes
         cells[place] = (cells[place] | 3) + 2
@@ -85,11 +87,16 @@ class Keys:
             self._free.append(place)
 
 
-def _packed(kind: Kind, priority: int) -> int:
-    return (kind.index * _DOMAINS + kind.domain_index) * _PRIORITIES + priority
+def packed(index: int, domain: str) -> int:
+    """What a key shows of its kind, without the priority."""
+    return ((index << 8 * _HASH_BYTES) + hash_of(domain)) * _PRIORITIES
 
 
-def unpacked(place: int) -> tuple[int, int, int]:
-    """A key's kind, domain and priority, the first two by where they are in the seat's tables."""
-    named, priority = divmod(max(0, place), _PRIORITIES)
-    return *divmod(named, _DOMAINS), priority
+def unpacked(cell: int) -> tuple[int, int, int]:
+    """A key's row among the kinds, the hash of its domain, and its priority."""
+    named, priority = divmod(max(0, cell), _PRIORITIES)
+    return *divmod(named, 1 << 8 * _HASH_BYTES), priority
+
+
+def hash_of(domain: str) -> int:
+    return int.from_bytes(blake2b(domain.encode(), digest_size=_HASH_BYTES).digest(), "big")

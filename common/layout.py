@@ -27,10 +27,9 @@ cells of a seat
   overflowed                    a thread that claims; only ever 1   who hands back
   rescued                       the steward                         supervisor
 | keys, each state id token     the thread that holds the command   who hands back, renewal
-    place, command id             at that moment; see Keys
-| DOMAINS, each a name          its process, under a lock;          who reads keys
+    packed, command id            at that moment; see Keys
+| KINDS, each domain and type   its process, under a lock;          metrics, who reads keys
                                   never changed
-| KINDS, each domain and type   the same                            metrics
 and its slots
 
 cells of a slot
@@ -66,7 +65,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
-VERSION = 1
+VERSION = 2
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -104,10 +103,7 @@ KEYS = 6 * LINE
 KEY_COUNT = 512
 KEY_CELLS = 6
 #: One more key than there are: where those go that find no place. Nobody reads it.
-DOMAINS = KEYS + KEY_COUNT * KEY_CELLS + LINE
-DOMAIN_COUNT = 64
-DOMAIN_CELLS = 2 * LINE
-KINDS = DOMAINS + DOMAIN_COUNT * DOMAIN_CELLS
+KINDS = KEYS + KEY_COUNT * KEY_CELLS + LINE
 KIND_CELLS = 4 * LINE
 
 # A slot, from its beginning.

@@ -9,14 +9,11 @@ from zlib import crc32
 from cmdbus.cells import Cells, cell, decode_name, pause, tries
 from cmdbus.counters import OTHER, CountersView, End, Sum, last_counted
 from cmdbus.health import Levels
-from cmdbus.keys import KeyState, unpacked
+from cmdbus.keys import KeyState, hash_of, unpacked
 from cmdbus.layout import (
     ARMED,
     BOARD_NAME,
     CELL,
-    DOMAIN_CELLS,
-    DOMAIN_COUNT,
-    DOMAINS,
     ENDED,
     ENDED_AT,
     IDENT,
@@ -201,17 +198,19 @@ class Reader:
         if not any(state & 3 for state in cells[::KEY_CELLS]):
             return
         after = self._memory.cells[start:end:KEY_CELLS].tolist()
-        domains = names_of(self._memory, seat_at + DOMAINS, DOMAIN_CELLS, DOMAIN_COUNT, 1)
+        kinds = names_of(self._memory, seat_at + KINDS, KIND_CELLS, self._layout.kinds, 2)
+        domains = {hash_of(domain): domain for domain, _ in kinds}
         for index, then in enumerate(after):
             at = index * KEY_CELLS
-            before, id, token, place = cells[at : at + 4]
+            before, id, token, packed = cells[at : at + 4]
             if before >> 2 != then >> 2 or not before & 3 or not then & 3:
                 continue  # It was taken or let go meanwhile.
             if id <= 0 or token <= 0:
                 continue
-            kind, domain, priority = unpacked(place)
+            kind, domain_hash, priority = unpacked(packed)
             yield KeyView(
-                domain=domains[domain][0] if domain < len(domains) else None,
+                domain=domains.get(domain_hash),
+                domain_hash=domain_hash,
                 priority=priority,
                 id=id,
                 token=token,

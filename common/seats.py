@@ -10,11 +10,8 @@ from zlib import crc32
 
 from cmdbus.cells import Cells, decode_name, encode_name
 from cmdbus.health import Levels
-from cmdbus.keys import Keys, KeyState
+from cmdbus.keys import Keys, KeyState, packed
 from cmdbus.layout import (
-    DOMAIN_CELLS,
-    DOMAIN_COUNT,
-    DOMAINS,
     ENDED,
     ENDED_AT,
     IDENT,
@@ -116,7 +113,7 @@ class Seat:
         must have been read: all but the counters is cleared."""
         memory, at = self._memory, self._at
         memory.zero(at + PROCESS_AT, KEYS - PROCESS_AT)
-        for key in range(at + KEYS, at + DOMAINS, KEY_CELLS):
+        for key in range(at + KEYS, at + KINDS, KEY_CELLS):
             memory.cells[key] &= -len(KeyState)
         for slot in range(self._layout.slots):
             start = self._layout.slot(self._number, slot)
@@ -219,23 +216,23 @@ class Seat:
     def _add_kind(self, domain: str, type: str) -> Kind:
         encoded = encode_name(domain, type)
         with self._lock:
-            index = self._place(KINDS, KIND_CELLS, self._layout.kinds, encoded)
-            domain_index = self._place(DOMAINS, DOMAIN_CELLS, DOMAIN_COUNT, encode_name(domain))
-            kind = Kind(index, domain, type, domain_index, encoded, crc32(encoded))
+            index = self._index(encoded)
+            kind = Kind(index, domain, type, packed(index, domain), encoded, crc32(encoded))
             return self._kinds.setdefault((domain, type), kind)
 
-    def _place(self, table: int, stride: int, count: int, name: bytes) -> int:
-        """Where a name is, or now is; `count` if the table is full. A name that was being
-        written when its process was killed is overwritten: nobody has counted by it."""
-        for index in range(count):
-            at = self._at + table + index * stride
+    def _index(self, name: bytes) -> int:
+        """Where a name is in the table of kinds, or now is; the row of all others if the table
+        is full. A name that was being written when its process was killed is overwritten:
+        nothing is counted by it."""
+        for index in range(self._layout.kinds):
+            at = self._at + KINDS + index * KIND_CELLS
             found = self._memory.read_bytes(at, len(name))
             if found is None:
                 self._memory.write(at, name)
                 return index
             if found == name:
                 return index
-        return count
+        return self._layout.kinds
 
     def _write(self) -> None:
         levels = self._levels

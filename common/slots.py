@@ -36,7 +36,8 @@ class Kind:
     index: int
     domain: str
     type: str
-    domain_index: int
+    #: See Keys.
+    packed: int
     encoded: bytes
     crc: int
 

@@ -83,8 +83,9 @@ class SlotView:
 class KeyView:
     """Claimed and not settled."""
 
-    #: None if it found no place in the seat's table of domains.
+    #: None if the seat's table of kinds was full; then only its hash is known.
     domain: str | None
+    domain_hash: int
     priority: int
     id: int
     token: int
@@ -122,7 +123,7 @@ class SeatView:
     #: Only those that a thread has, or had when its process died.
     slots: tuple[SlotView, ...]
     keys: tuple[KeyView, ...]
-    #: False if it had more keys at once than can be shown, in its life.
+    #: False if the process has ever had more keys at once than the board can show.
     complete: bool
 
     @property

@@ -30,6 +30,7 @@ def key(which: Key, state: KeyState) -> KeyView:
     id, token = which
     return KeyView(
         domain="payments",
+        domain_hash=0,
         priority=5,
         id=id,
         token=token,

@@ -16,7 +16,7 @@ from eventually import eventually
 from cmdbus.board import Board
 from cmdbus.counters import Counter
 from cmdbus.health import Health, Levels
-from cmdbus.keys import KeyState
+from cmdbus.keys import KeyState, hash_of
 from cmdbus.layout import CELL, KEY_COUNT
 from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.slots import Phase
@@ -247,6 +247,7 @@ def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
     assert keys == tuple(
         KeyView(
             domain="payments",
+            domain_hash=hash_of("payments"),
             priority=10,
             id=number + 1,
             token=number + 101,
@@ -260,6 +261,19 @@ def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
     for key in keys:
         board.seat(0).free(key.place)
     assert board.seat_view(0).keys == ()
+
+
+def test_a_key_of_any_number_of_domains_shows_the_hash_of_its_own(board: Board) -> None:
+    """The table of kinds has four places here; what is in none is known by its hash."""
+    seat = taken(board)
+    names = [f"domain{number}" for number in range(300)]
+    for id, name in enumerate(names):
+        seat.keys.claimed(seat.kind(name, "Debit"), 10, id + 1, 1, UUID(int=id))
+    keys = board.seat_view(0).keys
+    assert [key.domain_hash for key in keys] == [hash_of(name) for name in names]
+    assert [key.domain for key in keys] == [*names[:4], *[None] * 296]
+    assert {key.kind for key in keys} == {0, 1, 2, 3, 4}
+    assert {key.priority for key in keys} == {10}
 
 
 def test_keys_beyond_the_table_are_not_shown_and_the_seat_says_so(board: Board) -> None:

@@ -104,7 +104,7 @@ def handed_back(dsn: str, dying: Dying, dead: SeatView) -> None:
         assert rescue(
             connection, steward, registry, blame(dead, dead.ended, ""), within=5
         ).sessions_ended
-        reckon(connection, steward, dying.board, dead)
+        reckon(connection, steward, dying.board, dead, registry.domains)
 
 
 def error(error: Exception) -> Outcome:
@@ -143,6 +143,21 @@ def test_what_was_settled_and_not_counted_is_counted_as_it_ended(
         assert worker.view().keys == ()
         handed_back(dsn, worker, worker.view())
         assert sum(worker.counted().values()) == 7
+
+
+def test_what_ran_beyond_the_named_domains_is_counted_by_the_domains_of_the_app(
+    dsn: str, sent: list[UUID]
+) -> None:
+    with dying(dsn) as worker:
+        for number in range(64):
+            worker.seat.kind(f"domain{number}", "Debit")
+        claims = worker.claim(2)
+        for claim in claims:
+            worker.run(claim)
+        worker.settle(claims[0], completed(None))
+        handed_back(dsn, worker, worker.die())
+        assert worker.counted() == {"completed": 1, "lost": 1}
+        assert worker.view().keys == ()
 
 
 def test_who_is_charged_for_a_crash_is_counted_like_any_other(dsn: str, sent: list[UUID]) -> None:

@@ -12,11 +12,14 @@ import psycopg
 import pytest
 from eventually import eventually
 
-from cmdbus import CommandBus, HandlerRegistry, Timeouts
+from cmdbus import CommandBus, HandlerRegistry, SendRequest, Timeouts
 from cmdbus.board import Board
+from cmdbus.layout import KEY_COUNT
 from cmdbus.seats import Role, Seat
 from cmdbus.settings import Settings
 from cmdbus.wires import Wire
+from cmdbus.worker.claims import Claims, Want
+from cmdbus.worker.holding import Holding
 from cmdbus.worker.node import Node
 from cmdbus.worker.steward import Steward
 
@@ -95,6 +98,29 @@ def test_a_look_while_the_node_was_busy_forgets_no_lease_of_another(idle: Idle, 
         idle.is_woken()
         eventually(lambda: lease_has_ended(other), 10)
         eventually(idle.is_woken, 5)
+
+
+@pytest.mark.parametrize(("domains", "count"), [(80, 80), (1, KEY_COUNT + 50)])
+def test_leases_are_renewed_beyond_what_the_board_can_show(
+    idle: Idle, dsn: str, domains: int, count: int
+) -> None:
+    """More domains than a seat has names for, and more claims than it has keys for."""
+    names = [f"domain{number}" for number in range(domains)]
+    claims = Claims("cmdbus", 3.0)
+    idle.worker.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
+    idle.worker.register(claims.incarnation)
+    held = Holding(claims, idle.worker)
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as session:
+        bus.send_many([SendRequest(names[n % domains], "Debit") for n in range(count)])
+        want = Want(count, 0, names, [f"{name} Debit" for name in names], [], {})
+        _, claimed = claims.step(session, [], want)
+        assert len(held.take(claimed, lambda: False)) == count
+        idle.start()
+        renewed = (
+            "SELECT count(*) FROM cmdbus.ready"
+            " WHERE lease_until > clock_timestamp() + interval '3.5 s'"
+        )
+        eventually(lambda: session.execute(renewed).fetchall() == [(count,)])
 
 
 def lease(connection: psycopg.Connection, seconds: float) -> None:

@@ -6,23 +6,32 @@ counted, or counted and still shown, or not settled at all. The keys tell what t
 the database how it ended, and what each thread has counted last tells which are counted.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from cmdbus.board import Board
 from cmdbus.counters import End, mark
-from cmdbus.keys import KeyState
+from cmdbus.keys import KeyState, hash_of
 from cmdbus.views import KeyView, SeatView
 from cmdbus.worker.claims import Claims, Connection
 
 
-def reckon(connection: Connection, claims: Claims, board: Board, dead: SeatView) -> None:
-    """After what the dead held was handed back. Whoever is killed in the middle of this is
-    followed by another one, who goes on where it stopped."""
+def reckon(
+    connection: Connection,
+    claims: Claims,
+    board: Board,
+    dead: SeatView,
+    domains: Iterable[str] = (),
+) -> None:
+    """After what the dead held was handed back. If this process is killed in the middle, the
+    next one goes on from there. `domains` are those of the app: a seat shows no more than 64."""
     seat = board.seat(dead.place)
     counted = board.last_counted(dead.place)
     # These first: what is counted here writes over what its threads have counted last.
     for key in dead.keys:
         if _mark(key) in counted:
             seat.free(key.place)
-    left = [key for key in dead.keys if key.domain is not None and _mark(key) not in counted]
+    left = _with_domains([key for key in dead.keys if _mark(key) not in counted], domains)
     ends = claims.of(dead.incarnation or 0).ends(connection, left) if left else []
     counters = seat.slot(0).counters
     for key, said in zip(left, ends, strict=True):
@@ -30,6 +39,16 @@ def reckon(connection: Connection, claims: Claims, board: Board, dead: SeatView)
         if end is not None:
             counters.ended(key.kind, end, _mark(key))
         seat.free(key.place)
+
+
+def _with_domains(keys: list[KeyView], domains: Iterable[str]) -> list[KeyView]:
+    """Without the keys of domains that neither their seat nor the app names any longer: their
+    ends cannot be found."""
+    if all(key.domain for key in keys):
+        return keys
+    named = {hash_of(domain): domain for domain in domains}
+    known = [replace(key, domain=key.domain or named.get(key.domain_hash)) for key in keys]
+    return [key for key in known if key.domain]
 
 
 def _unsaid(key: KeyView) -> End | None:

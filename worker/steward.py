@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -35,7 +35,7 @@ from cmdbus.views import BoardView, SeatView
 from cmdbus.wires import Wire, wait_for
 from cmdbus.worker.arming import Arming
 from cmdbus.worker.blame import blame
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claims import Claims, Connection, Keyed
 from cmdbus.worker.connections import Hand, Unpooled, settings, writable
 from cmdbus.worker.left_behind import KILLED, LeftBehind
 from cmdbus.worker.listener import Listener
@@ -269,7 +269,7 @@ class Steward:
         """What the dead held is handed back; a byte, because one of them may have taken it."""
         if not self._hand_back(connection, seat, seat.ended or KILLED):
             return False  # The next round tries again.
-        reckon(connection, self._claims, self._board, seat)
+        reckon(connection, self._claims, self._board, seat, self._registry.domains)
         self._board.seat(seat.place).rescue(seat.generation)
         self._wake.put()
         return True
@@ -289,16 +289,23 @@ class Steward:
         self._wake.put()
 
     def _renew(self, connection: Connection, view: BoardView, now: float) -> float:
-        """All that the living hold, in one statement."""
+        """All that living processes hold, in one statement."""
         if now < self._renew_at:
             return self._renew_at - now
         self._renew_at = now + self._told.timeouts.lease / 3
-        living = [seat for seat in view.seats if seat.role in _LIVING and seat.incarnation]
-        held = {seat.incarnation: seat.keys for seat in living if seat.incarnation and seat.keys}
-        if held:
+        held = {
+            seat.incarnation: self._held_by(connection, seat, seat.incarnation)
+            for seat in view.seats
+            if seat.role in _LIVING and seat.incarnation
+        }
+        if any(held.values()):
             self._claims.renew(connection, held)
         self._board.set_renewed(_ns(now))
         return self._renew_at - now
+
+    def _held_by(self, connection: Connection, seat: SeatView, incarnation: int) -> Sequence[Keyed]:
+        """From the database if the board has no place for all of it."""
+        return seat.keys if seat.complete else self._claims.keys_of(connection, incarnation)
 
     def _look(self, connection: Connection, view: BoardView, now: float) -> float:
         """Moves what is due, and wakes a worker for it, or for a lease that has ended, or
