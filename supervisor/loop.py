@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from cmdbus.board import Board
+from cmdbus.errors import BoardError
 from cmdbus.exits import Exit
 from cmdbus.readiness import Finding
 from cmdbus.seats import Role
@@ -16,6 +17,7 @@ from cmdbus.supervisor.children import reap_strangers, wait
 from cmdbus.supervisor.fleet import Company
 from cmdbus.supervisor.narration import Narration
 from cmdbus.supervisor.notify import Notifier
+from cmdbus.supervisor.pidfile import Pidfile
 from cmdbus.supervisor.policy import RESCUE_SECONDS, Fleet, Limits, decide, lives, next_look
 from cmdbus.supervisor.signals import Signals
 from cmdbus.views import SupervisorState
@@ -31,6 +33,8 @@ _GRACE_SECONDS = 5.0
 _DUE_SECONDS = 5.0
 #: With --drain: everybody has waited for so long, and there was nothing.
 _DRAINED_SECONDS = 1.0
+#: Seconds between checks that the pidfile is there and not old.
+_KEEP_SECONDS = 5.0
 #: What a stop takes beyond its deadline, at most.
 _EXITS_SECONDS = 5.0
 
@@ -44,6 +48,7 @@ class Supervisor:
         noted: Signals,
         notifier: Notifier,
         narration: Narration,
+        pidfile: Pidfile,
     ) -> None:
         self._settings = settings
         self._board = board
@@ -51,6 +56,10 @@ class Supervisor:
         self._noted = noted
         self._notifier = notifier
         self._narration = narration
+        self._pidfile = pidfile
+        self._kept_at = 0.0
+        #: Why the pidfile could not be kept, which is logged once.
+        self._not_kept = ""
         #: Of the application to come: while it runs, a reload is under way.
         self._examination: Examination | None = None
         self._limits = Limits(
@@ -81,6 +90,7 @@ class Supervisor:
             for action in decide(fleet, self._limits, now):
                 self._company.act(action, now)
             self._tell(fleet, now)
+            self._keep_name(now)
             self._wait(next_look(fleet, self._limits, now))
         self._show(SupervisorState.STOPPED, time.monotonic())
         if self._code is Exit.DONE and self._company.unfinished:
@@ -197,6 +207,18 @@ class Supervisor:
             due=int((now + _DUE_SECONDS) * 1e9),
             wanted=self._company.wanted,
         )
+
+    def _keep_name(self, now: float) -> None:
+        if now < self._kept_at + _KEEP_SECONDS:
+            return
+        self._kept_at, why = now, ""
+        try:
+            self._pidfile.keep()
+        except (BoardError, OSError) as error:
+            why = str(error)
+            if why != self._not_kept:
+                logger.error("the name of this supervisor cannot be held: %s", why)
+        self._not_kept = why
 
     def _wait(self, until: float) -> None:
         now = time.monotonic()

@@ -1,11 +1,14 @@
-"""One supervisor of a name: the lock on its pidfile decides, not the number in it."""
+"""One supervisor of a name: the locks on its pidfile and its board decide, not the number that
+stands there."""
 
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from cmdbus.board import Board
 from cmdbus.errors import BoardError
 
 #: A child that its supervisor has just forked still has the lock when that is killed: it leaves
@@ -19,10 +22,13 @@ class NameTakenError(BoardError):
 
 
 class Pidfile:
-    """Held until it is closed, or its process is gone; children must close `descriptor`."""
+    """Held until it is closed, or its process is gone; children must close `descriptors`."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
+        self._name = name
+        #: The descriptor of the board, once that is held.
+        self._board: list[int] = []
         while True:
             self.descriptor = _locked(path, name)
             # Between opening it and having its lock, its last holder may have removed it.
@@ -30,8 +36,7 @@ class Pidfile:
                 break
             os.close(self.descriptor)
         try:
-            os.ftruncate(self.descriptor, 0)
-            os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
+            self._write()
         except OSError as error:
             self.close()
             raise BoardError(
@@ -39,11 +44,39 @@ class Pidfile:
                 f"choose another place with --runtime-dir"
             ) from error
 
+    @property
+    def descriptors(self) -> list[int]:
+        return [self.descriptor, *self._board]
+
+    def hold_board(self, path: Path) -> None:
+        """Locks it, too: it is what a second supervisor of this name would take for a dead one's
+        if the pidfile was removed."""
+        self._board = [_locked(path, self._name, os.O_RDONLY, of=_on_board)]
+
+    def keep(self) -> None:
+        """Keeps the files from looking old to programs that remove old ones, and puts the pidfile
+        back if it was removed. NameTakenError if another supervisor has made one meanwhile."""
+        with suppress(OSError):
+            for descriptor in self.descriptors:
+                os.utime(descriptor)
+            if self._is_there():
+                return
+        new = _locked(self._path, self._name, within=0.0)
+        # The same number: children close it.
+        os.dup2(new, self.descriptor, inheritable=False)
+        os.close(new)
+        self._write()
+
+    def _write(self) -> None:
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
+
     def close(self) -> None:
         with suppress(OSError):
             if self._is_there():
                 self._path.unlink()
-        os.close(self.descriptor)
+        for descriptor in self.descriptors:
+            os.close(descriptor)
 
     def _is_there(self) -> bool:
         """Under its name; somebody may have removed it, and another may have made a new one."""
@@ -51,6 +84,24 @@ class Pidfile:
             return os.path.samestat(self._path.stat(), os.fstat(self.descriptor))
         except FileNotFoundError:
             return False
+
+
+def _in_pidfile(path: Path) -> int | None:
+    with suppress(OSError):
+        text = path.read_bytes()[:20].strip()
+        return int(text) if text.isdigit() else None
+    return None
+
+
+def _on_board(path: Path) -> int | None:
+    try:
+        board = Board.open(path)
+    except BoardError:
+        return None
+    try:
+        return board.snapshot(keys=False).pid
+    finally:
+        board.close()
 
 
 def pidfile_path(directory: Path, name: str) -> Path:
@@ -63,22 +114,34 @@ def check_free(path: Path, name: str) -> None:
         os.close(_locked(path, name, os.O_RDONLY, fcntl.LOCK_SH))
 
 
+def check_board_free(path: Path, name: str) -> None:
+    """The same for a board: its supervisor lives, whatever has become of the pidfile."""
+    if os.path.lexists(path):
+        os.close(_locked(path, name, os.O_RDONLY, fcntl.LOCK_SH, of=_on_board))
+
+
 def _locked(
-    path: Path, name: str, flags: int = os.O_RDWR | os.O_CREAT, lock: int = fcntl.LOCK_EX
+    path: Path,
+    name: str,
+    flags: int = os.O_RDWR | os.O_CREAT,
+    lock: int = fcntl.LOCK_EX,
+    *,
+    of: Callable[[Path], int | None] = _in_pidfile,
+    within: float = _LEAVES_SECONDS,
 ) -> int:
-    deadline = time.monotonic() + _LEAVES_SECONDS
+    """`of`: the supervisor that a file names, for a refusal."""
+    deadline = time.monotonic() + within
     while True:
         descriptor = _opened(path, flags)
         try:
             fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
             return descriptor
         except BlockingIOError:
-            said = os.read(descriptor, 20).strip()
             os.close(descriptor)
-        if not (said.isdigit() and _is_gone(int(said))) or time.monotonic() > deadline:
-            pid = said.decode() if said.isdigit() else "unknown"
+        pid = of(path)
+        if pid is None or not _is_gone(pid) or time.monotonic() > deadline:
             raise NameTakenError(
-                f"a supervisor named {name!r} runs already (pid {pid}): stop it, or "
+                f"a supervisor named {name!r} runs already (pid {pid or 'unknown'}): stop it, or "
                 f"choose another --name or --runtime-dir"
             )
         time.sleep(_LOOK_SECONDS)

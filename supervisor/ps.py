@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
+from cmdbus.alive import Presence, presence
 from cmdbus.board import Board
 from cmdbus.errors import BoardError
 from cmdbus.runtime import board_path, find_runtime_directory
-from cmdbus.supervisor.alive import Presence, presence
 from cmdbus.supervisor.output import show_json, show_lines
 from cmdbus.supervisor.screen import Look, lines
 from cmdbus.supervisor.session import board_options, ignored_options, json_option, sentences

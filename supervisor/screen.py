@@ -7,10 +7,10 @@ outside.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cmdbus.alive import Presence
 from cmdbus.counters import CountersView, End
 from cmdbus.seats import Role
 from cmdbus.slots import Phase
-from cmdbus.supervisor.alive import Presence
 from cmdbus.supervisor.output import age, count_of, cut
 from cmdbus.views import BoardView, SeatView, SlotView, SupervisorState
 

@@ -31,7 +31,7 @@ from cmdbus.supervisor.listening import listen
 from cmdbus.supervisor.loop import Supervisor
 from cmdbus.supervisor.narration import Narration
 from cmdbus.supervisor.notify import Notifier
-from cmdbus.supervisor.pidfile import Pidfile, pidfile_path
+from cmdbus.supervisor.pidfile import Pidfile, check_board_free, pidfile_path
 from cmdbus.supervisor.porter import Porter
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
 
@@ -75,6 +75,7 @@ def supervise(settings: Settings) -> Exit:
             directory = make_runtime_directory(find_runtime_directory(settings.runtime_dir))
             pidfile = Pidfile(pidfile_path(directory, settings.name), settings.name)
             stack.callback(pidfile.close)
+            check_board_free(board_path(directory, settings.name), settings.name)
             http = stack.enter_context(listen(*settings.http)) if settings.http else None
             porter = Porter(settings, http, [pidfile.descriptor, *noted.descriptors])
             stack.callback(porter.close)
@@ -83,14 +84,17 @@ def supervise(settings: Settings) -> Exit:
             types = _preflight(settings, noted, porter)
             porter.close()
             board, stacks = _make_board(settings, directory, types)
+            pidfile.hold_board(board_path(directory, settings.name))
             company = Company(settings, board, stacks)
-            company.private = [pidfile.descriptor, *noted.descriptors]
+            company.private = [*pidfile.descriptors, *noted.descriptors]
             company.http = http
             narration = Narration(
                 settings, board, directory, lambda: [*company.private, *company.descriptors]
             )
             with narration:
-                code = Supervisor(settings, board, company, noted, Notifier(), narration).run()
+                code = Supervisor(
+                    settings, board, company, noted, Notifier(), narration, pidfile
+                ).run()
             narration.end(code)
         except StopAsked:
             return Exit.DONE
@@ -191,6 +195,7 @@ def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board,
     path = board_path(directory, settings.name)
     stacks = directory / f"{settings.name}.stacks"
     try:
+        check_board_free(path, settings.name)
         if path.exists():
             # A dead supervisor left it: it says what its processes held, for the steward.
             path.rename(path.with_name(f"{path.name}.{time.time_ns()}"))

@@ -5,10 +5,20 @@ from collections.abc import Iterator
 
 from cmdbus.errors import BoardError
 from cmdbus.readiness import Check, Finding
-from cmdbus.runtime import check_makeable, check_runtime_directory, find_runtime_directory
+from cmdbus.runtime import (
+    board_path,
+    check_makeable,
+    check_runtime_directory,
+    find_runtime_directory,
+)
 from cmdbus.settings import Settings
 from cmdbus.supervisor.listening import ListenError, bound
-from cmdbus.supervisor.pidfile import NameTakenError, check_free, pidfile_path
+from cmdbus.supervisor.pidfile import (
+    NameTakenError,
+    check_board_free,
+    check_free,
+    pidfile_path,
+)
 
 
 def look_at_host(told: Settings) -> Iterator[Check]:
@@ -21,6 +31,7 @@ def look_at_host(told: Settings) -> Iterator[Check]:
             check_runtime_directory(directory)
         check_makeable(directory)
         check_free(pidfile_path(directory, told.name), told.name)
+        check_board_free(board_path(directory, told.name), told.name)
         yield Check("name", Finding.OK, f"no supervisor named {told.name!r} runs here")
     except NameTakenError as error:
         taken = Finding.WARNING

@@ -135,6 +135,25 @@ def test_a_second_supervisor_of_a_name_is_refused(dsn: str, tmp_path: Path) -> N
         fleet.await_completed(ids)
 
 
+def test_a_fleet_whose_pidfile_was_removed_is_not_robbed(dsn: str, tmp_path: Path) -> None:
+    """Programs that remove old files do that. Its board is locked, and the pidfile comes back."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path) as fleet:
+        ids = fleet.send("Gate", 8, data=str(tmp_path / "open"))
+        eventually(lambda: len(fleet.executing("Gate")) == 8)
+        first, pidfile = fleet.process, fleet.directory / "cmdbus.pid"
+        pidfile.unlink()
+        fleet.start()
+        assert fleet.wait() == 3
+        fleet.process = first
+        assert fleet.said(f"runs already (pid {fleet.pid})")
+        eventually(lambda: pidfile.exists() and pidfile.read_text() == f"{fleet.pid}\n", 15.0)
+        (tmp_path / "open").touch()
+        fleet.await_completed(ids)
+        assert fleet.effects(ids) == {1: 8}
+        assert fleet.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
+
+
 def test_a_fleet_whose_processes_die_at_once_gives_up(dsn: str, tmp_path: Path) -> None:
     """Fault 18: exit code 4, after a number of starts that is bounded."""
     write_app(tmp_path, DIES_AT_ONCE)

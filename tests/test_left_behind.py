@@ -1,6 +1,7 @@
 """Boards of dead supervisors, and what their processes held."""
 
-import os
+import subprocess
+import time
 from pathlib import Path
 
 import psycopg
@@ -14,12 +15,15 @@ from cmdbus.worker.left_behind import LeftBehind
 
 pytestmark = pytest.mark.db
 
+#: A process id that no system gives.
+NOBODY = 2**22 - 1
 
-def leave_a_board(path: Path, incarnation: int) -> None:
+
+def leave_a_board(path: Path, incarnation: int, pid: int = NOBODY) -> None:
     board = Board.create(path, seats=1, slots=2)
     seat = board.seat(0)
     seat.assign(Role.WORKER, number=0, generation=1, now=1)
-    seat.enter(pid=os.getpid(), generation=1, now=1)
+    seat.enter(pid=pid, generation=1, now=time.monotonic_ns())
     seat.register(incarnation)
     board.close()
 
@@ -44,7 +48,32 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
         left_behind.rescue(lambda: connection)
         assert not path.exists()
         assert left_behind.wait() == float("inf")
-    assert asked == [(2**62, os.getpid())] * 2
+    assert asked == [(2**62, NOBODY)] * 2
+
+
+@pytest.mark.process
+def test_what_a_living_process_holds_is_not_handed_back_before_it_is_gone(
+    dsn: str, tmp_path: Path
+) -> None:
+    asked = []
+
+    def hand_back(connection: Connection, seat: SeatView, ended: Ended) -> bool:
+        asked.append(seat.pid)
+        return True
+
+    path = tmp_path / "cmdbus.board.17"
+    with (
+        subprocess.Popen(["sleep", "60"]) as living,
+        psycopg.connect(dsn, autocommit=True) as connection,
+    ):
+        leave_a_board(path, 2**62, living.pid)
+        left_behind = LeftBehind(tmp_path, "cmdbus", hand_back)
+        left_behind.rescue(lambda: connection)
+        assert asked == [] and path.exists()
+        living.kill()
+        living.wait()
+        left_behind.rescue(lambda: connection)
+        assert asked == [living.pid] and not path.exists()
 
 
 def test_what_is_no_board_is_left_and_not_tried_again(

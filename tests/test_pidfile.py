@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cmdbus.board import Board
 from cmdbus.errors import BoardError
 from cmdbus.supervisor.children import Death, fork, wait
-from cmdbus.supervisor.pidfile import Pidfile
+from cmdbus.supervisor.pidfile import NameTakenError, Pidfile, check_board_free
+from cmdbus.views import SupervisorState
 
 
 @pytest.fixture
@@ -52,6 +54,55 @@ def test_garbage_in_a_locked_one_is_not_shown(path: Path) -> None:
         path.write_bytes(b"\x1b[31m\xff")
         with pytest.raises(BoardError, match=r"\(pid unknown\)"):
             Pidfile(path, "ours")
+
+
+def test_a_removed_one_is_put_back_with_its_lock_under_the_same_descriptor(path: Path) -> None:
+    with closing(Pidfile(path, "ours")) as pidfile:
+        path.unlink()
+        before = pidfile.descriptors
+        pidfile.keep()
+        assert pidfile.descriptors == before
+        assert not os.get_inheritable(pidfile.descriptor)
+        assert path.read_text() == f"{os.getpid()}\n"
+        with pytest.raises(BoardError, match="runs already"):
+            Pidfile(path, "ours")
+    assert not path.exists()
+
+
+def test_a_kept_one_and_its_board_do_not_get_old(tmp_path: Path, path: Path) -> None:
+    board = tmp_path / "cmdbus.board"
+    Board.create(board, seats=1, slots=1).close()
+    with closing(Pidfile(path, "ours")) as pidfile:
+        pidfile.hold_board(board)
+        for file in (path, board):
+            os.utime(file, (1, 1))
+        pidfile.keep()
+        assert min(path.stat().st_mtime, board.stat().st_mtime) > 1_000_000
+
+
+def test_one_that_another_supervisor_has_made_meanwhile_is_left_to_it(path: Path) -> None:
+    with closing(Pidfile(path, "ours")) as first:
+        path.unlink()
+        with closing(Pidfile(path, "ours")) as second:
+            with pytest.raises(NameTakenError):
+                first.keep()
+            second.keep()
+            assert os.path.samestat(path.stat(), os.fstat(second.descriptor))
+
+
+def test_a_board_that_is_held_is_not_free_whatever_became_of_the_pidfile(
+    tmp_path: Path, path: Path
+) -> None:
+    at = tmp_path / "cmdbus.board"
+    check_board_free(at, "ours")
+    with closing(Board.create(at, seats=1, slots=1)) as board:
+        board.supervise(pid=os.getpid(), state=SupervisorState.RUNNING, since=1, due=1)
+        with closing(Pidfile(path, "ours")) as pidfile:
+            pidfile.hold_board(at)
+            path.unlink()
+            with pytest.raises(NameTakenError, match=rf"\(pid {os.getpid()}\)"):
+                check_board_free(at, "ours")
+        check_board_free(at, "ours")
 
 
 @pytest.mark.parametrize("name", ["missing/cmdbus.pid", ".", "link"])

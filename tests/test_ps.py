@@ -16,6 +16,7 @@ import pytest
 from cli import CALL, cmdbus, environment_without_ours, here
 from eventually import eventually
 
+from cmdbus.alive import Presence, presence
 from cmdbus.board import Board
 from cmdbus.counters import End
 from cmdbus.health import Levels
@@ -23,7 +24,6 @@ from cmdbus.layout import HEAD
 from cmdbus.runtime import board_path
 from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.slots import Phase, Slot
-from cmdbus.supervisor.alive import Presence, presence
 from cmdbus.views import Restart, SupervisorState
 
 SECOND = 1_000_000_000

@@ -1,5 +1,5 @@
 """Boards of supervisors of this name that died with everything: what their processes held is
-handed back by the steward of the next one."""
+handed back by the steward of the next one, once those processes are gone."""
 
 import logging
 import signal
@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from cmdbus.alive import Presence, presence
 from cmdbus.board import Board
 from cmdbus.errors import BoardError
 from cmdbus.seats import Ended, Role
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: To those whose sessions have not ended yet.
 _AGAIN_SECONDS = 5.0
+#: Seconds between checks whether a process that outlived its supervisor has exited.
+_LIVING_SECONDS = 1.0
 #: What a supervisor could not say any more of a process that died with it.
 KILLED = Ended(generation=0, pid=0, signal=signal.SIGKILL)
 
@@ -37,16 +40,18 @@ class LeftBehind:
         #: Handed back by an earlier try.
         self._done: set[tuple[Path, int]] = set()
         self._due = 0.0
+        self._pause = _AGAIN_SECONDS
 
     def wait(self) -> float:
         """Seconds until `rescue` has something to do."""
         return max(0.0, self._due - time.monotonic()) if self._boards else float("inf")
 
     def rescue(self, connect: Callable[[], Connection]) -> None:
+        self._pause = _AGAIN_SECONDS
         try:
             self._rescue(connect())
         finally:
-            self._due = time.monotonic() + _AGAIN_SECONDS
+            self._due = time.monotonic() + self._pause
 
     def _rescue(self, connection: Connection) -> None:
         for path in list(self._boards):
@@ -61,11 +66,15 @@ class LeftBehind:
     def _rescue_by(self, connection: Connection, path: Path) -> bool:
         board = Board.open(path)
         try:
-            seats = [seat for seat in board.snapshot().seats if not seat.rescued]
+            view = board.snapshot()
+            seats = [seat for seat in view.seats if not seat.rescued]
             ours = [seat for seat in seats if seat.incarnation and seat.role is not Role.STEWARD]
         finally:
             board.close()
         for seat in ours:
+            if view.this_boot and _lives(seat):
+                self._pause = _LIVING_SECONDS
+                continue
             ended = seat.ended or replace(KILLED, pid=seat.pid or 0)
             if (path, seat.place) not in self._done and self._hand_back(connection, seat, ended):
                 self._done.add((path, seat.place))
@@ -74,3 +83,8 @@ class LeftBehind:
             with suppress(OSError):  # Else the next supervisor finds that nothing is left to do.
                 path.unlink()
         return is_done
+
+
+def _lives(seat: SeatView) -> bool:
+    """Whether its process still runs its commands: releasing them would run them twice."""
+    return seat.pid is not None and presence(seat.pid, seat.since) is not Presence.GONE
