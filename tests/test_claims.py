@@ -342,10 +342,10 @@ def test_promotion_brings_what_is_due_oldest_first_and_nothing_early(
             bus.send("payments", "Debit", run_at=due + timedelta(seconds=later))
             for later in (0.02, 0.01, 60)
         ]
-        assert worker.promote(connection, 100) == 0
+        assert worker.promote(connection, 100, 10**6) == 0
         connection.execute("SELECT pg_sleep_until(%s)", (due + timedelta(seconds=0.05),))
-        assert worker.promote(connection, 1) == 1
-        assert worker.promote(connection, 100) == 1
+        assert worker.promote(connection, 1, 10**6) == 1
+        assert worker.promote(connection, 100, 10**6) == 1
         _, found = worker.step(connection, [], want(9))
         assert [claim.command_id for claim in found] == [ids[1], ids[0]]
 

@@ -144,7 +144,7 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
             "payments", bus.troubleshooting.list()[0].command_id, operator="ann"
         )
         bus.cancel("payments", later[0])
-        worker.promote(connection, 10)
+        worker.promote(connection, 10, 10**6)
         worker.retain(connection, 10)
         worker.ends(connection, claims)
         worker.end_sessions(connection, [(1, 1)])

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
 import psycopg
@@ -267,11 +267,16 @@ class Claims:
         return None if row is None else Claim._make(row)
 
     def set_aside(
-        self, connection: Connection, key: ClaimKey, code: str, message: str
+        self,
+        connection: Connection,
+        key: ClaimKey,
+        code: str,
+        message: str,
+        table: Literal["ready", "scheduled"] = "ready",
     ) -> list[int]:
         """Moves a row to troubleshooting; `code` and `message` are ASCII. Returns its id if the
-        claim was lost."""
-        values = {**key._asdict(), "code": code, "message": message}
+        row is not there any more, or its claim was lost."""
+        values = {**key._asdict(), "table": table, "code": code, "message": message}
         return [] if self._value(connection, "set_aside", values) else [key.id]
 
     def key(self, claim: Claim) -> ClaimKey:
@@ -379,8 +384,28 @@ class Claims:
         }
         return list(self._value(connection, "renew", values))
 
-    def promote(self, connection: Connection, count: int) -> int:
-        return int(self._value(connection, "promote", {"count": count}))
+    def promote(
+        self,
+        connection: Connection,
+        rows: int,
+        size: int,
+        skipped: Iterable[int] = (),
+        seconds: float = 0.0,
+    ) -> int:
+        """Up to so many rows, and bytes as stored; `seconds` is the statement's timeout if not
+        the session's. Returns how many are promoted."""
+        values = {"rows": rows, "bytes": size, "skipped": _numbers(skipped)}
+        if not seconds:
+            return int(self._value(connection, "promote", values))
+        with connection.transaction():
+            self._execute(connection, "limit_statements", {"limit": f"{seconds:g}s"})
+            return int(self._value(connection, "promote", values))
+
+    def first_due(self, connection: Connection, skipped: Iterable[int]) -> ClaimKey | None:
+        """Of the scheduled commands, the one that is promoted next."""
+        values = {"skipped": _numbers(skipped)}
+        row = self._execute(connection, "find_first_due", values).fetchone()
+        return None if row is None else ClaimKey._make(row)
 
     def retain(self, connection: Connection, count: int) -> int:
         """Removes some of what is too old; how much, 0 if nothing is left to remove."""

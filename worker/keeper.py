@@ -23,6 +23,7 @@ from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.crew import Crew
 from cmdbus.worker.handling import Execution
 from cmdbus.worker.record import Record
+from cmdbus.worker.rejections import reason
 from cmdbus.worker.slots import Slot, Work
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class Keeper:
                 try:
                     duty(place)
                 except psycopg.Error as error:
-                    self._complain(" ".join(str(error).split()))
+                    self._complain(reason(error))
                     self._verdicts_at = time.monotonic() + _AFTER_FAILURE
                     self._hand.heed(error)
                     if self._hand.lost():

@@ -31,7 +31,7 @@ from cmdbus.worker.holding import Holding, Key
 from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.pace import Pace
 from cmdbus.worker.record import Record
-from cmdbus.worker.rejections import Cause, cause_of, was_executed
+from cmdbus.worker.rejections import Cause, cause_of, reason, was_executed
 from cmdbus.worker.settling import Done
 from cmdbus.worker.slots import Slot
 from cmdbus.worker.wake import Waking
@@ -262,7 +262,7 @@ class Lead:
 
     def _complain(self, error: Exception, then: str) -> None:
         """Not each time: what the server refuses now it may refuse for an hour."""
-        why = " ".join(str(error).split())
+        why = reason(error)
         if why != self._said:
             logger.error("a step failed (%s); %s", why, then)
         self._said = why

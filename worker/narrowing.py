@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from cmdbus.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims import Claim, ClaimKey, Claims, Connection, Want
 from cmdbus.worker.holding import Key, key_of
-from cmdbus.worker.rejections import Cause, cause_of, was_executed
+from cmdbus.worker.rejections import Cause, cause_of, reason, was_executed
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Narrowing:
             return None
 
     def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> bool:
-        why = ascii_text(" ".join(str(error).split()), MAX_MESSAGE)
+        why = ascii_text(reason(error), MAX_MESSAGE)
         where = f"command {key.command_id} (domain {key.domain}, row {key.id}) cannot be claimed"
         try:
             lost = self._claims.set_aside(connection, key, "NOT_CLAIMABLE", why)
@@ -109,7 +109,7 @@ class Narrowing:
             if cause_of(second) is Cause.ELSEWHERE:
                 raise
             self._skipped.add(key.id)
-            again = " ".join(str(second).split())
+            again = reason(second)
             logger.error("%s: %s; nor moved to troubleshooting: %s; skipped", where, why, again)
             return False
         if not lost:

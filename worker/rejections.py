@@ -40,3 +40,9 @@ def was_executed(error: BaseException) -> bool:
     return isinstance(error, UnicodeError) or (
         isinstance(error, psycopg.DataError) and error.sqlstate is None
     )
+
+
+def reason(error: BaseException) -> str:
+    """In one line, without the values of rows that the server's DETAIL may show."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return " ".join((primary or str(error) or type(error).__name__).split())

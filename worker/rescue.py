@@ -18,7 +18,7 @@ from cmdbus.retry import RetryPolicy
 from cmdbus.views import SeatView
 from cmdbus.worker.blame import Death, Key, begun
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Session
-from cmdbus.worker.rejections import Cause, cause_of
+from cmdbus.worker.rejections import Cause, cause_of, reason
 from cmdbus.worker.settling import settle_one
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class _Rescuer:
                 claim.command_id,
                 claim.domain,
                 claim.type,
-                " ".join(str(error).split()),
+                reason(error),
             )
         self._rejected.add(claim.id)
 

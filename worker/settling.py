@@ -21,7 +21,7 @@ from cmdbus.worker.claims import Claim, Claims, Connection, Finished
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.holding import Holding
 from cmdbus.worker.record import Record
-from cmdbus.worker.rejections import Cause, cause_of
+from cmdbus.worker.rejections import Cause, cause_of, reason
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class Done:
         self._barred_until = time.monotonic() + _DEFERRED_SECONDS
 
     def _complain(self, finished: Finished, error: BaseException) -> None:
-        why = " ".join(str(error).split())
+        why = reason(error)
         if why != self._complained:
             self.log_later(
                 partial(
@@ -240,7 +240,7 @@ def settle_one(
         schemas.make_partitions(connection, claims.schema)
         return finished, claims.settle(connection, [finished])
     why = ascii_text(
-        f"its outcome {finished.outcome.kind} was rejected: {' '.join(str(rejection).split())}",
+        f"its outcome {finished.outcome.kind} was rejected: {reason(rejection)}",
         MAX_MESSAGE,
     )
     code = "OUTCOME_NOT_STORABLE"

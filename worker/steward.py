@@ -42,6 +42,7 @@ from cmdbus.worker.listener import Listener
 from cmdbus.worker.maintenance import Maintenance
 from cmdbus.worker.node import Node
 from cmdbus.worker.reckoning import reckon
+from cmdbus.worker.rejections import reason
 from cmdbus.worker.rescue import Rescued, rescue
 from cmdbus.worker.timers import Timers
 
@@ -52,6 +53,8 @@ _LIVING = (Role.WORKER, Role.ALONE, Role.LEAVING)
 _STATEMENT_SECONDS = 5.0
 _ROUND_SECONDS = 10.0
 _MAINTENANCE_SECONDS = 600.0
+#: Timeout of a statement that moves one row: 16 MiB at 0.3 MB/s.
+_ONE_ROW_SECONDS = 60.0
 #: Handing back what whole fleets have left.
 _LEFT_BEHIND_SECONDS = 60.0
 #: Handing back after one death: in a round of its own, if it takes longer.
@@ -82,7 +85,7 @@ class Steward:
         self._arming = Arming(
             self._claims, node.board, node.wake, domains, look=lambda: self._due_earlier.set()
         )
-        self._timers = Timers(self._claims, domains, types)
+        self._timers = Timers(self._claims, domains, types, patience=self._be_patient)
         self._listener = Listener(
             self._connect, self._claims, began=self._began, heard=self._heard, ended=self._ended
         )
@@ -217,7 +220,7 @@ class Steward:
             logger.error("%s", error)
             os._exit(Exit.CANNOT_START)
         except (psycopg.Error, CmdbusError) as error:
-            self._complain(" ".join(str(error).split()))
+            self._complain(reason(error))
             self._hand.heed(error)
         except Exception:
             logger.exception("the steward tries again")
@@ -332,6 +335,11 @@ class Steward:
         self._watch_queue(self._timers.seen.queue_usage)
         self._look_at = min(time.monotonic() + min(seconds, self._told.poll_interval), latest)
         return self._look_at - now
+
+    def _be_patient(self) -> float:
+        """Before a statement that may take longer than a round."""
+        self._late_at = time.monotonic() + _ONE_ROW_SECONDS + _ROUND_SECONDS
+        return _ONE_ROW_SECONDS
 
     def _watch_queue(self, usage: float) -> None:
         """Of notifications, which are all databases' together: full, it fails senders' commits.

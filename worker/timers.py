@@ -1,17 +1,25 @@
 """Moves to the ready what is due, and says when the next time is that something will be."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cmdbus.points import PROMOTED, reach
 from cmdbus.worker.claims import Claims, Connection, Seen
+from cmdbus.worker.promotion import Promotion
 
-_PROMOTED_AT_ONCE = 1000
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 5.0
 
 
 class Timers:
-    def __init__(self, claims: Claims, domains: Sequence[str], types: Sequence[str]) -> None:
+    def __init__(
+        self,
+        claims: Claims,
+        domains: Sequence[str],
+        types: Sequence[str],
+        patience: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`patience`: see Promotion."""
         self._claims = claims
+        self._promotion = Promotion(claims, patience)
         self._domains = domains
         self._types = types
         self._locked_wait = _SHORTEST_WAIT
@@ -22,7 +30,7 @@ class Timers:
         """Seconds until the next command is due or, with `leases`, until somebody's lease
         ends; 0 if some were due and are claimable now. The earliest time is read anew each
         time: no later one is forgotten."""
-        if self._claims.promote(connection, _PROMOTED_AT_ONCE):
+        if self._promotion.step(connection):
             reach(PROMOTED)
             return 0.0
         self.seen = self._claims.timers(connection, self._domains, self._types, leases=leases)

@@ -80,6 +80,8 @@ CREATE TABLE {schema}.scheduled (
 );
 
 CREATE INDEX scheduled_command ON {schema}.scheduled (domain, command_id);
+-- To take turns by, where more is due than one promotion moves.
+CREATE INDEX scheduled_turn ON {schema}.scheduled (domain, priority, due_at, id);
 
 -- What needs a person.
 CREATE TABLE {schema}.troubleshooting (

@@ -1,1 +1,1 @@
-SELECT {schema}.promote(%(count)s);
+SELECT {schema}.promote(%(rows)s, %(bytes)s, %(skipped)s::bigint[]);

@@ -1,3 +1,3 @@
 SELECT {schema}.set_aside(
-    %(domain)s, %(priority)s::smallint, %(id)s, %(token)s, %(command_id)s, %(claimer)s::bigint,
-    %(code)s, %(message)s);
+    %(table)s, %(domain)s, %(priority)s::smallint, %(id)s, %(token)s, %(command_id)s,
+    %(claimer)s::bigint, %(code)s, %(message)s);

@@ -1,0 +1,221 @@
+"""Due commands are promoted in turns, in batches that one command cannot hold up."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from handlers import connect
+
+from cmdbus import CommandBus, SendRequest
+from cmdbus.worker.claims import Claims
+from cmdbus.worker.timers import Timers
+
+pytestmark = pytest.mark.db
+
+FILL = """
+    INSERT INTO cmdbus.scheduled (
+        domain, priority, command_id, correlation_id, type, data, due_at)
+    SELECT %s, %s, gen_random_uuid(), gen_random_uuid(), 'Debit', %s::text::json,
+        clock_timestamp() - interval '1 hour' + n * interval '1 microsecond'
+    FROM generate_series(1, %s) n"""
+
+
+@pytest.fixture
+def connection(dsn: str) -> Iterator[psycopg.Connection]:
+    with connect(dsn) as connection:
+        yield connection
+
+
+@pytest.fixture
+def timers() -> Timers:
+    return Timers(Claims("cmdbus", 30), ["payments"], ["payments Debit"])
+
+
+def fill(
+    connection: psycopg.Connection, domain: str, priority: int, count: int, size: int = 2
+) -> None:
+    connection.execute(FILL, (domain, priority, f'"{"x" * (size - 2)}"', count))
+
+
+def ready(connection: psycopg.Connection) -> dict[tuple[str, int], int]:
+    rows = connection.execute(
+        "SELECT domain, priority, count(*) FROM cmdbus.ready GROUP BY domain, priority"
+    ).fetchall()
+    return {(domain, priority): count for domain, priority, count in rows}
+
+
+def left(connection: psycopg.Connection) -> int:
+    row = connection.execute("SELECT count(*) FROM cmdbus.scheduled").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def promote_all(connection: psycopg.Connection, timers: Timers) -> int:
+    """How many looks it took."""
+    for looks in range(100):
+        if timers.look(connection, leases=False) != 0.0:
+            return looks
+    raise AssertionError("there is no end of it")
+
+
+def test_a_backlog_keeps_no_other_domain_and_no_other_priority_waiting(
+    connection: psycopg.Connection, timers: Timers
+) -> None:
+    fill(connection, "payments", 9, 3_000)
+    fill(connection, "payments", 1, 10)
+    fill(connection, "mail", 5, 10)
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp() WHERE priority < 9")
+    assert timers.look(connection, leases=False) == 0.0
+    assert ready(connection) == {("payments", 1): 10, ("payments", 9): 490, ("mail", 5): 10}
+    assert promote_all(connection, timers) == 3
+    assert left(connection) == 0
+    order = "SELECT id FROM cmdbus.ready WHERE priority = 9 ORDER BY due_at"
+    ids = connection.execute(order).fetchall()
+    assert ids == sorted(ids), "within a domain and a priority in the order of their times"
+
+
+@pytest.mark.long
+def test_an_urgent_command_behind_a_large_backlog_is_promoted_by_the_next_look(
+    connection: psycopg.Connection, timers: Timers
+) -> None:
+    fill(connection, "payments", 9, 150_000)
+    fill(connection, "payments", 1, 1)
+    fill(connection, "mail", 5, 1)
+    began = time.monotonic()
+    assert timers.look(connection, leases=False) == 0.0
+    assert time.monotonic() - began < 1.0
+    found = ready(connection)
+    assert found["payments", 1] == found["mail", 5] == 1
+
+
+def test_few_due_among_many_that_are_not_cost_no_walk_over_those(
+    connection: psycopg.Connection, timers: Timers
+) -> None:
+    fill(connection, "payments", 5, 20_000)
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = due_at + interval '2 hours'")
+    connection.execute("VACUUM ANALYZE cmdbus.scheduled")
+    fill(connection, "mail", 5, 1)
+
+    def read() -> int:
+        row = connection.execute(
+            "SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'scheduled'"
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    connection.execute("SELECT pg_stat_force_next_flush()")
+    before = read()
+    assert timers.look(connection, leases=False) == 0.0
+    connection.execute("SELECT pg_stat_force_next_flush()")
+    assert read() - before < 100
+
+
+def test_a_batch_is_bounded_by_the_bytes_that_its_commands_have(
+    connection: psycopg.Connection, timers: Timers
+) -> None:
+    connection.execute("ALTER TABLE cmdbus.scheduled ALTER data SET STORAGE EXTERNAL")
+    fill(connection, "payments", 5, 20, size=1_000_000)
+    fill(connection, "mail", 5, 1, size=12_000_000)
+    assert timers.look(connection, leases=False) == 0.0
+    assert sum(ready(connection).values()) == 8
+    assert promote_all(connection, timers) >= 3
+    assert left(connection) == 0
+
+
+def test_a_batch_that_takes_too_long_is_halved_and_grows_again(
+    connection: psycopg.Connection, timers: Timers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An insert of 64 rows takes half a second, and a statement must not."""
+    connection.execute(
+        "CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM pg_catalog.pg_sleep(0.008); RETURN NEW; END'"
+    )
+    connection.execute(
+        "CREATE TRIGGER dawdle BEFORE INSERT ON cmdbus.ready"
+        " FOR EACH ROW EXECUTE FUNCTION public.dawdle()"
+    )
+    fill(connection, "payments", 5, 80)
+    connection.execute("SET statement_timeout = '300ms'")
+    looks = promote_all(connection, timers)
+    assert left(connection) == 0
+    assert looks < 30 and "trying fewer" in caplog.text
+
+
+def test_one_command_that_takes_longer_than_a_statement_may_is_promoted(
+    connection: psycopg.Connection,
+) -> None:
+    connection.execute(
+        "CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM pg_catalog.pg_sleep(0.4); RETURN NEW; END'"
+    )
+    connection.execute(
+        "CREATE TRIGGER dawdle BEFORE INSERT ON cmdbus.ready"
+        " FOR EACH ROW EXECUTE FUNCTION public.dawdle()"
+    )
+    fill(connection, "payments", 5, 1)
+    connection.execute("SET statement_timeout = '30ms'")
+    asked: list[float] = []
+
+    def patience() -> float:
+        asked.append(20.0)
+        return 20.0
+
+    timers = Timers(Claims("cmdbus", 30), ["payments"], ["payments Debit"], patience)
+    promote_all(connection, timers)
+    assert left(connection) == 0 and asked
+    assert connection.execute("SHOW statement_timeout").fetchone() == ("30ms",)
+
+
+def test_a_command_that_cannot_be_promoted_goes_to_troubleshooting(
+    connection: psycopg.Connection,
+    bus: CommandBus,
+    timers: Timers,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection.execute("ALTER TABLE cmdbus.ready ADD CHECK (type <> 'Bad')")
+    bad = bus.send("payments", "Bad", delay=60)
+    bus.send_many([SendRequest("payments", "Debit", delay=60)] * 5)
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
+    promote_all(connection, timers)
+    assert ready(connection) == {("payments", 5): 5}
+    record = bus.get("payments", bad)
+    assert record is not None and record.error_code == "NOT_CLAIMABLE"
+    assert f"command {bad} (domain payments) is due and cannot be promoted" in caplog.text
+
+
+def test_a_command_that_can_be_neither_promoted_nor_moved_is_skipped_with_pauses(
+    connection: psycopg.Connection,
+    bus: CommandBus,
+    timers: Timers,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for table in ("ready", "troubleshooting"):
+        connection.execute(f"ALTER TABLE cmdbus.{table} ADD CHECK (type <> 'Bad')".encode())
+    bus.send("payments", "Bad", delay=60)
+    bus.send_many([SendRequest("payments", "Debit", delay=60)] * 5)
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
+    promote_all(connection, timers)
+    assert ready(connection) == {("payments", 5): 5}
+    waits = [timers.look(connection, leases=False) for _ in range(12)]
+    assert waits[-1] >= 1.0 and caplog.text.count("skipped") == 1
+
+
+def test_two_that_promote_at_once_move_each_command_once(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    fill(connection, "payments", 5, 5_000)
+
+    def promote() -> None:
+        with connect(dsn) as mine:
+            timers = Timers(Claims("cmdbus", 30), ["payments"], ["payments Debit"])
+            while timers.look(mine, leases=False) == 0.0:
+                pass
+
+    threads = [threading.Thread(target=promote) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert ready(connection) == {("payments", 5): 5_000} and left(connection) == 0

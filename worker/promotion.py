@@ -1,0 +1,76 @@
+"""Promotes due commands, from scheduled to ready, in batches.
+
+a batch succeeds    the next one is twice as large, up to the limits
+a batch fails       the next one is half as large
+one row fails       it moves to troubleshooting or, if even that fails, is skipped
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from cmdbus.outcomes import MAX_MESSAGE, ascii_text
+from cmdbus.worker.claims import ClaimKey, Claims, Connection
+from cmdbus.worker.rejections import Cause, cause_of, reason
+
+logger = logging.getLogger(__name__)
+
+#: Rows of the largest batch, and their bytes as stored: what a slow disk writes in a second.
+_MAX_ROWS, _MAX_BYTES = 1000, 8 * 2**20
+#: Seconds below which a batch is quick, and above which it is slow.
+_QUICK, _SLOW = 0.25, 1.0
+
+
+class Promotion:
+    """Used by one thread."""
+
+    def __init__(self, claims: Claims, patience: Callable[[], float]) -> None:
+        """`patience` is called before one row is promoted by itself, and returns the seconds
+        that it may take, or 0 for the session's own statement timeout."""
+        self._claims = claims
+        self._patience = patience
+        self._rows = _MAX_ROWS
+        #: Ids of rows that can be neither promoted nor moved.
+        self._skipped: set[int] = set()
+
+    def step(self, connection: Connection) -> bool:
+        """One batch; whether another one may follow at once."""
+        rows, size = self._rows, _MAX_BYTES * self._rows // _MAX_ROWS
+        seconds = self._patience() if rows == 1 else 0.0
+        began = time.monotonic()
+        try:
+            promoted = self._claims.promote(connection, rows, size, self._skipped, seconds)
+        except Exception as error:
+            if cause_of(error) is Cause.ELSEWHERE:
+                raise
+            return self._narrow(connection, error)
+        took = time.monotonic() - began
+        if took < _QUICK:
+            self._rows = min(rows * 2, _MAX_ROWS)
+        elif took > _SLOW:
+            self._rows = max(rows // 2, 1)
+        return promoted > 0
+
+    def _narrow(self, connection: Connection, error: Exception) -> bool:
+        if self._rows == _MAX_ROWS:
+            logger.warning("cannot promote due commands (%s): trying fewer", reason(error))
+        if self._rows > 1:
+            self._rows //= 2
+            return True
+        key = self._claims.first_due(connection, self._skipped)
+        return key is not None and self._set_aside(connection, key, error)
+
+    def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> bool:
+        why = ascii_text(reason(error), MAX_MESSAGE)
+        where = f"command {key.command_id} (domain {key.domain}) is due and cannot be promoted"
+        try:
+            self._claims.set_aside(connection, key, "NOT_CLAIMABLE", why, "scheduled")
+        except Exception as second:
+            if cause_of(second) is Cause.ELSEWHERE:
+                raise
+            self._skipped.add(key.id)
+            again = reason(second)
+            logger.error("%s: %s; nor moved to troubleshooting: %s; skipped", where, why, again)
+        else:
+            logger.error("%s: moved to the troubleshooting queue: %s", where, why)
+        return True
