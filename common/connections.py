@@ -144,17 +144,14 @@ def check_encoding(connection: Connection) -> Connection:
 
 
 def _completed(dsn: str) -> dsns.Parts:
-    return dsns.complete(
-        dsns.parse(dsn),
-        application_name="cmdbus:bus",
-        settings={"default_transaction_isolation": "read committed"},
-    )
+    return dsns.complete_producers(dsns.parse(dsn))
 
 
 def _open(parts: dsns.Parts) -> Pool:
     # A pool tries for its whole timeout and then hides the reason.
     dsns.connect(parts).close()
     pool = ConnectionPool(
+        connection_class=dsns.Session,
         kwargs={**parts, "autocommit": True},
         min_size=1,
         max_size=MAX_CONNECTIONS,

@@ -6,17 +6,17 @@ own messages repeat the DSN in some cases, so they are not passed on from here.
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from cmdbus import libpq
 from cmdbus.errors import DatabaseUnavailableError
 
-#: Where the DSN says nothing else. Neither statement_timeout nor libpq's defaults free a
+#: Where nothing else is said. Neither statement_timeout nor libpq's defaults free a
 #: client whose server went silent; with these it notices within about 5 seconds.
 _DEFAULTS = {
-    "client_encoding": "UTF8",
     "connect_timeout": "10",
     "keepalives": "1",
     "keepalives_idle": "2",
@@ -24,6 +24,10 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "5000",
 }
+
+#: What our parsing of results and our arrays rely on. DateStyle is not among them: see Session.
+_PARSED = {"IntervalStyle": "postgres", "array_nulls": "on", "extra_float_digits": "1"}
+_PRODUCERS = {"default_transaction_isolation": "read committed"}
 
 #: Keywords of libpq, each with text.
 Parts = dict[str, Any]
@@ -69,15 +73,47 @@ def _unreadable(dsn: str, message: str) -> str:
 
 
 def complete(parts: Parts, *, application_name: str, settings: Mapping[str, str]) -> Parts:
-    """With keepalives and server settings, where the user's DSN does not say otherwise.
+    """For a session that has this name and these settings whatever else is said.
 
-    Settings go into the options of the connection: a plain SET would leak to whoever
-    uses the session next.
+    Settings go into the options of the connection, behind those of the DSN, its service or the
+    environment: a plain SET would leak to what uses the session next.
     """
-    options = " ".join(f"-c {name}={_escaped(value)}" for name, value in settings.items())
-    named = {"application_name": application_name, **_DEFAULTS, **parts}
-    # The user's own options come last, and so win.
-    return {**named, "options": f"{options} {parts.get('options', '')}".strip()}
+    said = _said(parts)
+    options = [said.get("options", ""), _options({**_PARSED, **settings})]
+    return {**_named(parts, said), "application_name": application_name, "options": _join(options)}
+
+
+def complete_producers(parts: Parts) -> Parts:
+    """For a session of the application's, which may be called and set otherwise."""
+    said = _said(parts)
+    options = [_options(_PRODUCERS), said.get("options", ""), _options(_PARSED)]
+    name = said.get("application_name", "cmdbus:bus")
+    return {**_named(parts, said), "application_name": name, "options": _join(options)}
+
+
+def unless_said(parts: Parts, **defaults: str) -> Parts:
+    """With these where neither the DSN nor its service nor the environment says otherwise."""
+    said = _said(parts)
+    return {**{key: said.get(key, value) for key, value in defaults.items()}, **parts}
+
+
+def _said(parts: Parts) -> Parts:
+    return parts if libpq.is_closed(parts) else libpq.heeded(parts)
+
+
+def _named(parts: Parts, said: Parts) -> Parts:
+    if libpq.is_closed(parts):
+        parts = libpq.close({**_DEFAULTS, **parts})
+    defaults = {key: said.get(key, value) for key, value in _DEFAULTS.items()}
+    return {**defaults, **parts, "client_encoding": "UTF8"}
+
+
+def _options(settings: Mapping[str, str]) -> str:
+    return " ".join(f"-c {name}={_escaped(value)}" for name, value in settings.items())
+
+
+def _join(options: list[str]) -> str:
+    return " ".join(option for option in options if option)
 
 
 def _escaped(value: str) -> str:
@@ -92,10 +128,25 @@ def describe(parts: Parts) -> str:
     return f"database {parts.get('dbname', '(default)')!r} at {host}{port}{user}"
 
 
-def connect(parts: Parts) -> psycopg.Connection:
+class Session(psycopg.Connection[Any]):
+    """A connection whose timestamps can be read: a role or a database may set another style."""
+
+    @classmethod
+    def connect(cls, conninfo: str = "", **kwargs: Any) -> Self:
+        made = super().connect(conninfo, **kwargs)
+        style, _, order = (made.info.parameter_status("DateStyle") or "ISO").partition(", ")
+        if style == "ISO":
+            return made
+        # The order decides how an ambiguous date is read, which is theirs to say.
+        made.close()
+        options = _join([kwargs.get("options", ""), _options({"DateStyle": f"ISO,{order}"})])
+        return super().connect(conninfo, **{**kwargs, "options": options})
+
+
+def connect(parts: Parts) -> Session:
     """One plain connection in autocommit mode, or one clear sentence why there is none."""
     try:
-        return psycopg.connect(**parts, autocommit=True)
+        return Session.connect(**parts, autocommit=True)
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(unavailable(parts, error)) from None
 

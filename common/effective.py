@@ -75,7 +75,7 @@ def judge_handlers(handlers: Iterable[Handler], timeouts: Timeouts) -> Iterator[
         limits = f"{handler.domain}/{handler.type}: statement {statement:g} s, thread {thread:g} s"
         if handler.statement_timeout and statement >= thread:
             yield Check(
-                _NAME,
+                "handlers",
                 Finding.WARNING,
                 f"{limits}: its thread is given up before the server ends a slow statement",
                 "make statement_timeout= less than timeout=",
@@ -84,8 +84,8 @@ def judge_handlers(handlers: Iterable[Handler], timeouts: Timeouts) -> Iterator[
             own.append(limits)
     if own:
         more = f"; and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
-        sentence = f"handlers with limits of their own: {'; '.join(own[:_NAMED])}{more}"
-        yield Check(_NAME, Finding.OK, sentence)
+        sentence = f"with limits of their own: {'; '.join(own[:_NAMED])}{more}"
+        yield Check("handlers", Finding.OK, sentence)
 
 
 def _ladder(session: Session, timeouts: Timeouts) -> Iterator[Check]:

@@ -32,6 +32,13 @@ logger = logging.getLogger(__name__)
 _DOOR_S = CREATE_S + START_S + STOP_S
 
 
+_ADDRESS = "hostaddr='' port=5432"
+_CLOSED = (
+    "options='' target_session_attrs=any sslmode=disable gssencmode=disable channel_binding=disable"
+    " requirepeer=''"
+)
+
+
 class EmbeddedPostgres:
     """One user's hold on a private server; `with` it, or call start() and close().
 
@@ -84,10 +91,11 @@ class EmbeddedPostgres:
 
     @property
     def dsn(self) -> str:
-        """A conninfo string; the database `cmdbus` exists and its superuser is us."""
+        """A conninfo string; the database `cmdbus` exists and its superuser is us. It names what
+        the environment (PGPORT, PGSERVICE, PGOPTIONS ...) would else say of another server."""
         if self._sockets is None:
             raise EmbeddedError("the embedded PostgreSQL has no DSN before start()")
-        return f"host={self._sockets} user=cmdbus dbname=cmdbus"
+        return f"host={self._sockets} {_ADDRESS} user=cmdbus dbname=cmdbus {_CLOSED}"
 
     def __enter__(self) -> Self:
         self.start()

@@ -79,8 +79,8 @@ def answering(answer: bytes) -> Iterator[str]:
 def test_a_database_that_is_ready_passes_every_check(dsn: str) -> None:
     found = checks(dsn)
     assert list(found) == [
-        *("app", "connection", "server", "encoding", "pooling", "schema", "timeouts"),
-        *("connections", "listen"),
+        *("app", "connection", "server", "encoding", "pooling", "schema", "claim"),
+        *("timeouts", "handlers", "connections", "listen"),
     ]
     assert worst(found.values()) is OK
     assert "1 x 2 threads + 2 for the steward + 2 for relief + 2 for a replacement = 8" in (
@@ -122,14 +122,10 @@ def test_a_schema_that_is_missing_older_or_newer_is_one_line_with_the_command(
 
 
 @pytest.mark.db
-def test_what_the_dsn_says_wins_over_the_ladder_and_is_refused(dsn: str) -> None:
-    """M116: the options of a DSN come last."""
+def test_the_ladder_wins_over_what_the_dsn_says(dsn: str) -> None:
+    """M116: the options of a DSN come first."""
     found = checks(f"{dsn} options='-c statement_timeout=40s'")["timeouts"]
-    assert (found.finding, found.fix) == (
-        FATAL,
-        "take statement_timeout out of the DSN's options and PGOPTIONS",
-    )
-    assert "statement_timeout is 40 s" in found.sentence
+    assert found.finding is OK and "statement 25 s" in found.sentence
     tight = Timeouts(statement=1, pool=2, lease=2, thread=3, watchdog=4)
     assert troubles(dsn, timeouts=tight) == []
 
@@ -389,7 +385,7 @@ def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, ds
         ["ok", f"{name}:"]
         for name in (
             *("name", "app", "connection", "server", "encoding", "pooling", "schema"),
-            *("timeouts", "timeouts", "connections", "listen"),  # and of a handler's own
+            *("claim", "timeouts", "handlers", "connections", "listen"),
         )
     ]
     failed = supervise(*small, "--app", "shop_checked:regisrty", "--http", "0.0.0.0:80")

@@ -195,6 +195,11 @@ def test_a_pool_of_the_callers_must_fit(dsn: str, bus: CommandBus) -> None:
         (good, 3, "needs? 4: make it with max_size=4|2 threads need 4"),
         ({"options": options}, 4, "must be in autocommit mode"),
         ({"autocommit": True}, 4, "statement_timeout = 0, and the worker needs 25s"),
+        (
+            {"autocommit": True, "options": f"{options} -c DateStyle=SQL"},
+            4,
+            "DateStyle = SQL, MDY, in which timestamps cannot be read",
+        ),
     ):
         pool = ConnectionPool(dsn, kwargs=kwargs, min_size=1, max_size=size, open=True)
         with pool, pytest.raises(ValueError, match=sentence):

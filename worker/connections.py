@@ -276,15 +276,13 @@ def settings(timeouts: Timeouts) -> dict[str, str]:
 
 
 def complete(parts: dsns.Parts, application_name: str, timeouts: Timeouts) -> dsns.Parts:
-    """The name is not the DSN's to say: by it a dead worker's sessions are found."""
-    parts = {**parts, "application_name": application_name}
     return dsns.complete(parts, application_name=application_name, settings=settings(timeouts))
 
 
 def writable(parts: dsns.Parts) -> dsns.Parts:
-    """Where the DSN says nothing else, a server that lets nobody write, as in a failover, is
-    one that is away."""
-    return {"target_session_attrs": "read-write", **parts}
+    """Where nothing else is said, a server that lets nobody write, as in a failover, is one that
+    is away."""
+    return dsns.unless_said(parts, target_session_attrs="read-write")
 
 
 def parts_of(pool: Pool) -> dsns.Parts:
@@ -308,6 +306,12 @@ def check_pool(pool: Pool, threads: int, timeouts: Timeouts) -> None:
                 "the pool's connections must be in autocommit mode: make it with "
                 "kwargs={'autocommit': True}"
             )
+        style = connection.info.parameter_status("DateStyle") or ""
+        if not style.startswith("ISO"):
+            raise ValueError(
+                f"the pool's connections have DateStyle = {style}, in which timestamps cannot be "
+                f"read: put the style ISO into the DSN (options='-c DateStyle=ISO')"
+            )
         for name, wanted in settings(timeouts).items():
             row = (
                 connection.cursor(row_factory=tuple_row)
@@ -326,6 +330,7 @@ def open_pool(parts: dsns.Parts, threads: int, timeouts: Timeouts) -> Pool:
     connections and a restart of the server that costs 31 s."""
     dsns.connect(parts).close()  # A pool tries for its whole timeout and hides the reason.
     pool = ConnectionPool(
+        connection_class=dsns.Session,
         kwargs={**parts, "autocommit": True},
         min_size=threads,
         max_size=threads + HEADROOM,

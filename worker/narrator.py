@@ -17,6 +17,7 @@ from uuid import UUID
 
 import psycopg
 
+from cmdbus import dsn as dsns
 from cmdbus.board import Board
 from cmdbus.bus import CommandBus
 from cmdbus.exits import Exit
@@ -56,7 +57,7 @@ def narrate(settings: Settings, board: Board, log: Path | None) -> Exit:
     """Tells the story once, and leaves; earlier if the supervisor stops."""
     assert settings.dsn is not None
     with (
-        psycopg.connect(settings.dsn, autocommit=True) as connection,
+        dsns.connect(dsns.complete_producers(dsns.parse(settings.dsn))) as connection,
         CommandBus(settings.dsn, schema=settings.schema) as bus,
     ):
         connection.execute(statement("demo_table", settings.schema))

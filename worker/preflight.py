@@ -10,7 +10,7 @@ from cmdbus import budget, effective, sessions
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
 from cmdbus.errors import AppError, SchemaError
-from cmdbus.readiness import Check, Finding
+from cmdbus.readiness import Check, Finding, worst
 from cmdbus.refusals import refusal
 from cmdbus.registry import Handler, HandlerRegistry
 from cmdbus.settings import Settings
@@ -23,6 +23,7 @@ from cmdbus.worker.connections import (
     session_of,
     settings,
 )
+from cmdbus.worker.trial import try_claim
 
 #: PostgreSQL's major versions that are tested.
 _OLDEST, _NEWEST = 14, 18
@@ -103,7 +104,7 @@ def _longest(handlers: Sequence[Handler], told: Settings) -> float:
 
 
 def _connect(parts: dsns.Parts) -> Connection:
-    return psycopg.connect(**parts, autocommit=True)
+    return dsns.Session.connect(**parts, autocommit=True)
 
 
 def _refused(name: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
@@ -142,7 +143,10 @@ def _look_at_database(
             "name the primary, or several hosts with target_session_attrs=read-write",
         )
         return
-    yield from _look_at_schema(connection, told.schema, role)
+    schema = list(_look_at_schema(connection, told.schema, role))
+    yield from schema
+    if worst(schema) is Finding.OK:
+        yield try_claim(connection, told.dsn or "", told.schema)
     yield from effective.judge(session, told.timeouts, _longest(handlers, told))
     yield from effective.judge_handlers(handlers, told.timeouts)
     yield _look_at_budget(connection, told)

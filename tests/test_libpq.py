@@ -1,0 +1,197 @@
+"""What libpq heeds beside the DSN is heeded; what the bus relies on holds whatever that says."""
+
+import os
+from pathlib import Path
+
+import pytest
+from handlers import connect, running
+from psycopg.conninfo import make_conninfo
+from psycopg.sql import SQL, Identifier, Literal
+
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy, libpq
+from cmdbus import dsn as dsns
+from cmdbus.readiness import Finding
+from cmdbus.worker.trial import try_claim
+
+SERVICE = "[tenant]\nconnect_timeout=3\ntarget_session_attrs=any\noptions=-c search_path=tenant\n"
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "services"
+    file.write_text(SERVICE)
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+
+
+@pytest.mark.parametrize("dsn", ["service=tenant", "postgresql:///?service=tenant", "port=7"])
+def test_a_service_is_heeded_where_the_dsn_says_nothing(
+    service: None, monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    if "service" not in dsn:
+        monkeypatch.setenv("PGSERVICE", "tenant")
+    monkeypatch.setenv("PGOPTIONS", "-c work_mem=1MB")
+    monkeypatch.setenv("PGTCP_USER_TIMEOUT", "1")  # which libpq does not know
+    parts = dsns.complete_producers(dsns.parse(dsn))
+    assert "-c search_path=tenant" in parts["options"] and "work_mem" not in parts["options"]
+    assert (parts["connect_timeout"], parts["tcp_user_timeout"]) == ("3", "5000")
+    attrs = dsns.unless_said(dsns.parse(dsn), target_session_attrs="read-write")
+    assert attrs["target_session_attrs"] == "read-write", "any is what libpq does by itself"
+
+
+def test_the_environment_is_heeded_and_the_dsn_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "PGOPTIONS": "-c work_mem=1MB",
+        "PGAPPNAME": "mine",
+        "PGCONNECT_TIMEOUT": "4",
+        "PGTARGETSESSIONATTRS": "prefer-standby",
+        "PGHOSTADDR": "192.0.2.1",
+        "PGPORT": "1,2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    parts = dsns.complete_producers(dsns.parse("host=db"))
+    assert "-c work_mem=1MB" in parts["options"]
+    assert (parts["application_name"], parts["connect_timeout"]) == ("mine", "4")
+    attrs = dsns.unless_said({}, target_session_attrs="read-write")
+    assert attrs == {"target_session_attrs": "prefer-standby"}
+    own = dsns.complete_producers(dsns.parse("connect_timeout=9 options='-c work_mem=2MB'"))
+    assert own["connect_timeout"] == "9" and "work_mem=1MB" not in own["options"]
+    node = dsns.complete(
+        dsns.parse(
+            "application_name=other options='-c statement_timeout=9s -c application_name=o'"
+        ),
+        application_name="cmdbus:1",
+        settings={"statement_timeout": "5s"},
+    )
+    assert node["application_name"] == "cmdbus:1"
+    assert node["options"].index("=9s") < node["options"].index("=5s"), "the last one wins"
+
+
+def test_what_libpq_cannot_read_is_left_to_the_connection() -> None:
+    assert libpq.heeded({"service": "nowhere"}) == {}
+    assert libpq.heeded({"port": "1,2", "host": "a,b"}).keys() >= {"user"}
+
+
+def open_dsn(dsn: str) -> str:
+    """To the same database, and the environment may add to it."""
+    parts = dsns.parse(dsn)
+    return make_conninfo(**{key: parts[key] for key in ("host", "user", "dbname")})
+
+
+@pytest.mark.db
+@pytest.mark.parametrize("by", ["service", "PGSERVICE", "PGOPTIONS"])
+def test_a_handler_writes_where_psql_does(
+    dsn: str, bus: CommandBus, service: None, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    with connect(dsn) as connection:
+        connection.execute("CREATE SCHEMA tenant")
+        connection.execute("CREATE TABLE tenant.effect (command_id uuid, attempt int)")
+    where = open_dsn(dsn)
+    if by == "service":
+        where = make_conninfo(where, service="tenant")
+    elif by == "PGSERVICE":
+        monkeypatch.setenv("PGSERVICE", "tenant")
+    else:
+        monkeypatch.setenv("PGOPTIONS", "-c search_path=tenant")
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
+    def debit(command: Command, context: Context) -> None:
+        context.connection.execute("INSERT INTO effect VALUES (gen_random_uuid(), 1)")
+
+    with CommandBus(where) as theirs, running(where, registry, concurrency=1):
+        record = theirs.wait("payments", theirs.send("payments", "Debit"), 10)
+        assert record.status == "COMPLETED", record
+    with connect(dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM tenant.effect").fetchone() == (1,)
+
+
+POISON = {
+    "PGPORT": "1",
+    "PGSERVICE": "nowhere",
+    "PGHOSTADDR": "192.0.2.1",
+    "PGOPTIONS": "-c nonsense=1",
+    "PGSSLMODE": "verify-full",
+    "PGREQUIREPEER": "another",
+    "PGREQUIREAUTH": "gss",
+    "PGGSSENCMODE": "require",
+    "PGCHANNELBINDING": "require",
+    "PGSSLCERTMODE": "require",
+    "PGSSLNEGOTIATION": "direct",
+    "PGTARGETSESSIONATTRS": "standby",
+    "PGCONNECT_TIMEOUT": "soon",
+    "PGCLIENTENCODING": "nonsense",
+    "PGUSER": "another",
+    "PGDATABASE": "another",
+    "PGLOADBALANCEHOSTS": "random",
+}
+
+
+@pytest.mark.db
+def test_an_embedded_servers_dsn_heeds_nothing_of_the_environment(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "hostaddr=''" not in dsn:
+        pytest.skip("CMDBUS_TEST_DSN names another server")
+    for name, value in POISON.items():
+        monkeypatch.setenv(name, value)
+    with CommandBus(dsn) as bus:
+        bus.send("payments", "Debit")
+    assert "PGSERVICE" not in os.environ, "a service that is defined nowhere keeps libpq away"
+
+
+ODD = {
+    "DateStyle": "SQL, DMY",
+    "IntervalStyle": "iso_8601",
+    "bytea_output": "escape",
+    "extra_float_digits": "-15",
+    "array_nulls": "off",
+    "standard_conforming_strings": "off",
+    "TimeZone": "Asia/Kathmandu",
+    "client_encoding": "LATIN1",
+    "quote_all_identifiers": "on",
+    "default_transaction_isolation": "serializable",
+    "search_path": "",
+    "xmlbinary": "hex",
+    "row_security": "off",
+    "transform_null_equals": "on",
+    "statement_timeout": "1h",
+}
+
+
+@pytest.mark.db
+def test_settings_of_the_database_break_no_command(dsn: str, bus: CommandBus) -> None:
+    with connect(dsn) as connection:
+        for name, value in ODD.items():
+            alter = SQL("ALTER DATABASE {} SET {} = {}")
+            database = Identifier(connection.info.dbname)
+            connection.execute(alter.format(database, Identifier(name), Literal(value)))
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=2, backoff=(0.01,)))
+    def debit(command: Command, context: Context) -> object:
+        if context.attempt == 1:
+            raise ValueError("once")
+        row = context.connection.execute("SELECT '03.04.2026'::date::text, now()").fetchone()
+        assert row is not None
+        return row[0]
+
+    with CommandBus(dsn) as theirs, running(dsn, registry, concurrency=2):
+        sent = theirs.send("payments", "Debit", {"text": "a\\b'\"ä"}, delay=0.01)
+        record = theirs.wait("payments", sent, 10)
+        assert (record.status, record.attempts) == ("COMPLETED", 2), record
+        assert record.result == "2026-04-03", "an ambiguous date is read as the database says"
+        assert record.data == {"text": "a\\b'\"ä"}
+        assert len(theirs.audit("payments", sent)) >= 4
+        assert [found.command_id for found in theirs.query("payments")] == [sent]
+
+
+@pytest.mark.db
+def test_a_command_is_tried_before_the_first_start(dsn: str, bus: CommandBus) -> None:
+    with dsns.connect(dsns.complete_producers(dsns.parse(dsn))) as connection:
+        assert try_claim(connection, dsn, "cmdbus").finding is Finding.OK
+        connection.execute("ALTER TABLE cmdbus.finished ADD CHECK (type <> 'Check')")
+        found = try_claim(connection, dsn, "cmdbus")
+        assert found.finding is Finding.FATAL and "violates check constraint" in found.sentence
+        assert "\n" not in str(found)
+        row = connection.execute("SELECT count(*) FROM cmdbus.command").fetchone()
+        assert row == (0,)
