@@ -75,6 +75,13 @@ _REFUSALS = (
     ),
     Refusal(
         _FATAL,
+        r"local user with ID \d+ does not exist",
+        (),
+        "the DSN names no user, and the operating system has no name for this process's user",
+        "put the user into the DSN (user=...)",
+    ),
+    Refusal(
+        _FATAL,
         r"password authentication failed|sasl authentication failed",
         ("28P01",),
         "the password is wrong, or has expired, or there is no such role",

@@ -27,7 +27,7 @@ _RUN = Path("/run")
 def find_runtime_directory(chosen: Path | None = None) -> Path:
     """What was chosen, or the first of the usual places. It may not exist yet."""
     if chosen is not None:
-        return chosen.absolute()
+        return _absolute(chosen)
     place = next(usual_places())
     if place.parent == Path(tempfile.gettempdir()):
         _logger.warning(
@@ -36,6 +36,16 @@ def find_runtime_directory(chosen: Path | None = None) -> Path:
             place,
         )
     return place
+
+
+def _absolute(directory: Path) -> Path:
+    try:
+        return directory.absolute()
+    except OSError as error:  # it is relative, and the working directory was removed
+        raise BoardError(
+            f"the runtime directory {directory} cannot be found: the working directory of this "
+            f"process is gone ({error.strerror}); change to one that exists"
+        ) from error
 
 
 def usual_places() -> Iterator[Path]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from cmdbus import dsn as dsns
 from cmdbus.checks import check_schema
@@ -99,7 +100,8 @@ def make_partitions(connection: psycopg.Connection, schema: str) -> None:
     """
     for left in reversed(range(_PARTITION_TRIES)):
         try:
-            connection.execute(statement("make_partitions", schema), {"days_ahead": DAYS_AHEAD})
+            cursor = psycopg.Cursor(connection)
+            cursor.execute(statement("make_partitions", schema), {"days_ahead": DAYS_AHEAD})
             return
         except psycopg.errors.LockNotAvailable:
             if not left:
@@ -144,10 +146,12 @@ def _refuse_foreign(connection: psycopg.Connection, schema: str) -> None:
 
 def _version(connection: psycopg.Connection, schema: str) -> int:
     """0 is none; a SchemaError if this code could not have made it so."""
-    row = connection.execute(statement("find_migrations", schema)).fetchone()
+    # The connection may be a caller's, whose cursors and rows are of another kind.
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    row = cursor.execute(statement("find_migrations", schema)).fetchone()
     if row is None or row[0] is None:
         return 0
-    applied = connection.execute(statement("read_migrations", schema)).fetchall()
+    applied = cursor.execute(statement("read_migrations", schema)).fetchall()
     version, names = max((row[0] for row in applied), default=0), migrations()
     if version > len(names):
         raise SchemaError(_too_new(schema, version, len(names)))

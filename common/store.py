@@ -239,8 +239,8 @@ class Store:
     def _execute(
         self, connection: Connection, name: str, parameters: Mapping[str, Any]
     ) -> psycopg.Cursor[Row]:
-        # The caller's connection may have a row factory of its own.
-        cursor = connection.cursor(row_factory=tuple_row)
+        # The caller's connection may make cursors and rows of another kind.
+        cursor = psycopg.Cursor(connection, row_factory=tuple_row)
         return cursor.execute(statement(name, self.schema), parameters)
 
     def _rows(self, connection: Connection, name: str, parameters: Mapping[str, Any]) -> list[Row]:
@@ -252,7 +252,7 @@ class Store:
         return row
 
     def _copy(self, connection: Connection, name: str, lines: Iterator[str]) -> None:
-        with connection.cursor().copy(statement(name, self.schema)) as copy:
+        with psycopg.Cursor(connection).copy(statement(name, self.schema)) as copy:
             while piece := "".join(islice(lines, _COPY_ROWS)):
                 copy.write(piece)
 

@@ -39,8 +39,26 @@ class _Command(RedactingCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not {"-h", "--help", "--version"} & set(args):
+            _check_working_directory()
             ctx.default_map = read(ctx)
         return super().parse_args(ctx, args)
+
+
+class _NowhereError(click.ClickException):
+    """The working directory was removed."""
+
+    exit_code = Exit.CANNOT_START
+
+
+def _check_working_directory() -> None:
+    """Settings are looked for there, and the application is imported from there."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise _NowhereError(
+            f"the working directory of this process is gone ({error.strerror}): change to one "
+            f"that exists"
+        ) from None
 
 
 def _option(
@@ -75,7 +93,20 @@ def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
 
 
 @click.command(
-    cls=_Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=_Command,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="""Run the commands of a bus with a fleet of processes that heals itself.
+
+    Every option can also be set by the environment, or in [tool.cmdbus] of pyproject.toml or
+    in cmdbus.toml of the working directory (procs = 4, max-rss = "512M", domain = ["payments"]).
+    A TIME is seconds, or like 500ms, 30s, 5m, 2h, 1d.
+
+    \b
+    Examples:
+      cmdbus-supervise --procs 4 --threads 8
+      cmdbus-supervise --app shop.handlers:registry --dsn-file /etc/shop/dsn --http :8080
+      cmdbus-supervise --app shop.handlers:registry --embedded --check
+    """,
 )
 @click.version_option(package_name="cmdbus")
 @_option(
@@ -201,18 +232,6 @@ def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
 @_option("--drain", is_flag=True, help="Exit 0 when everything claimable is done.")
 @click.pass_context
 def main(context: click.Context, /, check: bool, **_given: object) -> None:
-    """Run the commands of a bus with a fleet of processes that heals itself.
-
-    Every option can also be set by the environment, or in [tool.cmdbus] of pyproject.toml or
-    in cmdbus.toml of the working directory (procs = 4, max-rss = "512M", domain = ["payments"]).
-    A TIME is seconds, or like 500ms, 30s, 5m, 2h, 1d.
-
-    \b
-    Examples:
-      cmdbus-supervise --procs 4 --threads 8
-      cmdbus-supervise --app shop.handlers:registry --dsn-file /etc/shop/dsn --http :8080
-      cmdbus-supervise --app shop.handlers:registry --embedded --check
-    """
     if check:
         sys.exit(look(context, as_json=False))
     with _can_start():

@@ -27,7 +27,18 @@ if TYPE_CHECKING:
     from cmdbus.records import CommandRecord
 
 
-@click.command()
+@click.command(
+    help="""Send a command, and print its id.
+
+    DATA is JSON: as it stands, - for standard input, or @FILE.
+
+    \b
+    Examples:
+      cmdbus send payments DebitAccount '{"account_id": 1, "amount": 5}'
+      cmdbus send reports Build @order.json --priority low --delay 2h
+      jq .order db.json | cmdbus send orders Ship -
+    """,
+)
 @click.argument("domain")
 @click.argument("type_", metavar="TYPE")
 @click.argument("data", metavar="[DATA|-|@FILE]", callback=parsed(parameters.data), required=False)
@@ -59,16 +70,6 @@ def send(
     delay: timedelta | None,
     **more: Any,
 ) -> None:
-    """Send a command, and print its id.
-
-    DATA is JSON: as it stands, - for standard input, or @FILE.
-
-    \b
-    Examples:
-      cmdbus send payments DebitAccount '{"account_id": 1, "amount": 5}'
-      cmdbus send reports Build @order.json --priority low --delay 2h
-      jq .order db.json | cmdbus send orders Ship -
-    """
     level = parameters.priority(priority)
     id_ = bus.send(domain, type_, data, priority=level, delay=delay, **more)
     if as_json:
@@ -77,18 +78,19 @@ def send(
         show(str(id_))
 
 
-@click.command()
-@click.argument("domain")
-@click.argument("command_id", metavar="ID")
-@with_bus
-def get(bus: "CommandBus", as_json: bool, domain: str, command_id: str) -> None:
-    """Show a command, and everything that happened to it.
+@click.command(
+    help="""Show a command, and everything that happened to it.
 
     \b
     Examples:
       cmdbus get payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94
       cmdbus get payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --json | jq .status
-    """
+    """,
+)
+@click.argument("domain")
+@click.argument("command_id", metavar="ID")
+@with_bus
+def get(bus: "CommandBus", as_json: bool, domain: str, command_id: str) -> None:
     record = bus.get(domain, command_id)
     if record is None:
         raise CommandNotFoundError(domain, UUID(command_id))
@@ -102,7 +104,16 @@ def get(bus: "CommandBus", as_json: bool, domain: str, command_id: str) -> None:
         show_lines(f"  {line}" for line in str(event).split("\n"))
 
 
-@click.command("list")
+@click.command(
+    "list",
+    help="""List commands, the last sent first.
+
+    \b
+    Examples:
+      cmdbus list payments --status PENDING --since 2h
+      cmdbus list --type DebitAccount --limit 100 --json | jq -r .commands[].command_id
+    """,
+)
 @click.argument("in_domain", metavar="[DOMAIN]", required=False)
 @click.option("--domain", metavar="DOMAIN", help="Only of this domain.")
 @click.option("--type", "type_", metavar="TYPE", help="Only of this type.")
@@ -125,13 +136,6 @@ def list_(
     offset: int,
     **period: Any,
 ) -> None:
-    """List commands, the last sent first.
-
-    \b
-    Examples:
-      cmdbus list payments --status PENDING --since 2h
-      cmdbus list --type DebitAccount --limit 100 --json | jq -r .commands[].command_id
-    """
     domain = one_domain(in_domain, domain)
     status = None if status is None else status.upper()
     # One more than is shown says whether there are more.

@@ -20,20 +20,22 @@ if TYPE_CHECKING:
 _HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "KEEP")
 
 
-@click.group()
+@click.group(help="Show and change the settings of domains.")
 def domain() -> None:
-    """Show and change the settings of domains."""
+    pass
 
 
-@domain.command("list")
-@with_bus
-def list_(bus: "CommandBus", as_json: bool) -> None:
-    """Show every domain that has settings, or commands that are not finished.
+@domain.command(
+    "list",
+    help="""Show every domain that has settings, or commands that are not finished.
 
     \b
     Examples:
       cmdbus domain list
-    """
+    """,
+)
+@with_bus
+def list_(bus: "CommandBus", as_json: bool) -> None:
     found = bus.domains()
     if as_json:
         show_json({"domains": [asdict(record) for record in found]})
@@ -43,20 +45,31 @@ def list_(bus: "CommandBus", as_json: bool) -> None:
         show("no domain has settings, or commands that are not finished")
 
 
-@domain.command("show")
-@click.argument("named", metavar="DOMAIN")
-@with_bus
-def show_(bus: "CommandBus", as_json: bool, named: str) -> None:
-    """Show a domain's settings, and who changed them.
+@domain.command(
+    "show",
+    help="""Show a domain's settings, and who changed them.
 
     \b
     Examples:
       cmdbus domain show payments
-    """
+    """,
+)
+@click.argument("named", metavar="DOMAIN")
+@with_bus
+def show_(bus: "CommandBus", as_json: bool, named: str) -> None:
     _show(bus, as_json, _found(bus, named))
 
 
-@domain.command()
+@domain.command(
+    help="""Change a domain's settings; those that are not given stay.
+
+    \b
+    Examples:
+      cmdbus domain configure payments --max-depth 10000 --warn-depth 5000
+      cmdbus domain configure payments --keep 30d --reason "audit"
+      cmdbus domain configure payments --closed
+    """,
+)
 @click.argument("named", metavar="DOMAIN")
 @click.option(
     "--max-depth",
@@ -81,14 +94,6 @@ def show_(bus: "CommandBus", as_json: bool, named: str) -> None:
 @operator_option
 @with_bus
 def configure(bus: "CommandBus", as_json: bool, named: str, **given: Any) -> None:
-    """Change a domain's settings; those that are not given stay.
-
-    \b
-    Examples:
-      cmdbus domain configure payments --max-depth 10000 --warn-depth 5000
-      cmdbus domain configure payments --keep 30d --reason "audit"
-      cmdbus domain configure payments --closed
-    """
     settings = {key: value for key, value in given.items() if value is not None}
     for key in ("max_depth", "warn_depth"):
         if settings.get(key) == parameters.NO_LIMIT:

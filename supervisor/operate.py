@@ -27,15 +27,18 @@ _OF_THE_FILE = frozenset({"dsn", "dsn_file", "schema", "runtime_dir", "name"})
 _FLAGS_OF_THE_FILE = frozenset({"embedded"})
 
 
-@click.group(cls=RedactingGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="cmdbus")
-@click.pass_context
-def main(context: click.Context) -> None:
-    """Operate a cmdbus: a command bus on PostgreSQL.
+@click.group(
+    cls=RedactingGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Operate a cmdbus: a command bus on PostgreSQL.
 
     \b
     Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 usage.
-    """
+    """,
+)
+@click.version_option(package_name="cmdbus")
+@click.pass_context
+def main(context: click.Context) -> None:
     if os.environ.get("NO_COLOR"):
         context.color = False
     # Beside the supervisor's settings file, its database and its board are meant.
@@ -43,11 +46,9 @@ def main(context: click.Context) -> None:
     set_up_for_terminal("info")
 
 
-@main.command(context_settings={"ignore_unknown_options": True})
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-@json_option
-def check(options: tuple[str, ...], as_json: bool) -> None:
-    """Look whether a supervisor could start here: app, database, timeouts, connections.
+@main.command(
+    context_settings={"ignore_unknown_options": True},
+    help="""Look whether a supervisor could start here: app, database, timeouts, connections.
 
     Takes the options of cmdbus-supervise, its environment and its file; exits with 0 or 3.
 
@@ -55,7 +56,11 @@ def check(options: tuple[str, ...], as_json: bool) -> None:
     Examples:
       cmdbus check --app shop.handlers:registry --dsn-file /etc/shop/dsn --procs 4
       cmdbus check --json
-    """
+    """,
+)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@json_option
+def check(options: tuple[str, ...], as_json: bool) -> None:
     from cmdbus.supervisor.cli import look
     from cmdbus.supervisor.cli import main as supervise
 
@@ -63,7 +68,15 @@ def check(options: tuple[str, ...], as_json: bool) -> None:
         sys.exit(look(context, as_json=as_json))
 
 
-@main.command()
+@main.command(
+    help="""Create the schema or upgrade it; safe to run again, and by many at once.
+
+    \b
+    Examples:
+      cmdbus init --dsn postgresql://localhost/shop
+      cmdbus init --dsn-file /etc/shop/dsn --producer web --worker fleet
+    """,
+)
 @database_options
 @click.option("--worker", metavar="ROLE", multiple=True, help="Grant ROLE a worker's rights.")
 @click.option("--producer", metavar="ROLE", multiple=True, help="Grant ROLE a producer's rights.")
@@ -81,13 +94,6 @@ def init(
     monitor: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Create the schema or upgrade it; safe to run again, and by many at once.
-
-    \b
-    Examples:
-      cmdbus init --dsn postgresql://localhost/shop
-      cmdbus init --dsn-file /etc/shop/dsn --producer web --worker fleet
-    """
     from cmdbus.schema import install
     from cmdbus.sentences import in_one_sentence
 

@@ -1,6 +1,7 @@
 """What the operator's command takes besides text: data, moments, spans of time."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def data(text: str) -> object:
     """A JSON value: as it stands, - for standard input, or @FILE."""
     typed = text != "-" and not text.startswith("@")
     try:
-        return json.loads(text if typed else _read(text))
+        return json.loads(_decoded(text) if typed else _read(text))
     except UnicodeDecodeError:
         raise ValueError("it is no UTF-8 text") from None
     except OSError as error:
@@ -40,6 +41,11 @@ def data(text: str) -> object:
     except (ValueError, RecursionError) as error:
         hint = " (a string needs its quotes: '\"text\"')" if typed else ""
         raise ValueError(f"it is not JSON: {error}{hint}") from None
+
+
+def _decoded(text: str) -> str:
+    """In a locale that is not UTF-8 Python leaves bytes of arguments as halves of surrogates."""
+    return os.fsencode(text).decode()
 
 
 def span(text: str) -> timedelta:

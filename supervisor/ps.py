@@ -23,13 +23,8 @@ from cmdbus.views import BoardView
 _EVERY = 1.0
 
 
-@click.command()
-@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
-@board_options
-@json_option
-@ignored_options("--dsn", "--dsn-file", "--schema")
-def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
-    """Show a supervisor's processes and what their threads run.
+@click.command(
+    help="""Show a supervisor's processes and what their threads run.
 
     STARTS counts the processes that this worker has had. A thread is running a command,
     leading (it fetches commands for its process and writes down how others ended), settling
@@ -42,7 +37,13 @@ def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
       cmdbus ps
       cmdbus ps --watch --name shop
       cmdbus ps --json | jq '.seats[].slots[] | select(.command_id and .due < 0)'
-    """
+    """,
+)
+@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
+@board_options
+@json_option
+@ignored_options("--dsn", "--dsn-file", "--schema")
+def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
     with sentences():
         path = board_path(find_runtime_directory(runtime_dir), name)
         if watch:

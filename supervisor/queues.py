@@ -19,11 +19,8 @@ _HEAD = ("", "READY", "LATER", "RUNNING", "TROUBLE", "OLDEST")
 _IGNORED_AFTER = 60.0
 
 
-@click.command()
-@click.argument("domain", nargs=-1)
-@with_bus
-def status(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
-    """Show what waits, runs and needs a person, by domain and type.
+@click.command(
+    help="""Show what waits, runs and needs a person, by domain and type.
 
     READY could be claimed now, LATER waits for its time, TROUBLE for a person. OLDEST
     is how long the first of the ready ones has waited.
@@ -32,7 +29,11 @@ def status(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
     Examples:
       cmdbus status
       cmdbus status payments --json
-    """
+    """,
+)
+@click.argument("domain", nargs=-1)
+@with_bus
+def status(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
     found = bus.domains(*domain)
     if as_json:
         show_json({"domains": [asdict(each) for each in found]})
@@ -42,33 +43,35 @@ def status(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
         show("nothing waits, nothing runs")
 
 
-@click.command()
+@click.command(
+    help="""Let workers start nothing more of a domain; what runs, ends, and sends are taken.
+
+    \b
+    Examples:
+      cmdbus pause payments --reason "wrong prices"
+    """,
+)
 @click.argument("domain", nargs=-1, required=True)
 @reason_option
 @operator_option
 @with_bus
 def pause(bus: "CommandBus", as_json: bool, domain: tuple[str, ...], **remark: Any) -> None:
-    """Let workers start nothing more of a domain; what runs, ends, and sends are taken.
-
-    \b
-    Examples:
-      cmdbus pause payments --reason "wrong prices"
-    """
     _set_paused(bus, as_json, domain, paused=True, **remark)
 
 
-@click.command()
+@click.command(
+    help="""Let workers start commands of a paused domain again.
+
+    \b
+    Examples:
+      cmdbus resume payments
+    """,
+)
 @click.argument("domain", nargs=-1, required=True)
 @reason_option
 @operator_option
 @with_bus
 def resume(bus: "CommandBus", as_json: bool, domain: tuple[str, ...], **remark: Any) -> None:
-    """Let workers start commands of a paused domain again.
-
-    \b
-    Examples:
-      cmdbus resume payments
-    """
     _set_paused(bus, as_json, domain, paused=False, **remark)
 
 

@@ -22,9 +22,9 @@ _WIDTH = 80
 _FILTERS = ("domain", "type", "error_code", "since", "until")
 
 
-@click.group()
+@click.group(help="Decide about commands in the troubleshooting queue.")
 def tsq() -> None:
-    """Decide about commands in the troubleshooting queue."""
+    pass
 
 
 def _filters(command: F) -> F:
@@ -57,20 +57,22 @@ def _targets(command: F) -> F:
     return command
 
 
-@tsq.command("list")
+@tsq.command(
+    "list",
+    help="""Show what waits for a person, the latest first.
+
+    \b
+    Examples:
+      cmdbus tsq list
+      cmdbus tsq list payments --error-code TIMEOUT --since 2h
+    """,
+)
 @click.argument("domain", required=False)
 @_filters
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--offset", type=click.IntRange(0), default=0)
 @with_bus
 def list_(bus: "CommandBus", as_json: bool, limit: int, offset: int, **filters: Any) -> None:
-    """Show what waits for a person, the latest first.
-
-    \b
-    Examples:
-      cmdbus tsq list
-      cmdbus tsq list payments --error-code TIMEOUT --since 2h
-    """
     conditions = _conditions(**filters)
     total = bus.troubleshooting.count(**conditions)
     found = bus.troubleshooting.list(**conditions, limit=limit, offset=offset)
@@ -85,17 +87,18 @@ def list_(bus: "CommandBus", as_json: bool, limit: int, offset: int, **filters: 
         show("nothing waits for a person")
 
 
-@tsq.command()
-@click.argument("domain", required=False)
-@_filters
-@with_bus
-def summary(bus: "CommandBus", as_json: bool, **filters: Any) -> None:
-    """Count what waits for a person by domain, type and error, the most frequent first.
+@tsq.command(
+    help="""Count what waits for a person by domain, type and error, the most frequent first.
 
     \b
     Examples:
       cmdbus tsq summary --since 1d
-    """
+    """,
+)
+@click.argument("domain", required=False)
+@_filters
+@with_bus
+def summary(bus: "CommandBus", as_json: bool, **filters: Any) -> None:
     found = bus.troubleshooting.summary(**_conditions(**filters))
     if as_json:
         show_json({"errors": [asdict(each) for each in found]})
@@ -113,49 +116,52 @@ def summary(bus: "CommandBus", as_json: bool, **filters: Any) -> None:
 tsq.add_command(get, "show")
 
 
-@tsq.command()
-@_targets
-@with_bus
-def retry(bus: "CommandBus", as_json: bool, **said: Any) -> None:
-    """Let commands run again, as if they had never been tried.
+@tsq.command(
+    help="""Let commands run again, as if they had never been tried.
 
     \b
     Examples:
       cmdbus tsq retry payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94
       cmdbus tsq retry payments --all --error-code TIMEOUT --limit 10
-    """
+    """,
+)
+@_targets
+@with_bus
+def retry(bus: "CommandBus", as_json: bool, **said: Any) -> None:
     queue = bus.troubleshooting
     _resolve(bus, as_json, ("retry", "retried"), queue.retry, queue.retry_all, **said)
 
 
-@tsq.command()
-@_targets
-@with_bus
-def cancel(bus: "CommandBus", as_json: bool, **said: Any) -> None:
-    """End commands as CANCELED; who asked for a reply gets one, with the reason.
+@tsq.command(
+    help="""End commands as CANCELED; who asked for a reply gets one, with the reason.
 
     \b
     Examples:
       cmdbus tsq cancel payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --reason "sent twice"
       cmdbus tsq cancel --all --type Reminder --until 2026-12-01T00:00Z --yes
-    """
+    """,
+)
+@_targets
+@with_bus
+def cancel(bus: "CommandBus", as_json: bool, **said: Any) -> None:
     queue = bus.troubleshooting
     _resolve(bus, as_json, ("cancel", "canceled"), queue.cancel, queue.cancel_all, **said)
 
 
-@tsq.command()
+@tsq.command(
+    help="""End commands as COMPLETED, because their work was done by other means.
+
+    \b
+    Examples:
+      cmdbus tsq complete payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --result '{"paid": true}'
+    """,
+)
 @click.option(
     "--result", metavar="JSON", callback=parsed(data), help="JSON, -, or @FILE; sent as the reply."
 )
 @_targets
 @with_bus
 def complete(bus: "CommandBus", as_json: bool, result: object, **said: Any) -> None:
-    """End commands as COMPLETED, because their work was done by other means.
-
-    \b
-    Examples:
-      cmdbus tsq complete payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --result '{"paid": true}'
-    """
     queue, verbs = bus.troubleshooting, ("complete", "completed")
     _resolve(bus, as_json, verbs, queue.complete, queue.complete_all, result=result, **said)
 

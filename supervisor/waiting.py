@@ -16,7 +16,19 @@ if TYPE_CHECKING:
     from cmdbus.bus import CommandBus
 
 
-@click.command()
+@click.command(
+    help="""Cancel a command that waits, or all of a domain; with --running also one in progress.
+
+    A handler that runs is not interrupted, but nothing that it writes through its
+    context's connection lands. What is in the troubleshooting queue is canceled
+    there: cmdbus tsq cancel.
+
+    \b
+    Examples:
+      cmdbus cancel payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --reason "sent twice"
+      cmdbus cancel payments --all --type Reminder --since 2h --reason "wrong template"
+    """,
+)
 @click.argument("domain")
 @click.argument("command_id", metavar="[ID]", required=False)
 @click.option("--reason", metavar="TEXT", help="Why, for the audit trail and the reply.")
@@ -44,17 +56,6 @@ def cancel(
     operator: str,
     **conditions: Any,
 ) -> None:
-    """Cancel a command that waits, or all of a domain; with --running also one in progress.
-
-    A handler that runs is not interrupted, but nothing that it writes through its
-    context's connection lands. What is in the troubleshooting queue is canceled
-    there: cmdbus tsq cancel.
-
-    \b
-    Examples:
-      cmdbus cancel payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --reason "sent twice"
-      cmdbus cancel payments --all --type Reminder --since 2h --reason "wrong template"
-    """
     if every == (command_id is not None):
         raise Mistake("name a command by DOMAIN and ID, or cancel all of a domain with --all")
     if command_id is not None:
@@ -71,7 +72,17 @@ def cancel(
     _cancel_all(bus, as_json, domain, yes, {"operator": operator, "reason": reason}, **conditions)
 
 
-@click.command()
+@click.command(
+    help="""Give a command that waits another time, another priority, or both.
+
+    Also one that waits for its next attempt; its attempts stay.
+
+    \b
+    Examples:
+      cmdbus reschedule payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --now
+      cmdbus reschedule payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --delay 2h --priority low
+    """,
+)
 @click.argument("domain")
 @click.argument("command_id", metavar="ID")
 @click.option("--now", is_flag=True, help="As soon as a worker is free.")
@@ -108,15 +119,6 @@ def reschedule(
     priority: str | int | None,
     **remark: Any,
 ) -> None:
-    """Give a command that waits another time, another priority, or both.
-
-    Also one that waits for its next attempt; its attempts stay.
-
-    \b
-    Examples:
-      cmdbus reschedule payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --now
-      cmdbus reschedule payments 01a1ef5a-0994-8c8f-a75a-06db62dbaa94 --delay 2h --priority low
-    """
     times = sum((now, run_at is not None, delay is not None))
     if times > 1 or (not times and priority is None):
         raise Mistake("give one of --now, --at and --delay, or --priority, or both")

@@ -1,5 +1,6 @@
 """The user's handlers, found by MODULE:REGISTRY, and what is said when they are not."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,3 +112,16 @@ def test_what_the_users_code_raises_is_shown_with_its_traceback(app: str, lines:
 def test_without_an_app_there_is_nothing_to_run() -> None:
     with pytest.raises(AppError, match="--app MODULE:REGISTRY"):
         load(None)
+
+
+def test_a_working_directory_that_is_gone_is_said(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    before = Path.cwd()
+    os.chdir(gone)
+    try:
+        gone.rmdir()
+        with pytest.raises(AppError, match=r"the working directory of this process is gone"):
+            load("shop:registry")
+    finally:
+        os.chdir(before)

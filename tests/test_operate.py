@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from cli import cmdbus, here
 from click.testing import CliRunner
 
 from cmdbus.statements import migrations
+from cmdbus.supervisor.cli import main as supervise
 from cmdbus.supervisor.operate import main
 
 SECRET = "s3cr3t"
@@ -132,6 +134,50 @@ def test_a_password_on_the_command_line_is_warned_of() -> None:
 def test_help_shows_examples() -> None:
     assert "Examples:" in cmdbus("init", "--help").stdout
     assert "init" in cmdbus("-h").stdout
+
+
+def test_help_does_not_depend_on_docstrings() -> None:
+    """PYTHONOPTIMIZE=2 leaves them out."""
+
+    def all_of(command: click.Command) -> Iterator[click.Command]:
+        yield command
+        for each in command.commands.values() if isinstance(command, click.Group) else ():
+            yield from all_of(each)
+
+    for command in (*all_of(main), supervise):
+        assert command.help and command.callback and not command.callback.__doc__, command.name
+    shown = cmdbus("send", "--help", PYTHONOPTIMIZE="2").stdout
+    assert "Send a command, and print its id." in shown and "Examples:" in shown
+
+
+def test_a_working_directory_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+    here_and_gone = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
+    for command, code, sentence in (
+        (["cmdbus-supervise", "--check"], 3, "change to one that exists"),
+        (["cmdbus-supervise", "--app", "a:b", "--dsn", "host=::1"], 3, "change to one that exists"),
+        (["cmdbus", "ps", "--runtime-dir", "run"], 1, "change to one that exists"),
+        (["cmdbus-supervise", "--help"], 0, ""),
+    ):
+        program = str(Path(sys.executable).with_name(command[0]))
+        done = subprocess.run(
+            ["/bin/sh", "-c", here_and_gone, str(tmp_path / "gone"), program, *command[1:]],
+            capture_output=True,
+            text=True,
+            timeout=25,
+        )
+        assert done.returncode == code, done
+        assert sentence in done.stderr and len(done.stderr.splitlines()) == bool(code)
+
+
+@pytest.mark.db
+def test_a_locale_without_utf_8_changes_no_data(dsn: str) -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "CMDBUS_DSN": dsn}
+    sent = cmdbus("send", "shop", "Debit", '"grün"', **plain)
+    assert (sent.returncode, sent.stderr) == (0, "")
+    id_ = sent.stdout.strip()
+    assert json.loads(cmdbus("get", "shop", id_, "--json", **plain).stdout)["data"] == "grün"
+    shown = cmdbus("get", "shop", id_, **plain)
+    assert (shown.returncode, shown.stderr) == (0, "") and r'"gr\xfcn"' in shown.stdout
 
 
 def test_completion_knows_the_commands() -> None:

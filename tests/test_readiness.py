@@ -34,6 +34,7 @@ AWAY_TEXTS = [
     "FATAL:  etwas, das niemand kennt",
 ]
 FATAL_TEXTS = [
+    ("connection is bad: local user with ID 4242 does not exist", "put the user into the DSN"),
     ('FATAL:  password authentication failed for user "ann"', "the password is wrong"),
     ("fe_sendauth: no password supplied", "none was given"),
     ('FATAL:  Peer authentication failed for user "ann"', "operating system's user"),

@@ -9,6 +9,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 from handlers import connect
+from psycopg.rows import dict_row
+from psycopg_pool import ConnectionPool
 from senders import counts, race
 
 from cmdbus import (
@@ -19,6 +21,7 @@ from cmdbus import (
     ShutdownError,
     Status,
 )
+from cmdbus.schema import check
 
 pytestmark = pytest.mark.db
 
@@ -378,3 +381,22 @@ def test_sql_is_refused_like_everybody(dsn: str) -> None:
         bus.configure("payments", accepting=False)
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="does not accept"):
             connection.execute("SELECT cmdbus.send('payments', 'Debit')")
+
+
+@pytest.mark.parametrize("cursors", [psycopg.RawCursor, psycopg.ClientCursor])
+def test_a_callers_connection_may_make_other_cursors_and_rows(
+    dsn: str, cursors: type[psycopg.Cursor[Any]]
+) -> None:
+    pool = ConnectionPool(
+        dsn,
+        kwargs={"autocommit": True, "cursor_factory": cursors, "row_factory": dict_row},
+        min_size=1,
+        max_size=2,
+        open=True,
+    )
+    with pool, CommandBus(pool=pool) as bus, pool.connection() as connection:
+        id_ = bus.send("payments", "DebitAccount", {"n": 1}, connection=connection)
+        bus.send_many([SendRequest("payments", "DebitAccount")], connection=connection)
+        record = bus.get("payments", id_)
+        assert record is not None and record.data == {"n": 1}
+        check(connection, "cmdbus")

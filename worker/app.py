@@ -56,7 +56,13 @@ def _suggested(app: str) -> str:
 
 
 def _module(name: str) -> Any:
-    working = str(Path.cwd())
+    try:
+        working = str(Path.cwd())
+    except OSError as error:
+        raise AppError(
+            f"{name} cannot be imported: the working directory of this process is gone "
+            f"({error.strerror}); start it in one that exists"
+        ) from None
     if working not in sys.path:
         sys.path.insert(0, working)
     try:

@@ -527,7 +527,8 @@ class Claims:
     def _execute(
         self, connection: Connection, name: str, values: dict[str, Any] | None
     ) -> psycopg.Cursor[Row]:
-        cursor = connection.cursor(row_factory=tuple_row)
+        # A pool of the caller's may make connections whose cursors are of another kind.
+        cursor = psycopg.Cursor(connection, row_factory=tuple_row)
         return cursor.execute(statement(name, self.schema), values)
 
     def _value(self, connection: Connection, name: str, values: dict[str, Any]) -> Any:

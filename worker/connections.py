@@ -223,7 +223,7 @@ def cut_at(deadline: float, hand: Hand) -> Iterator[None]:
 
 def session_of(connection: Connection) -> tuple[int, int]:
     """The pid and the start of the server's process, as the server knows them."""
-    cursor = connection.cursor(row_factory=tuple_row)
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
     row = cursor.execute(statement("read_backend", "cmdbus")).fetchone()
     assert row is not None, "each session sees itself"
     return int(row[0]), int(row[1])
@@ -314,7 +314,7 @@ def check_pool(pool: Pool, threads: int, timeouts: Timeouts) -> None:
             )
         for name, wanted in settings(timeouts).items():
             row = (
-                connection.cursor(row_factory=tuple_row)
+                psycopg.Cursor(connection, row_factory=tuple_row)
                 .execute(statement("read_setting", "cmdbus"), {"name": name, "wanted": wanted})
                 .fetchone()
             )
