@@ -1,6 +1,5 @@
 """Options that several commands share, and what they mean together."""
 
-import io
 import os
 import re
 import sys
@@ -174,10 +173,6 @@ class RedactingCommand(click.Command):
     """Shows no DSN that was typed in the wrong place, and where a wrong value comes from."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        for stream in (sys.stdout, sys.stderr):
-            # In a locale that is not UTF-8 it may hold fewer characters than what is shown.
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
         try:
             return super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.MissingParameter as error:

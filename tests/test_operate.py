@@ -177,7 +177,8 @@ def test_a_locale_without_utf_8_changes_no_data(dsn: str) -> None:
     id_ = sent.stdout.strip()
     assert json.loads(cmdbus("get", "shop", id_, "--json", **plain).stdout)["data"] == "grün"
     shown = cmdbus("get", "shop", id_, **plain)
-    assert (shown.returncode, shown.stderr) == (0, "") and r'"gr\xfcn"' in shown.stdout
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert '"grün"' in shown.stdout
 
 
 def test_completion_knows_the_commands() -> None:
