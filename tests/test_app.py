@@ -1,13 +1,16 @@
 """The user's handlers, found by MODULE:REGISTRY, and what is said when they are not."""
 
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cmdbus.errors import AppError
+from cmdbus.worker import Worker
 from cmdbus.worker.app import load
 
 HANDLERS = """
@@ -125,3 +128,54 @@ def test_a_working_directory_that_is_gone_is_said(tmp_path: Path) -> None:
             load("shop:registry")
     finally:
         os.chdir(before)
+
+
+PATCHES = """
+import sys, threading, time, _thread, select
+from cmdbus.errors import AppError
+from cmdbus.worker.app import load
+
+def said():
+    try:
+        load("shop_app.handlers:registry")
+    except AppError as error:
+        return str(error)
+    return "loaded"
+
+def mine(*args): ...
+
+start = threading.Thread.start
+threading.Thread.start = lambda self: start(self)
+time.monotonic = time.time = lambda: 0.0
+print(said())
+for module, name in ((_thread, "start_new_thread"), (_thread, "allocate_lock"),
+                     (time, "sleep"), (select, "select")):
+    before = getattr(module, name)
+    setattr(module, name, mine)
+    sentence = said()
+    setattr(module, name, before)
+    print(sentence)
+"""
+
+
+@pytest.mark.process
+def test_an_application_that_patches_threads_is_refused_and_a_wrapped_start_or_clock_is_not() -> (
+    None
+):
+    done = subprocess.run(
+        [sys.executable, "-c", PATCHES], capture_output=True, text=True, check=True, timeout=20
+    )
+    harmless, *refused = done.stdout.splitlines()
+    assert harmless == "loaded"
+    names = ("_thread.start_new_thread", "_thread.allocate_lock", "time.sleep", "select.select")
+    for sentence, name in zip(refused, names, strict=True):
+        assert f"patched ({name} by __main__)" in sentence and "monkey.patch_all()" in sentence
+
+
+def test_a_worker_of_ones_own_is_refused_with_the_same_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker("host=nowhere", load("shop_app.handlers:registry"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with pytest.raises(AppError, match=r"patched \(time.sleep by test_app\)"):
+        worker.run()

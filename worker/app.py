@@ -13,6 +13,7 @@ from typing import Any
 
 from cmdbus.errors import AppError
 from cmdbus.registry import HandlerRegistry
+from cmdbus.worker.patched import patched
 
 _APP = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<path>\w+(\.\w+)*)")
 _FILE = re.compile(r"(?:\./)?(?P<module>\w+(/\w+)*)\.py(?::(?P<path>.*))?")
@@ -34,6 +35,8 @@ def load(app: str | None) -> HandlerRegistry:
     value = _attribute(_module(found["module"]), found["module"], found["path"])
     if not isinstance(value, HandlerRegistry) and callable(value):
         value = _made(app, value)
+    if sentence := patched():
+        raise AppError(sentence)
     if not isinstance(value, HandlerRegistry):
         raise AppError(f"{app} is of type {type(value).__name__}, and must be a HandlerRegistry")
     if not len(value):

@@ -16,7 +16,7 @@ from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
 from cmdbus.board import Board
 from cmdbus.checks import check_name, check_seconds, check_whole
-from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.errors import AppError, DatabaseUnavailableError
 from cmdbus.exits import Exit
 from cmdbus.health import Levels
 from cmdbus.registry import HandlerRegistry
@@ -38,6 +38,7 @@ from cmdbus.worker.connections import (
 from cmdbus.worker.crew import Crew
 from cmdbus.worker.keeper import Keeper
 from cmdbus.worker.node import Node
+from cmdbus.worker.patched import patched
 from cmdbus.worker.record import PLACES, FailedExecution, Record
 from cmdbus.worker.slots import Slot
 from cmdbus.worker.wake import Wake, Waking, check_poll_interval
@@ -119,6 +120,8 @@ class Worker:
         """Runs commands until `stop` is called, then returns once they have ended."""
         self._runner = threading.get_ident()
         try:
+            if sentence := patched():
+                raise AppError(sentence)
             pool = self._opened = self._open_patiently() if self._node else self._open()
             try:
                 self._run(pool)
