@@ -35,6 +35,8 @@ Row = tuple[Any, ...]
 
 #: Rows in one piece of a COPY: large enough to be quick, small enough to stream.
 _COPY_ROWS = 500
+#: Rows of each table that one statement of a purge removes.
+_PURGED_ROWS = 1000
 _COPY_NULL = "\\N"
 _SNAPSHOT = (
     "depth",
@@ -202,7 +204,10 @@ class Store:
         return [event_of(row) for row in rows]
 
     def purge(self, connection: Connection, domain: str) -> int:
-        return int(self._row(connection, "purge", {"domain": domain})[0])
+        values, total = {"domain": domain, "count": _PURGED_ROWS}, 0
+        while removed := int(self._row(connection, "purge", values)[0]):
+            total += removed
+        return total
 
     def cancel(self, connection: Connection, parameters: Mapping[str, object]) -> str | None:
         """`canceled`, or where the command is: running, troubleshooting, finished, or None."""

@@ -23,6 +23,7 @@ from cmdbus.connections import Connection, Connections
 from cmdbus.data import MAX_BYTES, encode
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.records import Status, TroubleCount, TroubleRecord
+from cmdbus.steering import BATCH_BYTES
 from cmdbus.store import ResolvedBatch, Store
 
 #: Commands in one transaction, when many are resolved at once.
@@ -266,7 +267,8 @@ class Troubleshooting:
         left = float("inf") if limit is None else check_whole("limit", limit, 1)
         total = 0
         while True:
-            batch = {"action": action.value, "count": int(min(BATCH, left)), **conditions, **said}
+            limits = {"count": int(min(BATCH, left)), "bytes": BATCH_BYTES}
+            batch = {"action": action.value, **limits, **conditions, **said}
             done = self._connections.use(connection, partial(self._resolve_batch, batch))
             total, left = total + done.resolved, left - done.resolved
             if done.last is None or left <= 0:

@@ -326,6 +326,14 @@ def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
         assert bus.get("payments", id_) is None
 
 
+def test_a_purge_removes_more_than_one_of_its_statements(dsn: str) -> None:
+    with CommandBus(dsn, purge_allowed=True) as bus:
+        bus.send_many([SendRequest("payments", "Debit")] * 1_100)
+        bus.send_many([SendRequest("payments", "Debit", delay=60)] * 10)
+        assert bus.purge("payments") == 1_110
+        assert bus.snapshot("payments")["depth"] == 0
+
+
 def test_purge_is_for_tests(dsn: str) -> None:
     """M159."""
     with CommandBus(dsn) as bus, pytest.raises(InvalidOperationError, match="purge_allowed=True"):

@@ -315,6 +315,25 @@ def test_many_are_resolved_at_once_by_condition_and_counted(dsn: str) -> None:
         assert len(bus.query("payments", status="CANCELED", limit=1000)) == many
 
 
+def test_many_large_ones_are_resolved_in_batches_bounded_by_bytes(dsn: str) -> None:
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        for table in ("ready", "troubleshooting"):
+            connection.execute(
+                f"ALTER TABLE cmdbus.{table} ALTER data SET STORAGE EXTERNAL".encode()
+            )
+        bus.send_many([SendRequest("payments", "Debit", "x" * 900_000)] * 20)
+        trouble(dsn)
+        connection.execute(
+            "CREATE FUNCTION count_rows() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF (SELECT count(*) FROM gone) > 10 THEN RAISE 'too many in one batch'; END IF;"
+            " RETURN NULL; END $$;"
+            "CREATE TRIGGER count_rows AFTER DELETE ON cmdbus.troubleshooting"
+            " REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION count_rows()"
+        )
+        assert bus.troubleshooting.retry_all(operator="ann") == 20
+        assert bus.snapshot("payments")["ready"] == 20
+
+
 def test_what_fails_again_while_many_are_retried_is_not_retried_twice(dsn: str) -> None:
     """A worker brings each batch back at once."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:

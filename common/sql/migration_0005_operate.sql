@@ -280,15 +280,16 @@ BEGIN
 END
 $$;
 
--- Removes everything that waits in a domain, with every trace; what runs stays.
--- Not for production: CommandBus refuses it unless it was made for tests.
-CREATE FUNCTION {schema}.purge(p_domain text) RETURNS bigint
+-- Removes what waits in a domain, with every trace, up to p_count commands of each table;
+-- what runs stays. Not for production: CommandBus refuses it unless it was made for tests.
+CREATE FUNCTION {schema}.purge(p_domain text, p_count integer) RETURNS bigint
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
     WITH waiting AS MATERIALIZED (
         SELECT priority, id FROM {schema}.ready
         WHERE domain = p_domain AND (lease_until IS NULL OR lease_until <= clock_timestamp())
+        LIMIT p_count
         FOR UPDATE SKIP LOCKED
     ), from_ready AS (
         DELETE FROM {schema}.ready r USING waiting w
@@ -296,6 +297,7 @@ AS $$
         RETURNING r.command_id
     ), later AS MATERIALIZED (
         SELECT due_at, id FROM {schema}.scheduled WHERE domain = p_domain
+        LIMIT p_count
         FOR UPDATE SKIP LOCKED
     ), from_scheduled AS (
         DELETE FROM {schema}.scheduled s USING later l

@@ -99,13 +99,15 @@ BEGIN
 END
 $$;
 
--- A batch of those that meet every condition that is not NULL, the oldest first; those
--- that another session has in hand are left to it. resolved is how many. The next batch
+-- A batch of those that meet every condition that is not NULL, the oldest first: at most
+-- p_count of them and p_bytes of stored data, but at least one; those that another session has
+-- locked are left to it. resolved is how many. The next batch
 -- begins at p_since = last and ends at p_until = before, and there is none if last is
 -- NULL: so what fails again meanwhile is not taken twice.
 CREATE FUNCTION {schema}.resolve_batch(
     p_action text, p_domain text, p_type text, p_error_code text, p_since timestamptz,
-    p_until timestamptz, p_count integer, p_operator text, p_reason text, p_result json,
+    p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,
+    p_result json,
     OUT resolved bigint, OUT last timestamptz, OUT before timestamptz
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -118,7 +120,8 @@ DECLARE
 BEGIN
     before := least(p_until, clock_timestamp());
     WITH picked AS MATERIALIZED (
-        SELECT t.domain, t.command_id, t.failed_at FROM {schema}.troubleshooting t
+        SELECT t.domain, t.command_id, t.failed_at, pg_column_size(t.data) AS bytes
+        FROM {schema}.troubleshooting t
         WHERE (p_domain IS NULL OR t.domain = p_domain)
             AND (p_type IS NULL OR t.type = p_type)
             AND (p_error_code IS NULL OR t.error_code = p_error_code)
@@ -127,10 +130,15 @@ BEGIN
         ORDER BY t.failed_at
         LIMIT p_count
         FOR UPDATE SKIP LOCKED
+    ), summed AS (
+        SELECT p.domain, p.command_id, p.failed_at, count(*) OVER () AS picked,
+            sum(p.bytes) OVER (ORDER BY p.failed_at, p.domain, p.command_id) - p.bytes
+                AS bytes_before
+        FROM picked p
     )
-    SELECT array_agg(p.domain), array_agg(p.command_id),
-        CASE WHEN count(*) = p_count THEN max(p.failed_at) END
-    INTO domains, command_ids, last FROM picked p;
+    SELECT array_agg(s.domain), array_agg(s.command_id),
+        CASE WHEN count(*) < max(s.picked) OR max(s.picked) = p_count THEN max(s.failed_at) END
+    INTO domains, command_ids, last FROM summed s WHERE s.bytes_before < p_bytes;
     resolved := {schema}.resolve_keys(
         p_action, domains, command_ids, p_operator, p_reason, p_result);
 END

@@ -1,1 +1,1 @@
-SELECT {schema}.purge(%(domain)s);
+SELECT {schema}.purge(%(domain)s, %(count)s);

@@ -1,3 +1,3 @@
 SELECT resolved, last, before
 FROM {schema}.resolve_batch(%(action)s, %(domain)s, %(type)s, %(error_code)s, %(since)s, %(until)s,
-                            %(count)s, %(operator)s, %(reason)s, %(result)s::text::json);
+                            %(count)s, %(bytes)s, %(operator)s, %(reason)s, %(result)s::text::json);
