@@ -1,9 +1,6 @@
-"""How far ahead a worker claims, and from where, as values."""
+"""How far ahead a worker claims, as values."""
 
-from cmdbus.worker.floors import Floors
 from cmdbus.worker.pace import MAX_AHEAD, Pace
-
-KEY = ("payments", 5)
 
 
 def test_a_type_is_quick_after_a_quick_run_and_not_after_a_slow_one() -> None:
@@ -72,22 +69,3 @@ def test_the_first_claim_after_a_rest_goes_less_far() -> None:
     steps.step(after=0, takes=0.001, claims=16)
     assert steps.step(after=0.01, takes=0.001, claims=0) == 3, "1,600 a second for 2 ms"
     assert steps.step(after=60, takes=0.001, claims=0) == 3, "the rest is no pace"
-
-
-def test_a_claim_begins_where_the_one_before_found_something() -> None:
-    floors = Floors()
-    assert floors.for_claim(100.0) == {}
-    floors.found([(KEY, 7), (KEY, 5), (("orders", 0), 9)])
-    assert floors.for_claim(100.5) == {KEY: 4, ("orders", 0): 8}
-    floors.found([])
-    assert floors.for_claim(100.6) == {KEY: 4, ("orders", 0): 8}
-
-
-def test_once_a_second_a_claim_begins_at_zero_and_may_lower_a_floor() -> None:
-    floors = Floors()
-    floors.for_claim(100.0)
-    floors.found([(KEY, 50)])
-    assert floors.for_claim(100.9) == {KEY: 49}
-    assert floors.for_claim(101.0) == {}
-    floors.found([(KEY, 3)])
-    assert floors.for_claim(101.5) == {KEY: 2}

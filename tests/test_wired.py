@@ -301,6 +301,15 @@ def test_after_the_stop_nobody_is_rung_and_no_other_file_gets_the_byte(fleet: Fl
 # Polling.
 
 
+def test_a_rest_is_over_when_something_is_to_be_looked_at_again(fleet: Fleet) -> None:
+    """Though the node is armed, and no byte comes."""
+    worker = fleet.worker()
+    until = time.monotonic() + 0.02
+    assert worker.rest(NO_CONNECTION, idle, until) is Counter.WAKEUPS_TIMER
+    assert until <= time.monotonic() < until + 5
+    assert not fleet.parked()
+
+
 def test_while_nobody_listens_everybody_polls(fleet: Fleet) -> None:
     """The listener's connection died."""
     fleet.board.set_listening(False)

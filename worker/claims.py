@@ -8,7 +8,7 @@ that was restored to an earlier point gives ids and tokens again, to other comma
 import copy
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
@@ -126,6 +126,29 @@ class Want(NamedTuple):
     floors: Mapping[tuple[str, int], int]
     #: Payload bytes to claim at most, but for a single command that has more.
     bytes: int = CLAIM_BYTES
+    #: Where nothing is above the floors, look below them.
+    below: bool = True
+    #: The floors of what is claimed ahead.
+    quick_floors: Mapping[tuple[str, int], int] = {}
+
+    @property
+    def queues(self) -> list[tuple[str, int]]:
+        """Domains and priorities in the order in which a claim looks at them."""
+        return [(domain, priority) for domain in self.domains for priority in _PRIORITIES]
+
+
+class Looked(NamedTuple):
+    """How far a claim has looked."""
+
+    claims: Sequence[Claim]
+    #: Of the types that are claimed ahead, and not of all.
+    ahead: bool
+    #: No later command has this id or a lower one, unless it was being sent meanwhile.
+    seen_to: int
+    #: The domain and priority at which it had enough; None if it has looked at all.
+    stopped_at: tuple[str, int] | None
+    #: Pages that were read to look.
+    pages: int
 
 
 class Seen(NamedTuple):
@@ -138,6 +161,8 @@ class Seen(NamedTuple):
     suspects: bool
     #: Of the server's queue of notifications, from 0 to 1.
     queue_usage: float
+    #: Pages of ready that were read to look.
+    pages: int
 
 
 class Share(Enum):
@@ -185,13 +210,19 @@ class Claims:
         return theirs
 
     def step(
-        self, connection: Connection, done: Sequence[Finished], want: Want
+        self,
+        connection: Connection,
+        done: Sequence[Finished],
+        want: Want,
+        looked: Callable[[Looked], None] = lambda _: None,
     ) -> tuple[list[int], list[Claim]]:
-        """Settles plain completions and claims the next run; returns lost ids and new claims."""
+        """Settles plain completions and claims the next run; returns lost ids and new claims.
+        `looked` is called for each of its claims, but not for suspects."""
         if self._company is Share.SUSPECT:
             return self.settle(connection, done) if done else [], self._suspect(connection, want)
         outcomes = [finished.outcome for finished in done]
-        #: Neither of the two claims knows what the other one takes.
+        queues = want.queues
+        # Neither of the two claims knows what the other one takes.
         half = want.bytes // 2 if want.ahead else want.bytes
         cursor = self._execute(
             connection,
@@ -201,11 +232,11 @@ class Claims:
                 "attempts": _numbers(finished.claim.attempts + 1 for finished in done),
                 "max_attempts": _numbers(finished.max_attempts for finished in done),
                 "results": _texts(outcome.result for outcome in outcomes),
-                "claim_domains": [domain for domain in want.domains for _ in _PRIORITIES],
-                "claim_priorities": _numbers(p for _ in want.domains for p in _PRIORITIES),
-                "floors": _numbers(
-                    want.floors.get((domain, p), 0) for domain in want.domains for p in _PRIORITIES
-                ),
+                "claim_domains": [domain for domain, _ in queues],
+                "claim_priorities": _numbers(priority for _, priority in queues),
+                "floors": _numbers(want.floors.get(queue, 0) for queue in queues),
+                "quick_floors": _numbers(want.quick_floors.get(queue, 0) for queue in queues),
+                "below": want.below,
                 "types": list(want.types),
                 "quick_types": list(want.quick_types),
                 "free": want.free,
@@ -218,7 +249,10 @@ class Claims:
             },
         )
         rows = cursor.fetchall()
-        claims = [Claim._make(row[1:]) for row in rows if row[1] is not None]
+        claims: list[Claim] = []
+        for each in _looks(rows, ahead=not want.free):
+            looked(each)
+            claims += each.claims
         place = {domain: turn for turn, domain in enumerate(want.domains)}
         claims.sort(key=lambda claim: (place[claim.domain], claim.priority, claim.id))
         return list(rows[0][0]), claims
@@ -239,9 +273,10 @@ class Claims:
     ) -> list[ClaimKey]:
         """Rows that a claim of any of the wanted types would take; locks none."""
         least, most = self._losses
+        queues = want.queues
         values = {
-            "domains": [domain for domain in want.domains for _ in _PRIORITIES],
-            "priorities": _numbers(p for _ in want.domains for p in _PRIORITIES),
+            "domains": [domain for domain, _ in queues],
+            "priorities": _numbers(priority for _, priority in queues),
             "types": list(want.types),
             "least_losses": least,
             "most_losses": most,
@@ -553,6 +588,19 @@ def _storable(connection: Connection, done: Sequence[Finished]) -> Sequence[Fini
     if encoding == "UTF8":
         return done
     return [finished._replace(outcome=storable(finished.outcome, encoding)) for finished in done]
+
+
+def _looks(rows: Sequence[Row], *, ahead: bool) -> Iterator[Looked]:
+    """Of a step's rows: each of its claims ends with one that has no token."""
+    claims: list[Claim] = []
+    for _, *columns in rows:
+        domain, priority, id_, token, *_ = columns
+        if token is not None:
+            claims.append(Claim._make(columns))
+        elif id_ is not None:
+            stopped_at = None if domain is None else (domain, priority)
+            yield Looked(claims, ahead, id_, stopped_at, int(columns[-1]))
+            claims, ahead = [], True
 
 
 def _keys(claims: Sequence[Claim]) -> dict[str, str]:

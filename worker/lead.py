@@ -24,7 +24,7 @@ import psycopg
 from cmdbus.counters import Counter
 from cmdbus.points import AFTER_CLAIM, reach
 from cmdbus.slots import Phase
-from cmdbus.worker.claims import Claim, Claims, Connection, Session, Want
+from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Looked, Session, Want
 from cmdbus.worker.connections import PoolExhausted
 from cmdbus.worker.floors import Floors
 from cmdbus.worker.holding import Holding, Key
@@ -77,6 +77,10 @@ class Lead:
         self._take_on = take_on
         self._stopping = stopping
         self._floors = Floors()
+        #: Of the types that are claimed ahead; they are kept while these are the same.
+        self._quick_floors, self._quick = Floors(), list[str]()
+        #: The latest claim has left something that it could have taken.
+        self._full = False
         #: Why the latest step failed, which is not said again.
         self._said = ""
         #: Added to by relief, too.
@@ -108,10 +112,7 @@ class Lead:
         ended = time.monotonic()
         self._record.stepped(place, len(claims), ended - began)
         payload = sum(len(claim.data) for claim in claims)
-        # Stopped by its bytes it is full, too: one of half of them may have been.
-        full = len(claims) >= want.free or 2 * payload >= want.bytes
-        self._wake.stepped(full=full)
-        self._floors.found(((claim.domain, claim.priority), claim.id) for claim in claims)
+        self._wake.stepped(full=self._full)
         self._domains.rotate(-1)
         self._pace.stepped(len(claims), began, ended, payload)
         if claims:
@@ -130,7 +131,7 @@ class Lead:
             want = self._want(began, threads, self._held.room + len(plain))
             if not (want.free or done):
                 self._stopping.wait(_FULL_SECONDS)
-            lost, claims = self._claims.step(hand.connection(), plain, want)
+            lost, claims = self._step(hand.connection(), plain, want)
         except BaseException as error:
             self._done.put_back(plain)
             if cause_of(error) is Cause.ELSEWHERE:
@@ -142,6 +143,22 @@ class Lead:
             return began, want, claims
         return began, want, self._claim_apart(slot, want, rejection)
 
+    def _step(
+        self, connection: Connection, done: Sequence[Finished], want: Want
+    ) -> tuple[list[int], list[Claim]]:
+        """With what it tells about where the next one is to begin."""
+        looks: list[Looked] = []
+        lost, claims = self._claims.step(connection, done, want, looks.append)
+        self._full = len(claims) >= want.free
+        now = time.monotonic()
+        for looked in looks:
+            if looked.ahead:
+                self._quick_floors.looked(want.quick_floors, False, want.queues, looked, now)
+            else:
+                self._full = looked.stopped_at is not None
+                self._floors.looked(want.floors, want.below, want.queues, looked, now)
+        return lost, claims
+
     def _claim_apart(self, slot: Slot, want: Want, error: BaseException) -> list[Claim] | None:
         """After an outcome or a row has made a step fail: settles, then claims, on another
         session, as a handler may have spoilt this one. If the claim is what fails, rows are
@@ -152,7 +169,7 @@ class Lead:
         try:
             if was_executed(error):
                 self._adopt(slot, connection, self._held.known())
-            return self._claims.step(connection, [], want)[1]
+            return self._step(connection, [], want)[1]
         except Exception as second:
             if cause_of(second) is Cause.ELSEWHERE:
                 raise
@@ -205,6 +222,8 @@ class Lead:
         ahead = min(self._pace.ahead(bytes_), room - free) if quick else 0
         if len(quick) == len(self._types):
             free, ahead = free + ahead, 0
+        if quick != self._quick:
+            self._quick_floors, self._quick = Floors(), quick
         return Want(
             free=free,
             ahead=ahead,
@@ -213,13 +232,17 @@ class Lead:
             quick_types=quick,
             floors=self._floors.for_claim(now),
             bytes=bytes_,
+            below=self._floors.below(now),
+            quick_floors=self._quick_floors.for_claim(now),
         )
 
     def rest(self, slot: Slot) -> bool:
         """True if there was nothing to do but to settle, which is done: it may rest on."""
         self._record.waits(slot.place, Phase.RESTING)
         source = self._wake.rest(
-            slot.hand.connection(), busy=lambda: bool(self._done) or self._stopping.is_set()
+            slot.hand.connection(),
+            busy=lambda: bool(self._done) or self._stopping.is_set(),
+            until=self._floors.look_again_at,
         )
         if source is not None:
             slot.place.counters.add(source)

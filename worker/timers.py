@@ -1,9 +1,11 @@
 """Moves to the ready what is due, and says when the next time is that something will be."""
 
+import time
 from collections.abc import Callable, Sequence
 
 from cmdbus.points import PROMOTED, reach
 from cmdbus.worker.claims import Claims, Connection, Seen
+from cmdbus.worker.floors import pause_after
 from cmdbus.worker.promotion import Promotion
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 5.0
@@ -23,8 +25,11 @@ class Timers:
         self._domains = domains
         self._types = types
         self._locked_wait = _SHORTEST_WAIT
+        #: When the ends of leases are to be looked for again, which walks over all rows, in
+        #: monotonic time.
+        self._leases_at = float("-inf")
         #: By the latest look.
-        self.seen = Seen(None, None, suspects=False, queue_usage=0.0)
+        self.seen = Seen(None, None, suspects=False, queue_usage=0.0, pages=0)
 
     def look(self, connection: Connection, *, leases: bool) -> float:
         """Seconds until the next command is due or, with `leases`, until somebody's lease
@@ -33,7 +38,7 @@ class Timers:
         if self._promotion.step(connection):
             reach(PROMOTED)
             return 0.0
-        self.seen = self._claims.timers(connection, self._domains, self._types, leases=leases)
+        self.seen = self._read(connection, leases)
         timers = (self.seen.due, self.seen.lease_ends)
         waits = [seconds for seconds in timers if seconds is not None]
         if min(waits, default=1.0) > 0:
@@ -43,3 +48,16 @@ class Timers:
             waits = [max(seconds, self._locked_wait) for seconds in waits]
             self._locked_wait = min(self._locked_wait * 2, _LONGEST_WAIT)
         return min(waits, default=float("inf"))
+
+    def _read(self, connection: Connection, leases: bool) -> Seen:
+        """Where the look at leases reads much, there are pauses between two of them."""
+        now = time.monotonic()
+        walks = leases and now >= self._leases_at
+        seen = self._claims.timers(connection, self._domains, self._types, leases=walks)
+        if walks:
+            ends_in = float("inf") if seen.lease_ends is None else seen.lease_ends
+            self._leases_at = time.monotonic() + min(ends_in, pause_after(seen.pages))
+        elif leases:
+            # Others may have claimed since then: so it is looked again after the pause.
+            return seen._replace(lease_ends=self._leases_at - now)
+        return seen

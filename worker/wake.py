@@ -54,7 +54,9 @@ class Waking(Protocol):
     def ring_if_resting(self) -> None: ...
     def working(self, connection: Connection) -> None: ...
     def stepped(self, *, full: bool) -> None: ...
-    def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None: ...
+    def rest(
+        self, connection: Connection, busy: Callable[[], bool], until: float = ...
+    ) -> Counter | None: ...
     def only_own(self) -> bool: ...
 
 
@@ -124,13 +126,16 @@ class Wake:
     def stepped(self, *, full: bool) -> None:
         """Nobody else is to be woken."""
 
-    def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None:
+    def rest(
+        self, connection: Connection, busy: Callable[[], bool], until: float = float("inf")
+    ) -> Counter | None:
         """One move towards waiting safely, or the wait. `busy` says that there is something
         else to do; it is asked only after `_resting` is set, as others look at that after
-        they have made it true. Returns who ended it, if it was a wait for work."""
+        they have made it true. Returns who ended it, if it was a wait for work; that is over at
+        the monotonic time `until`."""
         self._resting = True
         try:
-            return None if busy() else self._move(connection)
+            return None if busy() else self._move(connection, until)
         finally:
             self._resting = False
             self._busy_since = None
@@ -142,7 +147,7 @@ class Wake:
         armed = self._armed_for != 0 and self._armed_for == self._listener.session
         return armed and self._writers is None and not self._notified
 
-    def _move(self, connection: Connection) -> Counter | None:
+    def _move(self, connection: Connection, until: float) -> Counter | None:
         self._due_earlier = False
         seconds = min(self.poll_interval, self._timers.look(connection, leases=True))
         if seconds <= 0:
@@ -170,6 +175,8 @@ class Wake:
             else:
                 self._writers = None
             return Counter.WAKEUPS_BARRIER
+        if until - time.monotonic() < seconds:
+            seconds, otherwise = max(0.0, until - time.monotonic()), Counter.WAKEUPS_TIMER
         if self._bell.wait(seconds):
             notified, self._notified = self._notified, False
             return Counter.WAKEUPS_NOTIFY if notified else None

@@ -73,7 +73,9 @@ class WiredWake:
             self._wake.put()
         self._woken = False
 
-    def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None:
+    def rest(
+        self, connection: Connection, busy: Callable[[], bool], until: float = float("inf")
+    ) -> Counter | None:
         self._resting = True
         since = time.monotonic_ns()
         self._seat.park(since)
@@ -81,7 +83,7 @@ class WiredWake:
             if busy():
                 return None
             self._call_if_unarmed()
-            return self._wait(busy, since)
+            return self._wait(busy, since, until)
         finally:
             self._seat.unpark()
             self._resting = False
@@ -95,17 +97,19 @@ class WiredWake:
         if not self._board.armed:
             self._call.put()
 
-    def _wait(self, busy: Callable[[], bool], since: int) -> Counter | None:
+    def _wait(self, busy: Callable[[], bool], since: int, until: float) -> Counter | None:
         began = time.monotonic()
         polls_at, ends_at = began + self.poll_interval, began + max(self.poll_interval, self._look)
         while True:
             now = time.monotonic()
             if now >= polls_at and not self._board.listening:
                 return Counter.WAKEUPS_POLL
+            if now >= until:
+                return Counter.WAKEUPS_TIMER
             if now >= ends_at:
                 return None  # It has not hung, and rests on.
             pause = self._look if now >= polls_at else min(polls_at - now, self._look)
-            wait_for([self._wake, self._bell], min(pause, ends_at - now))
+            wait_for([self._wake, self._bell], min(pause, ends_at - now, until - now))
             if self._bell.pending:
                 return None
             if self._wake.take():
@@ -151,7 +155,9 @@ class LeavingWake:
     def stepped(self, *, full: bool) -> None:
         """Nobody else is to be woken."""
 
-    def rest(self, connection: Connection, busy: Callable[[], bool]) -> Counter | None:
+    def rest(
+        self, connection: Connection, busy: Callable[[], bool], until: float = float("inf")
+    ) -> Counter | None:
         if not busy():
             self._leave()
             self._bell.wait()

@@ -8,4 +8,5 @@ GRANT SELECT, INSERT ON
 GRANT SELECT ON
     {schema}.command, {schema}.domain, {schema}.domain_event, {schema}.migration TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE {schema}.armed, {schema}.alarm TO {role};
+GRANT SELECT ON SEQUENCE {schema}.ready_id_seq TO {role};
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};

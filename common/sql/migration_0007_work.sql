@@ -187,8 +187,8 @@ END
 $$;
 
 -- Claims up to p_count commands: of the first (domain, priority) that has any, then
--- of the next, each in the order of ids from its floor on; where there is nothing
--- above the floors, from below them. Those that hold more than p_bytes of payload together are
+-- of the next, each in the order of ids from its floor on; with p_below, and where there is
+-- nothing above the floors, from below them. Those that hold more than p_bytes of payload together are
 -- too many, but the first p_least are claimed whatever they hold. A row that its last claimer
 -- neither settled nor gave back counts a loss; those with more than p_most_losses are left to
 -- who runs them alone. The lease test stands beside SKIP LOCKED, so that it is made again on
@@ -197,8 +197,14 @@ $$;
 -- A payload that is not packed has the size of its column. A packed one that lies in its row is
 -- unpacked for it, which is quick; of one that lies outside the most is taken that it could be
 -- (lz4 packs 255 bytes into one), and only if there is too much of that, `fitting` looks closer.
+--
+-- The last row has no token and is no claim. It says how far the claim has looked: at every
+-- (domain, priority) before its own, or at all if it has none, nothing that could be claimed is
+-- left of the ids up to its id, but for rows that others were inserting or had locked; and
+-- `waited` is the number of pages that were read to look. So a next claim needs to walk over
+-- none of them again.
 CREATE FUNCTION {schema}.claim(
-    p_domains text[], p_priorities smallint[], p_floors bigint[], p_types text[],
+    p_domains text[], p_priorities smallint[], p_floors bigint[], p_below boolean, p_types text[],
     p_count integer, p_least integer, p_bytes bigint, p_most_losses smallint, p_claimer bigint,
     p_lease interval
 ) RETURNS TABLE (
@@ -224,7 +230,12 @@ DECLARE
     priorities smallint[];
     ids bigint[];
     weight bigint;
-    fit integer;
+    fit integer := 0;
+    pages bigint := pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass);
+    -- Before the rows are read: a row that is committed later may have a lower id.
+    -- (A function is quicker than a query of the sequence; NULL is one without any value.)
+    seen_to bigint := coalesce(pg_sequence_last_value('{schema}.ready_id_seq'::regclass), 0);
+    stop integer;
 BEGIN
     IF p_count = 0 THEN
         RETURN;
@@ -256,11 +267,14 @@ BEGIN
                 SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
             LIMIT p_count
         ) p;
-        EXIT WHEN ids IS NOT NULL OR highs = p_floors OR 0 = ALL (p_floors);
+        EXIT WHEN ids IS NOT NULL OR NOT p_below OR highs = p_floors OR 0 = ALL (p_floors);
         lows := array_fill(0::bigint, ARRAY[cardinality(p_floors)]);
         highs := p_floors;
     END LOOP;
+    waited := pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - pages;
+    id := seen_to;
     IF ids IS NULL THEN
+        RETURN NEXT;
         RETURN;
     END IF;
     fit := cardinality(ids);
@@ -281,6 +295,12 @@ BEGIN
         r.reply_to::text, {schema}.finite(r.created_at),
         extract(epoch FROM clock_timestamp()
             - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
+    IF fit < cardinality(ids) OR fit = p_count THEN
+        stop := least(fit + 1, cardinality(ids));
+        domain := domains[stop];
+        priority := priorities[stop];
+    END IF;
+    RETURN NEXT;
 END
 $$;
 

@@ -20,6 +20,10 @@ FROM home JOIN pg_class c ON c.relnamespace = home.oid
 CROSS JOIN (VALUES ('SELECT'), ('UPDATE')) p (privilege)
 WHERE relname = ANY ('{armed,alarm}') AND NOT has_sequence_privilege(c.oid, privilege)
 UNION ALL
+SELECT 'SELECT on ' || relname::text
+FROM home JOIN pg_class c ON c.relnamespace = home.oid
+WHERE relname = 'ready_id_seq' AND NOT has_sequence_privilege(c.oid, 'SELECT')
+UNION ALL
 SELECT 'EXECUTE on ' || proname::text
 FROM home JOIN pg_proc f ON f.pronamespace = home.oid
 WHERE NOT has_function_privilege(f.oid, 'EXECUTE');

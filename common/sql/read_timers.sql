@@ -1,14 +1,17 @@
 -- Seconds until the next scheduled command is due, and until the next lease ends; none
 -- left where somebody holds the row just now. Leases have no index: asked for only after
--- an empty claim, when little is left to look at. And whether a suspect waits, and how full
--- the server's queue of notifications is, from 0 to 1.
+-- an empty claim, when little is left to look at, and not soon again if it took long. And
+-- whether a suspect waits, how full the server's queue of notifications is, from 0 to 1, and
+-- how many pages of ready were read for all that.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
     (SELECT extract(epoch FROM min(lease_until) - clock_timestamp()) FROM {schema}.ready
-     WHERE %(leases)s AND domain = ANY (%(domains)s)
+     WHERE %(leases)s AND lease_until IS NOT NULL AND domain = ANY (%(domains)s)
          AND (domain || ' ' || type) = ANY (%(types)s)
          AND NOT EXISTS (
             SELECT FROM {schema}.domain d WHERE d.name = domain AND d.paused))::double precision,
     {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint),
-    pg_notification_queue_usage();
+    pg_notification_queue_usage(),
+    pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages
+FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages) began;

@@ -14,11 +14,11 @@ FROM {schema}.complete(
     LEFT JOIN LATERAL (
         SELECT * FROM {schema}.claim(
             %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(floors)s::bigint[],
-            %(types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(free)s::integer END,
+            %(below)s, %(types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(free)s::integer END,
             1, %(bytes)s, %(most_losses)s::smallint, %(claimer)s, %(lease)s)
         UNION ALL
         SELECT * FROM {schema}.claim(
-            %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(floors)s::bigint[],
-            %(quick_types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(ahead)s::integer END,
+            %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(quick_floors)s::bigint[],
+            false, %(quick_types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(ahead)s::integer END,
             0, %(bytes_ahead)s, %(most_losses)s::smallint, %(claimer)s, %(lease)s)
     ) c ON true;

@@ -1,0 +1,268 @@
+"""What a claim can never take costs it no row: where claims begin, as values and as rows that
+the server walks over."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import connect, running
+
+from cmdbus import CommandBus, HandlerRegistry, SendRequest
+from cmdbus.outcomes import completed
+from cmdbus.worker.claims import Claim, Claims, Finished, Looked, Want
+from cmdbus.worker.floors import OVERLAP, Floors
+
+HIGH, NORMAL, ORDERS = ("payments", 0), ("payments", 5), ("orders", 5)
+QUEUES = [HIGH, NORMAL, ORDERS]
+TYPES = ["payments Debit", "payments Ship"]
+
+
+def claim(queue: tuple[str, int], id_: int) -> Claim:
+    now = datetime.now(UTC)
+    return Claim(*queue, id_, 1, UUID(int=id_), "Debit", "1", 0, 0, None, UUID(int=0), None, now, 0)
+
+
+class Looks:
+    """Claims one after the other, by one thread."""
+
+    def __init__(self) -> None:
+        self.floors = Floors()
+        self.now = 100.0
+
+    def look(
+        self,
+        *claims: Claim,
+        after: float = 0.01,
+        seen_to: int = 50_000,
+        stopped_at: tuple[str, int] | None = None,
+        pages: int = 10,
+    ) -> None:
+        self.now += after
+        asked, below = self.floors.for_claim(self.now), self.floors.below(self.now)
+        looked = Looked(claims, False, seen_to, stopped_at, pages)
+        self.floors.looked(asked, below, QUEUES, looked, self.now)
+
+    def next(self, after: float = 0.01) -> dict[tuple[str, int], int]:
+        return dict(self.floors.for_claim(self.now + after))
+
+
+def test_a_claim_begins_where_the_one_before_had_enough() -> None:
+    looks = Looks()
+    assert looks.next() == {}
+    looks.look(claim(NORMAL, 7_007), claim(NORMAL, 7_005), stopped_at=NORMAL)
+    assert looks.next() == {HIGH: 50_000 - OVERLAP, NORMAL: 7_004}, "orders were not looked at"
+
+
+def test_after_an_empty_claim_the_next_begins_near_the_latest_id() -> None:
+    """Whose row may be committed after those of later ones."""
+    looks = Looks()
+    looks.look()
+    assert looks.next() == dict.fromkeys(QUEUES, 50_000 - OVERLAP)
+    looks.look(seen_to=300)
+    assert looks.next() == dict.fromkeys(QUEUES, 0), "a database was restored to an earlier point"
+
+
+def test_once_a_second_a_claim_begins_at_zero_and_may_lower_a_floor() -> None:
+    looks = Looks()
+    looks.look()
+    assert looks.next(after=0.9) and looks.next(after=1.01) == {}
+    looks.look(claim(NORMAL, 3), after=1.01, stopped_at=NORMAL)
+    assert looks.next()[NORMAL] == 2
+
+
+def test_where_a_look_from_zero_is_cheap_an_empty_claim_always_looks_below_the_floors() -> None:
+    looks = Looks()
+    for _ in range(3):
+        looks.look()
+        assert looks.floors.below(looks.now)
+        assert looks.floors.look_again_at == float("inf"), "all was seen: it may rest for long"
+
+
+def test_the_more_a_look_from_zero_reads_the_longer_is_the_pause_after_it() -> None:
+    looks = Looks()
+    looks.look(pages=24_000)
+    swept_at = looks.now
+    assert not looks.floors.below(swept_at + 2.9) and looks.floors.below(swept_at + 3.1)
+    assert looks.next(after=2.9) != {} and looks.next(after=3.1) == {}
+    looks.look(pages=1)
+    assert looks.floors.look_again_at == pytest.approx(swept_at + 3.0)
+    looks.look(claim(NORMAL, 49_999), pages=1)
+    assert looks.floors.look_again_at == float("inf"), "it does not rest"
+    looks.look()
+    assert looks.floors.look_again_at == pytest.approx(swept_at + 3.0)
+    looks.look(after=3.1, pages=10_000_000)
+    assert looks.floors.look_again_at == float("inf")
+    assert looks.floors.below(looks.now + 5.1), "seconds, however many rows there are"
+
+
+# On a server.
+
+
+@pytest.fixture
+def connection(dsn: str) -> Iterator[psycopg.Connection]:
+    with connect(dsn) as connection:
+        yield connection
+
+
+class Leader:
+    """Settles and claims as a worker's leader does, within a second."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self.connection = connection
+        self.claims = Claims("cmdbus", 30)
+        self.claims.register(connection, "tester")
+        self.floors, self.quick_floors = Floors(), Floors()
+        self.done: list[Finished] = []
+        self.now = 100.0
+
+    def step(self, free: int = 5, ahead: int = 0, quick: Sequence[str] = ()) -> list[Claim]:
+        self.now += 0.001
+        want = Want(free, ahead, ["payments"], TYPES, quick, self.floors.for_claim(self.now))
+        want = want._replace(
+            below=self.floors.below(self.now), quick_floors=self.quick_floors.for_claim(self.now)
+        )
+        looks: list[Looked] = []
+        _, claims = self.claims.step(self.connection, self.done, want, looks.append)
+        for looked in looks:
+            # As many as if there were many more rows.
+            looked = looked._replace(pages=10_000)
+            floors, asked = self.floors, want.floors
+            if looked.ahead:
+                floors, asked = self.quick_floors, want.quick_floors
+            floors.looked(asked, want.below, want.queues, looked, self.now)
+        self.done = [Finished(each, completed(None), 3, 0.0) for each in claims]
+        return claims
+
+
+UNKNOWN = 5_000
+
+
+def rows_read(connection: psycopg.Connection) -> int:
+    """Of ready, by this session and not yet reported."""
+    row = connection.execute(
+        "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables"
+        " WHERE relid = 'cmdbus.ready'::regclass"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.db
+@pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed when empty"])
+@pytest.mark.parametrize("priority", ["high", "normal", "low"])
+def test_claims_walk_once_over_what_they_cannot_run(
+    dsn: str, connection: psycopg.Connection, priority: str, analysed: bool
+) -> None:
+    """In front of what they can, in a queue of its own before that, or behind it."""
+    if analysed:
+        connection.execute("ANALYZE cmdbus.ready")
+    with CommandBus(dsn) as bus, connection.transaction():
+        leader = Leader(connection)
+        bus.send_many(
+            [SendRequest("payments", "Typo", priority=priority)] * UNKNOWN, connection=connection
+        )
+        leader.step()
+        before = rows_read(connection)
+        for number in range(20):
+            known = [SendRequest("payments", "Debit", number)] * (number % 3)
+            unknown = [SendRequest("payments", "Typo", priority=priority)]
+            bus.send_many(unknown + known, connection=connection)
+            assert len(leader.step()) == len(known)
+        assert rows_read(connection) - before < 20 * (OVERLAP + 100)
+        assert bus.snapshot("payments", connection=connection)["depth"] == UNKNOWN + 20
+
+
+@pytest.mark.db
+def test_full_claims_walk_once_over_a_queue_before_theirs(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    with CommandBus(dsn) as bus, connection.transaction():
+        leader = Leader(connection)
+        unknown = [SendRequest("payments", "Typo", priority="high")] * UNKNOWN
+        known = [SendRequest("payments", "Debit")] * 200
+        bus.send_many(unknown + known, connection=connection)
+        leader.step()
+        before = rows_read(connection)
+        for _ in range(20):
+            assert len(leader.step()) == 5
+        assert rows_read(connection) - before < 20 * (OVERLAP + 100)
+
+
+@pytest.mark.db
+def test_what_is_claimed_ahead_walks_once_over_slow_types(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    with CommandBus(dsn) as bus, connection.transaction():
+        leader = Leader(connection)
+        bus.send_many([SendRequest("payments", "Debit")] * UNKNOWN, connection=connection)
+        leader.step(1, 5, ["payments Ship"])
+        before = rows_read(connection)
+        for _ in range(20):
+            bus.send("payments", "Ship", connection=connection)
+            types = [claim.type for claim in leader.step(1, 5, ["payments Ship"])]
+            assert types == ["Debit", "Ship"]
+        assert rows_read(connection) - before < 20 * (OVERLAP + 100)
+
+
+@pytest.mark.db
+def test_claims_walk_once_over_what_others_are_running(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    with CommandBus(dsn) as bus, connection.transaction():
+        other, leader = Leader(connection), Leader(connection)
+        bus.send_many([SendRequest("payments", "Debit")] * UNKNOWN, connection=connection)
+        assert len(other.step(UNKNOWN)) == UNKNOWN
+        leader.step()
+        before = rows_read(connection)
+        for _ in range(20):
+            bus.send("payments", "Debit", connection=connection)
+            assert len(leader.step()) == 1
+        assert rows_read(connection) - before < 20 * (OVERLAP + 100)
+
+
+@pytest.mark.db
+def test_a_worker_behind_what_nobody_handles_is_quick_and_reads_little(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Each arrival of an unknown type wakes it, too."""
+    registry, arrivals, unknown = HandlerRegistry(), 100, 50_000
+    registry.register("payments", "Debit", lambda command, context: None)
+    bus.send_many([SendRequest("payments", "Typo")] * unknown)
+    total = (
+        "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_user_tables"
+        " WHERE relid = 'cmdbus.ready'::regclass"
+    )
+    with running(dsn, registry):
+        for _ in range(arrivals):
+            bus.send("payments", "Typo")
+            bus.wait("payments", bus.send("payments", "Debit"), 5)
+    with connect(dsn) as watcher:
+        row = watcher.execute(total).fetchone()
+        assert row is not None and row[0] < arrivals * unknown / 4
+    assert bus.snapshot("payments")["depth"] == unknown + arrivals
+
+
+@pytest.mark.db
+def test_what_comes_below_the_floors_is_found_though_looking_there_is_expensive(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Committed late, or given back: nothing else wakes the worker after that."""
+    registry, ran = HandlerRegistry(), threading.Event()
+    registry.register("payments", "Debit", lambda command, context: ran.set())
+    bus.send_many([SendRequest("payments", "Typo")] * 20_000)
+    with running(dsn, registry, poll_interval=60), connect(dsn) as other:
+        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        ran.clear()
+        for _ in range(3):  # the worker has just looked at everything, and rests
+            bus.send("payments", "Typo")
+        other.execute("DELETE FROM cmdbus.ready WHERE id = 1")
+        other.execute(
+            "INSERT INTO cmdbus.ready (id, domain, priority, command_id, correlation_id, type,"
+            " data) OVERRIDING SYSTEM VALUE VALUES (1, 'payments', 5, %s, %s, 'Debit', '1')",
+            (uuid4(), uuid4()),
+        )
+        eventually(ran.is_set, 10)
