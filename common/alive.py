@@ -1,9 +1,10 @@
 """Whether the process that wrote a pid is still there, as far as its number can tell."""
 
 import os
-import time
 from enum import Enum
 from pathlib import Path
+
+from cmdbus.clock import time
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Fields of /proc/PID/stat behind the name: the state, and the start in ticks since boot.

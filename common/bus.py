@@ -3,7 +3,6 @@
 A request passes `Limits.check` (requests.py) and is written by `Sender` (sending.py).
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -17,6 +16,7 @@ from cmdbus.checks import (
     check_seconds,
     check_whole,
 )
+from cmdbus.clock import time
 from cmdbus.connections import Connection, Connections, Pool, check_encoding
 from cmdbus.data import MAX_BYTES
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError

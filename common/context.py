@@ -1,13 +1,13 @@
 """What a handler gets beside its command."""
 
 import logging
-import time
 from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cmdbus.checks import check_seconds
+from cmdbus.clock import time
 from cmdbus.command import Command
 
 if TYPE_CHECKING:

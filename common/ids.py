@@ -6,8 +6,9 @@ caller brings one, cost a look into the tables: the others are in `identity`.
 """
 
 import os
-import time
 from uuid import UUID
+
+from cmdbus.clock import time
 
 _RANDOM_BYTES = 9
 _MARK = (0x8C << 72) | (0b10 << 62)

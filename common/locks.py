@@ -5,11 +5,11 @@ Must never remove the file of a lock: two processes would each hold one of the s
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cmdbus.clock import time
 from cmdbus.errors import EmbeddedError
 
 _POLL_S = 0.02

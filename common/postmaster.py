@@ -6,13 +6,13 @@ calls holds the cluster's `lock`.
 
 import logging
 import shlex
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
+from cmdbus.clock import time
 from cmdbus.cluster import Cluster
 from cmdbus.cluster_configuration import Configuration
 from cmdbus.errors import EmbeddedError

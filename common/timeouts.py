@@ -5,6 +5,9 @@ from dataclasses import dataclass, fields
 
 from cmdbus.checks import check_seconds
 
+#: Seconds that a process may take to import the application and to open its connections.
+BOOT_SECONDS = 120.0
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:

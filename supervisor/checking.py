@@ -6,12 +6,12 @@ import math
 import os
 import select
 import signal
-import time
 import traceback
 from dataclasses import asdict
 from types import TracebackType
 from typing import NoReturn, Self
 
+from cmdbus.clock import time
 from cmdbus.readiness import Check, Finding
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import die_with, flush

@@ -10,12 +10,12 @@ import os
 import random
 import signal
 import socket
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import assert_never
 
 from cmdbus.board import Board
+from cmdbus.clock import time
 from cmdbus.exits import Exit
 from cmdbus.health import Health
 from cmdbus.points import AFTER_FORK, BEFORE_FORK, IN_REAP, reach
@@ -34,6 +34,7 @@ from cmdbus.supervisor.policy import (
     Leave,
     Process,
     Start,
+    is_ahead,
 )
 from cmdbus.supervisor.restarts import Restarts, died_early, is_busy
 from cmdbus.supervisor.seated import NS, Seated, token_of
@@ -313,7 +314,7 @@ class Company:
         """Compares before: whoever has moved on since it was judged is let live."""
         seated = self._seated[action.process.place]
         view = self._board.seat_view(seated.place)
-        if action.verdict is Verdict.HUNG and view.due is not None and view.due / NS > now:
+        if action.verdict is Verdict.HUNG and self._is_back(view, now):
             seated.dumped_at = None
             logger.warning("%s has come back in time", seated)
             return
@@ -328,6 +329,10 @@ class Company:
         if stack := self._stacks.last(seated.place):
             logger.error("the stacks of %s:\n%s", seated, stack)
         seated.child.send(signal.SIGKILL)
+
+    def _is_back(self, view: SeatView, now: float) -> bool:
+        due, watchdog = view.due, self._settings.timeouts.watchdog
+        return due is not None and is_ahead(due / NS, watchdog, now)
 
     def _attribute(self, seated: Seated, action: Kill, view: SeatView, now: float) -> None:
         """Finds the slot that the process is killed for, if it can be known."""

@@ -3,10 +3,10 @@
 import logging
 import os
 import signal
-import time
 from dataclasses import replace
 
 from cmdbus.board import Board
+from cmdbus.clock import time
 from cmdbus.errors import BoardError
 from cmdbus.exits import Exit
 from cmdbus.readiness import Finding

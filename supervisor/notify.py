@@ -6,8 +6,9 @@ that does not read loses its news.
 
 import os
 import socket
-import time
 from contextlib import suppress
+
+from cmdbus.clock import time
 
 
 class Notifier:

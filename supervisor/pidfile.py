@@ -3,12 +3,12 @@ stands there."""
 
 import fcntl
 import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from cmdbus.board import Board
+from cmdbus.clock import time
 from cmdbus.errors import BoardError
 
 #: A child that its supervisor has just forked still has the lock when that is killed: it leaves

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from cmdbus.health import MAX_STUCK, Health, Levels
 from cmdbus.seats import Role, Verdict
+from cmdbus.timeouts import BOOT_SECONDS
 from cmdbus.views import Restart
 
 #: A process that is to be killed for its main thread gets so long to write its stacks.
@@ -34,6 +35,8 @@ RESCUE_SECONDS = 3.0
 NOTICES_SECONDS = 15.0
 #: Worker processes beyond the wanted number: a replacement starts before its predecessor stops.
 SURGE = 1
+#: Seconds added to the furthest due time that a process may show.
+_SPARE_SECONDS = 10.0
 #: Samples of too much memory in a row before a process is replaced for it.
 RSS_SAMPLES = 3
 
@@ -200,7 +203,7 @@ def _judge(process: Process, fleet: Fleet, limits: Limits, now: float) -> Iterat
             yield Kill(process=process, verdict=verdict, judging=fleet.judging)
     elif not fleet.judging:
         return
-    elif process.due is not None and now >= process.due:
+    elif process.due is not None and not is_ahead(process.due, limits.watchdog, now):
         yield Dump(process=process)
     elif fleet.stop_by is None and process.role is not Role.STEWARD:
         found = _verdict(process, limits, now)
@@ -212,6 +215,12 @@ def _judge(process: Process, fleet: Fleet, limits: Limits, now: float) -> Iterat
                 reason=Restart.STUCK if stuck else Restart.DEGRADED,
                 verdict=found,
             )
+
+
+def is_ahead(due: float, watchdog: float, now: float) -> bool:
+    """Whether a main thread's due time is still to come. One beyond all that it may promise is
+    not: it is garbage, or of a clock that an application has replaced."""
+    return now < due <= now + max(watchdog, BOOT_SECONDS) + _SPARE_SECONDS
 
 
 def _verdict(process: Process, limits: Limits, now: float) -> Verdict:

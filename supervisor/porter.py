@@ -5,12 +5,12 @@ A start may wait for its database for hours. It is live all that time, and not r
 
 import logging
 import os
-import time
 from collections.abc import Iterable
 from signal import SIGKILL
 from socket import socket
 
 from cmdbus.board import Board
+from cmdbus.clock import time
 from cmdbus.exits import Exit
 from cmdbus.health import Levels
 from cmdbus.seats import Role

@@ -3,7 +3,6 @@
 So it works while the database is away, and when the supervisor is frozen or dead.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +12,7 @@ import click
 
 from cmdbus.alive import Presence, presence
 from cmdbus.board import Board
+from cmdbus.clock import time
 from cmdbus.errors import BoardError
 from cmdbus.runtime import board_path, find_runtime_directory
 from cmdbus.supervisor.output import show_json, show_lines

@@ -18,6 +18,8 @@ NS = 1e9
 _WEIGH_SECONDS = 1.0
 #: A child shows itself on the board within so many seconds after the fork.
 _ENTERS_SECONDS = 30.0
+#: Seconds by which a slot may have begun after the supervisor read its clock.
+_AHEAD_SECONDS = 1.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -93,7 +95,7 @@ class Seated:
             self.away_at = now
         if seat.due:
             self.due = seat.due / NS
-        late = _latest(seat)
+        late = _latest(seat, now)
         return Process(
             place=self.place,
             role=self.role,
@@ -105,7 +107,7 @@ class Seated:
             due=self.due or self.born + _ENTERS_SECONDS,
             latest_slot=late.place if late else None,
             # Who was to be back during an outage has time from its end on.
-            latest_due=max(late.due / NS, self.away_at) if late and late.due else None,
+            latest_due=max(_due(late, now), self.away_at) if late else None,
             levels=seat.levels,
             degraded_since=self.degraded_since,
             away_at=self.away_at,
@@ -122,10 +124,17 @@ class Seated:
         return f"worker {self.number}" if self.role is Role.WORKER else self.role.name.lower()
 
 
-def _latest(seat: SeatView) -> SlotView | None:
+def _latest(seat: SeatView, now: float) -> SlotView | None:
     """The slot that promised to be back the longest time ago."""
     busy = [slot for slot in seat.slots if slot.due is not None]
-    return min(busy, key=lambda slot: slot.due or 0, default=None)
+    return min(busy, key=lambda slot: _due(slot, now), default=None)
+
+
+def _due(slot: SlotView, now: float) -> float:
+    """One that began in the future has a clock that is not the system's: it counts as overdue."""
+    if (slot.since or 0) / NS > now + _AHEAD_SECONDS:
+        return 0.0
+    return (slot.due or 0) / NS
 
 
 def token_of(slot: SlotView) -> int:

@@ -11,13 +11,13 @@ is done in a child.
 
 import logging
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from cmdbus.board import Board
+from cmdbus.clock import time
 from cmdbus.errors import CmdbusError, EmbeddedError, SchemaError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up

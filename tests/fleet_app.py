@@ -5,6 +5,7 @@ import logging.config
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -55,6 +56,19 @@ def sleep(command: Command, context: Context) -> None:
 
 @registry.handler("shop", "Hang")
 def hang(command: Command, context: Context) -> None:
+    threading.Event().wait()
+
+
+@registry.handler("shop", "FreezeTime")
+def freeze_time(command: Command, context: Context) -> None:
+    """As freezegun does it: everywhere, 116 days ahead, and standing still. Then it hangs."""
+    for name in ("monotonic", "monotonic_ns"):
+        real = getattr(time, name)
+        frozen = real() + 10**7 * (10**9 if name.endswith("ns") else 1)
+        for module in list(sys.modules.values()):
+            for attribute, value in list(vars(module).items()):
+                if value is real and module.__name__ not in ("threading", "queue"):
+                    setattr(module, attribute, lambda frozen=frozen: frozen)
     threading.Event().wait()
 
 

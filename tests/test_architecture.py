@@ -85,6 +85,14 @@ def test_what_decides_is_pure() -> None:
         assert not impure, f"{name} is pure only if what it uses is, or is a value: {impure}"
 
 
+def test_every_module_takes_its_clock_from_one_place() -> None:
+    """An application that replaces the functions of `time` must not move due times."""
+    for _, file in modules():
+        if file.name != "clock.py":
+            taken = {name for name in imports(file) if name.split(".")[0] == "time"}
+            assert not taken, f"{file}: write `from cmdbus.clock import time`"
+
+
 def test_the_supervisor_names_no_database_driver() -> None:
     for file in sorted((ROOT / "supervisor").glob("*.py")):
         assert not {name for name in imports(file) if name.startswith("psycopg")}, file

@@ -169,6 +169,17 @@ def test_a_command_that_holds_the_gil_beyond_a_short_timeout_is_charged(
         assert fleet.look().restarts["stuck"] == 1
 
 
+def test_a_command_that_replaces_the_clock_and_hangs_is_given_up(dsn: str, tmp_path: Path) -> None:
+    with supervised(dsn, tmp_path, procs=1, **SHORT) as fleet:
+        before = fleet.pids().values()
+        (id,) = fleet.send("FreezeTime", max_attempts=1)
+        code, message, _ = await_trouble(fleet, id)
+        assert code == "TIMEOUT" and "gave up after 2 s" in message
+        fleet.await_successors(before)
+        eventually(lambda: not set(before) & set(fleet.living()))
+        fleet.await_completed(fleet.send("Noop", 10))
+
+
 def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path: Path) -> None:
     """Faults 13 and 29: first it alone, then the whole fleet, for longer than the watchdog."""
     make_effects(dsn)

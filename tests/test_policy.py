@@ -85,6 +85,13 @@ def test_a_main_thread_past_its_due_has_its_stacks_dumped(role: Role, levels: Le
     assert decided(replace(there, judging=False)) == []
 
 
+def test_a_due_time_beyond_any_promise_counts_as_past() -> None:
+    """A clock that an application has replaced is 116 days ahead: nothing would be found late."""
+    for seconds, expected in ((120.0, False), (300.0, True), (1e7, True)):
+        ahead = worker(0, due=NOW + seconds)
+        assert decided(fleet(ahead)) == ([Dump(process=ahead)] if expected else [])
+
+
 def test_after_the_dump_it_is_killed() -> None:
     dumped = worker(0, due=NOW - 1, dumped_at=NOW - DUMP_SECONDS)
     assert decided(fleet(dumped), now=NOW - MOMENT) == []

@@ -15,10 +15,10 @@ then have compared with the earlier time, or with none; after they have ended it
 once more.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 from cmdbus.board import Board
+from cmdbus.clock import time
 from cmdbus.points import ARMED, reach
 from cmdbus.wires import Wire
 from cmdbus.worker.claims import Claims, Connection

@@ -2,10 +2,10 @@
 lead. The queue's order says who does what next; there is no dispatcher.
 """
 
-import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
+from cmdbus.clock import time
 from cmdbus.worker.claims import Claim
 from cmdbus.worker.holding import Holding
 

@@ -7,7 +7,6 @@ that was restored to an earlier point gives ids and tokens again, to other comma
 
 import copy
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
@@ -17,6 +16,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import tuple_row
 
+from cmdbus.clock import time
 from cmdbus.counters import End
 from cmdbus.encodings import escaped
 from cmdbus.outcomes import SUSPECT_LOSSES, Kind, Outcome, storable

@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from cmdbus import dsn as dsns
+from cmdbus.clock import time
 from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
 from cmdbus.statements import statement
 from cmdbus.timeouts import Timeouts

@@ -15,13 +15,13 @@ empty claim makes the leader wait for a wake-up.
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
 import psycopg
 
+from cmdbus.clock import time
 from cmdbus.registry import HandlerRegistry
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts

@@ -7,9 +7,9 @@ narrator.py.
 import resource
 import signal
 import threading
-import time
 from typing import Any
 
+from cmdbus.clock import time
 from cmdbus.command import Command
 from cmdbus.context import Context
 from cmdbus.errors import BusinessRuleError, PermanentCommandError, TransientCommandError

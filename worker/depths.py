@@ -3,12 +3,12 @@ never asked for by itself, and nobody waits for the database to say it."""
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
 import psycopg
 
+from cmdbus.clock import time
 from cmdbus.errors import CmdbusError
 from cmdbus.worker.answers import Depths
 from cmdbus.worker.claims import Claims, Connection

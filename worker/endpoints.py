@@ -1,13 +1,13 @@
 """What is at which path, for a steward that has a socket to answer on, and before there is one."""
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import socket
 
 from cmdbus import dsn as dsns
 from cmdbus.board import Board
+from cmdbus.clock import time
 from cmdbus.settings import Settings
 from cmdbus.views import BoardView
 from cmdbus.worker import answers, exposition

@@ -8,7 +8,6 @@ and completion commit together, or neither.
 import os
 import random
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any
 
 import psycopg
 
+from cmdbus.clock import time
 from cmdbus.command import Command
 from cmdbus.context import Context
 from cmdbus.data import Undecodable, decode

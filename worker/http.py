@@ -15,11 +15,11 @@ import re
 import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 
+from cmdbus.clock import time
 from cmdbus.wires import Wire
 from cmdbus.worker.answers import Answer
 

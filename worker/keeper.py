@@ -8,13 +8,13 @@ that are past their due.
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 import psycopg
 
+from cmdbus.clock import time
 from cmdbus.exits import lacks_room
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts

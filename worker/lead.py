@@ -13,7 +13,6 @@ here holds.
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from functools import partial
 
 import psycopg
 
+from cmdbus.clock import time
 from cmdbus.counters import Counter
 from cmdbus.points import AFTER_CLAIM, reach
 from cmdbus.slots import Phase

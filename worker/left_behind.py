@@ -3,7 +3,6 @@ handed back by the steward of the next one, once those processes are gone."""
 
 import logging
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from cmdbus.alive import Presence, presence
 from cmdbus.board import Board
+from cmdbus.clock import time
 from cmdbus.errors import BoardError
 from cmdbus.seats import Ended, Role
 from cmdbus.views import SeatView

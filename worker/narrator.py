@@ -7,7 +7,6 @@ to nobody. Says only what the database says.
 import shlex
 import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import psycopg
 from cmdbus import dsn as dsns
 from cmdbus.board import Board
 from cmdbus.bus import CommandBus
+from cmdbus.clock import time
 from cmdbus.exits import Exit
 from cmdbus.records import CommandRecord, Status
 from cmdbus.requests import SendRequest

@@ -3,8 +3,9 @@ eventlet do: then handlers wait for each other, and a worker's own threads for t
 
 import _thread
 import select
-import time
 from types import BuiltinFunctionType
+
+from cmdbus.clock import time
 
 #: Replaced clocks and wrapped Thread.start or Thread.run do no harm.
 _FUNCTIONS = (

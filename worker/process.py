@@ -9,15 +9,16 @@ import gc
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cmdbus.clock import time
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError
 from cmdbus.exits import Exit, lacks_room
 from cmdbus.logs import protect
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
+from cmdbus.timeouts import BOOT_SECONDS
 from cmdbus.worker.app import load
 from cmdbus.worker.endpoints import answering
 from cmdbus.worker.node import Node
@@ -26,8 +27,6 @@ from cmdbus.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-#: A process may take so long to import the application and to open its connections.
-BOOT_SECONDS = 120.0
 _STDERR = 2
 
 

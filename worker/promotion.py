@@ -6,9 +6,9 @@ one row fails       it moves to troubleshooting or, if even that fails, is skipp
 """
 
 import logging
-import time
 from collections.abc import Callable
 
+from cmdbus.clock import time
 from cmdbus.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims import ClaimKey, Claims, Connection
 from cmdbus.worker.rejections import Cause, cause_of, reason

@@ -3,11 +3,11 @@ of its own, and with a bound on every answer, as a server may go silent."""
 
 import select
 import threading
-import time
 from collections.abc import Callable
 
 import psycopg
 
+from cmdbus.clock import time
 from cmdbus.errors import CmdbusError
 from cmdbus.refusals import refusal
 from cmdbus.statements import statement

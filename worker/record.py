@@ -5,11 +5,11 @@ has found its row, so that the counters equal the rows.
 """
 
 import logging
-import time
 from collections import deque
 from typing import NamedTuple
 
 from cmdbus.board import Board
+from cmdbus.clock import time
 from cmdbus.counters import Counter, End, HistogramView, mark
 from cmdbus.health import ProcessHealth
 from cmdbus.outcomes import Kind as Fate

@@ -7,10 +7,10 @@ executes what is in its socket; released before that, its next step claims for t
 
 import logging
 import random
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cmdbus.clock import time
 from cmdbus.outcomes import failed
 from cmdbus.points import AFTER_RESCUE, IN_RESCUE, reach
 from cmdbus.registry import HandlerRegistry

@@ -4,7 +4,6 @@ What fails puts the outcomes back first: an outcome is here, in one hand, or set
 """
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from functools import partial
 import psycopg
 
 from cmdbus import schema as schemas
+from cmdbus.clock import time
 from cmdbus.counters import End
 from cmdbus.outcomes import MAX_MESSAGE, Kind, Outcome, ascii_text, troubled
 from cmdbus.points import COUNTED, SETTLED, reach

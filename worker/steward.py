@@ -12,7 +12,6 @@ killed, its successor does again.
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ import psycopg
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
+from cmdbus.clock import time
 from cmdbus.counters import Counter
 from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.exits import Exit, lacks_room

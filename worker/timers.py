@@ -1,8 +1,8 @@
 """Moves to the ready what is due, and says when the next time is that something will be."""
 
-import time
 from collections.abc import Callable, Sequence
 
+from cmdbus.clock import time
 from cmdbus.points import PROMOTED, reach
 from cmdbus.worker.claims import Claims, Connection, Seen
 from cmdbus.worker.floors import pause_after

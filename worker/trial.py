@@ -1,10 +1,10 @@
 """One command, sent, claimed and settled before any worker starts, and rolled back: what keeps
 commands from being run here is known then, and by its own error."""
 
-import time
 from uuid import uuid4
 
 from cmdbus.bus import CommandBus
+from cmdbus.clock import time
 from cmdbus.data import Undecodable, decode
 from cmdbus.outcomes import completed
 from cmdbus.readiness import Check, Finding

@@ -17,11 +17,11 @@ has come, and then those that were writing at that moment are waited for.
 """
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cmdbus.checks import check_seconds
+from cmdbus.clock import time
 from cmdbus.counters import Counter
 from cmdbus.points import ARMED, reach
 from cmdbus.worker.claims import Claims, Connection

@@ -11,9 +11,9 @@ While the board shows a listening steward nobody polls. While it does not, every
 
 import random
 import threading
-import time
 from collections.abc import Callable
 
+from cmdbus.clock import time
 from cmdbus.counters import Counter
 from cmdbus.wires import Wire, wait_for
 from cmdbus.worker.claims import Connection

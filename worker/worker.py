@@ -4,7 +4,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
 from cmdbus.board import Board
 from cmdbus.checks import check_name, check_seconds, check_whole
+from cmdbus.clock import time
 from cmdbus.errors import AppError, DatabaseUnavailableError
 from cmdbus.exits import Exit
 from cmdbus.health import Levels

@@ -1,0 +1,22 @@
+"""The clocks as they were when cmdbus was imported, before any application.
+
+A library that freezes time for tests (freezegun) replaces the functions of the module `time`,
+and their copies in the namespace of every module. Due times on the board must be those of the
+system's clock, whatever an application does: so each module of cmdbus takes `time` from here.
+"""
+
+import time as _time
+
+
+class time:
+    """Only what cmdbus uses. Attributes of a class are not replaced."""
+
+    #: Only Linux has it, and only what reads /proc uses it.
+    CLOCK_BOOTTIME: int = getattr(_time, "CLOCK_BOOTTIME", -1)
+    CLOCK_MONOTONIC = _time.CLOCK_MONOTONIC
+    clock_gettime = staticmethod(_time.clock_gettime)
+    clock_gettime_ns = staticmethod(_time.clock_gettime_ns)
+    monotonic = staticmethod(_time.monotonic)
+    monotonic_ns = staticmethod(_time.monotonic_ns)
+    sleep = staticmethod(_time.sleep)
+    time_ns = staticmethod(_time.time_ns)
