@@ -3,16 +3,17 @@ process anew, and a second try for a call whose connection turns out to be dead.
 
 import os
 from collections.abc import Callable
-from threading import Lock
+from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import psycopg
-from psycopg_pool import ConnectionPool, PoolTimeout
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
-from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
+from cmdbus.pool import SessionPool
+from cmdbus.refusals import is_read_only
 from cmdbus.sentences import missing_right
 
 Connection = psycopg.Connection[Any]
@@ -21,10 +22,8 @@ T = TypeVar("T")
 
 MAX_CONNECTIONS = 4
 _WAIT_SECONDS = 30.0
-#: Pools of a parent process. Closing or even forgetting one here would end the
-#: parent's sessions, since a fork shares their sockets.
-_inherited: list[Pool] = []
-_everyone: WeakSet["Connections"] = WeakSet()
+#: Seconds after which all connections but one are closed, if they were not used.
+_IDLE_SECONDS = 600.0
 
 
 class Connections:
@@ -35,10 +34,13 @@ class Connections:
             raise ValueError("CommandBus needs a DSN or a pool: give exactly one of them")
         self._schema = schema
         self._parts = None if dsn is None else _completed(dsn)
-        self._pool = pool
-        self._opening = Lock()
+        self._given = pool
+        self._pid = os.getpid()
+        #: By process. Those of others are kept as they are: a fork shares their sockets, and
+        #: closing one here would end the other process's session. The pid is compared at each
+        #: use, because a fork in C, as uWSGI's, runs no hooks.
+        self._pools: dict[int, SessionPool] = {}
         self._closed = False
-        _everyone.add(self)
 
     def run(self, work: Callable[[Connection, bool], T]) -> T:
         """`work(connection, again)`, once more on a fresh connection if its own dies.
@@ -46,7 +48,7 @@ class Connections:
         The first try may have been carried out before its connection died, or still
         be on its way: with `again` the work must be harmless then.
         """
-        pool = self._opened()
+        pool = self._pool()
         try:
             return self._try(pool, work, again=False)
         except _DiedError:
@@ -67,31 +69,24 @@ class Connections:
             raise missing_right(error) from error
 
     def close(self) -> None:
-        with self._opening:
-            self._closed = True
-            if self._parts and self._pool:
-                self._pool.close()
-                self._pool = None
+        self._closed = True
+        pool = self._pools.get(os.getpid())
+        if pool is not None:
+            pool.close()
 
-    def after_fork(self) -> None:
-        """In the child: the parent's pool stays the parent's."""
-        self._opening = Lock()
-        if self._parts and self._pool:
-            _inherited.append(self._pool)
-            self._pool = None
-
-    def _try(self, pool: Pool, work: Callable[[Connection, bool], T], *, again: bool) -> T:
-        connection = None
+    def _try(
+        self, pool: Pool | SessionPool, work: Callable[[Connection, bool], T], *, again: bool
+    ) -> T:
         try:
             with pool.connection() as connection:
-                return work(check_encoding(connection), again)
-        except PoolTimeout:
-            raise DatabaseUnavailableError(self._why_not()) from None
+                return _tell_death(connection, lambda c: work(c, again))
+        except PoolTimeout as error:
+            raise DatabaseUnavailableError(self._why_not(error)) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise missing_right(error) from error
-        except psycopg.OperationalError as error:
-            if connection is not None and connection.closed:
-                raise _DiedError(error) from None
+        except PoolClosed:
+            if self._closed:
+                raise psycopg.OperationalError(_CLOSED) from None
             raise
         except (
             psycopg.errors.UndefinedTable,
@@ -102,23 +97,48 @@ class Connections:
                 schemas.check(connection, self._schema)
             raise
 
-    def _opened(self) -> Pool:
-        with self._opening:
-            if self._closed:
-                raise psycopg.OperationalError("this CommandBus is closed")
-            if self._pool is None:
-                assert self._parts is not None
-                self._pool = _open(self._parts)
-            return self._pool
+    def _pool(self) -> Pool | SessionPool:
+        pid = os.getpid()
+        if self._given is not None:
+            if pid != self._pid:
+                raise InvalidOperationError(
+                    f"this CommandBus and its pool were made in process {self._pid}, and this is "
+                    f"process {pid}: two processes cannot share connections, so make both after "
+                    f"the fork, or give the bus a DSN instead of a pool"
+                )
+            pool: Pool | SessionPool = self._given
+        else:
+            # Threads that come together agree on one: setdefault is atomic.
+            pool = self._pools.get(pid) or self._pools.setdefault(pid, self._made())
+        if self._closed:
+            self.close()
+            raise psycopg.OperationalError(_CLOSED)
+        return pool
 
-    def _why_not(self) -> str:
-        if self._parts is None:
-            return f"the pool had no connection to give for {_WAIT_SECONDS:g} s"
-        try:
-            dsns.connect(self._parts).close()
-        except DatabaseUnavailableError as error:
-            return str(error)
-        return f"all {MAX_CONNECTIONS} connections of this CommandBus were busy for too long"
+    def _made(self) -> SessionPool:
+        assert self._parts is not None
+        return SessionPool(
+            partial(dsns.connect, self._parts),
+            max_size=MAX_CONNECTIONS,
+            timeout=_WAIT_SECONDS,
+            max_idle=_IDLE_SECONDS,
+            # A standby that is being promoted lets writes in within seconds.
+            passes=lambda error: is_read_only(str(error)),
+        )
+
+    def _why_not(self, error: PoolTimeout) -> str:
+        if self._given is not None:
+            return f"the pool had no connection to give for {self._given.timeout:g} s"
+        if error.__cause__ is not None:
+            return str(error.__cause__)
+        return (
+            f"all {MAX_CONNECTIONS} connections of this CommandBus were busy for "
+            f"{_WAIT_SECONDS:g} s"
+        )
+
+
+_ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
+_CLOSED = "this CommandBus is closed"
 
 
 class _DiedError(Exception):
@@ -126,12 +146,20 @@ class _DiedError(Exception):
         self.error = error
 
 
-def _forget_pools() -> None:
-    for connections in _everyone:
-        connections.after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_pools)
+def _tell_death(connection: Connection, work: Callable[[Connection], T]) -> T:
+    """A _DiedError if the connection is of no more use, whatever its pool."""
+    try:
+        return work(check_encoding(connection))
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        # The server has become a standby; another one is the primary now.
+        connection.close()
+        raise _DiedError(error) from None
+    except psycopg.OperationalError as error:
+        # In the middle of an answer is no better: nothing can be asked there any more.
+        if connection.closed or connection.info.transaction_status is _ACTIVE:
+            connection.close()
+            raise _DiedError(error) from None
+        raise
 
 
 def check_encoding(connection: Connection) -> Connection:
@@ -145,20 +173,3 @@ def check_encoding(connection: Connection) -> Connection:
 
 def _completed(dsn: str) -> dsns.Parts:
     return dsns.complete_producers(dsns.parse(dsn))
-
-
-def _open(parts: dsns.Parts) -> Pool:
-    # A pool tries for its whole timeout and then hides the reason.
-    dsns.connect(parts).close()
-    pool = ConnectionPool(
-        connection_class=dsns.Session,
-        kwargs={**parts, "autocommit": True},
-        min_size=1,
-        max_size=MAX_CONNECTIONS,
-        timeout=_WAIT_SECONDS,
-        name="cmdbus",
-        open=True,
-    )
-    # Else the first caller does not wait for the first connection, but has a second made.
-    pool.wait(_WAIT_SECONDS)
-    return pool

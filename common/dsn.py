@@ -4,6 +4,7 @@ Errors name what is wrong and never show the password, nor a part of it: libpq's
 own messages repeat the DSN in some cases, so they are not passed on from here.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Self
@@ -143,12 +144,21 @@ class Session(psycopg.Connection[Any]):
         return super().connect(conninfo, **{**kwargs, "options": options})
 
 
-def connect(parts: Parts) -> Session:
+def connect(parts: Parts, within: float | None = None) -> Session:
     """One plain connection in autocommit mode, or one clear sentence why there is none."""
     try:
-        return Session.connect(**parts, autocommit=True)
+        return open_session(parts, within)
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(unavailable(parts, error)) from None
+
+
+def open_session(parts: Parts, within: float | None = None) -> Session:
+    """The same, with psycopg's own errors. `within` bounds, in seconds, what each host takes;
+    2 s are the least that libpq can do."""
+    said = str(parts.get("connect_timeout", ""))
+    if within is not None and (not said.isdecimal() or int(said) == 0 or within < int(said)):
+        parts = {**parts, "connect_timeout": str(max(2, math.ceil(within)))}
+    return Session.connect(**parts, autocommit=True)
 
 
 def unavailable(parts: Parts, error: BaseException) -> str:

@@ -25,6 +25,8 @@ class Refusal:
 
 _AWAY, _FATAL = Finding.AWAY, Finding.FATAL
 
+_NOT_WRITABLE = r"session is (not )?read-only|server is (not )?in hot standby"
+
 #: The first that fits. With several hosts there are several reasons, and what may pass
 #: comes first.
 _REFUSALS = (
@@ -68,7 +70,7 @@ _REFUSALS = (
     ),
     Refusal(
         _AWAY,
-        r"session is (not )?read-only|server is (not )?in hot standby",
+        _NOT_WRITABLE,
         (),
         "no server there is what target_session_attrs asks for",
         "promote one, or correct the hosts in the DSN",
@@ -146,6 +148,12 @@ _REFUSALS = (
     ),
 )
 _UNKNOWN = Refusal(_AWAY, "", (), "there is no connection", "see what the server's log says")
+
+
+def is_read_only(text: str) -> bool:
+    """Whether a host answers that lets nobody write: it may be promoted, whatever is wrong
+    with the other hosts."""
+    return re.search(_NOT_WRITABLE, text, re.IGNORECASE) is not None
 
 
 def refusal(text: str, sqlstate: str | None = None) -> Refusal:

@@ -3,8 +3,8 @@
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,8 @@ class Proxy:
         self._folder = tempfile.TemporaryDirectory(prefix="p")
         self.dsn = make_conninfo(dsn, host=self._folder.name, port=5432)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(Path(self._folder.name) / _SOCKET))
+        self.socket = Path(self._folder.name) / _SOCKET
+        self._listener.bind(str(self.socket))
         self._listener.listen()
         self._clients: list[socket.socket] = []
         #: Connections that were made until then are silenced; a number of connections.
@@ -42,6 +43,14 @@ class Proxy:
         for client in self._clients:
             _shut(client)
         self._clients.clear()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Nothing listens there meanwhile, and what was connected is gone."""
+        aside = self.socket.rename(self.socket.with_name("away"))
+        self.cut()
+        yield
+        aside.rename(self.socket)
 
     def mute(self) -> None:
         """The server hears and does what it is told, and its answers do not arrive; on the

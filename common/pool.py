@@ -1,0 +1,239 @@
+"""A small pool of database connections, without threads of its own.
+
+The thread that needs a connection opens it, one at a time, and no lock is held meanwhile:
+threads that wait for it share the outcome. So the pool works in a signal handler's process, in
+an atexit function and on a server that answers again after hours, and has nothing to end.
+"""
+
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Condition, RLock
+from typing import Any
+
+import psycopg
+from psycopg_pool import PoolClosed, PoolTimeout
+
+Connection = psycopg.Connection[Any]
+
+#: Seconds after which a connection is replaced: by then the DSN may lead to another server.
+_MAX_AGE = 3600.0
+#: Seconds between two attempts to connect, doubling, while a failure is waited out.
+_RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
+
+_IDLE = psycopg.pq.TransactionStatus.IDLE
+
+
+class _Waiter:
+    """A thread that waits for a connection, or for its turn to open one."""
+
+    def __init__(self, turn: Condition) -> None:
+        self.turn = turn
+        #: Why the attempt to connect that it waited for has failed.
+        self.error: Exception | None = None
+
+
+class SessionPool:
+    """Lends up to `max_size` connections, first come, first served.
+
+    Has the methods of psycopg_pool.ConnectionPool that its users call. It belongs to the
+    process that made it: after a fork make another one, and keep this one as it is.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[float], Connection],
+        *,
+        max_size: int,
+        timeout: float,
+        max_idle: float,
+        min_size: int = 1,
+        passes: Callable[[Exception], bool] = lambda error: False,
+    ) -> None:
+        """`connect` is given the seconds that are left. A failure that `passes` by itself is
+        waited out, for `timeout` seconds in all; others are raised. Beyond `min_size`, a
+        connection that was idle for `max_idle` seconds is closed when the pool is used."""
+        self.max_size = max_size
+        self.timeout = timeout
+        self._connect = connect
+        self._min_size = min_size
+        self._max_idle = max_idle
+        self._passes = passes
+        # Reentrant: a signal handler may close the pool that its own thread is about to use.
+        self._lock = RLock()
+        self._kept = _Kept()
+        self._waiters: deque[_Waiter] = deque()
+        self._connecting = self._closed = False
+        #: Why the latest attempt to connect has failed; the next one is not before this time.
+        self._failure: Exception | None = None
+        self._retry_at, self._pause = 0.0, _RETRY_FIRST
+        self._drained_at = float("-inf")
+        # Else the interpreter would warn, when it ends, of connections that nobody closed.
+        weakref.finalize(self, _abandon, os.getpid(), self._kept)
+
+    def getconn(self, timeout: float | None = None) -> Connection:
+        """PoolTimeout if none was free in time; its cause says why none could be opened."""
+        with self._lock:
+            if self._kept.idle and not self._waiters and not self._closed:
+                return self._kept.latest()
+            waiter = _Waiter(Condition(self._lock))
+            self._waiters.append(waiter)
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        try:
+            while True:
+                connection = self._wait(waiter, deadline) or self._open(waiter, deadline)
+                if connection is not None:
+                    return connection
+        finally:
+            with self._lock:
+                self._leave(waiter)
+
+    def putconn(self, connection: Connection) -> None:
+        now = time.monotonic()
+        usable = not connection.closed and connection.info.transaction_status is _IDLE
+        with self._lock:
+            opened_at = self._kept.opened[connection]
+            usable = usable and self._drained_at < opened_at and now < opened_at + _MAX_AGE
+            if usable and not self._closed:
+                self._kept.idle.append((now, connection))
+                unwanted = self._kept.unused(now - self._max_idle, self._min_size)
+            else:
+                del self._kept.opened[connection]
+                unwanted = [connection]
+            self._call_first()
+        _close(unwanted)
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        connection = self.getconn()
+        try:
+            yield connection
+        finally:
+            self.putconn(connection)
+
+    def drain(self) -> None:
+        """Closes what is idle, and what is lent as soon as it is returned."""
+        with self._lock:
+            self._drained_at = time.monotonic()
+            unwanted = self._kept.take_idle()
+            self._call_first()
+        _close(unwanted)
+
+    def close(self) -> None:
+        """Threads that wait get PoolClosed; what is lent is closed when it is returned."""
+        with self._lock:
+            self._closed = True
+            unwanted = self._kept.take_idle()
+            for waiter in self._waiters:
+                waiter.turn.notify()
+        _close(unwanted)
+
+    def _wait(self, waiter: _Waiter, deadline: float) -> Connection | None:
+        """An idle connection; or None, and it is this thread's turn to open one."""
+        with self._lock:
+            while True:
+                now = time.monotonic()
+                if self._closed:
+                    raise PoolClosed("the pool is closed")
+                if waiter.error is not None:
+                    raise type(waiter.error)(*waiter.error.args)
+                wake_at = deadline
+                if self._waiters[0] is waiter:
+                    if self._kept.idle:
+                        return self._kept.latest()
+                    if not self._connecting and len(self._kept.opened) < self.max_size:
+                        if now >= self._retry_at:
+                            self._connecting = True
+                            self._leave(waiter)
+                            return None
+                        wake_at = min(deadline, self._retry_at)
+                if now >= deadline:
+                    raise PoolTimeout("no connection was free in time") from self._failure
+                waiter.turn.wait(wake_at - now)
+
+    def _open(self, waiter: _Waiter, deadline: float) -> Connection | None:
+        """None if it failed, and the failure is waited out."""
+        try:
+            connection = self._connect(max(deadline - time.monotonic(), 0.0))
+        except BaseException as error:
+            with self._lock:
+                self._connecting = False
+                if not isinstance(error, Exception) or self._is_final(error):
+                    self._call_first()
+                    raise
+                self._waiters.appendleft(waiter)
+            return None
+        with self._lock:
+            self._connecting = False
+            self._failure, self._retry_at, self._pause = None, 0.0, _RETRY_FIRST
+            if not self._closed:
+                self._kept.opened[connection] = time.monotonic()
+                return connection
+        connection.close()
+        raise PoolClosed("the pool is closed")
+
+    def _is_final(self, error: Exception) -> bool:
+        """Whether the threads that wait are to have it, too. Not if it passes, nor if there
+        are connections that can be returned."""
+        self._failure = error
+        if self._kept.opened or self._passes(error):
+            self._retry_at = time.monotonic() + self._pause
+            self._pause = min(self._pause * 2, _RETRY_LONGEST)
+            return False
+        for waiter in self._waiters:
+            waiter.error = error
+            waiter.turn.notify()
+        return True
+
+    def _leave(self, waiter: _Waiter) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+        self._call_first()
+
+    def _call_first(self) -> None:
+        if self._waiters:
+            self._waiters[0].turn.notify()
+
+
+class _Kept:
+    """The connections of a pool, under its lock."""
+
+    def __init__(self) -> None:
+        #: When each was opened, lent or idle.
+        self.opened: dict[Connection, float] = {}
+        #: With the time of the last use; the latest used one last.
+        self.idle: list[tuple[float, Connection]] = []
+
+    def latest(self) -> Connection:
+        return self.idle.pop()[1]
+
+    def unused(self, since: float, least: int) -> list[Connection]:
+        """Takes out those that nobody has used since then, as long as `least` are left."""
+        unwanted = []
+        while len(self.opened) > least and self.idle and self.idle[0][0] <= since:
+            connection = self.idle.pop(0)[1]
+            del self.opened[connection]
+            unwanted.append(connection)
+        return unwanted
+
+    def take_idle(self) -> list[Connection]:
+        taken = [connection for _, connection in self.idle]
+        self.idle.clear()
+        for connection in taken:
+            del self.opened[connection]
+        return taken
+
+
+def _close(connections: list[Connection]) -> None:
+    for connection in connections:
+        with suppress(psycopg.Error):
+            connection.close()
+
+
+def _abandon(pid: int, kept: _Kept) -> None:
+    """In a forked child the sessions are the parent's."""
+    if os.getpid() == pid:
+        _close(kept.take_idle())

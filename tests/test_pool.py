@@ -1,0 +1,240 @@
+"""The pool that opens connections in the threads that need them, without a lock."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import connect
+from proxy import Proxy
+from psycopg_pool import PoolClosed, PoolTimeout
+
+from cmdbus import CommandBus, DatabaseUnavailableError
+from cmdbus import dsn as dsns
+from cmdbus.pool import Connection, SessionPool
+
+pytestmark = pytest.mark.db
+
+
+def pool_of(dsn: str, max_size: int = 2, **options: object) -> SessionPool:
+    values = {"timeout": 20.0, "max_idle": 600.0, **options}
+    opens = partial(dsns.open_session, dsns.parse(dsn))
+    return SessionPool(opens, max_size=max_size, **values)  # type: ignore[arg-type]
+
+
+@contextmanager
+def silent_host(connect_timeout: int = 2) -> Iterator[tuple[str, socket.socket]]:
+    """A DSN whose server takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        port = server.getsockname()[1]
+        yield f"host=127.0.0.1 port={port} connect_timeout={connect_timeout}", server
+
+
+def in_threads(count: int, work: Callable[[], object]) -> list[object]:
+    """What each has returned or raised."""
+    ends: list[object] = []
+
+    def run() -> None:
+        try:
+            ends.append(work())
+        except Exception as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(25)
+    return ends
+
+
+def test_threads_that_wait_for_a_silent_host_share_one_outcome() -> None:
+    with silent_host() as (dsn, _), CommandBus(dsn) as bus:
+        began = time.monotonic()
+        ends = in_threads(10, lambda: bus.send("payments", "Debit"))
+        # One after the other they would take 20 s.
+        assert time.monotonic() - began < 10
+        assert [type(end) for end in ends] == [DatabaseUnavailableError] * 10
+        assert all("timeout" in str(end) for end in ends), ends
+
+
+def test_a_signal_handler_can_close_a_bus_that_its_thread_is_opening() -> None:
+    with silent_host() as (dsn, server):
+        bus = CommandBus(dsn)
+
+        def interrupt() -> None:
+            with server.accept()[0]:  # the main thread is connecting
+                os.kill(os.getpid(), signal.SIGUSR1)
+                closed.wait(20)
+
+        closed = threading.Event()
+
+        def close(*_: object) -> None:
+            bus.close()
+            closed.set()
+
+        before = signal.signal(signal.SIGUSR1, close)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            with pytest.raises((DatabaseUnavailableError, psycopg.OperationalError)):
+                bus.send("payments", "Debit")
+        finally:
+            thread.join(20)
+            signal.signal(signal.SIGUSR1, before)
+        with pytest.raises(psycopg.OperationalError, match="this CommandBus is closed"):
+            bus.send("payments", "Debit")
+
+
+def test_connections_go_round_first_come_first_served(dsn: str) -> None:
+    pool = pool_of(dsn, max_size=1)
+    first, order = pool.getconn(), []
+
+    def use(number: int) -> None:
+        with pool.connection():
+            order.append(number)
+
+    threads = []
+    for number in range(5):
+        threads.append(threading.Thread(target=use, args=(number,)))
+        threads[-1].start()
+        eventually(lambda number=number: len(pool._waiters) == number + 1)  # type: ignore[misc]
+    pool.putconn(first)
+    for thread in threads:
+        thread.join(10)
+    assert order == list(range(5))
+    with pool.connection() as again:
+        assert again is first
+    pool.close()
+
+
+def test_a_pool_that_is_used_up_says_so_in_time(dsn: str) -> None:
+    pool = pool_of(dsn, max_size=1)
+    with pool.connection(), pytest.raises(PoolTimeout) as told:
+        pool.getconn(timeout=0.1)
+    assert told.value.__cause__ is None
+    pool.close()
+
+
+def test_while_others_have_connections_a_failure_to_open_more_is_waited_out(dsn: str) -> None:
+    with Proxy(dsn) as proxy:
+        pool = pool_of(proxy.dsn)
+        first = pool.getconn()
+        aside = proxy.socket.rename(proxy.socket.with_name("away"))
+        with pytest.raises(PoolTimeout) as told:
+            pool.getconn(timeout=0.3)
+        assert isinstance(told.value.__cause__, psycopg.OperationalError)
+        got: list[Connection] = []
+        thread = threading.Thread(target=lambda: got.append(pool.getconn()))
+        thread.start()
+        eventually(lambda: len(pool._waiters) == 1 or pool._connecting)
+        pool.putconn(first)
+        thread.join(10)
+        assert got == [first]
+        aside.rename(proxy.socket)
+        pool.putconn(pool.getconn())
+        pool.putconn(first)
+        pool.close()
+
+
+def test_what_is_drained_broken_or_unused_is_closed(dsn: str) -> None:
+    pool = pool_of(dsn, max_idle=0.0)
+    first, second = pool.getconn(), pool.getconn()
+    pool.putconn(first)
+    pool.putconn(second)
+    assert first.closed and not second.closed, "beyond the least, what is unused is closed"
+    with pool.connection() as third:
+        assert third is second
+        pool.drain()
+    assert second.closed
+    with pool.connection() as fourth:
+        fourth.execute("BEGIN")
+    assert fourth.closed, "nothing of a session leaks to the next call"
+    pool.close()
+
+
+def test_a_closed_pool_ends_who_waits_and_what_is_lent(dsn: str) -> None:
+    pool = pool_of(dsn, max_size=1)
+    lent = pool.getconn()
+    ends: list[object] = []
+    thread = threading.Thread(target=lambda: ends.extend(in_threads(2, pool.getconn)))
+    thread.start()
+    eventually(lambda: len(pool._waiters) == 2)
+    pool.close()
+    thread.join(10)
+    assert [type(end) for end in ends] == [PoolClosed] * 2
+    pool.putconn(lent)
+    assert lent.closed
+
+
+def test_nobody_is_forgotten_under_load_with_a_network_that_breaks(dsn: str) -> None:
+    with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as bus:
+        bus.send("payments", "Debit")
+        sent: list[object] = []
+        over = threading.Event()
+
+        def send() -> None:
+            while not over.is_set():
+                try:
+                    sent.append(bus.send("payments", "Debit"))
+                except (DatabaseUnavailableError, psycopg.OperationalError):
+                    over.wait(0.01)
+
+        threads = [threading.Thread(target=send) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for _ in range(5):
+            reached = len(sent) + 50
+            eventually(lambda reached=reached: len(sent) > reached, 20)  # type: ignore[misc]
+            with proxy.away():
+                pass
+        over.set()
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads)
+        with connect(dsn) as watcher:
+            row = watcher.execute("SELECT count(*) FROM cmdbus.ready").fetchone()
+        assert row is not None and row[0] >= len(sent)
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [3, *(pytest.param(n, marks=[pytest.mark.long, pytest.mark.timeout(200)]) for n in (70, 135))],
+)
+def test_after_an_outage_a_producer_and_a_patient_pool_go_on_at_once(
+    dsn: str, seconds: float
+) -> None:
+    """However many attempts have failed, the next one is not later than a second."""
+    with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as bus:
+        bus.send("payments", "Debit")
+        patient = pool_of(proxy.dsn, timeout=seconds + 20, passes=lambda error: True)
+        got: list[float] = []
+
+        def get() -> None:
+            with patient.connection():
+                got.append(time.monotonic())
+
+        thread = threading.Thread(target=get)
+        with proxy.away():
+            thread.start()
+            until, refused = time.monotonic() + seconds, 0
+            while time.monotonic() < until:
+                with pytest.raises(DatabaseUnavailableError) as told:
+                    bus.send("payments", "Debit")
+                assert "busy" not in str(told.value)
+                refused += 1
+                threading.Event().wait(0.1)
+            assert refused > seconds
+        back = time.monotonic()
+        bus.send("payments", "Debit")
+        assert time.monotonic() - back < 2
+        thread.join(10)
+        assert got and got[0] - back < 2
+        patient.close()
