@@ -24,6 +24,8 @@ _DEFAULTS = {
     "keepalives_interval": "1",
     "keepalives_count": "3",
     "tcp_user_timeout": "5000",
+    # A server that lets nobody write, as a standby, is one that is away.
+    "target_session_attrs": "read-write",
 }
 
 #: What our parsing of results and our arrays rely on. DateStyle is not among them: see Session.

@@ -6,7 +6,6 @@ an atexit function and on a server that answers again after hours, and has nothi
 """
 
 import os
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ from typing import Any
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
+
+from cmdbus.clock import time
 
 Connection = psycopg.Connection[Any]
 

@@ -23,6 +23,13 @@ class Guarded:
     def __init__(self, embedded: EmbeddedPostgres) -> None:
         self.embedded = embedded
 
+    def start(self) -> None:
+        """Also once more, after a stop."""
+        self.embedded.start()
+        rules = self.embedded.directory / "pg_hba.conf"
+        rules.write_text("local all cmdbus peer map=cmdbus\nlocal all all scram-sha-256\n")
+        self.execute(SQL("SELECT pg_reload_conf()"))
+
     def execute(self, query: SQL | Composed) -> None:
         with psycopg.connect(self.embedded.dsn, autocommit=True) as admin:
             admin.execute(query)
@@ -58,10 +65,8 @@ def guarded_server() -> Iterator[Guarded]:
     }
     try:
         with EmbeddedPostgres(place / "pg", durable=False, settings=settings) as server:
-            rules = place / "pg" / "pg_hba.conf"
-            rules.write_text("local all cmdbus peer map=cmdbus\nlocal all all scram-sha-256\n")
             made = Guarded(server)
-            made.execute(SQL("SELECT pg_reload_conf()"))
+            made.start()
             yield made
     finally:
         shutil.rmtree(place)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -280,24 +279,6 @@ def test_a_dsn_that_means_nothing_is_said_without_it() -> None:
     for dsn in (f"mysql://ann:{SECRET}@db/x", f"host=db {SECRET}"):
         found = checks(dsn)["connection"]
         assert (found.finding, "DSN" in found.sentence) == (FATAL, True)
-
-
-@pytest.mark.db
-def test_a_standby_is_refused(guarded: Guarded) -> None:
-    signal = guarded.embedded.directory / "data" / "standby.signal"
-    with guarded.role("worker") as dsn:
-        guarded.embedded.stop()
-        signal.touch()
-        shutil.chown(signal, (signal.parent / "PG_VERSION").stat().st_uid)
-        try:
-            guarded.embedded.start()
-            found = checks(make_conninfo(dsn, user="cmdbus", password=""))
-            assert found["primary"].finding is FATAL
-            assert list(found)[-1] == "primary"
-        finally:
-            guarded.embedded.stop()
-            signal.unlink()
-            guarded.embedded.start()
 
 
 APP = """

@@ -279,12 +279,6 @@ def complete(parts: dsns.Parts, application_name: str, timeouts: Timeouts) -> ds
     return dsns.complete(parts, application_name=application_name, settings=settings(timeouts))
 
 
-def writable(parts: dsns.Parts) -> dsns.Parts:
-    """Where nothing else is said, a server that lets nobody write, as in a failover, is one that
-    is away."""
-    return dsns.unless_said(parts, target_session_attrs="read-write")
-
-
 def parts_of(pool: Pool) -> dsns.Parts:
     """Where a pool of the caller's connects to."""
     if callable(pool.conninfo) or callable(pool.kwargs):

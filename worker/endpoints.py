@@ -13,7 +13,7 @@ from cmdbus.views import BoardView
 from cmdbus.worker import answers, exposition
 from cmdbus.worker.answers import Answer
 from cmdbus.worker.claims import Claims, Connection
-from cmdbus.worker.connections import complete, settings, writable
+from cmdbus.worker.connections import complete, settings
 from cmdbus.worker.depths import DepthGauge
 from cmdbus.worker.http import Server
 from cmdbus.worker.node import Node
@@ -103,9 +103,13 @@ def _connect(told: Settings, application_name: str) -> Connection:
         "default_transaction_read_only": "on",
     }
     parts = dsns.parse(told.dsn or "")
+    parts = dsns.unless_said(parts, target_session_attrs="read-write")
+    if parts["target_session_attrs"] == "read-write":
+        # By its own setting above no session of it may write.
+        parts["target_session_attrs"] = "primary"
     return dsns.connect(dsns.complete(parts, application_name=application_name, settings=limits))
 
 
 def _connect_to_writable(told: Settings, application_name: str) -> Connection:
-    parts = writable(dsns.parse(told.dsn or ""))
+    parts = dsns.parse(told.dsn or "")
     return dsns.connect(complete(parts, application_name, told.timeouts))

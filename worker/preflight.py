@@ -2,6 +2,7 @@
 database driver, so it runs in a child, and it runs once."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from uuid import uuid4
 
 import psycopg
@@ -11,7 +12,7 @@ from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
 from cmdbus.errors import AppError, SchemaError
 from cmdbus.readiness import Check, Finding, worst
-from cmdbus.refusals import refusal
+from cmdbus.refusals import is_read_only, refusal
 from cmdbus.registry import Handler, HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.statements import statement
@@ -104,7 +105,15 @@ def _longest(handlers: Sequence[Handler], told: Settings) -> float:
 
 
 def _connect(parts: dsns.Parts) -> Connection:
-    return dsns.Session.connect(**parts, autocommit=True)
+    """As workers do. A primary on which a setting forbids writes is no standby, which could be
+    promoted: the checks of the settings say more about it than its refusal."""
+    try:
+        return dsns.open_session(parts)
+    except psycopg.OperationalError as error:
+        if is_read_only(str(error)):
+            with suppress(psycopg.OperationalError):
+                return dsns.open_session({**parts, "target_session_attrs": "primary"})
+        raise
 
 
 def _refused(name: str, parts: dsns.Parts, error: psycopg.Error) -> Check:

@@ -36,7 +36,7 @@ from cmdbus.wires import Wire, wait_for
 from cmdbus.worker.arming import Arming
 from cmdbus.worker.blame import blame
 from cmdbus.worker.claims import Claims, Connection, Keyed
-from cmdbus.worker.connections import Hand, Unpooled, settings, writable
+from cmdbus.worker.connections import Hand, Unpooled, settings
 from cmdbus.worker.left_behind import KILLED, LeftBehind
 from cmdbus.worker.listener import Listener
 from cmdbus.worker.maintenance import Maintenance
@@ -371,7 +371,7 @@ class Steward:
     def _connect(self, statement: float = _STATEMENT_SECONDS) -> Connection:
         return dsns.connect(
             dsns.complete(
-                writable(dsns.parse(self._told.dsn or "")),
+                dsns.parse(self._told.dsn or ""),
                 application_name=self._claims.application_name,
                 settings={**settings(self._told.timeouts), "statement_timeout": f"{statement:g}s"},
             )

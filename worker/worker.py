@@ -33,7 +33,6 @@ from cmdbus.worker.connections import (
     cut_at,
     open_pool,
     parts_of,
-    writable,
 )
 from cmdbus.worker.crew import Crew
 from cmdbus.worker.keeper import Keeper
@@ -191,7 +190,7 @@ class Worker:
 
     def _open(self) -> Pool:
         """Registers this life of the worker, whose number is in its sessions' names."""
-        parts = writable(parts_of(self._pool) if self._pool else dsns.parse(self._dsn or ""))
+        parts = parts_of(self._pool) if self._pool else dsns.parse(self._dsn or "")
         self._parts = complete(parts, self._claims.application_name, self._timeouts)
         with dsns.connect(self._parts) as connection:
             schemas.check(connection, self._claims.schema)

@@ -1,0 +1,121 @@
+"""Servers that let nobody write: standbys, before and after they are promoted."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from eventually import eventually
+from guarded import Guarded
+from handlers import running
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import SQL, Identifier
+from test_preflight import checks
+
+from cmdbus import CommandBus, HandlerRegistry, Status
+from cmdbus.readiness import Finding
+from cmdbus.schema import install
+
+pytestmark = pytest.mark.db
+
+
+@contextmanager
+def standby(guarded: Guarded) -> Iterator[Callable[[], None]]:
+    """Its server is one until the yielded function promotes it, or until the end."""
+    signal = guarded.embedded.directory / "data" / "standby.signal"
+    guarded.embedded.stop()
+    signal.touch()
+    shutil.chown(signal, (signal.parent / "PG_VERSION").stat().st_uid)
+    try:
+        guarded.start()
+        yield lambda: guarded.execute(SQL("SELECT pg_promote()"))
+    finally:
+        if signal.exists():
+            guarded.embedded.stop()
+            signal.unlink()
+            guarded.start()
+
+
+def plain(dsn: str, **more: str) -> str:
+    """A DSN as users write them: the embedded server's asks for no server that may write."""
+    parts = conninfo_to_dict(dsn)
+    named: dict[str, str] = {
+        key: str(parts[key]) for key in ("host", "port", "user", "dbname") if key in parts
+    }
+    named |= more
+    return make_conninfo("", **named)
+
+
+@contextmanager
+def database(guarded: Guarded, name: str) -> Iterator[str]:
+    guarded.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+    mine = plain(guarded.embedded.dsn, dbname=name)
+    install(mine)
+    try:
+        yield mine
+    finally:
+        guarded.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+
+
+def waits_for(change: Callable[[], object], bus: CommandBus) -> None:
+    """A send that is refused for now is done after the change."""
+    sent: list[object] = []
+    thread = threading.Thread(target=lambda: sent.append(bus.send("payments", "Debit")))
+    thread.start()
+    eventually(lambda: getattr(bus._connections._pool(), "_failure", None), 20)
+    assert not sent
+    change()
+    thread.join(20)
+    assert len(sent) == 1
+
+
+def test_a_standby_is_passed_by_and_waited_for(dsn: str, guarded: Guarded) -> None:
+    """After a switchover the first host of the DSN is the standby."""
+    parts = conninfo_to_dict(dsn)
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    with database(guarded, str(parts["dbname"])) as alone, standby(guarded) as promote:
+        hosts = f"{conninfo_to_dict(alone)['host']},{parts['host']}"
+        both = plain(dsn, host=hosts)
+        with CommandBus(both) as bus, running(both, registry, concurrency=1):
+            id_ = bus.send("payments", "Debit")
+            assert bus.wait("payments", id_, 20).status is Status.COMPLETED
+        assert checks(both)["connection"].finding is Finding.OK
+        found = checks(alone)["connection"]
+        assert (found.finding, "asks for" in found.sentence) == (Finding.AWAY, True)
+        wanted = make_conninfo(alone, target_session_attrs="any")
+        assert checks(wanted)["primary"].finding is Finding.FATAL
+        with CommandBus(wanted) as reader:
+            assert reader.query() == []
+            with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+                reader.send("payments", "Debit")
+        with CommandBus(alone) as bus:
+            waits_for(promote, bus)
+
+
+def test_a_session_that_turns_read_only_is_left(guarded: Guarded) -> None:
+    reset = SQL("ALTER SYSTEM RESET default_transaction_read_only")
+
+    def writable() -> None:
+        # This setting of its own session is what its server refuses meanwhile.
+        with psycopg.connect(
+            guarded.embedded.dsn, autocommit=True, options="-c default_transaction_read_only=off"
+        ) as admin:
+            admin.execute(reset)
+            admin.execute(reload)
+
+    reload = SQL("SELECT pg_reload_conf()")
+    with database(guarded, "turns_read_only") as mine, CommandBus(mine) as bus:
+        bus.send("payments", "Debit")
+        try:
+            guarded.execute(SQL("ALTER SYSTEM SET default_transaction_read_only = on"))
+            guarded.execute(reload)
+            with bus._connections._pool().connection() as connection:
+                show = SQL("SHOW default_transaction_read_only")
+                eventually(lambda: connection.execute(show).fetchone() == ("on",), 20)
+            waits_for(writable, bus)
+        finally:
+            writable()
+        assert bus.snapshot("payments")["depth"] == 2
