@@ -1,8 +1,8 @@
 """Ids that the bus makes, recognisable as its own.
 
 A time-ordered UUID: 48 bits of milliseconds, so that an index grows at its end;
-version 8 (custom); the digit c; 70 random bits. Only ids of this shape, when a
-caller brings one, cost a look into the tables: the others are in `identity`.
+version 8 (custom); the bus's mark, cb5; the variant and 62 random bits. Only ids with the mark,
+when a caller brings one, cost a look into the tables: the others are in `identity`.
 """
 
 import os
@@ -10,10 +10,9 @@ from uuid import UUID
 
 from cmdbus.clock import time
 
-_RANDOM_BYTES = 9
-_MARK = (0x8C << 72) | (0b10 << 62)
-_LOW = (1 << 62) - 1
-_HIGH = 0xFF << 64
+_RANDOM_BYTES = 8
+_MARK = (0x8CB5 << 64) | (0b10 << 62)
+_RANDOM = (1 << 62) - 1
 
 
 def new_id() -> UUID:
@@ -27,5 +26,5 @@ def new_ids(count: int) -> list[UUID]:
     ids = []
     for start in range(0, len(pool), _RANDOM_BYTES):
         dice = int.from_bytes(pool[start : start + _RANDOM_BYTES], "big")
-        ids.append(UUID(int=stamp | (dice & _HIGH) | (dice & _LOW)))
+        ids.append(UUID(int=stamp | (dice & _RANDOM)))
     return ids

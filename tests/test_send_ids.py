@@ -1,6 +1,7 @@
 """Ids: one is taken once, however many send it at once, at every isolation level."""
 
 import threading
+import time
 from uuid import UUID, uuid4
 
 import psycopg
@@ -163,6 +164,33 @@ def test_an_old_snapshot_does_not_decide_about_an_id_of_the_bus(dsn: str, level:
         id_ = bus.send("payments", "Debit")
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="READ COMMITTED"):
             bus.send("payments", "Debit", command_id=id_, connection=old)
+
+
+def custom_id(*, milliseconds: int, digits: str) -> UUID:
+    """Version 8, with these digits in its third group, and random ones after it."""
+    return UUID(f"{milliseconds:012x}{digits}{uuid4().hex[16:]}")
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_callers_own_ids_of_version_8_are_no_ids_of_the_bus(dsn: str, level: str) -> None:
+    """Not even with its mark, unless the time in them is now."""
+    now = time.time_ns() // 1_000_000
+    mine = [custom_id(milliseconds=now, digits=f"8c{n:02x}") for n in range(256) if n != 0xB5]
+    mine += [custom_id(milliseconds=now + 1000 * s, digits="8cb5") for s in (-200_000, 200_000)]
+    mine += [custom_id(milliseconds=0x123456789ABC, digits="8cb5")]
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as theirs:
+        for again in range(2):
+            theirs.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+            theirs.execute("SELECT 1 FROM cmdbus.ready")
+            if not again:
+                bus.send("payments", "Debit", command_id=mine[0], connection=theirs)
+                requests = [SendRequest("payments", "Debit", command_id=id_) for id_ in mine[1:]]
+                assert bus.send_many(requests, connection=theirs) == mine[1:]
+                theirs.commit()
+                continue
+            for id_ in (mine[0], *mine[-4:]):
+                with pytest.raises(DuplicateCommandError):
+                    bus.send("payments", "Debit", command_id=id_, connection=theirs)
 
 
 def test_numbers_of_calls_do_not_come_from_the_sessions_dice(dsn: str) -> None:

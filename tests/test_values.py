@@ -173,7 +173,7 @@ def test_ids_of_the_bus_are_distinct_grow_with_time_and_are_recognised() -> None
     assert len(set(ids)) == 2000
     later = new_ids(1)[0]
     assert later.int >> 80 >= ids[0].int >> 80
-    assert all(id_.hex[12:14] == "8c" and id_.version == 8 for id_ in ids)
+    assert all(id_.hex[12:16] == "8cb5" and id_.version == 8 for id_ in ids)
 
 
 def test_a_depth_warning_rings_once_per_crossing_with_hysteresis() -> None:

@@ -1,15 +1,28 @@
 -- The way into the bus. Everything that sends one command goes through enqueue;
 -- only bulk sends copy rows into the tables themselves, after admit and identify.
 
--- An id that the bus makes: milliseconds first, so that indexes grow at their
--- end, then 8 (the version) and c, which say that the bus made it (see ids.py),
--- then 70 random bits.
+-- An id that the bus makes: 48 bits of milliseconds, so that indexes grow at their end; 8cb5,
+-- which are the version and the bus's mark; the variant and 62 random bits (see ids.py).
 CREATE FUNCTION {schema}.new_id() RETURNS uuid
 LANGUAGE sql VOLATILE
 RETURN (
     lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000)::bigint), 12, '0')
-    || '8c' || substr(replace(gen_random_uuid()::text, '-', ''), 15)
+    || '8cb5' || substr(replace(gen_random_uuid()::text, '-', ''), 17)
 )::uuid;
+
+-- Whether an id has the mark of those that the bus makes; so have 1 in 4,096 of the ids of
+-- version 8 that others make.
+CREATE FUNCTION {schema}.has_mark(p_id uuid) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN substr(p_id::text, 15, 4) = '8cb5';
+
+-- Whether such an id can be that of a command which this transaction's snapshot is too old to
+-- show: its time is at most a day before the transaction or ahead of the clock.
+CREATE FUNCTION {schema}.may_be_newer(p_id uuid) RETURNS boolean
+LANGUAGE sql VOLATILE
+RETURN ('x' || left(replace(p_id::text, '-', ''), 12))::bit(48)::bigint
+    BETWEEN (extract(epoch FROM now() - interval '1 day') * 1000)::bigint
+        AND (extract(epoch FROM clock_timestamp() + interval '1 day') * 1000)::bigint;
 
 -- Whether p_domain takes p_count more commands. refusal: NULL, 'closed' or
 -- 'full'. depth is what waits now, counted only where the domain has limits and
@@ -84,7 +97,8 @@ DECLARE
     taken bigint;
 BEGIN
     IF p_brought AND current_setting('transaction_isolation') <> 'read committed'
-        AND EXISTS (SELECT FROM unnest(p_command_ids) c WHERE substr(c::text, 15, 2) = '8c')
+        AND EXISTS (SELECT FROM unnest(p_command_ids) c
+                    WHERE {schema}.has_mark(c) AND {schema}.may_be_newer(c))
     THEN
         RAISE object_not_in_prerequisite_state USING MESSAGE =
             'an id that the bus made can be sent again only at READ COMMITTED: an older '
@@ -94,7 +108,7 @@ BEGIN
     INSERT INTO {schema}.identity (domain, command_id, call)
     SELECT w.domain, w.command_id, p_call
     FROM unnest(p_domains, p_command_ids) w (domain, command_id)
-    WHERE CASE WHEN p_brought AND substr(w.command_id::text, 15, 2) = '8c'
+    WHERE CASE WHEN p_brought AND {schema}.has_mark(w.command_id)
                THEN NOT {schema}.exists_anywhere(w.domain, w.command_id) ELSE true END
     ORDER BY w.domain COLLATE "C", w.command_id
     ON CONFLICT DO NOTHING;
