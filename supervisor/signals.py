@@ -34,6 +34,8 @@ class Signals:
         # must not die of it.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        # A parent may have blocked them, and a blocked mask is inherited.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*NOTED, signal.SIGUSR2})
 
     @property
     def descriptors(self) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """A fleet starts, runs and stops, and its exit code says how that went."""
 
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,11 @@ from fleet import Fleet, kill, make_effects, supervised, unstarted, write_app
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
+BLOCKS_SIGNALS = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 #: Kills every process of the fleet, and not the preflight, as soon as it has imported this.
 DIES_AT_ONCE = """
 import os, sys
@@ -152,6 +158,20 @@ def test_a_fleet_whose_pidfile_was_removed_is_not_robbed(dsn: str, tmp_path: Pat
         fleet.await_completed(ids)
         assert fleet.effects(ids) == {1: 8}
         assert fleet.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
+
+
+def test_a_supervisor_whose_parent_blocks_signals_can_be_stopped(dsn: str, tmp_path: Path) -> None:
+    with unstarted(dsn, tmp_path) as fleet:
+        fleet.program = [sys.executable, "-c", BLOCKS_SIGNALS, *fleet.program]
+        fleet.start()
+        before = fleet.wait_until_ready()
+        fleet.send_signal(signal.SIGUSR1)
+        fleet.await_saying("the stacks of worker")
+        assert "most recent call first" in fleet.said("the stacks of worker")[0]
+        kill(before[0], signal.SIGTERM)
+        fleet.await_successors([before[0]])
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
 
 
 def test_a_fleet_whose_processes_die_at_once_gives_up(dsn: str, tmp_path: Path) -> None:
