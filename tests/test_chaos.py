@@ -286,6 +286,7 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
         "given back as if it had not begun",
         lambda h: move(h, 2, what="release", session=session_name("cmdbus", 9)),
     ),
+    ("H10b", "a lease that ended without an event", lambda h: move(h, 5, claimer_before=1)),
     ("H11", "too many attempts", lambda h: row(h, 0, max_attempts=1)),
     ("H11", "a claim charges", lambda h: move(h, 5, attempts=2)),
     ("H12", "claimed before it was due", lambda h: move(h, 10, due_at=104.3)),

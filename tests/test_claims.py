@@ -11,8 +11,9 @@ import psycopg
 import pytest
 
 from cmdbus import CommandBus, SendRequest, Status
+from cmdbus.counters import End
 from cmdbus.outcomes import Kind, Outcome, completed
-from cmdbus.worker.claims import Claim, Claims, Finished, Want
+from cmdbus.worker.claims import Claim, Claims, Finished, Share, Want
 from cmdbus.worker.wake import Wake
 
 pytestmark = pytest.mark.db
@@ -262,6 +263,36 @@ def test_a_command_that_has_begun_is_released_with_a_loss_or_a_reason(
     assert events == ([] if code is None else [("LOST", code, "why")])
     rows = connection.execute("SELECT losses, attempts FROM cmdbus.ready").fetchall()
     assert rows == [(losses or 0, 0)]
+
+
+@pytest.mark.parametrize("losses", [0, 1], ids=["claim", "suspect"])
+def test_a_claim_after_a_lease_ended_writes_who_had_lost_it(
+    dsn: str, connection: psycopg.Connection, losses: int
+) -> None:
+    """Only such a claim: neither a first one nor one after a release writes an event."""
+    slow, other = claims(connection, lease=0.001), claims(connection)
+    with CommandBus(dsn) as bus:
+        id_ = bus.send("payments", "Debit")
+        connection.execute("UPDATE cmdbus.ready SET losses = %s", (losses,))
+        _, [released] = other.step(connection, [], want(1))
+        other.release(connection, [released])
+        _, [lost] = slow.step(connection, [], want(1))
+        assert connection.execute("SELECT FROM cmdbus.event").fetchall() == []
+        connection.execute("SELECT pg_sleep(0.005)")
+        if losses:
+            [again] = Claims("cmdbus", 30, Share.SUSPECT).step(connection, [], want(1))[1]
+        else:
+            [again] = other.step(connection, [], want(1))[1]
+        assert again.losses == losses + 1
+        assert slow.ends(connection, [lost]) == [End.LOST]
+        assert other.ends(connection, [lost]) == [None]
+        audit = [(event.kind, event.code) for event in bus.audit("payments", id_)]
+        assert audit == [
+            ("SENT", None),
+            ("RECEIVED", None),
+            ("LOST", "LEASE_ENDED"),
+            ("RECEIVED", None),
+        ]
 
 
 def test_a_late_settlement_is_not_claimed_again_by_its_own_step(

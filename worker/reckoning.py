@@ -35,7 +35,8 @@ def reckon(
     ends = claims.of(dead.incarnation or 0).ends(connection, left) if left else []
     counters = seat.slot(0).counters
     for key, said in zip(left, ends, strict=True):
-        end = _unsaid(key) if said is None else said  # COMPLETED is 0
+        # The lease of what had not begun may have ended, too.
+        end = _unsaid(key) if said in (None, End.LOST) else said
         if end is not None:
             counters.ended(key.kind, end, _mark(key))
         seat.free(key.place)

@@ -12,7 +12,8 @@ UPDATE {schema}.ready r SET
     claimer = %(claimer)s::bigint,
     claimed_at = clock_timestamp(),
     lease_until = clock_timestamp() + %(lease)s::interval
-FROM picked p
+FROM picked p, LATERAL {schema}.note_lost(
+    ARRAY[p.domain]::text[], ARRAY[p.priority]::smallint[], ARRAY[p.id]) noted
 WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
 RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
     r.losses, r.max_attempts, r.correlation_id, r.reply_to, {schema}.finite(r.created_at),

@@ -230,6 +230,7 @@ DECLARE
     priorities smallint[];
     ids bigint[];
     weight bigint;
+    any_lost boolean;
     fit integer := 0;
     pages bigint := pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass);
     -- Before the rows are read: a row that is committed later may have a lower id.
@@ -242,17 +243,18 @@ BEGIN
     END IF;
     LOOP
         SELECT array_agg(p.domain::text), array_agg(p.priority::smallint), array_agg(p.id),
-            sum(p.bytes)
-        INTO domains, priorities, ids, weight
+            sum(p.bytes), bool_or(p.was_claimed)
+        INTO domains, priorities, ids, weight, any_lost
         FROM (
-            SELECT c.domain, c.priority, c.id, c.bytes
+            SELECT c.domain, c.priority, c.id, c.bytes, c.was_claimed
             FROM unnest(p_domains, p_priorities, lows, highs) q (domain, priority, low, high),
                 LATERAL (
                     SELECT r.domain, r.priority, r.id,
                         CASE WHEN pg_column_compression(r.data) IS NULL
                              THEN pg_column_size(r.data)
                              WHEN pg_column_size(r.data) < 2048 THEN octet_length(r.data::text)
-                             ELSE pg_column_size(r.data) * 255::bigint END AS bytes
+                             ELSE pg_column_size(r.data) * 255::bigint END AS bytes,
+                        r.claimer IS NOT NULL AS was_claimed
                     FROM {schema}.ready r
                     WHERE r.domain = q.domain AND r.priority = q.priority
                         AND r.id > q.low AND r.id <= q.high
@@ -281,6 +283,9 @@ BEGIN
     IF weight > p_bytes THEN
         fit := greatest(p_least, {schema}.fitting(domains, priorities, ids, p_bytes));
     END IF;
+    IF any_lost THEN
+        PERFORM {schema}.note_lost(domains[:fit], priorities[:fit], ids[:fit]);
+    END IF;
     RETURN QUERY
     UPDATE {schema}.ready r SET
         token = r.token + 1,
@@ -302,6 +307,28 @@ BEGIN
     END IF;
     RETURN NEXT;
 END
+$$;
+
+-- Writes an event for each of these rows whose claim is lost, as its lease ended; the next
+-- claim, which has locked the rows, writes over the claimer.
+CREATE FUNCTION {schema}.note_lost(
+    p_domains text[], p_priorities smallint[], p_ids bigint[]
+) RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+    INSERT INTO {schema}.event (
+        claimer, claimed_at, token, command_id, attempt, domain, kind, code, message)
+    SELECT r.claimer, r.claimed_at, r.token, r.command_id, r.attempts, r.domain, 'LOST',
+        'LEASE_ENDED', 'its lease ended, because its worker or its node was gone'
+    FROM unnest(p_domains, p_priorities, p_ids) k (domain, priority, id)
+    JOIN {schema}.ready r
+        ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
+    WHERE r.claimer IS NOT NULL
 $$;
 
 -- Whether a command waits that was lost so often that it runs alone from now on; by the
@@ -333,27 +360,32 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    picked record;
 BEGIN
+    SELECT r.domain, r.priority, r.id INTO picked
+    FROM {schema}.ready r
+    WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
+        AND r.domain = ANY (p_domains)
+        AND (r.domain || ' ' || r.type) = ANY (p_types)
+        AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+        AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
+    ORDER BY r.id
+    LIMIT 1
+    FOR UPDATE OF r SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}.note_lost(
+        ARRAY[picked.domain]::text[], ARRAY[picked.priority]::smallint[], ARRAY[picked.id]);
     RETURN QUERY
-    WITH picked AS MATERIALIZED (
-        SELECT r.domain, r.priority, r.id FROM {schema}.ready r
-        WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
-            AND r.domain = ANY (p_domains)
-            AND (r.domain || ' ' || r.type) = ANY (p_types)
-            AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
-            AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
-        ORDER BY r.id
-        LIMIT 1
-        FOR UPDATE OF r SKIP LOCKED
-    )
     UPDATE {schema}.ready r SET
         token = r.token + 1,
         losses = r.losses + (r.claimer IS NOT NULL)::integer,
         claimer = p_claimer,
         claimed_at = clock_timestamp(),
         lease_until = clock_timestamp() + p_lease
-    FROM picked p
-    WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
+    WHERE r.domain = picked.domain AND r.priority = picked.priority AND r.id = picked.id
     RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
         r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
         r.reply_to::text, {schema}.finite(r.created_at),

@@ -27,6 +27,7 @@ _SLACK_S = 0.05
 _STOPS_S = 1.0
 _TWINS = "chaos.twin"
 _SETTLED = ("finished", "troubleshooting")
+_LEASE_ENDED = "LEASE_ENDED"
 _INNOCENT = ("LOST", "TIMEOUT", "CRASHED")
 _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     **dict.fromkeys(("Noop", "Tx", "Io", "Long", "Grow", "Stuck"), (("COMPLETED", None),)),
@@ -254,6 +255,18 @@ def runs_are_explained(history: History) -> Iterator[str]:
             yield f"command {id_}: {pid} ran it {count} times, and {ends[id_, pid]} have ended"
 
 
+def ended_leases_are_told(history: History) -> Iterator[str]:
+    """A claim of a row that another claim still had leaves an event of that one's token."""
+    events = Counter(
+        (event.command_id, event.token) for event in history.events if event.code == _LEASE_ENDED
+    )
+    for move in history.moves:
+        if move.what == "claim" and move.claimer_before is not None:
+            key = move.command_id, move.token_before
+            if events[key] != 1:
+                yield f"command {key[0]}: {events[key]} events of the lost claim {key[1]}"
+
+
 def _ends_of_executions(history: History) -> Counter[tuple[str, int]]:
     """By command and process: at most one for each claim."""
     ends: Counter[tuple[str, int]] = Counter()
@@ -262,7 +275,8 @@ def _ends_of_executions(history: History) -> Counter[tuple[str, int]]:
         if move.what in ("ready-", "claim") and move.claimer_before is not None:
             ends[move.command_id, _pid(history.workers.get(move.claimer_before, ""))] += 1
     for event in history.events:
-        if event.kind == "LOST":
+        # The end of a lease is the next claim's move, above.
+        if event.kind == "LOST" and event.code != _LEASE_ENDED:
             ends[event.command_id, _pid(history.workers.get(event.claimer or 0, ""))] += 1
     return ends
 
@@ -444,6 +458,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "H8": ("each execution has a claim of its own", each_execution_has_a_claim),
     "H9": ("effects: once if completed, else never", effects_are_there_once),
     "H10": ("executions are explained by what is recorded", runs_are_explained),
+    "H10b": ("each claim after an ended lease has its event", ended_leases_are_told),
     "H11": ("attempts are bounded, and only outcomes charge", attempts_are_bounded),
     "H12": ("nothing runs before it is due", not_before_its_time),
     "H15": ("in each snapshot: sent = sum over all states", counts_agree),
