@@ -40,9 +40,10 @@ class Proxy:
 
     def cut(self) -> None:
         """The clients' side is gone; the server's side stays open and learns nothing."""
-        for client in self._clients:
+        # What connects again meanwhile is not meant.
+        clients, self._clients = self._clients, []
+        for client in clients:
             _shut(client)
-        self._clients.clear()
 
     @contextmanager
     def away(self) -> Iterator[None]:
