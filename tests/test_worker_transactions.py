@@ -299,3 +299,26 @@ def test_a_connection_is_not_used_after_its_handler(dsn: str, bus: CommandBus) -
         bus.wait("payments", bus.send("payments", "Debit"), 5)
         with pytest.raises(InvalidOperationError, match="was used after the handler returned"):
             _ = contexts[0].connection
+
+
+def test_a_session_that_a_handler_has_spoilt_is_dropped(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The statements that the driver has prepared are gone, which it does not notice."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+
+    @registry.handler("payments", "Spoil", retry=RetryPolicy(max_attempts=1))
+    def spoil(command: Command, context: Context) -> None:
+        context.connection.execute("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")
+
+    with running(dsn, registry, concurrency=1):
+        for _ in range(10):  # so that the driver prepares the statements of a step
+            bus.wait("payments", bus.send("payments", "Debit"), 10)
+        spoilt = bus.send("payments", "Spoil")
+        later = [bus.send("payments", "Debit") for _ in range(3)]
+        assert bus.wait("payments", spoilt, 10).status == "COMPLETED"
+        for command_id in later:
+            record = bus.wait("payments", command_id, 10)
+            assert (record.status, record.attempts) == ("COMPLETED", 1)
+    assert caplog.text.count("a step failed (prepared statement") == 1

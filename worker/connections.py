@@ -134,6 +134,8 @@ class Hand:
         self._connection: Connection | None = None
         #: The latest session, which may have died; until it is looked for there is none.
         self.session: tuple[int, int] | None = None
+        #: The session in which the latest statement has failed.
+        self._failed: tuple[int, int] | None = None
         self._taken_away = False
 
     def connection(self, give_up: threading.Event | None = None) -> Connection:
@@ -176,6 +178,17 @@ class Hand:
         until there is one that may."""
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
             self.drop()
+
+    def failed(self) -> None:
+        """A statement of a living session has failed: drops the session at the second in a row,
+        as a handler may have spoilt it."""
+        again = self.session is not None and self.session == self._failed
+        self._failed = self.session
+        if again:
+            self.drop()
+
+    def worked(self) -> None:
+        self._failed = None
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

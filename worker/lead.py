@@ -139,6 +139,7 @@ class Lead:
             rejection = error
         else:
             self._said = ""
+            hand.worked()
             self._done.settled(place, plain, lost)
             return began, want, claims
         return began, want, self._claim_apart(slot, want, rejection)
@@ -261,6 +262,7 @@ class Lead:
             slot.hand.drop()
         slot.hand.heed(error)
         if not slot.hand.lost():
+            slot.hand.failed()
             self._complain(error, f"trying again every {_AFTER_FAILURE:g} s")
             self._stopping.wait(_AFTER_FAILURE)
             return
