@@ -5,6 +5,7 @@ own messages repeat the DSN in some cases, so they are not passed on from here.
 """
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, Self
@@ -31,6 +32,8 @@ _DEFAULTS = {
 #: What our parsing of results and our arrays rely on. DateStyle is not among them: see Session.
 _PARSED = {"IntervalStyle": "postgres", "array_nulls": "on", "extra_float_digits": "1"}
 _PRODUCERS = {"default_transaction_isolation": "read committed"}
+
+_DATE_STYLE_VARIABLE = "PGDATESTYLE"
 
 #: Keywords of libpq, each with text.
 Parts = dict[str, Any]
@@ -142,6 +145,8 @@ class Session(psycopg.Connection[Any]):
             return made
         # The order decides how an ambiguous date is read, which is theirs to say.
         made.close()
+        if _DATE_STYLE_VARIABLE in os.environ:  # which no option overrides
+            os.environ[_DATE_STYLE_VARIABLE] = f"ISO,{order}"
         options = _join([kwargs.get("options", ""), _options({"DateStyle": f"ISO,{order}"})])
         return super().connect(conninfo, **{**kwargs, "options": options})
 

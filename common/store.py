@@ -5,7 +5,7 @@ as well as alone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -84,7 +84,9 @@ class Store:
         self, connection: Connection, command: Outgoing, *, call: int | None, again: bool
     ) -> Answer:
         """Sends one. `call` and `again` make a repetition harmless; see the schema's enqueue."""
-        row = self._row(connection, "enqueue", {**command._asdict(), "call": call, "again": again})
+        delay = None if command.delay is None else command.delay.total_seconds()
+        values = {**command._asdict(), "delay": delay, "call": call, "again": again}
+        row = self._row(connection, "enqueue", values)
         return Answer(*row)
 
     def admit(self, connection: Connection, counts: dict[str, int]) -> list[Admission]:
@@ -265,7 +267,9 @@ class Store:
 def _lines_for_ready(
     commands: Iterable[Outgoing], now: datetime, later: list[str]
 ) -> Iterator[str]:
-    """Lines of what is due; those of the others go to `later`."""
+    """Lines of what is due; those of the others go to `later`. In UTC: in a zone with daylight
+    saving time, Python adds to the time on the clock."""
+    now = now.astimezone(UTC)
     for command in commands:
         due = command.run_at if command.delay is None else now + command.delay
         if due is not None and due > now:

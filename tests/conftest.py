@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,11 @@ from cmdbus import CommandBus
 from cmdbus.accounts import server_account
 from cmdbus.binaries import find_programs
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
+
+# A zone with daylight saving time, for this process and for every session: in UTC, arithmetic
+# with clocks and calendars cannot be seen to be wrong.
+os.environ.update(TZ="Europe/Berlin", PGTZ="Europe/Berlin")
+time.tzset()
 
 # The class of advisory locks by which a run says that its databases are in use.
 _RUNS = 0x63_6D_64_74

@@ -195,3 +195,12 @@ def test_a_command_is_tried_before_the_first_start(dsn: str, bus: CommandBus) ->
         assert "\n" not in str(found)
         row = connection.execute("SELECT count(*) FROM cmdbus.command").fetchone()
         assert row == (0,)
+
+
+@pytest.mark.db
+def test_a_date_style_of_the_environment_breaks_no_timestamp(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGDATESTYLE", "German, DMY")
+    with dsns.connect(dsns.complete_producers(dsns.parse(dsn))) as connection:
+        assert connection.execute("SHOW DateStyle").fetchone() == ("ISO, DMY",)

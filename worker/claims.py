@@ -8,7 +8,7 @@ that was restored to an earlier point gives ids and tokens again, to other comma
 import copy
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
@@ -185,7 +185,8 @@ class Claims:
         #: Random, as a database that was restored would give a number of its own again.
         self.incarnation = secrets.randbelow(2**63 - 1) + 1
         self._worker = ""
-        self._lease = timedelta(seconds=lease)
+        # In seconds alone: PostgreSQL adds days by the calendar of the session's zone.
+        self._lease = f"{lease:f} seconds"
         self._opening = render("open_transaction", schema)
         self._limiting = render("limit_transaction", schema)
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC
 from threading import Lock
 from typing import Any
 
@@ -207,7 +208,7 @@ class Execution:
             priority=claim.priority,
             correlation_id=claim.correlation_id,
             reply_to=claim.reply_to,
-            created_at=claim.created_at,
+            created_at=claim.created_at.astimezone(UTC),
         )
 
     def _context(self, command: Command) -> Context:

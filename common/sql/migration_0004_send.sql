@@ -161,7 +161,7 @@ $$;
 -- may send one again when he does not learn how that ended.
 CREATE FUNCTION {schema}.enqueue(
     p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
-    p_priority integer, p_delay interval, p_run_at timestamptz, p_correlation_id uuid,
+    p_priority integer, p_delay double precision, p_run_at timestamptz, p_correlation_id uuid,
     p_reply_to text, p_max_attempts integer, p_call bigint, p_again boolean,
     OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
     OUT oldest_age double precision
@@ -170,7 +170,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    due timestamptz := coalesce(p_run_at, clock_timestamp() + p_delay);
+    due timestamptz := coalesce(p_run_at, clock_timestamp() + make_interval(secs => p_delay));
 BEGIN
     IF p_call IS NOT NULL AND (p_again OR NOT p_own)
         AND {schema}.landed(p_domain, p_command_id, p_own, p_call, p_again)
@@ -206,7 +206,7 @@ END
 $$;
 
 -- Any client's way to send, in its own transaction. Says what is wrong with an
--- argument before it writes anything.
+-- argument before it writes anything. A day of p_delay has 24 hours in every time zone.
 CREATE FUNCTION {schema}.send(
     p_domain text, p_type text, p_data jsonb DEFAULT NULL, p_command_id uuid DEFAULT NULL,
     p_priority integer DEFAULT 5, p_delay interval DEFAULT NULL,
@@ -225,7 +225,8 @@ BEGIN
         p_domain, p_type, data, p_priority, p_delay, p_reply_to, p_max_attempts);
     SELECT e.refusal, e.depth, e.max_depth INTO answer
     FROM {schema}.enqueue(p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority,
-                 p_delay, NULL, coalesce(p_correlation_id, command_id), p_reply_to,
+                 NULL, (clock_timestamp() AT TIME ZONE 'UTC' + p_delay) AT TIME ZONE 'UTC',
+                 coalesce(p_correlation_id, command_id), p_reply_to,
                  p_max_attempts, NULL, false) e;
     CASE answer.refusal
         WHEN 'duplicate' THEN
