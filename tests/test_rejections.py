@@ -1,13 +1,13 @@
 """A row or an outcome that the database rejects stops no others: it ends in troubleshooting."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect, running
+from handlers import connect, effects, leave_effect, running
 
 from cmdbus import (
     BusinessRuleError,
@@ -17,6 +17,7 @@ from cmdbus import (
     Context,
     HandlerRegistry,
     PermanentCommandError,
+    RetryPolicy,
     SendRequest,
     Status,
 )
@@ -268,3 +269,29 @@ def test_a_command_that_another_session_holds_is_waited_for_and_not_set_aside(
                 eventually(lambda: not watcher.execute(waits.encode()).fetchall(), 10)
             stranger.rollback()
             assert bus.wait("payments", held, 10).status == "COMPLETED"
+
+
+@pytest.mark.db
+@pytest.mark.parametrize("handler", [leave_effect, lambda command, context: None])
+def test_a_reply_that_is_rejected_undoes_all_of_its_completion(
+    dsn: str,
+    bus: CommandBus,
+    admin: psycopg.Connection,
+    handler: Callable[[Command, Context], object],
+) -> None:
+    """R13. Also what the handler wrote through its context's connection."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Pay", handler, retry=RetryPolicy(max_attempts=1))
+    forbid(admin, "ready", "type = 'Reply'")
+    command_id = bus.send("payments", "Pay", reply_to="orders")
+    with running(dsn, registry):
+        assert bus.wait("payments", command_id, 10).status == Status.IN_TROUBLESHOOTING_QUEUE
+        assert effects(dsn) == 0
+        assert admin.execute("SELECT count(*) FROM cmdbus.finished").fetchone() == (0,)
+        assert "COMPLETED" not in [event.kind for event in bus.audit("payments", command_id)]
+        admin.execute("ALTER TABLE cmdbus.ready DROP CONSTRAINT ready_type_check")
+        bus.troubleshooting.retry("payments", command_id, operator="ann")
+        assert bus.wait("payments", command_id, 10).status == Status.COMPLETED
+    assert effects(dsn) == (1 if handler is leave_effect else 0)
+    [reply] = bus.query("orders")
+    assert reply.data["outcome"] == "SUCCESS"
