@@ -18,6 +18,7 @@ cells of a seat
 | SEATING role number           the supervisor                      steward, ps
     generation since
   leave by, verdict             the supervisor                      its process's main thread
+  resident memory in bytes      the supervisor                      metrics, ps
 | PROCESS pid generation        its process's main thread           supervisor, steward, ps
     incarnation since ready due
     levels of health
@@ -91,6 +92,7 @@ SEATING_AT = 0
 SEATING = Struct("=4q")  # role, number, generation, since
 LEAVE_BY = 5
 LEAVE_VERDICT = 6
+RSS = 7
 PROCESS_AT = 1 * LINE
 #: pid, generation, incarnation, since, ready, due; last success, failures, stuck, exhaustions, away
 PROCESS = Struct("=11q")

@@ -26,6 +26,7 @@ from cmdbus.layout import (
     PROCESS,
     PROCESS_AT,
     RESCUED,
+    RSS,
     SEATING,
     SEATING_AT,
     SLOT_AT,
@@ -120,6 +121,7 @@ class Seat:
             memory.zero(start + SLOT_AT, 1)
             memory.zero(start + SLOT_AT + 2, IDENT - 2 + 1)
         memory.cells[at + LEAVE_BY] = memory.cells[at + LEAVE_VERDICT] = 0
+        memory.cells[at + RSS] = 0
         self.say_whose(role, number, generation, now)
 
     def order_to_leave(
@@ -129,6 +131,10 @@ class Seat:
         self._memory.cells[self._at + LEAVE_VERDICT] = verdict
         self._memory.cells[self._at + LEAVE_BY] = by
         self.say_whose(Role.LEAVING, number, generation, now)
+
+    def weigh(self, rss_bytes: int) -> None:
+        """The resident memory of its process, measured now and then."""
+        self._memory.cells[self._at + RSS] = rss_bytes
 
     def bury(self, number: int, ended: Ended, now: int) -> None:
         """After the process was reaped. What it held is the steward's to hand back."""

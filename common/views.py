@@ -114,6 +114,8 @@ class SeatView:
     levels: Levels
     #: By when it was told to leave.
     leave_by: int | None
+    #: Resident memory as the supervisor measured it last; None before that.
+    rss_bytes: int | None
     #: How its process came to its end; None while it lives.
     ended: Ended | None
     #: Whether what the dead process held is handed back.
@@ -136,6 +138,8 @@ class SeatView:
             "seat": self.number,
             "pid": self.pid,
             "generation": self.generation,
+            "restarts": max(0, self.generation - 1),
+            "rss_bytes": self.rss_bytes if present else None,
             "health": self.health.value if present else None,
             "reasons": self.levels.reasons if present else [],
             "since": _seconds(now, self.since, 1),
@@ -199,6 +203,8 @@ def _empty(number: int) -> dict[str, object]:
         "seat": number,
         "pid": None,
         "generation": 0,
+        "restarts": None,
+        "rss_bytes": None,
         "health": None,
         "reasons": [],
         "since": None,

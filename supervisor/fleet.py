@@ -260,6 +260,7 @@ class Company:
             executed_before=self._board.executed(place),
         )
         why = f": {reason.name.lower()}" if reason is not None else ""
+        why += f", as the process before it is used up: {action.why}" if action.why else ""
         logger.info("%s starts, pid %s, generation %s%s", seated, child.pid, generation, why)
 
     def _main(self, role: Role, place: int, generation: int) -> int:

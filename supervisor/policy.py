@@ -80,6 +80,7 @@ class Process:
     #: When it said for the last time that the database is away.
     away_at: float = 0.0
     commands: int = 0
+    rss_bytes: int = 0
     #: Samples of too much memory, in a row.
     rss_over: int = 0
     #: A part of max_age and max_commands that this one lives longer, so that they spread.
@@ -121,6 +122,8 @@ class Start:
     number: int
     #: None for the first of its number, and after a death.
     reason: Restart | None = None
+    #: For the log: which limit the one before has reached.
+    why: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,10 +274,10 @@ def _replace(
     if not all(p.ready for p in workers):
         return
     outdated = list(_outdated(workers, fleet, limits, now))
-    for process, reason in outdated:
+    for process, reason, why in outdated:
         if fleet.not_before.get((Role.WORKER, process.number), now) > now:
             continue  # Its last successor died early.
-        yield Start(role=Role.WORKER, number=process.number, reason=reason)
+        yield Start(role=Role.WORKER, number=process.number, reason=reason, why=why)
         return
     if outdated:
         return
@@ -285,13 +288,14 @@ def _replace(
 
 def _outdated(
     workers: Sequence[Process], fleet: Fleet, limits: Limits, now: float
-) -> Iterator[tuple[Process, Restart]]:
+) -> Iterator[tuple[Process, Restart, str]]:
+    """Each with why, and with the limit that it has reached."""
     for process in workers:
         if process.app < fleet.app:
-            yield process, Restart.RELOADED
+            yield process, Restart.RELOADED, ""
     for process in workers:
-        if _is_used_up(process, limits, now):
-            yield process, Restart.RECYCLED
+        if why := _used_up(process, limits, now):
+            yield process, Restart.RECYCLED, why
     if not fleet.judging:
         return
     healthy = any(p.levels.health is Health.HEALTHY for p in workers)
@@ -301,9 +305,9 @@ def _outdated(
             continue
         if process.levels.database_away:
             if _others_reach_it(fleet, since, limits.watchdog, now):
-                yield process, Restart.DEGRADED
+                yield process, Restart.DEGRADED, ""
         elif healthy:
-            yield process, Restart.DEGRADED
+            yield process, Restart.DEGRADED, ""
 
 
 def _others_reach_it(fleet: Fleet, since: float, watchdog: float, now: float) -> bool:
@@ -321,13 +325,17 @@ def _others_reach_it(fleet: Fleet, since: float, watchdog: float, now: float) ->
     )
 
 
-def _is_used_up(process: Process, limits: Limits, now: float) -> bool:
+def _used_up(process: Process, limits: Limits, now: float) -> str:
+    """Which limit the process has reached; empty if none."""
     most = limits.max_commands
-    return (
-        (most is not None and process.commands >= most * (1.0 + process.spread))
-        or now >= process.born + _longest_life(process, limits)
-        or process.rss_over >= RSS_SAMPLES
-    )
+    if most is not None and process.commands >= most * (1.0 + process.spread):
+        return f"it has run {process.commands} commands (--max-commands {most})"
+    if now >= process.born + _longest_life(process, limits):
+        return f"it is {now - process.born:.0f} s old (--max-age {limits.max_age:g})"
+    if process.rss_over >= RSS_SAMPLES and limits.max_rss_bytes is not None:
+        used, allowed = process.rss_bytes / 2**20, limits.max_rss_bytes / 2**20
+        return f"it uses {used:.0f} MiB of memory (--max-rss {allowed:.0f}M)"
+    return ""
 
 
 def _longest_life(process: Process, limits: Limits) -> float:

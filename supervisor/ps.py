@@ -26,11 +26,11 @@ _EVERY = 1.0
 @click.command(
     help="""Show a supervisor's processes and what their threads run.
 
-    STARTS counts the processes that this worker has had. A thread is running a command,
-    leading (it fetches commands for its process and writes down how others ended), settling
-    its own, away (it waits for the database) or stuck (given up). FOR is how long it has
-    been doing this, DUE IN when it should be done at the latest. Ids are those of cmdbus
-    get. Exits with 1 if the supervisor is gone.
+    STARTS counts the processes that this worker has had, RSS is its resident memory. A
+    thread is running a command, leading (it fetches commands for its process and writes down
+    how others ended), away (it waits for the database) or stuck (given up, another thread
+    has taken its place). FOR is how long it has been doing this, DUE IN when it should be
+    done at the latest. Ids are those of cmdbus get. Exits with 1 if the supervisor is gone.
 
     \b
     Examples:

@@ -66,7 +66,7 @@ def lines(look: Look, before: Look | None = None) -> Iterator[str]:
         yield f"alone: pid {seat.pid or '-'}, runs a command that may have killed its process"
         yield from _slots(seat, look.now)
     yield ""
-    yield "WORKER      PID  STARTS  HEALTH            AGE  THREADS"
+    yield "WORKER      PID  STARTS  HEALTH            AGE     RSS  THREADS"
     workers = {seat.number: seat for seat in look.view.with_role(Role.WORKER)}
     for number in sorted({*workers, *range(look.view.wanted)}):
         if number in workers:
@@ -144,11 +144,13 @@ def _seat(seat: SeatView, look: Look) -> Iterator[str]:
     present = look.has(seat)
     health = seat.health.value if present else "empty" if seat.pid is None else "gone"
     busy = [slot for slot in seat.slots if slot.number >= 0 and slot.phase not in _QUIET]
+    stuck = sum(slot.phase is Phase.STUCK for slot in busy)
     quiet = sum(slot.number >= 0 for slot in seat.slots) - len(busy)
+    threads = f"{len(busy) - stuck} busy, {quiet} idle{f', {stuck} stuck' if stuck else ''}"
     yield (
         f"{seat.number:>6}  {seat.pid or '-':>7}  {seat.generation:>6}  "
         f"{health:<13}  {_since(seat.since, look.now):>6}  "
-        f"{len(busy)} busy, {quiet} idle"
+        f"{_mib(seat.rss_bytes if present else None):>6}  {threads}"
     )
     for reason in seat.levels.reasons if present else ():
         yield cut(f"      {reason}", WIDTH)
@@ -186,6 +188,10 @@ def _slot(slot: SlotView, now: int) -> Iterator[str]:
     yield _SLOT.format(slot.number, phase, _since(slot.since, now), due, attempt, name)
     if command:
         yield " " * _INDENT + str(command.command_id)
+
+
+def _mib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:.0f}M"
 
 
 def _late(due: int | None, now: int) -> bool:

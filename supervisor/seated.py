@@ -52,6 +52,7 @@ class Seated:
     degraded_since: float | None = None
     #: When it said for the last time that the database was away.
     away_at: float = 0.0
+    rss_bytes: int = 0
     rss_over: int = 0
     #: Executions in its place before it came, and its own.
     executed_before: int = 0
@@ -75,15 +76,18 @@ class Seated:
         return self.role if self.leave_by is None else Role.LEAVING
 
     def weigh(self, board: Board, settings: Settings, now: float) -> None:
-        """Memory and executions, now and then: so little is limited that it may be late."""
+        """Memory and executions, now and then: so little is limited that it may be late. What
+        memory it has is shown on the board."""
         if now < self.weighed_at + _WEIGH_SECONDS or self.role is not Role.WORKER:
             return
         self.weighed_at = now
         if settings.max_commands is not None:
             self.executed = board.executed(self.place) - self.executed_before
+        self.rss_bytes = _rss_bytes(self.child.pid)
+        board.seat(self.place).weigh(self.rss_bytes)
         limit = settings.max_rss_bytes
         if limit is not None:
-            self.rss_over = self.rss_over + 1 if _rss_bytes(self.child.pid) > limit else 0
+            self.rss_over = self.rss_over + 1 if self.rss_bytes > limit else 0
 
     def shown(self, seat: SeatView, now: float) -> Process:
         """For the policy: what its seat shows, and what we have done to it."""
@@ -112,6 +116,7 @@ class Seated:
             degraded_since=self.degraded_since,
             away_at=self.away_at,
             commands=self.executed,
+            rss_bytes=self.rss_bytes,
             rss_over=self.rss_over,
             spread=self.spread,
             leave_by=self.leave_by,

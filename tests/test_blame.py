@@ -80,6 +80,7 @@ SEAT = SeatView(
     due=1,
     levels=Levels(),
     leave_by=None,
+    rss_bytes=None,
     ended=None,
     rescued=False,
     parked=None,

@@ -197,6 +197,8 @@ def test_a_snapshot_has_the_shape_of_ps(board: Board) -> None:
                 "seat": 0,
                 "pid": os.getpid(),
                 "generation": 1,
+                "restarts": 0,
+                "rss_bytes": None,
                 "health": "CRITICAL",
                 "reasons": ["4 stuck threads within 5 minutes, and more than 3 are too many"],
                 "since": 4.0,

@@ -39,6 +39,7 @@ FAMILIES = {
     "cmdbus_queue_depth",
     "cmdbus_slots",
     "cmdbus_process_restarts_total",
+    "cmdbus_process_rss_bytes",
     "cmdbus_health",
     "cmdbus_undead_processes",
     "cmdbus_oldest_snapshot_seconds",

@@ -9,6 +9,8 @@ import pytest
 from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, write_app
 
+from cmdbus.seats import Role
+
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 
@@ -125,8 +127,12 @@ def test_processes_are_replaced_after_so_many_commands_bytes_and_seconds(
         fleet.await_successors(second)
         assert set(capacities(fleet)) == {1, 2}
         assert fleet.look().restarts["recycled"] >= 2
+        assert fleet.said("recycled, as the process before it is used up: it has run ")
+        assert fleet.said("MiB of memory (--max-rss 150M)")
+        eventually(lambda: all(s.rss_bytes for s in fleet.look().with_role(Role.WORKER)))
     with supervised(dsn, tmp_path, procs=1, max_age=0.5) as fleet:
         fleet.await_successors(fleet.pids().values())
+        assert fleet.said(" s old (--max-age 0.5)")
         ids = fleet.send("Debit", 8, data=0.1)
         fleet.await_completed(ids)
         assert set(capacities(fleet)) == {1, 2}

@@ -237,7 +237,12 @@ def test_numbers_that_nobody_wants_leave() -> None:
             {"born": NOW - 90, "spread": 0.5},
             Restart.RECYCLED,
         ),
-        ({}, {"rss_over": RSS_SAMPLES - 1}, {"rss_over": RSS_SAMPLES}, Restart.RECYCLED),
+        (
+            {"max_rss_bytes": 2**20},
+            {"rss_over": RSS_SAMPLES - 1},
+            {"rss_over": RSS_SAMPLES},
+            Restart.RECYCLED,
+        ),
         (
             {},
             {"degraded_since": NOW - 60 + MOMENT, "levels": DEGRADED},

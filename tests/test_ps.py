@@ -158,6 +158,7 @@ def test_an_unhealthy_process_and_a_stuck_slot_are_shown_with_the_reasons(
     assert "4 stuck threads within 5 minutes, and more than 3 are too many" in text
     assert "12 failures in a row, and more than 10 are too many" in text
     assert "0  stuck " in text
+    assert "0 busy, 1 idle, 1 stuck" in text
 
 
 def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
@@ -186,12 +187,16 @@ def test_as_json_it_has_the_documented_form(place: Path, board: Board) -> None:
     command_id = uuid4()
     slot = taken(board, 1, Role.WORKER)
     begin(board, 1, slot, command_id)
+    board.seat(1).weigh(123_000_000)
+    assert "   117M  1 busy, 1 idle" in ps(place)
     value = json.loads(ps(place, "--json"))
     assert set(value) == {"name", "pid", "state", "seats", "steward", "quarantine"}
     assert (value["name"], value["pid"], value["state"]) == ("cmdbus", os.getpid(), "running")
     assert value["quarantine"] is None and value["steward"]["pid"] is None
     seat, empty = value["seats"]
     assert (empty["seat"], empty["pid"]) == (1, None)
+    assert (seat.pop("restarts"), seat.pop("rss_bytes")) == (1, 123_000_000)
+    assert (empty["restarts"], empty["rss_bytes"]) == (None, None)
     assert set(seat) == {"seat", "pid", "generation", "health", "reasons", "since", "slots"}
     busy, idle = seat["slots"]
     assert 3 <= busy.pop("since") < 20 and 10 < busy.pop("due") <= 33

@@ -103,6 +103,16 @@ def _families(
         _health(view),
     )
     yield Family(
+        "cmdbus_process_rss_bytes",
+        "gauge",
+        "Resident memory of a worker process, measured once a second.",
+        [
+            Sample("", {"seat": str(seat.number)}, seat.rss_bytes)
+            for seat in view.with_role(Role.WORKER)
+            if seat.rss_bytes is not None
+        ],
+    )
+    yield Family(
         "cmdbus_undead_processes",
         "gauge",
         "Processes that were killed and do not die; others have taken their places.",
