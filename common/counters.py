@@ -59,6 +59,8 @@ class End(IntEnum):
     TROUBLE = 3
     INTERRUPTED = 4
     LOST = 5
+    #: An operator canceled the command while it ran.
+    CANCELED = 6
 
 
 class Histogram:

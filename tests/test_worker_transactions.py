@@ -100,22 +100,31 @@ def test_effects_of_an_execution_that_lost_its_lease_do_not_land(
     assert effects(dsn) == 0
 
 
-def test_a_canceled_commands_effects_do_not_land(dsn: str, bus: CommandBus) -> None:
+@pytest.mark.parametrize("writes", [True, False], ids=["with effects", "without"])
+def test_a_command_canceled_while_it_runs_lands_nothing_and_is_no_lost_lease(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture, writes: bool
+) -> None:
     registry = HandlerRegistry()
     entered, go_on = threading.Event(), threading.Event()
 
     @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
-        leave_effect(command, context)
+        if writes:
+            leave_effect(command, context)
         entered.set()
         go_on.wait(10)
 
-    with running(dsn, registry):
+    with running(dsn, registry) as worker, caplog.at_level(logging.INFO, "cmdbus"):
         sent = bus.send("payments", "Debit")
         assert entered.wait(5)
         bus.cancel("payments", sent, running=True)
         go_on.set()
         assert bus.wait("payments", sent, 5).status is Status.CANCELED
+        eventually(lambda: "was canceled while it ran" in caplog.text)
+        counted = worker.metrics()
+        assert counted["cmdbus_lost_leases_total"] == 0
+        assert counted["cmdbus_commands_total"] == {("payments", "Debit", "canceled"): 1}
+    assert "lost" not in caplog.text
     assert effects(dsn) == 0
 
 

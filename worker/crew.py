@@ -258,7 +258,7 @@ class Crew:
         elif execution.committed is not None:
             self.done.settled(slot.place, [execution.committed])
         elif finished is None:
-            self.done.lost(slot.place, claim)
+            self.done.not_settled(claim, execution.max_attempts)
         else:
             self.held.finish(claim)
             # First append, then look whether the leader rests; it does the opposite.

@@ -15,10 +15,11 @@ from functools import partial
 import psycopg
 
 from cmdbus.clock import time
+from cmdbus.counters import End
 from cmdbus.exits import lacks_room
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import Claims
+from cmdbus.worker.claims import Claims, Connection
 from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.crew import Crew
 from cmdbus.worker.handling import Execution
@@ -202,7 +203,14 @@ class Keeper:
         self._renew_at = now + self._renew_every
         held = self._crew.held.unfinished()
         if held:
-            lost = self._claims.renew(self._hand.connection(), {self._claims.incarnation: held})
-            still = {claim.id for claim in self._crew.held.unfinished()}
-            for id_ in still.intersection(lost):
-                logger.warning("the lease of a running command (row %s) is lost", id_)
+            connection = self._hand.connection()
+            lost = self._claims.renew(connection, {self._claims.incarnation: held})
+            if lost:
+                self._report_lost(connection, set(lost))
+
+    def _report_lost(self, connection: Connection, lost: set[int]) -> None:
+        running = [claim for claim in self._crew.held.unfinished() if claim.id in lost]
+        for claim, end in zip(running, self._claims.ends(connection, running), strict=True):
+            if end is not End.CANCELED:
+                message = "the lease of a running command (row %s) is lost"
+                self._crew.done.log_later(partial(logger.warning, message, claim.id))

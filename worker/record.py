@@ -140,10 +140,20 @@ class Record:
         if outcome.kind is Fate.TROUBLE:
             _log_trouble(claim, outcome)
 
-    def lost(self, place: Place, claim: Claim) -> None:
-        """The claim's key is to be freed next, and the loss to be logged after that."""
-        self._count(place, claim, End.LOST)
-        place.counters.add(Counter.LOST_LEASES)
+    def ended_elsewhere(self, place: Place, claim: Claim, end: End) -> None:
+        """LOST or CANCELED. The claim's key is to be freed next, and this to be logged after."""
+        self._count(place, claim, end)
+        if end is End.LOST:
+            place.counters.add(Counter.LOST_LEASES)
+
+    def log_canceled(self, claim: Claim) -> None:
+        logger.info(
+            "command %s (%s/%s) was canceled while it ran: nothing that it wrote through its "
+            "connection landed",
+            claim.command_id,
+            claim.domain,
+            claim.type,
+        )
 
     def log_lost(self, claim: Claim) -> None:
         logger.warning(

@@ -14,7 +14,7 @@ import psycopg
 from cmdbus import schema as schemas
 from cmdbus.clock import time
 from cmdbus.counters import End
-from cmdbus.outcomes import MAX_MESSAGE, Kind, Outcome, ascii_text, troubled
+from cmdbus.outcomes import MAX_MESSAGE, Kind, Outcome, ascii_text, completed, troubled
 from cmdbus.points import COUNTED, SETTLED, reach
 from cmdbus.slots import Slot as Place
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished
@@ -164,8 +164,11 @@ class Done:
                 self._found_out(place, finished, end)
 
     def _found_out(self, place: Place, finished: Finished, end: End | None) -> None:
-        if end is None or end is End.LOST:
-            self.lost(place, finished.claim)
+        if end is None or end is End.LOST or end is End.CANCELED:
+            self._record.ended_elsewhere(place, finished.claim, end or End.LOST)
+            self._held.free(finished.claim)
+            log = self._record.log_canceled if end is End.CANCELED else self._record.log_lost
+            self.log_later(partial(log, finished.claim))
             return
         kind, charged = _KINDS[end], end is not End.INTERRUPTED
         if kind is not finished.outcome.kind:
@@ -173,10 +176,10 @@ class Done:
             finished = finished._replace(outcome=Outcome(kind=kind, charged=charged))
         self.settled(place, [finished])
 
-    def lost(self, place: Place, claim: Claim) -> None:
-        self._record.lost(place, claim)
-        self._held.free(claim)
-        self.log_later(partial(self._record.log_lost, claim))
+    def not_settled(self, claim: Claim, max_attempts: int) -> None:
+        """Its own transaction found no row: housekeeping finds out why."""
+        self._held.finish(claim)
+        self._rowless.append(Finished(claim, completed(None), max_attempts, time.monotonic()))
 
     def settle_singly(self, hand: Hand, place: Place, done: list[Finished]) -> None:
         """One of them is rejected, or its row is locked: the others need not wait."""

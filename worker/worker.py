@@ -351,7 +351,7 @@ class Worker:
         self._claims.end_sessions(connection, sessions)
         verdict = bool(self._record.seat.leave_verdict)
         why = "its worker was replaced" if verdict else "its worker was stopped"
-        self._claims.hand_back(
+        given = self._claims.hand_back(
             connection,
             held,
             [int(verdict)] * len(held),
@@ -360,7 +360,7 @@ class Worker:
         )
         for claim in held:
             crew.held.free(claim)
-        for claim in held:
+        for claim in [claim for claim in held if claim.id in given]:
             logger.error(
                 "command %s (%s/%s) did not end in time: given back, it runs again",
                 claim.command_id,

@@ -16,9 +16,9 @@ SELECT coalesce(
                 'FAILED')
         ORDER BY e.id
         LIMIT 1),
-    (SELECT 'COMPLETED' FROM {schema}.finished f
+    (SELECT f.status FROM {schema}.finished f
         WHERE f.domain = k.domain AND f.command_id = k.command_id AND f.token = k.token
-            AND f.claimer = %(claimer)s AND f.status = 'COMPLETED'
+            AND f.claimer = %(claimer)s AND f.status IN ('COMPLETED', 'CANCELED')
         LIMIT 1))
 FROM unnest(%(domains)s::text[], %(command_ids)s::uuid[], %(tokens)s::bigint[])
     WITH ORDINALITY k (domain, command_id, token, place)
