@@ -367,7 +367,7 @@ class CommandBus:
 
     def purge(self, domain: str, *, connection: Connection | None = None) -> int:
         """Removes everything that waits in `domain`, with every trace, and returns how many
-        commands that were; for tests.
+        commands that were; for tests. Only the role that owns the schema may do it.
 
         Raises InvalidOperationError unless the bus was made with `purge_allowed=True`.
         """

@@ -1,6 +1,6 @@
 """What each kind of role may do, and that what it may write harms nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -22,6 +22,7 @@ from cmdbus import (
     SchemaError,
     SendRequest,
 )
+from cmdbus.ids import new_id
 from cmdbus.schema import install
 
 pytestmark = pytest.mark.db
@@ -85,7 +86,7 @@ def test_nobody_may_make_operators_for_the_types_of_the_schema(dsn: str) -> None
     """They would match better than PostgreSQL's own."""
     with role(dsn, "producer") as producer, connect(dsn) as admin:
         admin.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
-        for name in ("name", "payload", "finite_time", "priority", "attempt_limit"):
+        for name in ("name", "payload", "finite_time", "priority", "attempt_limit", "remark"):
             query = f"CREATE FUNCTION public.f(cmdbus.{name}) RETURNS int LANGUAGE sql RETURN 1"
             assert refused(producer, query), name
 
@@ -118,7 +119,7 @@ WRONG = [
     ],
     *[("priority", value) for value in (-1, 11, 32767)],
     *[("max_attempts", value) for value in (0, -1, 32768)],
-    *[("due_at", value) for value in ("infinity", "-infinity", "10000-01-01", "0044-03-15 BC")],
+    *[("due_at", value) for value in ("infinity", "-infinity", "10000-01-02", "0044-03-15 BC")],
     *[("data", value) for value in ("", "{", '"' + "a" * (17 * 1024 * 1024) + '"')],
     *[(column, None) for column in ("domain", "type", "priority", "data", "command_id")],
 ]
@@ -172,8 +173,28 @@ def test_the_largest_payload_is_sent_in_either_way(dsn: str) -> None:
         assert bus.snapshot("payments")["ready"] == 2
 
 
-def oddities(producer: psycopg.Connection) -> Iterator[UUID]:
+def test_the_functions_of_a_producer_take_no_more_than_the_tables(dsn: str) -> None:
+    with CommandBus(dsn) as bus, role(dsn, "producer") as producer:
+        id_ = bus.send("payments", "Debit")
+        long = "repeat('a', 12001)"
+        for call in (
+            f"cmdbus.cancel('payments', '{id_}', {long}, true, NULL)",
+            f"cmdbus.cancel('payments', '{id_}', NULL, true, {long})",
+            "cmdbus.enqueue('payments', 'Debit', '1', gen_random_uuid(), false, 5, NULL,"
+            " 'infinity', gen_random_uuid(), NULL, NULL, 1, false)",
+            "cmdbus.enqueue('pay ments', 'Debit', '1', gen_random_uuid(), true, 5, NULL, NULL,"
+            " gen_random_uuid(), NULL, NULL, 1, false)",
+            "cmdbus.identify(ARRAY[E'a\\nb'], ARRAY[gen_random_uuid()], 1, true)",
+        ):
+            with pytest.raises(psycopg.errors.CheckViolation):
+                producer.execute(f"SELECT {call}".encode())
+        assert [record.command_id for record in bus.query()] == [id_]
+
+
+def oddities(producer: psycopg.Connection, taken: Iterable[UUID]) -> Iterator[UUID]:
     """Commands that no CommandBus would send, and that the tables take."""
+    for id_ in (*taken, new_id()):
+        yield insert(producer, command_id=id_)
     yield insert(producer, data="[" * 3000 + "]" * 3000)
     yield insert(producer, data='{"a": "\\u0000"}')
     yield insert(producer, data='{"a": "\\ud800"}')
@@ -181,7 +202,7 @@ def oddities(producer: psycopg.Connection) -> Iterator[UUID]:
     yield insert(producer, data="1e999")
     yield insert(producer, max_attempts=32767)
     yield insert(producer, command_id=UUID(int=0), correlation_id=UUID(int=2**128 - 1))
-    yield insert(producer, "scheduled", due_at="0001-01-01", type="Trouble")
+    yield insert(producer, "scheduled", due_at="0001-01-01 00:00:00+00", type="Trouble")
     yield insert(producer, "scheduled", due_at="9999-12-31 23:59:59+00")
     for type_ in ("Debit", "Trouble"):  # rows of one id
         id_ = insert(producer, type=type_)
@@ -201,7 +222,10 @@ def test_whatever_a_producer_can_write_stops_no_other_command(guarded: Guarded) 
     with guarded.role("worker") as own:
         admin = make_conninfo(guarded.embedded.dsn, dbname=conninfo_to_dict(own)["dbname"])
         with role(admin, "producer") as producer, CommandBus(admin) as bus:
-            ids = list(oddities(producer))
+            finished = bus.send("payments", "Debit")
+            bus.cancel("payments", finished)
+            taken = [finished, bus.send("payments", "Debit", command_id=uuid4())]
+            ids = list(oddities(producer, taken))
             producer.execute("SELECT pg_notify('cmdbus_due', 'x'), cmdbus.wake('no such domain')")
             with running(own, registry) as worker:
                 good = bus.send_many([SendRequest("payments", "Debit", priority="low")] * 20)
@@ -225,6 +249,7 @@ def test_a_worker_cannot_change_history(dsn: str) -> None:
             "UPDATE cmdbus.finished SET status = 'FAILED'",
             "UPDATE cmdbus.troubleshooting SET attempts = 0",
             "UPDATE cmdbus.domain SET keep = '1 day'",
+            "SELECT cmdbus.purge('payments', 10)",
         ):
             assert refused(connection, query), query
         connection.execute("SELECT cmdbus.retain(100)")
@@ -255,7 +280,7 @@ def test_a_producer_sends_and_cancels_and_reads_nothing(dsn: str) -> None:
             "UPDATE cmdbus.ready SET priority = 0",
             "DELETE FROM cmdbus.ready",
             "INSERT INTO cmdbus.ready (token) VALUES (7)",
-            "SELECT cmdbus.purge('payments')",
+            "SELECT cmdbus.purge('payments', 10)",
             "SELECT cmdbus.set_paused('payments', true, NULL, NULL)",
             "SELECT cmdbus.configure_domain('payments', '{}', true, 1, 1, '1 day', NULL, NULL)",
             "SELECT cmdbus.reschedule('payments', gen_random_uuid(), 0, NULL, 5::smallint,"
@@ -314,7 +339,7 @@ def test_an_operator_looks_and_decides_and_sends_nothing(dsn: str) -> None:
         assert len(bus.audit("payments", ids[1], **mine)) == 2
         for query in (
             "SELECT cmdbus.send('payments', 'Debit')",
-            "SELECT cmdbus.purge('payments')",
+            "SELECT cmdbus.purge('payments', 10)",
             "SELECT cmdbus.resolve_keys('CANCEL', '{}', '{}', 'ann', NULL, NULL)",
             "SELECT cmdbus.cancel_ids('payments', '{}', true, NULL, NULL)",
             "UPDATE cmdbus.domain SET paused = true",

@@ -16,9 +16,11 @@ CREATE DOMAIN {schema}.finite_time AS timestamptz
     CHECK (VALUE BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 23:59:59.999999+00');
 CREATE DOMAIN {schema}.priority AS smallint CHECK (VALUE BETWEEN 0 AND 10);
 CREATE DOMAIN {schema}.attempt_limit AS smallint CHECK (VALUE > 0);
+-- A reason or an operator's name: 2,000 characters, of which escapes make up to six.
+CREATE DOMAIN {schema}.remark AS text CHECK (length(VALUE) <= 12000);
 -- An operator of another role for such a type would match better than PostgreSQL's own.
 REVOKE USAGE ON DOMAIN {schema}.name, {schema}.payload, {schema}.finite_time, {schema}.priority,
-    {schema}.attempt_limit FROM PUBLIC;
+    {schema}.attempt_limit, {schema}.remark FROM PUBLIC;
 
 -- Claimable or claimed now. Claiming touches no indexed column, so that it is a
 -- HOT update, and fillfactor leaves the room for it on the same page (measured:

@@ -21,8 +21,8 @@ $$;
 -- where the command is instead: 'running', 'troubleshooting', 'finished', or NULL if it is
 -- unknown. With p_again a first try, whose answer was lost, may have canceled it.
 CREATE FUNCTION {schema}.cancel(
-    p_domain text, p_command_id uuid, p_reason text, p_running boolean, p_operator text,
-    p_again boolean DEFAULT false
+    p_domain text, p_command_id uuid, p_reason {schema}.remark, p_running boolean,
+    p_operator {schema}.remark, p_again boolean DEFAULT false
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
