@@ -244,6 +244,7 @@ def _shown(details: object, margin: str) -> list[str]:
         if isinstance(value, dict):
             lines += [f"{margin}{one_line(key)}:", *_shown(value, deeper)]
             continue
-        first, *rest = hanging(str(value), deeper)
+        text = "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+        first, *rest = hanging(text, deeper)
         lines += [f"{margin}{one_line(key)}: {first}", *rest]
     return lines

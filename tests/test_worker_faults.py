@@ -96,7 +96,30 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
         assert statement.startswith("idle in transaction: INSERT INTO effect")
     else:
         assert statement is None
+    assert "blocked_by" not in event.details["details"]
     assert rows(dsn, "SELECT * FROM effect") == []
+
+
+def test_of_a_query_that_waits_for_a_lock_it_is_known_who_holds_it(
+    dsn: str, bus: CommandBus
+) -> None:
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Wait", retry=ONCE)
+    def wait(command: Command, context: Context) -> None:
+        context.connection.execute("SET LOCAL statement_timeout = 0; LOCK TABLE effect")
+
+    with psycopg.connect(dsn, application_name="the report") as holder:
+        holder.execute("LOCK TABLE effect")
+        pid = holder.info.backend_pid
+        with running(dsn, registry, concurrency=1, timeouts=LADDER):
+            waited = bus.send("payments", "Wait")
+            assert bus.wait("payments", waited, 10).error_code == "TIMEOUT"
+    [event] = [event for event in bus.audit("payments", waited) if event.code == "TIMEOUT"]
+    [blocker] = event.details["details"]["blocked_by"]
+    assert blocker.startswith(f"pid {pid} (the report, role ")
+    assert blocker.endswith("): LOCK TABLE effect")
+    assert f"blocked_by: {blocker}" in str(event)
 
 
 class Written(logging.Handler):

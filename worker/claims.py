@@ -511,10 +511,13 @@ class Claims:
             pause = min(pause * 2, _LONGEST_LOOK)
         return True
 
-    def statement_of(self, connection: Connection, pid: int) -> str:
-        """What a handler is executing, or executed last in its transaction; else empty."""
+    def activity_of(self, connection: Connection, pid: int) -> dict[str, object]:
+        """For the details of an event: the statement that a handler is executing, or executed
+        last in its transaction, and the sessions that block it, the longest first."""
         row = self._execute(connection, "read_session", {"pid": pid}).fetchone()
-        return str(row[0]) if row and row[0] else ""
+        statement, blocked_by = row or (None, None)
+        details = {"statement": statement, "blocked_by": blocked_by}
+        return {name: value for name, value in details.items() if value}
 
     def begin(self, connection: Connection, *, statement: float, idle: float, marker: str) -> None:
         """Opens a handler's transaction, with its limits in seconds."""

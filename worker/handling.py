@@ -9,7 +9,7 @@ import os
 import random
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC
 from threading import Lock
@@ -103,12 +103,13 @@ class Execution:
                 outcome = self._execute(data)
         return None if outcome is None else self._finished(outcome)
 
-    def timed_out(self, stack: str, statement: str) -> Finished:
-        """The outcome when the thread did not come back in time, with where it was."""
+    def timed_out(self, stack: str, activity: Mapping[str, object]) -> Finished:
+        """The outcome when the thread did not come back in time, with where it was, and with
+        what its database session did."""
         error = TransientCommandError(
             "TIMEOUT",
             f"gave up after {self.timeout:g} s: its thread did not come back",
-            {"statement": statement, "stack": stack} if statement else {"stack": stack},
+            {**activity, "stack": stack},
         )
         return self._finished(self._fate(error, "", self.claim.attempts + 1, None))
 

@@ -175,13 +175,13 @@ class Keeper:
     ) -> None:
         connection = self._hand.connection()
         session = slot.hand.session
-        statement = self._claims.statement_of(connection, session[0]) if session else ""
+        activity = self._claims.activity_of(connection, session[0]) if session else {}
         slot.hand.cut()
         if session:
             self._claims.end_sessions(connection, [session])
         slot.hand.take_away()
         if work.finished is None:
-            work.finished = execution.timed_out(stack, statement)
+            work.finished = execution.timed_out(stack, activity)
         work.settled = True
         self._record.health.stuck((slot.index, work.finished.claim.token), time.monotonic())
         self._crew.done.settle(self._hand, place, [work.finished])
