@@ -60,6 +60,7 @@ class CommandBus:
         priorities: Mapping[str, int] | None = None,
         max_bytes: int = MAX_BYTES,
         on_send: Callable[[SendRequest], SendRequest] | None = None,
+        prepare: bool = True,
         purge_allowed: bool = False,
     ) -> None:
         """Opens nothing yet. Takes a `dsn` or a `pool`, a psycopg_pool.ConnectionPool that
@@ -69,9 +70,11 @@ class CommandBus:
         normal and low, each with its value from 0 to 10. `max_bytes` bounds the data of a
         command, and results that operators give. `on_send` sees each request first and may
         return a changed one: a place for defaults, for priorities by content, for tracing.
-        `purge_allowed` is for tests; see `purge`.
+        Without `prepare` nothing is prepared on the server, for a `pool` or a `connection`
+        behind a pooler that gives each transaction to another session; with a `dsn` such a
+        pooler is recognised. `purge_allowed` is for tests; see `purge`.
         """
-        self._store = Store(schema)
+        self._store = Store(schema, prepare=prepare)
         self._limits = Limits.of(priorities, max_bytes)
         self._connections = Connections(dsn, pool, schema)
         self._steering = Steering(self._store, self._connections, self._limits.priorities)

@@ -15,6 +15,7 @@ from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
 from cmdbus.pool import SessionPool
 from cmdbus.refusals import is_read_only
 from cmdbus.sentences import missing_right
+from cmdbus.statements import statement
 
 Connection = psycopg.Connection[Any]
 Pool = ConnectionPool[Any]
@@ -118,7 +119,7 @@ class Connections:
     def _made(self) -> SessionPool:
         assert self._parts is not None
         return SessionPool(
-            partial(dsns.connect, self._parts),
+            partial(_opened, self._parts),
             max_size=MAX_CONNECTIONS,
             timeout=_WAIT_SECONDS,
             max_idle=_IDLE_SECONDS,
@@ -168,6 +169,17 @@ def check_encoding(connection: Connection) -> Connection:
         raise ValueError(
             "the connection's client_encoding is SQL_ASCII: make it with client_encoding=UTF8"
         )
+    return connection
+
+
+def _opened(parts: dsns.Parts, within: float) -> Connection:
+    """A pooler may give each transaction to another session, which does not know what was
+    prepared in the one before, or worse, has prepared something else by that name. It is
+    recognised by the pid that it invents for its clients."""
+    connection = dsns.connect(parts, within)
+    [[pid]] = connection.execute(statement("read_pid", "cmdbus")).fetchall()
+    if pid != connection.info.backend_pid:
+        connection.prepare_threshold = None
     return connection
 
 

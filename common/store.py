@@ -77,8 +77,10 @@ class ResolvedBatch(NamedTuple):
 
 
 class Store:
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, *, prepare: bool = True) -> None:
         self.schema = check_schema(schema)
+        #: None lets the driver prepare what it executes often.
+        self._prepare = None if prepare else False
 
     def enqueue(
         self, connection: Connection, command: Outgoing, *, call: int | None, again: bool
@@ -248,7 +250,7 @@ class Store:
     ) -> psycopg.Cursor[Row]:
         # The caller's connection may make cursors and rows of another kind.
         cursor = psycopg.Cursor(connection, row_factory=tuple_row)
-        return cursor.execute(statement(name, self.schema), parameters)
+        return cursor.execute(statement(name, self.schema), parameters, prepare=self._prepare)
 
     def _rows(self, connection: Connection, name: str, parameters: Mapping[str, Any]) -> list[Row]:
         return self._execute(connection, name, parameters).fetchall()

@@ -1,15 +1,19 @@
 """Real poolers between cmdbus and its server."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
 from fleet import supervised
 from guarded import Guarded
 from pooler import is_installed, pgbouncer
+from psycopg_pool import ConnectionPool
 from test_preflight import checks
 
+from cmdbus import CommandBus, SendRequest
 from cmdbus.readiness import Finding
 from cmdbus.worker.connections import session_of
 
@@ -42,6 +46,41 @@ def test_a_session_is_known_by_the_pid_that_the_server_gives_it(dsn: str) -> Non
     with pgbouncer(dsn, "session") as pooled, psycopg.connect(pooled) as connection:
         [[pid]] = connection.execute("SELECT pg_backend_pid()").fetchall()
         assert session_of(connection)[0] == pid != connection.info.backend_pid
+
+
+def use_bus(bus: CommandBus) -> None:
+    """Often enough for the driver to prepare each of the statements, by several threads at once:
+    so that none finds the session again that it had before."""
+
+    def work(number: int) -> None:
+        for turn in range(12):
+            one = bus.send("payments", "Debit", {"n": number}, command_id=uuid4())
+            many = bus.send_many([SendRequest("payments", "Debit", turn)] * 3)
+            assert len(many) == 3
+            found = bus.get("payments", one)
+            assert found is not None and found.data == {"n": number}
+            bus.cancel("payments", one, reason="a test")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    assert bus.snapshot("payments")["depth"] == 4 * 12 * 3
+
+
+def test_a_bus_works_behind_transaction_pooling_without_being_told(dsn: str) -> None:
+    with (
+        pgbouncer(dsn, "transaction", server_round_robin=True) as pooled,
+        CommandBus(pooled) as bus,
+    ):
+        use_bus(bus)
+
+
+def test_a_bus_with_a_pool_of_the_callers_prepares_nothing_when_it_is_told(dsn: str) -> None:
+    with (
+        pgbouncer(dsn, "transaction", server_round_robin=True) as pooled,
+        ConnectionPool(pooled, min_size=4, kwargs={"autocommit": True}, open=True) as pool,
+        CommandBus(pool=pool, prepare=False) as bus,
+    ):
+        use_bus(bus)
 
 
 @pytest.mark.fleet
