@@ -25,6 +25,7 @@ from cmdbus.layout import (
     LISTENING,
     MAGIC,
     NAME,
+    PAUSES,
     RENEWED,
     RESTARTS,
     SUPERVISOR,
@@ -158,7 +159,15 @@ class Board:
         """Whether commands wait that may only run alone."""
         self._memory.cells[SUSPECTS] = waiting
 
-    # For relief, and for leaders, who look at every rest.
+    def count_pause(self) -> None:
+        """Some domain was paused, or may have been."""
+        self._memory.cells[PAUSES] += 1
+
+    # For workers.
+
+    @property
+    def pauses(self) -> int:
+        return self._memory.cells[PAUSES]
 
     @property
     def renewed(self) -> int:

@@ -100,6 +100,23 @@ def test_a_look_while_the_node_was_busy_forgets_no_lease_of_another(idle: Idle, 
         eventually(idle.is_woken, 5)
 
 
+def test_a_pause_is_counted_on_the_board_for_the_workers(idle: Idle, dsn: str) -> None:
+    """Also one that was sent while no session listened."""
+    listeners = (
+        "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
+        " WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+    )
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as other:
+        idle.start()
+        eventually(lambda: idle.board.listening)
+        assert idle.board.pauses == 0
+        bus.pause("payments")
+        eventually(lambda: idle.board.pauses == 1)
+        bus.resume("payments")
+        assert other.execute(listeners).fetchone() == (1,)
+        eventually(lambda: idle.board.pauses == 2)
+
+
 @pytest.mark.parametrize(("domains", "count"), [(80, 80), (1, KEY_COUNT + 50)])
 def test_leases_are_renewed_beyond_what_the_board_can_show(
     idle: Idle, dsn: str, domains: int, count: int

@@ -29,12 +29,17 @@ class Backlog:
         self._held = held
         self._queue: SimpleQueue[Claim | Sign] = SimpleQueue()
         self._filled_at = 0.0
+        #: Domains had been paused so many times when the claim of what is in it began.
+        self._pauses = 0
         #: Waits for the next.
         self.draw = self._queue.get
         self.put = self._queue.put
 
-    def fill(self, claims: list[Claim]) -> None:
+    def fill(self, claims: list[Claim], pauses: int) -> None:
+        """`pauses`: that had been heard of when the claim began."""
         self._filled_at = time.monotonic()
+        # Beside older ones it counts as one of them.
+        self._pauses = pauses if self._queue.empty() else min(self._pauses, pauses)
         for claim in claims:
             self._queue.put(claim)
 
@@ -43,13 +48,25 @@ class Backlog:
         was quick is not any more."""
         late = time.monotonic() - self._filled_at >= _STARTED_WITHIN
         if late and self._queue.qsize() >= 2:
-            for sign in self._turn_back():
-                self._queue.put(sign)
+            self._turn_back_claims()
+
+    def is_older(self, pauses: int) -> bool:
+        """Whether what was drawn was claimed before the latest of these pauses."""
+        return self._pauses < pauses
+
+    def turn_back_with(self, claim: Claim) -> None:
+        """All that nobody has started, and what was just drawn."""
+        self._turn_back_claims()
+        self._held.turn_back([claim])
 
     def turn_back_all(self) -> None:
         """Only once the worker stops, as the lead goes, too."""
         if LEAVE in self._turn_back():
             self._queue.put(LEAVE)
+
+    def _turn_back_claims(self) -> None:
+        for sign in self._turn_back():
+            self._queue.put(sign)
 
     def _turn_back(self) -> list[Sign]:
         claims: list[Claim] = []

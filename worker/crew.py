@@ -200,7 +200,13 @@ class Crew:
         try:
             while (item := self._backlog.draw()) is not LEAVE:
                 if isinstance(item, Claim):
-                    stays = self._survive(slot, item)
+                    stays = True
+                    if self._backlog.is_older(self._wake.pauses):
+                        # A domain was paused since. Relief gives back what has not started, and
+                        # the next claim takes again what may go on.
+                        self._backlog.turn_back_with(item)
+                    else:
+                        stays = self._survive(slot, item)
                 elif item is LEAD:
                     stays = self._lead(slot)
                 else:
@@ -289,6 +295,7 @@ class Crew:
                 self.done.settle(slot.hand, slot.place, self.done.take())
                 stays = slot.end()
             else:
+                slot.pauses = self._wake.pauses
                 found = self.lead.step(slot, self._concurrency)
                 stays = slot.end()
                 if not found and stays:
@@ -315,7 +322,7 @@ class Crew:
             rests = self.lead.rest(slot) and slot.end()
 
     def _take_on(self, slot: Slot, claims: list[Claim]) -> None:
-        self._backlog.fill(self.held.take(claims, lambda: slot.given_up))
+        self._backlog.fill(self.held.take(claims, lambda: slot.given_up), slot.pauses)
         if claims:
             self.working.set()
         if self._stopping.is_set():

@@ -40,6 +40,8 @@ class Slot:
         self.thread: threading.Thread | None = None
         #: The session in which this slot last led, and registered its worker.
         self.registered: tuple[int, int] | None = None
+        #: Pauses of domains that were heard of before it led last.
+        self.pauses = 0
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._given_up = False

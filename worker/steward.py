@@ -382,6 +382,9 @@ class Steward:
         self._counters.occupy(-1, time.monotonic_ns())
         self._listening = True
         self._board.set_listening(not self._full)
+        if self._node.generation > 1 or self._listener.session > 1:
+            # Notifications sent in the gap reached no session.
+            self._board.count_pause()
         # Whoever scheduled something for earlier in the gap has told nobody.
         self._due_earlier.set()
         self._bell.put()
@@ -394,6 +397,8 @@ class Steward:
         if any(channel.endswith("_due") for channel in channels):
             self._due_earlier.set()
             self._bell.put()
+        if any(channel.endswith("_pause") for channel in channels):
+            self._board.count_pause()
 
     def _ended(self) -> None:
         self._listening = False

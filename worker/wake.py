@@ -48,6 +48,10 @@ class Waking(Protocol):
 
     poll_interval: float
 
+    @property
+    def pauses(self) -> int:
+        """How often it was heard that a domain is paused."""
+
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def ring(self) -> None: ...
@@ -76,9 +80,11 @@ class Wake:
         self._types = types
         self.poll_interval = check_poll_interval(poll_interval)
         self._timers = Timers(claims, domains, types)
+        #: Written by the listener; see Waking.
+        self.pauses = 0
         #: Set by the listener: there was a notification since this was last asked.
         self._notified = False
-        self._listener = Listener(listen, claims, began=self.ring, heard=self._hear)
+        self._listener = Listener(listen, claims, began=self._began, heard=self._hear)
         self._bell = threading.Event()
         #: Written by the leader: it waits for the bell, or is about to.
         self._resting = False
@@ -182,7 +188,14 @@ class Wake:
             return Counter.WAKEUPS_NOTIFY if notified else None
         return otherwise
 
+    def _began(self) -> None:
+        if self._listener.session > 1:  # Notifications sent in the gap reached no session.
+            self.pauses += 1
+        self.ring()
+
     def _hear(self, channels: set[str]) -> None:
+        if any(channel.endswith("_pause") for channel in channels):
+            self.pauses += 1
         if any(channel.endswith("_due") for channel in channels):
             self._due_earlier = True
         self._notified = True

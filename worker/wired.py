@@ -43,6 +43,10 @@ class WiredWake:
         self._woken = False
         self._stopped = threading.Event()
 
+    @property
+    def pauses(self) -> int:
+        return self._board.pauses
+
     def start(self) -> None:
         """Nothing: the steward listens."""
 
@@ -132,6 +136,8 @@ class LeavingWake:
     """For a process that runs suspects, and leaves when there are no more."""
 
     poll_interval = 60.0
+    #: It claims one command at a time, so that none waits for a thread.
+    pauses = 0
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave = leave

@@ -1,2 +1,3 @@
 LISTEN {channel}_ready;
 LISTEN {channel}_due;
+LISTEN {channel}_pause;

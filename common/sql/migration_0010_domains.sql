@@ -80,7 +80,10 @@ BEGIN
         VALUES (p_domain, CASE WHEN p_paused THEN 'PAUSED' ELSE 'RESUMED' END, p_operator, p_reason);
     END IF;
     UPDATE {schema}.domain SET paused = p_paused WHERE name = p_domain;
-    IF NOT p_paused THEN
+    IF p_paused THEN
+        -- Workers give back what they have claimed and not started.
+        PERFORM pg_notify('{channel}_pause', p_domain);
+    ELSE
         PERFORM {schema}.wake(p_domain);
     END IF;
 END

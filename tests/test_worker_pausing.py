@@ -1,0 +1,52 @@
+"""A worker whose domain is paused: what it has claimed ahead of its threads does not start."""
+
+import threading
+
+import pytest
+from eventually import eventually
+from handlers import Gate, running
+
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
+
+pytestmark = pytest.mark.db
+
+
+def test_nothing_starts_that_was_claimed_ahead_before_a_pause(dsn: str, bus: CommandBus) -> None:
+    """Its type was quick, and has just become slow: both threads are busy, so that no step finds
+    out. What is not paused goes on."""
+    registry, gate = HandlerRegistry(), Gate()
+    ran = threading.Semaphore(0)
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        if command.data == "slow":
+            gate(command, context)
+
+    @registry.handler("orders", "Ship")
+    def ship(command: Command, context: Context) -> None:
+        ran.release()
+
+    with running(dsn, registry, concurrency=2) as worker:
+        ids = bus.send_many([SendRequest("payments", "Debit")] * 300)
+        bus.wait("payments", ids[-1], 10)
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        bus.send_many([SendRequest("payments", "Debit")] * 300 + slow(100))
+        gate.wait_for(2)
+        assert worker._wake is not None
+        heard = worker._wake.pauses
+        bus.pause("payments")
+        eventually(lambda: worker._wake is not None and worker._wake.pauses > heard)
+        gate.open.set()
+        bus.send("orders", "Ship")
+        assert ran.acquire(timeout=10)
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+        assert gate.entered.acquire(blocking=False) is False, "only the two that ran before"
+        assert bus.snapshot("payments")["depth"] == 98
+        bus.resume("payments")
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        losses = {record.attempts for record in bus.query("payments", limit=1000)}
+        assert losses == {1}
+
+
+def slow(count: int) -> list[SendRequest]:
+    return [SendRequest("payments", "Debit", "slow")] * count
