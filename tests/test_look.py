@@ -97,7 +97,8 @@ def test_times_at_the_bounds_of_pythons_range_break_no_look(dsn: str) -> None:
             " gen_random_uuid(), t::timestamptz"
             " FROM unnest(ARRAY['0001-01-01 00:00:00+00', '9999-12-31 23:59:59+00']) t"
         )
-        assert sorted(record.due_at.year for record in bus.query()) == [2, 9998]
+        past, future = sorted(record.due_at for record in bus.query())
+        assert past.year <= 2 and future.year == 9998
 
 
 def test_commands_are_found_by_every_condition_newest_first(dsn: str) -> None:

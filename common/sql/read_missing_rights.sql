@@ -17,12 +17,9 @@ WHERE NOT has_table_privilege(c.oid, privilege)
 UNION ALL
 SELECT privilege || ' on ' || relname::text
 FROM home JOIN pg_class c ON c.relnamespace = home.oid
-CROSS JOIN (VALUES ('SELECT'), ('UPDATE')) p (privilege)
-WHERE relname = ANY ('{armed,alarm}') AND NOT has_sequence_privilege(c.oid, privilege)
-UNION ALL
-SELECT 'SELECT on ' || relname::text
-FROM home JOIN pg_class c ON c.relnamespace = home.oid
-WHERE relname = 'ready_id_seq' AND NOT has_sequence_privilege(c.oid, 'SELECT')
+JOIN (VALUES ('armed', 'SELECT'), ('armed', 'UPDATE'), ('alarm', 'SELECT'), ('alarm', 'UPDATE'),
+             ('ready_id_seq', 'SELECT')) p (sequence, privilege) ON p.sequence = relname::text
+WHERE NOT has_sequence_privilege(c.oid, privilege)
 UNION ALL
 SELECT 'EXECUTE on ' || proname::text
 FROM home JOIN pg_proc f ON f.pronamespace = home.oid
