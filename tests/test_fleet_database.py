@@ -229,7 +229,8 @@ def test_a_full_disk_refuses_what_it_does_not_keep(small: tuple[str, Path], tmp_
     dsn, disk = small
     with supervised(dsn, tmp_path, procs=1) as fleet:
         before = fleet.pids()
-        ids = fleet.send("Wait", 4, data="open")
+        # Four that run, and more than fit into the pages that history has by now.
+        ids = fleet.send("Wait", 400, data="open")
         eventually(lambda: len(fleet.executing("Wait")) == 4)
         ballast = disk / "ballast"
         with suppress(OSError), ballast.open("wb", buffering=0) as file:
