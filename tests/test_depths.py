@@ -50,6 +50,19 @@ def test_depths_are_counted_by_domain_and_state(dsn: str) -> None:
             }
 
 
+def test_a_flood_of_domains_does_not_fill_the_memory_of_who_counts_them(dsn: str) -> None:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
+        bus.send_many([SendRequest("payments", "Debit")] * 2)
+        connection.execute(
+            "INSERT INTO cmdbus.ready (domain, priority, command_id, type, data, correlation_id)"
+            " SELECT 'd' || n, 5, gen_random_uuid(), 'Debit', '1', gen_random_uuid()"
+            " FROM generate_series(1, 10001) n"
+        )
+        depths = Claims("cmdbus", 30).depths(connection)
+        assert len(depths) == 10_000
+        assert depths["payments", "ready"] == 2
+
+
 def test_the_oldest_snapshot_is_measured(dsn: str) -> None:
     """Fault 47: it keeps dead rows, which slow everybody down; a transaction without does not."""
     claims = Claims("cmdbus", 30)
