@@ -21,7 +21,7 @@ from cmdbus.clock import time
 Connection = psycopg.Connection[Any]
 
 #: Seconds after which a connection is replaced: by then the DSN may lead to another server.
-_MAX_AGE = 3600.0
+_MAX_LIFETIME = 3600.0
 #: Seconds between two attempts to connect, doubling, while a failure is waited out.
 _RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
 
@@ -57,11 +57,9 @@ class SessionPool:
         """`connect` is given the seconds that are left. A failure that `passes` by itself is
         waited out, for `timeout` seconds in all; others are raised. Beyond `min_size`, a
         connection that was idle for `max_idle` seconds is closed when the pool is used."""
-        self.max_size = max_size
-        self.timeout = timeout
+        self.min_size, self.max_size = min_size, max_size
+        self.timeout, self.max_idle, self.max_lifetime = timeout, max_idle, _MAX_LIFETIME
         self._connect = connect
-        self._min_size = min_size
-        self._max_idle = max_idle
         self._passes = passes
         # Reentrant: a signal handler may close the pool that its own thread is about to use.
         self._lock = RLock()
@@ -74,6 +72,17 @@ class SessionPool:
         self._drained_at = float("-inf")
         # Else the interpreter would warn, when it ends, of connections that nobody closed.
         weakref.finalize(self, _abandon, os.getpid(), self._kept)
+
+    def fill(self, timeout: float) -> None:
+        """Opens `min_size` connections; fewer, if it takes longer."""
+        deadline, opened = time.monotonic() + timeout, []
+        try:
+            with suppress(PoolTimeout):
+                for _ in range(self.min_size):
+                    opened.append(self.getconn(deadline - time.monotonic()))
+        finally:
+            for connection in opened:
+                self.putconn(connection)
 
     def getconn(self, timeout: float | None = None) -> Connection:
         """PoolTimeout if none was free in time; its cause says why none could be opened."""
@@ -97,10 +106,10 @@ class SessionPool:
         usable = not connection.closed and connection.info.transaction_status is _IDLE
         with self._lock:
             opened_at = self._kept.opened[connection]
-            usable = usable and self._drained_at < opened_at and now < opened_at + _MAX_AGE
+            usable = usable and self._drained_at < opened_at and now < opened_at + self.max_lifetime
             if usable and not self._closed:
                 self._kept.idle.append((now, connection))
-                unwanted = self._kept.unused(now - self._max_idle, self._min_size)
+                unwanted = self._kept.unused(now - self.max_idle, self.min_size)
             else:
                 del self._kept.opened[connection]
                 unwanted = [connection]
@@ -114,6 +123,12 @@ class SessionPool:
             yield connection
         finally:
             self.putconn(connection)
+
+    def resize(self, min_size: int, max_size: int) -> None:
+        """From now on; what is too many is closed when it was idle for long enough."""
+        with self._lock:
+            self.min_size, self.max_size = min_size, max_size
+            self._call_first()
 
     def drain(self) -> None:
         """Closes what is idle, and what is lent as soon as it is returned."""

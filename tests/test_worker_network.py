@@ -3,12 +3,14 @@ had claimed runs at once and once, what it had settled is counted once."""
 
 import gc
 import logging
-from threading import Thread
+import time
+from threading import Event, Thread
 from threading import enumerate as enumerate_threads
+from typing import Any
 
 import pytest
 from eventually import eventually
-from handlers import Gate, connect, running, seat_of
+from handlers import Gate, connect, leave_effect, running, seat_of
 from proxy import Proxy
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Timeouts
@@ -147,3 +149,26 @@ def test_a_worker_whose_server_is_silent_stops_in_time(
         # The pool cannot end a connection that is being made; what is left of it is a cycle.
         eventually(lambda: not any("worker-worker" in t.name for t in enumerate_threads()))
         gc.collect()
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [3, *(pytest.param(n, marks=[pytest.mark.long, pytest.mark.timeout(200)]) for n in (70, 135))],
+)
+def test_after_an_outage_a_worker_goes_on_at_once(
+    dsn: str, bus: CommandBus, seconds: float
+) -> None:
+    """However many attempts to connect have failed meanwhile."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", leave_effect)
+    options: dict[str, Any] = {"concurrency": 4, "poll_interval": 0.5}
+    with Proxy(dsn) as proxy, running(proxy.dsn, registry, **options) as worker:
+        bus.wait("payments", bus.send("payments", "Debit"), 20)
+        with proxy.away():
+            eventually(lambda: worker.health.health == "DATABASE_AWAY", 10)
+            Event().wait(seconds)
+            ids = bus.send_many([SendRequest("payments", "Debit")] * 20)
+        back = time.monotonic()
+        for id_ in ids:
+            assert bus.wait("payments", id_, 20).status == "COMPLETED"
+        assert time.monotonic() - back < 2

@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import psycopg
@@ -14,9 +15,11 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from cmdbus import dsn as dsns
 from cmdbus.clock import time
 from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
+from cmdbus.pool import SessionPool
 from cmdbus.statements import statement
 from cmdbus.timeouts import Timeouts
 
+#: Of the caller's.
 Pool = ConnectionPool[Any]
 
 #: Beside the threads': for relief, and for renewing leases.
@@ -32,14 +35,15 @@ _EXHAUSTED_TRIES = 3
 _CUT_AGAIN = 0.2
 #: A pool whose connections break is emptied no more often than this.
 _DRAINED_AGAIN = 1.0
-#: The pool sees so much later, in seconds, that a database is back: it asks ever more rarely.
+#: Seconds by which a pool of the caller's may notice a recovered database late: its attempts
+#: to reconnect back off.
 _RECOVERS_SECONDS = 15.0
 #: A thread whose socket was shut down is out of the driver within this time.
 _LEAVES_DRIVER_SECONDS = 1.0
 
 #: A session of the headroom is closed when nobody has used it for so long.
 _IDLE_SECONDS = 60.0
-#: What it has then is what it begins with; it goes on to fill up by itself.
+#: Seconds for opening the threads' sessions before they begin; the others open their own.
 _FILLS_SECONDS = 5.0
 
 _IDLE = psycopg.pq.TransactionStatus.IDLE
@@ -73,7 +77,7 @@ class Source:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: Pool | SessionPool,
         parts: dsns.Parts,
         exhausted: Callable[[], None] | None = None,
         patience: Callable[[], float | None] = lambda: None,
@@ -93,7 +97,10 @@ class Source:
             connection: Connection = self._pool.getconn(self._patience())
             return connection
         except PoolTimeout as error:
-            if self._exhausted is not None and self._answers() and not self._recovers():
+            # A pool of the worker's own says why it could open none.
+            away = error.__cause__ is not None or self._exhausted is None
+            if not away and self._answers() and not self._recovers():
+                assert self._exhausted is not None
                 self._exhausted()
                 raise PoolExhausted(str(error)) from error
             raise
@@ -332,21 +339,17 @@ def check_pool(pool: Pool, threads: int, timeouts: Timeouts) -> None:
                 )
 
 
-def open_pool(parts: dsns.Parts, threads: int, timeouts: Timeouts) -> Pool:
+def open_pool(parts: dsns.Parts, threads: int, timeouts: Timeouts) -> SessionPool:
     """Sized to the threads; never checks a connection when it is checked out: with eight
     connections and a restart of the server that costs 31 s."""
-    dsns.connect(parts).close()  # A pool tries for its whole timeout and hides the reason.
-    pool = ConnectionPool(
-        connection_class=dsns.Session,
-        kwargs={**parts, "autocommit": True},
+    dsns.connect(parts).close()  # An outage at the start has its own error.
+    pool = SessionPool(
+        partial(dsns.open_session, parts),
         min_size=threads,
         max_size=threads + HEADROOM,
         max_idle=_IDLE_SECONDS,
         timeout=timeouts.pool,
-        name="cmdbus-worker",
-        open=True,
+        passes=lambda error: isinstance(error, psycopg.OperationalError),
     )
-    # Who asks before they are all there makes it grow beyond them.
-    with suppress(PoolTimeout):
-        pool.wait(_FILLS_SECONDS)
+    pool.fill(_FILLS_SECONDS)
     return pool

@@ -19,6 +19,7 @@ from cmdbus.clock import time
 from cmdbus.errors import AppError, DatabaseUnavailableError
 from cmdbus.exits import Exit
 from cmdbus.health import Levels
+from cmdbus.pool import SessionPool
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
@@ -126,7 +127,7 @@ class Worker:
                 self._run(pool)
             finally:
                 if self._dsn is not None:
-                    pool.close(timeout=1.0)
+                    pool.close()
         finally:
             self._ended.set()
 
@@ -145,7 +146,7 @@ class Worker:
         """From now on; threads that are too many leave once they have finished what they run."""
         self._concurrency = _check_threads(threads)
         if self._crew is not None:
-            if self._dsn is not None:
+            if isinstance(self._opened, SessionPool):
                 self._opened.resize(threads, threads + HEADROOM)
             else:
                 check_pool(self._opened, threads, self._timeouts)
@@ -171,7 +172,7 @@ class Worker:
     def metrics(self) -> dict[str, object]:
         return self._record.metrics()
 
-    def _open_patiently(self) -> Pool:
+    def _open_patiently(self) -> Pool | SessionPool:
         """In a fleet a database that is away is waited for, until it is told to leave."""
         said = False
         while True:
@@ -188,7 +189,7 @@ class Worker:
                     self.leave(self._orders.get(timeout=_AWAY_SECONDS))
                     raise DatabaseUnavailableError(why) from None
 
-    def _open(self) -> Pool:
+    def _open(self) -> Pool | SessionPool:
         """Registers this life of the worker, whose number is in its sessions' names."""
         parts = parts_of(self._pool) if self._pool else dsns.parse(self._dsn or "")
         self._parts = complete(parts, self._claims.application_name, self._timeouts)
@@ -202,7 +203,7 @@ class Worker:
             return self._pool
         return open_pool(self._parts, self._concurrency, self._timeouts)
 
-    def _build(self, pool: Pool) -> tuple[Crew, Waking, Keeper]:
+    def _build(self, pool: Pool | SessionPool) -> tuple[Crew, Waking, Keeper]:
         claims, domains = self._claims, self._domains
         types = [f"{h.domain} {h.type}" for h in self._registry if h.domain in domains]
         wake = self._waking(types)
@@ -241,7 +242,7 @@ class Worker:
             lambda: dsns.connect(self._parts),
         )
 
-    def _run(self, pool: Pool) -> None:
+    def _run(self, pool: Pool | SessionPool) -> None:
         crew, wake, keeper = self._build(pool)
         self._crew, self._wake = crew, wake
         wake.start()
@@ -294,7 +295,7 @@ class Worker:
             os._exit(Exit.ERROR)
         self._record.beat(time.monotonic() + self._timeouts.watchdog)
 
-    def _drain(self, crew: Crew, keeper: Keeper, wake: Waking, pool: Pool) -> None:
+    def _drain(self, crew: Crew, keeper: Keeper, wake: Waking, pool: Pool | SessionPool) -> None:
         crew.stop_claiming()
         logger.info("worker %s stops: what runs may end, the rest is given back", self._name)
         patience = partial(self._remaining, 1.0)
