@@ -1,12 +1,15 @@
 """Settings of domains: changed by somebody, for a reason, and read back."""
 
 from datetime import timedelta
+from threading import Event
 
 import psycopg
 import pytest
 from roles import role
 
 from cmdbus import CommandBus
+from cmdbus.worker.claims import Claims
+from cmdbus.worker.retention import Retention
 
 pytestmark = pytest.mark.db
 
@@ -84,4 +87,4 @@ def test_the_longest_and_the_shortest_time_to_keep_history_work(dsn: str) -> Non
     with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
         for days in (0, 36525):
             bus.configure("payments", keep=timedelta(days=days))
-            connection.execute("SELECT cmdbus.retain(100)")
+            Retention(Claims("cmdbus", 30), Event()).run(connection)

@@ -8,6 +8,7 @@ PostgreSQL 14, and `public` is in the default search path.
 import re
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from uuid import uuid4
 
 import psycopg
@@ -19,6 +20,7 @@ from cmdbus.outcomes import Kind, Outcome, completed
 from cmdbus.schema import install
 from cmdbus.statements import render
 from cmdbus.worker.claims import Claims, Finished, Want
+from cmdbus.worker.retention import Retention
 
 pytestmark = pytest.mark.db
 
@@ -145,7 +147,7 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
         )
         bus.cancel("payments", later[0])
         worker.promote(connection, 10, 10**6)
-        worker.retain(connection, 10)
+        Retention(worker, Event()).run(connection)
         worker.ends(connection, claims)
         worker.end_sessions(connection, [(1, 1)])
         assert all(bus.get("payments", id_) for id_ in ids)

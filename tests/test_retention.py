@@ -1,7 +1,8 @@
 """History goes when nobody wants to keep it any more, and its ids with it."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from threading import Event
 from uuid import UUID, uuid4
 
 import psycopg
@@ -9,9 +10,9 @@ import pytest
 from handlers import running
 
 from cmdbus import CommandBus, HandlerRegistry, PermanentCommandError
-from cmdbus.statements import statement
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.maintenance import Maintenance
+from cmdbus.worker.retention import Removal, Retention, plan
 
 pytestmark = pytest.mark.db
 
@@ -57,10 +58,8 @@ def finish(dsn: str, bus: CommandBus, *domains: str) -> dict[str, UUID]:
     return sent
 
 
-def retain(connection: psycopg.Connection, count: int = 1000) -> int:
-    row = connection.execute(statement("retain", "cmdbus"), {"count": count}).fetchone()
-    assert row is not None
-    return int(row[0])
+def retain(connection: psycopg.Connection) -> int:
+    return Retention(Claims("cmdbus", 30.0), Event()).run(connection)
 
 
 def rows(connection: psycopg.Connection, table: str) -> int:
@@ -100,7 +99,7 @@ def test_a_domain_may_keep_its_history_for_a_shorter_time_and_for_none(
     bus.configure("day", keep=timedelta(days=1))
     age(connection, "day", 2)
     connection.execute(_AGE, (2, "week"))
-    assert [retain(connection, 1), retain(connection, 1), retain(connection, 1)] == [1, 1, 0]
+    assert [retain(connection), retain(connection)] == [2, 0]
     left = [domain for domain, command_id in sent.items() if bus.get(domain, command_id)]
     assert left == ["week"]
     assert (rows(connection, "identity"), rows(connection, "event")) == (1, 1)
@@ -161,3 +160,72 @@ def test_what_fails_for_good_is_not_history(
         assert bus.wait("none", sent, 10).error_code == "NO"
     assert retain(connection) == 0
     assert bus.get("none", sent) is not None
+
+
+def seconds(day: str) -> float:
+    return datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
+
+
+def test_a_plan_names_the_days_and_domains_whose_time_is_over() -> None:
+    days = ["finished_20260110", "finished_20260101", "finished_20260105", "finished_20269999"]
+    keeps = {"short": 86400.0, "usual": 7 * 86400.0}
+    assert plan(seconds("2026-01-10T12:00"), days, keeps) == [
+        Removal("finished_20260101", None),
+        Removal("finished_20260105", "short"),
+    ]
+    assert plan(seconds("2026-01-10"), days, {"long": 300_000 * 366 * 86400.0}) == []
+    assert plan(seconds("2026-01-20"), days, {})[-1] == Removal("finished_20260110", None)
+
+
+def test_one_day_that_cannot_be_removed_keeps_no_other_from_it(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish(dsn, bus, "old", "older", "none")
+    age(connection, "older", 12)
+    age(connection, "old", 9)
+    bus.configure("none", keep=timedelta(0))
+    connection.execute(
+        "CREATE VIEW public.report AS SELECT count(*) FROM cmdbus.finished_"
+        + (datetime.now(UTC) - timedelta(days=12)).strftime("%Y%m%d")
+    )
+    assert retain(connection) == 2
+    assert rows(connection, "finished") == 0
+    assert (rows(connection, "identity"), rows(connection, "event")) == (0, 0)
+    assert "cannot remove history (finished_" in caplog.text
+    connection.execute("DROP VIEW public.report")
+    assert retain(connection) == 1
+
+
+def test_one_domain_whose_setting_overflows_keeps_no_other_from_its_retention(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    finish(dsn, bus, "ever", "none")
+    bus.configure("none", keep=timedelta(0))
+    connection.execute("ALTER TABLE cmdbus.domain DROP CONSTRAINT domain_keep_check")
+    connection.execute("INSERT INTO cmdbus.domain (name, keep) VALUES ('ever', '300000 years')")
+    assert retain(connection) == 1
+    assert rows(connection, "finished") == 1
+
+
+def test_a_day_is_removed_in_blocks(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    sent = finish(dsn, bus, "old")
+    connection.execute(
+        "INSERT INTO cmdbus.finished (token, created_at, command_id, correlation_id, priority,"
+        " attempts, losses, domain, type, status, data)"
+        " SELECT 1, clock_timestamp(), gen_random_uuid(), gen_random_uuid(), 5, 1, 0, 'old',"
+        " 'Work', 'COMPLETED', 'null' FROM generate_series(1, 500)"
+    )
+    age(connection, "old", 9)
+    connection.execute(
+        "INSERT INTO cmdbus.identity (domain, command_id)"
+        " SELECT domain, command_id FROM cmdbus.finished ON CONFLICT DO NOTHING"
+    )
+    claims = Claims("cmdbus", 30.0)
+    [*_, old] = sorted(claims.days(connection)[1], reverse=True)
+    assert claims.retain_day(connection, old, 0, 1) == 1
+    left = rows(connection, "identity")
+    assert 0 < left < 501 and bus.get("old", sent["old"]) is None
+    assert retain(connection) == 1, "the table is found again, although it is no partition"
+    assert (rows(connection, "identity"), rows(connection, "event")) == (0, 0)

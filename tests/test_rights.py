@@ -264,7 +264,15 @@ def test_a_worker_cannot_change_history(dsn: str) -> None:
             "SELECT cmdbus.purge('payments', 10)",
         ):
             assert refused(connection, query), query
-        connection.execute("SELECT cmdbus.retain(100)")
+        connection.execute(
+            "SELECT cmdbus.retain_domain(partition, 'payments', 100) FROM (SELECT max(relname)"
+            " FROM pg_class WHERE relname ~ '^finished_[0-9]{8}$') days (partition)"
+        )
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="no old day of history"):
+            connection.execute(
+                "SELECT cmdbus.retain_day(partition, 0, 1) FROM (SELECT max(relname)"
+                " FROM pg_class WHERE relname ~ '^finished_[0-9]{8}$') days (partition)"
+            )
 
 
 def test_a_producer_sends_and_cancels_and_reads_nothing(dsn: str) -> None:

@@ -443,9 +443,27 @@ class Claims:
         row = self._execute(connection, "find_first_due", values).fetchone()
         return None if row is None else ClaimKey._make(row)
 
-    def retain(self, connection: Connection, count: int) -> int:
-        """Removes some of what is too old; how much, 0 if nothing is left to remove."""
-        return int(self._value(connection, "retain", {"count": count}))
+    def days(self, connection: Connection) -> tuple[float, list[str]]:
+        """The server's time in seconds since 1970, and the names of the tables of history."""
+        rows = self._execute(connection, "find_days", {}).fetchall()
+        return (rows[0][1] if rows else 0.0), [row[0] for row in rows]
+
+    def keeps(self, connection: Connection) -> dict[str, float]:
+        """For how many seconds domains keep their history."""
+        return dict(self._execute(connection, "find_keeps", {}).fetchall())
+
+    def retain_day(
+        self, connection: Connection, partition: str, block: int, blocks: int
+    ) -> int | None:
+        """Removes a part of a day; returns the block to go on with, None if the day is gone."""
+        values = {"partition": partition, "block": block, "blocks": blocks}
+        following = self._value(connection, "retain_day", values)
+        return None if following is None else int(following)
+
+    def retain_domain(self, connection: Connection, partition: str, domain: str, rows: int) -> int:
+        """Removes commands of a domain that it does not keep any longer; how many."""
+        values = {"partition": partition, "domain": domain, "count": rows}
+        return int(self._value(connection, "retain_domain", values))
 
     def timers(
         self, connection: Connection, domains: Sequence[str], types: Sequence[str], *, leases: bool

@@ -12,14 +12,15 @@ from collections.abc import Callable
 import psycopg
 
 from cmdbus import schema as schemas
-from cmdbus.errors import CmdbusError
+from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.rejections import reason
+from cmdbus.worker.retention import Retention
 
 logger = logging.getLogger(__name__)
 
 #: Between two times, of which the first is soon; nodes spread by a fifth.
 _EVERY_SECONDS, _FIRST_SECONDS = 3600.0, 10.0
-_REMOVED_AT_ONCE = 1000
 
 
 class Maintenance:
@@ -27,6 +28,7 @@ class Maintenance:
         self._claims = claims
         self._connect = connect
         self._stopping = threading.Event()
+        self._retention = Retention(claims, self._stopping)
         self._thread = threading.Thread(target=self._run, name="steward-maintenance", daemon=True)
 
     def start(self) -> None:
@@ -44,16 +46,19 @@ class Maintenance:
                 with self._connect() as connection:
                     self.maintain(connection)
             except (psycopg.Error, CmdbusError) as error:
-                said = " ".join(str(error).split())
-                logger.warning("history could not be looked after, later again: %s", said)
+                _complain("look after history", error)
 
     def maintain(self, connection: Connection) -> None:
-        schemas.make_partitions(connection, self._claims.schema)
-        removed = 0
-        while not self._stopping.is_set():
-            some = self._claims.retain(connection, _REMOVED_AT_ONCE)
-            if not some:
-                break
-            removed += some
+        try:
+            schemas.make_partitions(connection, self._claims.schema)
+        except (psycopg.Error, SchemaError) as error:
+            if connection.closed:
+                raise
+            _complain("make partitions of history", error)
+        removed = self._retention.run(connection)
         if removed:
-            logger.info("removed %s pieces of history that nobody wants to keep", removed)
+            logger.info("removed %s pieces of history that no domain keeps any longer", removed)
+
+
+def _complain(what: str, error: Exception) -> None:
+    logger.warning("cannot %s: %s; trying again later", what, reason(error))

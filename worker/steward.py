@@ -52,7 +52,7 @@ _LIVING = (Role.WORKER, Role.ALONE, Role.LEAVING)
 #: One statement of the steward is short; and a round is late after so long.
 _STATEMENT_SECONDS = 5.0
 _ROUND_SECONDS = 10.0
-_MAINTENANCE_SECONDS = 600.0
+_MAINTENANCE_SECONDS = 60.0
 #: Timeout of a statement that moves one row: 16 MiB at 0.3 MB/s.
 _ONE_ROW_SECONDS = 60.0
 #: Handing back what whole fleets have left.

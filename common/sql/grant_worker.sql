@@ -1,5 +1,5 @@
 -- May run commands, operate, send and read. History only grows: what a worker may remove of it
--- is what `retain` removes, which has the owner's rights.
+-- is what retain_day and retain_domain remove, which have the owner's rights.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     {schema}.ready, {schema}.scheduled, {schema}.waiter TO {role};

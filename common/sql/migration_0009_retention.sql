@@ -1,58 +1,96 @@
--- Removes history that is older than its domain wants to keep it, with the ids and events
--- that belong to it; says how much: whoever calls comes again until it is nothing.
--- A day that nobody wants any more is dropped as a whole, which takes a lock that waits
--- behind any reader, and every settle behind it: so after 100 ms it is left for later. What
--- single domains keep for a shorter time is deleted, p_count rows at once. Belongs to the
--- owner, so that a worker's role need not own tables.
-CREATE FUNCTION {schema}.retain(p_count integer) RETURNS bigint
+-- Removes history that is older than its domain keeps it, with the ids and events that belong
+-- to it, in statements of a bounded size. Both functions belong to the owner, so that a
+-- worker's role need not own tables; both refuse history that is younger.
+
+-- A day that no domain keeps any longer is dropped as a whole. It is detached first, which
+-- takes a lock that waits behind any reader, and every settle behind that: so it gives up after
+-- 100 ms. Then the ids and events of its commands are removed, p_blocks of the table in each
+-- call, from p_block on. Returns the block to go on with, NULL once the table is dropped.
+CREATE FUNCTION {schema}.retain_day(p_partition text, p_block bigint, p_blocks integer)
+RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '100ms'
 SET timezone = 'UTC'
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
 AS $$
 DECLARE
-    longest interval := greatest(interval '7 days', (SELECT max(keep) FROM {schema}.domain));
-    partition text;
+    partition regclass;
+    size bigint;
+BEGIN
+    IF p_partition !~ '^finished_[0-9]{8}$'
+        OR to_date(right(p_partition, 8), 'YYYYMMDD') + 1 > clock_timestamp()
+            - greatest(interval '7 days', (SELECT max(d.keep) FROM {schema}.domain d))
+    THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'no old day of history: ' || p_partition;
+    END IF;
+    partition := to_regclass(format('{schema}.%I', p_partition));
+    IF partition IS NULL THEN
+        RETURN NULL;
+    END IF;
+    IF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = partition) THEN
+        EXECUTE format('ALTER TABLE {schema}.finished DETACH PARTITION {schema}.%I', p_partition);
+    END IF;
+    size := pg_relation_size(partition) / current_setting('block_size')::bigint;
+    IF p_block >= size THEN
+        EXECUTE format('DROP TABLE {schema}.%I', p_partition);
+        RETURN NULL;
+    END IF;
+    EXECUTE format('
+        WITH old AS MATERIALIZED (
+            SELECT f.domain, f.command_id FROM {schema}.%I f WHERE f.ctid >= $1 AND f.ctid < $2
+        ), identities AS (
+            DELETE FROM {schema}.identity i USING old o
+            WHERE i.domain = o.domain AND i.command_id = o.command_id
+        )
+        DELETE FROM {schema}.event e USING old o
+        WHERE e.domain = o.domain AND e.command_id = o.command_id', p_partition)
+    USING format('(%s,0)', p_block)::tid, format('(%s,0)', p_block + p_blocks)::tid;
+    RETURN p_block + p_blocks;
+END
+$$;
+
+-- What a domain keeps for a shorter time than others is deleted from a day, up to p_count
+-- commands; returns how many. Rows that another session has locked are left for later.
+CREATE FUNCTION {schema}.retain_domain(
+    p_partition text, p_domain text, p_count integer
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '100ms'
+SET jit = off
+AS $$
+DECLARE
+    before timestamptz := (
+        SELECT clock_timestamp() - d.keep FROM {schema}.domain d WHERE d.name = p_domain);
     removed bigint;
 BEGIN
-    SELECT c.relname INTO partition
-    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-    WHERE i.inhparent = '{schema}.finished'::regclass
-        -- CASE, as the planner may look at other relations' names before it joins.
-        AND CASE WHEN c.relname ~ '^finished_[0-9]{8}$'
-            THEN to_date(right(c.relname, 8), 'YYYYMMDD') + 1 END <= clock_timestamp() - longest
-    ORDER BY c.relname
-    LIMIT 1;
-    IF partition IS NOT NULL THEN
-        BEGIN
-            EXECUTE format('DELETE FROM {schema}.identity i USING {schema}.%I p
-                WHERE i.domain = p.domain AND i.command_id = p.command_id', partition);
-            EXECUTE format('DELETE FROM {schema}.event e USING {schema}.%I p
-                WHERE e.domain = p.domain AND e.command_id = p.command_id', partition);
-            EXECUTE format('DROP TABLE {schema}.%I', partition);
-            RETURN 1;
-        EXCEPTION WHEN lock_not_available THEN
-            NULL;
-        END;
+    IF p_partition !~ '^finished_[0-9]{8}$' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'not a day of history: ' || p_partition;
     END IF;
-    WITH old AS MATERIALIZED (
-        SELECT f.domain, f.command_id, f.finished_at
-        FROM {schema}.domain d JOIN {schema}.finished f ON f.domain = d.name
-        WHERE d.keep < longest AND f.finished_at <= clock_timestamp() - d.keep
-        LIMIT p_count
-        FOR UPDATE OF f SKIP LOCKED
-    ), gone AS (
-        DELETE FROM {schema}.finished f USING old o
-        WHERE f.domain = o.domain AND f.command_id = o.command_id AND f.finished_at = o.finished_at
-        RETURNING f.domain, f.command_id
-    ), identities AS (
-        DELETE FROM {schema}.identity i USING gone g
-        WHERE i.domain = g.domain AND i.command_id = g.command_id
-    ), events AS (
-        DELETE FROM {schema}.event e USING gone g
-        WHERE e.domain = g.domain AND e.command_id = g.command_id
-    )
-    SELECT count(*) INTO removed FROM gone;
+    EXECUTE format('
+        WITH old AS MATERIALIZED (
+            SELECT f.domain, f.command_id, f.finished_at FROM {schema}.%1$I f
+            WHERE f.domain = $1 AND f.finished_at <= $2
+            LIMIT $3
+            FOR UPDATE SKIP LOCKED
+        ), gone AS (
+            DELETE FROM {schema}.%1$I f USING old o
+            WHERE f.domain = o.domain AND f.command_id = o.command_id
+                AND f.finished_at = o.finished_at
+            RETURNING f.domain, f.command_id
+        ), identities AS (
+            DELETE FROM {schema}.identity i USING gone g
+            WHERE i.domain = g.domain AND i.command_id = g.command_id
+        ), events AS (
+            DELETE FROM {schema}.event e USING gone g
+            WHERE e.domain = g.domain AND e.command_id = g.command_id
+        )
+        SELECT count(*) FROM gone', p_partition)
+    INTO removed USING p_domain, before, p_count;
     RETURN removed;
 END
 $$;
