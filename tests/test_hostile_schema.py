@@ -116,6 +116,20 @@ def test_installing_calls_nothing_of_another_role(empty_dsn: str) -> None:
     attack(empty_dsn)
     install(empty_dsn)
     assert install(empty_dsn).before > 0
+    with psycopg.connect(empty_dsn) as connection:
+        connection.execute("SET search_path = pg_catalog")
+        assert connection.execute(BOUND_TO_PUBLIC).fetchall() == []
+
+
+#: Conditions, defaults, views and function bodies that call what was made above.
+BOUND_TO_PUBLIC = """
+SELECT pg_describe_object(classid, objid, objsubid) FROM pg_depend
+WHERE classid <> 'pg_operator'::regclass AND (
+    refclassid = 'pg_operator'::regclass
+        AND refobjid IN (SELECT oid FROM pg_operator WHERE oprnamespace = 'public'::regnamespace)
+    OR refclassid = 'pg_proc'::regclass
+        AND refobjid IN (SELECT oid FROM pg_proc WHERE pronamespace = 'public'::regnamespace))
+"""
 
 
 def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
