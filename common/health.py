@@ -133,7 +133,7 @@ class ProcessHealth:
                 self._away_since = at
 
     def database_back(self, now: float) -> float | None:
-        """How long it was away; None if it was not, or another thread has said so before.
+        """How long it was away; None if it was not, or another thread has ended the outage.
         Failures in a row begin anew: the last ones before the outage was noticed were its."""
         with self._lock:
             at, since = self._at(now), self._away_since

@@ -114,9 +114,8 @@ def check_makeable(directory: Path) -> None:
 
 
 def _closing(directory: Path) -> str:
-    """What to do about an open one. Others may need to enter what is not ours alone."""
-    ours = all(_FILE.fullmatch(path.name) for path in directory.iterdir())
-    if ours:
+    """What to do about an open directory. One that holds other files must stay as it is."""
+    if all(_FILE.fullmatch(path.name) for path in directory.iterdir()):
         return f"run chmod 700 {directory}"
     return f"choose one of its own, for example --runtime-dir {directory / 'cmdbus'}"
 

@@ -35,8 +35,8 @@ def live(view: BoardView, now: int) -> Answer:
 def ready(view: BoardView, now: int, *, away: bool | None = None) -> Answer:
     """Reasons are given also while it is ready: they are what should not stay as it is.
 
-    `away`: whether the database was just found to be away; None if nobody has looked, and
-    then it is as the board says of the steward.
+    `away`: whether the database does not answer; None if that was not tested, and then the
+    steward's state on the board decides.
     """
     seats = _current(view)
     fit = [seat for seat in seats.values() if seat is not None and _can_run(seat, now)]

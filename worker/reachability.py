@@ -1,5 +1,5 @@
-"""Whether the database answers, for readiness probes: asked while somebody probes, on a session
-of its own, and with a bound on every answer, as a server may go silent."""
+"""Whether the database answers, for readiness probes: asked while probes come, on a session of
+its own, and with a bound on every answer, as a server may go silent."""
 
 import select
 import threading
@@ -37,7 +37,7 @@ class Reachability:
         self._probed_at = float("-inf")
         # Written by the thread.
         self._away = False
-        #: When the question was asked whose answer has not come yet.
+        #: When the pending question was asked; None while there is none.
         self._asked_at: float | None = None
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="steward-reachability", daemon=True)
@@ -52,7 +52,7 @@ class Reachability:
 
     @property
     def is_away(self) -> bool:
-        """True within 2 s after the database has stopped to answer, while somebody probes."""
+        """True within 2 s after the database has stopped to answer, while probes come."""
         idle = time.monotonic() - self._probed_at > _IDLE_SECONDS
         self._probed_at = time.monotonic()
         if idle:
