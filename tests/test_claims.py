@@ -196,6 +196,20 @@ def test_whoever_lost_a_claim_settles_nothing(
         assert record is not None and record.status is Status.COMPLETED
 
 
+def test_a_process_for_suspects_claims_only_one(dsn: str, connection: psycopg.Connection) -> None:
+    """What crashes it after that one has ended must not be taken for another one's doing."""
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit")] * 2)
+    connection.execute("UPDATE cmdbus.ready SET losses = 2")
+    alone = Claims("cmdbus", 30, Share.SUSPECT)
+    alone.register(connection, "alone")
+    [first] = alone.step(connection, [], want(5))[1]
+    assert alone.step(connection, [done(first)], want(5)) == ([], [])
+    other = Claims("cmdbus", 30, Share.SUSPECT)
+    other.register(connection, "another")
+    assert len(other.step(connection, [], want(5))[1]) == 1
+
+
 @pytest.mark.parametrize("same", ["command", "claimer"])
 @pytest.mark.parametrize("outcome", [None, RETRY, FAILED, TROUBLE], ids=str)
 def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(

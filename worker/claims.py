@@ -172,7 +172,7 @@ class Share(Enum):
     ANY = 0
     #: Not those that run alone.
     INNOCENT = 1
-    #: Only those, one at a time.
+    #: Only one of those.
     SUSPECT = 2
 
 
@@ -182,6 +182,7 @@ class Claims:
     def __init__(self, schema: str, lease: float, company: Share = Share.ANY) -> None:
         self.schema = schema
         self._company = company
+        self._has_suspect = False
         #: Random, as a database that was restored would give a number of its own again.
         self.incarnation = secrets.randbelow(2**63 - 1) + 1
         self._worker = ""
@@ -259,6 +260,10 @@ class Claims:
         return list(rows[0][0]), claims
 
     def _suspect(self, connection: Connection, want: Want) -> list[Claim]:
+        """One in the life of its process: what crashes it later must not be taken for the next
+        one's doing."""
+        if self._has_suspect:
+            return []
         values = {
             "domains": list(want.domains),
             "types": list(want.types),
@@ -266,8 +271,9 @@ class Claims:
             "claimer": self.incarnation,
             "lease": self._lease,
         }
-        cursor = self._execute(connection, "claim_suspect", values)
-        return [Claim._make(row) for row in cursor.fetchall()]
+        rows = self._execute(connection, "claim_suspect", values).fetchall()
+        self._has_suspect = bool(rows)
+        return [Claim._make(row) for row in rows]
 
     def claimable(
         self, connection: Connection, want: Want, count: int, skipped: Iterable[int]
