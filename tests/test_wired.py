@@ -310,6 +310,19 @@ def test_a_rest_is_over_when_something_is_to_be_looked_at_again(fleet: Fleet) ->
     assert not fleet.parked()
 
 
+def test_until_then_it_counts_as_a_worker_that_has_something_to_do(fleet: Fleet) -> None:
+    """--drain ends a fleet whose workers have been parked for a second."""
+    worker = fleet.worker()
+    until = time.monotonic() + 60
+    thread = threading.Thread(target=worker.rest, args=(NO_CONNECTION, idle, until))
+    thread.start()
+    eventually(fleet.parked)
+    parked = fleet.board.seat_view(0).parked
+    worker.ring()
+    thread.join(10)
+    assert parked == int(until * 1e9)
+
+
 def test_while_nobody_listens_everybody_polls(fleet: Fleet) -> None:
     """The listener's connection died."""
     fleet.board.set_listening(False)

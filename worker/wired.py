@@ -81,7 +81,9 @@ class WiredWake:
         self, connection: Connection, busy: Callable[[], bool], until: float = float("inf")
     ) -> Counter | None:
         self._resting = True
-        since = time.monotonic_ns()
+        # While something is still to be looked at, it does not count as a worker with nothing to
+        # do: --drain would end the fleet.
+        since = time.monotonic_ns() if until == float("inf") else int(until * 1e9)
         self._seat.park(since)
         try:
             if busy():
