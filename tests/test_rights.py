@@ -46,15 +46,15 @@ RIGHTS = {
     "worker": {
         "SELECT": [
             *("alarm", "armed", "command", "domain", "domain_event", "event", "finished"),
-            *("incarnation", "migration", "ready", "ready_id_seq", "scheduled", "troubleshooting"),
-            "waiter",
+            *("incarnation", "migration", "node", "patience", "ready", "ready_id_seq", "scheduled"),
+            *("troubleshooting", "waiter"),
         ],
         "INSERT": [
             *("event", "finished", "incarnation", "ready", "scheduled", "troubleshooting"),
-            "waiter",
+            *("node", "waiter"),
         ],
-        "UPDATE": ["alarm", "armed", "ready", "scheduled", "waiter"],
-        "DELETE": ["ready", "scheduled", "waiter"],
+        "UPDATE": ["alarm", "armed", "node", "patience", "ready", "scheduled", "waiter"],
+        "DELETE": ["node", "ready", "scheduled", "waiter"],
     },
     "operator": {
         "SELECT": [

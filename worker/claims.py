@@ -188,6 +188,8 @@ class Claims:
         self._worker = ""
         # In seconds alone: PostgreSQL adds days by the calendar of the session's zone.
         self._lease = f"{lease:f} seconds"
+        #: Time between two renewals of a lease.
+        self.renewal_seconds = lease / 3
         self._opening = render("open_transaction", schema)
         self._limiting = render("limit_transaction", schema)
 
@@ -202,7 +204,11 @@ class Claims:
 
     def register_again(self, connection: Connection) -> None:
         """For each new connection: a restored database may have forgotten this incarnation."""
-        values = {"incarnation": self.incarnation, "worker": self._worker}
+        values = {
+            "incarnation": self.incarnation,
+            "worker": self._worker,
+            "lease": self._lease,
+        }
         self._execute(connection, "register", values)
 
     def of(self, incarnation: int) -> "Claims":
@@ -415,13 +421,15 @@ class Claims:
         return float(self._value(connection, "read_oldest_snapshot", {}))
 
     def renew(self, connection: Connection, claims: Mapping[int, Sequence[Keyed]]) -> list[int]:
-        """Renews the leases of claims, by incarnation; returns the ids whose claim was lost."""
+        """Renews the leases of claims, by incarnation; returns the ids whose claim was lost.
+        Without claims it shows that this node is there and can renew."""
         held = [(claim, claimer) for claimer, each in claims.items() for claim in each]
         values = {
             "command_ids": _ids(claim.command_id for claim, _ in held),
             "ids": _numbers(claim.id for claim, _ in held),
             "tokens": _numbers(claim.token for claim, _ in held),
             "claimers": _numbers(claimer for _, claimer in held),
+            "node": self.incarnation,
             "lease": self._lease,
         }
         return list(self._value(connection, "renew", values))

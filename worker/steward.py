@@ -62,6 +62,8 @@ _RESCUE_SECONDS = 3.0
 #: Where it shows what its threads do.
 _SERVING, _LISTENING = 0, 1
 _RETRY_SECONDS = 0.5
+#: Seconds until a renewal that has failed is tried again; other duties come in between.
+_RENEW_AGAIN_SECONDS = 3.0
 _COMPLAIN_SECONDS = 30.0
 #: Of the server's queue of notifications.
 _FULLEST = 0.5
@@ -295,14 +297,17 @@ class Steward:
         """All that living processes hold, in one statement."""
         if now < self._renew_at:
             return self._renew_at - now
-        self._renew_at = now + self._told.timeouts.lease / 3
+        renewal = self._claims.renewal_seconds
+        # After an error sooner: the leases go on ending.
+        self._renew_at = now + min(renewal, _RENEW_AGAIN_SECONDS)
         held = {
             seat.incarnation: self._held_by(connection, seat, seat.incarnation)
             for seat in view.seats
             if seat.role in _LIVING and seat.incarnation
         }
-        if any(held.values()):
+        if any(held.values()) or not self._is_parked(view):
             self._claims.renew(connection, held)
+        self._renew_at = now + renewal
         self._board.set_renewed(_ns(now))
         return self._renew_at - now
 
@@ -314,9 +319,9 @@ class Steward:
         """Moves what is due, and wakes a worker for it, or for a lease that has ended, or
         because nothing else has for long."""
         if self._heard_ready.is_set():
-            # Another node may have it: its lease ends no sooner than this.
+            # Another node may have it: from its first renewal on its lease is watched.
             self._heard_ready.clear()
-            self._look_at = min(self._look_at, now + self._told.timeouts.lease)
+            self._look_at = min(self._look_at, now + self._claims.renewal_seconds)
         parked = self._is_parked(view)
         latest = float("inf")
         if self._due_earlier.is_set():

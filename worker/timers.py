@@ -39,6 +39,11 @@ class Timers:
             reach(PROMOTED)
             return 0.0
         self.seen = self._read(connection, leases)
+        if self.seen.lease_ends is not None:
+            # Leases end only while some node can renew: one that waits for an end shows that.
+            self._claims.renew(connection, {})
+            renewed = min(self.seen.lease_ends, self._claims.renewal_seconds)
+            self.seen = self.seen._replace(lease_ends=renewed)
         timers = (self.seen.due, self.seen.lease_ends)
         waits = [seconds for seconds in timers if seconds is not None]
         if min(waits, default=1.0) > 0:

@@ -3,7 +3,7 @@ WITH picked AS MATERIALIZED (
     SELECT r.domain, r.priority, r.id FROM {schema}.ready r
     WHERE r.domain = %(domain)s AND r.priority = %(priority)s AND r.id = %(id)s
         AND r.token = %(token)s AND r.command_id = %(command_id)s
-        AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+        AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
     FOR UPDATE SKIP LOCKED
 )
 UPDATE {schema}.ready r SET

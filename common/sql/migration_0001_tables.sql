@@ -189,5 +189,19 @@ CREATE TABLE {schema}.domain (
 CREATE TABLE {schema}.incarnation (
     id bigint PRIMARY KEY,
     worker text NOT NULL,
+    -- Of its claims: none ends later than this after it was renewed.
+    lease interval NOT NULL,
     started_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+-- The nodes that renew leases, and when each did it last.
+CREATE TABLE {schema}.node (
+    id bigint PRIMARY KEY,
+    lease interval NOT NULL,
+    renewed_at timestamptz NOT NULL
+);
+
+-- In microseconds since 1970: until then the nodes have time to renew, after a time in which
+-- none of them could; see waits_for_renewals. A sequence, as it must outlive a rollback.
+CREATE SEQUENCE {schema}.patience MINVALUE 0;
+SELECT pg_catalog.setval('{schema}.patience', 0::bigint);

@@ -74,6 +74,7 @@ AS $$
 BEGIN
     LOCK TABLE {schema}.waiter IN SHARE ROW EXCLUSIVE MODE;
     DELETE FROM {schema}.waiter WHERE node = p_node;
+    DELETE FROM {schema}.node WHERE id = p_node;
     PERFORM {schema}.set_flags();
 END
 $$;

@@ -9,6 +9,63 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
              '9998-12-31 00:00+00'::timestamptz);
 
+-- Whether ended leases are left alone for now: when none of the nodes has renewed for two
+-- thirds of a lease, the cause is the server (its clock was set, ready was locked), and not
+-- the nodes. They get half a lease, from the first call that finds this, for a renewal, which
+-- comes each third; a node that has not renewed by then is gone. Each takeover of an ended
+-- lease and each renewal calls this first.
+CREATE FUNCTION {schema}.waits_for_renewals() RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    present timestamptz := clock_timestamp();
+    latest timestamptz;
+    longest interval;
+    ends timestamptz;
+BEGIN
+    SELECT max(n.renewed_at), max(n.lease) INTO latest, longest FROM {schema}.node n;
+    IF latest IS NULL THEN
+        RETURN false;
+    END IF;
+    SELECT to_timestamp(last_value / 1000000.0::float8) INTO ends FROM {schema}.patience;
+    IF ends > present AND ends <= present + longest / 2 THEN
+        RETURN true;
+    ELSIF latest BETWEEN present - longest * (2 / 3.0::float8) AND present THEN
+        RETURN false;
+    ELSIF ends BETWEEN latest AND present THEN
+        RETURN false;
+    END IF;
+    -- A time to come is from before the clock was set back: it would never be the past.
+    UPDATE {schema}.node SET renewed_at = '-infinity'
+    WHERE id IN (
+        SELECT n.id FROM {schema}.node n WHERE n.renewed_at > present FOR UPDATE SKIP LOCKED);
+    PERFORM setval('{schema}.patience',
+                   (extract(epoch FROM present + longest / 2) * 1000000::numeric)::bigint);
+    RETURN true;
+END
+$$;
+
+-- Whether a claim's lease has ended. One further ahead than its claimer ever asks for, and a
+-- renewal, has: the clock was set back, and the claimer has not renewed since.
+CREATE FUNCTION {schema}.lease_is_over(p_claimer bigint, p_lease_until timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    present timestamptz := clock_timestamp();
+BEGIN
+    IF p_lease_until > present AND NOT EXISTS (
+        SELECT FROM {schema}.incarnation i
+        WHERE i.id = p_claimer AND p_lease_until > present + i.lease + i.lease / 3)
+    THEN
+        RETURN false;
+    END IF;
+    RETURN NOT {schema}.waits_for_renewals();
+END
+$$;
+
 -- The fence. Settling, releasing and renewing match the command and the claimer beside the
 -- key and the token: a server that was restored to an earlier point gives ids and tokens
 -- again, to other commands. (IS NOT DISTINCT FROM is = to which no index can answer: a plan
@@ -237,6 +294,9 @@ DECLARE
     -- (A function is quicker than a query of the sequence; NULL is one without any value.)
     seen_to bigint := coalesce(pg_sequence_last_value('{schema}.ready_id_seq'::regclass), 0);
     stop integer;
+    present timestamptz := clock_timestamp();
+    -- No worker with a lease as long as this one's has a later end.
+    latest_end timestamptz := present + p_lease + p_lease / 3;
 BEGIN
     IF p_count = 0 THEN
         RETURN;
@@ -258,7 +318,9 @@ BEGIN
                     FROM {schema}.ready r
                     WHERE r.domain = q.domain AND r.priority = q.priority
                         AND r.id > q.low AND r.id <= q.high
-                        AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+                        AND (r.lease_until IS NULL
+                             OR r.lease_until NOT BETWEEN present AND latest_end
+                             AND {schema}.lease_is_over(r.claimer, r.lease_until))
                         AND (r.domain || ' ' || r.type) = ANY (p_types)
                         AND r.losses + (r.claimer IS NOT NULL)::integer <= p_most_losses
                     ORDER BY r.domain, r.priority, r.id
@@ -342,7 +404,8 @@ AS $$
         SELECT FROM {schema}.ready r
         WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
             AND (r.domain || ' ' || r.type) = ANY (p_types)
-            AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+            AND (r.lease_until IS NULL
+                 OR {schema}.lease_is_over(r.claimer, r.lease_until))
             AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused))
 $$;
 
@@ -368,7 +431,7 @@ BEGIN
     WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
         AND r.domain = ANY (p_domains)
         AND (r.domain || ' ' || r.type) = ANY (p_types)
-        AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+        AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
         AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
     ORDER BY r.id
     LIMIT 1
@@ -516,11 +579,13 @@ BEGIN
 END
 $$;
 
--- Renews leases; returns the ids of claims that their claimers have lost. By ready_command:
--- a key on the board may have no domain. A locked row is being settled, or its claim is
--- being lost: it is skipped, without waiting.
+-- Renews the leases of a node's claims, or shows with none that the node could; returns the
+-- ids of claims that their claimers have lost. By ready_command: a key on the board may have
+-- no domain. A locked row is being settled, or its claim is being lost: it is skipped,
+-- without waiting.
 CREATE FUNCTION {schema}.renew(
-    p_command_ids uuid[], p_ids bigint[], p_tokens bigint[], p_claimers bigint[], p_lease interval
+    p_command_ids uuid[], p_ids bigint[], p_tokens bigint[], p_claimers bigint[],
+    p_node bigint, p_lease interval
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -530,6 +595,7 @@ SET enable_mergejoin = off
 SET jit = off
 AS $$
 BEGIN
+    PERFORM {schema}.waits_for_renewals();
     WITH held AS MATERIALIZED (
         SELECT r.domain, r.priority, r.id FROM {schema}.ready r
         JOIN unnest(p_command_ids, p_ids, p_tokens, p_claimers) k (command_id, id, token, claimer)
@@ -540,6 +606,11 @@ BEGIN
     UPDATE {schema}.ready r SET lease_until = clock_timestamp() + p_lease
     FROM held h
     WHERE r.domain = h.domain AND r.priority = h.priority AND r.id = h.id;
+    INSERT INTO {schema}.node AS n (id, lease, renewed_at)
+    VALUES (p_node, p_lease, clock_timestamp())
+    ON CONFLICT (id) DO UPDATE SET lease = EXCLUDED.lease, renewed_at = EXCLUDED.renewed_at;
+    DELETE FROM {schema}.node n
+    WHERE n.renewed_at < clock_timestamp() - 10 * n.lease AND NOT {schema}.waits_for_renewals();
     RETURN ARRAY(
         SELECT k.id
         FROM unnest(p_command_ids, p_ids, p_tokens, p_claimers) k (command_id, id, token, claimer)

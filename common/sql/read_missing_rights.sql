@@ -4,7 +4,7 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
     wanted AS (
         SELECT unnest(tables) AS relname, privileges
         FROM (VALUES
-            ('{ready,scheduled,waiter}'::text[], '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
+            ('{ready,scheduled,waiter,node}'::text[], '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
             ('{troubleshooting,finished,event,incarnation}', '{SELECT,INSERT}'),
             ('{command,domain,domain_event,migration}', '{SELECT}')) v (tables, privileges)
     )
@@ -18,7 +18,7 @@ UNION ALL
 SELECT privilege || ' on ' || relname::text
 FROM home JOIN pg_class c ON c.relnamespace = home.oid
 JOIN (VALUES ('armed', 'SELECT'), ('armed', 'UPDATE'), ('alarm', 'SELECT'), ('alarm', 'UPDATE'),
-             ('ready_id_seq', 'SELECT')) p (sequence, privilege) ON p.sequence = relname::text
+             ('patience', 'SELECT'), ('patience', 'UPDATE'), ('ready_id_seq', 'SELECT')) p (sequence, privilege) ON p.sequence = relname::text
 WHERE NOT has_sequence_privilege(c.oid, privilege)
 UNION ALL
 SELECT 'EXECUTE on ' || proname::text

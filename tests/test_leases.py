@@ -1,0 +1,117 @@
+"""Leases, when the server's clock is set or its queue is locked: what a living node holds is not
+taken over, and what a dead one held is not kept for as long as the clock was set back.
+
+A clock that is set moves all stored times against it: so these are moved here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import connect
+
+from cmdbus import CommandBus
+from cmdbus.worker.claims import Claim, Claims, Want
+
+pytestmark = pytest.mark.db
+
+WANT = Want(9, 0, ["payments"], ["payments Debit"], [], {})
+LEASE = 0.9
+
+
+@dataclass
+class Node:
+    claims: Claims
+    session: psycopg.Connection
+
+    def claim(self) -> list[Claim]:
+        return self.claims.step(self.session, [], WANT)[1]
+
+    def renew(self, *held: Claim) -> list[int]:
+        return self.claims.renew(self.session, {self.claims.incarnation: held})
+
+
+@pytest.fixture
+def nodes(dsn: str) -> Iterator[tuple[Node, Node, Claim]]:
+    """The first has a claim, and has renewed it."""
+    with CommandBus(dsn) as bus, connect(dsn) as one, connect(dsn) as two:
+        owner, other = Node(Claims("cmdbus", LEASE), one), Node(Claims("cmdbus", LEASE), two)
+        for node in (owner, other):
+            node.claims.register(node.session, "tester")
+        bus.send("payments", "Debit")
+        [claim] = owner.claim()
+        assert owner.renew(claim) == []
+        yield owner, other, claim
+
+
+def set_clock(session: psycopg.Connection, to: str) -> None:
+    """Stored times are now as if the clock had been set by so much."""
+    session.execute(
+        "UPDATE cmdbus.ready SET lease_until = lease_until - %(to)s::interval;"
+        "UPDATE cmdbus.node SET renewed_at = renewed_at - %(to)s::interval".replace(
+            "%(to)s", f"'{to}'"
+        )
+    )
+
+
+def wait(session: psycopg.Connection, seconds: float) -> None:
+    session.execute("SELECT pg_sleep(%s)", (seconds,))
+
+
+@pytest.mark.parametrize("to", ["1 hour", "-1 hour"])
+def test_a_clock_that_is_set_takes_no_lease_from_a_living_node(
+    nodes: tuple[Node, Node, Claim], to: str
+) -> None:
+    owner, other, claim = nodes
+    set_clock(other.session, to)
+    assert other.claim() == []
+    assert owner.renew(claim) == []
+    wait(other.session, LEASE / 2)
+    assert other.claim() == []
+    assert owner.renew(claim) == []
+
+
+@pytest.mark.parametrize("to", ["1 hour", "-1 hour"])
+def test_what_a_dead_node_held_is_taken_over_soon_after_the_clock_was_set(
+    nodes: tuple[Node, Node, Claim], to: str
+) -> None:
+    _, other, claim = nodes
+    set_clock(other.session, to)
+    assert other.claim() == []
+    [again] = eventually(other.claim)
+    assert (again.command_id, again.losses) == (claim.command_id, 1)
+
+
+def test_a_queue_that_was_locked_for_longer_than_a_lease_takes_none(
+    nodes: tuple[Node, Node, Claim], dsn: str
+) -> None:
+    owner, other, claim = nodes
+    with psycopg.connect(dsn) as locking:
+        locking.execute("LOCK TABLE cmdbus.ready IN SHARE MODE")
+        wait(locking, LEASE * 1.2)
+    assert other.claim() == []
+    assert owner.renew(claim) == []
+    wait(other.session, LEASE / 2)
+    assert other.claim() == []
+
+
+def test_a_lease_ends_on_time_while_another_node_can_renew(
+    nodes: tuple[Node, Node, Claim],
+) -> None:
+    _, other, claim = nodes
+    other.renew()
+    other.session.execute("UPDATE cmdbus.ready SET lease_until = clock_timestamp()")
+    [again] = other.claim()
+    assert (again.command_id, again.losses) == (claim.command_id, 1)
+
+
+def test_a_lease_that_is_longer_than_the_claimers_own_is_kept(dsn: str) -> None:
+    with CommandBus(dsn) as bus, connect(dsn) as one, connect(dsn) as two:
+        patient, hasty = Node(Claims("cmdbus", 300.0), one), Node(Claims("cmdbus", LEASE), two)
+        for node in (patient, hasty):
+            node.claims.register(node.session, "tester")
+        bus.send("payments", "Debit")
+        assert len(patient.claim()) == 1
+        assert hasty.claim() == []
