@@ -41,7 +41,7 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("IN_TROUBLESHOOTING_QUEUE", "DeadlockDetected"),
         ("IN_TROUBLESHOOTING_QUEUE", "QueryCanceled"),
     ),
-    **dict.fromkeys(("Segfault", "Exit", "Gil"), (("COMPLETED", None),)),
+    **dict.fromkeys(("Segfault", "Exit", "Gil", "GilShort", "AbortLater"), (("COMPLETED", None),)),
 }
 _EFFECTIVE = ("Tx", "Cross")
 #: What a handler may meet that is not its command's fault: it is tried again, uncharged.

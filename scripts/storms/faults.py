@@ -71,7 +71,9 @@ class Storm:
             "freeze-node": self._freeze_node,
             "segfault": self._segfault,
             "exit": self._exit,
+            "abort-later": self._abort_later,
             "gil": self._gil,
+            "gil-short": self._gil_short,
             "stuck": self._stuck,
             "grow": self._grow,
             "hup": self._hup,
@@ -310,6 +312,13 @@ class Storm:
 
     def _gil(self, fault: Fault) -> object:
         return self._guest(fault, "Gil", times=1)
+
+    def _gil_short(self, fault: Fault) -> object:
+        return self._guest(fault, "GilShort", times=1)
+
+    def _abort_later(self, fault: Fault) -> object:
+        times = 1 if fault.dice < 0.7 else 99
+        return self._guest(fault, "AbortLater", times=times, seconds=0.01 * fault.dice)
 
     def _stuck(self, fault: Fault) -> object:
         seconds = self._world.plan.options.thread + 2 + 4 * fault.dice

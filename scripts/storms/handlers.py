@@ -8,6 +8,7 @@ domain of its own beside the common one.
 import ctypes
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from itertools import count
@@ -34,6 +35,8 @@ _numbers = count()
 _descriptors: dict[str, int] = {}
 _leaked: list[bytes] = []
 _CROSSING_S = 0.3
+#: Seconds; less than the ladder's thread timeout.
+_TIMEOUTS = {"GilShort": 0.5}
 _LEAK = 48 * 1024 * 1024
 
 
@@ -46,7 +49,8 @@ def registry() -> HandlerRegistry:
     made = HandlerRegistry()
     for domain in (DOMAIN, domain_of(os.environ[NAME])):
         for type_, body in BODIES.items():
-            made.register(domain, type_, _marked(body), retry=RETRY)
+            timeout = _TIMEOUTS.get(type_)
+            made.register(domain, type_, _marked(body), retry=RETRY, timeout=timeout)
     made.register(REPLIES, "Reply", lambda command, context: None)
     return made
 
@@ -140,6 +144,15 @@ def exit_(command: Command, context: Context, run: str) -> None:
         os._exit(9)
 
 
+def abort_later(command: Command, context: Context, run: str) -> None:
+    def wait_and_abort() -> None:
+        time.sleep(command.data["seconds"])
+        os.abort()
+
+    if _burns(command):
+        threading.Thread(target=wait_and_abort, daemon=True).start()
+
+
 def gil(command: Command, context: Context, run: str) -> None:
     if _burns(command):
         ctypes.PyDLL(None).sleep(60)
@@ -167,7 +180,9 @@ BODIES: dict[str, Body] = {
     "Undone": undone,
     "Segfault": segfault,
     "Exit": exit_,
+    "AbortLater": abort_later,
     "Gil": gil,
+    "GilShort": gil,
     "Stuck": stuck,
     "Grow": grow,
 }
