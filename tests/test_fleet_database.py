@@ -206,7 +206,7 @@ def test_an_outage_that_is_longer_than_the_watchdog_kills_nobody(
         flood = fleet.messages()[said:]
         assert len(flood) <= 10, flood
         own.start()
-        fleet.await_completed(ids)
+        fleet.await_completed(ids, within=5)
         # The steward and two workers, each once.
         said_back = fleet.await_saying("the database is back after", 3)
         assert all(float(line.split()[-2]) >= 4 for line in said_back)
@@ -222,6 +222,28 @@ def test_an_outage_that_is_longer_than_the_watchdog_kills_nobody(
             fleet.assert_nothing_left()
         finally:
             own.start()
+
+
+@pytest.mark.long
+def test_what_ended_during_an_outage_is_settled_soon_after_it(
+    own: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """Within 2 s, and a busy machine; attempts to reconnect that back off took 12 to 16 s."""
+    ladder = {
+        "statement_timeout": 25,
+        "pool_timeout": 30,
+        "visibility_timeout": 30,
+        "thread_timeout": 35,
+        "watchdog_timeout": 60,
+    }
+    with supervised(own.dsn, tmp_path, **ladder) as fleet:
+        ids = fleet.send("Sleep", 8, data=2)
+        eventually(lambda: len(fleet.executing("Sleep")) == 8)
+        own.stop("immediate")
+        since = time.monotonic()
+        eventually(lambda: time.monotonic() > since + 20, 25)
+        own.start()
+        fleet.await_completed(ids, within=5)
 
 
 def test_a_full_disk_refuses_what_it_does_not_keep(small: tuple[str, Path], tmp_path: Path) -> None:
