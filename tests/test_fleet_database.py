@@ -26,6 +26,7 @@ from cmdbus.accounts import server_account
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.health import Health
 from cmdbus.schema import install
+from cmdbus.seats import Role
 from cmdbus.worker.claims import Claims, Want
 
 #: Fleets of a busy machine take their time to boot.
@@ -241,6 +242,8 @@ def test_what_ended_during_an_outage_is_settled_soon_after_it(
         eventually(lambda: len(fleet.executing("Sleep")) == 8)
         own.stop("immediate")
         since = time.monotonic()
+        # Of itself it would have asked the database when it renews leases next.
+        eventually(lambda: fleet.look().with_role(Role.STEWARD)[0].levels.database_away, 4)
         eventually(lambda: time.monotonic() > since + 20, 25)
         own.start()
         fleet.await_completed(ids, within=5)

@@ -543,6 +543,10 @@ class Claims:
             pause = min(pause * 2, _LONGEST_LOOK)
         return True
 
+    def ping(self, connection: Connection) -> None:
+        """An error if the session has ended."""
+        self._execute(connection, "ping", None)
+
     def activity_of(self, connection: Connection, pid: int) -> dict[str, object]:
         """For the details of an event: the statement that a handler is executing, or executed
         last in its transaction, and the sessions that block it, the longest first."""

@@ -100,6 +100,8 @@ class Steward:
         self._due_earlier = threading.Event()
         #: The same: some commands came that another node may claim.
         self._heard_ready = threading.Event()
+        #: Cleared by a round: the listening session has ended, so this one may have, too.
+        self._doubtful = threading.Event()
         self._listening = False
         #: The server's queue of notifications is.
         self._full = False
@@ -253,6 +255,9 @@ class Steward:
     def _round(self) -> float:
         """Seconds until the next."""
         connection = self._hand.connection()
+        if self._doubtful.is_set():
+            self._doubtful.clear()
+            self._claims.ping(connection)
         view = self._board.snapshot()
         # First: the dead can wait longer than the living's leases.
         waits = [self._renew(connection, view, time.monotonic())]
@@ -407,6 +412,7 @@ class Steward:
 
     def _ended(self) -> None:
         self._listening = False
+        self._doubtful.set()
         self._board.set_listening(False)
         self._bell.put()
 

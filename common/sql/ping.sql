@@ -1,2 +1,2 @@
--- By the listening session, to find a server that has gone silent.
+-- To find a session that has ended, or a server that has gone silent.
 SELECT 1;
