@@ -23,7 +23,7 @@ Connection = psycopg.Connection[Any]
 #: Seconds after which a connection is replaced: by then the DSN may lead to another server.
 _MAX_LIFETIME = 3600.0
 #: Seconds between two attempts to connect, doubling, while a failure is waited out.
-_RETRY_FIRST, _RETRY_LONGEST = 0.1, 1.0
+_RETRY_FIRST, _RETRY_LONGEST = 0.1, 0.5
 
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 
@@ -70,7 +70,7 @@ class SessionPool:
         self._failure: Exception | None = None
         self._retry_at, self._pause = 0.0, _RETRY_FIRST
         self._drained_at = float("-inf")
-        # Else the interpreter would warn, when it ends, of connections that nobody closed.
+        # Else the interpreter would warn at its end of connections that were not closed.
         weakref.finalize(self, _abandon, os.getpid(), self._kept)
 
     def fill(self, timeout: float) -> None:
