@@ -243,6 +243,12 @@ def deadlock(*tables: str) -> list[tuple[float, str, str]]:
 BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("H1", "an accepted command is nowhere", lambda h: call(h, 3, outcome="ok")),
     ("H1", "it has not ended", lambda h: row(h, 1, table="ready", status="PENDING")),
+    ("H1b", "it has ended without a handler", lambda h: row(h, 0, type="Unhandled")),
+    (
+        "H1b",
+        "it was claimed without a handler",
+        lambda h: row(h, 1, type="Unhandled", table="ready", status="PENDING", token=1),
+    ),
     ("H2", "nobody sent it", lambda h: without(h, "calls", 0)),
     ("H2", "more than were sent", lambda h: row(h, 0, index=1)),
     ("H3", "a half of what is unknown", lambda h: added(h, "rows", 0, call="c4", command_id="n")),

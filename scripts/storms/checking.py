@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cmdbus.sessions import incarnation_of
+from storms.handlers import UNHANDLED
 from storms.history import Call, Event, History, Line, Mark, Move, Recovery, Row
 
 Check = Callable[[History], Iterator[str]]
@@ -78,8 +79,14 @@ def no_loss(history: History) -> Iterator[str]:
         if missing := set(range(call.count)) - there:
             yield f"call {call.name} was accepted, and its commands {sorted(missing)} are nowhere"
     for row in history.rows:
-        if row.table not in _SETTLED:
+        if row.type != UNHANDLED and row.table not in _SETTLED:
             yield f"{_named(row)} has not ended: it is in {row.table}"
+
+
+def unhandled_waits(history: History) -> Iterator[str]:
+    for row in history.rows:
+        if row.type == UNHANDLED and (row.table, row.token) != ("ready", 0):
+            yield f"{_named(row)} has no handler: it is in {row.table}, with token {row.token}"
 
 
 def no_invention(history: History) -> Iterator[str]:
@@ -141,6 +148,8 @@ def ends_as_its_handler_says(history: History) -> Iterator[str]:
     )
     for row in history.rows:
         if row.answers is not None or row.table not in _SETTLED or row.status == "CANCELED":
+            continue
+        if row.type == UNHANDLED:
             continue
         if (row.status, row.code) in _ENDS[row.type]:
             continue
@@ -448,6 +457,7 @@ def no_process_is_left(history: History) -> Iterator[str]:
 
 CHECKS: dict[str, tuple[str, Check]] = {
     "H1": ("no loss: what was accepted has ended", no_loss),
+    "H1b": ("what nobody handles waits, untouched", unhandled_waits),
     "H2": ("no invention: what is there was sent", no_invention),
     "H3": ("unknown sends came through entirely or not at all", all_or_nothing),
     "H4": ("exactly one end, and nothing after it", one_end),

@@ -26,6 +26,8 @@ from cmdbus import (
 from storms.traps import DIRECTORY, NAME
 
 DOMAIN, REPLIES = "storm", "replies"
+#: A type of the common domain that no instance has a handler for.
+UNHANDLED = "Unhandled"
 RETRY = RetryPolicy(max_attempts=3, backoff=(0.2, 0.5), jitter=0.1)
 MARKS, FUSES = "marks", "fuses"
 

@@ -24,7 +24,7 @@ from cmdbus import (
 )
 from cmdbus.dsn import complete, connect, parse
 from cmdbus.errors import DatabaseUnavailableError
-from storms.handlers import DOMAIN, REPLIES
+from storms.handlers import DOMAIN, REPLIES, UNHANDLED
 from storms.journal import Journal
 
 _WEIGHTS = {
@@ -46,6 +46,11 @@ _KINDS = {
     "Rule": 8,
     "Permanent": 4,
 }
+#: One request in so many has a payload of up to so many bytes more: more than a process may
+#: claim ahead of its threads in some runs.
+_LARGE_ONE_IN, _LARGE_BYTES = 100, 400_000
+#: Commands that nobody handles, in front of all others.
+_IN_FRONT = 3_000
 _PRIORITIES = ("high", "normal", "normal", "normal", "low", 3)
 #: An own id is sent again until somebody says whether it is there.
 _AGAIN_S = 0.3
@@ -174,6 +179,8 @@ class Producer:
             data["seconds"] = round(dice.uniform(0.5, 2.5), 2)
         elif kind == "Transient":
             data["times"] = dice.choice((1, 2, 3))
+        if dice.randrange(_LARGE_ONE_IN) == 0:
+            data["payload"] = dice.randbytes(dice.randint(1, _LARGE_BYTES // 2)).hex()
         return SendRequest(
             DOMAIN,
             kind,
@@ -182,6 +189,18 @@ class Producer:
             reply_to=REPLIES if dice.random() < 0.1 else None,
             **more,
         )
+
+
+def send_in_front(dsn: str, journal: Journal) -> None:
+    """Commands of a type without a handler, before the storm: every claim passes by them."""
+    call = "front"
+    journal.write("invoke", call, way="many", count=_IN_FRONT)
+    requests = [
+        SendRequest(DOMAIN, UNHANDLED, {"call": call, "index": index}, priority="high")
+        for index in range(_IN_FRONT)
+    ]
+    with CommandBus(dsn) as bus:
+        journal.write("ok", call, ids=bus.send_many(requests))
 
 
 class _RolledBack(Exception):
