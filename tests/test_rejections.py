@@ -1,13 +1,13 @@
 """A row or an outcome that the database rejects stops no others: it ends in troubleshooting."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from uuid import uuid4
 
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect, effects, leave_effect, running
+from handlers import Gate, connect, effects, leave_effect, running
 
 from cmdbus import (
     BusinessRuleError,
@@ -20,8 +20,10 @@ from cmdbus import (
     RetryPolicy,
     SendRequest,
     Status,
+    Timeouts,
 )
 from cmdbus.worker import Worker
+from cmdbus.worker.halving import in_halves
 from cmdbus.worker.rejections import Cause, cause_of
 
 REJECTIONS = {
@@ -66,6 +68,26 @@ def test_an_error_is_one_of_its_rows_unless_it_says_otherwise(
 
 def test_text_that_the_driver_cannot_send_or_read_is_an_error_of_its_row() -> None:
     assert cause_of(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why")) is Cause.ROWS
+
+
+def test_a_statement_is_executed_for_halves_until_one_row_is_what_fails() -> None:
+    sizes: list[int] = []
+    rejected: list[int] = []
+
+    def work(items: Sequence[int]) -> list[int]:
+        sizes.append(len(items))
+        if {3, 6} & set(items):
+            raise psycopg.errors.CheckViolation("three or six")
+        return list(items)
+
+    def lost(items: Sequence[int]) -> list[int]:
+        raise psycopg.OperationalError("the connection is lost")
+
+    found = in_halves(work, list(range(8)), lambda item, error: rejected.append(item))
+    assert (found, rejected) == ([0, 1, 2, 4, 5, 7], [3, 6])
+    assert sizes == [8, 4, 2, 2, 1, 1, 4, 2, 2, 1, 1]
+    with pytest.raises(psycopg.OperationalError):
+        in_halves(lost, [1, 2], lambda item, error: rejected.append(item))
 
 
 @pytest.fixture
@@ -176,6 +198,31 @@ def test_a_row_that_can_be_neither_claimed_nor_moved_is_skipped_with_pauses(
         record = bus.get("payments", bad)
         assert record is not None and record.status == "PENDING"
     assert caplog.text.count("skipped") == 1
+
+
+@pytest.mark.db
+def test_a_lease_that_cannot_be_renewed_keeps_no_other_from_it(
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry, gate = HandlerRegistry(), Gate()
+    for type in ("Bad", "Good"):
+        registry.register("payments", type, gate)
+    forbid(admin, "ready", "type = 'Bad' AND lease_until > claimed_at + interval '1.3 s'")
+    ladder = Timeouts(statement=0.8, pool=1.0, lease=1.2, thread=20.0, watchdog=30.0)
+    with running(dsn, registry, concurrency=2, timeouts=ladder):
+        sent = {type: bus.send("payments", type) for type in ("Bad", "Good")}
+        gate.wait_for(2)
+        seen: set[object] = set()
+
+        def renewed() -> bool:
+            lease = "SELECT lease_until FROM cmdbus.ready WHERE command_id = %s"
+            seen.add(admin.execute(lease, (sent["Good"],)).fetchone())
+            return len(seen) > 3
+
+        eventually(renewed)
+        assert f"cannot renew the lease of command {sent['Bad']}" in caplog.text
+        gate.open.set()
+        assert bus.wait("payments", sent["Good"], 10).attempts == 1
 
 
 @pytest.mark.db

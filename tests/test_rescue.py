@@ -289,7 +289,7 @@ def test_a_row_that_the_database_rejects_keeps_no_others_from_being_handed_back(
     assert record is not None and record.error_code == "OUTCOME_NOT_STORABLE"
     record = bus.get("payments", claims[1].command_id)
     assert record is not None and record.error_code == "CRASHED"
-    assert caplog.text.count("cannot be released") == 1
+    assert caplog.text.count("cannot release command") == 1
 
 
 def test_a_workers_rights_suffice_for_what_is_in_the_tables(dsn: str, bus: CommandBus) -> None:

@@ -2,11 +2,13 @@
 whoever hands back what it leaves knows what ran.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 
 from cmdbus.seats import Seat
 from cmdbus.worker.claims import Claim, ClaimKey, Claims, Connection
+from cmdbus.worker.halving import complain_of_release, in_halves
 
 #: Id, token and command: a row whose lease was lost may come to us again, and a server that
 #: was restored to an earlier point gives an id and a token again, to another command.
@@ -119,12 +121,16 @@ class Holding:
 
     def give_back(self, connection: Connection) -> None:
         """What was turned back, uncharged. After an error it is tried again: what the
-        database knows already is found gone by its token."""
+        database knows already is found gone by its token. A row that cannot be released is not
+        held any longer, so that its lease ends."""
         claims = list(self._back.values())
-        if claims:
-            self._claims.release(connection, claims)
-            for claim in claims:
-                self.free(claim)
+        in_halves(partial(self._release, connection), claims, complain_of_release)
+        for claim in claims:
+            self.free(claim)
+
+    def _release(self, connection: Connection, claims: Sequence[Claim]) -> list[int]:
+        self._claims.release(connection, claims)
+        return []
 
 
 def key_of(claim: Claim | ClaimKey) -> Key:

@@ -22,6 +22,7 @@ from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims import Claims, Connection
 from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.crew import Crew
+from cmdbus.worker.halving import renew
 from cmdbus.worker.handling import Execution
 from cmdbus.worker.record import Record
 from cmdbus.worker.rejections import reason
@@ -204,7 +205,7 @@ class Keeper:
         held = self._crew.held.unfinished()
         if held:
             connection = self._hand.connection()
-            lost = self._claims.renew(connection, {self._claims.incarnation: held})
+            lost = renew(self._claims, connection, {self._claims.incarnation: held})
             if lost:
                 self._report_lost(connection, set(lost))
 

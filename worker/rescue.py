@@ -5,9 +5,8 @@ Its sessions are ended first, and waited for. A backend whose client was killed 
 executes what is in its socket; released before that, its next step claims for the dead.
 """
 
-import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cmdbus.clock import time
@@ -18,10 +17,9 @@ from cmdbus.retry import RetryPolicy
 from cmdbus.views import SeatView
 from cmdbus.worker.blame import Death, Key, begun
 from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Session
-from cmdbus.worker.rejections import Cause, cause_of, reason
+from cmdbus.worker.halving import complain_of_release, in_halves
+from cmdbus.worker.rejections import Cause, cause_of
 from cmdbus.worker.settling import settle_one
-
-logger = logging.getLogger(__name__)
 
 _DEFAULT_POLICY = RetryPolicy()
 #: Between two looks at rows that somebody holds.
@@ -104,42 +102,26 @@ class _Rescuer:
         guilty = [claim for claim in claims if _key(claim) in self._death.guilty]
         others = [claim for claim in claims if _key(claim) not in self._death.guilty]
         lost = {claim for claim in others if _key(claim) in self._begun}
-        losses = [self._death.losses(claim) if claim in lost else None for claim in others]
-        given = self._release(others, losses)
+        given = self._release(others, lost)
         self._released += [c for c in others if c.id in given and c not in lost]
         self._lost += [claim for claim in lost if claim.id in given]
         charged = [claim for claim in guilty if self._charge(claim)]
         self._charged += charged
         self.obstructed = len(given) + len(charged) < len(claims)
 
-    def _release(self, claims: list[Claim], losses: list[int | None]) -> set[int]:
-        """In halves where that fails, so that one row keeps no others from being released."""
-        try:
-            return set(
-                self._theirs.hand_back(
-                    self._connection, claims, losses, self._death.why, self._death.reason
-                )
+    def _release(self, claims: list[Claim], lost: set[Claim]) -> set[int]:
+        def work(some: Sequence[Claim]) -> list[int]:
+            losses = [self._death.losses(claim) if claim in lost else None for claim in some]
+            return self._theirs.hand_back(
+                self._connection, some, losses, self._death.why, self._death.reason
             )
-        except Exception as error:
-            if cause_of(error) is Cause.ELSEWHERE:
-                raise
-            if len(claims) == 1:
-                self._complain(claims[0], error)
-                return set()
-        half = len(claims) // 2
-        return self._release(claims[:half], losses[:half]) | self._release(
-            claims[half:], losses[half:]
-        )
+
+        return set(in_halves(work, claims, self._complain))
 
     def _complain(self, claim: Claim, error: Exception) -> None:
+        """Once for each."""
         if claim.id not in self._rejected:
-            logger.error(
-                "command %s (%s/%s) cannot be released (%s): it can be claimed when its lease ends",
-                claim.command_id,
-                claim.domain,
-                claim.type,
-                reason(error),
-            )
+            complain_of_release(claim, error)
         self._rejected.add(claim.id)
 
     def _charge(self, claim: Claim) -> bool:

@@ -37,6 +37,7 @@ from cmdbus.worker.arming import Arming
 from cmdbus.worker.blame import blame
 from cmdbus.worker.claims import Claims, Connection, Keyed
 from cmdbus.worker.connections import Hand, Unpooled, settings
+from cmdbus.worker.halving import renew
 from cmdbus.worker.left_behind import KILLED, LeftBehind
 from cmdbus.worker.listener import Listener
 from cmdbus.worker.maintenance import Maintenance
@@ -311,7 +312,7 @@ class Steward:
             if seat.role in _LIVING and seat.incarnation
         }
         if any(held.values()) or not self._is_parked(view):
-            self._claims.renew(connection, held)
+            renew(self._claims, connection, held)
         self._renew_at = now + renewal
         self._board.set_renewed(_ns(now))
         return self._renew_at - now

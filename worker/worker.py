@@ -23,7 +23,7 @@ from cmdbus.pool import SessionPool
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import STOPPED, Claims, Connection, Share
+from cmdbus.worker.claims import STOPPED, Claim, Claims, Connection, Share
 from cmdbus.worker.connections import (
     HEADROOM,
     Hand,
@@ -36,6 +36,7 @@ from cmdbus.worker.connections import (
     parts_of,
 )
 from cmdbus.worker.crew import Crew
+from cmdbus.worker.halving import complain_of_release, in_halves
 from cmdbus.worker.keeper import Keeper
 from cmdbus.worker.node import Node
 from cmdbus.worker.patched import patched
@@ -352,13 +353,17 @@ class Worker:
         self._claims.end_sessions(connection, sessions)
         verdict = bool(self._record.seat.leave_verdict)
         why = "its worker was replaced" if verdict else "its worker was stopped"
-        given = self._claims.hand_back(
-            connection,
-            held,
-            [int(verdict)] * len(held),
-            f"{why} before it had ended",
-            None if verdict else STOPPED,
-        )
+
+        def hand_back(claims: Sequence[Claim]) -> list[int]:
+            return self._claims.hand_back(
+                connection,
+                claims,
+                [int(verdict)] * len(claims),
+                f"{why} before it had ended",
+                None if verdict else STOPPED,
+            )
+
+        given = in_halves(hand_back, held, complain_of_release)
         for claim in held:
             crew.held.free(claim)
         for claim in [claim for claim in held if claim.id in given]:

@@ -1,0 +1,63 @@
+"""Statements for many rows of which one may be rejected, or that may take too long: they are
+executed again for each half, so that one row stops no others."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from cmdbus.worker.claims import Claim, Claims, Connection, Keyed
+from cmdbus.worker.rejections import Cause, cause_of, reason
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+
+def in_halves(
+    work: Callable[[Sequence[Item]], list[int]],
+    items: Sequence[Item],
+    rejected: Callable[[Item, Exception], None],
+) -> list[int]:
+    """All that `work` returns; `rejected` is called for each item with which it fails alone."""
+    if not items:
+        return []
+    try:
+        return work(items)
+    except Exception as error:
+        if cause_of(error) is Cause.ELSEWHERE:
+            raise
+        if len(items) == 1:
+            rejected(items[0], error)
+            return []
+    half = len(items) // 2
+    return in_halves(work, items[:half], rejected) + in_halves(work, items[half:], rejected)
+
+
+def renew(claims: Claims, connection: Connection, held: Mapping[int, Sequence[Keyed]]) -> list[int]:
+    """Renews leases, by incarnation, also none; returns the ids whose claim was lost."""
+
+    def work(some: Sequence[tuple[int, Keyed]]) -> list[int]:
+        grouped: dict[int, list[Keyed]] = {}
+        for incarnation, key in some:
+            grouped.setdefault(incarnation, []).append(key)
+        return claims.renew(connection, grouped)
+
+    def rejected(item: tuple[int, Keyed], error: Exception) -> None:
+        logger.error(
+            "cannot renew the lease of command %s (%s): it can be claimed when that ends",
+            item[1].command_id,
+            reason(error),
+        )
+
+    pairs = [(incarnation, key) for incarnation, keys in held.items() for key in keys]
+    return in_halves(work, pairs, rejected) if pairs else claims.renew(connection, {})
+
+
+def complain_of_release(claim: Claim, error: Exception) -> None:
+    logger.error(
+        "cannot release command %s (%s/%s) (%s): it can be claimed when its lease ends",
+        claim.command_id,
+        claim.domain,
+        claim.type,
+        reason(error),
+    )
