@@ -65,7 +65,9 @@ class SessionPool:
         self._lock = RLock()
         self._kept = _Kept()
         self._waiters: deque[_Waiter] = deque()
-        self._connecting = self._closed = False
+        #: The one whose turn it is to connect.
+        self._connector: _Waiter | None = None
+        self._closed = False
         #: Why the latest attempt to connect has failed; the next one is not before this time.
         self._failure: Exception | None = None
         self._retry_at, self._pause = 0.0, _RETRY_FIRST
@@ -160,10 +162,12 @@ class SessionPool:
                 if self._waiters[0] is waiter:
                     if self._kept.idle:
                         return self._kept.latest()
-                    if not self._connecting and len(self._kept.opened) < self.max_size:
+                    if self._connector is None and len(self._kept.opened) < self.max_size:
                         if now >= self._retry_at:
-                            self._connecting = True
-                            self._leave(waiter)
+                            self._connector = waiter
+                            self._waiters.popleft()
+                            # The next one may take what is returned meanwhile.
+                            self._call_first()
                             return None
                         wake_at = min(deadline, self._retry_at)
                 if now >= deadline:
@@ -176,14 +180,14 @@ class SessionPool:
             connection = self._connect(max(deadline - time.monotonic(), 0.0))
         except BaseException as error:
             with self._lock:
-                self._connecting = False
+                self._connector = None
                 if not isinstance(error, Exception) or self._is_final(error):
                     self._call_first()
                     raise
                 self._waiters.appendleft(waiter)
             return None
         with self._lock:
-            self._connecting = False
+            self._connector = None
             self._failure, self._retry_at, self._pause = None, 0.0, _RETRY_FIRST
             if not self._closed:
                 self._kept.opened[connection] = time.monotonic()
@@ -205,6 +209,9 @@ class SessionPool:
         return True
 
     def _leave(self, waiter: _Waiter) -> None:
+        """Whatever has happened to its thread: an interrupt can be anywhere."""
+        if self._connector is waiter:
+            self._connector = None
         if waiter in self._waiters:
             self._waiters.remove(waiter)
         self._call_first()

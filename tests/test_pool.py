@@ -134,7 +134,7 @@ def test_while_others_have_connections_a_failure_to_open_more_is_waited_out(dsn:
         got: list[Connection] = []
         thread = threading.Thread(target=lambda: got.append(pool.getconn()))
         thread.start()
-        eventually(lambda: len(pool._waiters) == 1 or pool._connecting)
+        eventually(lambda: len(pool._waiters) == 1 or pool._connector)
         pool.putconn(first)
         thread.join(10)
         assert got == [first]
@@ -157,6 +157,22 @@ def test_what_is_drained_broken_or_unused_is_closed(dsn: str) -> None:
     with pool.connection() as fourth:
         fourth.execute("BEGIN")
     assert fourth.closed, "nothing of a session leaks to the next call"
+    pool.close()
+
+
+def test_an_interrupt_while_it_connects_leaves_the_pool_as_it_was(dsn: str) -> None:
+    interrupts = [KeyboardInterrupt()]
+
+    def opens(within: float) -> Connection:
+        if interrupts:
+            raise interrupts.pop()
+        return dsns.open_session(dsns.parse(dsn), within)
+
+    pool = SessionPool(opens, max_size=1, timeout=10.0, max_idle=600.0)
+    with pytest.raises(KeyboardInterrupt):
+        pool.getconn()
+    with pool.connection() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
     pool.close()
 
 
