@@ -21,7 +21,15 @@ from fleet import Fleet, make_effects, supervised
 from handlers import Gate, connect, effects, running
 from psycopg.sql import SQL, Identifier, Literal
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Status
+from cmdbus import (
+    Command,
+    CommandBus,
+    Context,
+    DatabaseUnavailableError,
+    HandlerRegistry,
+    SendRequest,
+    Status,
+)
 from cmdbus.accounts import server_account
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.health import Health
@@ -247,6 +255,31 @@ def test_what_ended_during_an_outage_is_settled_soon_after_it(
         eventually(lambda: time.monotonic() > since + 20, 25)
         own.start()
         fleet.await_completed(ids, within=5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seconds", [70, 135])
+def test_after_a_long_outage_the_fleet_and_producers_go_on_at_once(
+    own: EmbeddedPostgres, tmp_path: Path, seconds: float
+) -> None:
+    """Pauses between attempts to connect do not grow with the outage."""
+    with supervised(own.dsn, tmp_path) as fleet, CommandBus(own.dsn) as bus:
+        bus.wait("shop", bus.send("shop", "Debit"), 20)
+        pids = fleet.pids()
+        own.stop("fast")
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            with pytest.raises(DatabaseUnavailableError) as told:
+                bus.send("shop", "Debit")
+            assert "busy" not in str(told.value)
+            time.sleep(1)
+        own.start()
+        back = time.monotonic()
+        first = bus.send("shop", "Debit")
+        assert bus.wait("shop", first, 60).status is Status.COMPLETED
+        assert time.monotonic() - back < 2
+        assert fleet.pids() == pids
 
 
 def test_a_full_disk_refuses_what_it_does_not_keep(small: tuple[str, Path], tmp_path: Path) -> None:
