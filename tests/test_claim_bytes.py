@@ -122,7 +122,7 @@ def test_payload_counts_as_ahead_until_a_thread_starts_with_it(
         held.free(two)
         held.turn_back([three])
         assert held.payload_ahead == 5 * KB
-        assert key_of(three) in held.known(), "until it is given back, nobody adopts it"
+        assert key_of(three) in held.known(), "until it is given back, it is not adopted"
         held.give_back(connection)
         assert key_of(three) not in held.known()
 
@@ -162,7 +162,7 @@ def toast_pages(connection: psycopg.Connection) -> int:
 def test_what_a_worker_has_claimed_is_found_and_given_back_without_its_payload(
     dsn: str, connection: psycopg.Connection
 ) -> None:
-    """Whoever rescues what is left behind must not die of it."""
+    """A rescue must not run out of memory by it."""
     dead, steward = claims(connection), claims(connection)
     with CommandBus(dsn) as bus:
         send(bus, plain(900 * KB), packed(900 * KB))

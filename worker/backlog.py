@@ -29,7 +29,7 @@ class Backlog:
         self._held = held
         self._queue: SimpleQueue[Claim | Sign] = SimpleQueue()
         self._filled_at = 0.0
-        #: Domains had been paused so many times when the claim of what is in it began.
+        #: Number of pauses heard of before the claim of these commands began.
         self._pauses = 0
         #: Waits for the next.
         self.draw = self._queue.get
@@ -55,7 +55,7 @@ class Backlog:
         return self._pauses < pauses
 
     def turn_back_with(self, claim: Claim) -> None:
-        """All that nobody has started, and what was just drawn."""
+        """All commands that no thread has started, and the one that was just drawn."""
         self._turn_back_claims()
         self._held.turn_back([claim])
 

@@ -392,7 +392,7 @@ class Claims:
         self, connection: Connection, claims: Sequence[Claim], most: int
     ) -> list[Claim]:
         """Those of these that are still ours, with what `claimed_by` left out: the first of them
-        that hold at most so many bytes together, and at least one."""
+        that hold at most `most` bytes together, and at least one."""
         values = {**_keys(claims), "claimer": self.incarnation, "bytes": most}
         rows = self._execute(connection, "read_payloads", values).fetchall()
         payloads = {(id_, token): data for id_, token, data in rows}

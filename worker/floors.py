@@ -34,7 +34,7 @@ Key = tuple[str, int]
 
 
 def pause_after(pages: int) -> float:
-    """Seconds until a walk over all rows may be repeated that read so many pages."""
+    """Seconds until a walk over all rows that read this number of pages may be repeated."""
     return 0.0 if pages < CHEAP_PAGES else min(MAX_PAUSE_SECONDS, PAUSE_PER_PAGE * pages)
 
 

@@ -202,7 +202,7 @@ class Lead:
             self._held.give_back(connection)
 
     def orphans(self, connection: Connection, sessions: Collection[Session]) -> list[Claim]:
-        """What is claimed by this worker and known to nobody here, without payloads."""
+        """Claims of this worker that it does not hold, without payloads."""
         _, known = self._end_sessions(connection, sessions)
         return self._narrowing.orphans(connection, known)
 

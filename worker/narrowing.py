@@ -52,7 +52,7 @@ class Narrowing:
     def adopt(
         self, connection: Connection, known: Container[Key], most: int
     ) -> tuple[list[Claim], list[Claim]]:
-        """The orphans in two parts: with their payloads, of at most so many bytes but for a
+        """The orphans in two parts: with their payloads, of at most `most` bytes but for a
         single larger one; and those that are to be given back."""
         orphans = self.orphans(connection, known)
         if not orphans:

@@ -48,7 +48,7 @@ class Pace:
 
     def ahead(self, payload: int) -> int:
         """`payload`: bytes that there is room for. A claim takes no more than fit, but it locks
-        all that it is asked for, and for that moment nobody else finds them."""
+        all rows that it is asked for, and until it ends no other claim finds these."""
         busy = max(_AHEAD_SECONDS, self._took)
         started = int(self._rate * (busy if self._claimed else _FIRST_SECONDS))
         return min(MAX_AHEAD, started, int(payload / max(self._payload, 1.0)))

@@ -457,7 +457,7 @@ def no_process_is_left(history: History) -> Iterator[str]:
 
 CHECKS: dict[str, tuple[str, Check]] = {
     "H1": ("no loss: what was accepted has ended", no_loss),
-    "H1b": ("what nobody handles waits, untouched", unhandled_waits),
+    "H1b": ("commands without a handler wait, untouched", unhandled_waits),
     "H2": ("no invention: what is there was sent", no_invention),
     "H3": ("unknown sends came through entirely or not at all", all_or_nothing),
     "H4": ("exactly one end, and nothing after it", one_end),

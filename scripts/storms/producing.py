@@ -46,10 +46,10 @@ _KINDS = {
     "Rule": 8,
     "Permanent": 4,
 }
-#: One request in so many has a payload of up to so many bytes more: more than a process may
-#: claim ahead of its threads in some runs.
+#: One request in this many has a large payload, of up to this many bytes: in some runs that is
+#: more than a process may claim ahead of its threads.
 _LARGE_ONE_IN, _LARGE_BYTES = 100, 400_000
-#: Commands that nobody handles, in front of all others.
+#: Commands without a handler, in front of all others.
 _IN_FRONT = 3_000
 _PRIORITIES = ("high", "normal", "normal", "normal", "low", 3)
 #: An own id is sent again until somebody says whether it is there.
