@@ -34,8 +34,8 @@ _DOOR_S = CREATE_S + START_S + STOP_S
 
 _ADDRESS = "hostaddr='' port=5432"
 _CLOSED = (
-    "options='' target_session_attrs=any sslmode=disable gssencmode=disable channel_binding=disable"
-    " requirepeer=''"
+    "options='' target_session_attrs=read-write sslmode=disable gssencmode=disable"
+    " channel_binding=disable requirepeer=''"
 )
 
 
