@@ -11,6 +11,7 @@ from collections.abc import Hashable
 
 from cmdbus.keys import KeyState
 from cmdbus.seats import Role
+from cmdbus.slots import Phase
 from cmdbus.views import SeatView
 
 #: A process that lived less, and settled nothing, died early.
@@ -71,7 +72,9 @@ def died_early(role: Role, seat: SeatView, *, lived: float, settled: bool) -> bo
 def is_busy(seat: SeatView) -> bool:
     """Whether a command has started whose outcome is not settled."""
     started = any(key.state is not KeyState.CLAIMED for key in seat.keys)
-    return started or any(slot.command for slot in seat.slots)
+    # A slot that was given up shows its command until its thread returns, also once it is settled.
+    running = [slot for slot in seat.slots if slot.command and slot.phase is not Phase.STUCK]
+    return started or bool(running)
 
 
 def _length(count: int) -> float:

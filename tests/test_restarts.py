@@ -9,7 +9,13 @@ import pytest
 from cmdbus.board import Board
 from cmdbus.keys import KeyState
 from cmdbus.seats import Role
-from cmdbus.supervisor.restarts import QUIET_SECONDS, WINDOW_SECONDS, Restarts, died_early
+from cmdbus.supervisor.restarts import (
+    QUIET_SECONDS,
+    WINDOW_SECONDS,
+    Restarts,
+    died_early,
+    is_busy,
+)
 from cmdbus.views import SeatView
 
 NOW = 1_000.0
@@ -145,6 +151,29 @@ def seat_with_command(state: KeyState | None) -> SeatView:
         if state >= KeyState.FINISHED:
             seat.keys.finished(place)
     return board.seat_view(0)
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_slot_that_was_given_up_and_settled_keeps_no_process_busy(judged: bool) -> None:
+    """Its thread may hang for ever: a stop that leaves nothing else has finished everything."""
+    board = Board.in_memory(1, 1)
+    seat = board.seat(0)
+    seat.assign(Role.WORKER, number=0, generation=1, now=1)
+    slot = seat.slot(0)
+    slot.occupy(0, 1)
+    slot.begin(
+        seat.kind("shop", "Noop"),
+        priority=5,
+        id=1,
+        token=1,
+        command_id=UUID(int=1),
+        attempt=1,
+        started=1,
+        due=2,
+    )
+    if judged:
+        seat.judge(0, slot.sequence)
+    assert is_busy(board.seat_view(0)) is not judged
 
 
 @pytest.mark.parametrize(
