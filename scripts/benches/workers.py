@@ -82,8 +82,9 @@ def insert_singly(connection: psycopg.Connection, claims: Claims) -> None:
             connection, statement=_TIMEOUTS.statement, idle=_TIMEOUTS.thread, marker=marker
         )
         connection.execute(_INSERT, (claim.command_id,))
-        assert claims.settle_within(connection, _finished(claim), marker)
-        claims.commit(connection)
+        settled, prepared = claims.settle_within(connection, _finished(claim), marker)
+        assert settled
+        claims.commit(connection, prepared)
 
 
 def _want(free: int) -> Want:
