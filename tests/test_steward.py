@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +117,31 @@ def test_a_pause_is_counted_on_the_board_for_the_workers(idle: Idle, dsn: str) -
         eventually(lambda: idle.board.pauses == 2)
 
 
+def test_the_timers_are_read_50_ms_early_and_a_worker_is_woken_at_the_time(
+    idle: Idle, dsn: str
+) -> None:
+    """Each by the database's clock. On a busy machine the early look may come late: so it is
+    seen in one of several."""
+    leads, waits = [], []
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as other:
+        idle.start()
+        eventually(lambda: idle.board.armed and not looks_within(other, POLL / 2))
+        for _ in range(5):
+            due = bus.send("payments", "Debit", delay=0.4)
+            eventually(lambda: looks_within(other, 0.4))
+            idle.is_woken()
+            looks = looks_until(other, lambda: idle.wake.pending > 0)
+            record = bus.get("payments", due)
+            assert record is not None
+            waits.append(record.due_at.timestamp() - looks[-1])
+            leads += [record.due_at.timestamp() - at for at in looks[:-1]]
+            if any(0.01 < lead < 0.06 for lead in leads):
+                break
+            eventually(lambda: not looks_within(other, POLL / 2))
+    assert any(0.01 < lead < 0.06 for lead in leads), leads
+    assert max(waits) <= 0, waits
+
+
 @pytest.mark.parametrize(("domains", "count"), [(80, 80), (1, KEY_COUNT + 50)])
 def test_leases_are_renewed_beyond_what_the_board_can_show(
     idle: Idle, dsn: str, domains: int, count: int
@@ -146,6 +171,26 @@ def lease(connection: psycopg.Connection, seconds: float) -> None:
         " lease_until = clock_timestamp() + make_interval(secs => %s)",
         (seconds,),
     )
+
+
+def looks_until(connection: psycopg.Connection, over: Callable[[], bool]) -> list[float]:
+    """The times, as the database has them, at which a steward asked it something, and the one
+    when it was over."""
+    seen = (
+        "SELECT extract(epoch FROM max(query_start))::float8,"
+        " extract(epoch FROM clock_timestamp())::float8 FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'cmdbus:%'"
+        " AND application_name <> 'cmdbus:bus'"
+    )
+    [(first, _)] = connection.execute(seen).fetchall()
+    looks: set[float] = set()
+    while True:
+        ended = over()
+        [(latest, now)] = connection.execute(seen).fetchall()
+        looks.add(latest)
+        if ended:
+            return [*sorted(looks - {first}), now]
+        time.sleep(0.002)
 
 
 def lease_has_ended(connection: psycopg.Connection) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims import Claims, Want
-from cmdbus.worker.timers import Timers
+from cmdbus.worker.timers import GRACE_SECONDS, Timers, seconds_to_look
 
 pytestmark = pytest.mark.db
 
@@ -43,6 +43,31 @@ def claimed(connection: psycopg.Connection, lease: float) -> Claims:
     claims.register(connection, "other")
     claims.step(connection, [], Want(100, 0, ["payments"], [TYPE], [], {}))
     return claims
+
+
+@pytest.mark.parametrize(
+    ("due", "seconds"),
+    [
+        (float("-inf"), 0.0),
+        (-HOUR, 0.0),
+        (0.0, 0.0),
+        (0.001, 0.001),
+        (GRACE_SECONDS, GRACE_SECONDS),
+        (2 * GRACE_SECONDS, GRACE_SECONDS),
+        (1.0, 0.95),
+        (60.0, 59.95),
+        (60.0 + GRACE_SECONDS, 60.0),
+        (HOUR, 60.0),
+        (1e300, 60.0),
+        (float("inf"), 60.0),
+    ],
+)
+def test_the_timers_are_read_ahead_of_the_earliest_and_at_its_time(
+    due: float, seconds: float
+) -> None:
+    assert GRACE_SECONDS == 0.05
+    assert seconds_to_look(due, fallback=60.0) == pytest.approx(seconds, abs=1e-9)
+    assert seconds_to_look(due, fallback=0.0) == 0.0
 
 
 def test_with_nothing_scheduled_there_is_nothing_to_wait_for(

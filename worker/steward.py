@@ -45,7 +45,7 @@ from cmdbus.worker.node import Node
 from cmdbus.worker.reckoning import reckon
 from cmdbus.worker.rejections import reason
 from cmdbus.worker.rescue import Rescued, rescue
-from cmdbus.worker.timers import Timers
+from cmdbus.worker.timers import Timers, seconds_to_look
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,9 @@ class Steward:
         self._listening = False
         #: The server's queue of notifications is.
         self._full = False
-        self._look_at = 0.0
+        #: When the timers are read again, and when a worker is woken because the earliest of them
+        #: is due, in monotonic time.
+        self._look_at = self._due_at = 0.0
         #: The latest look was for the ends of leases, too.
         self._leases_known = False
         self._renew_at = 0.0
@@ -271,7 +273,7 @@ class Steward:
                 connection,
                 parked=self._is_parked(self._board.snapshot()),
                 session=self._listener.session if self._is_listening else 0,
-                looks_at=self._look_at,
+                looks_at=self._due_at,
             )
         )
         return min(waits)
@@ -327,24 +329,28 @@ class Steward:
         if self._heard_ready.is_set():
             # Another node may have it: from its first renewal on its lease is watched.
             self._heard_ready.clear()
-            self._look_at = min(self._look_at, now + self._claims.renewal_seconds)
+            self._due_at = min(self._due_at, now + self._claims.renewal_seconds)
+            self._look_at = min(self._look_at, self._due_at)
         parked = self._is_parked(view)
-        latest = float("inf")
+        # Not put off before it has come: or each look would be followed by another.
+        latest = self._due_at if self._due_at > now else float("inf")
         if self._due_earlier.is_set():
             self._due_earlier.clear()
-            # Not put off: or each look would be followed by another.
-            latest = self._look_at if self._look_at > now else latest
         elif parked and self._is_listening and not (self._arming.is_up and self._leases_known):
-            pass  # From now on nobody polls: whatever others hold, its lease ends some time.
+            # From now on nobody polls: whatever others hold, its lease ends some time.
+            latest = float("inf")
         elif now < self._look_at:
             return self._look_at - now
-        else:
+        elif now >= self._due_at:
             self._wake.put()
         seconds = self._timers.look(connection, leases=parked)
         self._leases_known = parked
         self._board.set_suspects(self._timers.seen.suspects)
         self._watch_queue(self._timers.seen.queue_usage)
-        self._look_at = min(time.monotonic() + min(seconds, self._told.poll_interval), latest)
+        now = time.monotonic()
+        fallback = min(self._told.poll_interval, max(0.0, latest - now))
+        self._due_at = now + min(seconds, fallback)
+        self._look_at = now + seconds_to_look(seconds, fallback)
         return self._look_at - now
 
     def _be_patient(self) -> float:

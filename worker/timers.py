@@ -9,6 +9,17 @@ from cmdbus.worker.floors import pause_after
 from cmdbus.worker.promotion import Promotion
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 5.0
+#: Seconds before the earliest due time at which the timers are read again: by then the
+#: database's clock may have gained on the one by which a process sleeps.
+GRACE_SECONDS = 0.05
+
+
+def seconds_to_look(due: float, fallback: float) -> float:
+    """Seconds to sleep before the timers are read again, if the earliest is due in `due`
+    seconds (infinity: there is none). Within the grace it is the rest, so that each timer is
+    read ahead of its time once, and not in a loop."""
+    ahead = due - GRACE_SECONDS if due > GRACE_SECONDS else due
+    return max(0.0, min(ahead, fallback))
 
 
 class Timers:
