@@ -20,3 +20,8 @@ class time:
     monotonic_ns = staticmethod(_time.monotonic_ns)
     sleep = staticmethod(_time.sleep)
     time_ns = staticmethod(_time.time_ns)
+
+
+def current_sleep() -> object:
+    """What the module has as `sleep` now, which an application may have replaced."""
+    return _time.sleep

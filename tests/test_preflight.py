@@ -439,3 +439,18 @@ def test_the_parent_of_the_checks_loads_no_database_driver(app: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.db
+def test_a_connection_that_is_lost_during_the_trial_claim_is_no_verdict_on_the_schema(
+    dsn: str,
+) -> None:
+    def cut_at_the_send(data: bytes) -> bytes:
+        if b"enqueue" in data:
+            proxy.cut()
+        return data
+
+    with Proxy(dsn, cut_at_the_send) as proxy:
+        found = checks(proxy.dsn)
+    assert "claim" not in found
+    assert found["connection"].finding is AWAY

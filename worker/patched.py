@@ -5,13 +5,13 @@ import _thread
 import select
 from types import BuiltinFunctionType
 
-from cmdbus.clock import time
+from cmdbus.clock import current_sleep
 
 #: Replaced clocks and wrapped Thread.start or Thread.run do no harm.
 _FUNCTIONS = (
     ("_thread.start_new_thread", lambda: _thread.start_new_thread),
     ("_thread.allocate_lock", lambda: _thread.allocate_lock),
-    ("time.sleep", lambda: time.sleep),
+    ("time.sleep", current_sleep),
     ("select.select", lambda: getattr(select, "select", None)),
 )
 

@@ -20,6 +20,8 @@ def try_claim(connection: Connection, dsn: str, schema: str) -> Check:
         with connection.transaction(force_rollback=True):
             failed = _run_one(connection, CommandBus(dsn, schema=schema), Claims(schema, 5.0))
     except Exception as error:
+        if connection.closed:
+            raise  # The database went away meanwhile, which says nothing about the schema.
         failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if not failed:
         return Check(_NAME, Finding.OK, "a command was sent, claimed and settled (rolled back)")
