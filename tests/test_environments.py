@@ -1,11 +1,24 @@
-"""A producer in the environments that it meets: each a small run of its own."""
+"""Producers and fleets in the environments that they meet: each a small run of its own.
+
+A standby as the first host is in test_failover.py, poolers are in test_poolers.py, encodings of
+the database in test_encodings.py, patched libraries in test_app.py,
+blocked signals in test_fleet_life.py.
+"""
 
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import psycopg
 import pytest
+from fleet import unstarted, write_app
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.sql import SQL, Identifier
+
+from cmdbus import CommandBus
 
 pytestmark = [pytest.mark.db, pytest.mark.process]
 
@@ -119,3 +132,90 @@ def test_a_program_that_does_not_close_its_bus_ends_at_once_and_in_silence(
     took = time.monotonic() - float(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert took < 2, took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What surrounds a supervisor, its database and its application."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    #: What a shell executes before it becomes the supervisor.
+    shell: str = ""
+    #: What the application does when it is imported, before anything else.
+    app: str = ""
+    #: Settings of the database.
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+WRAPS_THREADS = """
+import threading
+_start, _run = threading.Thread.start, threading.Thread.run
+threading.Thread.start = lambda self: _start(self)
+threading.Thread.run = lambda self: _run(self)
+"""
+STOPS_CLOCKS = """
+import time
+for _name in ("time", "monotonic", "perf_counter"):
+    setattr(time, _name, lambda: 1e9)
+for _name in ("time_ns", "monotonic_ns"):
+    setattr(time, _name, lambda: 10**18)
+"""
+ENVIRONMENTS = {
+    "no locale": Environment(
+        variables={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ),
+    "no docstrings": Environment(variables={"PYTHONOPTIMIZE": "2"}),
+    "no environment": Environment(
+        shell='exec env -i CMDBUS_DSN="$CMDBUS_DSN" PYTHONPATH="$PYTHONPATH" "$@"'
+    ),
+    "zones that disagree": Environment(
+        variables={"TZ": "America/St_Johns", "PGTZ": "Asia/Kathmandu"},
+        settings={"timezone": "Australia/Lord_Howe"},
+    ),
+    "other forms of values": Environment(
+        settings={
+            "DateStyle": "German, DMY",
+            "IntervalStyle": "sql_standard",
+            "bytea_output": "escape",
+            "extra_float_digits": "-5",
+            "lc_monetary": "C",
+        }
+    ),
+    "strict isolation": Environment(settings={"default_transaction_isolation": "serializable"}),
+    "few descriptors": Environment(shell='ulimit -n 128; exec "$@"'),
+    "wrapped threads": Environment(app=WRAPS_THREADS),
+    "stopped clocks": Environment(app=STOPS_CLOCKS),
+}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_fleet_runs_in_its_environment(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Commands of all ways are run, on time, and it stops when it is told to."""
+    environment = ENVIRONMENTS[name]
+    for variable, value in environment.variables.items():
+        monkeypatch.setenv(variable, value)
+    database = Identifier(str(conninfo_to_dict(dsn)["dbname"]))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for setting, value in environment.settings.items():
+            change = SQL("ALTER DATABASE {} SET {} = {}")
+            connection.execute(change.format(database, Identifier(setting), value))
+    write_app(tmp_path, f"{environment.app}\nfrom fleet_app import registry as registry")
+    with (
+        unstarted(dsn, tmp_path, procs=1, threads=2) as fleet,
+        CommandBus(dsn) as bus,
+    ):
+        fleet.start(shell=environment.shell)
+        fleet.wait_until_ready()
+        ids = fleet.send("Noop", 20) + fleet.send("Noop", 1, {"text": "h\u00e9 \u65e5"})
+        delayed = bus.send("shop", "Noop", delay=0.3)
+        [retried] = fleet.send("FailOnce")
+        fleet.await_completed([*ids, delayed])
+        fleet.await_outcomes([retried], {("COMPLETED", 2): 1})
+        record = bus.get("shop", delayed)
+        assert record is not None and record.started_at is not None
+        assert 0 <= (record.started_at - record.due_at).total_seconds() < 2
+        assert [str(event.kind) for event in bus.audit("shop", delayed)][:2] == ["SENT", "RECEIVED"]
+        assert fleet.stop() == 0
+        fleet.assert_nothing_left()
