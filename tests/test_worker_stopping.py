@@ -6,7 +6,10 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import psycopg
 import pytest
 from eventually import eventually
 from handlers import Gate, connect, effects, leave_effect, running
@@ -42,14 +45,8 @@ def test_a_slow_handler_is_not_run_twice_while_its_worker_lives(dsn: str, bus: C
 
 def test_what_was_claimed_ahead_and_is_not_started_goes_back(dsn: str, bus: CommandBus) -> None:
     """A type that was quick hangs: nobody waits behind it."""
-    registry, gate = HandlerRegistry(), Gate()
-
-    @registry.handler("payments", "Debit")
-    def debit(command: Command, context: Context) -> None:
-        if command.data == "hang":
-            gate(command, context)
-
-    with running(dsn, registry, concurrency=1):
+    gate = Gate()
+    with running(dsn, hanging(gate), concurrency=1):
         bus.send_many([SendRequest("payments", "Debit")] * 500)
         eventually(lambda: bus.snapshot("payments")["depth"] == 0)
         requests = [SendRequest("payments", "Debit", "hang" if n == 200 else n) for n in range(900)]
@@ -62,6 +59,68 @@ def test_what_was_claimed_ahead_and_is_not_started_goes_back(dsn: str, bus: Comm
         eventually(lambda: bus.snapshot("payments")["depth"] == 0)
         eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
     assert len(bus.query(status="COMPLETED", limit=2000)) == 1400
+
+
+def hanging(gate: Gate) -> HandlerRegistry:
+    """Commands that are quick, until one hangs and the others wait behind it."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        if command.data == "hang":
+            gate(command, context)
+
+    return registry
+
+
+def hang(bus: CommandBus, gate: Gate) -> None:
+    bus.send_many([SendRequest("payments", "Debit")] * 500)
+    eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+    requests = [SendRequest("payments", "Debit", "hang" if n == 100 else n) for n in range(600)]
+    bus.send_many(requests)
+    gate.wait_for(1)
+    assert bus.snapshot("payments")["in_progress"] > 1, "it claims ahead of its thread"
+
+
+@contextmanager
+def last_claim_locked(dsn: str) -> Iterator[psycopg.Connection]:
+    """As the claim of another worker does whose snapshot is older."""
+    with psycopg.connect(dsn) as connection:
+        query = "SELECT FROM cmdbus.ready WHERE claimer IS NOT NULL ORDER BY id DESC LIMIT 1"
+        assert connection.execute(f"{query} FOR UPDATE".encode()).rowcount == 1
+        yield connection
+
+
+def test_a_claim_goes_back_as_soon_as_its_row_is_not_locked(dsn: str, bus: CommandBus) -> None:
+    gate = Gate()
+    with running(dsn, hanging(gate), concurrency=1):
+        hang(bus, gate)
+        with last_claim_locked(dsn):
+            eventually(lambda: bus.snapshot("payments")["in_progress"] == 2)
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 1)
+        gate.open.set()
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+
+
+def test_a_stopping_worker_waits_for_a_locked_claim_that_it_must_release(
+    dsn: str, bus: CommandBus
+) -> None:
+    gate = Gate()
+    worker = Worker(dsn, hanging(gate), concurrency=1)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    hang(bus, gate)
+    with last_claim_locked(dsn):
+        stopping = threading.Thread(target=worker.stop, kwargs={"timeout": 10})
+        stopping.start()
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 2)
+        gate.open.set()
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 1)
+    stopping.join(10)
+    thread.join(10)
+    assert bus.snapshot("payments")["in_progress"] == 0
+    with connect(dsn) as connection:
+        assert connection.execute("SELECT FROM cmdbus.ready WHERE losses > 0").rowcount == 0
 
 
 def test_stopping_lets_running_commands_end_and_gives_the_others_back(

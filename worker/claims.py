@@ -360,9 +360,10 @@ class Claims:
         lost, prepared = row
         return None if lost is None else not lost, prepared or []
 
-    def release(self, connection: Connection, claims: Sequence[Claim]) -> None:
-        """Gives back what is still ours of these, none of which has begun."""
-        self.hand_back(connection, claims, [None] * len(claims), "")
+    def release(self, connection: Connection, claims: Sequence[Claim]) -> list[int]:
+        """Gives back what is still ours of these, none of which has begun; returns the ids
+        given back, as `hand_back` does."""
+        return self.hand_back(connection, claims, [None] * len(claims), "")
 
     def hand_back(
         self,
@@ -382,6 +383,11 @@ class Claims:
             "why": escaped(why, _encoding(connection)),
         }
         return list(self._value(connection, "release", values))
+
+    def still_held(self, connection: Connection, claims: Sequence[Claim]) -> set[int]:
+        """The ids of those that are still ours."""
+        values = {**_keys(claims), "claimer": self.incarnation}
+        return {id_ for (id_,) in self._execute(connection, "find_held", values).fetchall()}
 
     def claimed_by(self, connection: Connection, incarnation: int) -> list[Claim]:
         """What the table says is a worker's, without payloads; reads all of its keys."""

@@ -2,7 +2,7 @@
 whoever hands back what it leaves knows what ran.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from threading import Lock
 
@@ -120,17 +120,23 @@ class Holding:
             self._payloads.pop(key, None)
 
     def give_back(self, connection: Connection) -> None:
-        """What was turned back, uncharged. After an error it is tried again: what the
-        database knows already is found gone by its token. A row that cannot be released is not
-        held any longer, so that its lease ends."""
+        """Releases what was turned back, uncharged. After an error, or while another session
+        has a row locked, the next call tries again: what the database knows already is found
+        gone by its token. A row that cannot be released is not held any longer, so that its
+        lease ends."""
         claims = list(self._back.values())
-        in_halves(partial(self._release, connection), claims, complain_of_release)
-        for claim in claims:
-            self.free(claim)
+        rejected: set[int] = set()
 
-    def _release(self, connection: Connection, claims: Sequence[Claim]) -> list[int]:
-        self._claims.release(connection, claims)
-        return []
+        def complain(claim: Claim, error: Exception) -> None:
+            rejected.add(claim.id)
+            complain_of_release(claim, error)
+
+        released = in_halves(partial(self._claims.release, connection), claims, complain)
+        skipped = [claim for claim in claims if claim.id not in {*released, *rejected}]
+        locked = self._claims.still_held(connection, skipped) if skipped else set()
+        for claim in claims:
+            if claim.id not in locked:
+                self.free(claim)
 
 
 def key_of(claim: Claim | ClaimKey) -> Key:

@@ -67,6 +67,9 @@ _LEAVES_SECONDS = 5.0
 _AWAY_SECONDS = 1.0
 #: After the deadline of a stop: so many seconds for telling the database what is left.
 _TOLD_WITHIN = 1.0
+#: Seconds for which a stopping worker tries to release rows that other sessions have locked, at
+#: least and after its deadline, and between two tries.
+_LOCKED_WITHIN, _LOCKED_PAUSE = 0.5, 0.02
 
 
 class Worker:
@@ -329,9 +332,18 @@ class Worker:
         index, place = self._record.take_place()
         crew.settle_accounts(hand, place)
         self._record.give_place(index, place)
+        self._release_locked(crew, hand)
         if stuck:
             self._abandon(crew, stuck, hand.connection())
         self._claims.leave(hand.connection())
+
+    def _release_locked(self, crew: Crew, hand: Hand) -> None:
+        """Claims whose rows other sessions had locked: a claim of another worker may lock the
+        rows that this one has just claimed, until it commits."""
+        until = max(self._deadline, time.monotonic() + _LOCKED_WITHIN)
+        while crew.held.anything_back and time.monotonic() < until:
+            time.sleep(_LOCKED_PAUSE)
+            crew.held.give_back(hand.connection())
 
     def _await_end(self, crew: Crew, keeper: Keeper) -> list[Slot]:
         """Of what runs, until the deadline; what hangs is given up meanwhile as ever."""
