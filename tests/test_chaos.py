@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +40,7 @@ def parts() -> Iterator[Parts]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.syspath_prepend(SCRIPTS)
         before = set(sys.modules)
-        names = ("plan", "history", "checking", "proxy", "faults", "undoing")
+        names = ("plan", "history", "checking", "proxy", "faults", "undoing", "handlers")
         yield {name: importlib.import_module(f"storms.{name}") for name in names}
         for name in set(sys.modules) - before:
             if name.split(".")[0] in ("storms", "loads", "benches"):
@@ -64,12 +65,22 @@ def test_each_kind_of_fault_has_its_turn_within_two_minutes(parts: Parts) -> Non
     for seed in range(20):
         ambushes = {kind for kind in plan.KINDS if "-at-" in kind}
         faults = plan.make(seed, 2, hosts=True).faults
-        assert {fault.kind for fault in faults} >= set(plan.KINDS) - ambushes, seed
+        assert {fault.kind for fault in faults} >= set(plan.GROUPS["all"]) - ambushes, seed
+        assert not any(plan.KINDS[fault.kind].apart for fault in faults)
         assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
         assert [fault.number for fault in faults] == [*range(len(faults))]
     assert not {fault.kind for fault in plan.make(1, 3).faults} & plan.HOSTS
     races = plan.make(1, 2, ["races", "exit"]).faults
     assert {fault.kind for fault in races} == {*plan.GROUPS["races"], "exit"}
+
+
+def test_a_fault_that_is_apart_has_no_other_near_it(parts: Parts) -> None:
+    plan = parts["plan"]
+    for seed in range(20):
+        faults = plan.make(seed, 12, ["outages", "restore"]).faults
+        assert {fault.kind for fault in faults} == {"outage-70", "outage-135", "restore"}
+        for one, next_ in pairwise(faults):
+            assert next_.at > one.at + one.lasts + 15.0
 
 
 def test_what_instances_are_told_is_a_ladder(parts: Parts) -> None:
@@ -121,7 +132,12 @@ def good(parts: Parts) -> Any:
     ]
     at = [100.0, 101.0, 103.0, 103.0, 103.6, 104.0, 105.0, 105.0, 100.0, 104.1, 104.2, 105.0, 105.0]
     xid = [1, 2, 3, 3, 4, 5, 6, 6, 7, 8, 9, 10, 10]
-    done: dict[str, Any] = {"table": "finished", "status": "COMPLETED", "claimer": 2}
+    done: dict[str, Any] = {
+        "table": "finished",
+        "status": "COMPLETED",
+        "domain": "storm",
+        "claimer": 2,
+    }
     return h.History(
         limits=h.Limits(
             procs=2,
@@ -129,6 +145,8 @@ def good(parts: Parts) -> Any:
             max_attempts=3,
             backoff=(0.5,),
             jitter=0.1,
+            lease=2.0,
+            domains=["storm"],
             sessions=40,
             standstill=30.0,
             recovered_within={"exit": 5.0},
@@ -159,7 +177,7 @@ def good(parts: Parts) -> Any:
             for n, (t, x, (s, w, c, k, more)) in enumerate(zip(at, xid, moves, strict=True))
         ],
         events=[h.Event(command_id="tx", at=103.0, kind="FAILED", code="TRANSIENT")],
-        effects=[h.Effect(command_id="tx", run="20.1", session=session_name("cmdbus", 2))],
+        effects=[h.Effect(command_id="tx", run="20.1", session=session_name("cmdbus", 2), xid=6)],
         marks=[
             h.Mark(at=t, what=w, run=r, pid=p, command_id=c, attempt=a)
             for t, w, r, p, c, a in (
@@ -240,6 +258,29 @@ def deadlock(*tables: str) -> list[tuple[float, str, str]]:
     return [(101.0, "40P01", "ERROR:  deadlock detected"), (101.0, "40P01", detail)]
 
 
+def taken_over(history: Any) -> Any:
+    """The second claim finds the first one with a lease that has ended."""
+    events = [replace(history.events[0], code="LEASE_ENDED", token=1)]
+    return replace(move(history, 5, claimer_before=1, lease_before=103.9), events=events)
+
+
+def run_again(history: Any, *, released: bool) -> Any:
+    """After its only claim: only a claim explains an execution."""
+    what = "release" if released else "claim"
+    again = added(history, "marks", 4, at=104.6, run="20.3")
+    return added(again, "moves", 10, number=99, at=104.5, what=what, token_before=1, token=2)
+
+
+def waiting(history: Any, pending: list[str]) -> Any:
+    """The Noop is of a type that no instance handles."""
+    unhandled = row(history, 1, type="Unhandled", table="ready", status="PENDING")
+    return replace(unhandled, pending=pending)
+
+
+def calm(history: Any) -> Any:
+    return replace(history, recoveries=[replace(history.recoveries[0], began=50.0, ended=50.0)])
+
+
 BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("H1", "an accepted command is nowhere", lambda h: call(h, 3, outcome="ok")),
     ("H1", "it has not ended", lambda h: row(h, 1, table="ready", status="PENDING")),
@@ -249,6 +290,7 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
         "it was claimed without a handler",
         lambda h: row(h, 1, type="Unhandled", table="ready", status="PENDING", token=1),
     ),
+    ("H1b", "it is not listed", lambda h: waiting(h, pending=[])),
     ("H2", "nobody sent it", lambda h: without(h, "calls", 0)),
     ("H2", "more than were sent", lambda h: row(h, 0, index=1)),
     ("H3", "a half of what is unknown", lambda h: added(h, "rows", 0, call="c4", command_id="n")),
@@ -282,6 +324,27 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("H9", "no effect", lambda h: without(h, "effects", 0)),
     ("H9", "an effect of what failed", lambda h: added(h, "effects", 0, command_id="noop")),
     ("H10", "completed and never returned", lambda h: without(h, "marks", 3)),
+    ("H8", "run again after a release", lambda h: run_again(h, released=True)),
+    (
+        "H9b",
+        "an effect of another run",
+        lambda h: replace(h, effects=[replace(h.effects[0], run="20.9")]),
+    ),
+    (
+        "H9b",
+        "an effect in another transaction",
+        lambda h: replace(h, effects=[replace(h.effects[0], xid=10)]),
+    ),
+    (
+        "H9b",
+        "a thread that wrote with another command",
+        lambda h: added(h, "effects", 0, run="20.1.kept", xid=10),
+    ),
+    (
+        "H10c",
+        "a living worker's lease ended",
+        lambda h: without(taken_over(h), "lines", 1),
+    ),
     (
         "H10",
         "more often than it was claimed",
@@ -298,6 +361,8 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("H12", "claimed before it was due", lambda h: move(h, 10, due_at=104.3)),
     ("H12", "again too soon", lambda h: move(h, 3, due_at=103.2)),
     ("H12", "delayed too little", lambda h: move(h, 8, due_at=102.0)),
+    ("H12b", "promoted late", lambda h: move(calm(h), 9, at=106.5)),
+    ("H12b", "claimed late", lambda h: move(calm(h), 10, at=114.5)),
     (
         "H15",
         "a row is missing in a snapshot",
@@ -359,7 +424,15 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
         "a timeout that nobody caused",
         lambda h: replace(h, server=[(101.0, "57014", "ERROR:  canceling statement")]),
     ),
-    ("all", "no marks", lambda h: replace(h, marks=[])),
+    *[
+        ("all", f"no {name}", lambda h, name=name: replace(h, **{name: []}))
+        for name in ("calls", "rows", "moves", "marks", "lines", "samples", "counts", "recoveries")
+    ],
+    (
+        "all",
+        "a domain of which nothing has ended",
+        lambda h: replace(h, limits=replace(h.limits, domains=["storm", "storm.01"])),
+    ),
     ("all", "no log", lambda h: replace(h, server=[])),
     ("H23", "the password in a log", lambda h: replace(h, leaks=["log"])),
 ]
@@ -374,6 +447,56 @@ def test_each_invariant_can_be_broken(
     parts: Parts, name: str, break_it: Callable[[Any], Any]
 ) -> None:
     assert name in violated(parts, break_it(good(parts)))
+
+
+def test_each_type_has_an_end_that_it_must_come_to(parts: Parts) -> None:
+    history = good(parts)
+    for type_ in parts["handlers"].BODIES:
+        wrong = row(history, 1, type=type_, status="FAILED", code="ANOTHER")
+        assert "H4b" in violated(parts, wrong), type_
+
+
+def test_a_command_without_a_handler_waits(parts: Parts) -> None:
+    assert "H1b" not in violated(parts, waiting(good(parts), pending=["noop"]))
+
+
+def test_an_execution_after_a_second_claim_is_explained(parts: Parts) -> None:
+    assert "H8" not in violated(parts, run_again(good(parts), released=False))
+
+
+def test_the_lease_of_a_process_that_has_exited_or_was_kept_away_may_end(parts: Parts) -> None:
+    history = taken_over(good(parts))
+    assert "H10c" not in violated(parts, history)
+    alive = without(history, "lines", 1)
+    stopped = replace(alive.recoveries[0], kind="stop-steward", instances=["a"])
+    assert "H10c" not in violated(parts, replace(alive, recoveries=[stopped]))
+    elsewhere = replace(stopped, instances=["b"])
+    assert "H10c" in violated(parts, replace(alive, recoveries=[elsewhere]))
+    over = replace(stopped, began=90.0, ended=91.0)
+    assert "H10c" in violated(parts, replace(alive, recoveries=[over]))
+    stall = parts["history"].Stall(began=102.5, ended=103.5)
+    assert "H10c" not in violated(parts, replace(alive, stalls=[stall]))
+
+
+def test_a_delay_may_be_late_while_every_steward_is_kept_away(parts: Parts) -> None:
+    history = move(calm(good(parts)), 9, at=106.5)
+    stopped = replace(history.recoveries[0], kind="stop-steward", began=104.0, ended=106.0)
+    for instances, is_late in ((["a"], False), (["b"], True)):
+        recoveries = [replace(stopped, instances=instances)]
+        late = "H12b" in violated(parts, replace(history, recoveries=recoveries))
+        assert late == is_late
+
+
+def test_only_what_came_after_the_copy_is_excused_by_a_restore(parts: Parts) -> None:
+    h = parts["history"]
+    lost = call(good(parts), 3, outcome="ok", began=200.0, ended=200.1)
+    for copied_at, restored_at, is_lost in ((199.0, 205.0, False), (201.0, 205.0, True)):
+        restore = h.Restore(copied_at=copied_at, restored_at=restored_at)
+        assert ("H1" in violated(parts, replace(lost, restores=[restore]))) == is_lost
+    again = run_again(good(parts), released=True)
+    for restored_at, is_found in ((104.0, False), (90.0, True)):
+        restore = h.Restore(copied_at=89.0, restored_at=restored_at)
+        assert ("H8" in violated(parts, replace(again, restores=[restore]))) == is_found
 
 
 def test_handlers_may_deadlock_by_rows_of_the_application(parts: Parts) -> None:
@@ -415,8 +538,12 @@ def test_what_was_written_is_read(parts: Parts, tmp_path: Path) -> None:
         '{"what": "invoke", "call": "c3", "at'
     )
     assert history.read_calls([tmp_path / "journal"]) == [
-        history.Call(name="c1", way="many", count=2, began=5.0, outcome="ok", ids=["a", "b"]),
-        history.Call(name="c2", way="own", count=1, began=6.0, outcome="unknown", ids=["c"]),
+        history.Call(
+            name="c1", way="many", count=2, began=5.0, ended=5.1, outcome="ok", ids=["a", "b"]
+        ),
+        history.Call(
+            name="c2", way="own", count=1, began=6.0, ended=6.1, outcome="unknown", ids=["c"]
+        ),
     ]
     (tmp_path / "marks").write_text('[1.5, "enter", "9.0", 9, "a", 1]\n')
     assert history.read_marks(tmp_path / "marks") == [

@@ -16,6 +16,7 @@ from cmdbus.board import Board
 from cmdbus.errors import BoardError
 from cmdbus.runtime import board_path
 from cmdbus.seats import Role
+from cmdbus.supervisor.pidfile import pidfile_path
 from cmdbus.views import BoardView, SeatView
 
 SCRIPTS = Path(__file__).resolve().parent.parent
@@ -58,6 +59,18 @@ class Instance:
         self._board: Board | None = None
 
     def start(self) -> None:
+        self._forget_board()
+        self._process = self._launch()
+
+    def start_second(self) -> "subprocess.Popen[bytes]":
+        """Another supervisor of the same name, beside the first."""
+        return self._launch()
+
+    @property
+    def pidfile(self) -> Path:
+        return pidfile_path(self._directory, self.name)
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
         told = self._told
         command = [
             *told.prefix,
@@ -74,10 +87,9 @@ class Instance:
             **told.environment,
             **{n: v for n, v in os.environ.items() if n == "CMDBUS_PG_BIN"},
         }
-        self._forget_board()
         with self.log.open("ab") as log:
             # In a session of its own: Ctrl-C is for us, who end it in order.
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 env=environment,
                 cwd=self._directory,

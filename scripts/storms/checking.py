@@ -3,15 +3,30 @@
 They are numbered as in the project's list of faults; NOT_CHECKED names the others.
 """
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from cmdbus.sessions import incarnation_of
+from storms.fleet_checks import (
+    connections_are_bounded,
+    counters_never_fall,
+    counts_agree,
+    every_source_was_heard,
+    everything_works_again,
+    fleets_are_bounded,
+    no_process_is_left,
+    no_secret_is_told,
+    none_claims_after_its_stop,
+    restarts_have_causes,
+    the_server_is_content,
+)
+from storms.grouping import by_call, by_command, entries, named, pid_of
 from storms.handlers import UNHANDLED
-from storms.history import Call, Event, History, Line, Mark, Move, Recovery, Row
+from storms.history import Call, Event, History, Restore
+from storms.oddities import KEPT
+from storms.time_checks import delayed_start_in_time, leases_of_the_living_are_renewed
 
 Check = Callable[[History], Iterator[str]]
 
@@ -24,9 +39,8 @@ NOT_CHECKED = {
 }
 
 _SLACK_S = 0.05
-#: A stop reaches every process within that.
-_STOPS_S = 1.0
-_TWINS = "chaos.twin"
+#: Seconds after which a process has begun whatever it had claimed before a restore.
+_FORGOTTEN_S = 6.0
 _SETTLED = ("finished", "troubleshooting")
 _LEASE_ENDED = "LEASE_ENDED"
 _INNOCENT = ("LOST", "TIMEOUT", "CRASHED")
@@ -35,6 +49,13 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     "Transient": (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "TRANSIENT")),
     "Permanent": (("IN_TROUBLESHOOTING_QUEUE", "PERMANENT"),),
     "Rule": (("FAILED", "RULE"),),
+    **dict.fromkeys(("Big", "Keep"), (("COMPLETED", None),)),
+    "OddResult": (("IN_TROUBLESHOOTING_QUEUE", "RESULT_NOT_STORABLE"),),
+    "OddError": (("IN_TROUBLESHOOTING_QUEUE", "ODD"),),
+    **{
+        name: (("IN_TROUBLESHOOTING_QUEUE", name),)
+        for name in ("SystemExit", "KeyboardInterrupt", "CancelledError")
+    },
     "Undone": (("FAILED", "RULE"),),
     # Who waits for a row of a frozen one's does so in vain.
     "Cross": (
@@ -44,16 +65,9 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     ),
     **dict.fromkeys(("Segfault", "Exit", "Gil", "GilShort", "AbortLater"), (("COMPLETED", None),)),
 }
-_EFFECTIVE = ("Tx", "Cross")
+_EFFECTIVE = ("Tx", "Cross", "Keep")
 #: What a handler may meet that is not its command's fault: it is tried again, uncharged.
 _OUTSIDE = ("ReadOnlySqlTransaction", "FeatureNotSupported", "TooManyConnections", "AdminShutdown")
-#: One that has not registered yet hands back what a dead supervisor has left.
-#: While one of these goes on, or shortly after, a session may wait longer than it should.
-_FREEZING = (
-    *("stop-", "freeze-", "gil", "stuck", "proxy-", "link-", "server-"),
-    *("lock-table", "snapshot", "deadlock", "migrate", "too-many"),
-)
-_THAWED_S = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +78,34 @@ class Finding:
 
 
 def check(history: History) -> list[Finding]:
+    for restore in history.restores:
+        history = excused(history, restore)
     return [
         Finding(name=name, about=about, violations=list(function(history)))
         for name, (about, function) in CHECKS.items()
     ]
 
 
+def excused(history: History, restore: Restore) -> History:
+    """Without what a restored server cannot remember, and nothing else: whether calls that were
+    answered after the copy came through, and which claims executions had that began then."""
+    copied, restored = restore.copied_at, restore.restored_at
+    calls = [
+        replace(call, outcome="unknown")
+        if call.ended >= copied and call.began <= restored
+        else call
+        for call in history.calls
+    ]
+    marks = [
+        mark
+        for mark in history.marks
+        if mark.what != "enter" or not copied <= mark.at <= restored + _FORGOTTEN_S
+    ]
+    return replace(history, calls=calls, marks=marks)
+
+
 def no_loss(history: History) -> Iterator[str]:
-    sent = _by_call(history.rows)
+    sent = by_call(history.rows)
     for call in history.calls:
         if call.outcome != "ok" or call.way == "cancel":
             continue
@@ -80,13 +114,18 @@ def no_loss(history: History) -> Iterator[str]:
             yield f"call {call.name} was accepted, and its commands {sorted(missing)} are nowhere"
     for row in history.rows:
         if row.type != UNHANDLED and row.table not in _SETTLED:
-            yield f"{_named(row)} has not ended: it is in {row.table}"
+            yield f"{named(row)} has not ended: it is in {row.table}"
 
 
 def unhandled_waits(history: History) -> Iterator[str]:
+    listed = set(history.pending)
     for row in history.rows:
-        if row.type == UNHANDLED and (row.table, row.token) != ("ready", 0):
-            yield f"{_named(row)} has no handler: it is in {row.table}, with token {row.token}"
+        if row.type != UNHANDLED:
+            continue
+        if (row.table, row.token) != ("ready", 0):
+            yield f"{named(row)} has no handler: it is in {row.table}, with token {row.token}"
+        elif row.command_id not in listed:
+            yield f"{named(row)} has no handler, and is not listed as pending"
 
 
 def no_invention(history: History) -> Iterator[str]:
@@ -96,11 +135,11 @@ def no_invention(history: History) -> Iterator[str]:
             continue
         call = calls.get(row.call or "")
         if call is None or row.index not in range(call.count):
-            yield f"{_named(row)} was never sent"
+            yield f"{named(row)} was never sent"
 
 
 def all_or_nothing(history: History) -> Iterator[str]:
-    sent = _by_call(history.rows)
+    sent = by_call(history.rows)
     for call in history.calls:
         rows = sent.get(call.name, [])
         ids = {row.command_id for row in rows}
@@ -122,7 +161,7 @@ def one_end(history: History) -> Iterator[str]:
             yield from (f"{id_} was canceled, and is not" for id_ in set(call.ids) - canceled)
     asked = {id_ for call in history.calls if call.way == "cancel" for id_ in call.ids}
     yield from (f"{id_} is canceled, and nobody asked" for id_ in canceled - asked)
-    for id_, moves in _by_command(history.moves).items():
+    for id_, moves in by_command(history.moves).items():
         ends = [move for move in moves if move.what == "finished+"]
         if len(ends) > 1:
             yield f"command {id_} was finished {len(ends)} times"
@@ -132,7 +171,7 @@ def one_end(history: History) -> Iterator[str]:
     for row in history.rows:
         wanted = int(row.table == "finished" and row.reply_to is not None)
         if row.answers is None and replies[row.command_id] != wanted:
-            yield f"{_named(row)} has {replies[row.command_id]} replies"
+            yield f"{named(row)} has {replies[row.command_id]} replies"
 
 
 def ends_as_its_handler_says(history: History) -> Iterator[str]:
@@ -155,13 +194,13 @@ def ends_as_its_handler_says(history: History) -> Iterator[str]:
             continue
         if row.status != "IN_TROUBLESHOOTING_QUEUE" or row.code not in _INNOCENT:
             if not (row.code == "EXHAUSTED" and len(told[row.command_id]) > 1):
-                yield f"{_named(row)} ended as {row.status} {row.code}"
+                yield f"{named(row)} ended as {row.status} {row.code}"
         elif len(told[row.command_id]) + takeovers[row.command_id] < 2 and row.code != "CRASHED":
-            yield f"{_named(row)} ended as {row.code}, and its events do not say why"
+            yield f"{named(row)} ended as {row.code}, and its events do not say why"
 
 
 def tokens_count_up(history: History) -> Iterator[str]:
-    for id_, moves in _by_command(history.moves).items():
+    for id_, moves in by_command(history.moves).items():
         token = 0
         claimers: dict[int, int | None] = {}
         for move in moves:
@@ -203,7 +242,7 @@ def only_the_claimer_ends_a_claim(history: History) -> Iterator[str]:
     pids = {mark.run: mark.pid for mark in history.marks}
     for row in history.rows:
         if row.run is not None and not _is_of(history, row.claimer, pids.get(row.run)):
-            yield f"{_named(row)} has the result of {row.run}, and not one of its claimer"
+            yield f"{named(row)} has the result of {row.run}, and not one of its claimer"
 
 
 def claims_do_not_overlap(history: History) -> Iterator[str]:
@@ -222,10 +261,10 @@ def each_execution_has_a_claim(history: History) -> Iterator[str]:
     for move in history.moves:
         if move.what == "claim":
             claims[move.command_id].append(move.at)
-            of_process[move.command_id, _pid(history.workers.get(move.claimer or 0, ""))] += 1
+            of_process[move.command_id, pid_of(history.workers.get(move.claimer or 0, ""))] += 1
     begun: Counter[str] = Counter()
     of_pid: Counter[tuple[str, int]] = Counter()
-    for mark in _entries(history.marks):
+    for mark in entries(history.marks):
         begun[mark.command_id] += 1
         of_pid[mark.command_id, mark.pid] += 1
         before = sum(at <= mark.at + _SLACK_S for at in claims[mark.command_id])
@@ -239,13 +278,32 @@ def each_execution_has_a_claim(history: History) -> Iterator[str]:
 
 
 def effects_are_there_once(history: History) -> Iterator[str]:
-    effects = Counter(effect.command_id for effect in history.effects)
+    own = [effect for effect in history.effects if not effect.run.endswith(KEPT)]
+    effects = Counter(effect.command_id for effect in own)
     for row in history.rows:
         wanted = int(row.type in _EFFECTIVE and row.status == "COMPLETED")
         if effects.pop(row.command_id, 0) != wanted:
-            found = sum(e.command_id == row.command_id for e in history.effects)
-            yield f"{_named(row)} is {row.status} and has {found} effects"
+            found = sum(effect.command_id == row.command_id for effect in own)
+            yield f"{named(row)} is {row.status} and has {found} effects"
     yield from (f"an effect of {id_}, which is nowhere" for id_ in effects)
+
+
+def effects_are_of_what_was_settled(history: History) -> Iterator[str]:
+    """Of the execution whose result was kept, in the transaction that kept it. A thread that
+    outlives its handler may have added to that, and to no other."""
+    runs = {row.command_id: row.run for row in history.rows}
+    ends = {move.command_id: move.xid for move in history.moves if move.what == "finished+"}
+    for effect in history.effects:
+        if effect.run.removesuffix(KEPT) != runs.get(effect.command_id):
+            yield (
+                f"command {effect.command_id}: its effect is of {effect.run}, "
+                f"and its result of {runs.get(effect.command_id)}"
+            )
+        elif effect.xid != ends.get(effect.command_id):
+            yield (
+                f"command {effect.command_id}: {effect.run} wrote in transaction {effect.xid}, "
+                f"and it was settled in {ends.get(effect.command_id)}"
+            )
 
 
 def runs_are_explained(history: History) -> Iterator[str]:
@@ -256,8 +314,8 @@ def runs_are_explained(history: History) -> Iterator[str]:
     returned = {mark.run for mark in history.marks if mark.what == "returned"}
     for row in history.rows:
         if row.answers is None and row.status == "COMPLETED" and row.run not in returned:
-            yield f"{_named(row)} was completed by {row.run}, which did not return"
-    runs = Counter((mark.command_id, mark.pid) for mark in _entries(history.marks))
+            yield f"{named(row)} was completed by {row.run}, which did not return"
+    runs = Counter((mark.command_id, mark.pid) for mark in entries(history.marks))
     ends = _ends_of_executions(history)
     for (id_, pid), count in runs.items():
         if count > ends[id_, pid]:
@@ -282,11 +340,11 @@ def _ends_of_executions(history: History) -> Counter[tuple[str, int]]:
     for move in history.moves:
         # Settled or canceled; or its lease has ended, which the next claim counts as a loss.
         if move.what in ("ready-", "claim") and move.claimer_before is not None:
-            ends[move.command_id, _pid(history.workers.get(move.claimer_before, ""))] += 1
+            ends[move.command_id, pid_of(history.workers.get(move.claimer_before, ""))] += 1
     for event in history.events:
         # The end of a lease is the next claim's move, above.
         if event.kind == "LOST" and event.code != _LEASE_ENDED:
-            ends[event.command_id, _pid(history.workers.get(event.claimer or 0, ""))] += 1
+            ends[event.command_id, pid_of(history.workers.get(event.claimer or 0, ""))] += 1
     return ends
 
 
@@ -294,11 +352,11 @@ def attempts_are_bounded(history: History) -> Iterator[str]:
     for row in history.rows:
         most = row.max_attempts or history.limits.max_attempts
         if row.attempts > most:
-            yield f"{_named(row)} has {row.attempts} attempts of {most}"
+            yield f"{named(row)} has {row.attempts} attempts of {most}"
     for event in history.events:
         if event.code in _OUTSIDE:
             yield f"command {event.command_id} was charged for {event.code}"
-    for id_, moves in _by_command(history.moves).items():
+    for id_, moves in by_command(history.moves).items():
         for one, next_ in pairwise(moves):
             if next_.attempts - one.attempts not in (0, 1) or (
                 next_.what in ("claim", "release") and next_.attempts != one.attempts
@@ -310,7 +368,7 @@ def not_before_its_time(history: History) -> Iterator[str]:
     limits = history.limits
     began = {call.name: call.began for call in history.calls}
     asked = {row.command_id: row for row in history.rows if row.delay}
-    for id_, moves in _by_command(history.moves).items():
+    for id_, moves in by_command(history.moves).items():
         for one, next_ in zip([None, *moves], moves, strict=False):
             if next_.what == "claim" and (next_.due_at or 0.0) > next_.at:
                 yield f"command {id_} was claimed {(next_.due_at or 0) - next_.at:.3f} s early"
@@ -328,133 +386,6 @@ def not_before_its_time(history: History) -> Iterator[str]:
                     yield f"command {id_}: again {lies:.3f} s after attempt {next_.attempts}"
 
 
-def counts_agree(history: History) -> Iterator[str]:
-    for count in history.counts:
-        if count.rows != count.commands:
-            yield f"at {count.at:.1f}: {count.commands} commands were sent, {count.rows} are there"
-
-
-def counters_never_fall(history: History) -> Iterator[str]:
-    latest: dict[tuple[str, int, str], int] = {}
-    for sample in history.samples:
-        for name, value in sample.counters.items():
-            key = sample.instance, sample.supervisor, name
-            if value < latest.get(key, 0):
-                yield f"{sample.instance}: {name} fell from {latest[key]} to {value}"
-            latest[key] = value
-
-
-_STARTS = re.compile(r"(worker \d+|steward|alone) starts, pid (\d+), generation (\d+)(?:: (\w+))?$")
-#: Its successor starts before it is told to leave.
-_DECIDED = ("recycled", "reloaded", "degraded")
-_ENDED = re.compile(
-    r"(?P<a>worker \d+|steward|alone) has left, pid \d+$"
-    r"|(?P<b>worker \d+|steward|alone), pid \d+(?:, exited with|, was killed by|: the system)"
-    r"|(?P<c>worker \d+|steward|alone) is (?:killed|told to leave): "
-)
-
-
-def restarts_have_causes(history: History) -> Iterator[str]:
-    yield from history.wrong
-    ended: Counter[tuple[str, int, str]] = Counter()
-    replaced: Counter[tuple[str, int, str]] = Counter()
-    for line in history.lines:
-        if match := _ENDED.match(line.message):
-            name = match["a"] or match["b"] or match["c"]
-            ended[line.instance, line.pid, name] += 1
-        elif match := _STARTS.match(line.message):
-            name, pid, generation, reason = match.groups()
-            key = line.instance, line.pid, name
-            if int(generation) == 1 or reason in _DECIDED:
-                continue
-            replaced[key] += 1
-            if replaced[key] > ended[key]:
-                yield f"{line.instance}: {name} got generation {generation}, pid {pid}, for nothing"
-
-
-def fleets_are_bounded(history: History) -> Iterator[str]:
-    """One more than are wanted while one is replaced; a killed one may be dying."""
-    seconds = history.limits.drain + 2.0
-    excess: dict[str, int] = defaultdict(int)
-    for index, sample in enumerate(history.samples):
-        recent = [
-            other.wanted
-            for other in history.samples[max(0, index - 200) : index + 1]
-            if other.instance == sample.instance and other.at > sample.at - seconds
-        ]
-        over = sample.workers > max(recent) + 1
-        excess[sample.instance] = excess[sample.instance] + 1 if over else 0
-        if excess[sample.instance] == 2:
-            yield f"{sample.instance} had {sample.workers} workers, {sample.wanted} were wanted"
-
-
-def connections_are_bounded(history: History) -> Iterator[str]:
-    for count in history.counts:
-        if count.sessions > history.limits.sessions:
-            yield f"at {count.at:.1f}: {count.sessions} sessions of {history.limits.sessions}"
-
-
-def none_claims_after_its_stop(history: History) -> Iterator[str]:
-    pids, stops = _stops(history.lines)
-    for move in history.moves:
-        if move.what != "claim":
-            continue
-        pid = _pid(history.workers.get(move.claimer or 0, ""))
-        for supervisor, at in stops:
-            late = pid in pids[supervisor] and move.at > at + _STOPS_S
-            if late and not _excused(history.recoveries, at, _FREEZING):
-                yield f"{pid} claimed {move.command_id} {move.at - at:.1f} s after its stop"
-
-
-def everything_works_again(history: History) -> Iterator[str]:
-    limits = history.limits
-    for one in history.recoveries:
-        limit = limits.recovered_within.get(one.kind, float("inf"))
-        if one.seconds is None:
-            yield f"after fault {one.fault} ({one.kind}) not everything worked again"
-        elif one.single and one.seconds > limit:
-            yield f"fault {one.fault} ({one.kind}): {one.seconds:.1f} s, and {limit:g} are allowed"
-        if one.broken and one.single:
-            yield f"fault {one.fault} ({one.kind}): {one.broken}"
-    if history.drained is None:
-        yield f"not everything ended after the storm, and nothing more for {limits.standstill:g} s"
-
-
-def the_server_is_content(history: History) -> Iterator[str]:
-    for at, state, text in history.server or ():
-        excused = _excused(history.recoveries, at, _FREEZING)
-        # What follows says between whom: handlers may, by the application's own rows.
-        ours = state == "40P01" and text.startswith("DETAIL") and not _is_of_handlers(text)
-        if text.startswith("PANIC") or ours:
-            yield f"the server said {state} {text}"
-        elif state in ("57014", "25P03") and not excused and text.startswith(("ERROR", "FATAL")):
-            yield f"the server said {state} {text} at {at:.1f}, and nobody had frozen anything"
-
-
-def _is_of_handlers(detail: str) -> bool:
-    """Each statement that waited is one of an application's."""
-    statements = [line for line in detail.splitlines() if re.match(r"Process \d+: ", line)]
-    return bool(statements) and all(_TWINS in statement for statement in statements)
-
-
-def every_source_was_heard(history: History) -> Iterator[str]:
-    """A check of nothing finds nothing."""
-    for name in ("calls", "rows", "moves", "marks", "lines", "samples", "counts", "recoveries"):
-        if not getattr(history, name):
-            yield f"there are no {name}"
-    if history.server is not None and not history.server:
-        yield "the server's log is empty"
-
-
-def no_secret_is_told(history: History) -> Iterator[str]:
-    yield from (f"the password was seen in {place}" for place in history.leaks)
-
-
-def no_process_is_left(history: History) -> Iterator[str]:
-    for stray in history.strays:
-        yield f"process {stray.pid} was {stray.what} for {stray.seconds:.1f} s"
-
-
 CHECKS: dict[str, tuple[str, Check]] = {
     "H1": ("no loss: what was accepted has ended", no_loss),
     "H1b": ("commands without a handler wait, untouched", unhandled_waits),
@@ -467,10 +398,13 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "H7": ("claims of a command never overlap", claims_do_not_overlap),
     "H8": ("each execution has a claim of its own", each_execution_has_a_claim),
     "H9": ("effects: once if completed, else never", effects_are_there_once),
+    "H9b": ("effects are of the settled run, in its transaction", effects_are_of_what_was_settled),
     "H10": ("executions are explained by what is recorded", runs_are_explained),
     "H10b": ("each claim after an ended lease has its event", ended_leases_are_told),
+    "H10c": ("leases of living processes are renewed", leases_of_the_living_are_renewed),
     "H11": ("attempts are bounded, and only outcomes charge", attempts_are_bounded),
     "H12": ("nothing runs before it is due", not_before_its_time),
+    "H12b": ("what is delayed starts in time", delayed_start_in_time),
     "H15": ("in each snapshot: sent = sum over all states", counts_agree),
     "H16": ("counters never fall while a supervisor lives", counters_never_fall),
     "H17": ("restarts and ends of processes have causes", restarts_have_causes),
@@ -485,54 +419,8 @@ CHECKS: dict[str, tuple[str, Check]] = {
 }
 
 
-def _by_call(rows: Iterable[Row]) -> Mapping[str, list[Row]]:
-    found: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row.call is not None:
-            found[row.call].append(row)
-    return found
-
-
-def _by_command(moves: Iterable[Move]) -> Mapping[str, list[Move]]:
-    found: dict[str, list[Move]] = defaultdict(list)
-    for move in moves:
-        found[move.command_id].append(move)
-    return found
-
-
-def _entries(marks: Iterable[Mark]) -> list[Mark]:
-    return sorted((mark for mark in marks if mark.what == "enter"), key=lambda mark: mark.at)
-
-
-def _stops(lines: Iterable[Line]) -> tuple[Mapping[int, set[int]], list[tuple[int, float]]]:
-    """The workers of each supervisor, and when which of these was told to stop."""
-    pids: dict[int, set[int]] = defaultdict(set)
-    stops = []
-    for line in lines:
-        if match := _STARTS.match(line.message):
-            pids[line.pid].add(int(match[2]))
-        elif line.message.startswith("stopping within"):
-            stops.append((line.pid, line.at))
-    return pids, stops
-
-
-def _excused(recoveries: Iterable[Recovery], at: float, kinds: tuple[str, ...]) -> bool:
-    return any(
-        one.kind.startswith(kinds) and one.began - 1.0 <= at <= one.ended + _THAWED_S
-        for one in recoveries
-    )
-
-
-def _pid(worker: str) -> int:
-    return int(worker.rpartition(":")[2] or 0)
-
-
 def _is_of(history: History, claimer: int | None, pid: int | None) -> bool:
-    return pid is not None and _pid(history.workers.get(claimer or 0, "")) == pid
-
-
-def _named(row: Row) -> str:
-    return f"{row.type} {row.command_id} (call {row.call})"
+    return pid is not None and pid_of(history.workers.get(claimer or 0, "")) == pid
 
 
 def outcomes(calls: Iterable[Call]) -> Counter[str]:

@@ -22,6 +22,8 @@ from storms.handlers import DOMAIN, domain_of
 from storms.history import Recovery
 from storms.network import Network, PromiseError
 from storms.plan import HOSTS, KINDS, POINTS, SERVER, Fault
+from storms.restoring import restore
+from storms.seconds import start_second
 from storms.server import Server
 from storms.surroundings import Surroundings
 from storms.world import World, chosen, kill, within
@@ -80,6 +82,8 @@ class Storm:
             "ttin": self._ttin,
             "ttou": self._ttou,
             "kill-producer": self._kill_producer,
+            "second": lambda fault: start_second(world, fault),
+            "restore": lambda fault: restore(world, fault),
             **dict.fromkeys([f"kill-at-{point}" for point in POINTS], ambushes.kill),
             **dict.fromkeys([f"freeze-at-{point}" for point in POINTS], ambushes.freeze),
             **dict.fromkeys(_PATTERNS, self._lose_replies),
@@ -140,13 +144,14 @@ class Storm:
                 ended=ended,
                 seconds=seconds,
                 broken=broken,
+                instances=[instance.name for instance in hurt],
             )
         )
         shown = "NOT AGAIN" if seconds is None else f"{seconds:.2f} s"
         self._say(f"fault {fault.number}: {fault.kind} is over, everything works after {shown}")
 
     def _hurt(self, fault: Fault) -> list[Instance]:
-        if fault.kind in self._server.faults:
+        if fault.kind in self._server.faults or fault.kind == "restore":
             return self._world.instances
         if fault.kind.startswith("proxy-") or fault.kind in _PATTERNS:
             return self._world.instances[:1]
@@ -376,4 +381,4 @@ def singled(recoveries: Sequence[Recovery], near: float = 2.0) -> list[Recovery]
     return found
 
 
-_FIELDS = ("fault", "kind", "began", "ended", "seconds", "broken")
+_FIELDS = ("fault", "kind", "began", "ended", "seconds", "broken", "instances")

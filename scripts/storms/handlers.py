@@ -2,7 +2,7 @@
 
 The lines go to a file that is appended to, so that they stay whatever becomes of the
 process. CMDBUS_CHAOS names its directory, and CMDBUS_CHAOS_NAME the instance, which has a
-domain of its own beside the common one.
+domain of its own beside the common ones.
 """
 
 import ctypes
@@ -23,15 +23,18 @@ from cmdbus import (
     RetryPolicy,
     TransientCommandError,
 )
+from storms.oddities import ODDITIES
 from storms.traps import DIRECTORY, NAME
 
 DOMAIN, REPLIES = "storm", "replies"
-#: A type of the common domain that no instance has a handler for.
+#: More than the 64 domains for which a board has entries.
+DOMAINS = (DOMAIN, *(f"{DOMAIN}.{number:02}" for number in range(78)))
+#: A type of the common domains that no instance has a handler for.
 UNHANDLED = "Unhandled"
 RETRY = RetryPolicy(max_attempts=3, backoff=(0.2, 0.5), jitter=0.1)
 MARKS, FUSES = "marks", "fuses"
 
-Body = Callable[[Command, Context, str], None]
+Body = Callable[[Command, Context, str], object]
 
 _numbers = count()
 _descriptors: dict[str, int] = {}
@@ -49,7 +52,7 @@ def domain_of(instance: str) -> str:
 def registry() -> HandlerRegistry:
     """The app."""
     made = HandlerRegistry()
-    for domain in (DOMAIN, domain_of(os.environ[NAME])):
+    for domain in (*DOMAINS, domain_of(os.environ[NAME])):
         for type_, body in BODIES.items():
             timeout = _TIMEOUTS.get(type_)
             made.register(domain, type_, _marked(body), retry=RETRY, timeout=timeout)
@@ -63,9 +66,9 @@ def _marked(body: Body) -> Callable[[Command, Context], object]:
         _mark("enter", name, command, context)
         how = "raised"
         try:
-            body(command, context, name)
+            result = body(command, context, name)
             how = "returned"
-            return {"run": name}
+            return {"run": name} if result is None else {"run": name, "result": result}
         finally:
             _mark(how, name, command, context)
 
@@ -170,6 +173,11 @@ def grow(command: Command, context: Context, run: str) -> None:
         _leaked.append(b"\1" * _LEAK)
 
 
+def big(command: Command, context: Context, run: str) -> None:
+    if len(command.data["payload"]) != command.data["size"]:
+        raise PermanentCommandError("DAMAGED", "its payload is not what was sent")
+
+
 BODIES: dict[str, Body] = {
     "Noop": noop,
     "Tx": tx,
@@ -187,4 +195,6 @@ BODIES: dict[str, Body] = {
     "GilShort": gil,
     "Stuck": stuck,
     "Grow": grow,
+    "Big": big,
+    **ODDITIES,
 }

@@ -5,10 +5,10 @@ server say of it. Read here, judged elsewhere.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -16,6 +16,7 @@ from storms.journal import lines_of
 
 #: Seconds since the epoch, as all times here; the server's clock and ours are one machine's.
 Time = float
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class Call:
     way: str
     count: int
     began: Time = 0.0
+    #: When its last line was written.
+    ended: Time = 0.0
     #: ok, fail or unknown.
     outcome: str
     ids: Sequence[str] = ()
@@ -39,6 +42,7 @@ class Row:
     table: str
     status: str
     type: str
+    domain: str = ""
     #: None of both for a reply.
     call: str | None = None
     index: int | None = None
@@ -93,6 +97,7 @@ class Effect:
     command_id: str
     run: str
     session: str
+    xid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +169,24 @@ class Recovery:
     broken: str = ""
     #: No other fault was near.
     single: bool = True
+    #: The instances that it hurt.
+    instances: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """The observer had no CPU, or no answer of the server."""
+
+    began: Time
+    ended: Time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """What was committed after the copy was gone when the server ran again."""
+
+    copied_at: Time
+    restored_at: Time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +198,10 @@ class Limits:
     max_attempts: int
     backoff: Sequence[float]
     jitter: float
+    #: Seconds that a claim lasts without a renewal.
+    lease: float
+    #: What the producers send to.
+    domains: Sequence[str]
     #: Sessions of all fleets together.
     sessions: int
     #: After the storm something ends, until everything has, at least once in so long.
@@ -197,6 +224,10 @@ class History:
     counts: Sequence[Count] = ()
     strays: Sequence[Stray] = ()
     recoveries: Sequence[Recovery] = ()
+    stalls: Sequence[Stall] = ()
+    restores: Sequence[Restore] = ()
+    #: The ids of pending commands of the unhandled type, as the bus lists them.
+    pending: Sequence[str] = ()
     #: Incarnations: who they are, as "host:pid" or "steward:pid".
     workers: Mapping[int, str] = field(default_factory=dict)
     #: Unexpected ends of supervisors, and what was not found whole at the end.
@@ -218,6 +249,7 @@ def read_calls(paths: Iterable[Path]) -> list[Call]:
             elif line["what"] != "again":
                 call["outcome"] = line["what"]
             call["ids"] = line.get("ids", call["ids"])
+            call["ended"] = line["at"]
     return [Call(name=name, **call) for name, call in calls.items()]
 
 
@@ -257,25 +289,30 @@ def read_server(log: Path, since: int) -> list[tuple[Time, str, str]]:
     return found
 
 
-_ROWS = """
-SELECT command_id, 'ready', 'PENDING', type, data, error_code, attempts, max_attempts, losses,
-    token, claimer, NULL::json, created_at, reply_to FROM cmdbus.ready
-UNION ALL
-SELECT command_id, 'scheduled', 'PENDING', type, data, error_code, attempts, max_attempts,
-    losses, token, claimer, NULL, created_at, reply_to FROM cmdbus.scheduled
-UNION ALL
-SELECT command_id, 'troubleshooting', 'IN_TROUBLESHOOTING_QUEUE', type, data, error_code,
-    attempts, max_attempts, losses, token, claimer, NULL, created_at, reply_to
-FROM cmdbus.troubleshooting
-UNION ALL
-SELECT command_id, 'finished', status, type, data, error_code, attempts, max_attempts, losses,
-    token, claimer, result, created_at, reply_to FROM cmdbus.finished"""
+_ROW = """
+SELECT command_id, '{table}', {status}, type, domain,
+    CASE WHEN pg_column_size(data) < 100000 THEN data ELSE json_build_object(
+        'call', data -> 'call', 'index', data -> 'index', 'delay', data -> 'delay') END,
+    error_code, attempts, max_attempts, losses, token, claimer, {result}, created_at, reply_to
+FROM cmdbus.{table}"""
+_TABLES = {
+    "ready": "'PENDING'",
+    "scheduled": "'PENDING'",
+    "troubleshooting": "'IN_TROUBLESHOOTING_QUEUE'",
+    "finished": "status",
+}
+_ROWS = " UNION ALL ".join(
+    _ROW.format(
+        table=table, status=status, result="result" if table == "finished" else "NULL::json"
+    )
+    for table, status in _TABLES.items()
+)
 _MOVES = """
 SELECT number, at, xid, session, what, command_id, token, token_before, claimer, claimer_before,
     lease_before, due_at, attempts
 FROM chaos.move ORDER BY number"""
 _EVENTS = "SELECT command_id, at, kind, code, token, claimer FROM cmdbus.event ORDER BY id"
-_EFFECTS = "SELECT command_id, run, session FROM chaos.effect"
+_EFFECTS = "SELECT command_id, run, session, xid FROM chaos.effect"
 _WORKERS = "SELECT id, worker FROM cmdbus.incarnation"
 
 
@@ -283,19 +320,25 @@ def read_tables(connection: psycopg.Connection) -> dict[str, Any]:
     def all_of(query: str) -> list[tuple[Any, ...]]:
         return [tuple(map(_plain, row)) for row in connection.execute(query.encode()).fetchall()]
 
+    def records(record: type[T], query: str) -> list[T]:
+        """Its fields are the columns, in order."""
+        return [record(**dict(zip(_names(record), row, strict=True))) for row in all_of(query)]
+
     return {
         "rows": [_row(*row) for row in all_of(_ROWS)],
-        "moves": [Move(**dict(zip(Move.__slots__, row, strict=True))) for row in all_of(_MOVES)],
-        "events": [
-            Event(**dict(zip(Event.__slots__, row, strict=True))) for row in all_of(_EVENTS)
-        ],
-        "effects": [Effect(command_id=a, run=b, session=c) for a, b, c in all_of(_EFFECTS)],
+        "moves": records(Move, _MOVES),
+        "events": records(Event, _EVENTS),
+        "effects": records(Effect, _EFFECTS),
         "workers": dict(all_of(_WORKERS)),
     }
 
 
+def _names(record: Any) -> list[str]:
+    return [one.name for one in fields(record)]
+
+
 def _row(*values: Any) -> Row:
-    command_id, table, status, type_, data, code, attempts, most, losses, *rest = values
+    command_id, table, status, type_, domain, data, code, attempts, most, losses, *rest = values
     token, claimer, result, created_at, reply_to = rest
     asked = data if isinstance(data, dict) else {}
     return Row(
@@ -303,6 +346,7 @@ def _row(*values: Any) -> Row:
         table=table,
         status=status,
         type=type_,
+        domain=domain,
         call=asked.get("call"),
         index=asked.get("index"),
         code=code,

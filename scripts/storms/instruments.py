@@ -10,7 +10,8 @@ CREATE SCHEMA chaos;
 CREATE TABLE chaos.effect (
     command_id uuid NOT NULL,
     run text NOT NULL,
-    session text NOT NULL DEFAULT current_setting('application_name')
+    session text NOT NULL DEFAULT current_setting('application_name'),
+    xid bigint NOT NULL DEFAULT txid_current()
 );
 CREATE TABLE chaos.move (
     number bigint GENERATED ALWAYS AS IDENTITY,

@@ -7,14 +7,14 @@ from loads.instances import Instance
 
 from cmdbus.health import Health
 from cmdbus.seats import Role
-from storms.handlers import DOMAIN
+from storms.handlers import DOMAINS
 from storms.plan import Fault
 from storms.world import World, within
 
 _SLOW_S = 0.03
 #: A partition is noticed so soon.
 _NOTICED_S = 10.0
-_HELD = "SELECT count(*) FROM cmdbus.ready WHERE claimer = ANY (%s) AND domain = %s"
+_HELD = "SELECT count(*) FROM cmdbus.ready WHERE claimer = ANY (%s) AND domain = ANY (%s)"
 
 
 class PromiseError(Exception):
@@ -64,7 +64,7 @@ class Network:
 
     def _held(self, claimers: list[int]) -> bool:
         with self._world.connect() as connection:
-            rows = connection.execute(_HELD, (claimers, DOMAIN)).fetchall()
+            rows = connection.execute(_HELD, (claimers, [*DOMAINS])).fetchall()
         return bool(rows[0][0])
 
 

@@ -12,12 +12,14 @@ from cmdbus.counters import CountersView
 from cmdbus.errors import BoardError
 from cmdbus.seats import Role
 from cmdbus.sessions import PATTERN
-from storms.history import Count, Sample, Stray
+from storms.history import Count, Sample, Stall, Stray
 from storms.traps import DIRECTORY
 from storms.world import CANARY, World
 
 _LOOK_S, _SCAN_S, _COUNT_S = 0.25, 1.0, 2.0
 _STRAY_S = 2.0
+#: A round that takes so many seconds more than its pause is a stall of the machine or the server.
+_STALL_S = 0.7
 _COUNT = (
     "SELECT (SELECT count(DISTINCT command_id) FROM chaos.move),"
     " (SELECT count(*) FROM cmdbus.command),"
@@ -36,6 +38,9 @@ class Observer:
         self._since: dict[tuple[int, str], float] = {}
         self.samples: list[Sample] = []
         self.counts: list[Count] = []
+        self.stalls: list[Stall] = []
+        #: Incarnations that boards showed, with their pids: a restored server forgets the latest.
+        self.workers: dict[int, str] = {}
         self.strays: dict[tuple[int, str], Stray] = {}
         self.leaks: set[str] = set()
 
@@ -48,7 +53,11 @@ class Observer:
 
     def _run(self) -> None:
         scan_at = count_at = 0.0
+        began = time.time()
         while not self._stopping.wait(_LOOK_S):
+            if (ended := time.time()) > began + _LOOK_S + _STALL_S:
+                self.stalls.append(Stall(began=began, ended=ended))
+            began = ended
             now = time.monotonic()
             scans = now >= scan_at
             self._look(counters=scans)
@@ -71,6 +80,10 @@ class Observer:
             board.close()
             if view.pid != instance.pid:
                 continue
+            for seat in view.seats:
+                if seat.incarnation is not None and seat.pid is not None:
+                    kind = "steward" if seat.role is Role.STEWARD else instance.name
+                    self.workers.setdefault(seat.incarnation, f"{kind}:{seat.pid}")
             pids = [s.pid for s in view.seats if s.role in _LIVING and s.pid is not None]
             self.samples.append(
                 Sample(

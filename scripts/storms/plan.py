@@ -22,6 +22,9 @@ class Kind:
     lasts: tuple[float, float] = (0.0, 0.0)
     #: What may recover only later than others, in seconds.
     slow_by: float = 0.0
+    #: Drawn only where a run asks for it, with no other fault near: it takes long, or all others
+    #: would be hidden by it.
+    apart: bool = False
 
 
 _KINDS = (
@@ -62,6 +65,7 @@ _KINDS = (
     Kind(name="migrate", about="8 x cmdbus init, and altered tables", lasts=(0.3, 3.0)),
     Kind(name="hup", about="SIGHUP: all processes are replaced", weight=2, slow_by=20),
     Kind(name="ttin", about="SIGTTIN, later SIGTTOU", lasts=(2.0, 6.0)),
+    Kind(name="second", about="a second supervisor of an instance's name", weight=2, slow_by=5),
     Kind(name="ttou", about="SIGTTOU, later SIGTTIN", lasts=(2.0, 6.0), slow_by=5),
     Kind(name="notify-storm", about="a stranger notifies 20,000 times"),
     Kind(name="snapshot", about="a REPEATABLE READ snapshot is held", lasts=(5.0, 15.0)),
@@ -80,6 +84,15 @@ _KINDS = (
         # Found out by the watchdog, and given up after that.
         lasts=(11.0, 13.0),
         slow_by=10,
+    ),
+    Kind(name="outage-70", about="PostgreSQL is away for 70 s", lasts=(70.0, 70.0), apart=True),
+    Kind(name="outage-135", about="and for 135 s", lasts=(135.0, 135.0), apart=True),
+    Kind(
+        name="restore",
+        about="PostgreSQL is restored to some seconds ago",
+        lasts=(2.0, 8.0),
+        slow_by=30,
+        apart=True,
     ),
     Kind(name="lose-step", about="the reply to a settle-and-claim is lost"),
     Kind(name="lose-settle", about="the reply to a settlement in a transaction is lost"),
@@ -123,16 +136,26 @@ KINDS = {kind.name: kind for kind in (*_KINDS, *_AMBUSHES)}
 #: For --only.
 GROUPS = {
     "races": [name for name in KINDS if "-at-" in name or name.startswith("lose-")],
-    "all": [*KINDS],
+    "outages": [name for name in KINDS if name.startswith("outage-")],
+    # None of these may cost a lease, or make a delay late.
+    "mild": [
+        *("hup", "ttin", "ttou", "notify-storm", "snapshot", "kill-producer", "proxy-slow"),
+        *("second", "lose-step", "lose-settle", "lose-commit", "lose-send"),
+    ],
+    "all": [name for name, kind in KINDS.items() if not kind.apart],
 }
 #: They need a server of one's own.
-SERVER = frozenset(("server-immediate", "server-fast", "stop-backend", "too-many"))
+SERVER = frozenset(
+    ("server-immediate", "server-fast", "stop-backend", "too-many", "restore", *GROUPS["outages"])
+)
 #: They need instances on hosts of their own.
 HOSTS = frozenset(("link-down",))
 
 #: Between two gusts, and within one.
 _PAUSE_S, _SPREAD_S = (1.0, 4.5), 1.0
 _FIRST_S = 1.0
+#: Seconds of rest after a fault that is apart.
+_APART_S = 20.0
 #: Of what producers send otherwise, where there are only races: a fleet that is killed all the
 #: time must still find time to rest, or nobody would ever arm.
 _IN_RACES = 0.4
@@ -225,7 +248,7 @@ def make(seed: int, minutes: float, only: Sequence[str] = (), *, hosts: bool = F
     options = _options(dice, seed)
     storm_s = round(60 * minutes, 1)
     names = [name for group in only for name in GROUPS.get(group, [group])]
-    names = names or [name for name in KINDS if hosts or name not in HOSTS]
+    names = names or [name for name in GROUPS["all"] if hosts or name not in HOSTS]
     kinds = [KINDS[name] for name in names]
     turns = kinds if only else [kind for kind in kinds if kind not in _AMBUSHES]
     share = _IN_RACES if set(names) <= set(GROUPS["races"]) else 1.0
@@ -294,6 +317,9 @@ def _faults(
                     dice=round(dice.random(), 4),
                 )
             )
+            if kind.apart:
+                at += faults[-1].lasts + _APART_S
+                break
         at += dice.uniform(*_PAUSE_S)
     faults.sort(key=lambda fault: fault.at)
     return [replace(fault, number=number) for number, fault in enumerate(faults)]

@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -24,7 +24,7 @@ from cmdbus import (
 )
 from cmdbus.dsn import complete, connect, parse
 from cmdbus.errors import DatabaseUnavailableError
-from storms.handlers import DOMAIN, REPLIES, UNHANDLED
+from storms.handlers import DOMAIN, DOMAINS, REPLIES, UNHANDLED
 from storms.journal import Journal
 
 _WEIGHTS = {
@@ -35,6 +35,8 @@ _WEIGHTS = {
     "rollback": 8,
     "delayed": 8,
     "cancel": 7,
+    "crowd": 0.25,
+    "big": 1,
 }
 _KINDS = {
     "Noop": 80,
@@ -45,12 +47,24 @@ _KINDS = {
     "Long": 3,
     "Rule": 8,
     "Permanent": 4,
+    "OddResult": 2,
+    "OddError": 2,
+    "SystemExit": 2,
+    "KeyboardInterrupt": 2,
+    "CancelledError": 2,
+    "Keep": 2,
 }
 #: One request in this many has a large payload, of up to this many bytes: in some runs that is
 #: more than a process may claim ahead of its threads.
 _LARGE_ONE_IN, _LARGE_BYTES = 100, 400_000
-#: Commands without a handler, in front of all others.
-_IN_FRONT = 3_000
+#: The payloads of big commands, in bytes, and how many are sent together at most.
+_BIG_BYTES, _BIG_AT_ONCE = (500_000, 1_000_000), 4
+#: Commands that become due at the same time, and seconds until then.
+_CROWD, _CROWD_DELAY_S = (150, 400), (0.5, 6.0)
+#: Commands without a handler, in front of all others, and in front of other domains.
+_IN_FRONT, _IN_FRONT_ELSEWHERE = 3_000, 50
+#: Share of the requests that are for the first domain.
+_FIRST_DOMAIN = 0.5
 _PRIORITIES = ("high", "normal", "normal", "normal", "low", 3)
 #: An own id is sent again until somebody says whether it is there.
 _AGAIN_S = 0.3
@@ -58,16 +72,20 @@ _UNSURE = (psycopg.Error, DatabaseUnavailableError)
 
 
 class Producer:
-    def __init__(self, name: str, seed: int, rate: float, dsn: str, journal: Journal) -> None:
+    def __init__(
+        self, name: str, seed: int, rate: float, longest: float, dsn: str, journal: Journal
+    ) -> None:
+        """`longest`: seconds that a handler may take at most."""
         self._name = name
         self._dice = random.Random(seed)
         self._pause = 1.0 / rate
+        self._longest = longest
         self._dsn = dsn
         self._journal = journal
         self._calls = 0
         self._stopping = False
         #: Some of those that it sent, to be canceled.
-        self._known: list[UUID] = []
+        self._known: list[tuple[str, UUID]] = []
 
     def stop(self) -> None:
         self._stopping = True
@@ -81,6 +99,8 @@ class Producer:
             "rollback": self._rollback,
             "delayed": self._delayed,
             "cancel": self._cancel,
+            "crowd": self._crowd,
+            "big": self._big,
         }
         with CommandBus(self._dsn) as bus:
             while not self._stopping:
@@ -91,17 +111,31 @@ class Producer:
 
     def _send(self, bus: CommandBus, call: str) -> None:
         request = self._request(call, 0)
-        self._try(call, "send", 1, lambda: [_send(bus, request)])
+        self._try(call, "send", [request], lambda: [_send(bus, request)])
 
     def _many(self, bus: CommandBus, call: str) -> None:
         requests = [self._request(call, index) for index in range(self._dice.randint(2, 12))]
-        self._try(call, "many", len(requests), lambda: bus.send_many(requests))
+        self._try(call, "many", requests, lambda: bus.send_many(requests))
+
+    def _crowd(self, bus: CommandBus, call: str) -> None:
+        """Hundreds that become due together, some big ones among them."""
+        delay = round(self._dice.uniform(*_CROWD_DELAY_S), 2)
+        bigs = self._dice.randint(0, _BIG_AT_ONCE)
+        requests = [
+            self._of_type("Big" if index < bigs else "Noop", call, index, delay=delay)
+            for index in range(self._dice.randint(*_CROWD))
+        ]
+        self._try(call, "crowd", requests, lambda: bus.send_many(requests), delay=delay)
+
+    def _big(self, bus: CommandBus, call: str) -> None:
+        count = self._dice.randint(1, _BIG_AT_ONCE)
+        requests = [self._of_type("Big", call, index) for index in range(count)]
+        self._try(call, "big", requests, lambda: bus.send_many(requests))
 
     def _delayed(self, bus: CommandBus, call: str) -> None:
         delay = round(self._dice.uniform(0.1, 4.0), 2)
         request = self._request(call, 0, delay=delay)
-        request.data["delay"] = delay
-        self._try(call, "delayed", 1, lambda: [_send(bus, request)], delay=delay)
+        self._try(call, "delayed", [request], lambda: [_send(bus, request)], delay=delay)
 
     def _own(self, bus: CommandBus, call: str) -> None:
         """As often as it takes: with an id of its own it cannot double."""
@@ -122,18 +156,21 @@ class Producer:
         self._journal.write("unknown", call)
 
     def _commit(self, bus: CommandBus, call: str) -> None:
-        self._try(call, "commit", 2, lambda: self._within(bus, call))
+        requests = [self._request(call, index) for index in range(2)]
+        self._try(call, "commit", requests, lambda: self._within(bus, requests))
 
     def _rollback(self, bus: CommandBus, call: str) -> None:
         """In a transaction of the caller's, which is rolled back: nothing was ever sent."""
         self._journal.write("invoke", call, way="rollback", count=2)
         try:
-            self._within(bus, call, roll_back=True)
+            requests = [self._request(call, index) for index in range(2)]
+            self._within(bus, requests, roll_back=True)
         except (_RolledBack, *_UNSURE):
             self._journal.write("fail", call)
 
-    def _within(self, bus: CommandBus, call: str, *, roll_back: bool = False) -> list[UUID]:
-        requests = [self._request(call, index) for index in range(2)]
+    def _within(
+        self, bus: CommandBus, requests: Sequence[SendRequest], *, roll_back: bool = False
+    ) -> list[UUID]:
         parts = complete(parse(self._dsn), application_name="cmdbus:bus", settings={})
         with connect(parts) as connection, connection.transaction():
             ids = [_send(bus, requests[0], connection=connection)]
@@ -145,11 +182,11 @@ class Producer:
     def _cancel(self, bus: CommandBus, call: str) -> None:
         if not self._known:
             return
-        id_ = self._known.pop(self._dice.randrange(len(self._known)))
+        domain, id_ = self._known.pop(self._dice.randrange(len(self._known)))
         running = self._dice.random() < 0.3
         self._journal.write("invoke", call, way="cancel", count=0, ids=[id_])
         try:
-            bus.cancel(DOMAIN, id_, reason=call, running=running)
+            bus.cancel(domain, id_, reason=call, running=running)
         except (InvalidOperationError, CommandNotFoundError):
             self._journal.write("fail", call)
         except _UNSURE as error:
@@ -158,33 +195,49 @@ class Producer:
             self._journal.write("ok", call)
 
     def _try(
-        self, call: str, way: str, count: int, send: Callable[[], list[UUID]], **more: object
+        self,
+        call: str,
+        way: str,
+        requests: Sequence[SendRequest],
+        send: Callable[[], list[UUID]],
+        **more: object,
     ) -> None:
-        self._journal.write("invoke", call, way=way, count=count, **more)
+        self._journal.write("invoke", call, way=way, count=len(requests), **more)
         try:
             ids = send()
         except _UNSURE as error:
             self._journal.write("unknown", call, why=type(error).__name__)
             return
         self._journal.write("ok", call, ids=ids)
-        self._known = [*self._known[-50:], ids[0]]
+        self._known = [*self._known[-50:], (requests[0].domain, ids[0])]
 
     def _request(self, call: str, index: int, **more: Any) -> SendRequest:
+        kind = self._dice.choices([*_KINDS], [*_KINDS.values()])[0]
+        return self._of_type(kind, call, index, **more)
+
+    def _of_type(
+        self, kind: str, call: str, index: int, *, delay: float | None = None, **more: Any
+    ) -> SendRequest:
         dice = self._dice
-        kind = dice.choices([*_KINDS], [*_KINDS.values()])[0]
         data: dict[str, object] = {"call": call, "index": index}
+        if delay is not None:
+            data["delay"] = delay
         if kind == "Io" or (kind in ("Tx", "Undone") and dice.random() < 0.3):
             data["seconds"] = round(dice.uniform(0.001, 0.3), 3)
         elif kind == "Long":
-            data["seconds"] = round(dice.uniform(0.5, 2.5), 2)
+            data["seconds"] = round(dice.uniform(0.5, self._longest), 2)
         elif kind == "Transient":
             data["times"] = dice.choice((1, 2, 3))
-        if dice.randrange(_LARGE_ONE_IN) == 0:
+        if kind == "Big":
+            data["size"] = size = dice.randint(*_BIG_BYTES)
+            data["payload"] = dice.randbytes(size // 2 + 1).hex()[:size]
+        elif dice.randrange(_LARGE_ONE_IN) == 0:
             data["payload"] = dice.randbytes(dice.randint(1, _LARGE_BYTES // 2)).hex()
         return SendRequest(
-            DOMAIN,
+            DOMAIN if dice.random() < _FIRST_DOMAIN else dice.choice(DOMAINS),
             kind,
             data,
+            delay=delay,
             priority=dice.choice(_PRIORITIES),
             reply_to=REPLIES if dice.random() < 0.1 else None,
             **more,
@@ -194,10 +247,11 @@ class Producer:
 def send_in_front(dsn: str, journal: Journal) -> None:
     """Commands of a type without a handler, before the storm: every claim passes by them."""
     call = "front"
-    journal.write("invoke", call, way="many", count=_IN_FRONT)
+    domains = [DOMAIN] * _IN_FRONT + [*DOMAINS[1:]] * _IN_FRONT_ELSEWHERE
+    journal.write("invoke", call, way="many", count=len(domains))
     requests = [
-        SendRequest(DOMAIN, UNHANDLED, {"call": call, "index": index}, priority="high")
-        for index in range(_IN_FRONT)
+        SendRequest(domain, UNHANDLED, {"call": call, "index": index}, priority="high")
+        for index, domain in enumerate(domains)
     ]
     with CommandBus(dsn) as bus:
         journal.write("ok", call, ids=bus.send_many(requests))
@@ -224,7 +278,9 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     journal = Journal(Path(told["journal"]))
     dsn = os.environ["CMDBUS_DSN"]
-    producer = Producer(told["name"], told["seed"], told["calls_per_s"], dsn, journal)
+    producer = Producer(
+        told["name"], told["seed"], told["calls_per_s"], told["longest"], dsn, journal
+    )
     signal.signal(signal.SIGTERM, lambda *_: producer.stop())
     producer.run()
     journal.close()

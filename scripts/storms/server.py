@@ -62,6 +62,8 @@ class Server:
             "end-sessions": self._end_sessions,
             "server-immediate": self._restart,
             "server-fast": self._restart,
+            "outage-70": self._restart,
+            "outage-135": self._restart,
             "notify-storm": self._notify,
             "snapshot": self._hold_snapshot,
             "lock-table": self._lock_table,
@@ -145,9 +147,9 @@ class Server:
     def _restart(self, fault: Fault) -> None:
         server = self._world.server
         assert server is not None
-        stop = partial(server.stop, "immediate" if fault.kind == "server-immediate" else "fast")
+        stop = partial(server.stop, "fast" if fault.kind == "server-fast" else "immediate")
         with self._world.server_lock, self._world.undoing(stop, server.start):
-            time.sleep(2 * fault.dice)
+            time.sleep(fault.lasts or 2 * fault.dice)
 
     def _stop_backends(self, fault: Fault) -> None:
         with ExitStack() as stack:

@@ -23,6 +23,7 @@ from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
 from storms.handlers import FUSES
+from storms.history import Restore
 from storms.hosts import Host
 from storms.journal import Journal
 from storms.plan import Plan, Producing
@@ -86,6 +87,7 @@ class World:
         #: When a process of an instance was killed by us.
         self._kills: dict[str, list[float]] = {}
         self.wrong: list[str] = []
+        self.restores: list[Restore] = []
 
     def _instance(self, number: int) -> Instance:
         name = chr(ord("a") + number)
@@ -185,6 +187,8 @@ class World:
             "name": name,
             "seed": producing.seed + life,
             "calls_per_s": producing.calls_per_s,
+            # Longer than a lease, which must be renewed.
+            "longest": self.plan.options.lease + 0.5,
             "journal": str(self.directory / "journals" / name),
         }
         with (self.directory / "producers.log").open("ab") as log:

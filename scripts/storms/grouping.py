@@ -1,0 +1,33 @@
+"""Records of a history by what they belong to, for the checks. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from storms.history import Mark, Move, Row
+
+
+def by_call(rows: Iterable[Row]) -> Mapping[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.call is not None:
+            found[row.call].append(row)
+    return found
+
+
+def by_command(moves: Iterable[Move]) -> Mapping[str, list[Move]]:
+    found: dict[str, list[Move]] = defaultdict(list)
+    for move in moves:
+        found[move.command_id].append(move)
+    return found
+
+
+def entries(marks: Iterable[Mark]) -> list[Mark]:
+    return sorted((mark for mark in marks if mark.what == "enter"), key=lambda mark: mark.at)
+
+
+def pid_of(worker: str) -> int:
+    return int(worker.rpartition(":")[2] or 0)
+
+
+def named(row: Row) -> str:
+    return f"{row.type} {row.command_id} (call {row.call})"

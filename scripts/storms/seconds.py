@@ -1,0 +1,38 @@
+"""A second supervisor of an instance's name, which must be refused."""
+
+import subprocess
+from contextlib import suppress
+
+from cmdbus.exits import Exit
+from storms.network import PromiseError
+from storms.plan import Fault
+from storms.world import World, within
+
+_REFUSED_WITHIN_S = 20.0
+_EXITS_WITHIN_S = 15.0
+#: For so much of the dice the pidfile is removed first, as programs that clean up do.
+_REMOVED = 0.5
+
+
+def start_second(world: World, fault: Fault) -> None:
+    instance = world.instances[fault.instance]
+    first = instance.pid
+
+    def first_lives() -> bool:
+        return instance.pid == first and instance.code is None
+
+    with world.refusing():
+        if fault.dice < _REMOVED:
+            instance.pidfile.unlink(missing_ok=True)
+        second = instance.start_second()
+        try:
+            within(_REFUSED_WITHIN_S, lambda: second.poll() is not None or not first_lives())
+            code, had_first = second.poll(), first_lives()
+        finally:
+            second.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                second.wait(_EXITS_WITHIN_S)
+            second.kill()
+            second.wait()
+    if had_first and code != Exit.CANNOT_START:
+        raise PromiseError(f"a second supervisor of its name was not refused, but ended as {code}")
