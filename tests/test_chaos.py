@@ -258,6 +258,9 @@ def deadlock(*tables: str) -> list[tuple[float, str, str]]:
     return [(101.0, "40P01", "ERROR:  deadlock detected"), (101.0, "40P01", detail)]
 
 
+STARTED_AGAIN = "worker 0 starts, pid 20, generation 2"
+
+
 def taken_over(history: Any) -> Any:
     """The second claim finds the first one with a lease that has ended."""
     events = [replace(history.events[0], code="LEASE_ENDED", token=1)]
@@ -360,6 +363,7 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("H11", "a claim charges", lambda h: move(h, 5, attempts=2)),
     ("H12", "claimed before it was due", lambda h: move(h, 10, due_at=104.3)),
     ("H12", "again too soon", lambda h: move(h, 3, due_at=103.2)),
+    ("H12", "again too soon after no exit", lambda h: replace(move(h, 3, due_at=103.2), marks=[])),
     ("H12", "delayed too little", lambda h: move(h, 8, due_at=102.0)),
     ("H12b", "promoted late", lambda h: move(calm(h), 9, at=106.5)),
     ("H12b", "claimed late", lambda h: move(calm(h), 10, at=114.5)),
@@ -497,6 +501,19 @@ def test_only_what_came_after_the_copy_is_excused_by_a_restore(parts: Parts) -> 
     for restored_at, is_found in ((104.0, False), (90.0, True)):
         restore = h.Restore(copied_at=89.0, restored_at=restored_at)
         assert ("H8" in violated(parts, replace(again, restores=[restore]))) == is_found
+
+
+def test_a_slow_settlement_does_not_make_a_retry_early(parts: Parts) -> None:
+    """The handler raised at 102.9."""
+    assert "H12" not in violated(parts, move(good(parts), 3, at=103.3, due_at=103.4))
+
+
+def test_a_seat_may_be_taken_again_after_the_fleet_was_resized(parts: Parts) -> None:
+    history = good(parts)
+    resized = replace(history.lines[1], message="1 worker process from now on")
+    lines = [history.lines[0], resized, replace(history.lines[2], message=STARTED_AGAIN)]
+    assert "H17" not in violated(parts, replace(history, lines=lines))
+    assert "H17" in violated(parts, replace(history, lines=[lines[0], lines[2]]))
 
 
 def test_handlers_may_deadlock_by_rows_of_the_application(parts: Parts) -> None:

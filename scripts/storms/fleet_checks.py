@@ -37,6 +37,8 @@ def counters_never_fall(history: History) -> Iterator[str]:
 STARTS = re.compile(r"(worker \d+|steward|alone) starts, pid (\d+), generation (\d+)(?:: (\w+))?$")
 #: Its successor starts before it is told to leave.
 _DECIDED = ("recycled", "reloaded", "degraded")
+#: After SIGTTOU and SIGTTIN a seat is taken again while its last process is leaving.
+_RESIZED = re.compile(r"\d+ worker process(?:es)? from now on$")
 _ENDED = re.compile(
     r"(?P<a>worker \d+|steward|alone) has left, pid \d+$"
     r"|(?P<b>worker \d+|steward|alone), pid \d+(?:, exited with|, was killed by|: the system)"
@@ -48,17 +50,20 @@ def restarts_have_causes(history: History) -> Iterator[str]:
     yield from history.wrong
     ended: Counter[tuple[str, int, str]] = Counter()
     replaced: Counter[tuple[str, int, str]] = Counter()
+    resized: Counter[tuple[str, int]] = Counter()
     for line in history.lines:
         if match := _ENDED.match(line.message):
             name = match["a"] or match["b"] or match["c"]
             ended[line.instance, line.pid, name] += 1
+        elif _RESIZED.match(line.message):
+            resized[line.instance, line.pid] += 1
         elif match := STARTS.match(line.message):
             name, pid, generation, reason = match.groups()
             key = line.instance, line.pid, name
             if int(generation) == 1 or reason in _DECIDED:
                 continue
             replaced[key] += 1
-            if replaced[key] > ended[key]:
+            if replaced[key] > ended[key] + resized[line.instance, line.pid]:
                 yield f"{line.instance}: {name} got generation {generation}, pid {pid}, for nothing"
 
 
