@@ -498,9 +498,14 @@ def test_only_what_came_after_the_copy_is_excused_by_a_restore(parts: Parts) -> 
         restore = h.Restore(copied_at=copied_at, restored_at=restored_at)
         assert ("H1" in violated(parts, replace(lost, restores=[restore]))) == is_lost
     again = run_again(good(parts), released=True)
+    # It enters at 104.6, and has no exit.
     for restored_at, is_found in ((104.0, False), (90.0, True)):
         restore = h.Restore(copied_at=89.0, restored_at=restored_at)
         assert ("H8" in violated(parts, replace(again, restores=[restore]))) == is_found
+    unsettled = without(good(parts), "moves", 11)
+    for copied_at, is_found in ((104.8, False), (106.0, True)):
+        restore = h.Restore(copied_at=copied_at, restored_at=107.0)
+        assert ("H10" in violated(parts, replace(unsettled, restores=[restore]))) == is_found
 
 
 def test_a_slow_settlement_does_not_make_a_retry_early(parts: Parts) -> None:

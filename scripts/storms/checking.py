@@ -41,6 +41,8 @@ NOT_CHECKED = {
 _SLACK_S = 0.05
 #: Seconds after which a process has begun whatever it had claimed before a restore.
 _FORGOTTEN_S = 6.0
+#: Seconds within which the outcome of a handler that has returned is settled.
+_SETTLED_S = 1.0
 _SETTLED = ("finished", "troubleshooting")
 _LEASE_ENDED = "LEASE_ENDED"
 _INNOCENT = ("LOST", "TIMEOUT", "CRASHED")
@@ -88,7 +90,7 @@ def check(history: History) -> list[Finding]:
 
 def excused(history: History, restore: Restore) -> History:
     """Without what a restored server cannot remember, and nothing else: whether calls that were
-    answered after the copy came through, and which claims executions had that began then."""
+    answered after the copy came through, and what became of executions that went on then."""
     copied, restored = restore.copied_at, restore.restored_at
     calls = [
         replace(call, outcome="unknown")
@@ -96,10 +98,13 @@ def excused(history: History, restore: Restore) -> History:
         else call
         for call in history.calls
     ]
+    exits = {mark.run: mark.at for mark in history.marks if mark.what != "enter"}
     marks = [
         mark
         for mark in history.marks
-        if mark.what != "enter" or not copied <= mark.at <= restored + _FORGOTTEN_S
+        if mark.what != "enter"
+        or mark.at > restored + _FORGOTTEN_S
+        or exits.get(mark.run, float("inf")) < copied - _SETTLED_S
     ]
     return replace(history, calls=calls, marks=marks)
 
