@@ -252,6 +252,51 @@ def test_an_error_that_cannot_be_reported_costs_no_thread(dsn: str, bus: Command
             assert record.status == "IN_TROUBLESHOOTING_QUEUE"
 
 
+class Unnameable(threading.Thread):
+    """Fails once when its name is set."""
+
+    failed = False
+
+    @property
+    def name(self) -> str:
+        return "unnameable"
+
+    @name.setter
+    def name(self, name: str) -> None:
+        if not Unnameable.failed:
+            Unnameable.failed = True
+            raise RuntimeError("no name")
+
+
+def test_an_error_outside_of_the_handler_is_logged_and_counted_and_the_command_runs_again(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thread goes on, and is not found to be stuck later."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        if not Unnameable.failed:
+            threading.current_thread().__class__ = Unnameable
+
+    timeouts = Timeouts(0.2, 0.2, 0.5, 1.0, 3.0)
+    with running(dsn, registry, concurrency=4, poll_interval=60, timeouts=timeouts) as worker:
+        lost = bus.send("payments", "Debit")
+        record = bus.wait("payments", lost, 10)
+        assert (record.status, record.attempts) == ("COMPLETED", 1)
+        counts = {
+            ("payments", "Debit", "completed"): 1,
+            ("payments", "Debit", "lost"): 1,
+        }
+        eventually(lambda: worker.metrics()["cmdbus_commands_total"] == counts)
+        [line] = [r for r in caplog.records if "outside of its handler" in r.getMessage()]
+        assert f"command {lost} (payments/Debit)" in line.getMessage()
+        assert line.levelname == "ERROR" and line.exc_info is not None
+        again = bus.send("payments", "Debit", delay=1.2)
+        bus.wait("payments", again, 10)
+        assert worker.health.stuck_threads == 0
+
+
 def test_a_thread_that_a_handler_left_behind_gets_no_connection(dsn: str, bus: CommandBus) -> None:
     registry = HandlerRegistry()
     refused: list[BaseException] = []

@@ -227,7 +227,10 @@ class Crew:
         try:
             return self._run(slot, claim)
         except BaseException:
-            if not slot.given_up:
+            stays = slot.end()
+            if stays:
+                slot.place.end(time.monotonic_ns())
+                self._record.lost(slot.place, claim)
                 self.held.free(claim)
             logger.exception(
                 "the thread of command %s (%s/%s) met an error outside of its handler: the "
@@ -236,7 +239,7 @@ class Crew:
                 claim.domain,
                 claim.type,
             )
-            return not slot.given_up
+            return stays
 
     def _run(self, slot: Slot, claim: Claim) -> bool:
         if self.done and not self._pace.is_quick(claim.domain, claim.type):
@@ -255,9 +258,9 @@ class Crew:
         try:
             finished = execution.run()
         finally:
-            thread.name = f"worker-{slot.number}"
             stays = slot.end()
             self._record.ended(slot.place, claim, began)
+            thread.name = f"worker-{slot.number}"
         self._pace.ran(claim.domain, claim.type, time.monotonic() - began)
         if not stays:
             pass  # Whoever gave it up finds out what became of it.

@@ -146,6 +146,11 @@ class Record:
         if end is End.LOST:
             place.counters.add(Counter.LOST_LEASES)
 
+    def lost(self, place: Place, claim: Claim) -> None:
+        """An error outside of the handler. The claim's key is to be freed next."""
+        self._count(place, claim, End.LOST)
+        self.health.failed(time.monotonic())
+
     def log_canceled(self, claim: Claim) -> None:
         logger.info(
             "command %s (%s/%s) was canceled while it ran: nothing that it wrote through its "
