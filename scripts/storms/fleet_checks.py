@@ -140,11 +140,13 @@ def every_source_was_heard(history: History) -> Iterator[str]:
     if history.server is not None and not history.server:
         yield "the server's log is empty"
     ended = {row.domain for row in history.rows if row.table not in ("ready", "scheduled")}
-    yield from (f"nothing of {name} has ended" for name in set(history.limits.domains) - ended)
+    for name in set(history.limits.domains) - ended:
+        yield f"nothing of {name} has ended"
 
 
 def no_secret_is_told(history: History) -> Iterator[str]:
-    yield from (f"the password was seen in {place}" for place in history.leaks)
+    for place in history.leaks:
+        yield f"the password was seen in {place}"
 
 
 def no_process_is_left(history: History) -> Iterator[str]:

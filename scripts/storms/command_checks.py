@@ -1,0 +1,334 @@
+"""The invariants of commands: of their rows, claims, executions and effects. Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+
+from cmdbus.sessions import incarnation_of
+from storms.grouping import by_call, by_command, entries, named, pid_of
+from storms.handlers import UNHANDLED
+from storms.history import Event, History
+from storms.oddities import KEPT
+
+_SLACK_S = 0.05
+_SETTLED = ("finished", "troubleshooting")
+_LEASE_ENDED = "LEASE_ENDED"
+_INNOCENT = ("LOST", "TIMEOUT", "CRASHED")
+_ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
+    **dict.fromkeys(("Noop", "Tx", "Io", "Long", "Grow", "Stuck"), (("COMPLETED", None),)),
+    "Transient": (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "TRANSIENT")),
+    "Permanent": (("IN_TROUBLESHOOTING_QUEUE", "PERMANENT"),),
+    "Rule": (("FAILED", "RULE"),),
+    **dict.fromkeys(("Big", "Keep"), (("COMPLETED", None),)),
+    "OddResult": (("IN_TROUBLESHOOTING_QUEUE", "RESULT_NOT_STORABLE"),),
+    "OddError": (("IN_TROUBLESHOOTING_QUEUE", "ODD"),),
+    **{
+        name: (("IN_TROUBLESHOOTING_QUEUE", name),)
+        for name in ("SystemExit", "KeyboardInterrupt", "CancelledError")
+    },
+    "Undone": (("FAILED", "RULE"),),
+    # Who waits for a row of a frozen one's does so in vain.
+    "Cross": (
+        ("COMPLETED", None),
+        ("IN_TROUBLESHOOTING_QUEUE", "DeadlockDetected"),
+        ("IN_TROUBLESHOOTING_QUEUE", "QueryCanceled"),
+    ),
+    **dict.fromkeys(("Segfault", "Exit", "Gil", "GilShort", "AbortLater"), (("COMPLETED", None),)),
+}
+_EFFECTIVE = ("Tx", "Cross", "Keep")
+#: What a handler may meet that is not its command's fault: it is tried again, uncharged.
+_OUTSIDE = ("ReadOnlySqlTransaction", "FeatureNotSupported", "TooManyConnections", "AdminShutdown")
+
+
+def no_loss(history: History) -> Iterator[str]:
+    sent = by_call(history.rows)
+    for call in history.calls:
+        if call.outcome != "ok" or call.way == "cancel":
+            continue
+        there = {row.index for row in sent.get(call.name, ())}
+        if missing := set(range(call.count)) - there:
+            yield f"call {call.name} was accepted, and its commands {sorted(missing)} are nowhere"
+    for row in history.rows:
+        if row.type != UNHANDLED and row.table not in _SETTLED:
+            yield f"{named(row)} has not ended: it is in {row.table}"
+
+
+def unhandled_waits(history: History) -> Iterator[str]:
+    listed = set(history.pending)
+    for row in history.rows:
+        if row.type != UNHANDLED:
+            continue
+        if (row.table, row.token) != ("ready", 0):
+            yield f"{named(row)} has no handler: it is in {row.table}, with token {row.token}"
+        elif row.command_id not in listed:
+            yield f"{named(row)} has no handler, and is not listed as pending"
+
+
+def no_invention(history: History) -> Iterator[str]:
+    calls = {call.name: call for call in history.calls}
+    for row in history.rows:
+        if row.answers is not None:
+            continue
+        call = calls.get(row.call or "")
+        if call is None or row.index not in range(call.count):
+            yield f"{named(row)} was never sent"
+
+
+def all_or_nothing(history: History) -> Iterator[str]:
+    sent = by_call(history.rows)
+    for call in history.calls:
+        rows = sent.get(call.name, [])
+        ids = {row.command_id for row in rows}
+        if call.outcome == "fail" and rows:
+            yield f"call {call.name} was refused, and {len(rows)} of its commands are there"
+        if call.outcome == "unknown" and len(rows) not in (0, call.count):
+            yield f"call {call.name} came through by {len(rows)} of {call.count}"
+        if call.way != "cancel" and rows and call.ids and ids != set(call.ids):
+            yield f"call {call.name} was told {sorted(call.ids)}, and has {sorted(ids)}"
+
+
+def one_end(history: History) -> Iterator[str]:
+    for id_, count in Counter(row.command_id for row in history.rows).items():
+        if count > 1:
+            yield f"command {id_} has {count} rows"
+    canceled = {row.command_id for row in history.rows if row.status == "CANCELED"}
+    for call in history.calls:
+        if call.way == "cancel" and call.outcome == "ok":
+            for id_ in set(call.ids) - canceled:
+                yield f"{id_} was canceled, and is not"
+    asked = {id_ for call in history.calls if call.way == "cancel" for id_ in call.ids}
+    for id_ in canceled - asked:
+        yield f"{id_} is canceled, and nobody asked"
+    for id_, moves in by_command(history.moves).items():
+        ends = [move for move in moves if move.what == "finished+"]
+        if len(ends) > 1:
+            yield f"command {id_} was finished {len(ends)} times"
+        if ends and any(move.xid != ends[0].xid for move in moves if move.number > ends[0].number):
+            yield f"command {id_} went on after its end"
+    replies = Counter(row.answers for row in history.rows if row.answers is not None)
+    for row in history.rows:
+        wanted = int(row.table == "finished" and row.reply_to is not None)
+        if row.answers is None and replies[row.command_id] != wanted:
+            yield f"{named(row)} has {replies[row.command_id]} replies"
+
+
+def ends_as_its_handler_says(history: History) -> Iterator[str]:
+    """Or by what the storm did to it, which must have been recorded."""
+    told: dict[str, list[Event]] = defaultdict(list)
+    for event in history.events:
+        told[event.command_id].append(event)
+    # Whoever takes over a claim whose lease has ended says so nowhere else.
+    takeovers = Counter(
+        move.command_id
+        for move in history.moves
+        if move.what == "claim" and move.claimer_before is not None
+    )
+    for row in history.rows:
+        if row.answers is not None or row.table not in _SETTLED or row.status == "CANCELED":
+            continue
+        if row.type == UNHANDLED:
+            continue
+        if (row.status, row.code) in _ENDS[row.type]:
+            continue
+        if row.status != "IN_TROUBLESHOOTING_QUEUE" or row.code not in _INNOCENT:
+            if not (row.code == "EXHAUSTED" and len(told[row.command_id]) > 1):
+                yield f"{named(row)} ended as {row.status} {row.code}"
+        elif len(told[row.command_id]) + takeovers[row.command_id] < 2 and row.code != "CRASHED":
+            yield f"{named(row)} ended as {row.code}, and its events do not say why"
+
+
+def tokens_count_up(history: History) -> Iterator[str]:
+    for id_, moves in by_command(history.moves).items():
+        token = 0
+        claimers: dict[int, int | None] = {}
+        for move in moves:
+            if move.token_before is not None and (move.token_before, move.token) != (
+                token,
+                token + 1,
+            ):
+                yield f"command {id_}: token {move.token_before} -> {move.token} after {token}"
+            elif move.token_before is None and move.token != token:
+                yield f"command {id_}: {move.what} with token {move.token} after {token}"
+            token = move.token
+            if move.what == "claim" and claimers.setdefault(token, move.claimer) != move.claimer:
+                yield f"command {id_}: token {token} has two claimers"
+
+
+def only_the_claimer_ends_a_claim(history: History) -> Iterator[str]:
+    """Or a steward that hands back, or whoever cancels. What was accepted is its claimer's."""
+    canceled = {row.command_id for row in history.rows if row.status == "CANCELED"}
+    for move in history.moves:
+        if move.what not in ("ready-", "release"):
+            continue
+        by = incarnation_of(move.session)
+        if by is None:
+            if move.what == "release" or move.command_id not in canceled:
+                yield f"command {move.command_id}: a claim was ended by {move.session}"
+        elif not history.workers.get(by, "").startswith("steward:") and by != move.claimer_before:
+            yield (
+                f"command {move.command_id}: incarnation {by} did {move.what} on the claim of "
+                f"{move.claimer_before} (token {move.token_before or move.token})"
+            )
+    claimers = {row.command_id: row.claimer for row in history.rows}
+    for effect in history.effects:
+        claimer = claimers.get(effect.command_id)
+        if incarnation_of(effect.session) != claimer:
+            yield (
+                f"command {effect.command_id}: its effect is of {effect.session}, "
+                f"and its end of {claimer}"
+            )
+    pids = {mark.run: mark.pid for mark in history.marks}
+    for row in history.rows:
+        if row.run is not None and not _is_of(history, row.claimer, pids.get(row.run)):
+            yield f"{named(row)} has the result of {row.run}, and not one of its claimer"
+
+
+def claims_do_not_overlap(history: History) -> Iterator[str]:
+    for move in history.moves:
+        held = move.what == "claim" and move.claimer_before is not None
+        if held and (move.lease_before or 0.0) > move.at:
+            yield (
+                f"command {move.command_id} was claimed {(move.lease_before or 0) - move.at:.3f} s "
+                f"before the lease of {move.claimer_before} ended"
+            )
+
+
+def each_execution_has_a_claim(history: History) -> Iterator[str]:
+    claims: dict[str, list[float]] = defaultdict(list)
+    of_process: Counter[tuple[str, int]] = Counter()
+    for move in history.moves:
+        if move.what == "claim":
+            claims[move.command_id].append(move.at)
+            of_process[move.command_id, pid_of(history.workers.get(move.claimer or 0, ""))] += 1
+    begun: Counter[str] = Counter()
+    of_pid: Counter[tuple[str, int]] = Counter()
+    for mark in entries(history.marks):
+        begun[mark.command_id] += 1
+        of_pid[mark.command_id, mark.pid] += 1
+        before = sum(at <= mark.at + _SLACK_S for at in claims[mark.command_id])
+        if before < begun[mark.command_id]:
+            yield (
+                f"command {mark.command_id}: execution {begun[mark.command_id]} began after "
+                f"{before} claims"
+            )
+        if of_pid[mark.command_id, mark.pid] > of_process[mark.command_id, mark.pid]:
+            yield f"command {mark.command_id}: {mark.pid} ran it more often than it claimed it"
+
+
+def effects_are_there_once(history: History) -> Iterator[str]:
+    own = [effect for effect in history.effects if not effect.run.endswith(KEPT)]
+    effects = Counter(effect.command_id for effect in own)
+    for row in history.rows:
+        wanted = int(row.type in _EFFECTIVE and row.status == "COMPLETED")
+        if effects.pop(row.command_id, 0) != wanted:
+            found = sum(effect.command_id == row.command_id for effect in own)
+            yield f"{named(row)} is {row.status} and has {found} effects"
+    for id_ in effects:
+        yield f"an effect of {id_}, which is nowhere"
+
+
+def effects_are_of_what_was_settled(history: History) -> Iterator[str]:
+    """Of the execution whose result was kept, in the transaction that kept it. A thread that
+    outlives its handler may have added to that, and to no other."""
+    runs = {row.command_id: row.run for row in history.rows}
+    ends = {move.command_id: move.xid for move in history.moves if move.what == "finished+"}
+    for effect in history.effects:
+        if effect.run.removesuffix(KEPT) != runs.get(effect.command_id):
+            yield (
+                f"command {effect.command_id}: its effect is of {effect.run}, "
+                f"and its result of {runs.get(effect.command_id)}"
+            )
+        elif effect.xid != ends.get(effect.command_id):
+            yield (
+                f"command {effect.command_id}: {effect.run} wrote in transaction {effect.xid}, "
+                f"and it was settled in {ends.get(effect.command_id)}"
+            )
+
+
+def runs_are_explained(history: History) -> Iterator[str]:
+    """Completed by an execution that returned; and each execution has ended in exactly one of:
+    settled, a loss, given back because of an order to stop, or cut off from its database. Of
+    each process: what one did not end is not excused by what another had not begun. Replies
+    that were lost on the way do not matter: this is what the database has recorded."""
+    returned = {mark.run for mark in history.marks if mark.what == "returned"}
+    for row in history.rows:
+        if row.answers is None and row.status == "COMPLETED" and row.run not in returned:
+            yield f"{named(row)} was completed by {row.run}, which did not return"
+    runs = Counter((mark.command_id, mark.pid) for mark in entries(history.marks))
+    ends = _ends_of_executions(history)
+    for (id_, pid), count in runs.items():
+        if count > ends[id_, pid]:
+            yield f"command {id_}: {pid} ran it {count} times, and {ends[id_, pid]} have ended"
+
+
+def ended_leases_are_told(history: History) -> Iterator[str]:
+    """A claim of a row that another claim still had leaves an event of that one's token."""
+    events = Counter(
+        (event.command_id, event.token) for event in history.events if event.code == _LEASE_ENDED
+    )
+    for move in history.moves:
+        if move.what == "claim" and move.claimer_before is not None:
+            key = move.command_id, move.token_before
+            if events[key] != 1:
+                yield f"command {key[0]}: {events[key]} events of the lost claim {key[1]}"
+
+
+def _ends_of_executions(history: History) -> Counter[tuple[str, int]]:
+    """By command and process: at most one for each claim."""
+    ends: Counter[tuple[str, int]] = Counter()
+    for move in history.moves:
+        # Settled or canceled; or its lease has ended, which the next claim counts as a loss.
+        if move.what in ("ready-", "claim") and move.claimer_before is not None:
+            ends[move.command_id, pid_of(history.workers.get(move.claimer_before, ""))] += 1
+    for event in history.events:
+        # The end of a lease is the next claim's move, above.
+        if event.kind == "LOST" and event.code != _LEASE_ENDED:
+            ends[event.command_id, pid_of(history.workers.get(event.claimer or 0, ""))] += 1
+    return ends
+
+
+def attempts_are_bounded(history: History) -> Iterator[str]:
+    for row in history.rows:
+        most = row.max_attempts or history.limits.max_attempts
+        if row.attempts > most:
+            yield f"{named(row)} has {row.attempts} attempts of {most}"
+    for event in history.events:
+        if event.code in _OUTSIDE:
+            yield f"command {event.command_id} was charged for {event.code}"
+    for id_, moves in by_command(history.moves).items():
+        for one, next_ in pairwise(moves):
+            if next_.attempts - one.attempts not in (0, 1) or (
+                next_.what in ("claim", "release") and next_.attempts != one.attempts
+            ):
+                yield f"command {id_}: {next_.what}, attempts {one.attempts} -> {next_.attempts}"
+
+
+def not_before_its_time(history: History) -> Iterator[str]:
+    limits = history.limits
+    began = {call.name: call.began for call in history.calls}
+    asked = {row.command_id: row for row in history.rows if row.delay}
+    marked: dict[str, list[float]] = defaultdict(list)
+    for mark in history.marks:
+        marked[mark.command_id].append(mark.at)
+    for id_, moves in by_command(history.moves).items():
+        for one, next_ in zip([None, *moves], moves, strict=False):
+            if next_.what == "claim" and (next_.due_at or 0.0) > next_.at:
+                yield f"command {id_} was claimed {(next_.due_at or 0) - next_.at:.3f} s early"
+            if next_.what != "scheduled+":
+                continue
+            if one is None:
+                row = asked.get(id_)
+                at = began.get(row.call or "", 0.0) + row.delay if row is not None else 0.0
+                if (next_.due_at or 0.0) < at - _SLACK_S:
+                    yield f"command {id_} is due {at - (next_.due_at or 0.0):.3f} s early"
+            elif next_.attempts > one.attempts:
+                backoff = limits.backoff[min(next_.attempts, len(limits.backoff)) - 1]
+                # The statement that settled it may have taken long on a busy machine.
+                ended = max((at for at in marked[id_] if at <= next_.at), default=next_.at)
+                lies = (next_.due_at or 0.0) - ended
+                if lies < backoff * (1 - limits.jitter) - _SLACK_S:
+                    yield f"command {id_}: again {lies:.3f} s after attempt {next_.attempts}"
+
+
+def _is_of(history: History, claimer: int | None, pid: int | None) -> bool:
+    return pid is not None and pid_of(history.workers.get(claimer or 0, "")) == pid
