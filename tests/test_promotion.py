@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import psycopg
 import pytest
@@ -200,6 +200,58 @@ def test_a_command_that_can_be_neither_promoted_nor_moved_is_skipped_with_pauses
     assert ready(connection) == {("payments", 5): 5}
     waits = [timers.look(connection, leases=False) for _ in range(12)]
     assert waits[-1] >= 1.0 and caplog.text.count("skipped") == 1
+
+
+def test_while_the_queue_is_locked_due_commands_stay_and_none_is_set_aside(
+    dsn: str, connection: psycopg.Connection, timers: Timers
+) -> None:
+    fill(connection, "payments", 5, 3)
+    connection.execute("SET lock_timeout = '20ms'")
+    with psycopg.connect(dsn) as locking:
+        locking.execute("LOCK TABLE cmdbus.ready IN SHARE MODE")
+        waits = [timers.look(connection, leases=False) for _ in range(3)]
+        assert min(waits) > 0.0
+        assert left(connection) == 3
+        locking.rollback()
+    promote_all(connection, timers)
+    assert ready(connection) == {("payments", 5): 3}
+
+
+class OtherNodeFirst(Claims):
+    """Each promotion that fails does so after another node has set its command aside."""
+
+    def promote(
+        self,
+        connection: psycopg.Connection,
+        rows: int,
+        size: int,
+        skipped: Iterable[int] = (),
+        seconds: float = 0.0,
+    ) -> int:
+        try:
+            return super().promote(connection, rows, size, skipped, seconds)
+        except psycopg.errors.CheckViolation:
+            key = self.first_due(connection, skipped)
+            assert key is not None
+            if rows == 1:
+                self.set_aside(connection, key, "NOT_CLAIMABLE", "why", "scheduled")
+            raise
+
+
+def test_a_command_that_another_node_sets_aside_takes_no_other_with_it(
+    connection: psycopg.Connection, bus: CommandBus
+) -> None:
+    connection.execute("ALTER TABLE cmdbus.ready ADD CHECK (type <> 'Bad')")
+    bad = bus.send("payments", "Bad", delay=60)
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
+    fill(connection, "payments", 9, 3)
+    connection.execute(
+        "UPDATE cmdbus.scheduled SET due_at = due_at + interval '1 hour' WHERE priority = 9"
+    )
+    timers = Timers(OtherNodeFirst("cmdbus", 30), ["payments"], ["payments Debit"])
+    promote_all(connection, timers)
+    assert [record.command_id for record in bus.troubleshooting.list("payments")] == [bad]
+    assert ready(connection) == {("payments", 9): 3}
 
 
 def test_two_that_promote_at_once_move_each_command_once(

@@ -23,7 +23,9 @@ from cmdbus import (
     Timeouts,
 )
 from cmdbus.worker import Worker
+from cmdbus.worker.claims import Claim, Claims, Want
 from cmdbus.worker.halving import in_halves
+from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.rejections import Cause, cause_of
 
 REJECTIONS = {
@@ -41,8 +43,8 @@ REJECTIONS = {
         psycopg.errors.LockNotAvailable,
         psycopg.errors.DeadlockDetected,
         psycopg.errors.SerializationFailure,
-        psycopg.errors.QueryCanceled,
     ),
+    Cause.TIMEOUT: (psycopg.errors.QueryCanceled,),
     Cause.ELSEWHERE: (
         psycopg.errors.AdminShutdown,
         psycopg.errors.ReadOnlySqlTransaction,
@@ -88,6 +90,21 @@ def test_a_statement_is_executed_for_halves_until_one_row_is_what_fails() -> Non
     assert sizes == [8, 4, 2, 2, 1, 1, 4, 2, 2, 1, 1]
     with pytest.raises(psycopg.OperationalError):
         in_halves(lost, [1, 2], lambda item, error: rejected.append(item))
+
+
+def test_a_lock_timeout_is_no_rows_fault_and_tried_for_no_halves() -> None:
+    tries: list[int] = []
+
+    def locked(items: Sequence[int]) -> list[int]:
+        tries.append(len(items))
+        raise psycopg.errors.LockNotAvailable("the table is locked")
+
+    def rejected(item: int, error: Exception) -> None:
+        raise AssertionError(f"{item} is not what failed")
+
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        in_halves(locked, [1, 2], rejected)
+    assert tries == [2]
 
 
 @pytest.fixture
@@ -198,6 +215,24 @@ def test_a_row_that_can_be_neither_claimed_nor_moved_is_skipped_with_pauses(
         record = bus.get("payments", bad)
         assert record is not None and record.status == "PENDING"
     assert caplog.text.count("skipped") == 1
+
+
+@pytest.mark.db
+def test_a_queue_that_is_locked_sends_no_command_to_troubleshooting(
+    dsn: str, bus: CommandBus
+) -> None:
+    bus.send_many([SendRequest("payments", "Good")] * 5)
+    want = Want(5, 0, ["payments"], ["payments Good"], [], {})
+    claims, taken = Claims("cmdbus", 30.0), list[Claim]()
+    narrowing = Narrowing(claims)
+    with connect(dsn) as mine, psycopg.connect(dsn) as locking:
+        mine.execute("SET lock_timeout = '50ms'")
+        locking.execute("LOCK TABLE cmdbus.ready IN SHARE MODE")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            narrowing.claim(mine, want, taken.extend)
+        locking.rollback()
+        assert bus.troubleshooting.count("payments") == 0
+        assert narrowing.claim(mine, want, taken.extend) == len(taken) == 5
 
 
 @pytest.mark.db

@@ -1,12 +1,13 @@
 """Statements for many rows of which one may be rejected, or that may take too long: they are
-executed again for each half, so that one row stops no others."""
+executed again for each half, so that one row stops no others. Not after a lock timeout or a
+deadlock, which the caller gets: that is no row's fault, and the halves would wait again."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from cmdbus.worker.claims import Claim, Claims, Connection, Keyed
-from cmdbus.worker.rejections import Cause, cause_of, reason
+from cmdbus.worker.rejections import may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ def in_halves(
     try:
         return work(items)
     except Exception as error:
-        if cause_of(error) is Cause.ELSEWHERE:
+        if not may_be_of_one_row(error):
             raise
         if len(items) == 1:
             rejected(items[0], error)

@@ -1,7 +1,8 @@
 """Claims row by row where a claim of many has failed, so that one row stops no others.
 
 A row that cannot be claimed, or cannot be read, moves to troubleshooting. One that cannot be
-moved either is skipped for as long as this process lives. Keys are read without data.
+moved either is skipped for as long as this process lives. A lock timeout or a deadlock is no
+reason for either: the row is tried again by the next claim. Keys are read without data.
 """
 
 import logging
@@ -10,12 +11,14 @@ from collections.abc import Callable, Container
 from cmdbus.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims import Claim, ClaimKey, Claims, Connection, Want
 from cmdbus.worker.holding import Key, key_of
-from cmdbus.worker.rejections import Cause, cause_of, reason, was_executed
+from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, reason, was_executed
 
 logger = logging.getLogger(__name__)
 
 #: Rows claimed one by one in one step, each in a round trip of its own.
 _MAX_ROWS = 50
+#: Lock timeouts after which a pass leaves its remaining rows to the next one.
+_MAX_WAITS = 3
 
 
 class Narrowing:
@@ -30,7 +33,7 @@ class Narrowing:
         self, connection: Connection, want: Want, take_on: Callable[[list[Claim]], None]
     ) -> int:
         """Passes each claim on at once; returns how many rows are claimed or out of the way."""
-        count, payload = 0, 0
+        count, payload, waits = 0, 0, 0
         keys = self._claims.claimable(connection, want, min(want.free, _MAX_ROWS), self._skipped)
         for key in keys:
             try:
@@ -38,6 +41,11 @@ class Narrowing:
             except Exception as error:
                 if cause_of(error) is Cause.ELSEWHERE:
                     raise
+                if not may_be_of_one_row(error):
+                    waits += 1
+                    if waits == _MAX_WAITS:
+                        raise
+                    continue
                 claimed = key.claimed_by(self._claims.incarnation) if was_executed(error) else key
                 count += self._set_aside(connection, claimed, error)
             else:
@@ -60,7 +68,7 @@ class Narrowing:
         try:
             adopted = self._claims.with_payloads(connection, orphans, most)
         except Exception as error:
-            if cause_of(error) is Cause.ELSEWHERE:
+            if not may_be_of_one_row(error):
                 raise
             adopted = self._read_some(connection, orphans, most)
         keys = {key_of(claim) for claim in adopted}
@@ -72,7 +80,7 @@ class Narrowing:
         try:
             claims = self._claims.claimed_by(connection, ours)
         except Exception as error:
-            if cause_of(error) is Cause.ELSEWHERE:
+            if not may_be_of_one_row(error):
                 raise
         else:
             return [claim for claim in claims if key_of(claim) not in known]
@@ -95,7 +103,7 @@ class Narrowing:
         try:
             return self._claims.read_claim(connection, key)
         except Exception as error:
-            if cause_of(error) is Cause.ELSEWHERE:
+            if not may_be_of_one_row(error):
                 raise
             self._set_aside(connection, key, error)
             return None
@@ -106,7 +114,7 @@ class Narrowing:
         try:
             lost = self._claims.set_aside(connection, key, "NOT_CLAIMABLE", why)
         except Exception as second:
-            if cause_of(second) is Cause.ELSEWHERE:
+            if not may_be_of_one_row(second):
                 raise
             self._skipped.add(key.id)
             again = reason(second)

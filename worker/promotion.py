@@ -3,6 +3,7 @@
 a batch succeeds    the next one is twice as large, up to the limits
 a batch fails       the next one is half as large
 one row fails       it moves to troubleshooting or, if even that fails, is skipped
+a lock times out    the rows stay as they are, until the next look
 """
 
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from cmdbus.clock import time
 from cmdbus.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims import ClaimKey, Claims, Connection
-from cmdbus.worker.rejections import Cause, cause_of, reason
+from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +33,13 @@ class Promotion:
         self._rows = _MAX_ROWS
         #: Ids of rows that can be neither promoted nor moved.
         self._skipped: set[int] = set()
+        #: The latest warning, which is not repeated until a batch succeeds.
+        self._last_warning = ""
 
     def step(self, connection: Connection) -> bool:
         """One batch; whether another one may follow at once."""
         rows, size = self._rows, _MAX_BYTES * self._rows // _MAX_ROWS
+        first = self._first_due(connection) if rows == 1 else None
         seconds = self._patience() if rows == 1 else 0.0
         began = time.monotonic()
         try:
@@ -43,34 +47,46 @@ class Promotion:
         except Exception as error:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise
-            return self._narrow(connection, error)
+            if cause_of(error) is Cause.CONTENTION:
+                self._warn_once(f"{reason(error)}: trying again")
+                return False
+            return self._narrow(connection, first, error)
         took = time.monotonic() - began
         if took < _QUICK:
             self._rows = min(rows * 2, _MAX_ROWS)
         elif took > _SLOW:
             self._rows = max(rows // 2, 1)
+        self._last_warning = ""
         return promoted > 0
 
-    def _narrow(self, connection: Connection, error: Exception) -> bool:
-        if self._rows == _MAX_ROWS:
-            logger.warning("cannot promote due commands (%s): trying fewer", reason(error))
+    def _narrow(self, connection: Connection, first: ClaimKey | None, error: Exception) -> bool:
         if self._rows > 1:
+            self._warn_once(f"{reason(error)}: trying fewer")
             self._rows //= 2
             return True
-        key = self._claims.first_due(connection, self._skipped)
-        return key is not None and self._set_aside(connection, key, error)
+        # Another node may have promoted the row meanwhile: then the first one is another.
+        if first is not None and first == self._first_due(connection):
+            self._set_aside(connection, first, error)
+        return True
 
-    def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> bool:
+    def _first_due(self, connection: Connection) -> ClaimKey | None:
+        return self._claims.first_due(connection, self._skipped)
+
+    def _warn_once(self, why: str) -> None:
+        if why != self._last_warning:
+            logger.warning("cannot promote due commands: %s", why)
+        self._last_warning = why
+
+    def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> None:
         why = ascii_text(reason(error), MAX_MESSAGE)
         where = f"command {key.command_id} (domain {key.domain}) is due and cannot be promoted"
         try:
             self._claims.set_aside(connection, key, "NOT_CLAIMABLE", why, "scheduled")
         except Exception as second:
-            if cause_of(second) is Cause.ELSEWHERE:
+            if not may_be_of_one_row(second):
                 raise
             self._skipped.add(key.id)
             again = reason(second)
             logger.error("%s: %s; nor moved to troubleshooting: %s; skipped", where, why, again)
         else:
             logger.error("%s: moved to the troubleshooting queue: %s", where, why)
-        return True

@@ -8,14 +8,17 @@ import psycopg
 class Cause(Enum):
     #: A row or a value: the same statement without it succeeds.
     ROWS = "rows"
-    #: A locked row, a deadlock or a timeout: later, or with fewer rows, it may succeed.
+    #: The statement timeout: with fewer rows, or later, it may succeed.
+    TIMEOUT = "timeout"
+    #: A locked row or table, or a deadlock: it says nothing about the rows; later it succeeds.
     CONTENTION = "contention"
     #: The session, the server or this code.
     ELSEWHERE = "elsewhere"
 
 
-#: SQLSTATEs, or their classes: serialization, lock timeout, statement timeout.
-_CONTENTION = ("40", "55P03", "57014")
+#: SQLSTATEs, or their classes: serialization and deadlock, lock timeout.
+_CONTENTION = ("40", "55P03")
+_TIMEOUT = "57014"
 #: Connection, plan made invalid by a migration, read-only server, prepared statement missing or
 #: there already, resources, shutdown, I/O.
 _ELSEWHERE = ("08", "0A", "25", "26", "42P05", "53", "57", "58")
@@ -29,9 +32,16 @@ def cause_of(error: BaseException) -> Cause:
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     if state is None:
         return Cause.ELSEWHERE
+    if state == _TIMEOUT:
+        return Cause.TIMEOUT
     if state.startswith(_CONTENTION):
         return Cause.CONTENTION
     return Cause.ELSEWHERE if state.startswith(_ELSEWHERE) else Cause.ROWS
+
+
+def may_be_of_one_row(error: BaseException) -> bool:
+    """Whether the same statement may succeed for some of its rows while it fails for others."""
+    return cause_of(error) in (Cause.ROWS, Cause.TIMEOUT)
 
 
 def was_executed(error: BaseException) -> bool:
