@@ -118,6 +118,22 @@ def test_a_domain_that_keeps_longer_keeps_the_day_for_all(
     assert bus.get("week", sent["week"]) is None
 
 
+def test_a_day_is_detached_without_anything_else_under_the_lock_that_settlements_wait_for(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    finish(dsn, bus, "old")
+    age(connection, "old", 9)
+    claims = Claims("cmdbus", 30.0)
+    _, (oldest, *_) = claims.days(connection)
+    left = "SELECT count(*) FROM pg_inherits WHERE inhrelid = to_regclass('cmdbus.' || %s)"
+    assert claims.retain_day(connection, oldest, 0, 256) == 0
+    assert connection.execute(left, (oldest,)).fetchone() == (0,)
+    assert (rows(connection, "identity"), rows(connection, "event")) == (1, 1)
+    assert claims.retain_day(connection, oldest, 0, 256) == 256
+    assert (rows(connection, "identity"), rows(connection, "event")) == (0, 0)
+    assert claims.retain_day(connection, oldest, 256, 256) is None
+
+
 def test_a_report_that_reads_history_is_not_waited_for(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
@@ -224,6 +240,7 @@ def test_a_day_is_removed_in_blocks(
     )
     claims = Claims("cmdbus", 30.0)
     [*_, old] = sorted(claims.days(connection)[1], reverse=True)
+    assert claims.retain_day(connection, old, 0, 1) == 0  # detached
     assert claims.retain_day(connection, old, 0, 1) == 1
     left = rows(connection, "identity")
     assert 0 < left < 501 and bus.get("old", sent["old"]) is None

@@ -2,10 +2,11 @@
 -- to it, in statements of a bounded size. Both functions belong to the owner, so that a
 -- worker's role need not own tables; both refuse history that is younger.
 
--- A day that no domain keeps any longer is dropped as a whole. It is detached first, which
+-- A day that no domain keeps any longer is dropped as a whole. The first call detaches it, which
 -- takes a lock that waits behind any reader, and every settle behind that: so it gives up after
--- 100 ms. Then the ids and events of its commands are removed, p_blocks of the table in each
--- call, from p_block on. Returns the block to go on with, NULL once the table is dropped.
+-- 100 ms, and does nothing else while it has that lock. The others remove the ids and events of
+-- its commands, p_blocks of the table in each, from p_block on. Returns the block to go on with,
+-- NULL once the table is dropped.
 CREATE FUNCTION {schema}.retain_day(p_partition text, p_block bigint, p_blocks integer)
 RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -33,6 +34,7 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = partition) THEN
         EXECUTE format('ALTER TABLE {schema}.finished DETACH PARTITION {schema}.%I', p_partition);
+        RETURN p_block;
     END IF;
     size := pg_relation_size(partition) / current_setting('block_size')::bigint;
     IF p_block >= size THEN
