@@ -3,12 +3,15 @@ statistics say."""
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import psycopg
 import pytest
+from eventually import eventually
+from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest, Status
 from cmdbus.counters import End
@@ -208,6 +211,25 @@ def test_a_process_for_suspects_claims_only_one(dsn: str, connection: psycopg.Co
     other = Claims("cmdbus", 30, Share.SUSPECT)
     other.register(connection, "another")
     assert len(other.step(connection, [], want(5))[1]) == 1
+
+
+def test_a_process_for_suspects_claims_no_other_when_the_reply_is_lost(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit")] * 2)
+    connection.execute("UPDATE cmdbus.ready SET losses = 2")
+    alone = Claims("cmdbus", 30, Share.SUSPECT)
+    alone.register(connection, "alone")
+    with Proxy(dsn) as proxy, connect(proxy.dsn) as cut, ThreadPoolExecutor() as threads:
+        proxy.mute()
+        step = threads.submit(alone.step, cut, [], want(5))
+        eventually(lambda: alone.claimed_by(connection, alone.incarnation))
+        proxy.cut()
+        with pytest.raises(psycopg.OperationalError):
+            step.result(10)
+    assert alone.step(connection, [], want(5)) == ([], [])
+    assert len(alone.claimed_by(connection, alone.incarnation)) == 1
 
 
 @pytest.mark.parametrize("same", ["command", "claimer"])

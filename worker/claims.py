@@ -277,6 +277,8 @@ class Claims:
             "claimer": self.incarnation,
             "lease": self._lease,
         }
+        # Before the reply, which may be lost: then the next leader adopts what was claimed.
+        self._has_suspect = True
         rows = self._execute(connection, "claim_suspect", values).fetchall()
         self._has_suspect = bool(rows)
         return [Claim._make(row) for row in rows]
