@@ -286,6 +286,15 @@ def waiting(history: Any, pending: list[str]) -> Any:
     return replace(unhandled, pending=pending)
 
 
+def outage(history: Any, *, ended: float, answered: float) -> Any:
+    """Worker 2 claims at 104.0 and 104.2 and, once before it; p1 sends before it, too."""
+    sent = ((1, 100.1), (2, answered))
+    over = replace(history.recoveries[0], kind="outage-70", began=100.5, ended=ended)
+    early = added(history, "moves", 5, number=99, at=100.2)
+    calls = [replace(history.calls[0], name=f"p1.{n}-1", ended=at) for n, at in sent]
+    return replace(early, calls=[*history.calls, *calls], recoveries=[over])
+
+
 def calm(history: Any) -> Any:
     return replace(history, recoveries=[replace(history.recoveries[0], began=50.0, ended=50.0)])
 
@@ -422,6 +431,8 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
         "a promise that is broken meanwhile",
         lambda h: replace(h, recoveries=[replace(h.recoveries[0], broken="nobody noticed")]),
     ),
+    ("H21b", "no claim after an outage", lambda h: outage(h, ended=104.5, answered=105.0)),
+    ("H21b", "no answer after an outage", lambda h: outage(h, ended=103.8, answered=106.0)),
     ("H22", "a deadlock of ours", lambda h: replace(h, server=deadlock("cmdbus.ready"))),
     (
         "H22",
@@ -470,6 +481,18 @@ def test_each_type_has_an_end_that_it_must_come_to(parts: Parts) -> None:
     for type_ in parts["handlers"].BODIES:
         wrong = row(history, 1, type=type_, status="FAILED", code="ANOTHER")
         assert "H4b" in violated(parts, wrong), type_
+
+
+def test_an_outage_that_is_over_in_time_is_none(parts: Parts) -> None:
+    over = outage(good(parts), ended=103.8, answered=104.0)
+    assert "H21b" not in violated(parts, over)
+
+
+def test_a_command_may_wait_for_its_turn_in_a_backlog(parts: Parts) -> None:
+    late = move(calm(good(parts)), 10, at=114.5)
+    claims = [replace(late.moves[5], number=100 + n, command_id=f"c{n}") for n in range(20)]
+    moves = [*late.moves, *[replace(claim, at=110.0) for claim in claims]]
+    assert "H12b" not in violated(parts, replace(late, moves=moves))
 
 
 def test_a_command_without_a_handler_waits(parts: Parts) -> None:

@@ -39,7 +39,11 @@ from storms.fleet_checks import (
     the_server_is_content,
 )
 from storms.history import Call, History, Restore
-from storms.time_checks import delayed_start_in_time, leases_of_the_living_are_renewed
+from storms.time_checks import (
+    delayed_start_in_time,
+    leases_of_the_living_are_renewed,
+    outages_are_over_in_time,
+)
 
 Check = Callable[[History], Iterator[str]]
 
@@ -120,6 +124,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "H19": ("no more sessions than the budget", connections_are_bounded),
     "H20": ("none claims after its stop", none_claims_after_its_stop),
     "H21": ("everything works again in time, and is drained", everything_works_again),
+    "H21b": ("after an outage all work again within 2 s", outages_are_over_in_time),
     "H22": ("no PANIC, deadlock or timeout of the server's own", the_server_is_content),
     "H23": ("the password is nowhere to be read", no_secret_is_told),
     "all": ("every source of this was heard", every_source_was_heard),

@@ -1,7 +1,8 @@
 """The invariants about time: leases that must not end, delays that must. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
 
 from storms.fleet_checks import STARTS
 from storms.grouping import by_command, pid_of
@@ -22,6 +23,10 @@ _NEAR_S = 1.0
 _LOGGED_S = 2.0
 #: Seconds from the due time of a command until it is in ready, and from there until it is claimed.
 _PROMOTED_S, _STARTED_S = 2.0, 10.0
+#: As many claims in that time are a backlog, in which a command may wait for its turn.
+_BACKLOG = 20
+#: Seconds after an outage within which each instance claims and each producer is answered.
+_WORKS_S = 2.0
 _EXITED = re.compile(r"(?:worker \d+|alone), pid (\d+), (?:exited with|was killed by)")
 
 
@@ -42,23 +47,50 @@ def leases_of_the_living_are_renewed(history: History) -> Iterator[str]:
             )
 
 
+def outages_are_over_in_time(history: History) -> Iterator[str]:
+    """For workers and for producers, whatever the backlog is."""
+    homes = _homes(history)
+    claims = [
+        (homes.get(pid_of(history.workers.get(move.claimer or 0, ""))), move.at)
+        for move in history.moves
+        if move.what == "claim"
+    ]
+    answers = [
+        (call.name.partition(".")[0], call.ended)
+        for call in history.calls
+        if call.outcome == "ok" and "." in call.name
+    ]
+    for one in history.recoveries:
+        if not one.kind.startswith("outage-"):
+            continue
+        for what, found in (("claimed", claims), ("was answered", answers)):
+            before = {name for name, at in found if name is not None and at < one.began}
+            after = {name for name, at in found if one.ended < at <= one.ended + _WORKS_S}
+            for name in sorted(before - after):
+                yield f"{name} {what} nothing within {_WORKS_S:g} s after fault {one.fault}"
+
+
 def delayed_start_in_time(history: History) -> Iterator[str]:
-    for id_, moves in by_command(history.moves).items():
+    claimed = sorted(move.at for move in history.moves if move.what == "claim")
+    for moves in by_command(history.moves).values():
         for index, move in enumerate(moves[:-1]):
             if move.what == "scheduled+":
-                yield from _late(history, id_, [*moves[index + 1 : index + 4]], move)
+                yield from _late(history, [*moves[index : index + 4]], claimed)
 
 
-def _late(history: History, id_: str, after: list[Move], scheduled: Move) -> Iterator[str]:
-    due_at = scheduled.due_at or 0.0
+def _late(history: History, moves: Sequence[Move], claimed: Sequence[float]) -> Iterator[str]:
+    scheduled, *after = moves
+    id_, due_at = scheduled.command_id, scheduled.due_at or 0.0
     ready = next((move for move in after if move.what == "ready+"), None)
     if ready is None:  # canceled
         return
     if ready.at > due_at + _PROMOTED_S and not _all_kept_away(history, due_at, ready.at):
         yield f"command {id_} was claimable {ready.at - due_at:.1f} s after it was due"
     claim = next((move for move in after if move.what == "claim"), None)
-    late = claim is not None and claim.at > ready.at + _STARTED_S
-    if claim is not None and late and not _disturbed(history, ready.at, claim.at):
+    if claim is None or claim.at <= ready.at + _STARTED_S:
+        return
+    others = bisect(claimed, claim.at) - bisect(claimed, ready.at)
+    if others < _BACKLOG and not _disturbed(history, ready.at, claim.at):
         yield f"command {id_} was claimed {claim.at - ready.at:.1f} s after it was claimable"
 
 
