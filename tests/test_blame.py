@@ -18,7 +18,7 @@ from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.slots import Phase
 from cmdbus.views import CommandView, KeyView, SeatView, SlotView
 from cmdbus.worker.blame import Death, Key, begun, blame
-from cmdbus.worker.claims import Claim
+from cmdbus.worker.claim import Claim
 
 ID = UUID(int=1)
 PID = 4711

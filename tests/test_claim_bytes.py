@@ -13,7 +13,8 @@ from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
 from cmdbus.board import Board
 from cmdbus.supervisor.values import payload_size
 from cmdbus.worker import Worker
-from cmdbus.worker.claims import Claim, Claims, Want
+from cmdbus.worker.claim import Claim, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.holding import Holding, key_of
 
 pytestmark = pytest.mark.db

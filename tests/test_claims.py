@@ -16,7 +16,8 @@ from proxy import Proxy
 from cmdbus import CommandBus, SendRequest, Status
 from cmdbus.counters import End
 from cmdbus.outcomes import Kind, Outcome, completed
-from cmdbus.worker.claims import Claim, Claims, Finished, Share, Want
+from cmdbus.worker.claim import Claim, Finished, Share, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.wake import Wake
 
 pytestmark = pytest.mark.db

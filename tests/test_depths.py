@@ -10,7 +10,8 @@ from eventually import eventually
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import DatabaseUnavailableError
-from cmdbus.worker.claims import Claims, Connection, Want
+from cmdbus.worker.claim import Connection, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.depths import DepthGauge
 
 pytestmark = pytest.mark.db

@@ -35,7 +35,8 @@ from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.health import Health
 from cmdbus.schema import install
 from cmdbus.seats import Role
-from cmdbus.worker.claims import Claims, Want
+from cmdbus.worker.claim import Want
+from cmdbus.worker.claims import Claims
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]

@@ -14,7 +14,8 @@ from handlers import connect, running
 
 from cmdbus import CommandBus, HandlerRegistry, SendRequest
 from cmdbus.outcomes import completed
-from cmdbus.worker.claims import Claim, Claims, Finished, Looked, Want
+from cmdbus.worker.claim import Claim, Finished, Looked, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.floors import OVERLAP, Floors
 
 HIGH, NORMAL, ORDERS = ("payments", 0), ("payments", 5), ("orders", 5)

@@ -19,7 +19,8 @@ from cmdbus import CommandBus, SendRequest, schema
 from cmdbus.outcomes import Kind, Outcome, completed
 from cmdbus.schema import install
 from cmdbus.statements import render
-from cmdbus.worker.claims import Claims, Finished, Want
+from cmdbus.worker.claim import Finished, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.retention import Retention
 
 pytestmark = pytest.mark.db

@@ -13,7 +13,8 @@ from eventually import eventually
 from handlers import connect
 
 from cmdbus import CommandBus
-from cmdbus.worker.claims import Claim, Claims, Want
+from cmdbus.worker.claim import Claim, Want
+from cmdbus.worker.claims import Claims
 
 pytestmark = pytest.mark.db
 

@@ -10,7 +10,7 @@ import pytest
 from cmdbus.board import Board
 from cmdbus.seats import Ended, Role
 from cmdbus.views import SeatView
-from cmdbus.worker.claims import Connection
+from cmdbus.worker.claim import Connection
 from cmdbus.worker.left_behind import LeftBehind
 
 pytestmark = pytest.mark.db

@@ -13,7 +13,8 @@ from handlers import connect, leave_effect, running
 from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, Status, points
 from cmdbus.outcomes import Kind, Outcome, completed
 from cmdbus.sessions import PATTERN
-from cmdbus.worker.claims import Claims, Finished, Want
+from cmdbus.worker.claim import Finished, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand, Unpooled
 from cmdbus.worker.holding import Holding
 from cmdbus.worker.settling import Done

@@ -21,7 +21,8 @@ from cmdbus.retry import RetryPolicy
 from cmdbus.seats import Ended, Role
 from cmdbus.views import SeatView
 from cmdbus.worker.blame import blame
-from cmdbus.worker.claims import Claim, Claims, Finished, Want
+from cmdbus.worker.claim import Claim, Finished, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.holding import Holding
 from cmdbus.worker.reckoning import reckon
 from cmdbus.worker.rescue import rescue

@@ -23,7 +23,8 @@ from cmdbus import (
     Timeouts,
 )
 from cmdbus.worker import Worker
-from cmdbus.worker.claims import Claim, Claims, Want
+from cmdbus.worker.claim import Claim, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.halving import in_halves
 from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.rejections import Cause, cause_of

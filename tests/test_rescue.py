@@ -25,7 +25,8 @@ from cmdbus.schema import install
 from cmdbus.slots import Phase
 from cmdbus.views import SeatView
 from cmdbus.worker.blame import Death
-from cmdbus.worker.claims import Claim, Claims, Want
+from cmdbus.worker.claim import Claim, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.holding import Holding
 from cmdbus.worker.rescue import Rescued, rescue
 

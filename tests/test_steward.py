@@ -18,7 +18,8 @@ from cmdbus.layout import KEY_COUNT
 from cmdbus.seats import Role, Seat
 from cmdbus.settings import Settings
 from cmdbus.wires import Wire
-from cmdbus.worker.claims import Claims, Want
+from cmdbus.worker.claim import Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.holding import Holding
 from cmdbus.worker.node import Node
 from cmdbus.worker.steward import Steward

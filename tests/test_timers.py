@@ -7,7 +7,8 @@ import psycopg
 import pytest
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims import Claims, Want
+from cmdbus.worker.claim import Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.timers import GRACE_SECONDS, Timers, seconds_to_look
 
 pytestmark = pytest.mark.db

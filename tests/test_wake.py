@@ -15,7 +15,8 @@ from eventually import eventually
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.schema import install
-from cmdbus.worker.claims import Claims, Want
+from cmdbus.worker.claim import Want
+from cmdbus.worker.claims import Claims
 
 pytestmark = pytest.mark.db
 

@@ -21,7 +21,8 @@ from cmdbus.board import Board
 from cmdbus.clock import time
 from cmdbus.points import ARMED, reach
 from cmdbus.wires import Wire
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claim import Connection
+from cmdbus.worker.claims import Claims
 
 #: An arming outlives the longest time until it is renewed by so much.
 _LASTS_LONGER = 60.0

@@ -6,7 +6,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from cmdbus.clock import time
-from cmdbus.worker.claims import Claim
+from cmdbus.worker.claim import Claim
 from cmdbus.worker.holding import Holding
 
 #: What was claimed and is not started within so many seconds goes back.

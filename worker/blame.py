@@ -25,7 +25,7 @@ from cmdbus.keys import KeyState
 from cmdbus.outcomes import MAX_DETAILS, SUSPECT_LOSSES
 from cmdbus.seats import Ended, Verdict
 from cmdbus.views import SeatView
-from cmdbus.worker.claims import STOPPED, Claim
+from cmdbus.worker.claim import STOPPED, Claim
 from cmdbus.worker.dumps import stack_of
 
 #: Id and token.

@@ -8,10 +8,7 @@ that was restored to an earlier point gives ids and tokens again, to other comma
 import copy
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from enum import Enum
-from typing import Any, Literal, NamedTuple, Protocol
-from uuid import UUID
+from typing import Any, Literal
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -19,161 +16,30 @@ from psycopg.rows import tuple_row
 from cmdbus.clock import time
 from cmdbus.counters import End
 from cmdbus.encodings import escaped
-from cmdbus.outcomes import SUSPECT_LOSSES, Kind, Outcome, storable
+from cmdbus.outcomes import SUSPECT_LOSSES, storable
 from cmdbus.sessions import session_name
-from cmdbus.settings import CLAIM_BYTES
 from cmdbus.statements import render, statement
+from cmdbus.worker.arrays import ids, numbers, texts
+from cmdbus.worker.claim import (
+    Claim,
+    ClaimKey,
+    Connection,
+    Finished,
+    Keyed,
+    Looked,
+    Row,
+    Seen,
+    Session,
+    Share,
+    Want,
+)
 
-Connection = psycopg.Connection[Any]
-Row = tuple[Any, ...]
-#: Its pid and its start, which tells it from a later one of the same pid.
-Session = tuple[int, int]
-
-#: Why a command that had begun is released without a loss: its worker was ordered to stop.
-STOPPED = "STOPPED"
-
-_PRIORITIES = range(11)
 _MOST_LOSSES = 2**15 - 1
 #: What a timeout of PostgreSQL can hold.
 _LONGEST_MS = 2**31 - 1
 #: Sessions that were told to end are waited for so long, and looked for at such intervals.
 _GONE_WITHIN = 5.0
 _FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.1
-
-
-class Claim(NamedTuple):
-    """A worker's lease on a command."""
-
-    domain: str
-    priority: int
-    id: int
-    #: Numbers the claims of this command; the fence.
-    token: int
-    command_id: UUID
-    type: str
-    #: JSON text, which this Python may be unable to decode; empty where only keys were read.
-    data: str
-    #: Charged so far.
-    attempts: int
-    losses: int
-    #: The sender's; None leaves it to the handler's policy.
-    max_attempts: int | None
-    correlation_id: UUID
-    reply_to: str | None
-    created_at: datetime
-    #: Seconds between being due and being claimed.
-    waited: float
-
-
-class ClaimKey(NamedTuple):
-    """Names a row of `ready` and its claim, and carries none of its data."""
-
-    domain: str
-    priority: int
-    id: int
-    token: int
-    command_id: UUID
-    #: None if no worker has the row.
-    claimer: int | None
-
-    def claimed_by(self, incarnation: int) -> "ClaimKey":
-        """The key after that worker's claim."""
-        return self._replace(token=self.token + 1, claimer=incarnation)
-
-
-class Keyed(Protocol):
-    """What names a claim: a Claim, or its key on the board."""
-
-    @property
-    def domain(self) -> str | None: ...
-    @property
-    def id(self) -> int: ...
-    @property
-    def token(self) -> int: ...
-    @property
-    def command_id(self) -> UUID: ...
-
-
-class Finished(NamedTuple):
-    """A claim with its outcome, not settled yet."""
-
-    claim: Claim
-    outcome: Outcome
-    #: What applied to this execution.
-    max_attempts: int
-    #: Monotonic time.
-    at: float
-
-    @property
-    def plain(self) -> bool:
-        """Completed, and nobody asked for a reply: can be settled with a hundred others."""
-        return self.outcome.kind is Kind.COMPLETED and self.claim.reply_to is None
-
-
-class Want(NamedTuple):
-    """What to claim."""
-
-    #: As many of any type as there are free slots.
-    free: int
-    #: So many more of the types that are known to be quick.
-    ahead: int
-    #: In this order; which changes, so that domains take turns.
-    domains: Sequence[str]
-    #: "domain type", as the schema's claim compares them.
-    types: Sequence[str]
-    quick_types: Sequence[str]
-    #: Ids to begin above, by domain and priority; see floors.py.
-    floors: Mapping[tuple[str, int], int]
-    #: Payload bytes to claim at most, but for a single command that has more.
-    bytes: int = CLAIM_BYTES
-    #: Where nothing is above the floors, look below them.
-    below: bool = True
-    #: The floors of what is claimed ahead.
-    quick_floors: Mapping[tuple[str, int], int] = {}
-
-    @property
-    def queues(self) -> list[tuple[str, int]]:
-        """Domains and priorities in the order in which a claim looks at them."""
-        return [(domain, priority) for domain in self.domains for priority in _PRIORITIES]
-
-
-class Looked(NamedTuple):
-    """How far a claim has looked."""
-
-    claims: Sequence[Claim]
-    #: Of the types that are claimed ahead, and not of all.
-    ahead: bool
-    #: No later command has this id or a lower one, unless it was being sent meanwhile.
-    seen_to: int
-    #: The domain and priority at which it had enough; None if it has looked at all.
-    stopped_at: tuple[str, int] | None
-    #: Pages that were read to look.
-    pages: int
-
-
-class Seen(NamedTuple):
-    """What a look at the schema found besides claimable commands."""
-
-    #: Seconds until a command is due, and until a lease ends; None if none is.
-    due: float | None
-    lease_ends: float | None
-    #: A command waits that may only run alone.
-    suspects: bool
-    #: Of the server's queue of notifications, from 0 to 1.
-    queue_usage: float
-    #: Pages of ready that were read to look.
-    pages: int
-
-
-class Share(Enum):
-    """Which commands a worker claims, by what they may have done to those that ran them."""
-
-    #: All: there is no other process for suspects.
-    ANY = 0
-    #: Not those that run alone.
-    INNOCENT = 1
-    #: Only one of those.
-    SUSPECT = 2
 
 
 class Claims:
@@ -237,13 +103,13 @@ class Claims:
             "step",
             {
                 **_keys([finished.claim for finished in done]),
-                "attempts": _numbers(finished.claim.attempts + 1 for finished in done),
-                "max_attempts": _numbers(finished.max_attempts for finished in done),
-                "results": _texts(outcome.result for outcome in outcomes),
+                "attempts": numbers(finished.claim.attempts + 1 for finished in done),
+                "max_attempts": numbers(finished.max_attempts for finished in done),
+                "results": texts(outcome.result for outcome in outcomes),
                 "claim_domains": [domain for domain, _ in queues],
-                "claim_priorities": _numbers(priority for _, priority in queues),
-                "floors": _numbers(want.floors.get(queue, 0) for queue in queues),
-                "quick_floors": _numbers(want.quick_floors.get(queue, 0) for queue in queues),
+                "claim_priorities": numbers(priority for _, priority in queues),
+                "floors": numbers(want.floors.get(queue, 0) for queue in queues),
+                "quick_floors": numbers(want.quick_floors.get(queue, 0) for queue in queues),
                 "below": want.below,
                 "types": list(want.types),
                 "quick_types": list(want.quick_types),
@@ -291,11 +157,11 @@ class Claims:
         queues = want.queues
         values = {
             "domains": [domain for domain, _ in queues],
-            "priorities": _numbers(priority for _, priority in queues),
+            "priorities": numbers(priority for _, priority in queues),
             "types": list(want.types),
             "least_losses": least,
             "most_losses": most,
-            "skipped": _numbers(skipped),
+            "skipped": numbers(skipped),
             "count": count,
         }
         rows = self._execute(connection, "find_claimable", values).fetchall()
@@ -380,7 +246,7 @@ class Claims:
         values = {
             **_keys(claims),
             "claimer": self.incarnation,
-            "losses": _numbers(losses),
+            "losses": numbers(losses),
             "reason": reason,
             "why": escaped(why, _encoding(connection)),
         }
@@ -411,9 +277,9 @@ class Claims:
     def ends(self, connection: Connection, claims: Sequence[Keyed]) -> list[End | None]:
         """How the executions of claims whose rows are gone ended; None if nobody said."""
         values = {
-            "domains": _texts(claim.domain for claim in claims),
-            "command_ids": _ids(claim.command_id for claim in claims),
-            "tokens": _numbers(claim.token for claim in claims),
+            "domains": texts(claim.domain for claim in claims),
+            "command_ids": ids(claim.command_id for claim in claims),
+            "tokens": numbers(claim.token for claim in claims),
             "claimer": self.incarnation,
         }
         rows = self._execute(connection, "find_ends", values).fetchall()
@@ -433,10 +299,10 @@ class Claims:
         Without claims it shows that this node is there and can renew."""
         held = [(claim, claimer) for claimer, each in claims.items() for claim in each]
         values = {
-            "command_ids": _ids(claim.command_id for claim, _ in held),
-            "ids": _numbers(claim.id for claim, _ in held),
-            "tokens": _numbers(claim.token for claim, _ in held),
-            "claimers": _numbers(claimer for _, claimer in held),
+            "command_ids": ids(claim.command_id for claim, _ in held),
+            "ids": numbers(claim.id for claim, _ in held),
+            "tokens": numbers(claim.token for claim, _ in held),
+            "claimers": numbers(claimer for _, claimer in held),
             "node": self.incarnation,
             "lease": self._lease,
         }
@@ -452,7 +318,7 @@ class Claims:
     ) -> int:
         """Up to so many rows, and bytes as stored; `seconds` is the statement's timeout if not
         the session's. Returns how many are promoted."""
-        values = {"rows": rows, "bytes": size, "skipped": _numbers(skipped)}
+        values = {"rows": rows, "bytes": size, "skipped": numbers(skipped)}
         if not seconds:
             return int(self._value(connection, "promote", values))
         with connection.transaction():
@@ -461,7 +327,7 @@ class Claims:
 
     def first_due(self, connection: Connection, skipped: Iterable[int]) -> ClaimKey | None:
         """Of the scheduled commands, the one that is promoted next."""
-        values = {"skipped": _numbers(skipped)}
+        values = {"skipped": numbers(skipped)}
         row = self._execute(connection, "find_first_due", values).fetchone()
         return None if row is None else ClaimKey._make(row)
 
@@ -596,15 +462,15 @@ class Claims:
         return {
             **_keys([finished.claim for finished in done]),
             "claimer": self.incarnation,
-            "kinds": _texts(outcome.kind.value for outcome in outcomes),
-            "attempts": _numbers(f.claim.attempts + f.outcome.charged for f in done),
-            "losses": _numbers(f.claim.losses + f.outcome.lost for f in done),
-            "max_attempts": _numbers(finished.max_attempts for finished in done),
-            "results": _texts(outcome.result for outcome in outcomes),
-            "delays": _numbers(outcome.delay for outcome in outcomes),
-            "codes": _texts(outcome.code for outcome in outcomes),
-            "messages": _texts(outcome.message for outcome in outcomes),
-            "details": _texts(outcome.details for outcome in outcomes),
+            "kinds": texts(outcome.kind.value for outcome in outcomes),
+            "attempts": numbers(f.claim.attempts + f.outcome.charged for f in done),
+            "losses": numbers(f.claim.losses + f.outcome.lost for f in done),
+            "max_attempts": numbers(finished.max_attempts for finished in done),
+            "results": texts(outcome.result for outcome in outcomes),
+            "delays": numbers(outcome.delay for outcome in outcomes),
+            "codes": texts(outcome.code for outcome in outcomes),
+            "messages": texts(outcome.message for outcome in outcomes),
+            "details": texts(outcome.details for outcome in outcomes),
         }
 
     def _execute(
@@ -653,36 +519,9 @@ def _looks(rows: Sequence[Row], *, ahead: bool) -> Iterator[Looked]:
 
 def _keys(claims: Sequence[Claim]) -> dict[str, str]:
     return {
-        "domains": _texts(claim.domain for claim in claims),
-        "priorities": _numbers(claim.priority for claim in claims),
-        "ids": _numbers(claim.id for claim in claims),
-        "tokens": _numbers(claim.token for claim in claims),
-        "command_ids": _ids(claim.command_id for claim in claims),
+        "domains": texts(claim.domain for claim in claims),
+        "priorities": numbers(claim.priority for claim in claims),
+        "ids": numbers(claim.id for claim in claims),
+        "tokens": numbers(claim.token for claim in claims),
+        "command_ids": ids(claim.command_id for claim in claims),
     }
-
-
-# Arrays as text that the server reads: the driver's own way of writing them is a
-# quarter of a step's time (measured with 100 outcomes a step).
-
-
-def _numbers(values: Iterable[float | None]) -> str:
-    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
-
-
-def _ids(values: Iterable[UUID]) -> str:
-    return "{" + ",".join([value.hex for value in values]) + "}"
-
-
-def _texts(values: Iterable[str | None]) -> str:
-    return (
-        "{"
-        + ",".join(
-            [
-                "NULL"
-                if value is None
-                else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-                for value in values
-            ]
-        )
-        + "}"
-    )

@@ -26,7 +26,8 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.backlog import LEAD, LEAVE, NUDGE, Backlog
-from cmdbus.worker.claims import Claim, Claims
+from cmdbus.worker.claim import Claim
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.handling import Execution
 from cmdbus.worker.holding import Holding

@@ -11,7 +11,8 @@ import psycopg
 from cmdbus.clock import time
 from cmdbus.errors import CmdbusError
 from cmdbus.worker.answers import Depths
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claim import Connection
+from cmdbus.worker.claims import Claims
 
 logger = logging.getLogger(__name__)
 

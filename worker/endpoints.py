@@ -12,7 +12,8 @@ from cmdbus.settings import Settings
 from cmdbus.views import BoardView
 from cmdbus.worker import answers, exposition
 from cmdbus.worker.answers import Answer
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claim import Connection
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import complete, settings
 from cmdbus.worker.depths import DepthGauge
 from cmdbus.worker.http import Server

@@ -14,7 +14,7 @@ another at its end (`look_again_at`). So a wrong floor costs seconds, never a co
 
 from collections.abc import Mapping, Sequence
 
-from cmdbus.worker.claims import Looked
+from cmdbus.worker.claim import Looked
 
 #: Seconds between two claims that begin at zero, while anything is below a floor.
 SWEEP_SECONDS = 1.0

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from cmdbus.worker.claims import Claim, Claims, Connection, Keyed
+from cmdbus.worker.claim import Claim, Connection, Keyed
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.rejections import may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)

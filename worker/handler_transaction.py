@@ -11,7 +11,8 @@ from cmdbus.errors import (
     TransientCommandError,
 )
 from cmdbus.points import BEFORE_COMMIT, reach
-from cmdbus.worker.claims import Claims, Connection, Finished
+from cmdbus.worker.claim import Connection, Finished
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import end_session
 from cmdbus.worker.handler_connection import (
     USED_AFTER_RETURN,

@@ -37,7 +37,8 @@ from cmdbus.points import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, reach
 from cmdbus.registry import Handler
 from cmdbus.retry import RetryPolicy
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import Claim, Claims, Connection, Finished
+from cmdbus.worker.claim import Claim, Connection, Finished
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import PoolExhausted
 from cmdbus.worker.handler_connection import (
     USED_AFTER_FORK,

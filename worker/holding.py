@@ -7,7 +7,8 @@ from functools import partial
 from threading import Lock
 
 from cmdbus.seats import Seat
-from cmdbus.worker.claims import Claim, ClaimKey, Claims, Connection
+from cmdbus.worker.claim import Claim, ClaimKey, Connection
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.halving import complain_of_release, in_halves
 
 #: Id, token and command: a row whose lease was lost may come to us again, and a server that

@@ -19,7 +19,8 @@ from cmdbus.counters import End
 from cmdbus.exits import lacks_room
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claim import Connection
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.crew import Crew
 from cmdbus.worker.halving import renew

@@ -24,7 +24,8 @@ from cmdbus.clock import time
 from cmdbus.counters import Counter
 from cmdbus.points import AFTER_CLAIM, reach
 from cmdbus.slots import Phase
-from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Looked, Session, Want
+from cmdbus.worker.claim import Claim, Connection, Finished, Looked, Session, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import PoolExhausted
 from cmdbus.worker.floors import Floors
 from cmdbus.worker.holding import Holding, Key

@@ -14,7 +14,7 @@ from cmdbus.clock import time
 from cmdbus.errors import BoardError
 from cmdbus.seats import Ended, Role
 from cmdbus.views import SeatView
-from cmdbus.worker.claims import Connection
+from cmdbus.worker.claim import Connection
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from psycopg.pq.abc import PGconn
 
 from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.statements import statement
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claim import Connection
+from cmdbus.worker.claims import Claims
 
 logger = logging.getLogger(__name__)
 

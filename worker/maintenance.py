@@ -13,7 +13,8 @@ import psycopg
 
 from cmdbus import schema as schemas
 from cmdbus.errors import CmdbusError, SchemaError
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claim import Connection
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.rejections import reason
 from cmdbus.worker.retention import Retention
 

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Container
 
 from cmdbus.outcomes import MAX_MESSAGE, ascii_text
-from cmdbus.worker.claims import Claim, ClaimKey, Claims, Connection, Want
+from cmdbus.worker.claim import Claim, ClaimKey, Connection, Want
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.holding import Key, key_of
 from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, reason, was_executed
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from cmdbus.clock import time
 from cmdbus.outcomes import MAX_MESSAGE, ascii_text
-from cmdbus.worker.claims import ClaimKey, Claims, Connection
+from cmdbus.worker.claim import ClaimKey, Connection
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)

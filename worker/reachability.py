@@ -11,7 +11,7 @@ from cmdbus.clock import time
 from cmdbus.errors import CmdbusError
 from cmdbus.refusals import refusal
 from cmdbus.statements import statement
-from cmdbus.worker.claims import Connection
+from cmdbus.worker.claim import Connection
 
 #: Seconds between two questions.
 _PERIOD_SECONDS = 0.4

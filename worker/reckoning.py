@@ -13,7 +13,8 @@ from cmdbus.board import Board
 from cmdbus.counters import End, mark
 from cmdbus.keys import KeyState, hash_of
 from cmdbus.views import KeyView, SeatView
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claim import Connection
+from cmdbus.worker.claims import Claims
 
 
 def reckon(

@@ -17,7 +17,7 @@ from cmdbus.outcomes import Outcome
 from cmdbus.seats import Seat
 from cmdbus.slots import Phase
 from cmdbus.slots import Slot as Place
-from cmdbus.worker.claims import Claim, Finished
+from cmdbus.worker.claim import Claim, Finished
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
 from cmdbus.views import SeatView
 from cmdbus.worker.blame import Death, Key, begun
-from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Session
+from cmdbus.worker.claim import Claim, Connection, Finished, Session
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.halving import complain_of_release, in_halves
 from cmdbus.worker.rejections import Cause, cause_of
 from cmdbus.worker.settling import settle_one

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import psycopg
 
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claim import Connection
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.rejections import Cause, cause_of, reason
 
 logger = logging.getLogger(__name__)

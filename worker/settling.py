@@ -17,7 +17,8 @@ from cmdbus.counters import End
 from cmdbus.outcomes import MAX_MESSAGE, Kind, Outcome, ascii_text, completed, troubled
 from cmdbus.points import COUNTED, SETTLED, reach
 from cmdbus.slots import Slot as Place
-from cmdbus.worker.claims import Claim, Claims, Connection, Finished
+from cmdbus.worker.claim import Claim, Connection, Finished
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.holding import Holding
 from cmdbus.worker.record import Record

@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass
 
 from cmdbus.slots import Slot as Place
-from cmdbus.worker.claims import Finished
+from cmdbus.worker.claim import Finished
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.handling import Execution
 

@@ -35,7 +35,8 @@ from cmdbus.views import BoardView, SeatView
 from cmdbus.wires import Wire, wait_for
 from cmdbus.worker.arming import Arming
 from cmdbus.worker.blame import blame
-from cmdbus.worker.claims import Claims, Connection, Keyed
+from cmdbus.worker.claim import Connection, Keyed
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand, Unpooled, settings
 from cmdbus.worker.halving import renew
 from cmdbus.worker.left_behind import KILLED, LeftBehind

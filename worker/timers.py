@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from cmdbus.clock import time
 from cmdbus.points import PROMOTED, reach
-from cmdbus.worker.claims import Claims, Connection, Seen
+from cmdbus.worker.claim import Connection, Seen
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.floors import pause_after
 from cmdbus.worker.promotion import Promotion
 

@@ -8,7 +8,8 @@ from cmdbus.clock import time
 from cmdbus.data import Undecodable, decode
 from cmdbus.outcomes import completed
 from cmdbus.readiness import Check, Finding
-from cmdbus.worker.claims import Claim, Claims, Connection, Finished, Want
+from cmdbus.worker.claim import Claim, Connection, Finished, Want
+from cmdbus.worker.claims import Claims
 
 _NAME = "claim"
 _TYPE = "Check"

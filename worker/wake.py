@@ -24,7 +24,8 @@ from cmdbus.checks import check_seconds
 from cmdbus.clock import time
 from cmdbus.counters import Counter
 from cmdbus.points import ARMED, reach
-from cmdbus.worker.claims import Claims, Connection
+from cmdbus.worker.claim import Connection
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.listener import Listener
 from cmdbus.worker.timers import Timers
 

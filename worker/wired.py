@@ -16,7 +16,7 @@ from collections.abc import Callable
 from cmdbus.clock import time
 from cmdbus.counters import Counter
 from cmdbus.wires import Wire, wait_for
-from cmdbus.worker.claims import Connection
+from cmdbus.worker.claim import Connection
 from cmdbus.worker.node import Node
 from cmdbus.worker.wake import check_poll_interval
 

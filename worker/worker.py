@@ -23,7 +23,8 @@ from cmdbus.pool import SessionPool
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import STOPPED, Claim, Claims, Connection, Share
+from cmdbus.worker.claim import STOPPED, Claim, Connection, Share
+from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import (
     HEADROOM,
     Hand,

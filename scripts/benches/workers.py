@@ -27,7 +27,8 @@ from cmdbus.context import Context
 from cmdbus.outcomes import completed
 from cmdbus.requests import SendRequest
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import Claim, Claims, Finished, Want
+from cmdbus.worker.claim import Claim, Finished, Want
+from cmdbus.worker.claims import Claims
 
 #: The domain of the bare loops.
 BARE = "bare"

@@ -1,0 +1,169 @@
+-- Until when a claim holds its command: whether it has ended, its renewal, and its release.
+
+-- The fence. Settling, releasing and renewing match the command and the claimer beside the
+-- key and the token: a server that was restored to an earlier point gives ids and tokens
+-- again, to other commands. (IS NOT DISTINCT FROM is = to which no index can answer: a plan
+-- by ready_command would find the same rows in random order.)
+
+-- The nearest time that Python's datetime can hold in every time zone, and from which an age
+-- can be computed.
+CREATE FUNCTION {schema}.finite(p_time timestamptz) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
+             '9998-12-31 00:00+00'::timestamptz);
+
+-- Whether ended leases are left alone for now: when none of the nodes has renewed for two
+-- thirds of a lease, the cause is the server (its clock was set, ready was locked), and not
+-- the nodes. They get half a lease, from the first call that finds this, for a renewal, which
+-- comes each third; a node that has not renewed by then is gone. Each takeover of an ended
+-- lease and each renewal calls this first.
+CREATE FUNCTION {schema}.waits_for_renewals() RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    present timestamptz := clock_timestamp();
+    latest timestamptz;
+    longest interval;
+    ends timestamptz;
+BEGIN
+    SELECT max(n.renewed_at), max(n.lease) INTO latest, longest FROM {schema}.node n;
+    IF latest IS NULL THEN
+        RETURN false;
+    END IF;
+    SELECT to_timestamp(last_value / 1000000.0::float8) INTO ends FROM {schema}.patience;
+    IF ends > present AND ends <= present + longest / 2 THEN
+        RETURN true;
+    ELSIF latest BETWEEN present - longest * (2 / 3.0::float8) AND present THEN
+        RETURN false;
+    ELSIF ends BETWEEN latest AND present THEN
+        RETURN false;
+    END IF;
+    -- A time to come is from before the clock was set back: it would never be the past.
+    UPDATE {schema}.node SET renewed_at = '-infinity'
+    WHERE id IN (
+        SELECT n.id FROM {schema}.node n WHERE n.renewed_at > present FOR UPDATE SKIP LOCKED);
+    PERFORM setval('{schema}.patience',
+                   (extract(epoch FROM present + longest / 2) * 1000000::numeric)::bigint);
+    RETURN true;
+END
+$$;
+
+-- Whether a claim's lease has ended. One further ahead than its claimer ever asks for, and a
+-- renewal, has: the clock was set back, and the claimer has not renewed since.
+CREATE FUNCTION {schema}.lease_is_over(p_claimer bigint, p_lease_until timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    present timestamptz := clock_timestamp();
+BEGIN
+    IF p_lease_until > present AND NOT EXISTS (
+        SELECT FROM {schema}.incarnation i
+        WHERE i.id = p_claimer AND p_lease_until > present + i.lease + i.lease / 3)
+    THEN
+        RETURN false;
+    END IF;
+    RETURN NOT {schema}.waits_for_renewals();
+END
+$$;
+
+-- Renews the leases of a node's claims, or shows with none that the node could; returns the
+-- ids of claims that their claimers have lost. By ready_command: a key on the board may have
+-- no domain. A locked row is being settled, or its claim is being lost: it is skipped,
+-- without waiting.
+CREATE FUNCTION {schema}.renew(
+    p_command_ids uuid[], p_ids bigint[], p_tokens bigint[], p_claimers bigint[],
+    p_node bigint, p_lease interval
+) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+BEGIN
+    PERFORM {schema}.waits_for_renewals();
+    WITH held AS MATERIALIZED (
+        SELECT r.domain, r.priority, r.id FROM {schema}.ready r
+        JOIN unnest(p_command_ids, p_ids, p_tokens, p_claimers) k (command_id, id, token, claimer)
+            ON r.command_id = k.command_id AND r.id = k.id AND r.token = k.token
+            AND r.claimer = k.claimer
+        FOR NO KEY UPDATE OF r SKIP LOCKED
+    )
+    UPDATE {schema}.ready r SET lease_until = clock_timestamp() + p_lease
+    FROM held h
+    WHERE r.domain = h.domain AND r.priority = h.priority AND r.id = h.id;
+    INSERT INTO {schema}.node AS n (id, lease, renewed_at)
+    VALUES (p_node, p_lease, clock_timestamp())
+    ON CONFLICT (id) DO UPDATE SET lease = EXCLUDED.lease, renewed_at = EXCLUDED.renewed_at;
+    DELETE FROM {schema}.node n
+    WHERE n.renewed_at < clock_timestamp() - 10 * n.lease AND NOT {schema}.waits_for_renewals();
+    RETURN ARRAY(
+        SELECT k.id
+        FROM unnest(p_command_ids, p_ids, p_tokens, p_claimers) k (command_id, id, token, claimer)
+        WHERE NOT EXISTS (
+            SELECT FROM {schema}.ready r
+            WHERE r.command_id = k.command_id AND r.id = k.id AND r.token = k.token
+                AND r.claimer = k.claimer));
+END
+$$;
+
+-- Gives back what p_claimer has claimed, uncharged; keys whose token has moved on are not its
+-- any more. p_losses has NULL for a command that had not begun, else the losses that it counts,
+-- and leaves an event with p_why. An execution that has begun never ends without a trace: no
+-- losses at all are accepted only with a p_reason, which is not the command's doing. Returns the
+-- ids given back; rows that another session has locked are skipped.
+--   STOPPED        its worker was ordered to stop
+--   DATABASE_AWAY  it was cut off from its database
+CREATE FUNCTION {schema}.release(
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
+    p_command_ids uuid[], p_claimer bigint, p_losses smallint[], p_reason text, p_why text
+) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+DECLARE
+    given bigint[];
+BEGIN
+    IF 0 > ANY (p_losses) OR (0 = ANY (p_losses)
+        AND coalesce(p_reason, '') NOT IN ('STOPPED', 'DATABASE_AWAY'))
+    THEN
+        RAISE EXCEPTION 'a command that has begun is released without a loss and without a reason'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    WITH ours AS MATERIALIZED (
+        SELECT r.domain, r.priority, r.id, r.token, r.claimer, r.claimed_at, k.losses
+        FROM {schema}.ready r
+        JOIN unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_losses)
+            k (domain, priority, id, token, command_id, losses)
+            ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
+            AND r.token = k.token AND r.claimer = p_claimer
+            AND r.command_id IS NOT DISTINCT FROM k.command_id
+        FOR UPDATE OF r SKIP LOCKED
+    ), back AS (
+        UPDATE {schema}.ready r SET
+            token = r.token + 1, losses = r.losses + coalesce(o.losses, 0), claimer = NULL,
+            lease_until = NULL
+        FROM ours o
+        WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
+        RETURNING r.id, r.domain, r.command_id, r.attempts, o.losses, o.token, o.claimer,
+            o.claimed_at
+    ), events AS (
+        INSERT INTO {schema}.event (
+            claimer, claimed_at, token, command_id, attempt, domain, kind, code, message)
+        SELECT claimer, claimed_at, token, command_id, attempts, domain, 'LOST',
+            CASE losses WHEN 0 THEN p_reason ELSE 'LOST' END, p_why
+        FROM back WHERE losses IS NOT NULL
+    )
+    SELECT array_agg(id) INTO given FROM back;
+    PERFORM {schema}.wake(d) FROM (SELECT DISTINCT unnest(p_domains) d) domains;
+    RETURN coalesce(given, '{}');
+END
+$$;
