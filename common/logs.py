@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import stat
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -61,9 +62,13 @@ def _is_own(name: str) -> bool:
 
 
 class ProtectedLogger(logging.Logger):
-    """Cannot be disabled, and does not lose the handler that it keeps."""
+    """Cannot be disabled, does not lose the handler that it keeps, and raises nothing: the
+    application's handlers, filters and record factory get its records, too, and an error of
+    theirs must not end the thread that logs."""
 
     _kept: logging.Handler | None = None
+    #: An error of the application's logging was reported; once in each process.
+    _reported = False
 
     @property
     def disabled(self) -> bool:
@@ -72,6 +77,37 @@ class ProtectedLogger(logging.Logger):
     @disabled.setter
     def disabled(self, value: bool) -> None:
         pass
+
+    def isEnabledFor(self, level: int) -> bool:
+        """Whatever `logging.disable` was called with."""
+        return level >= self.getEffectiveLevel()
+
+    def makeRecord(
+        self,
+        name: str,
+        level: int,
+        fn: str,
+        lno: int,
+        msg: object,
+        args: Any,
+        exc_info: Any,
+        func: str | None = None,
+        extra: Mapping[str, object] | None = None,
+        sinfo: str | None = None,
+    ) -> logging.LogRecord:
+        try:
+            return super().makeRecord(name, level, fn, lno, msg, args, exc_info, func, extra, sinfo)
+        except Exception as error:
+            _report_once(error)
+        record = logging.LogRecord(name, level, fn, lno, msg, args, exc_info, func, sinfo)
+        vars(record).update({k: v for k, v in (extra or {}).items() if k not in _OWN})
+        return record
+
+    def handle(self, record: logging.LogRecord) -> None:
+        try:
+            super().handle(record)
+        except Exception as error:
+            _report_once(error)
 
     def keep(self, handler: logging.Handler) -> None:
         """Replaces the handler that was kept before, and closes that one."""
@@ -84,6 +120,21 @@ class ProtectedLogger(logging.Logger):
     def removeHandler(self, hdlr: logging.Handler) -> None:
         if hdlr is not self._kept:
             super().removeHandler(hdlr)
+
+
+def _report_once(error: Exception) -> None:
+    """Says in the lines of cmdbus that the application's logging has failed."""
+    own = logging.getLogger(_NAME)
+    if ProtectedLogger._reported or not isinstance(own, ProtectedLogger) or own._kept is None:
+        return
+    ProtectedLogger._reported = True
+    own._kept.handle(
+        _own_record(
+            logging.ERROR,
+            f"a handler, filter or record factory of the application's logging has failed "
+            f"({type(error).__name__}): lines of cmdbus may be missing there",
+        )
+    )
 
 
 class _OtherLoggers(logging.Handler):

@@ -372,3 +372,58 @@ def test_setting_up_again_leaves_one_handler_and_no_file() -> None:
         assert ended(with_stderr(run, writer)) == Death(0, 0)
         said = [event["message"] for event in parsed(read_all(reader))]
     assert said == ["first", "said", "0 more files"]
+
+
+class ShippingDown(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError("log shipping is down")
+
+
+def refuse(record: logging.LogRecord) -> bool:
+    raise KeyError(record.name)
+
+
+def fail_to_make(*arguments: object, **named: object) -> logging.LogRecord:
+    raise ZeroDivisionError
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda: logging.getLogger().addHandler(ShippingDown()),
+        lambda: logging.getLogger().handlers[0].addFilter(refuse),
+        lambda: logging.setLogRecordFactory(fail_to_make),
+    ],
+    ids=["handler", "filter", "factory"],
+)
+def test_an_application_whose_logging_raises_does_not_raise_in_ours(
+    spoil: Callable[[], None],
+) -> None:
+    """And an operator reads it once, beside the lines themselves."""
+
+    def run() -> None:
+        spoil()
+        logger.info("first", extra={"command_id": 7})
+        logger.info("second")
+
+    with pipe() as (reader, writer):
+        assert ended(with_stderr(run, writer)) == Death(0, 0)
+        events = parsed(read_all(reader))
+    said = [event["message"] for event in events]
+    [report] = [each for each in said if "the application's logging has failed" in each]
+    said.remove(report)
+    assert said == ["first", "second"]
+    assert {e.get("command_id") for e in events} == {7, None}
+
+
+@pytest.mark.process
+def test_logging_that_is_disabled_altogether_leaves_ours_enabled() -> None:
+    def run() -> None:
+        logging.disable(logging.CRITICAL)
+        logger.error("said")
+        logger.debug("below the level")
+
+    with pipe() as (reader, writer):
+        assert ended(with_stderr(run, writer)) == Death(0, 0)
+        assert [event["message"] for event in parsed(read_all(reader))] == ["said"]
