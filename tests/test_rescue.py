@@ -146,8 +146,10 @@ def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
     ]
 
 
-def test_who_is_guilty_is_charged_and_told_of_with_what_is_known(dsn: str, bus: CommandBus) -> None:
-    """R21: the last attempt leads to a person."""
+def test_the_guilty_command_is_charged_and_logged_with_what_is_known(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its last attempt leads to troubleshooting."""
     first = bus.send("payments", "Debit", command_id=uuid4())
     last = bus.send("payments", "Debit", command_id=uuid4(), max_attempts=1)
     bystander = bus.send("payments", "Debit", command_id=uuid4())
@@ -162,6 +164,8 @@ def test_who_is_guilty_is_charged_and_told_of_with_what_is_known(dsn: str, bus: 
             gone.run(claim, slot)
         found = rescued(dsn, gone.death(dict.fromkeys(claims[:2], crash)))
     assert ids(found.charged) == {first, last}
+    logged = {(r.levelname, r.getMessage().split(" ")[1]) for r in caplog.records}
+    assert logged == {("WARNING", str(first)), ("WARNING", str(last)), ("ERROR", str(last))}
     assert ids(found.lost) == {bystander}
     record = bus.get("payments", first)
     assert record is not None and record.due_at > record.created_at

@@ -196,8 +196,10 @@ def test_a_failed_command_is_tried_again_and_then_a_person_decides(
     assert "raise ZeroDivisionError" in str(bus.audit("payments", sent)[2])
 
 
-def test_whatever_a_handler_raises_its_thread_goes_on(dsn: str, bus: CommandBus) -> None:
-    """M047, fault 3, fault 57."""
+def test_whatever_a_handler_raises_its_thread_goes_on(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And each command that it sends to troubleshooting has one event and one logged error."""
     registry = HandlerRegistry()
     errors: list[BaseException] = [SystemExit(1), KeyboardInterrupt(), GeneratorExit()]
     errors += [RecursionError("deep"), MemoryError(), BaseException("base")]
@@ -210,6 +212,10 @@ def test_whatever_a_handler_raises_its_thread_goes_on(dsn: str, bus: CommandBus)
         ids = [bus.send("payments", "Debit", place) for place in range(len(errors))]
         codes = [bus.wait("payments", id_, 5).error_code for id_ in ids]
     assert codes == [type(error).__name__ for error in errors]
+    for id_ in ids:
+        logged = [r.levelname for r in caplog.records if f"command {id_} " in r.getMessage()]
+        assert logged.count("ERROR") == 1
+        assert kinds(bus, id_) == ["SENT", "RECEIVED", "MOVED_TO_TROUBLESHOOTING_QUEUE"]
 
 
 def test_a_handler_asks_to_be_tried_again_later(dsn: str, bus: CommandBus) -> None:

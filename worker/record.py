@@ -13,7 +13,6 @@ from cmdbus.clock import time
 from cmdbus.counters import Counter, End, HistogramView, mark
 from cmdbus.health import ProcessHealth
 from cmdbus.outcomes import Kind as Fate
-from cmdbus.outcomes import Outcome
 from cmdbus.seats import Seat
 from cmdbus.slots import Phase
 from cmdbus.slots import Slot as Place
@@ -122,24 +121,6 @@ class Record:
         kind = self.seat.kind(claim.domain, claim.type)
         place.counters.ended(kind.index, end, mark(claim.id, claim.token))
 
-    def log_end(self, finished: Finished) -> None:
-        """Not before it is settled: a handler that hangs may hold the lock that this waits for."""
-        claim, outcome, max_attempts, _ = finished
-        if outcome.charged and outcome.code is not None:
-            logger.warning(
-                "command %s (%s/%s) failed in attempt %s of %s: %s: %s; %s",
-                claim.command_id,
-                claim.domain,
-                claim.type,
-                claim.attempts + 1,
-                max_attempts,
-                outcome.code,
-                " ".join((outcome.message or "").split()),
-                f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
-            )
-        if outcome.kind is Fate.TROUBLE:
-            _log_trouble(claim, outcome)
-
     def ended_elsewhere(self, place: Place, claim: Claim, end: End) -> None:
         """LOST or CANCELED. The claim's key is to be freed next, and this to be logged after."""
         self._count(place, claim, end)
@@ -190,15 +171,27 @@ class Record:
         }
 
 
-def _log_trouble(claim: Claim, outcome: Outcome) -> None:
-    logger.error(
-        "command %s (%s/%s) is in the troubleshooting queue, where a person must decide: %s: %s",
-        claim.command_id,
-        claim.domain,
-        claim.type,
-        outcome.code,
-        outcome.message,
-    )
+def log_end(finished: Finished) -> None:
+    """Not before it is settled: a handler that hangs may hold the lock that this waits for."""
+    claim, outcome, max_attempts, _ = finished
+    name = f"command {claim.command_id} ({claim.domain}/{claim.type})"
+    if outcome.charged and outcome.code is not None:
+        logger.warning(
+            "%s failed in attempt %s of %s: %s: %s; %s",
+            name,
+            claim.attempts + 1,
+            max_attempts,
+            outcome.code,
+            " ".join((outcome.message or "").split()),
+            f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
+        )
+    if outcome.kind is Fate.TROUBLE:
+        logger.error(
+            "%s is in the troubleshooting queue, where a person must decide: %s: %s",
+            name,
+            outcome.code,
+            outcome.message,
+        )
 
 
 def _shown(

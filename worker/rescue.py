@@ -19,6 +19,7 @@ from cmdbus.worker.blame import Death, Key, begun
 from cmdbus.worker.claim import Claim, Connection, Finished, Session
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.halving import complain_of_release, in_halves
+from cmdbus.worker.record import log_end
 from cmdbus.worker.rejections import Cause, cause_of
 from cmdbus.worker.settling import settle_one
 
@@ -140,11 +141,14 @@ class _Rescuer:
         )
         finished = Finished(claim, outcome, max_attempts, time.monotonic())
         try:
-            return not settle_one(self._theirs, self._connection, finished)[1]
+            settled, lost = settle_one(self._theirs, self._connection, finished)
         except Exception as error:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise
             return False
+        if not lost:
+            log_end(settled)
+        return not lost
 
 
 def _sessions_of(seat: SeatView) -> list[Session]:

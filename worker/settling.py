@@ -21,7 +21,7 @@ from cmdbus.worker.claim import Claim, Connection, Finished
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand
 from cmdbus.worker.holding import Holding
-from cmdbus.worker.record import Record
+from cmdbus.worker.record import Record, log_end
 from cmdbus.worker.rejections import Cause, cause_of, reason
 
 logger = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class Done:
             done = [finished for finished in done if finished.claim.id not in lost]
         for finished in done:
             if self._record.settled(place, finished):
-                self.log_later(partial(self._record.log_end, finished))
+                self.log_later(partial(log_end, finished))
             reach(COUNTED)
             self._held.free(finished.claim)
 
