@@ -2,6 +2,7 @@
 
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -17,6 +18,7 @@ from cmdbus import (
     Status,
     Undecodable,
 )
+from cmdbus.worker.claims import Claims, Want
 
 pytestmark = pytest.mark.db
 
@@ -175,6 +177,35 @@ def test_a_snapshot_counts_one_domain(dsn: str) -> None:
         assert snapshot.pop("oldest_age") < 10
         del empty["oldest_age"]
         assert snapshot == {**empty, "depth": 3, "ready": 2, "scheduled": 1}
+
+
+def test_snapshots_agree_with_themselves_while_commands_move(dsn: str) -> None:
+    """From two threads: each command is counted once, wherever it is just then."""
+    snapshots: list[dict[str, Any]] = []
+    over = threading.Event()
+
+    def look(bus: CommandBus) -> None:
+        while not over.is_set():
+            snapshots.append(dict(bus.snapshot("payments")))
+
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        claims = Claims("cmdbus", 30)
+        claims.register(connection, "mover")
+        bus.send_many([SendRequest("payments", "Debit", delay=60)] * 300)
+        threads = [threading.Thread(target=look, args=(bus,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(30):
+            connection.execute("UPDATE cmdbus.scheduled SET due_at = now() - interval '1 s'")
+            claims.promote(connection, 10, 10**6)
+            claims.step(connection, [], Want(5, 0, ["payments"], ["payments Debit"], [], {}))
+        eventually(lambda: len(snapshots) > 20)
+        over.set()
+        for thread in threads:
+            thread.join(10)
+    assert all(found["depth"] == found["ready"] + found["scheduled"] for found in snapshots)
+    assert {found["depth"] + found["in_progress"] for found in snapshots} == {300}
+    assert len({found["scheduled"] for found in snapshots}) > 2, "they have moved meanwhile"
 
 
 def test_waiting_ends_when_the_command_does(dsn: str) -> None:

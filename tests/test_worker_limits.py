@@ -28,7 +28,7 @@ def do_nothing(command: Command, context: Context) -> None:
 
 
 def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: CommandBus) -> None:
-    """M110, M111, M112, M117, M120, M122: in the pool, and in a handler's transaction."""
+    """In the pool, which has a connection for each thread, and in a handler's transaction."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit")
@@ -42,7 +42,7 @@ def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: Comman
         values = [context.connection.execute(f"SHOW {name}").fetchone() for name in names]
         return [value[0] for value in values if value]
 
-    with running(dsn, registry) as worker:
+    with running(dsn, registry, concurrency=7) as worker:
         shown = bus.wait("payments", bus.send("payments", "Debit"), 5).result
         pool = worker._opened
         sizes = (pool.min_size, pool.max_size, pool.timeout)
@@ -53,14 +53,14 @@ def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: Comman
     # 60 s: a handler's 35, and what the verdict on it takes.
     assert shown == ["25s", "0", "1min", "read committed"]
     assert between == ("25s", "1s")
-    assert (sizes, ages) == ((4, 6, 30.0), (3600.0, 60.0))
+    assert (sizes, ages) == ((7, 9, 30.0), (3600.0, 60.0))
 
 
-@pytest.mark.parametrize("threads", [1, 4, 16])
+@pytest.mark.parametrize("threads", [1, 4, 8, 16])
 def test_no_more_connections_are_held_than_threads_and_their_relief(
     dsn: str, bus: CommandBus, threads: int
 ) -> None:
-    """M102, M103, M135, M168, R43: at full load, each handler with a session of its own."""
+    """At full load, each handler with a session of its own; and no handler is refused one."""
     registry, gate = HandlerRegistry(), Gate()
     sessions: set[int] = set()
 
@@ -79,9 +79,16 @@ def test_no_more_connections_are_held_than_threads_and_their_relief(
         assert len(sessions) == threads
         row = watcher.execute(used.encode()).fetchone()
         assert row is not None and row[0] <= threads + 3, "two for relief, and the listener"
+        bus.send_many([SendRequest("payments", "Debit")] * threads * 10)
         gate.open.set()
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0, 10)
         eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
         assert worker.health.pool_exhaustions == 0
+        kinds = watcher.execute(
+            "SELECT count(*) FILTER (WHERE code = 'POOL_EXHAUSTED'),"
+            " (SELECT count(*) FROM cmdbus.finished WHERE attempts = 1) FROM cmdbus.event"
+        )
+        assert kinds.fetchone() == (0, threads * 12)
 
 
 def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attempt(
@@ -147,16 +154,28 @@ def test_rungs_in_the_wrong_order_are_refused_and_the_defaults_are_those_of_the_
 
 
 def test_a_statement_that_takes_too_long_is_ended_by_the_server(dsn: str, bus: CommandBus) -> None:
-    """M111, R43, R46."""
+    """Its session is idle then, and the command is tried again."""
     registry = HandlerRegistry()
+    asleep = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND state = 'active' AND query LIKE '%pg_sleep(30)%' AND pid <> pg_backend_pid()"
+    )
+    at_second_attempt: list[object] = []
 
-    @registry.handler("payments", "Slow", retry=RetryPolicy(max_attempts=1))
+    @registry.handler("payments", "Slow", retry=RetryPolicy(max_attempts=2, backoff=(0.01,)))
     def slow(command: Command, context: Context) -> None:
-        context.connection.execute("SELECT pg_sleep(30)")
+        if context.attempt == 1:
+            context.connection.execute("SELECT pg_sleep(30)")
+        with connect(dsn) as watcher:
+            at_second_attempt.append(watcher.execute(asleep).fetchone())
 
     with running(dsn, registry, timeouts=Timeouts(0.1, 1, 1, 2, 3)):
-        record = bus.wait("payments", bus.send("payments", "Slow"), 5)
-    assert record.error_code == "QueryCanceled"
+        sent = bus.send("payments", "Slow")
+        record = bus.wait("payments", sent, 5)
+    assert (record.status, record.attempts) == ("COMPLETED", 2)
+    assert at_second_attempt == [(0,)]
+    [failed] = [event for event in bus.audit("payments", sent) if event.kind == "FAILED"]
+    assert failed.code == "QueryCanceled"
 
 
 @pytest.mark.parametrize(

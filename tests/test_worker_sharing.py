@@ -1,6 +1,7 @@
 """Several workers on one queue, each by itself; and one that is hard to wake."""
 
 import threading
+import time
 from collections import Counter
 from contextlib import ExitStack
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.db
 def test_workers_share_the_load_and_nothing_runs_twice_while_they_come_and_go(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M005, M006, M015, M042, M044: five of them, none knows of another."""
+    """Five of them, none knows of another."""
     registry, gate = HandlerRegistry(), Gate()
     ran: Counter[str] = Counter()
 
@@ -47,6 +48,30 @@ def test_workers_share_the_load_and_nothing_runs_twice_while_they_come_and_go(
         eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
     assert (len(ran), set(ran.values())) == (200, {1})
     assert {record.attempts for record in bus.query(status="COMPLETED", limit=500)} == {1}
+
+
+def test_ten_workers_claim_a_thousand_commands_once_and_in_shares_of_a_size(
+    dsn: str, bus: CommandBus
+) -> None:
+    """None claims more than three times what another claims."""
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: time.sleep(0.005))
+    with ExitStack() as stack, connect(dsn) as watcher:
+        for _ in range(10):
+            stack.enter_context(running(dsn, registry, concurrency=1, poll_interval=60))
+        armed = "SELECT count(*) FROM cmdbus.waiter"
+        eventually(lambda: watcher.execute(armed).fetchone() == (10,))
+        bus.send_many([SendRequest("payments", "Debit")] * 1000)
+        finished = "SELECT count(*), sum(token) FROM cmdbus.finished GROUP BY claimer"
+        eventually(
+            lambda: watcher.execute("SELECT count(*) FROM cmdbus.finished").fetchone() == (1000,),
+            20,
+        )
+        shares = watcher.execute(finished).fetchall()
+    counts = [count for count, _ in shares]
+    assert [claims for _, claims in shares] == counts, "one claim for each"
+    assert len(counts) == 10
+    assert max(counts) <= 3 * min(counts), counts
 
 
 def test_five_free_threads_are_filled_by_one_claim_and_a_single_command_by_one(
