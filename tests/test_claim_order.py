@@ -12,7 +12,8 @@ import pytest
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.outcomes import Kind, Outcome, completed
-from cmdbus.worker.claims import Claim, Claims, Finished, Want
+from cmdbus.worker.claim import Claim, Finished, Want
+from cmdbus.worker.claims import Claims
 
 pytestmark = pytest.mark.db
 

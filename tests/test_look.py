@@ -18,7 +18,8 @@ from cmdbus import (
     Status,
     Undecodable,
 )
-from cmdbus.worker.claims import Claims, Want
+from cmdbus.worker.claim import Want
+from cmdbus.worker.claims import Claims
 
 pytestmark = pytest.mark.db
 

@@ -1,10 +1,11 @@
 """What a worker tells of itself: counters, and its health."""
 
+import time
 from itertools import count
 
 import pytest
 from eventually import eventually
-from handlers import leave_effect, running
+from handlers import connect, leave_effect, running
 
 from cmdbus import (
     BusinessRuleError,
@@ -23,7 +24,7 @@ SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
 
 
 def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
-    """M013, M022, M054, M149, M164, M173, M174, M175."""
+    """By outcome; a claim that failed, too, and how long claims and handlers took."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit", retry=SOON)
@@ -35,7 +36,11 @@ def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
         if command.data == "rule":
             raise BusinessRuleError("NO", "rule")
 
-    with running(dsn, registry) as worker:
+    @registry.handler("payments", "Sleep")
+    def sleep(command: Command, context: Context) -> None:
+        time.sleep(0.1)
+
+    with running(dsn, registry, poll_interval=0.5) as worker:
         ids = [
             bus.send("payments", "Debit", data)
             for data in [None] * 20 + ["tx"] * 5 + ["rule"] * 3 + ["fail"] * 2
@@ -59,10 +64,26 @@ def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
         assert int(str(metrics["cmdbus_empty_receives_total"])) > 0
         assert 0 < float(str(metrics["avg_process_time"])) < 1
         assert 0 < float(str(metrics["avg_fetch_time"])) < 1
+        for _ in range(2):
+            bus.wait("payments", bus.send("payments", "Sleep"), 5)
+        metrics = worker.metrics()
+        durations = metrics["cmdbus_handler_duration_seconds"]
+        assert isinstance(durations, dict)
+        slept = durations["payments", "Sleep"]
+        assert slept["count"] == 2 and 0.2 <= slept["sum"] < 2
+        total = sum(seen["sum"] for seen in durations.values())
+        assert metrics["avg_process_time"] == pytest.approx(total / 36)
         assert worker.health.health == "HEALTHY"
         assert {failed.command_id for failed in worker.last_exceptions} == set(map(str, ids[-2:]))
         errors = [(failed.type, failed.error) for failed in worker.last_exceptions]
         assert errors == [("Debit", "ValueError: no")] * 6
+        with connect(dsn) as admin:
+            admin.execute("ALTER TABLE cmdbus.ready RENAME TO away")
+            eventually(lambda: worker.metrics()["claim_failures"] != 0, 10)
+            admin.execute("ALTER TABLE cmdbus.away RENAME TO ready")
+        bus.wait("payments", bus.send("payments", "Debit"), 10)
+        metrics = worker.metrics()
+        assert metrics["claim_failures"] == metrics["cmdbus_claim_failures_total"]
 
 
 def test_a_drain_is_claimed_in_batches_and_waits_for_nothing(dsn: str, bus: CommandBus) -> None:
