@@ -75,6 +75,12 @@ def test_each_kind_of_fault_has_its_turn_within_two_minutes(parts: Parts) -> Non
     assert {fault.kind for fault in races} == {*plan.GROUPS["races"], "exit"}
 
 
+def test_a_long_storm_is_for_all_domains_and_a_short_one_for_a_few(parts: Parts) -> None:
+    domains = parts["handlers"].DOMAINS
+    assert len(set(domains)) == parts["plan"].make(1, 1).domains > 64
+    assert parts["plan"].make(1, 0.05).domains < 10
+
+
 def test_a_fault_that_is_apart_has_no_other_near_it(parts: Parts) -> None:
     plan = parts["plan"]
     for seed in range(20):

@@ -24,11 +24,11 @@ from cmdbus import (
     TransientCommandError,
 )
 from storms.oddities import ODDITIES
+from storms.plan import ALL_DOMAINS
 from storms.traps import DIRECTORY, NAME
 
 DOMAIN, REPLIES = "storm", "replies"
-#: More than the 64 domains for which a board has entries.
-DOMAINS = (DOMAIN, *(f"{DOMAIN}.{number:02}" for number in range(78)))
+DOMAINS = (DOMAIN, *(f"{DOMAIN}.{number:02}" for number in range(1, ALL_DOMAINS)))
 #: A type of the common domains that no instance has a handler for.
 UNHANDLED = "Unhandled"
 RETRY = RetryPolicy(max_attempts=3, backoff=(0.2, 0.5), jitter=0.1)

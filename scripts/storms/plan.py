@@ -9,6 +9,9 @@ from dataclasses import dataclass, fields, replace
 
 from cmdbus import points
 
+#: More than the 64 domains for which a board has entries.
+ALL_DOMAINS = 79
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
@@ -154,6 +157,9 @@ HOSTS = frozenset(("link-down",))
 #: Between two gusts, and within one.
 _PAUSE_S, _SPREAD_S = (1.0, 4.5), 1.0
 _FIRST_S = 1.0
+#: Seconds of a storm from which on its commands are for all domains. In a shorter one they are for
+#: a few, so that each has its turn in time also on a busy machine.
+_ALL_DOMAINS_S, _FEW_DOMAINS = 60.0, 4
 #: Seconds of rest after a fault that is apart.
 _APART_S = 20.0
 #: Of what producers send otherwise, where there are only races: a fleet that is killed all the
@@ -224,6 +230,8 @@ class Plan:
     seed: int
     storm_s: float
     options: Options
+    #: The number of domains that commands are for.
+    domains: int
     producers: tuple[Producing, ...]
     faults: tuple[Fault, ...]
 
@@ -257,6 +265,7 @@ def make(seed: int, minutes: float, only: Sequence[str] = (), *, hosts: bool = F
         seed=seed,
         storm_s=storm_s,
         options=options,
+        domains=ALL_DOMAINS if storm_s >= _ALL_DOMAINS_S else _FEW_DOMAINS,
         producers=producers,
         faults=tuple(_faults(dice, storm_s, kinds, turns, options.instances)),
     )

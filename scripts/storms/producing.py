@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -71,15 +72,22 @@ _AGAIN_S = 0.3
 _UNSURE = (psycopg.Error, DatabaseUnavailableError)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    #: Seconds that a handler takes at most.
+    longest: float
+    #: The number of domains that commands are for.
+    domains: int
+
+
 class Producer:
     def __init__(
-        self, name: str, seed: int, rate: float, longest: float, dsn: str, journal: Journal
+        self, name: str, seed: int, rate: float, *, limits: Limits, dsn: str, journal: Journal
     ) -> None:
-        """`longest`: seconds that a handler may take at most."""
         self._name = name
         self._dice = random.Random(seed)
         self._pause = 1.0 / rate
-        self._longest = longest
+        self._limits = limits
         self._dsn = dsn
         self._journal = journal
         self._calls = 0
@@ -225,7 +233,7 @@ class Producer:
         if kind == "Io" or (kind in ("Tx", "Undone") and dice.random() < 0.3):
             data["seconds"] = round(dice.uniform(0.001, 0.3), 3)
         elif kind == "Long":
-            data["seconds"] = round(dice.uniform(0.5, self._longest), 2)
+            data["seconds"] = round(dice.uniform(0.5, self._limits.longest), 2)
         elif kind == "Transient":
             data["times"] = dice.choice((1, 2, 3))
         if kind == "Big":
@@ -233,8 +241,9 @@ class Producer:
             data["payload"] = dice.randbytes(size // 2 + 1).hex()[:size]
         elif dice.randrange(_LARGE_ONE_IN) == 0:
             data["payload"] = dice.randbytes(dice.randint(1, _LARGE_BYTES // 2)).hex()
+        others = DOMAINS[: self._limits.domains]
         return SendRequest(
-            DOMAIN if dice.random() < _FIRST_DOMAIN else dice.choice(DOMAINS),
+            DOMAIN if dice.random() < _FIRST_DOMAIN else dice.choice(others),
             kind,
             data,
             delay=delay,
@@ -244,14 +253,14 @@ class Producer:
         )
 
 
-def send_in_front(dsn: str, journal: Journal) -> None:
+def send_in_front(dsn: str, journal: Journal, domains: int) -> None:
     """Commands of a type without a handler, before the storm: every claim passes by them."""
     call = "front"
-    domains = [DOMAIN] * _IN_FRONT + [*DOMAINS[1:]] * _IN_FRONT_ELSEWHERE
-    journal.write("invoke", call, way="many", count=len(domains))
+    names = [DOMAIN] * _IN_FRONT + [*DOMAINS[1:domains]] * _IN_FRONT_ELSEWHERE
+    journal.write("invoke", call, way="many", count=len(names))
     requests = [
         SendRequest(domain, UNHANDLED, {"call": call, "index": index}, priority="high")
-        for index, domain in enumerate(domains)
+        for index, domain in enumerate(names)
     ]
     with CommandBus(dsn) as bus:
         journal.write("ok", call, ids=bus.send_many(requests))
@@ -279,7 +288,12 @@ def main() -> None:
     journal = Journal(Path(told["journal"]))
     dsn = os.environ["CMDBUS_DSN"]
     producer = Producer(
-        told["name"], told["seed"], told["calls_per_s"], told["longest"], dsn, journal
+        told["name"],
+        told["seed"],
+        told["calls_per_s"],
+        limits=Limits(longest=told["longest"], domains=told["domains"]),
+        dsn=dsn,
+        journal=journal,
     )
     signal.signal(signal.SIGTERM, lambda *_: producer.stop())
     producer.run()

@@ -189,6 +189,7 @@ class World:
             "calls_per_s": producing.calls_per_s,
             # Longer than a lease, which must be renewed.
             "longest": self.plan.options.lease + 0.5,
+            "domains": self.plan.domains,
             "journal": str(self.directory / "journals" / name),
         }
         with (self.directory / "producers.log").open("ab") as log:
