@@ -102,8 +102,10 @@ class Company:
         if self._mend(view, now):
             view = self._board.snapshot(keys=False)
         self._clear(view, now)
+        # What began while this process stalled, after `now`, did not begin in the future.
+        read_at = time.monotonic()
         return Fleet(
-            processes=[self._shown(s, view.seats[s.place], now) for s in self._seated.values()],
+            processes=[self._shown(s, view.seats[s.place], read_at) for s in self._seated.values()],
             wanted=self.wanted,
             app=self.app,
             not_before={key: self._restarts.not_before(key) for key in self._generations},
@@ -205,6 +207,10 @@ class Company:
     def descriptors(self) -> list[int]:
         """Each is readable when its child has died."""
         return [seated.child.descriptor for seated in self._seated.values()]
+
+    def close(self) -> None:
+        self._wake.close()
+        self._call.close()
 
     # Act.
 

@@ -18,7 +18,7 @@ NS = 1e9
 _WEIGH_SECONDS = 1.0
 #: A child shows itself on the board within so many seconds after the fork.
 _ENTERS_SECONDS = 30.0
-#: Seconds by which a slot may have begun after the supervisor read its clock.
+#: Seconds by which a slot may seem to have begun after the board was read.
 _AHEAD_SECONDS = 1.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -136,7 +136,8 @@ def _latest(seat: SeatView, now: float) -> SlotView | None:
 
 
 def _due(slot: SlotView, now: float) -> float:
-    """One that began in the future has a clock that is not the system's: it counts as overdue."""
+    """One that began after `now`, when the board was read, has a clock that is not the system's:
+    it counts as overdue."""
     if (slot.since or 0) / NS > now + _AHEAD_SECONDS:
         return 0.0
     return (slot.due or 0) / NS

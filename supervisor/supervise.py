@@ -86,6 +86,7 @@ def supervise(settings: Settings) -> Exit:
             board, stacks = _make_board(settings, directory, types)
             pidfile.hold_board(board_path(directory, settings.name))
             company = Company(settings, board, stacks)
+            stack.callback(company.close)
             company.private = [*pidfile.descriptors, *noted.descriptors]
             company.http = http
             narration = Narration(
