@@ -28,6 +28,8 @@ CHAOS = SCRIPTS / "chaos"
 #: One short storm each. This one: one instance is frozen for longer than its leases last.
 FREEZE = ["--seed", "707", "--minutes", "0.03", "--only", "freeze-node"]
 KILLS = ["--seed", "74", "--minutes", "0.05", "--only", "kill-worker", "--only", "kill-steward"]
+#: None of these faults may cost a lease.
+CALM = ["--seed", "7", "--minutes", "0.25", "--only", "kill-producer"]
 WITHIN_S = 80
 
 pytestmark = pytest.mark.skipif(not CHAOS.exists(), reason="needs the checkout's scripts")
@@ -746,6 +748,18 @@ def test_a_bus_that_counts_no_losses_does_not_pass(dsn: str) -> None:
     """What ran in a killed process is released as if it had not begun."""
     found = the_object_of(run(*KILLS, "--dsn", dsn, "--sabotage", "losses", "--json"), 1)
     assert any(" times, and " in text for text in found["violations"]["H10"])
+    for kept in Path(tempfile.gettempdir()).glob("cmdbus-chaos-*"):
+        shutil.rmtree(kept)
+
+
+@pytest.mark.long
+@pytest.mark.db
+@pytest.mark.process
+@pytest.mark.timeout(WITHIN_S + 10)
+def test_a_bus_that_forgets_renewals_does_not_pass(dsn: str) -> None:
+    """Of claims whose processes, stewards and database all work."""
+    found = the_object_of(run(*CALM, "--dsn", dsn, "--sabotage", "renewals", "--json"), 1)
+    assert any("and its steward lived" in text for text in found["violations"]["H10c"])
     for kept in Path(tempfile.gettempdir()).glob("cmdbus-chaos-*"):
         shutil.rmtree(kept)
 

@@ -72,6 +72,10 @@ SABOTAGES = {
         "release": {"AND r.token = k.token": "", "AND r.claimer = p_claimer": ""},
         "renew": {"AND r.token = k.token": "", "AND r.claimer = k.claimer": ""},
     },
+    # Each second claim is never renewed.
+    "renewals": {
+        "renew": {"AND r.claimer = k.claimer": "AND r.claimer = k.claimer AND k.id % 2 = 0"}
+    },
     "losses": {
         "release": {"coalesce(o.losses, 0)": "0", "WHERE losses IS NOT NULL": "WHERE false"}
     },
