@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 _POLL_S = 0.01
 
 
-def eventually(predicate: Callable[[], Value], timeout: float = 5.0) -> Value:
+def eventually(predicate: Callable[[], Value], timeout: float = 10.0) -> Value:
     """Call `predicate` until it is true and return its value; AssertionError with the last one."""
     deadline = time.monotonic() + timeout
     while not (value := predicate()):

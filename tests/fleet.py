@@ -136,7 +136,7 @@ class Fleet:
             if slot.command.type == type
         ]
 
-    def wait_until_ready(self, procs: int | None = None, within: float = 20.0) -> dict[int, int]:
+    def wait_until_ready(self, procs: int | None = None, within: float = 30.0) -> dict[int, int]:
         """The pids of the workers, once they are all there."""
         wanted = procs if procs is not None else self.options["procs"]
 
@@ -161,7 +161,7 @@ class Fleet:
         self._close_board()
         return False
 
-    def await_successors(self, gone: Iterable[int], within: float = 10.0) -> dict[int, int]:
+    def await_successors(self, gone: Iterable[int], within: float = 30.0) -> dict[int, int]:
         """The workers' pids once all are there, and none of those that are to go."""
         old = set(gone)
 
@@ -173,7 +173,7 @@ class Fleet:
 
         return eventually(after, within)
 
-    def succeeded(self, steward: int, *, within: float = 10.0) -> int:
+    def succeeded(self, steward: int, *, within: float = 20.0) -> int:
         """The pid of the next steward, once it is ready."""
 
         def next_one() -> int:
@@ -198,7 +198,7 @@ class Fleet:
         completed = "SELECT count(*) FROM cmdbus.command WHERE status = 'COMPLETED'"
         eventually(lambda: self.query(completed)[0][0] >= count, within)
 
-    def await_saying(self, text: str, count: int = 1, within: float = 10.0) -> list[str]:
+    def await_saying(self, text: str, count: int = 1, within: float = 20.0) -> list[str]:
         eventually(lambda: len(self.said(text)) >= count, within)
         return self.said(text)
 
@@ -244,7 +244,7 @@ class Fleet:
         return Counter((str(status), attempts) for status, attempts in rows)
 
     def await_outcomes(
-        self, ids: Sequence[UUID], expected: Mapping[tuple[str, int], int], within: float = 10.0
+        self, ids: Sequence[UUID], expected: Mapping[tuple[str, int], int], within: float = 20.0
     ) -> None:
         seen: Counter[tuple[str, int]] = Counter()
 
@@ -258,7 +258,7 @@ class Fleet:
         except AssertionError:
             raise AssertionError(f"after {within:g} s: {dict(seen)}") from None
 
-    def await_completed(self, ids: Sequence[UUID], within: float = 10.0) -> None:
+    def await_completed(self, ids: Sequence[UUID], within: float = 20.0) -> None:
         """Each with one attempt."""
         self.await_outcomes(ids, {("COMPLETED", 1): len(ids)}, within)
 

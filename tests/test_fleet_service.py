@@ -67,7 +67,7 @@ def test_a_service_manager_hears_of_a_fleets_whole_life(
         fleet.start()
         heard.await_line("READY=1")
         assert len(fleet.workers()) == 2, "it is ready when all of its workers are"
-        assert "STATUS=2 of 2 processes ready" in heard.lines()
+        heard.await_line("STATUS=2 of 2 processes ready")
         heard.await_line("WATCHDOG=1", 4)
         beats = heard.times("WATCHDOG=1")
         assert max(b - a for a, b in pairwise(beats)) < WATCHDOG_S
