@@ -156,7 +156,7 @@ def _tell_death(connection: Connection, work: Callable[[Connection], T]) -> T:
         connection.close()
         raise _DiedError(error) from None
     except psycopg.OperationalError as error:
-        # In the middle of an answer is no better: nothing can be asked there any more.
+        # Nor can anything be sent to a session whose answer was left half-read.
         if connection.closed or connection.info.transaction_status is _ACTIVE:
             connection.close()
             raise _DiedError(error) from None

@@ -25,7 +25,7 @@ _DEFAULTS = {
     "keepalives_interval": "1",
     "keepalives_count": "3",
     "tcp_user_timeout": "5000",
-    # A server that lets nobody write, as a standby, is one that is away.
+    # A server that accepts no writes, such as a standby, counts as away.
     "target_session_attrs": "read-write",
 }
 

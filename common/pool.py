@@ -65,7 +65,7 @@ class SessionPool:
         self._lock = RLock()
         self._kept = _Kept()
         self._waiters: deque[_Waiter] = deque()
-        #: The one whose turn it is to connect.
+        #: The thread whose turn it is to connect.
         self._connector: _Waiter | None = None
         self._closed = False
         #: Why the latest attempt to connect has failed; the next one is not before this time.
@@ -234,7 +234,7 @@ class _Kept:
         return self.idle.pop()[1]
 
     def unused(self, since: float, least: int) -> list[Connection]:
-        """Takes out those that nobody has used since then, as long as `least` are left."""
+        """Takes out those that were not used since then, as long as `least` are left."""
         unwanted = []
         while len(self.opened) > least and self.idle and self.idle[0][0] <= since:
             connection = self.idle.pop(0)[1]

@@ -151,7 +151,7 @@ _UNKNOWN = Refusal(_AWAY, "", (), "there is no connection", "see what the server
 
 
 def is_read_only(text: str) -> bool:
-    """Whether a host answers that lets nobody write: it may be promoted, whatever is wrong
+    """Whether a host answers that accepts no writes: it may be promoted, whatever is wrong
     with the other hosts."""
     return re.search(_NOT_WRITABLE, text, re.IGNORECASE) is not None
 

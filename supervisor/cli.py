@@ -51,7 +51,7 @@ class _NowhereError(click.ClickException):
 
 
 def _check_working_directory() -> None:
-    """Settings are looked for there, and the application is imported from there."""
+    """Settings are read from there, and the application is imported from there."""
     try:
         Path.cwd()
     except OSError as error:

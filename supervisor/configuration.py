@@ -37,7 +37,7 @@ class LadderError(CmdbusError):
 
 
 class NoDatabaseError(CmdbusError):
-    """There is an app and no database, which a mistyped deployment looks like, too."""
+    """There is an app and no database: perhaps a mistyped deployment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def list_(bus: "CommandBus", as_json: bool) -> None:
 
 @domain.command(
     "show",
-    help="""Show a domain's settings, and who changed them.
+    help="""Show a domain's settings, and their changes with operator and reason.
 
     \b
     Examples:
@@ -75,19 +75,19 @@ def show_(bus: "CommandBus", as_json: bool, named: str) -> None:
     "--max-depth",
     metavar="N",
     callback=parsed(parameters.limit),
-    help="Refuse sends while so many commands wait; `none`: no limit.",
+    help="Number of waiting commands from which sends are refused; `none`: no limit.",
 )
 @click.option(
     "--warn-depth",
     metavar="N",
     callback=parsed(parameters.limit),
-    help="Warn senders, in their log, while so many wait; `none`: never.",
+    help="Number of waiting commands from which senders log a warning; `none`: never.",
 )
 @click.option(
     "--keep",
     metavar="TIME",
     callback=parsed(parameters.span),
-    help="How long finished commands and their ids stay, like 7d. Ids are unique for so long.",
+    help="How long finished commands and their ids stay, like 7d; an id is unique until then.",
 )
 @click.option("--accepting/--closed", default=None, help="Take sends, or refuse them all.")
 @reason_option

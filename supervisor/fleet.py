@@ -489,7 +489,7 @@ _SENTENCES = {
 
 
 def _verdict(seated: Seated, left: bool) -> Verdict:
-    """For whoever hands back what it held: if it has left when it was told to, why it was."""
+    """For the release of its claims. Of a process that stopped in time: why it had to."""
     if not left:
         return seated.verdict
     return Verdict.LATE if seated.leave_verdict is Verdict.NONE else seated.leave_verdict

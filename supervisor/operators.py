@@ -1,4 +1,4 @@
-"""Who decides, and why: for the audit trail."""
+"""Options for the audit trail: the operator, and the reason."""
 
 import getpass
 import os
@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def login_name() -> str:
-    """Who is at the keyboard; behind sudo, who called it."""
+    """The user's name; behind sudo, the name of the user who called it."""
     if os.geteuid() == 0 and os.environ.get("SUDO_USER"):
         return os.environ["SUDO_USER"]
     with suppress(KeyError, OSError):
@@ -28,8 +28,8 @@ def operator_option(command: F) -> F:
         show_default="your login name",
         envvar="CMDBUS_OPERATOR",
         show_envvar=True,
-        help="Who decides this, for the audit trail.",
+        help="Name of the operator, for the audit trail.",
     )(command)
 
 
-reason_option = click.option("--reason", metavar="TEXT", help="Why, for the audit trail.")
+reason_option = click.option("--reason", metavar="TEXT", help="The reason, for the audit trail.")

@@ -49,8 +49,8 @@ class Pidfile:
         return [self.descriptor, *self._board]
 
     def hold_board(self, path: Path) -> None:
-        """Locks it, too: it is what a second supervisor of this name would take for a dead one's
-        if the pidfile was removed."""
+        """Locks the board, too: a second supervisor of this name would take it for a dead one's
+        once the pidfile is removed."""
         self._board = [_locked(path, self._name, os.O_RDONLY, of=_on_board)]
 
     def keep(self) -> None:
@@ -151,7 +151,7 @@ def _opened(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise BoardError(f"the pidfile {path} cannot be opened: {error.strerror}") from error
+        raise BoardError(f"{path} cannot be opened: {error.strerror}") from error
 
 
 def _is_gone(pid: int) -> bool:

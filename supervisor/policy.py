@@ -221,8 +221,9 @@ def _judge(process: Process, fleet: Fleet, limits: Limits, now: float) -> Iterat
 
 
 def is_ahead(due: float, watchdog: float, now: float) -> bool:
-    """Whether a main thread's due time is still to come. One beyond all that it may promise is
-    not: it is garbage, or of a clock that an application has replaced."""
+    """Whether a main thread's due time is still to come. One that is further ahead than any
+    process may set it counts as past: it is garbage, or of a clock that an application has
+    replaced."""
     return now < due <= now + max(watchdog, BOOT_SECONDS) + _SPARE_SECONDS
 
 

@@ -20,7 +20,7 @@ _IGNORED_AFTER = 60.0
 
 
 @click.command(
-    help="""Show what waits, runs and needs a person, by domain and type.
+    help="""Show what waits, runs and needs an operator, by domain and type.
 
     READY could be claimed now, LATER waits for its time, TROUBLE for a person. OLDEST
     is how long the first of the ready ones has waited.

@@ -72,7 +72,7 @@ def died_early(role: Role, seat: SeatView, *, lived: float, settled: bool) -> bo
 def is_busy(seat: SeatView) -> bool:
     """Whether a command has started whose outcome is not settled."""
     started = any(key.state is not KeyState.CLAIMED for key in seat.keys)
-    # A slot that was given up shows its command until its thread returns, also once it is settled.
+    # A timed-out slot shows its command until its thread returns, also once it is settled.
     running = [slot for slot in seat.slots if slot.command and slot.phase is not Phase.STUCK]
     return started or bool(running)
 

@@ -59,7 +59,7 @@ def _targets(command: F) -> F:
 
 @tsq.command(
     "list",
-    help="""Show what waits for a person, the latest first.
+    help="""Show what waits for an operator, the latest first.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def list_(bus: "CommandBus", as_json: bool, limit: int, offset: int, **filters: 
 
 
 @tsq.command(
-    help="""Count what waits for a person by domain, type and error, the most frequent first.
+    help="""Count what waits for an operator by domain, type and error, the most frequent first.
 
     \b
     Examples:
@@ -133,7 +133,7 @@ def retry(bus: "CommandBus", as_json: bool, **said: Any) -> None:
 
 
 @tsq.command(
-    help="""End commands as CANCELED; who asked for a reply gets one, with the reason.
+    help="""End commands as CANCELED; the reply, if one was asked for, has the reason.
 
     \b
     Examples:

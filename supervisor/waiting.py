@@ -97,7 +97,7 @@ def cancel(
     "--delay",
     metavar="TIME",
     callback=parsed(parameters.span),
-    help="Not before so long from now: seconds, or like 5m, 2h.",
+    help="Not before this time from now has passed: seconds, or like 5m, 2h.",
 )
 @click.option(
     "--priority",

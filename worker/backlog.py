@@ -29,16 +29,16 @@ class Backlog:
         self._held = held
         self._queue: SimpleQueue[Claim | Sign] = SimpleQueue()
         self._filled_at = 0.0
-        #: Number of pauses heard of before the claim of these commands began.
+        #: Number of pauses that were known when the claim of these commands began.
         self._pauses = 0
         #: Waits for the next.
         self.draw = self._queue.get
         self.put = self._queue.put
 
     def fill(self, claims: list[Claim], pauses: int) -> None:
-        """`pauses`: that had been heard of when the claim began."""
+        """`pauses`: their number when the claim began."""
         self._filled_at = time.monotonic()
-        # Beside older ones it counts as one of them.
+        # Claims that join older ones count as equally old.
         self._pauses = pauses if self._queue.empty() else min(self._pauses, pauses)
         for claim in claims:
             self._queue.put(claim)

@@ -87,16 +87,16 @@ class Finished(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Completed, and nobody asked for a reply: can be settled with a hundred others."""
+        """Completed, and no reply was asked for: can be settled with a hundred others."""
         return self.outcome.kind is Kind.COMPLETED and self.claim.reply_to is None
 
 
 class Want(NamedTuple):
     """What to claim."""
 
-    #: As many of any type as there are free slots.
+    #: Number of commands of any type: that of the free slots.
     free: int
-    #: So many more of the types that are known to be quick.
+    #: Number of further commands, of the types that are known to be quick.
     ahead: int
     #: In this order; which changes, so that domains take turns.
     domains: Sequence[str]
@@ -107,33 +107,33 @@ class Want(NamedTuple):
     floors: Mapping[tuple[str, int], int]
     #: Payload bytes to claim at most, but for a single command that has more.
     bytes: int = CLAIM_BYTES
-    #: Where nothing is above the floors, look below them.
+    #: Whether to claim from below the floors if nothing is above them.
     below: bool = True
     #: The floors of what is claimed ahead.
     quick_floors: Mapping[tuple[str, int], int] = {}
 
     @property
     def queues(self) -> list[tuple[str, int]]:
-        """Domains and priorities in the order in which a claim looks at them."""
+        """Domains and priorities in the order in which a claim reads them."""
         return [(domain, priority) for domain in self.domains for priority in _PRIORITIES]
 
 
 class Looked(NamedTuple):
-    """How far a claim has looked."""
+    """How far a claim has read."""
 
     claims: Sequence[Claim]
     #: Of the types that are claimed ahead, and not of all.
     ahead: bool
     #: No later command has this id or a lower one, unless it was being sent meanwhile.
     seen_to: int
-    #: The domain and priority at which it had enough; None if it has looked at all.
+    #: The domain and priority at which it had enough; None if it has read all of them.
     stopped_at: tuple[str, int] | None
-    #: Pages that were read to look.
+    #: Pages that it has read.
     pages: int
 
 
 class Seen(NamedTuple):
-    """What a look at the schema found besides claimable commands."""
+    """A reading of the timers."""
 
     #: Seconds until a command is due, and until a lease ends; None if none is.
     due: float | None
@@ -142,7 +142,7 @@ class Seen(NamedTuple):
     suspects: bool
     #: Of the server's queue of notifications, from 0 to 1.
     queue_usage: float
-    #: Pages of ready that were read to look.
+    #: Pages of ready that this has read.
     pages: int
 
 

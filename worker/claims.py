@@ -37,7 +37,7 @@ from cmdbus.worker.claim import (
 _MOST_LOSSES = 2**15 - 1
 #: What a timeout of PostgreSQL can hold.
 _LONGEST_MS = 2**31 - 1
-#: Sessions that were told to end are waited for so long, and looked for at such intervals.
+#: Seconds to wait until terminated sessions are gone; and between two checks, doubling.
 _GONE_WITHIN = 5.0
 _FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.1
 
@@ -191,7 +191,7 @@ class Claims:
         table: Literal["ready", "scheduled"] = "ready",
     ) -> list[int]:
         """Moves a row to troubleshooting; `code` and `message` are ASCII. Returns its id if the
-        row is not there any more, or its claim was lost."""
+        row has gone, or its claim was lost."""
         values = {**key._asdict(), "table": table, "code": code, "message": message}
         return [] if self._value(connection, "set_aside", values) else [key.id]
 
@@ -220,8 +220,8 @@ class Claims:
     def settle_within(
         self, connection: Connection, finished: Finished, marker: str
     ) -> tuple[bool | None, list[str]]:
-        """Settles in its handler's transaction: None if this is not that transaction any more,
-        False if the claim was lost. And which statements SQL has prepared in the session."""
+        """Settles in its handler's transaction: None if that transaction has ended, False if the
+        claim was lost. And which statements SQL has prepared in the session."""
         values = {**self._outcomes(_storable(connection, [finished])), "marker": marker}
         row = self._execute(connection, "settle_within", values).fetchone()
         assert row is not None
@@ -229,8 +229,8 @@ class Claims:
         return None if lost is None else not lost, prepared or []
 
     def release(self, connection: Connection, claims: Sequence[Claim]) -> list[int]:
-        """Gives back what is still ours of these, none of which has begun; returns the ids
-        given back, as `hand_back` does."""
+        """Releases those of these claims, none of which has begun, that this worker still has;
+        returns the ids that were released, as `hand_back` does."""
         return self.hand_back(connection, claims, [None] * len(claims), "")
 
     def hand_back(
@@ -253,7 +253,7 @@ class Claims:
         return list(self._value(connection, "release", values))
 
     def still_held(self, connection: Connection, claims: Sequence[Claim]) -> set[int]:
-        """The ids of those that are still ours."""
+        """The ids of those that this worker still has."""
         values = {**_keys(claims), "claimer": self.incarnation}
         return {id_ for (id_,) in self._execute(connection, "find_held", values).fetchall()}
 
@@ -265,7 +265,7 @@ class Claims:
     def with_payloads(
         self, connection: Connection, claims: Sequence[Claim], most: int
     ) -> list[Claim]:
-        """Those of these that are still ours, with what `claimed_by` left out: the first of them
+        """Those of these that this worker still has, with what `claimed_by` left out: the first
         that hold at most `most` bytes together, and at least one."""
         values = {**_keys(claims), "claimer": self.incarnation, "bytes": most}
         rows = self._execute(connection, "read_payloads", values).fetchall()
@@ -316,8 +316,8 @@ class Claims:
         skipped: Iterable[int] = (),
         seconds: float = 0.0,
     ) -> int:
-        """Up to so many rows, and bytes as stored; `seconds` is the statement's timeout if not
-        the session's. Returns how many are promoted."""
+        """Up to `rows` rows and `size` bytes as stored; `seconds` is the statement's timeout, 0
+        leaves the session's. Returns the number of promoted commands."""
         values = {"rows": rows, "bytes": size, "skipped": numbers(skipped)}
         if not seconds:
             return int(self._value(connection, "promote", values))

@@ -203,8 +203,8 @@ class Crew:
                 if isinstance(item, Claim):
                     stays = True
                     if self._backlog.is_older(self._wake.pauses):
-                        # A domain was paused since. Relief gives back what has not started, and
-                        # the next claim takes again what may go on.
+                        # A domain was paused since. Housekeeping releases what has not started,
+                        # and the next claim takes what may go on again.
                         self._backlog.turn_back_with(item)
                     else:
                         stays = self._survive(slot, item)

@@ -18,15 +18,15 @@ from cmdbus.worker.claim import Looked
 
 #: Seconds between two claims that begin at zero, while anything is below a floor.
 SWEEP_SECONDS = 1.0
-#: A look from zero that read fewer pages may be repeated at once; with 2,400 rows of 100 bytes
-#: it reads as many. (Its time would say more about what else the machine does.)
+#: Pages: a claim from zero that has read fewer may be repeated immediately. 2,400 rows of 100
+#: bytes have as many. (Its time would say more about the load of the machine.)
 CHEAP_PAGES = 100
-#: Seconds of pause for each page that was read, and at most. A page takes 4 to 5 microseconds, so
-#: that looks from zero take up to 4 % of the time, until the pauses are as long as they may be.
+#: Seconds of pause for each page that was read, and at most. A page takes 4 to 5 microseconds:
+#: claims from zero take up to 4 % of the time, until the pauses reach their maximum.
 PAUSE_PER_PAGE, MAX_PAUSE_SECONDS = 0.000125, 5.0
 #: Pages that picking and locking a row reads at most, which a claim needs anyway.
 _PAGES_PER_CLAIM = 3
-#: Ids below the latest one that are looked through again: their rows may be committed later.
+#: Ids below the latest one that are read again: their rows may be committed later.
 #: At 20,000 sends a second that is as much as 50 ms later.
 OVERLAP = 1000
 
@@ -45,7 +45,7 @@ class Floors:
         self._floors: dict[Key, int] = {}
         self._swept_at = float("-inf")
         self._pause = 0.0
-        #: The latest claim was empty and has not looked below the floors.
+        #: The latest claim was empty and has not read below the floors.
         self._missed = False
 
     def for_claim(self, now: float) -> Mapping[Key, int]:
@@ -55,7 +55,7 @@ class Floors:
         return dict(self._floors)
 
     def below(self, now: float) -> bool:
-        """Whether a claim that finds nothing above the floors may look below them."""
+        """Whether a claim that finds nothing above the floors may read below them."""
         return now >= self._swept_at + self._pause
 
     @property

@@ -79,7 +79,7 @@ class HandlerTransaction:
                 "TRANSACTION_ENDED",
                 "the handler ended the transaction of context.connection by itself, or changed "
                 "its isolation level: it commits with the command, so what it wrote may be "
-                "there twice if it runs again; a person must look",
+                "there twice if it runs again; an operator must decide",
             )
         if not settled:
             raise LeaseLostError

@@ -194,7 +194,7 @@ class Keeper:
         slot.hand.cut()
         slot.hand.take_away()
         self._crew.replace(slot, with_lead=True)
-        message = "a step of the lead is stuck: given up\n%s"
+        message = "the leader is stuck in a round trip: another thread takes over\n%s"
         self._crew.done.log_later(partial(logger.error, message, stack))
 
     def _renew(self, _: Place) -> None:

@@ -212,7 +212,7 @@ class Lead:
     ) -> tuple[bool, set[Key]]:
         """Whether the sessions are gone, or may still claim; and what is held after that."""
         gone = self._claims.end_sessions(connection, sessions, within=_GONE_WITHIN)
-        # Before the look at the table: what is settled between the two is in neither.
+        # Before the table is read: what is settled in between is in neither.
         return gone, self._held.known()
 
     def _want(self, now: float, threads: int, room: int) -> Want:

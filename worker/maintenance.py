@@ -47,7 +47,7 @@ class Maintenance:
                 with self._connect() as connection:
                     self.maintain(connection)
             except (psycopg.Error, CmdbusError) as error:
-                _complain("look after history", error)
+                _complain("maintain history", error)
 
     def maintain(self, connection: Connection) -> None:
         try:

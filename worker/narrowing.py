@@ -33,7 +33,7 @@ class Narrowing:
     def claim(
         self, connection: Connection, want: Want, take_on: Callable[[list[Claim]], None]
     ) -> int:
-        """Passes each claim on at once; returns how many rows are claimed or out of the way."""
+        """Passes each claim on immediately; returns how many rows are claimed or moved away."""
         count, payload, waits = 0, 0, 0
         keys = self._claims.claimable(connection, want, min(want.free, _MAX_ROWS), self._skipped)
         for key in keys:
@@ -62,7 +62,7 @@ class Narrowing:
         self, connection: Connection, known: Container[Key], most: int
     ) -> tuple[list[Claim], list[Claim]]:
         """The orphans in two parts: with their payloads, of at most `most` bytes but for a
-        single larger one; and those that are to be given back."""
+        single larger one; and those that are to be released."""
         orphans = self.orphans(connection, known)
         if not orphans:
             return [], []

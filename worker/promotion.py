@@ -38,7 +38,7 @@ class Promotion:
         self._last_warning = ""
 
     def step(self, connection: Connection) -> bool:
-        """One batch; whether another one may follow at once."""
+        """One batch; whether another one may follow immediately."""
         rows, size = self._rows, _MAX_BYTES * self._rows // _MAX_ROWS
         first = self._first_due(connection) if rows == 1 else None
         seconds = self._patience() if rows == 1 else 0.0

@@ -24,7 +24,7 @@ def reckon(
     dead: SeatView,
     domains: Iterable[str] = (),
 ) -> None:
-    """After what the dead held was handed back. If this process is killed in the middle, the
+    """After the claims of the dead were released. If this process is killed in the middle, the
     next one goes on from there. `domains` are those of the app: a seat shows no more than 64."""
     seat = board.seat(dead.place)
     counted = board.last_counted(dead.place)

@@ -38,7 +38,7 @@ def plan(now: float, partitions: Sequence[str], keeps: Mapping[str, float]) -> l
         try:
             began = datetime.strptime(partition[-8:], "%Y%m%d").replace(tzinfo=UTC).timestamp()
         except ValueError:
-            continue  # a table that is none of ours
+            continue  # no table of history
         if began + _DAY <= now - longest:
             removals.append(Removal(partition, None))
             continue

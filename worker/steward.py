@@ -333,12 +333,12 @@ class Steward:
             self._due_at = min(self._due_at, now + self._claims.renewal_seconds)
             self._look_at = min(self._look_at, self._due_at)
         parked = self._is_parked(view)
-        # Not put off before it has come: or each look would be followed by another.
+        # Not put off before it has come, or each reading would be followed by another.
         latest = self._due_at if self._due_at > now else float("inf")
         if self._due_earlier.is_set():
             self._due_earlier.clear()
         elif parked and self._is_listening and not (self._arming.is_up and self._leases_known):
-            # From now on nobody polls: whatever others hold, its lease ends some time.
+            # From now on no process polls: the leases of other nodes must be read.
             latest = float("inf")
         elif now < self._look_at:
             return self._look_at - now
@@ -403,7 +403,7 @@ class Steward:
         if self._node.generation > 1 or self._listener.session > 1:
             # Notifications sent in the gap reached no session.
             self._board.count_pause()
-        # Whoever scheduled something for earlier in the gap has told nobody.
+        # Notifications sent in the gap, of earlier due times too, reached no session.
         self._due_earlier.set()
         self._bell.put()
 

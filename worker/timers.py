@@ -37,8 +37,7 @@ class Timers:
         self._domains = domains
         self._types = types
         self._locked_wait = _SHORTEST_WAIT
-        #: When the ends of leases are to be looked for again, which walks over all rows, in
-        #: monotonic time.
+        #: When the ends of leases are read again, which walks over all rows; monotonic time.
         self._leases_at = float("-inf")
         #: By the latest look.
         self.seen = Seen(None, None, suspects=False, queue_usage=0.0, pages=0)
@@ -67,7 +66,7 @@ class Timers:
         return min(waits, default=float("inf"))
 
     def _read(self, connection: Connection, leases: bool) -> Seen:
-        """Where the look at leases reads much, there are pauses between two of them."""
+        """Where reading the leases takes many pages, there are pauses in between."""
         now = time.monotonic()
         walks = leases and now >= self._leases_at
         seen = self._claims.timers(connection, self._domains, self._types, leases=walks)
@@ -75,6 +74,6 @@ class Timers:
             ends_in = float("inf") if seen.lease_ends is None else seen.lease_ends
             self._leases_at = time.monotonic() + min(ends_in, pause_after(seen.pages))
         elif leases:
-            # Others may have claimed since then: so it is looked again after the pause.
+            # Others may have claimed since then: they are read again after the pause.
             return seen._replace(lease_ends=self._leases_at - now)
         return seen

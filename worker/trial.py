@@ -30,7 +30,7 @@ def try_claim(connection: Connection, dsn: str, schema: str) -> Check:
         _NAME,
         Finding.FATAL,
         f"a command cannot be sent, claimed and settled here: {failed}",
-        "look at triggers and constraints on the schema's tables, and at settings of the role and "
+        "check triggers and constraints on the schema's tables, and at settings of the role and "
         "the database",
     )
 

@@ -81,8 +81,7 @@ class WiredWake:
         self, connection: Connection, busy: Callable[[], bool], until: float = float("inf")
     ) -> Counter | None:
         self._resting = True
-        # While something is still to be looked at, it does not count as a worker with nothing to
-        # do: --drain would end the fleet.
+        # A worker that must claim again soon does not count as idle: --drain would end the fleet.
         since = time.monotonic_ns() if until == float("inf") else int(until * 1e9)
         self._seat.park(since)
         try:

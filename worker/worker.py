@@ -302,7 +302,7 @@ class Worker:
 
     def _drain(self, crew: Crew, keeper: Keeper, wake: Waking, pool: Pool | SessionPool) -> None:
         crew.stop_claiming()
-        logger.info("worker %s stops: what runs may end, the rest is given back", self._name)
+        logger.info("worker %s stops: what runs may end, the rest is released", self._name)
         patience = partial(self._remaining, 1.0)
         hand = Hand(Source(pool, self._parts, patience=patience))
         try:

@@ -1,4 +1,4 @@
--- What cancel_ready and cancel_scheduled would take, and the moment of this count.
+-- Counts what cancel_ready and cancel_scheduled would take now.
 SELECT (
     SELECT count(*) FROM {schema}.ready
     WHERE domain = %(domain)s

@@ -1,4 +1,4 @@
--- What a worker has claimed and neither settled nor given back: the columns of a claim,
+-- What a worker has claimed and neither settled nor released: the columns of a claim,
 -- without the payload, which may be large and which a rescue has no use for.
 -- No index leads there, which would cost each claim its HOT update: asked for once for
 -- a death or a lost reply, it reads all of ready.

@@ -1,4 +1,4 @@
--- The tables of history, also those that are not partitions any more, and the time.
+-- The tables of history, detached ones included, and the time.
 SELECT c.relname, extract(epoch FROM clock_timestamp())::double precision
 FROM pg_class c
 WHERE c.relnamespace = '{schema}'::regnamespace::oid AND c.relkind = 'r'

@@ -1,6 +1,5 @@
--- May look at everything, cancel and reschedule, resolve what is in troubleshooting, and
--- steer domains;
--- may not send, run, or change a command or its history in any other way.
+-- May read everything, cancel and reschedule, resolve what is in troubleshooting, and steer
+-- domains; may not send, run, or change a command or its history in any other way.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON
     {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.troubleshooting,

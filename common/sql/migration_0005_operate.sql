@@ -208,7 +208,7 @@ AS $$
 DECLARE
     found_in text;
 BEGIN
-    -- Again while it moves from one table to another between two looks.
+    -- Repeated while the row moves from one table to another between two of these statements.
     WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
         IF {schema}.move_waiting(p_domain, p_command_id,
                         coalesce(p_run_at, clock_timestamp() + make_interval(secs => p_delay)),

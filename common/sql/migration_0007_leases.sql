@@ -1,6 +1,6 @@
 -- Until when a claim holds its command: whether it has ended, its renewal, and its release.
 
--- The fence. Settling, releasing and renewing match the command and the claimer beside the
+-- The fence. Settling, releasing and renewing match the command and the claimer as well as the
 -- key and the token: a server that was restored to an earlier point gives ids and tokens
 -- again, to other commands. (IS NOT DISTINCT FROM is = to which no index can answer: a plan
 -- by ready_command would find the same rows in random order.)
@@ -111,11 +111,11 @@ BEGIN
 END
 $$;
 
--- Gives back what p_claimer has claimed, uncharged; keys whose token has moved on are not its
--- any more. p_losses has NULL for a command that had not begun, else the losses that it counts,
--- and leaves an event with p_why. An execution that has begun never ends without a trace: no
--- losses at all are accepted only with a p_reason, which is not the command's doing. Returns the
--- ids given back; rows that another session has locked are skipped.
+-- Releases claims of p_claimer, uncharged; a key whose token has moved on belongs to another
+-- claim. p_losses has NULL for a command that had not begun, else the losses that it counts,
+-- and leaves an event with p_why. An execution that has begun never ends without a trace: a loss
+-- of 0 is accepted only with a p_reason that is not the command's doing. Returns the ids that
+-- were released; rows that another session has locked are skipped.
 --   STOPPED        its worker was ordered to stop
 --   DATABASE_AWAY  it was cut off from its database
 CREATE FUNCTION {schema}.release(

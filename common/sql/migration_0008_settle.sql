@@ -143,9 +143,10 @@ END
 $$;
 
 -- Moves a row of p_table (ready or scheduled) with which nothing else can be done to
--- troubleshooting; false if it has been claimed, released, settled or promoted since. Writes no history, no reply and no value of the
--- caller but p_code and p_message, so that what a settlement or a claim was refused for does
--- not matter here. If troubleshooting has a command of the same id, the row gets a new one.
+-- troubleshooting; false if it has been claimed, released, settled or promoted since. Writes no
+-- history, no reply and no value of the caller but p_code and p_message: so what a settlement or
+-- a claim was rejected for does not matter here. If troubleshooting has a command of the same
+-- id, the row gets a new one.
 CREATE FUNCTION {schema}.set_aside(
     p_table text, p_domain text, p_priority smallint, p_id bigint, p_token bigint,
     p_command_id uuid, p_claimer bigint, p_code text, p_message text

@@ -1,4 +1,4 @@
--- How workers take commands: any, and those that were lost so often that they run alone.
+-- How workers take commands: any, and suspects, which were lost too often to run with others.
 -- All functions that workers call have planner settings, so that no plan depends on statistics:
 -- right after a burst these still say "empty", and a claim that sorts the backlog falls from
 -- 80,000 commands a second to 2,000.
@@ -35,21 +35,20 @@ $$;
 
 -- Claims up to p_count commands: of the first (domain, priority) that has any, then
 -- of the next, each in the order of ids from its floor on; with p_below, and where there is
--- nothing above the floors, from below them. Those that hold more than p_bytes of payload together are
--- too many, but the first p_least are claimed whatever they hold. A row that its last claimer
--- neither settled nor gave back counts a loss; those with more than p_most_losses are left to
--- who runs them alone. The lease test stands beside SKIP LOCKED, so that it is made again on
+-- nothing above the floors, from below them. It stops before the payloads exceed p_bytes together,
+-- but claims the first p_least whatever they hold. A row that its last claimer neither settled
+-- nor released counts a loss; rows with more than p_most_losses are left to the process that
+-- runs suspects. The lease test is in the WHERE clause of SKIP LOCKED, so that it is repeated on
 -- the row's latest version.
 --
 -- A payload that is not packed has the size of its column. A packed one that lies in its row is
 -- unpacked for it, which is quick; of one that lies outside the most is taken that it could be
 -- (lz4 packs 255 bytes into one), and only if there is too much of that, `fitting` looks closer.
 --
--- The last row has no token and is no claim. It says how far the claim has looked: at every
--- (domain, priority) before its own, or at all if it has none, nothing that could be claimed is
+-- The last row has no token and is no claim. It says how far the claim has read: in every
+-- (domain, priority) before its own, or in all if it has none, nothing that could be claimed is
 -- left of the ids up to its id, but for rows that others were inserting or had locked; and
--- `waited` is the number of pages that were read to look. So a next claim needs to walk over
--- none of them again.
+-- `waited` is the number of pages that were read. So the next claim need not walk over them.
 CREATE FUNCTION {schema}.claim(
     p_domains text[], p_priorities smallint[], p_floors bigint[], p_below boolean, p_types text[],
     p_count integer, p_least integer, p_bytes bigint, p_most_losses smallint, p_claimer bigint,
@@ -183,8 +182,8 @@ AS $$
     WHERE r.claimer IS NOT NULL
 $$;
 
--- Whether a command waits that was lost so often that it runs alone from now on; by the
--- small index of what was lost at all.
+-- Whether a suspect waits: a command with p_losses or more. By the small index of what was lost
+-- at all.
 CREATE FUNCTION {schema}.suspect_waits(p_types text[], p_losses smallint) RETURNS boolean
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -199,7 +198,7 @@ AS $$
             AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused))
 $$;
 
--- Claims the first command that was lost so often that it runs alone from now on.
+-- Claims the first suspect: a command with p_losses or more.
 CREATE FUNCTION {schema}.claim_suspect(
     p_domains text[], p_types text[], p_losses smallint, p_claimer bigint, p_lease interval
 ) RETURNS TABLE (

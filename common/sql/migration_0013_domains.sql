@@ -1,4 +1,4 @@
--- What operators set for a domain, and a record of who did it and why. Both functions run
+-- What operators set for a domain, and a record of the operator and the reason. Both functions run
 -- with the owner's rights, so that an operator's role can change nothing without a record.
 
 -- One row for each change; message is the reason.
@@ -81,7 +81,7 @@ BEGIN
     END IF;
     UPDATE {schema}.domain SET paused = p_paused WHERE name = p_domain;
     IF p_paused THEN
-        -- Workers give back what they have claimed and not started.
+        -- Workers release what they have claimed and not started.
         PERFORM pg_notify('{channel}_pause', p_domain);
     ELSE
         PERFORM {schema}.wake(p_domain);

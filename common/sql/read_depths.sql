@@ -1,5 +1,5 @@
 -- How many commands are in which state, by domain: at most 10,000 rows, those with the most
--- commands first, as anybody who may send can name any number of domains. Reads all of ready,
+-- commands first, as a role that may send can name any number of domains. Reads all of ready,
 -- scheduled and troubleshooting.
 SELECT domain, state, depth
 FROM (

@@ -1,5 +1,5 @@
--- What a session executes, and which sessions it waits for. Of an idle session the last
--- statement is ours; so is what opens and settles a handler's transaction. A prepared
+-- What a session executes, and which sessions it waits for. The last statement of an idle
+-- session is the bus's, and so is what opens and settles a handler's transaction. A prepared
 -- transaction that blocks has no process: its number is 0.
 SELECT
     CASE

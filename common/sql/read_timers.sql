@@ -1,6 +1,6 @@
 -- Seconds until the next scheduled command is due, and until the next lease ends; none
--- left where somebody holds the row just now. Leases have no index: asked for only after
--- an empty claim, when little is left to look at, and not soon again if it took long. And
+-- left where somebody holds the row just now. Leases have no index: read only
+-- after an empty claim, when few rows are left, and not soon again if that took long. And
 -- whether a suspect waits, how full the server's queue of notifications is, from 0 to 1, and
 -- how many pages of ready were read for all that.
 SELECT

@@ -1,6 +1,6 @@
--- Settles a command inside its handler's transaction. NULL: this is not that
--- transaction any more, or not at its level. And which statements SQL has prepared in
--- this session, which outlive the transaction.
+-- Settles a command inside its handler's transaction. NULL: that transaction has ended, or has
+-- another isolation level. And which statements SQL has prepared in this session, which outlive
+-- the transaction.
 SELECT CASE
     WHEN current_setting('cmdbus.transaction', true) = %(marker)s
         AND current_setting('transaction_isolation') = 'read committed'
