@@ -5,21 +5,19 @@ moved either is skipped for as long as this process lives. A lock timeout or a d
 reason for either: the row is tried again by the next claim. Keys are read without data.
 """
 
-import logging
 from collections.abc import Callable, Container
 
-from cmdbus.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claim import Claim, ClaimKey, Connection, Want
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.holding import Key, key_of
-from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, reason, was_executed
-
-logger = logging.getLogger(__name__)
+from cmdbus.worker.rejected_rows import RejectedRows
+from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, was_executed
 
 #: Rows claimed one by one in one step, each in a round trip of its own.
 _MAX_ROWS = 50
 #: Lock timeouts after which a pass leaves its remaining rows to the next one.
 _MAX_WAITS = 3
+_WHAT = "cannot be claimed"
 
 
 class Narrowing:
@@ -27,28 +25,27 @@ class Narrowing:
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
-        #: Ids of rows that can be neither claimed nor moved.
-        self._skipped: set[int] = set()
+        self._rejected = RejectedRows(claims)
 
     def claim(
         self, connection: Connection, want: Want, take_on: Callable[[list[Claim]], None]
     ) -> int:
         """Passes each claim on immediately; returns how many rows are claimed or moved away."""
         count, payload, waits = 0, 0, 0
-        keys = self._claims.claimable(connection, want, min(want.free, _MAX_ROWS), self._skipped)
+        keys = self._claims.claimable(
+            connection, want, min(want.free, _MAX_ROWS), self._rejected.skipped
+        )
         for key in keys:
             try:
                 claim = self._claims.claim_row(connection, key)
             except Exception as error:
-                if cause_of(error) is Cause.ELSEWHERE:
-                    raise
-                if not may_be_of_one_row(error):
+                if cause_of(error) is Cause.CONTENTION and waits < _MAX_WAITS:
                     waits += 1
-                    if waits == _MAX_WAITS:
-                        raise
                     continue
+                if not may_be_of_one_row(error):
+                    raise
                 claimed = key.claimed_by(self._claims.incarnation) if was_executed(error) else key
-                count += self._set_aside(connection, claimed, error)
+                count += self._rejected.set_aside(connection, claimed, _WHAT, error)
             else:
                 if claim is not None:
                     take_on([claim])
@@ -106,21 +103,5 @@ class Narrowing:
         except Exception as error:
             if not may_be_of_one_row(error):
                 raise
-            self._set_aside(connection, key, error)
+            self._rejected.set_aside(connection, key, _WHAT, error)
             return None
-
-    def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> bool:
-        why = ascii_text(reason(error), MAX_MESSAGE)
-        where = f"command {key.command_id} (domain {key.domain}, row {key.id}) cannot be claimed"
-        try:
-            lost = self._claims.set_aside(connection, key, "NOT_CLAIMABLE", why)
-        except Exception as second:
-            if not may_be_of_one_row(second):
-                raise
-            self._skipped.add(key.id)
-            again = reason(second)
-            logger.error("%s: %s; nor moved to troubleshooting: %s; skipped", where, why, again)
-            return False
-        if not lost:
-            logger.error("%s: moved to the troubleshooting queue: %s", where, why)
-        return not lost

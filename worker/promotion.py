@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable
 
 from cmdbus.clock import time
-from cmdbus.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claim import ClaimKey, Connection
 from cmdbus.worker.claims import Claims
-from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, reason
+from cmdbus.worker.rejected_rows import RejectedRows
+from cmdbus.worker.rejections import Cause, cause_of, reason
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,7 @@ class Promotion:
         self._claims = claims
         self._patience = patience
         self._rows = _MAX_ROWS
-        #: Ids of rows that can be neither promoted nor moved.
-        self._skipped: set[int] = set()
+        self._rejected = RejectedRows(claims)
         #: The latest warning, which is not repeated until a batch succeeds.
         self._last_warning = ""
 
@@ -44,7 +43,7 @@ class Promotion:
         seconds = self._patience() if rows == 1 else 0.0
         began = time.monotonic()
         try:
-            promoted = self._claims.promote(connection, rows, size, self._skipped, seconds)
+            promoted = self._claims.promote(connection, rows, size, self._rejected.skipped, seconds)
         except Exception as error:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise
@@ -67,27 +66,14 @@ class Promotion:
             return True
         # Another node may have promoted the row meanwhile: then the first one is another.
         if first is not None and first == self._first_due(connection):
-            self._set_aside(connection, first, error)
+            what = "is due and cannot be promoted"
+            self._rejected.set_aside(connection, first, what, error, "scheduled")
         return True
 
     def _first_due(self, connection: Connection) -> ClaimKey | None:
-        return self._claims.first_due(connection, self._skipped)
+        return self._claims.first_due(connection, self._rejected.skipped)
 
     def _warn_once(self, why: str) -> None:
         if why != self._last_warning:
             logger.warning("cannot promote due commands: %s", why)
         self._last_warning = why
-
-    def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> None:
-        why = ascii_text(reason(error), MAX_MESSAGE)
-        where = f"command {key.command_id} (domain {key.domain}) is due and cannot be promoted"
-        try:
-            self._claims.set_aside(connection, key, "NOT_CLAIMABLE", why, "scheduled")
-        except Exception as second:
-            if not may_be_of_one_row(second):
-                raise
-            self._skipped.add(key.id)
-            again = reason(second)
-            logger.error("%s: %s; nor moved to troubleshooting: %s; skipped", where, why, again)
-        else:
-            logger.error("%s: moved to the troubleshooting queue: %s", where, why)
