@@ -10,6 +10,7 @@ from cmdbus.outcomes import completed
 from cmdbus.readiness import Check, Finding
 from cmdbus.worker.claim import Claim, Connection, Finished, Want
 from cmdbus.worker.claims import Claims
+from cmdbus.worker.rejections import Cause, cause_of, reason
 
 _NAME = "claim"
 _TYPE = "Check"
@@ -23,6 +24,8 @@ def try_claim(connection: Connection, dsn: str, schema: str) -> Check:
     except Exception as error:
         if connection.closed:
             raise  # The database went away meanwhile, which says nothing about the schema.
+        if cause_of(error) in (Cause.CONTENTION, Cause.TIMEOUT):
+            return _obstructed(reason(error))
         failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if not failed:
         return Check(_NAME, Finding.OK, "a command was sent, claimed and settled (rolled back)")
@@ -32,6 +35,16 @@ def try_claim(connection: Connection, dsn: str, schema: str) -> Check:
         f"a command cannot be sent, claimed and settled here: {failed}",
         "check triggers and constraints on the schema's tables, and at settings of the role and "
         "the database",
+    )
+
+
+def _obstructed(why: str) -> Check:
+    """By another session, for as long as it holds its locks."""
+    return Check(
+        _NAME,
+        Finding.AWAY,
+        f"a command cannot be sent, claimed and settled here for now: {why}",
+        "find the session that has locked the schema's tables in pg_locks",
     )
 
 
