@@ -527,9 +527,14 @@ def test_the_lease_of_a_process_that_has_exited_or_was_kept_away_may_end(parts: 
 
 def test_a_delay_may_be_late_while_every_steward_is_kept_away(parts: Parts) -> None:
     history = move(calm(good(parts)), 9, at=106.5)
-    stopped = replace(history.recoveries[0], kind="stop-steward", began=104.0, ended=106.0)
-    for instances, is_late in ((["a"], False), (["b"], True)):
-        recoveries = [replace(stopped, instances=instances)]
+    fault = replace(history.recoveries[0], began=104.0, ended=106.0)
+    for kind, instance, is_late in (
+        ("stop-steward", "a", False),
+        ("hup", "a", False),
+        ("stop-steward", "b", True),
+        ("ttin", "a", True),
+    ):
+        recoveries = [replace(fault, kind=kind, instances=[instance])]
         late = "H12b" in violated(parts, replace(history, recoveries=recoveries))
         assert late == is_late
 

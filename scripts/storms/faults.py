@@ -284,7 +284,8 @@ class Storm:
 
         def all_are_replaced() -> bool:
             now = self._generations(instance)
-            newer = all(now.get(number, 0) > before[number] for number in before)
+            # A seat may be gone since: SIGTTOU takes some.
+            newer = all(seat not in now or now[seat] > before[seat] for seat in before)
             return instance.pid != pid or newer
 
         return all_are_replaced
@@ -349,10 +350,14 @@ class Storm:
         view = instance.look_alone()
         return [] if view is None else instance.living(view)
 
-    def _generations(self, instance: Instance) -> dict[int, int]:
+    def _generations(self, instance: Instance) -> dict[tuple[Role, int], int]:
         view = instance.look_alone()
-        seats = view.with_role(Role.WORKER) if view is not None else []
-        return {seat.number: seat.generation for seat in seats}
+        seats = view.seats if view is not None else []
+        return {
+            (seat.role, seat.number): seat.generation
+            for seat in seats
+            if seat.role in (Role.WORKER, Role.STEWARD)
+        }
 
     def _steward(self, instance: Instance) -> int | None:
         view = instance.look_alone()

@@ -36,7 +36,7 @@ _WEIGHTS = {
     "rollback": 8,
     "delayed": 8,
     "cancel": 7,
-    "crowd": 0.25,
+    "crowd": 0.15,
     "big": 1,
 }
 _KINDS = {
@@ -45,7 +45,7 @@ _KINDS = {
     "Io": 24,
     "Transient": 12,
     "Undone": 8,
-    "Long": 3,
+    "Long": 2,
     "Rule": 8,
     "Permanent": 4,
     "OddResult": 2,

@@ -17,6 +17,8 @@ _KEEPS_AWAY = (
     *("kill-at-in-rescue", "kill-at-after-rescue", "kill-at-before-fork", "kill-at-in-child"),
     *("kill-at-after-fork", "kill-at-in-reap"),
 )
+#: A steward that is replaced promotes nothing until its successor is ready.
+_KEEPS_STEWARD_AWAY = (*_KEEPS_AWAY, "hup")
 #: Seconds by which a fault counts as begun earlier, and as recovered from later, than recorded.
 _NEAR_S = 1.0
 #: Seconds by which the line about the exit of a process may be later than what follows from it.
@@ -103,10 +105,16 @@ def _homes(history: History) -> Mapping[int, str]:
     }
 
 
-def _kept_away(history: History, instance: str | None, began: float, ended: float) -> bool:
+def _kept_away(
+    history: History,
+    instance: str | None,
+    began: float,
+    ended: float,
+    kinds: tuple[str, ...] = _KEEPS_AWAY,
+) -> bool:
     """The processes of an instance, or of one that nothing is known of."""
     return _stalled(history, began, ended) or any(
-        one.kind.startswith(_KEEPS_AWAY)
+        one.kind.startswith(kinds)
         and (instance is None or instance in one.instances)
         and _overlaps(one, began, ended)
         for one in history.recoveries
@@ -114,7 +122,10 @@ def _kept_away(history: History, instance: str | None, began: float, ended: floa
 
 
 def _all_kept_away(history: History, began: float, ended: float) -> bool:
-    return all(_kept_away(history, name, began, ended) for name in _homes(history).values())
+    return all(
+        _kept_away(history, name, began, ended, _KEEPS_STEWARD_AWAY)
+        for name in set(_homes(history).values())
+    )
 
 
 def _disturbed(history: History, began: float, ended: float) -> bool:
