@@ -70,17 +70,19 @@ def test_a_killed_worker_is_replaced_and_what_it_ran_runs_again(dsn: str, tmp_pa
         assert any("killed from outside (SIGKILL)" in text for text in told)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_command_whose_process_is_killed_again_and_again_runs_alone(
-    dsn: str, tmp_path: Path
+    dsn: str, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Section 8, Crashes: the second loss; at the third a person decides. Uncharged."""
+    """Section 8, Crashes: the second loss; at the third a person decides. Uncharged. Also by a
+    TERM that is no order: a command may send it to its own process."""
     make_effects(dsn)
-    with supervised(dsn, tmp_path, **PATIENT) as fleet:
+    with supervised(dsn, tmp_path, drain_timeout=0.2, **PATIENT) as fleet:
         (id,) = ids = running_gates(fleet, 1)
         killed: set[int] = set()
         for _ in range(3):
             (pid,) = eventually(lambda: set(fleet.executing("Gate")) - killed)
-            kill(pid)
+            kill(pid, number)
             killed.add(pid)
         fleet.await_saying("alone, pid")
         fleet.await_outcomes(ids, {("IN_TROUBLESHOOTING_QUEUE", 0): 1})

@@ -354,26 +354,39 @@ class Worker:
                 return []
         return crew.left()
 
+    @property
+    def _is_ordered(self) -> bool:
+        """To stop: by the supervisor or, without one, by a call of `stop`."""
+        return self._node is None or bool(self._record.seat.leave_by)
+
     def _abandon(self, crew: Crew, stuck: list[Slot], connection: Connection) -> None:
         """What did not end in time: its sessions are ended before its commands are given
-        back, since until then they could still commit. They count a loss if the worker stops
-        because of a verdict, and none if it was ordered to."""
+        back, since until then they could still commit. They count no loss if the worker was
+        ordered to stop; they do after a verdict, and after a signal that was no order: it may be
+        the command's own doing."""
         held = crew.held.unfinished()
         self.abandoned = len(held)
         sessions = [session for slot in stuck if (session := slot.hand.session)]
         for slot in stuck:
             slot.hand.cut()
         self._claims.end_sessions(connection, sessions)
-        verdict = bool(self._record.seat.leave_verdict)
-        why = "its worker was replaced" if verdict else "its worker was stopped"
+        verdict, ordered = self._record.seat.leave_verdict, self._is_ordered
+        why = (
+            "its worker was replaced"
+            if verdict
+            else "its worker was stopped"
+            if ordered
+            else "its process got a SIGTERM that the supervisor did not send"
+        )
+        loss = int(bool(verdict) or not ordered)
 
         def hand_back(claims: Sequence[Claim]) -> list[int]:
             return self._claims.hand_back(
                 connection,
                 claims,
-                [int(verdict)] * len(claims),
+                [loss] * len(claims),
                 f"{why} before it had ended",
-                None if verdict else STOPPED,
+                None if loss else STOPPED,
             )
 
         given = in_halves(hand_back, held, complain_of_release)
