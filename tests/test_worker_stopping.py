@@ -123,6 +123,26 @@ def test_a_stopping_worker_waits_for_a_locked_claim_that_it_must_release(
         assert connection.execute("SELECT FROM cmdbus.ready WHERE losses > 0").rowcount == 0
 
 
+def test_a_hung_command_goes_back_once_its_row_is_not_locked(dsn: str, bus: CommandBus) -> None:
+    """The steward's renewals lock it, too, from time to time."""
+    registry, gate = HandlerRegistry(), Gate()
+    registry.register("payments", "Debit", gate)
+    worker = Worker(dsn, registry, concurrency=1)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    sent = bus.send("payments", "Debit")
+    gate.wait_for(1)
+    with last_claim_locked(dsn):
+        stopping = threading.Thread(target=worker.stop, kwargs={"timeout": 0.05})
+        stopping.start()
+        eventually(lambda: worker.abandoned == 1)
+    stopping.join(10)
+    thread.join(10)
+    record = bus.get("payments", sent)
+    assert record is not None and record.status == "PENDING"
+    gate.open.set()
+
+
 def test_stopping_lets_running_commands_end_and_gives_the_others_back(
     dsn: str, bus: CommandBus
 ) -> None:

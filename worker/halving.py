@@ -55,6 +55,26 @@ def renew(claims: Claims, connection: Connection, held: Mapping[int, Sequence[Ke
     return in_halves(work, pairs, rejected) if pairs else claims.renew(connection, {})
 
 
+def release(
+    claims: Claims,
+    connection: Connection,
+    held: Sequence[Claim],
+    work: Callable[[Sequence[Claim]], list[int]],
+) -> tuple[list[int], list[Claim]]:
+    """Releases claims by `work`; returns the ids released, and the claims that are still held
+    because other sessions have locked their rows. One that cannot be released is in neither."""
+    rejected: set[int] = set()
+
+    def complain(claim: Claim, error: Exception) -> None:
+        rejected.add(claim.id)
+        complain_of_release(claim, error)
+
+    released = in_halves(work, held, complain)
+    skipped = [claim for claim in held if claim.id not in {*released, *rejected}]
+    locked = claims.still_held(connection, skipped) if skipped else set()
+    return released, [claim for claim in skipped if claim.id in locked]
+
+
 def complain_of_release(claim: Claim, error: Exception) -> None:
     logger.error(
         "cannot release command %s (%s/%s) (%s): it can be claimed when its lease ends",

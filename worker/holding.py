@@ -9,7 +9,7 @@ from threading import Lock
 from cmdbus.seats import Seat
 from cmdbus.worker.claim import Claim, ClaimKey, Connection
 from cmdbus.worker.claims import Claims
-from cmdbus.worker.halving import complain_of_release, in_halves
+from cmdbus.worker.halving import release
 
 #: Id, token and command: a row whose lease was lost may come to us again, and a server that
 #: was restored to an earlier point gives an id and a token again, to another command.
@@ -126,17 +126,10 @@ class Holding:
         gone by its token. A row that cannot be released is not held any longer, so that its
         lease ends."""
         claims = list(self._back.values())
-        rejected: set[int] = set()
-
-        def complain(claim: Claim, error: Exception) -> None:
-            rejected.add(claim.id)
-            complain_of_release(claim, error)
-
-        released = in_halves(partial(self._claims.release, connection), claims, complain)
-        skipped = [claim for claim in claims if claim.id not in {*released, *rejected}]
-        locked = self._claims.still_held(connection, skipped) if skipped else set()
+        work = partial(self._claims.release, connection)
+        _, locked = release(self._claims, connection, claims, work)
         for claim in claims:
-            if claim.id not in locked:
+            if claim not in locked:
                 self.free(claim)
 
 

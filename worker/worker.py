@@ -37,7 +37,7 @@ from cmdbus.worker.connections import (
     parts_of,
 )
 from cmdbus.worker.crew import Crew
-from cmdbus.worker.halving import complain_of_release, in_halves
+from cmdbus.worker.halving import release
 from cmdbus.worker.keeper import Keeper
 from cmdbus.worker.node import Node
 from cmdbus.worker.patched import patched
@@ -389,7 +389,12 @@ class Worker:
                 None if loss else STOPPED,
             )
 
-        given = in_halves(hand_back, held, complain_of_release)
+        given, locked = release(self._claims, connection, held, hand_back)
+        until = time.monotonic() + _LOCKED_WITHIN
+        while locked and time.monotonic() < until:
+            time.sleep(_LOCKED_PAUSE)
+            more, locked = release(self._claims, connection, locked, hand_back)
+            given += more
         for claim in held:
             crew.held.free(claim)
         for claim in [claim for claim in held if claim.id in given]:
