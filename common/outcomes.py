@@ -37,8 +37,9 @@ class Outcome:
     kind: Kind
     #: Whether the execution counts against max_attempts.
     charged: bool = True
-    #: Whether it counts a loss: so many of them, and a person decides.
-    lost: bool = False
+    #: Whether it counts a loss: so many of them, and a person decides. None: unless the server
+    #: was restarted meanwhile.
+    lost: bool | None = False
     #: JSON text.
     result: str | None = None
     #: Seconds until the next try.
@@ -105,7 +106,7 @@ def troubled(code: str, message: str) -> Outcome:
     )
 
 
-def interrupted(code: str, message: str, delay: float, *, lost: bool) -> Outcome:
+def interrupted(code: str, message: str, delay: float, *, lost: bool | None) -> Outcome:
     """The execution was cut off by something that is not its failure; uncharged. `lost` if
     the command itself may be what cut it off."""
     return Outcome(

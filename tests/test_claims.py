@@ -15,7 +15,7 @@ from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest, Status
 from cmdbus.counters import End
-from cmdbus.outcomes import Kind, Outcome, completed
+from cmdbus.outcomes import Kind, Outcome, completed, interrupted
 from cmdbus.worker.claim import Claim, Finished, Share, Want
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.wake import Wake
@@ -261,6 +261,25 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
         assert stale.renew(connection, {stale.incarnation: [lost]}) == [lost.id]
         assert stale.hand_back(connection, [lost], [1], "why") == []
         assert connection.execute("SELECT * FROM cmdbus.ready").fetchall() == before
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_ended_session_counts_a_loss_unless_the_server_was_restarted(
+    dsn: str, connection: psycopg.Connection, restarted: bool
+) -> None:
+    """Else a command that ends its own session each time would run again for ever."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send("payments", "Debit")
+    _, [claim] = worker.step(connection, [], want(1))
+    if restarted:
+        connection.execute(
+            "UPDATE cmdbus.ready SET claimed_at = pg_postmaster_start_time() - interval '1 s'"
+        )
+    outcome = interrupted("DATABASE_AWAY", "ended", 1.0, lost=None)
+    assert worker.settle(connection, [done(claim, outcome)]) == []
+    row = connection.execute("SELECT losses, attempts FROM cmdbus.scheduled").fetchone()
+    assert row == (0 if restarted else 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,22 @@ def test_a_worker_outlives_the_death_of_all_its_sessions(dsn: str, bus: CommandB
         assert [e.attempt for e in bus.audit("payments", cut_off)][:3] == [None, 1, 1]
 
 
+def test_a_command_that_ends_its_own_session_each_time_comes_to_a_person(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Uncharged, like one that is interrupted by a shutdown of the server, but counted."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        context.connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with running(dsn, registry, concurrency=1):
+        record = bus.wait("payments", bus.send("payments", "Debit"), 20)
+        assert record.status == "IN_TROUBLESHOOTING_QUEUE"
+        assert (record.error_code, record.attempts) == ("LOST", 0)
+
+
 def test_a_process_that_a_handler_forks_is_no_worker(dsn: str, bus: CommandBus) -> None:
     """It leaves with the code that it wanted, and touches nothing that it shares."""
     registry = HandlerRegistry()

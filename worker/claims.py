@@ -464,7 +464,9 @@ class Claims:
             "claimer": self.incarnation,
             "kinds": texts(outcome.kind.value for outcome in outcomes),
             "attempts": numbers(f.claim.attempts + f.outcome.charged for f in done),
-            "losses": numbers(f.claim.losses + f.outcome.lost for f in done),
+            "losses": numbers(
+                None if f.outcome.lost is None else f.claim.losses + f.outcome.lost for f in done
+            ),
             "max_attempts": numbers(finished.max_attempts for finished in done),
             "results": texts(outcome.result for outcome in outcomes),
             "delays": numbers(outcome.delay for outcome in outcomes),

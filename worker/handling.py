@@ -48,8 +48,10 @@ from cmdbus.worker.handler_connection import (
 from cmdbus.worker.handler_transaction import HandlerTransaction, LeaseLostError
 
 _DEFAULT_POLICY = RetryPolicy()
-#: The server ended the session for reasons of its own: shutdown, crash of another, start-up.
-_SERVER_WENT = ("57P01", "57P02", "57P03")
+#: The server ended the session for reasons of its own: crash of another, start-up.
+_SERVER_WENT = ("57P02", "57P03")
+#: It is shut down, or somebody has ended this one session: perhaps the command itself.
+_SESSION_ENDED = "57P01"
 #: Seconds until a command is tried again whose database went away.
 _AFTER_OUTAGE = 1.0
 
@@ -169,13 +171,19 @@ class Execution:
                 "POOL_EXHAUSTED" if isinstance(error, PoolExhausted) else "DATABASE_AWAY",
                 " ".join(str(error).split()),
                 _AFTER_OUTAGE,
-                # Without a word from the server it may be this very command that ended it.
-                lost=self._session is not None and error.sqlstate not in _SERVER_WENT,
+                lost=self._is_lost(error),
             )
         if self._plan_has_changed(error):
             return interrupted("PLAN_CHANGED", str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))
         return self._fate(error, trace, context.attempt, context.retry_delay)
+
+    def _is_lost(self, error: psycopg.Error) -> bool | None:
+        """Whether it may be this very command that ended its session: as it may be without a word
+        from the server. See Outcome."""
+        if self._session is not None and error.sqlstate == _SESSION_ENDED:
+            return None
+        return self._session is not None and error.sqlstate not in _SERVER_WENT
 
     def _plan_has_changed(self, error: BaseException) -> bool:
         """A migration has spoilt a statement that the driver had prepared; it forgets those with

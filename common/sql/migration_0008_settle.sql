@@ -7,7 +7,9 @@
 --   FAILED     to history, with its error
 --   RETRY      to scheduled, claimable again after delay
 --   TROUBLE    to troubleshooting
--- attempts and losses are what is counted in all. Everything but COMPLETED leaves an event.
+-- attempts and losses are what is counted in all. losses NULL: the session of the execution was
+-- ended by the server, which counts a loss unless the server itself was restarted since the claim.
+-- Everything but COMPLETED leaves an event.
 CREATE FUNCTION {schema}.settle(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
     p_command_ids uuid[], p_claimer bigint, p_kinds text[], p_attempts smallint[],
@@ -36,7 +38,10 @@ BEGIN
             AND r.token = o.token AND r.claimer = p_claimer
             AND r.command_id IS NOT DISTINCT FROM o.command_id
         RETURNING r.id, r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
-            r.correlation_id, r.priority, o.losses, r.domain, r.type, r.reply_to, r.data,
+            r.correlation_id, r.priority,
+            coalesce(o.losses, r.losses + (pg_postmaster_start_time() < r.claimed_at)::int)
+                AS losses,
+            r.domain, r.type, r.reply_to, r.data,
             r.max_attempts AS sent_max_attempts, o.attempts, o.max_attempts, o.kind, o.result,
             o.delay, o.code, o.message, o.details
     ), history AS (
