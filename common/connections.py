@@ -11,7 +11,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
-from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
+from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError, SchemaError
 from cmdbus.pool import SessionPool
 from cmdbus.refusals import is_read_only
 from cmdbus.sentences import missing_right
@@ -67,7 +67,7 @@ class Connections:
         try:
             return work(check_encoding(connection), False)
         except psycopg.errors.InsufficientPrivilege as error:
-            raise missing_right(error) from error
+            raise missing_right(error) from None
 
     def close(self) -> None:
         self._closed = True
@@ -84,7 +84,7 @@ class Connections:
         except PoolTimeout as error:
             raise DatabaseUnavailableError(self._why_not(error)) from None
         except psycopg.errors.InsufficientPrivilege as error:
-            raise missing_right(error) from error
+            raise missing_right(error) from None
         except PoolClosed:
             if self._closed:
                 raise psycopg.OperationalError(_CLOSED) from None
@@ -95,8 +95,14 @@ class Connections:
             psycopg.errors.InvalidSchemaName,
         ):
             with pool.connection() as connection:
-                schemas.check(connection, self._schema)
+                self._check_schema(connection)
             raise
+
+    def _check_schema(self, connection: Connection) -> None:
+        try:
+            schemas.check(connection, self._schema)
+        except SchemaError as error:
+            raise error from None  # It says what the driver's error, its context, means.
 
     def _pool(self) -> Pool | SessionPool:
         pid = os.getpid()

@@ -88,7 +88,8 @@ def check(connection: psycopg.Connection, schema: str) -> None:
         database = connection.info.dbname
         raise SchemaError(
             f"schema {schema!r} {found} in database {database!r}, and this code needs version "
-            f"{known}: run cmdbus init with the same DSN and schema"
+            f"{known}: run cmdbus init for this database and schema (for the embedded server: "
+            f"cmdbus init --embedded)"
         )
 
 

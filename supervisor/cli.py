@@ -22,6 +22,7 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.checking import examine
 from cmdbus.supervisor.configuration import configured, read
 from cmdbus.supervisor.cpus import usable_cpus
+from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.options import RedactingCommand, database_options
 from cmdbus.supervisor.vacancy import look_at_host
 from cmdbus.supervisor.values import address, payload_size, poll_seconds, seconds, size, whole
@@ -270,13 +271,15 @@ def _can_start() -> Iterator[None]:
 
 @contextmanager
 def _database(settings: Settings) -> Iterator[Settings]:
-    """With the DSN to look at; without one the embedded server runs meanwhile."""
+    """With the DSN to look at; without one the embedded server runs meanwhile, and gets its
+    schema, as it would from a supervisor."""
     if settings.dsn is not None:
         yield settings
         return
     from cmdbus.embedded import EmbeddedPostgres
 
     with EmbeddedPostgres() as server:
+        install_embedded(server.dsn, settings.schema, server.directory)
         yield replace(settings, dsn=server.dsn)
 
 

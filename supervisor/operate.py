@@ -100,7 +100,7 @@ def init(
     grants = {"worker": worker, "producer": producer, "operator": operator, "monitor": monitor}
     with sentences():
         check_schema(schema)
-    with sentences(), in_one_sentence(), database(dsn, embedded=embedded) as where:
+    with sentences(), in_one_sentence(), database(dsn, embedded=embedded, schema=None) as where:
         done = install(where, schema, grants=grants)
     if as_json:
         show_json({"schema": schema, **asdict(done)})

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cmdbus.checks import check_schema
 from cmdbus.errors import CmdbusError
+from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.options import database_options
 
 if TYPE_CHECKING:
@@ -36,14 +38,16 @@ def sentences() -> Iterator[None]:
 
 
 @contextmanager
-def database(dsn: str | None, *, embedded: bool) -> Iterator[str]:
+def database(dsn: str | None, *, embedded: bool, schema: str | None) -> Iterator[str]:
     """The DSN to use. Without one it is that of the embedded server, if it is running;
-    only with `embedded` is it started."""
+    only with `embedded` is it started, and gets the `schema`, unless that is None."""
     if dsn is not None:
         yield dsn
         return
     server = _embedded_server(start=embedded)
     try:
+        if embedded and schema is not None:
+            install_embedded(server.dsn, schema, server.directory)
         yield server.dsn
     finally:
         server.close()
@@ -77,10 +81,12 @@ def opened(dsn: str | None, schema: str, *, embedded: bool) -> "Iterator[Command
     from cmdbus.bus import CommandBus
     from cmdbus.sentences import in_one_sentence
 
+    with sentences():
+        check_schema(schema)
     with (
         sentences(),
         in_one_sentence(),
-        database(dsn, embedded=embedded) as where,
+        database(dsn, embedded=embedded, schema=schema) as where,
         CommandBus(where, schema=schema) as bus,
     ):
         yield bus

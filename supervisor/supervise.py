@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cmdbus.board import Board
 from cmdbus.clock import time
-from cmdbus.errors import CmdbusError, EmbeddedError, SchemaError
+from cmdbus.errors import CmdbusError, EmbeddedError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up
 from cmdbus.readiness import Check, Finding, worst
@@ -26,6 +26,7 @@ from cmdbus.runtime import board_path, find_runtime_directory, make_runtime_dire
 from cmdbus.settings import Settings
 from cmdbus.supervisor.checking import TIMEOUT, Examination
 from cmdbus.supervisor.children import fork, wait
+from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.fleet import Company
 from cmdbus.supervisor.listening import listen
 from cmdbus.supervisor.loop import Supervisor
@@ -130,18 +131,11 @@ def _with_database(settings: Settings, noted: Signals) -> Iterator[Settings]:
 
 def _install(settings: Settings, directory: Path) -> Exit:
     """In a child."""
-    from cmdbus.schema import install
-    from cmdbus.sentences import in_one_sentence
-
     unblock()
     try:
-        with in_one_sentence():
-            install(settings.dsn or "", settings.schema)
-    except SchemaError as error:
-        logger.error("%s; on this embedded server: rm -r %s", error, directory)
-        return Exit.CANNOT_START
+        install_embedded(settings.dsn or "", settings.schema, directory)
     except CmdbusError as error:
-        logger.error("the schema could not be installed: %s", error)
+        logger.error("%s", error)
         return Exit.CANNOT_START
     return Exit.DONE
 

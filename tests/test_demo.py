@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from eventually import eventually
 
 from cmdbus import CommandBus
 from cmdbus.embedded import EmbeddedPostgres
+from cmdbus.errors import SchemaError
 from cmdbus.settings import Settings
 from cmdbus.timeouts import Timeouts
 
@@ -200,7 +202,7 @@ def test_a_command_without_a_dsn_uses_an_embedded_server_only_if_one_is_running(
 
     refused()
     assert not (home / "state").exists()
-    assert here("init", "--embedded").exit_code == 0
+    assert "installed, version" in here("init", "--embedded").stdout
     refused()
     with EmbeddedPostgres():
         assert here("status").stdout == "nothing waits, nothing runs\n"
@@ -208,6 +210,24 @@ def test_a_command_without_a_dsn_uses_an_embedded_server_only_if_one_is_running(
     assert here("status").stdout == "nothing waits, nothing runs\n"
     Path("cmdbus.toml").write_text("embedded = 'yes'\n")
     assert "cmdbus.toml: 'embedded' must be true or false" in here("status").stderr
+
+
+def test_each_command_with_embedded_installs_the_schema_on_a_fresh_server(home: Path) -> None:
+    done = here("send", "payments", "DebitAccount", "--embedded")
+    assert (done.exit_code, done.stderr) == (0, "")
+    with EmbeddedPostgres() as server:
+        with CommandBus(server.dsn) as bus:
+            assert len(bus.query("payments")) == 1
+        for number, command in enumerate(["list", "status", "check", "tsq list", "domain list"]):
+            options = ["--embedded", "--schema", f"fresh_{number}"]
+            assert here(*command.split(), *options).exit_code == 0, command
+
+
+def test_a_missing_schema_is_an_error_that_shows_none_of_the_driver(empty_dsn: str) -> None:
+    with CommandBus(empty_dsn) as bus, pytest.raises(SchemaError) as missing:
+        bus.send("payments", "DebitAccount")
+    assert "psycopg" not in "".join(traceback.format_exception(missing.value))
+    assert "cmdbus init --embedded" in str(missing.value) and "DSN" not in str(missing.value)
 
 
 def test_a_stale_database_is_said_in_one_sentence(home: Path) -> None:
