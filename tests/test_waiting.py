@@ -88,6 +88,25 @@ def test_a_retry_in_its_backoff_runs_now_and_its_attempts_stay(dsn: str) -> None
     assert attempts == [1, 2]
 
 
+def test_a_command_whose_time_comes_while_it_is_rescheduled_is_there_once(dsn: str) -> None:
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        id_ = bus.send("payments", "Debit", delay=60)
+        connection.execute(
+            "CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS"
+            " 'BEGIN PERFORM pg_catalog.pg_sleep(0.4); RETURN NEW; END'"
+        )
+        for table in ("ready", "scheduled"):
+            connection.execute(
+                f"CREATE TRIGGER dawdle BEFORE INSERT ON cmdbus.{table}"
+                f" FOR EACH ROW EXECUTE FUNCTION public.dawdle()".encode()
+            )
+        bus.reschedule("payments", id_, delay=0.2)
+        count = (
+            "SELECT (SELECT count(*) FROM cmdbus.ready) + (SELECT count(*) FROM cmdbus.scheduled)"
+        )
+        assert connection.execute(count.encode()).fetchone() == (1,)
+
+
 def test_what_runs_and_what_has_ended_is_not_rescheduled(dsn: str) -> None:
     with CommandBus(dsn) as bus:
         running, ended, unknown = bus.send("payments", "D"), bus.send("payments", "D"), uuid4()

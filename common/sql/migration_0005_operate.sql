@@ -245,6 +245,9 @@ LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
+DECLARE
+    -- One time for both inserts: between two the due time may come, and the row is in both tables.
+    present timestamptz := clock_timestamp();
 BEGIN
     WITH from_ready AS (
         DELETE FROM {schema}.ready
@@ -270,7 +273,7 @@ BEGIN
         SELECT token, claimed_at, created_at, new_due_at, p_command_id, correlation_id,
             new_priority, attempts, losses, max_attempts, p_domain, type, reply_to, data,
             error_code, error_message
-        FROM moved WHERE new_due_at IS NULL OR new_due_at <= clock_timestamp()
+        FROM moved WHERE new_due_at IS NULL OR new_due_at <= present
     ), to_scheduled AS (
         INSERT INTO {schema}.scheduled (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
@@ -279,7 +282,7 @@ BEGIN
         SELECT token, claimer, claimed_at, created_at, new_due_at, p_command_id, correlation_id,
             new_priority, attempts, losses, max_attempts, p_domain, type, reply_to, data,
             error_code, error_message
-        FROM moved WHERE new_due_at > clock_timestamp()
+        FROM moved WHERE new_due_at > present
     )
     INSERT INTO {schema}.event (domain, command_id, kind, operator, message, details)
     SELECT p_domain, p_command_id, 'RESCHEDULED', p_operator, p_reason,
