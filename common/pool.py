@@ -10,8 +10,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Condition, RLock
+from threading import Lock, RLock, get_ident
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
@@ -28,13 +29,36 @@ _RETRY_FIRST, _RETRY_LONGEST = 0.1, 0.5
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
+#: Seconds after which a waiting thread looks whether the one before it still waits.
+_LOOK_SECONDS = 1.0
+#: Seconds beyond its deadline after which a waiting thread counts as gone. An attempt to connect
+#: may take that much longer than it was allowed.
+_GRACE_SECONDS = 10.0
+
+
 class _Waiter:
     """A thread that waits for a connection, or for its turn to open one."""
 
-    def __init__(self, turn: Condition) -> None:
-        self.turn = turn
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.thread = get_ident()
         #: Why the attempt to connect that it waited for has failed.
         self.error: Exception | None = None
+        self._called = Lock()
+        self._called.acquire()
+
+    def call(self) -> None:
+        with suppress(RuntimeError):  # it has been called before, and not looked yet
+            self._called.release()
+
+    def rest(self, seconds: float) -> None:
+        """Until it is called, or was called since its last rest."""
+        self._called.acquire(timeout=max(seconds, 0.0))
+
+    def is_abandoned(self, now: float) -> bool:
+        """Whether an interrupt has ended its wait where no `finally` could: then its thread has
+        come back as another waiter, or its deadline is over."""
+        return self.thread == get_ident() or now > self.deadline + _GRACE_SECONDS
 
 
 class SessionPool:
@@ -91,12 +115,10 @@ class SessionPool:
         with self._lock:
             if self._kept.idle and not self._waiters and not self._closed:
                 return self._kept.latest()
-            waiter = _Waiter(Condition(self._lock))
-            self._waiters.append(waiter)
-        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        waiter = _Waiter(time.monotonic() + (self.timeout if timeout is None else timeout))
         try:
             while True:
-                connection = self._wait(waiter, deadline) or self._open(waiter, deadline)
+                connection = self._wait(waiter) or self._open(waiter)
                 if connection is not None:
                     return connection
         finally:
@@ -146,48 +168,63 @@ class SessionPool:
             self._closed = True
             unwanted = self._kept.take_idle()
             for waiter in self._waiters:
-                waiter.turn.notify()
+                waiter.call()
         _close(unwanted)
 
-    def _wait(self, waiter: _Waiter, deadline: float) -> Connection | None:
+    def _wait(self, waiter: _Waiter) -> Connection | None:
         """An idle connection; or None, and it is this thread's turn to open one."""
-        with self._lock:
-            while True:
-                now = time.monotonic()
+        while True:
+            now = time.monotonic()
+            with self._lock:
                 if self._closed:
                     raise PoolClosed("the pool is closed")
                 if waiter.error is not None:
                     raise type(waiter.error)(*waiter.error.args)
-                wake_at = deadline
+                self._join(waiter, now)
                 if self._waiters[0] is waiter:
                     if self._kept.idle:
                         return self._kept.latest()
-                    if self._connector is None and len(self._kept.opened) < self.max_size:
-                        if now >= self._retry_at:
-                            self._connector = waiter
-                            self._waiters.popleft()
-                            # The next one may take what is returned meanwhile.
-                            self._call_first()
-                            return None
-                        wake_at = min(deadline, self._retry_at)
-                if now >= deadline:
+                    if self._may_open(now):
+                        self._connector = waiter
+                        self._waiters.popleft()
+                        # The next one may take what is returned meanwhile.
+                        self._call_first()
+                        return None
+                if now >= waiter.deadline:
                     raise PoolTimeout("no connection was free in time") from self._failure
-                waiter.turn.wait(wake_at - now)
+                wake_at = min(waiter.deadline, now + _LOOK_SECONDS)
+                if self._retry_at > now:
+                    wake_at = min(wake_at, self._retry_at)
+            waiter.rest(wake_at - now)
 
-    def _open(self, waiter: _Waiter, deadline: float) -> Connection | None:
+    def _join(self, waiter: _Waiter, now: float) -> None:
+        """Lines it up, and takes out abandoned ones. One that a signal handler's thread was in
+        the middle of is taken for abandoned, too: it joins again when the handler has ended."""
+        if self._connector is not None and self._connector.is_abandoned(now):
+            self._connector = None
+        for other in [w for w in self._waiters if w is not waiter and w.is_abandoned(now)]:
+            self._waiters.remove(other)
+        if waiter not in self._waiters:
+            self._waiters.append(waiter)
+
+    def _may_open(self, now: float) -> bool:
+        is_full = len(self._kept.opened) >= self.max_size
+        return self._connector is None and not is_full and now >= self._retry_at
+
+    def _open(self, waiter: _Waiter) -> Connection | None:
         """None if it failed, and the failure is waited out."""
         try:
-            connection = self._connect(max(deadline - time.monotonic(), 0.0))
+            connection = self._connect(max(waiter.deadline - time.monotonic(), 0.0))
         except BaseException as error:
             with self._lock:
-                self._connector = None
+                self._ends_connecting(waiter)
                 if not isinstance(error, Exception) or self._is_final(error):
                     self._call_first()
                     raise
                 self._waiters.appendleft(waiter)
             return None
         with self._lock:
-            self._connector = None
+            self._ends_connecting(waiter)
             self._failure, self._retry_at, self._pause = None, 0.0, _RETRY_FIRST
             if not self._closed:
                 self._kept.opened[connection] = time.monotonic()
@@ -205,28 +242,32 @@ class SessionPool:
             return False
         for waiter in self._waiters:
             waiter.error = error
-            waiter.turn.notify()
+            waiter.call()
         return True
 
     def _leave(self, waiter: _Waiter) -> None:
         """Whatever has happened to its thread: an interrupt can be anywhere."""
-        if self._connector is waiter:
-            self._connector = None
+        self._ends_connecting(waiter)
         if waiter in self._waiters:
             self._waiters.remove(waiter)
         self._call_first()
 
+    def _ends_connecting(self, waiter: _Waiter) -> None:
+        if self._connector is waiter:
+            self._connector = None
+
     def _call_first(self) -> None:
         if self._waiters:
-            self._waiters[0].turn.notify()
+            self._waiters[0].call()
 
 
 class _Kept:
     """The connections of a pool, under its lock."""
 
     def __init__(self) -> None:
-        #: When each was opened, lent or idle.
-        self.opened: dict[Connection, float] = {}
+        #: When each was opened, lent or idle. What was lent and is not returned, because an
+        #: interrupt came in between, counts until its last reference is gone, which closes it.
+        self.opened: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         #: With the time of the last use; the latest used one last.
         self.idle: list[tuple[float, Connection]] = []
 

@@ -1,13 +1,18 @@
 """The pool that opens connections in the threads that need them, without a lock."""
 
+import gc
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
+from types import FrameType
+from typing import Any
 
 import psycopg
 import pytest
@@ -173,6 +178,75 @@ def test_an_interrupt_while_it_connects_leaves_the_pool_as_it_was(dsn: str) -> N
         pool.getconn()
     with pool.connection() as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
+    pool.close()
+
+
+@contextmanager
+def interrupted(at: int) -> Iterator[None]:
+    """By the first signal handler that raises, when the pool's code comes to its line `at`."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.endswith("pool.py"):
+            return None
+        lines += event == "line"
+        if event == "line" and lines == at + 1:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+# The driver closes what was interrupted on its way back, and warns.
+@pytest.mark.filterwarnings("ignore:.*deleted while still open:ResourceWarning")
+def test_an_interrupt_at_any_line_leaves_a_pool_that_lends(dsn: str) -> None:
+    pool = pool_of(dsn, max_size=1, timeout=5.0)
+
+    def borrow() -> None:
+        with pool.connection() as connection:
+            connection.execute("SELECT 1")
+            # Opened anew the next time, as the first time.
+            connection.close()
+
+    for line in count():
+        try:
+            with interrupted(line):
+                borrow()
+            break
+        except KeyboardInterrupt:
+            gc.collect()  # frames of an exception may refer to each other
+        borrow()
+    assert line > 30, "the pool has more lines than that"
+    pool.close()
+
+
+def test_a_signal_handler_can_borrow_while_its_thread_connects(dsn: str) -> None:
+    signals = [signal.SIGUSR1]
+
+    def opens(within: float) -> Connection:
+        if signals:
+            signal.raise_signal(signals.pop())
+        return dsns.open_session(dsns.parse(dsn), within)
+
+    def borrow(*_: object) -> None:
+        with pool.connection() as connection:
+            borrowed.append(connection.execute("SELECT 1").fetchone())
+
+    borrowed: list[object] = []
+    pool = SessionPool(opens, max_size=2, timeout=5.0, max_idle=600.0)
+    before = signal.signal(signal.SIGUSR1, borrow)
+    try:
+        with pool.connection() as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert borrowed == [(1,)]
     pool.close()
 
 
