@@ -14,6 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from cmdbus import libpq
+from cmdbus.adapters import ADAPTERS
 from cmdbus.errors import DatabaseUnavailableError
 
 #: Where nothing else is said. Neither statement_timeout nor libpq's defaults free a
@@ -135,10 +136,14 @@ def describe(parts: Parts) -> str:
 
 
 class Session(psycopg.Connection[Any]):
-    """A connection whose timestamps can be read: a role or a database may set another style."""
+    """A connection whose timestamps can be read: a role or a database may set another style, and
+    an application may register loaders of its own."""
+
+    has_default_adapters = True
 
     @classmethod
     def connect(cls, conninfo: str = "", **kwargs: Any) -> Self:
+        kwargs["context"] = ADAPTERS
         made = super().connect(conninfo, **kwargs)
         style, _, order = (made.info.parameter_status("DateStyle") or "ISO").partition(", ")
         if style == "ISO":

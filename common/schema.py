@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import psycopg
-from psycopg.rows import tuple_row
 
 from cmdbus import dsn as dsns
+from cmdbus.adapters import own_cursor
 from cmdbus.checks import check_schema
 from cmdbus.errors import MissingRightError, SchemaError
 from cmdbus.sentences import primary_message
@@ -101,7 +101,7 @@ def make_partitions(connection: psycopg.Connection, schema: str) -> None:
     """
     for left in reversed(range(_PARTITION_TRIES)):
         try:
-            cursor = psycopg.Cursor(connection)
+            cursor = own_cursor(connection)
             cursor.execute(statement("make_partitions", schema), {"days_ahead": DAYS_AHEAD})
             return
         except psycopg.errors.LockNotAvailable:
@@ -148,7 +148,7 @@ def _refuse_foreign(connection: psycopg.Connection, schema: str) -> None:
 def _version(connection: psycopg.Connection, schema: str) -> int:
     """0 is none; a SchemaError if this code could not have made it so."""
     # The connection may be a caller's, whose cursors and rows are of another kind.
-    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    cursor = own_cursor(connection)
     row = cursor.execute(statement("find_migrations", schema)).fetchone()
     if row is None or row[0] is None:
         return 0

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import tuple_row
 
+from cmdbus.adapters import own_cursor
 from cmdbus.checks import check_schema
 from cmdbus.domains import SETTINGS
 from cmdbus.records import (
@@ -248,8 +248,7 @@ class Store:
     def _execute(
         self, connection: Connection, name: str, parameters: Mapping[str, Any]
     ) -> psycopg.Cursor[Row]:
-        # The caller's connection may make cursors and rows of another kind.
-        cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+        cursor = own_cursor(connection)
         return cursor.execute(statement(name, self.schema), parameters, prepare=self._prepare)
 
     def _rows(self, connection: Connection, name: str, parameters: Mapping[str, Any]) -> list[Row]:
@@ -261,7 +260,7 @@ class Store:
         return row
 
     def _copy(self, connection: Connection, name: str, lines: Iterator[str]) -> None:
-        with psycopg.Cursor(connection).copy(statement(name, self.schema)) as copy:
+        with own_cursor(connection).copy(statement(name, self.schema)) as copy:
             while piece := "".join(islice(lines, _COPY_ROWS)):
                 copy.write(piece)
 

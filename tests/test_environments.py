@@ -104,6 +104,48 @@ bus.send("payments", "Debit")
 print(time.monotonic())
 """
 
+OTHER_ADAPTERS = """
+import psycopg, psycopg.types.json
+from psycopg.types.string import TextLoader
+from psycopg.types.numeric import FloatLoader
+
+class Shout(psycopg.adapt.Dumper):
+    def dump(self, value):
+        return f"{value}!".encode()
+
+def fail(text):
+    raise ZeroDivisionError
+
+for _type in ("uuid", "timestamptz", "int2", "int4", "int8", "bool", "float8", "text[]"):
+    psycopg.adapters.register_loader(_type, TextLoader)
+psycopg.adapters.register_loader("numeric", FloatLoader)
+for _type in (int, str, float):
+    psycopg.adapters.register_dumper(_type, Shout)
+psycopg.types.json.set_json_loads(fail)
+"""
+
+SENDS_WITH_OTHER_ADAPTERS = f"""
+import sys, uuid
+from psycopg_pool import ConnectionPool
+from cmdbus import CommandBus, SendRequest
+{OTHER_ADAPTERS}
+with ConnectionPool(sys.argv[1]) as pool, pool.connection() as connection:
+    for bus in CommandBus(sys.argv[1]), CommandBus(pool=pool):
+        own = uuid.uuid4()
+        id_ = bus.send("payments", "Debit", {{"n": 1}}, command_id=own, priority=7, delay=9)
+        assert id_ == own, id_
+        record = bus.get("payments", own)
+        assert (record.command_id, record.data, record.priority) == (own, {{"n": 1}}, 7)
+        later = record.due_at - record.created_at
+        assert later.total_seconds() > 8, record
+        bus.send_many([SendRequest("payments", "Debit")] * 3, connection=connection)
+        assert [str(event.kind) for event in bus.audit("payments", own)] == ["SENT"]
+        bus.configure("payments", max_depth=50, operator="ann")
+        assert bus.snapshot("payments")["scheduled"] == 1 and bus.domains()
+        bus.cancel("payments", own)
+        bus.close()
+"""
+
 
 def run(
     source: str, dsn: str, *, python: str = sys.executable
@@ -121,6 +163,12 @@ def test_a_pool_of_another_process_is_refused(dsn: str) -> None:
     done = run(POOL_OF_ANOTHER_PROCESS, dsn)
     assert done.returncode == 0, done
     assert "two processes cannot share connections" in done.stdout
+
+
+def test_a_producer_may_register_other_adapters(dsn: str) -> None:
+    """What it registers with the driver for all connections is for its own statements."""
+    done = run(SENDS_WITH_OTHER_ADAPTERS, dsn)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -160,6 +208,15 @@ for _name in ("time", "monotonic", "perf_counter"):
 for _name in ("time_ns", "monotonic_ns"):
     setattr(time, _name, lambda: 10**18)
 """
+LOGS_TO_A_DEAD_SERVER = """
+import logging
+
+class _Shipping(logging.Handler):
+    def emit(self, record):
+        raise OSError("the server for logs is away")
+
+logging.getLogger().addHandler(_Shipping())
+"""
 ENVIRONMENTS = {
     "no locale": Environment(
         variables={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -185,6 +242,8 @@ ENVIRONMENTS = {
     "few descriptors": Environment(shell='ulimit -n 128; exec "$@"'),
     "wrapped threads": Environment(app=WRAPS_THREADS),
     "stopped clocks": Environment(app=STOPS_CLOCKS),
+    "other adapters": Environment(app=OTHER_ADAPTERS),
+    "logging that raises": Environment(app=LOGS_TO_A_DEAD_SERVER),
 }
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import psycopg
-from psycopg.rows import tuple_row
 
+from cmdbus.adapters import own_cursor
 from cmdbus.clock import time
 from cmdbus.counters import End
 from cmdbus.encodings import escaped
@@ -479,7 +479,7 @@ class Claims:
         self, connection: Connection, name: str, values: dict[str, Any] | None
     ) -> psycopg.Cursor[Row]:
         # A pool of the caller's may make connections whose cursors are of another kind.
-        cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+        cursor = own_cursor(connection)
         return cursor.execute(statement(name, self.schema), values)
 
     def _value(self, connection: Connection, name: str, values: dict[str, Any]) -> Any:

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, Protocol
 
 import psycopg
-from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from cmdbus import dsn as dsns
+from cmdbus.adapters import own_cursor
 from cmdbus.clock import time
 from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError
 from cmdbus.pool import SessionPool
@@ -243,7 +243,7 @@ def cut_at(deadline: float, hand: Hand) -> Iterator[None]:
 
 def session_of(connection: Connection) -> tuple[int, int]:
     """The pid and the start of the server's process, as the server knows them."""
-    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    cursor = own_cursor(connection)
     row = cursor.execute(statement("read_backend", "cmdbus")).fetchone()
     assert row is not None, "each session sees itself"
     return int(row[0]), int(row[1])
@@ -328,7 +328,7 @@ def check_pool(pool: Pool, threads: int, timeouts: Timeouts) -> None:
             )
         for name, wanted in settings(timeouts).items():
             row = (
-                psycopg.Cursor(connection, row_factory=tuple_row)
+                own_cursor(connection)
                 .execute(statement("read_setting", "cmdbus"), {"name": name, "wanted": wanted})
                 .fetchone()
             )

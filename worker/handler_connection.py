@@ -41,6 +41,7 @@ USED_AFTER_FORK = (
 class HandlerConnection(psycopg.Connection[Any]):
     """Refuses what would separate the handler's effects from its command's completion."""
 
+    has_default_adapters = False
     _session_lock: Lock
     _pid: int
     _before: tuple[Any, ...]
@@ -181,7 +182,12 @@ def handler_connection(connection: Connection) -> HandlerConnection:
         _limits=None,
         _limits_depth=None,
         _limits_lock=Lock(),
-        _adapters=AdaptersMap(connection.adapters),
+        # The application's own, as on any connection that it makes.
+        _adapters=AdaptersMap(
+            psycopg.adapters
+            if getattr(connection, "has_default_adapters", False)
+            else connection.adapters
+        ),
         _notice_handlers=[],
         _notify_handlers=[],
         _notifies_backlog=deque(),

@@ -1,0 +1,32 @@
+"""How the values of our own statements are sent and read: as psycopg does it by default, whatever
+loaders and dumpers an application registers for all connections (UUIDs as text, say)."""
+
+from typing import Any
+
+import psycopg
+from psycopg import postgres
+from psycopg.adapt import AdaptersMap
+from psycopg.rows import tuple_row
+from psycopg.types import TypesRegistry
+from psycopg.types.array import register_all_arrays
+
+Row = tuple[Any, ...]
+
+
+def _default() -> AdaptersMap:
+    adapters = AdaptersMap(types=TypesRegistry(postgres.types))
+    postgres.register_default_adapters(adapters)
+    register_all_arrays(adapters)
+    return adapters
+
+
+ADAPTERS = _default()
+
+
+def own_cursor(connection: psycopg.Connection[Any]) -> psycopg.Cursor[Row]:
+    """Also on a connection of the application's, which may make cursors and rows of another
+    kind."""
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    if not getattr(connection, "has_default_adapters", False):
+        cursor._adapters = AdaptersMap(ADAPTERS)
+    return cursor
