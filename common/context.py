@@ -62,7 +62,7 @@ class Context:
         return self._due - time.monotonic()
 
     def extend(self, seconds: float) -> None:
-        """Moves the deadline by these seconds; the limits of an open transaction move with it."""
+        """Adds these seconds to the deadline, and to the limits of an open transaction."""
         self._due += check_seconds("extend", seconds)
         self._extended(self._due)
 

@@ -64,7 +64,7 @@ class SendRefusedError(CmdbusError):
 
 
 class DuplicateCommandError(SendRefusedError):
-    """The domain has had a command with this id before; ids are taken once and for all."""
+    """The domain has a command with this id, or still keeps the history of one."""
 
     def __init__(self, domain: str, command_ids: Sequence[UUID]) -> None:
         self.domain = domain

@@ -18,9 +18,13 @@ def check_attempts(what: str, value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and after how many seconds; the last backoff repeats.
+    """How often a failing command is executed, and how long it waits in between.
 
-    `jitter` spreads each backoff by that share in both directions.
+    `max_attempts` counts executions, the first one included. `backoff` lists the pauses in
+    seconds: the n-th follows the n-th failed execution, and the last one repeats. The default of
+    three attempts therefore waits 10 s and 60 s; the 300 s apply only from the fourth attempt on,
+    for example when a sender asks for more. `jitter` is the share of a pause by which it is
+    randomly shortened or lengthened at most. A handler's `retry_after` replaces the pause.
     """
 
     max_attempts: int = 3
