@@ -155,8 +155,7 @@ def _preflight(settings: Settings, noted: Signals, porter: Porter) -> int:
     said = ""
     while True:
         porter.expect(TIMEOUT + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(said))
-        with Examination(settings) as examination:
-            checks = _awaited(examination, noted)
+        checks = _examined(settings, noted)
         for check in checks:
             if check.finding is Finding.WARNING:
                 logger.warning("%s", check)
@@ -172,6 +171,17 @@ def _preflight(settings: Settings, noted: Signals, porter: Porter) -> int:
         porter.expect(_AWAY_SECONDS + _SPARE_SECONDS, away=True)
         wait([noted.descriptor], _AWAY_SECONDS)
         _heed(noted)
+
+
+def _examined(settings: Settings, noted: Signals) -> list[Check]:
+    try:
+        examination = Examination(settings)
+    except OSError as error:
+        # Too many processes or descriptors; for how long is not known.
+        sentence = f"no process can be started ({error.strerror})"
+        return [Check("preflight", Finding.AWAY, sentence)]
+    with examination:
+        return _awaited(examination, noted)
 
 
 def _awaited(examination: Examination, noted: Signals) -> list[Check]:

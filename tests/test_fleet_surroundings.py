@@ -167,6 +167,19 @@ def test_a_process_without_descriptors_fails_the_attempt_and_the_fleet_goes_on(
         fleet.await_successors(pids.values())
 
 
+def test_a_supervisor_that_can_start_no_process_waits_until_it_can(
+    dsn: str, tmp_path: Path
+) -> None:
+    make_effects(dsn)
+    with control_group("pids") as group, unstarted(dsn, tmp_path) as fleet:
+        group.limit(1)
+        fleet.start(shell=f'echo 0 > {group.entrance}; exec "$@"')
+        fleet.await_saying("no process can be started (Resource temporarily unavailable)")
+        group.limit(None)
+        fleet.wait_until_ready()
+        assert fleet.stop() == 0
+
+
 def test_a_process_that_does_not_die_of_sigkill_is_given_up(dsn: str, tmp_path: Path) -> None:
     """Fault 5: it is replaced, and what it held runs again, once; it is said, counted, and
     reaped when it can die at last."""
