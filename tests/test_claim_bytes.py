@@ -128,6 +128,27 @@ def test_payload_counts_as_ahead_until_a_thread_starts_with_it(
         assert key_of(three) not in held.known()
 
 
+def test_a_claim_is_held_until_its_row_is_not_locked(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """The claim of another worker whose snapshot is older locks rows that were just claimed."""
+    worker = claims(connection)
+    held = Holding(worker, Board.in_memory(1, 8).seat(0))
+    with CommandBus(dsn) as bus:
+        send(bus, "one", "two")
+        one, two = claimed(worker, connection, 10 * KB)
+        held.take([one, two], lambda: False)
+        held.turn_back([one, two])
+        with psycopg.connect(dsn) as stranger:
+            query = b"SELECT FROM cmdbus.ready WHERE id = %s FOR UPDATE"
+            assert stranger.execute(query, (one.id,)).rowcount == 1
+            held.give_back(connection)
+            assert held.known() == {key_of(one)} and held.anything_back
+        held.give_back(connection)
+        assert held.known() == set() and not held.anything_back
+        assert bus.snapshot("payments")["in_progress"] == 0
+
+
 def test_a_worker_holds_no_more_payload_than_it_may_and_one_command(
     dsn: str, bus: CommandBus
 ) -> None:

@@ -23,7 +23,7 @@ from cmdbus import (
     SendRequest,
     Timeouts,
 )
-from cmdbus.worker import Worker
+from cmdbus.worker import Worker, backlog
 
 pytestmark = pytest.mark.db
 
@@ -91,20 +91,11 @@ def last_claim_locked(dsn: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def test_a_claim_goes_back_as_soon_as_its_row_is_not_locked(dsn: str, bus: CommandBus) -> None:
-    gate = Gate()
-    with running(dsn, hanging(gate), concurrency=1):
-        hang(bus, gate)
-        with last_claim_locked(dsn):
-            eventually(lambda: bus.snapshot("payments")["in_progress"] == 2)
-        eventually(lambda: bus.snapshot("payments")["in_progress"] == 1)
-        gate.open.set()
-        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
-
-
 def test_a_stopping_worker_waits_for_a_locked_claim_that_it_must_release(
-    dsn: str, bus: CommandBus
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Also on a busy machine the stop comes before what is not started goes back by itself.
+    monkeypatch.setattr(backlog, "_STARTED_WITHIN", 30.0)
     gate = Gate()
     worker = Worker(dsn, hanging(gate), concurrency=1)
     thread = threading.Thread(target=worker.run)
@@ -123,6 +114,16 @@ def test_a_stopping_worker_waits_for_a_locked_claim_that_it_must_release(
         assert connection.execute("SELECT FROM cmdbus.ready WHERE losses > 0").rowcount == 0
 
 
+def has_skipped(dsn: str) -> bool:
+    """Whether a worker has found that a row it wanted to release was locked."""
+    query = (
+        "SELECT FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND query LIKE '%SELECT r.id FROM%ready r%'"
+    )
+    with connect(dsn) as connection:
+        return connection.execute(query).rowcount > 0
+
+
 def test_a_hung_command_goes_back_once_its_row_is_not_locked(dsn: str, bus: CommandBus) -> None:
     """The steward's renewals lock it, too, from time to time."""
     registry, gate = HandlerRegistry(), Gate()
@@ -135,7 +136,7 @@ def test_a_hung_command_goes_back_once_its_row_is_not_locked(dsn: str, bus: Comm
     with last_claim_locked(dsn):
         stopping = threading.Thread(target=worker.stop, kwargs={"timeout": 0.05})
         stopping.start()
-        eventually(lambda: worker.abandoned == 1)
+        eventually(lambda: has_skipped(dsn))
     stopping.join(10)
     thread.join(10)
     record = bus.get("payments", sent)
