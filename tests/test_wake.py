@@ -218,6 +218,17 @@ def test_two_phase_senders_switch_the_notification_off(dsn: str) -> None:
         assert heard(listener) == [("cmdbus_ready", "payments")]
 
 
+def test_a_session_in_which_triggers_are_off_notifies_all_the_same(dsn: str) -> None:
+    """One that restores or replicates rows."""
+    with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
+        arm(steward, "payments")
+        with psycopg.connect(dsn) as sender:
+            sender.execute("SET session_replication_role = replica")
+            bus.send("payments", "Debit", connection=sender)
+            bus.send("payments", "Debit", delay=1, connection=sender)
+        assert [channel for channel, _ in heard(listener)] == ["cmdbus_ready", "cmdbus_due"]
+
+
 def test_what_is_due_before_anybody_looks_is_told_of_even_while_all_are_busy(dsn: str) -> None:
     """M067, M083."""
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:

@@ -169,3 +169,7 @@ CREATE TRIGGER wake AFTER INSERT ON {schema}.ready
 CREATE TRIGGER wake AFTER INSERT ON {schema}.scheduled
     REFERENCING NEW TABLE AS arrived
     FOR EACH STATEMENT EXECUTE FUNCTION {schema}.wake_for_scheduled();
+
+-- Also where triggers are off: in sessions that restore or replicate rows.
+ALTER TABLE {schema}.ready ENABLE ALWAYS TRIGGER wake;
+ALTER TABLE {schema}.scheduled ENABLE ALWAYS TRIGGER wake;
