@@ -458,3 +458,24 @@ def test_a_resting_worker_is_woken_by_a_retry_and_by_the_reply_of_a_cancel(
             "RECEIVED",
             "COMPLETED",
         ]
+
+
+def test_operators_end_commands_where_no_fleet_has_made_partitions_for_weeks(dsn: str) -> None:
+    drop = (
+        "DO $$ DECLARE day text; BEGIN FOR day IN SELECT inhrelid::regclass::text FROM pg_inherits"
+        " WHERE inhparent = 'cmdbus.finished'::regclass LOOP"
+        " EXECUTE 'DROP TABLE ' || day; END LOOP; END $$"
+    )
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        id_ = troubled(bus, dsn)
+        waiting = [bus.send("payments", "Debit", delay=60) for _ in range(2)]
+        ends: list[Callable[[], object]] = [
+            lambda: bus.cancel("payments", waiting[0]),
+            lambda: bus.cancel_all("payments"),
+            lambda: bus.troubleshooting.complete("payments", id_, operator="ann"),
+        ]
+        for end in ends:
+            connection.execute(drop)
+            end()
+        count = connection.execute("SELECT count(*) FROM cmdbus.finished").fetchone()
+        assert count == (1,), "the last one: the others were dropped with their partitions"

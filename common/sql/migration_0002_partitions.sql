@@ -28,3 +28,18 @@ BEGIN
     RETURN made;
 END
 $$;
+
+-- For functions that write history with the owner's rights: there is a partition to write to,
+-- also where no fleet has run for the two weeks for which it makes them ahead.
+CREATE FUNCTION {schema}.ensure_partition() RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF to_regclass('{schema}.finished_'
+                   || to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDD')) IS NULL
+    THEN
+        PERFORM {schema}.make_partitions(1);
+    END IF;
+END
+$$;

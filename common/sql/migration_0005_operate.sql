@@ -77,6 +77,7 @@ DECLARE
     canceled bigint;
     failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
 BEGIN
+    PERFORM {schema}.ensure_partition();
     WITH from_ready AS (
         DELETE FROM {schema}.ready r USING unnest(p_command_ids) k (command_id)
         -- Not by an index that is led by the domain, as a plan made on an empty queue would.

@@ -20,6 +20,7 @@ DECLARE
     resolved bigint;
     failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
 BEGIN
+    PERFORM {schema}.ensure_partition();
     WITH gone AS (
         DELETE FROM {schema}.troubleshooting t
         USING unnest(p_domains, p_command_ids) k (domain, command_id)
