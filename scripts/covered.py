@@ -31,7 +31,7 @@ def shortfalls(
             missing = _ranges(file["missing_lines"]) if file else "all"
             yield f"{module}: {percent:.1f} % is run, less than {LIMIT:.0f} %; not lines {missing}"
         elif percent >= LIMIT and module in exceptions:
-            yield f"{module}: {percent:.1f} % is run: it is no exception any more"
+            yield f"{module}: {percent:.1f} % is run: it is no longer an exception"
 
 
 def _ranges(lines: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-# Sourced by the other scripts: the tests in three parts beside each other.
+# Sourced by the other scripts: the tests in three parts that run in parallel.
 
 # run_in_parts COMMAND...: COMMAND runs pytest with the arguments that it gets. Fleets and
 # processes under test mostly wait: the other tests run meanwhile. 1 if a part failed.

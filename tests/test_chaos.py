@@ -327,7 +327,7 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("H4", "finished twice", lambda h: added(h, "moves", 7, number=99)),
     ("H4", "two replies", lambda h: added(h, "rows", 2, command_id="again")),
     ("H4", "no reply", lambda h: without(h, "rows", 2)),
-    ("H4", "canceled, and nobody asked", lambda h: row(h, 0, status="CANCELED")),
+    ("H4", "canceled, and no cancel was sent", lambda h: row(h, 0, status="CANCELED")),
     ("H4", "a cancel that was not", lambda h: call(h, 0, way="cancel")),
     ("H4b", "another end than its handler's", lambda h: row(h, 0, status="FAILED", code="RULE")),
     (

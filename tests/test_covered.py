@@ -46,7 +46,7 @@ def report(**percents: float) -> Mapping[str, Any]:
         (
             {"bus": 95.0, "ids": 80.0},
             ["common/bus.py"],
-            ["common/bus.py: 95.0 % is run: it is no exception any more"],
+            ["common/bus.py: 95.0 % is run: it is no longer an exception"],
         ),
         (
             {"bus": 0.0, "ids": 1.0},

@@ -1,4 +1,4 @@
-"""A duration is so many seconds in every time zone, also when clocks change meanwhile."""
+"""A duration has the same seconds in every time zone, also when clocks change meanwhile."""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo

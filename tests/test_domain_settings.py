@@ -1,4 +1,4 @@
-"""Settings of domains: changed by somebody, for a reason, and read back."""
+"""Settings of domains: changed by an operator, for a reason, and read back."""
 
 from datetime import timedelta
 from threading import Event

@@ -1,4 +1,4 @@
-"""Servers that let nobody write: standbys, before and after they are promoted."""
+"""Servers that accept no writes: standbys, before and after they are promoted."""
 
 import shutil
 import threading

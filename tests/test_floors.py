@@ -130,7 +130,7 @@ class Leader:
         looks: list[Looked] = []
         _, claims = self.claims.step(self.connection, self.done, want, looks.append)
         for looked in looks:
-            # As many as if there were many more rows.
+            # Its number is that of many more rows.
             looked = looked._replace(pages=10_000)
             floors, asked = self.floors, want.floors
             if looked.ahead:

@@ -9,7 +9,7 @@ import pytest
 from cmdbus import CommandBus, errors
 from cmdbus.troubleshooting import Troubleshooting
 
-#: What a call raises beside what each call may raise.
+#: What a call raises in addition to what each call may raise.
 RAISES = {
     "send": {"DuplicateCommandError", "QueueFullError", "ShutdownError"},
     "send_many": {"`send`"},

@@ -113,7 +113,7 @@ def attack(dsn: str) -> None:
 
 
 def test_installing_calls_nothing_of_another_role(empty_dsn: str) -> None:
-    """It may be a superuser who installs."""
+    """The installing role may be a superuser."""
     attack(empty_dsn)
     install(empty_dsn)
     assert install(empty_dsn).before > 0

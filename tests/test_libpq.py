@@ -1,4 +1,4 @@
-"""What libpq heeds beside the DSN is heeded; what the bus relies on holds whatever that says."""
+"""What libpq reads besides the DSN applies; what the bus relies on holds whatever that is."""
 
 import os
 from pathlib import Path

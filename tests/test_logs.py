@@ -400,7 +400,7 @@ def fail_to_make(*arguments: object, **named: object) -> logging.LogRecord:
 def test_an_application_whose_logging_raises_does_not_raise_in_ours(
     spoil: Callable[[], None],
 ) -> None:
-    """And an operator reads it once, beside the lines themselves."""
+    """And an operator reads it once, with the lines themselves."""
 
     def run() -> None:
         spoil()

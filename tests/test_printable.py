@@ -20,7 +20,7 @@ from cmdbus.runtime import board_path
 from cmdbus.seats import Role
 from cmdbus.views import SupervisorState
 
-#: It would clear the screen, set a title, and add a line that looks like one of ours.
+#: It would clear the screen, set a title, and add a line that looks like one of the log.
 EVIL = "\x1b[2J\x9d0;pwned\x07\r\nfatal  forged\u202e\u2028\x85!"
 SHOWN = "\\x1b[2J\\x9d0;pwned\\x07\\r\\nfatal  forged\\u202e\\u2028\\x85!"
 
@@ -91,7 +91,7 @@ def test_ps_shows_it(tmp_path: Path) -> None:
 
 @pytest.mark.db
 def test_every_command_shows_it(dsn: str) -> None:
-    """Also in a sentence about an error, here of a trigger that somebody has added."""
+    """Also in a sentence about an error, here of a trigger on the table."""
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
         id_ = str(bus.send("payments", "Debit", {"text": EVIL}))
         connection.execute(

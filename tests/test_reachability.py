@@ -1,4 +1,4 @@
-"""Whether the database answers, while somebody probes: also one that has gone silent."""
+"""Whether the database answers, while probes come: also one that has gone silent."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

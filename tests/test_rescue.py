@@ -116,7 +116,7 @@ def ids(claims: tuple[Claim, ...] | list[Claim]) -> set[UUID]:
 def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
     dsn: str, bus: CommandBus
 ) -> None:
-    """In the queue, running, finished, and claimed by a step that nobody saw end."""
+    """In the queue, running, finished, and claimed by a step whose reply was lost."""
     bus.send_many([SendRequest("payments", "Debit") for _ in range(6)])
     with dead(dsn) as gone:
         claimed, started, finished, unshown, unkeyed = gone.claim(5)

@@ -87,8 +87,8 @@ def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
 
 
 def test_a_drain_is_claimed_in_batches_and_waits_for_nothing(dsn: str, bus: CommandBus) -> None:
-    """M001, M004, M016, M018, M019, M020, M070: no look is in vain while there is something
-    that nobody has claimed."""
+    """M001, M004, M016, M018, M019, M020, M070: no claim is empty while there is something
+    that is not claimed."""
     registry, started = HandlerRegistry(), count(1)
     while_more_waits: list[tuple[int, int]] = []
 

@@ -190,7 +190,7 @@ def test_a_worker_whose_listener_died_finds_work_and_listens_again(
 def test_a_send_that_began_before_the_arming_and_ends_after_it_is_found(
     dsn: str, bus: CommandBus
 ) -> None:
-    """Its trigger saw that nothing was armed, so that it notifies nobody: only the wait for
+    """Its trigger saw that nothing was armed, and sent no notification: only the wait for
     the transactions that wrote before the arming can find it."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)

@@ -63,7 +63,7 @@ class Instance:
         self._process = self._launch()
 
     def start_second(self) -> "subprocess.Popen[bytes]":
-        """Another supervisor of the same name, beside the first."""
+        """A second supervisor of the same name."""
         return self._launch()
 
     @property

@@ -74,8 +74,8 @@ SELECT coalesce((
     WHERE early), 0) + coalesce((
     SELECT sum(greatest(0, r.count - e.attempts - e.losses)) FROM ended e
     JOIN (SELECT command_id, count(*) FROM run GROUP BY 1) r USING (command_id)), 0)::bigint"""
-# Only what was never lost must have ended with exactly so many attempts; and three losses
-# are too many for any command.
+# Only what was never lost must have ended with exactly the expected number of attempts; and
+# three losses are too many for any command.
 _UNEXPECTED = """
 SELECT count(*) FROM sent s JOIN ended e USING (command_id)
 WHERE NOT (e.status = s.status AND e.error_code IS NOT DISTINCT FROM s.error_code
@@ -155,7 +155,7 @@ def _load(
     parts: Sequence[Part],
     runs: Iterable[Execution],
 ) -> None:
-    """What is compared, into tables beside those of the bus."""
+    """Writes what is compared into tables of its own."""
     known = {part.type: part for part in parts}
     cursor.execute(_SENT)
     with cursor.copy("COPY sent FROM STDIN") as copy:

@@ -27,7 +27,7 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
         for name in ("SystemExit", "KeyboardInterrupt", "CancelledError")
     },
     "Undone": (("FAILED", "RULE"),),
-    # Who waits for a row of a frozen one's does so in vain.
+    # A session that waits for a frozen session's row waits in vain.
     "Cross": (
         ("COMPLETED", None),
         ("IN_TROUBLESHOOTING_QUEUE", "DeadlockDetected"),
@@ -98,7 +98,7 @@ def one_end(history: History) -> Iterator[str]:
                 yield f"{id_} was canceled, and is not"
     asked = {id_ for call in history.calls if call.way == "cancel" for id_ in call.ids}
     for id_ in canceled - asked:
-        yield f"{id_} is canceled, and nobody asked"
+        yield f"{id_} is canceled, and no cancel was sent"
     for id_, moves in by_command(history.moves).items():
         ends = [move for move in moves if move.what == "finished+"]
         if len(ends) > 1:

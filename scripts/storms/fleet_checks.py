@@ -123,7 +123,7 @@ def the_server_is_content(history: History) -> Iterator[str]:
         if text.startswith("PANIC") or ours:
             yield f"the server said {state} {text}"
         elif state in ("57014", "25P03") and not excused and text.startswith(("ERROR", "FATAL")):
-            yield f"the server said {state} {text} at {at:.1f}, and nobody had frozen anything"
+            yield f"the server said {state} {text} at {at:.1f}, when nothing was frozen"
 
 
 def _is_of_handlers(detail: str) -> bool:

@@ -18,7 +18,7 @@ from storms.world import CANARY, World
 
 _LOOK_S, _SCAN_S, _COUNT_S = 0.25, 1.0, 2.0
 _STRAY_S = 2.0
-#: A round that takes so many seconds more than its pause is a stall of the machine or the server.
+#: Seconds beyond its pause from which a round is a stall of the machine or the server.
 _STALL_S = 0.7
 _COUNT = (
     "SELECT (SELECT count(DISTINCT command_id) FROM chaos.move),"
