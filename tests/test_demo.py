@@ -138,7 +138,7 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
         # Beside it there is only where the database is; nothing that looks like a defect.
         assert len(demo.log.splitlines()) == 2
         assert "the demo, on an embedded PostgreSQL" in demo.log
-        shown = dict(re.findall(r"^  (\w.*?)  +(\S+cmdbus .*)$", demo.said, re.MULTILINE))
+        shown = dict(re.findall(r"^  (\w.*?)  +(\S*cmdbus .*)$", demo.said, re.MULTILINE))
         assert "cmdbus: running" in typed(shown["what runs where"])
         assert re.search(r"Mistake +0 +0 +0 +1", typed(shown["what waits"]))
         assert "demo/Mistake" in typed(shown["what needs a person"])
