@@ -329,8 +329,9 @@ class CommandBus:
         `max_depth` is how many commands may wait before sends are refused (concurrent senders
         can pass it by what they have in flight), and `warn_depth` before senders log a warning.
         `keep` is how long finished commands, their audit trails and their ids stay: 7 days by
-        default, and an id that was removed can be sent again. `accepting=False` refuses all
-        sends. A change is recorded with `operator` and `reason`; see `domain_audit`.
+        default, and an id that was removed can be sent again. A fleet removes them within a
+        tenth of `keep` more, at least a minute and at most an hour. `accepting=False` refuses
+        all sends. A change is recorded with `operator` and `reason`; see `domain_audit`.
         """
         given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
         given |= {"keep": keep, "accepting": accepting}

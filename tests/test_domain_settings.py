@@ -87,4 +87,6 @@ def test_the_longest_and_the_shortest_time_to_keep_history_work(dsn: str) -> Non
     with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
         for days in (0, 36525):
             bus.configure("payments", keep=timedelta(days=days))
-            Retention(Claims("cmdbus", 30), Event()).run(connection)
+            retention = Retention(Claims("cmdbus", 30), Event())
+            retention.remove_days(connection)
+            retention.sweep(connection)

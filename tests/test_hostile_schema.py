@@ -21,7 +21,7 @@ from cmdbus.schema import install
 from cmdbus.statements import render
 from cmdbus.worker.claim import Finished, Want
 from cmdbus.worker.claims import Claims
-from cmdbus.worker.retention import Retention
+from cmdbus.worker.retention import MIN_SWEEP_SECONDS, Retention
 
 pytestmark = pytest.mark.db
 
@@ -162,7 +162,10 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
         )
         bus.cancel("payments", later[0])
         worker.promote(connection, 10, 10**6)
-        Retention(worker, Event()).run(connection)
+        retention = Retention(worker, Event())
+        retention.remove_days(connection)
+        retention.sweep(connection)
+        assert 0 < retention.sweep_in(connection) <= MIN_SWEEP_SECONDS
         worker.ends(connection, claims)
         worker.end_sessions(connection, [(1, 1)])
         assert all(bus.get("payments", id_) for id_ in ids)

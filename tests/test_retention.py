@@ -12,7 +12,16 @@ from handlers import running
 from cmdbus import CommandBus, HandlerRegistry, PermanentCommandError
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.maintenance import Maintenance
-from cmdbus.worker.retention import Removal, Retention, plan
+from cmdbus.worker.retention import (
+    MIN_SWEEP_SECONDS,
+    Keep,
+    Removal,
+    Retention,
+    due_sweeps,
+    plan_days,
+    plan_sweeps,
+    sweep_seconds,
+)
 
 pytestmark = pytest.mark.db
 
@@ -59,7 +68,9 @@ def finish(dsn: str, bus: CommandBus, *domains: str) -> dict[str, UUID]:
 
 
 def retain(connection: psycopg.Connection) -> int:
-    return Retention(Claims("cmdbus", 30.0), Event()).run(connection)
+    """As many days and commands as are removed."""
+    retention = Retention(Claims("cmdbus", 30.0), Event())
+    return retention.remove_days(connection) + retention.sweep(connection)
 
 
 def rows(connection: psycopg.Connection, table: str) -> int:
@@ -184,13 +195,54 @@ def seconds(day: str) -> float:
 
 def test_a_plan_names_the_days_and_domains_whose_time_is_over() -> None:
     days = ["finished_20260110", "finished_20260101", "finished_20260105", "finished_20269999"]
-    keeps = {"short": 86400.0, "usual": 7 * 86400.0}
-    assert plan(seconds("2026-01-10T12:00"), days, keeps) == [
-        Removal("finished_20260101", None),
-        Removal("finished_20260105", "short"),
+    keeps = {"short": Keep(86400.0), "usual": Keep(7 * 86400.0)}
+    now = seconds("2026-01-10T12:00")
+    assert plan_days(now, days, keeps) == [Removal("finished_20260101", None)]
+    assert due_sweeps(keeps) == ["short"]
+    assert plan_sweeps(now, days, keeps, {"short"}) == [Removal("finished_20260105", "short")]
+    ever = {"long": Keep(300_000 * 366 * 86400.0)}
+    assert plan_days(seconds("2026-01-10"), days, ever) == []
+    assert plan_days(seconds("2026-01-20"), days, {})[-1] == Removal("finished_20260110", None)
+
+
+@pytest.mark.parametrize(
+    ("keep", "every"),
+    [(0, 60), (5, 60), (600, 60), (3600, 360), (86400, 3600), (7 * 86400, 3600)],
+)
+def test_the_shorter_a_domain_keeps_its_history_the_more_often_it_is_swept(
+    keep: float, every: float
+) -> None:
+    assert sweep_seconds(keep) == every
+    assert [Keep(keep, swept).sweep_in for swept in (None, 0.0, every - 1, every, 1e9)] == [
+        0,
+        every,
+        1,
+        0,
+        0,
     ]
-    assert plan(seconds("2026-01-10"), days, {"long": 300_000 * 366 * 86400.0}) == []
-    assert plan(seconds("2026-01-20"), days, {})[-1] == Removal("finished_20260110", None)
+
+
+def test_only_domains_whose_sweep_is_due_are_swept() -> None:
+    keeps = {"due": Keep(5, 60), "later": Keep(5, 59), "new": Keep(0), "usual": Keep(7 * 86400)}
+    assert due_sweeps(keeps) == ["due", "new"]
+
+
+def test_one_of_many_stewards_sweeps_and_the_next_time_is_within_a_minute(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.configure("none", keep=timedelta(0))
+    stewards = [Maintenance(Claims("cmdbus", 30.0), lambda: connection) for _ in range(2)]
+    finish(dsn, bus, "none")
+    assert stewards[0].maintain(connection) == pytest.approx(MIN_SWEEP_SECONDS, abs=20)
+    assert rows(connection, "finished") == 0
+    finish(dsn, bus, "none")
+    assert stewards[1].maintain(connection) <= MIN_SWEEP_SECONDS
+    assert rows(connection, "finished") == 1, "the other steward swept a moment ago"
+    for moved in ("- interval '1 minute'", "+ interval '1 hour'"):  # the latter: a restored server
+        connection.execute(f"UPDATE cmdbus.domain SET swept_at = swept_at {moved}".encode())
+        stewards[1].maintain(connection)
+        assert rows(connection, "finished") == 0
+        finish(dsn, bus, "none")
 
 
 def test_one_day_that_cannot_be_removed_keeps_no_other_from_it(

@@ -336,9 +336,16 @@ class Claims:
         rows = self._execute(connection, "find_days", {}).fetchall()
         return (rows[0][1] if rows else 0.0), [row[0] for row in rows]
 
-    def keeps(self, connection: Connection) -> dict[str, float]:
-        """For how many seconds domains keep their history."""
-        return dict(self._execute(connection, "find_keeps", {}).fetchall())
+    def keeps(self, connection: Connection) -> dict[str, tuple[float, float | None]]:
+        """For how many seconds domains keep their history, and how many seconds ago the latest
+        sweep of each began, None if that is not known."""
+        rows = self._execute(connection, "find_keeps", {}).fetchall()
+        return {name: (seconds, swept) for name, seconds, swept in rows}
+
+    def begin_sweep(self, connection: Connection, domain: str, seconds: float) -> bool:
+        """Whether this process is to sweep a domain: false if a sweep began within `seconds`."""
+        values = {"domain": domain, "seconds": seconds}
+        return bool(self._value(connection, "begin_sweep", values))
 
     def retain_day(
         self, connection: Connection, partition: str, block: int, blocks: int

@@ -12,16 +12,19 @@ from collections.abc import Callable
 import psycopg
 
 from cmdbus import schema as schemas
+from cmdbus.clock import time
 from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.worker.claim import Connection
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.rejections import reason
-from cmdbus.worker.retention import Retention
+from cmdbus.worker.retention import MIN_SWEEP_SECONDS, Retention
 
 logger = logging.getLogger(__name__)
 
-#: Between two times, of which the first is soon; nodes spread by a fifth.
-_EVERY_SECONDS, _FIRST_SECONDS = 3600.0, 10.0
+#: Seconds between two checks of the partitions and of whole days; nodes spread by a fifth.
+_EVERY_SECONDS = 3600.0
+#: Seconds from the steward's start to the first maintenance.
+_FIRST_SECONDS = 10.0
 
 
 class Maintenance:
@@ -30,6 +33,8 @@ class Maintenance:
         self._connect = connect
         self._stopping = threading.Event()
         self._retention = Retention(claims, self._stopping)
+        #: When partitions and whole days are next looked at, in monotonic time.
+        self._days_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="steward-maintenance", daemon=True)
 
     def start(self) -> None:
@@ -41,24 +46,36 @@ class Maintenance:
 
     def _run(self) -> None:
         pause = _FIRST_SECONDS
-        while not self._stopping.wait(pause * random.uniform(0.9, 1.1)):
-            pause = _EVERY_SECONDS
+        # Never earlier than asked for: the sweep would not be due yet.
+        while not self._stopping.wait(pause * random.uniform(1.0, 1.1)):
+            pause = MIN_SWEEP_SECONDS
             try:
                 with self._connect() as connection:
-                    self.maintain(connection)
+                    pause = self.maintain(connection)
             except (psycopg.Error, CmdbusError) as error:
                 _complain("maintain history", error)
 
-    def maintain(self, connection: Connection) -> None:
+    def maintain(self, connection: Connection) -> float:
+        """Does what is due; returns the seconds until the next time."""
+        now = time.monotonic()
+        if now >= self._days_at:
+            self._maintain_days(connection)
+            self._days_at = now + _EVERY_SECONDS * random.uniform(0.9, 1.1)
+        removed = self._retention.sweep(connection)
+        if removed:
+            logger.debug("removed %s commands that their domains do not keep any longer", removed)
+        return self._retention.sweep_in(connection)
+
+    def _maintain_days(self, connection: Connection) -> None:
         try:
             schemas.make_partitions(connection, self._claims.schema)
         except (psycopg.Error, SchemaError) as error:
             if connection.closed:
                 raise
             _complain("make partitions of history", error)
-        removed = self._retention.run(connection)
+        removed = self._retention.remove_days(connection)
         if removed:
-            logger.info("removed %s pieces of history that no domain keeps any longer", removed)
+            logger.info("removed %s days of history that no domain keeps any longer", removed)
 
 
 def _complain(what: str, error: Exception) -> None:

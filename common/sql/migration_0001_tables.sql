@@ -181,7 +181,9 @@ CREATE TABLE {schema}.domain (
     max_depth integer CHECK (max_depth > 0),
     warn_depth integer CHECK (warn_depth > 0),
     keep interval NOT NULL DEFAULT '7 days'
-        CHECK (keep BETWEEN interval '0' AND interval '36525 days')
+        CHECK (keep BETWEEN interval '0' AND interval '36525 days'),
+    -- When a steward began to remove what the domain does not keep any longer; NULL is never.
+    swept_at timestamptz
 );
 
 -- One life of one worker process. The process draws its number at random, because a server

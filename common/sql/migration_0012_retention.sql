@@ -1,6 +1,6 @@
 -- Removes history that is older than its domain keeps it, with the ids and events that belong
--- to it, in statements of a bounded size. Both functions belong to the owner, so that a
--- worker's role need not own tables; both refuse history that is younger.
+-- to it, in statements of a bounded size. The functions belong to the owner, so that a
+-- worker's role need not own tables; they refuse to remove history that is younger.
 
 -- A day that no domain keeps any longer is dropped as a whole. The first call detaches it, which
 -- takes a lock that waits behind any reader, and every settle behind that: so it gives up after
@@ -53,6 +53,25 @@ BEGIN
     USING format('(%s,0)', p_block)::tid, format('(%s,0)', p_block + p_blocks)::tid;
     RETURN p_block + p_blocks;
 END
+$$;
+
+-- Whether the caller is to sweep a domain, which it is if no steward has begun to within the
+-- last p_seconds: of many stewards one does. A time in the future is one of another server.
+CREATE FUNCTION {schema}.begin_sweep(p_domain text, p_seconds double precision) RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH due AS MATERIALIZED (
+        SELECT d.name FROM {schema}.domain d
+        WHERE d.name = p_domain
+            AND (d.swept_at > clock_timestamp()
+                OR d.swept_at <= clock_timestamp() - make_interval(secs => p_seconds)) IS NOT FALSE
+        FOR UPDATE SKIP LOCKED
+    ), begun AS (
+        UPDATE {schema}.domain d SET swept_at = clock_timestamp() FROM due
+        WHERE d.name = due.name RETURNING 1
+    )
+    SELECT EXISTS (SELECT FROM begun)
 $$;
 
 -- What a domain keeps for a shorter time than others is deleted from a day, up to p_count

@@ -1,0 +1,1 @@
+SELECT {schema}.begin_sweep(%(domain)s, %(seconds)s);
