@@ -1,9 +1,11 @@
 """Handlers that do to their process whatever handlers can do, for fleets under test."""
 
 import ctypes
+import faulthandler
 import logging.config
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +18,9 @@ from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, TransientComm
 registry = HandlerRegistry()
 # As Django does when it is set up: it disables the loggers that exist.
 logging.config.dictConfig({"version": 1, "root": {"handlers": []}})
+# For stacks of their own, as many applications do; a signal's handler needs the main thread.
+faulthandler.enable()
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 _QUICK = RetryPolicy(max_attempts=5, backoff=(0.05,))
 _leaked: list[bytes] = []

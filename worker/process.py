@@ -32,9 +32,9 @@ _STDERR = 2
 
 def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
     """Runs commands until it is told to leave. `unblock` lets signals come."""
-    enter(node, stacks)
+    descriptor = enter(node, stacks)
     try:
-        worker = _worker(settings, node, _load(settings))
+        worker = _worker(settings, node, _load(settings, descriptor))
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
@@ -65,19 +65,21 @@ def run_steward(
 ) -> Exit:
     """What the node's steward does; see steward.py. Probes are answered before the application
     is imported, which may take long."""
-    enter(node, stacks)
+    descriptor = enter(node, stacks)
     try:
         with answering(settings, node):
-            return _run_steward(settings, node, stacks, unblock)
+            return _run_steward(settings, node, stacks, descriptor, unblock)
     except RuntimeError as error:
         if lacks_room(error):
             return Exit.NO_ROOM
         raise
 
 
-def _run_steward(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
+def _run_steward(
+    settings: Settings, node: Node, stacks: Path, descriptor: int, unblock: Callable[[], None]
+) -> Exit:
     try:
-        steward = Steward(settings, node, _load(settings), stacks.parent)
+        steward = Steward(settings, node, _load(settings, descriptor), stacks.parent)
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
@@ -86,22 +88,33 @@ def _run_steward(settings: Settings, node: Node, stacks: Path, unblock: Callable
     return steward.run()
 
 
-def _load(settings: Settings) -> HandlerRegistry:
-    """The application may configure logging when it is imported, and import more of cmdbus."""
+def _load(settings: Settings, stacks: int) -> HandlerRegistry:
+    """The application may configure logging when it is imported, import more of cmdbus, and
+    have stacks written elsewhere."""
     protect()
     registry = load(settings.app)
     protect()
+    _write_stacks_to(stacks)
     return registry
 
 
-def enter(node: Node, stacks: Path) -> None:
-    """The first thing that a process of a fleet does."""
+def enter(node: Node, stacks: Path) -> int:
+    """The first thing that a process of a fleet does. Returns where its stacks are written."""
     # A handler's children are told to end by TERM, too.
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     node.seat.enter(pid=os.getpid(), generation=node.generation, now=time.monotonic_ns())
     node.seat.starting(int((time.monotonic() + BOOT_SECONDS) * 1e9))
     descriptor = _open_stacks(stacks)
+    _write_stacks_to(descriptor)
+    return descriptor
+
+
+def _write_stacks_to(descriptor: int) -> None:
+    """When the process crashes, or is asked for them. Ended first: else the handlers of signals
+    that somebody has replaced would not be installed again."""
+    faulthandler.disable()
     faulthandler.enable(descriptor, all_threads=True)
+    faulthandler.unregister(signal.SIGUSR2)
     faulthandler.register(signal.SIGUSR2, descriptor, all_threads=True)
 
 
