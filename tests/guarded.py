@@ -31,7 +31,9 @@ class Guarded:
         self.execute(SQL("SELECT pg_reload_conf()"))
 
     def execute(self, query: SQL | Composed) -> None:
-        with psycopg.connect(self.embedded.dsn, autocommit=True) as admin:
+        """Also while the server is a standby, which the embedded server's DSN passes by."""
+        anywhere = make_conninfo(self.embedded.dsn, target_session_attrs="any")
+        with psycopg.connect(anywhere, autocommit=True) as admin:
             admin.execute(query)
 
     @contextmanager
