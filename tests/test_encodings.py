@@ -8,10 +8,22 @@ import pytest
 from conftest import Databases
 from handlers import Gate, connect, running
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy, Timeouts
+from cmdbus import (
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+    RetryPolicy,
+    SendRequest,
+    Timeouts,
+)
 from cmdbus.encodings import escaped, escaped_json
 from cmdbus.errors import SchemaError
 from cmdbus.schema import install
+from cmdbus.worker.claim import Want
+from cmdbus.worker.claims import Claims
+from cmdbus.worker.holding import key_of
+from cmdbus.worker.narrowing import Narrowing
 
 ONCE = RetryPolicy(max_attempts=1)
 LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
@@ -104,6 +116,41 @@ def test_bytes_that_are_no_text_stop_no_worker(unchecked: str) -> None:
                 assert bus.wait("payments", command_id, 10).attempts == 1
             code = "SELECT error_code FROM cmdbus.troubleshooting WHERE command_id = %s"
             assert admin.execute(code, (bad,)).fetchall() == [(b"NOT_CLAIMABLE",)]
+
+
+@pytest.mark.db
+@pytest.mark.parametrize("column", ["data", "type"])
+def test_one_unreadable_claim_of_a_lost_reply_keeps_no_other_from_being_adopted(
+    unchecked: str, column: str
+) -> None:
+    """The payload is read apart from the rest of a claim: each may be what cannot be read."""
+    claims = Claims("cmdbus", 30)
+    with (
+        CommandBus(unchecked) as bus,
+        connect(unchecked) as admin,
+        psycopg.connect(unchecked, autocommit=True, client_encoding="utf8") as session,
+    ):
+        claims.register(session, "tester")
+        sent = bus.send_many([SendRequest("payments", "Good", "x" * 100)] * 5)
+        want = Want(5, 0, ["payments"], ["payments Good"], [], {})
+        _, [running, *_] = claims.step(session, [], want)
+        admin.execute("ALTER DOMAIN cmdbus.name DROP CONSTRAINT name_check")
+        admin.execute("SET client_encoding = SQL_ASCII")
+        spoiled = "convert_from('\\x22ff22', 'SQL_ASCII')" + ("::json" if column == "data" else "")
+        admin.execute(
+            f"UPDATE cmdbus.ready SET {column} = {spoiled} WHERE command_id = %s".encode(),
+            (sent[2],),
+        )
+        # So that it is read before the others.
+        admin.execute("UPDATE cmdbus.ready SET losses = 0 WHERE command_id <> %s", (sent[2],))
+        narrowing = Narrowing(claims)
+        adopted, released = narrowing.adopt(session, {key_of(running)}, 250)
+        found = [claim.command_id for claim in adopted]
+        assert found == [sent[1], sent[3]], "no more than 250 bytes"
+        assert sent[4] in [claim.command_id for claim in released]
+        assert {claim.data for claim in released} == {""}
+        code = "SELECT command_id::text::bytea, error_code FROM cmdbus.troubleshooting"
+        assert admin.execute(code).fetchall() == [(str(sent[2]).encode(), b"NOT_CLAIMABLE")]
 
 
 @pytest.mark.db
