@@ -17,7 +17,7 @@ from cmdbus.checks import (
     check_whole,
 )
 from cmdbus.clock import time
-from cmdbus.connections import Connection, Connections, Pool, check_encoding
+from cmdbus.connections import Connection, Connections, Pool, check_connection
 from cmdbus.data import MAX_BYTES
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.ids import new_id
@@ -410,7 +410,7 @@ class CommandBus:
     ) -> None:
         """Sends in the caller's transaction, or as a call that may be repeated."""
         if connection is not None:
-            return send(check_encoding(connection), None)
+            return send(check_connection(connection), None)
         number = new_call()
         self._connections.run(lambda c, again: send(c, Call(number, again)))
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
@@ -33,6 +33,8 @@ class Connections:
     def __init__(self, dsn: str | None, pool: Pool | None, schema: str) -> None:
         if (dsn is None) == (pool is None):
             raise ValueError("CommandBus needs a DSN or a pool: give exactly one of them")
+        if isinstance(pool, AsyncConnectionPool):
+            raise ValueError("pool must be a psycopg_pool.ConnectionPool, not an asynchronous one")
         self._schema = schema
         self._parts = None if dsn is None else _completed(dsn)
         self._given = pool
@@ -65,7 +67,7 @@ class Connections:
         if connection is None:
             return self.run(work)
         try:
-            return work(check_encoding(connection), False)
+            return work(check_connection(connection), False)
         except psycopg.errors.InsufficientPrivilege as error:
             raise missing_right(error) from None
 
@@ -156,7 +158,7 @@ class _DiedError(Exception):
 def _tell_death(connection: Connection, work: Callable[[Connection], T]) -> T:
     """A _DiedError if the connection is of no more use, whatever its pool."""
     try:
-        return work(check_encoding(connection))
+        return work(check_connection(connection))
     except psycopg.errors.ReadOnlySqlTransaction as error:
         # The server has become a standby; another one is the primary now.
         connection.close()
@@ -169,8 +171,12 @@ def _tell_death(connection: Connection, work: Callable[[Connection], T]) -> T:
         raise
 
 
-def check_encoding(connection: Connection) -> Connection:
+def check_connection(connection: Connection) -> Connection:
     """With SQL_ASCII the driver returns bytes, and nothing that is read means anything."""
+    if isinstance(connection, psycopg.AsyncConnection) or not hasattr(connection, "info"):
+        raise ValueError(
+            f"connection must be a psycopg.Connection, not one of {type(connection).__name__}"
+        )
     if connection.info.encoding == "ascii":
         raise ValueError(
             "the connection's client_encoding is SQL_ASCII: make it with client_encoding=UTF8"

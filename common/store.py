@@ -248,8 +248,11 @@ class Store:
     def _execute(
         self, connection: Connection, name: str, parameters: Mapping[str, Any]
     ) -> psycopg.Cursor[Row]:
-        cursor = own_cursor(connection)
-        return cursor.execute(statement(name, self.schema), parameters, prepare=self._prepare)
+        # In binary: the session of a caller's connection may write times and intervals in a way
+        # that the driver cannot read.
+        return own_cursor(connection).execute(
+            statement(name, self.schema), parameters, prepare=self._prepare, binary=True
+        )
 
     def _rows(self, connection: Connection, name: str, parameters: Mapping[str, Any]) -> list[Row]:
         return self._execute(connection, name, parameters).fetchall()

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from handlers import connect
 from psycopg.rows import dict_row
-from psycopg_pool import ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from senders import counts, race
 
 from cmdbus import (
@@ -381,6 +381,42 @@ def test_sql_is_refused_like_everybody(dsn: str) -> None:
         bus.configure("payments", accepting=False)
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="does not accept"):
             connection.execute("SELECT cmdbus.send('payments', 'Debit')")
+
+
+@pytest.mark.parametrize(
+    "setting", ["DateStyle = 'SQL, DMY'", "IntervalStyle = 'sql_standard'", "bytea_output = escape"]
+)
+def test_a_callers_session_may_write_values_in_another_way(dsn: str, setting: str) -> None:
+    at = datetime(2031, 2, 3, 4, 5, 6, 7, tzinfo=UTC)
+    with CommandBus(dsn) as bus, connect(dsn) as connection:
+        connection.execute(f"SET {setting}".encode())
+        bus.configure("payments", keep=timedelta(days=3), connection=connection)
+        ids = bus.send_many(
+            [SendRequest("payments", "Debit", {"n": 1.5}, run_at=at), SendRequest("payments", "D")],
+            connection=connection,
+        )
+        record = bus.get("payments", ids[0], connection=connection)
+        assert record is not None and (record.due_at, record.data) == (at, {"n": 1.5})
+        assert record == bus.get("payments", ids[0])
+        assert [domain.keep for domain in bus.domains(connection=connection)] == [timedelta(days=3)]
+        for mine, other in (
+            (bus.audit("payments", ids[1], connection=connection), bus.audit("payments", ids[1])),
+            (bus.query(connection=connection), bus.query()),
+            (bus.domain_audit("payments", connection=connection), bus.domain_audit("payments")),
+        ):
+            assert mine == other
+        assert bus.snapshot("payments", connection=connection)["depth"] == 2
+        assert bus.cancel_all("payments", connection=connection) == 2
+        assert bus.troubleshooting.list(connection=connection) == []
+
+
+def test_what_is_no_connection_or_pool_is_refused_in_a_sentence(dsn: str) -> None:
+    with CommandBus(dsn) as bus:
+        for wrong in (psycopg.AsyncConnection.connect, "dbname=shop"):
+            with pytest.raises(ValueError, match=r"connection must be a psycopg\.Connection, not"):
+                bus.send("payments", "Debit", connection=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not an asynchronous one"):
+        CommandBus(pool=AsyncConnectionPool(dsn, open=False))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cursors", [psycopg.RawCursor, psycopg.ClientCursor])
