@@ -84,7 +84,7 @@ def test_an_operators_role_can_set_nothing_that_stops_or_empties_retention(
 
 
 def test_the_longest_and_the_shortest_time_to_keep_history_work(dsn: str) -> None:
-    with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
         for days in (0, 36525):
             bus.configure("payments", keep=timedelta(days=days))
             retention = Retention(Claims("cmdbus", 30), Event())
