@@ -22,7 +22,9 @@ def in_one_sentence() -> Iterator[None]:
 def missing_right(error: psycopg.errors.InsufficientPrivilege) -> MissingRightError:
     return MissingRightError(
         f"{primary_message(error)}: this database role may not do that; cmdbus init --operator "
-        f"ROLE gives a role the rights of an operator (also: --producer, --worker, --monitor)"
+        f"ROLE gives a role the rights of an operator (also: --producer, --worker; --monitor, for "
+        f"cmdbus status, domain list and tsq summary, and for psql and exporters that name the "
+        f"columns of the view command: no data, result or error_message)"
     )
 
 

@@ -6,7 +6,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from cli import here
 from handlers import connect
+from psycopg.conninfo import make_conninfo
 from roles import refused, role
 
 from cmdbus import (
@@ -22,6 +24,12 @@ pytestmark = pytest.mark.db
 SENDERS = [
     *("domain", "priority", "command_id", "type", "data", "correlation_id", "reply_to"),
     "max_attempts",
+]
+#: Columns of the view `command` without payloads.
+SEEN = [
+    *("domain", "command_id", "type", "status", "priority", "attempts", "max_attempts"),
+    *("error_code", "correlation_id", "reply_to", "batch_id", "created_at", "due_at"),
+    *("started_at", "finished_at", "worker"),
 ]
 #: Rights on tables, columns, sequences and functions, by kind of role.
 RIGHTS = {
@@ -56,6 +64,15 @@ RIGHTS = {
         "EXECUTE": [
             *("cancel", "cancel_ready", "cancel_scheduled", "configure_domain", "domain_bit"),
             *("reschedule", "resolve", "resolve_batch", "set_paused", "wake"),
+        ],
+    },
+    "monitor": {
+        "SELECT": [
+            *("domain", "migration", "scheduled.domain", "scheduled.type"),
+            *[f"command.{column}" for column in SEEN],
+            *[f"ready.{column}" for column in ("domain", "type", "created_at", "due_at")],
+            "ready.lease_until",
+            *[f"troubleshooting.{c}" for c in ("domain", "type", "error_code", "failed_at")],
         ],
     },
 }
@@ -224,6 +241,22 @@ def test_a_monitor_sees_everything_but_payloads(dsn: str) -> None:
             "SELECT * FROM cmdbus.domain_event",
         ):
             assert refused(connection, query), query
+
+
+def test_a_monitor_counts_with_the_operators_command(dsn: str) -> None:
+    with role(dsn, "monitor") as connection, CommandBus(dsn) as bus, connect(dsn) as owner:
+        ids = bus.send_many([SendRequest("payments", "Debit")] * 3)
+        owner.execute(TROUBLE, [ids[0]])
+        [[name]] = connection.execute("SELECT current_user").fetchall()
+        mine = make_conninfo(dsn, options=f"-c role={name}")
+        for command in ("status", "domain list", "tsq summary"):
+            shown = here(*command.split(), "--dsn", mine)
+            assert shown.exit_code == 0 and "payments" in shown.stdout, shown.stderr
+        assert bus.snapshot("payments", connection=connection)["depth"] == 2
+        for command in ("list", "tsq list", f"get payments {ids[0]}"):
+            done = here(*command.split(), "--dsn", mine)
+            assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+            assert "psql and exporters that name the columns of the view" in done.stderr
 
 
 def test_rights_cannot_be_granted_to_a_role_that_is_not_there(dsn: str) -> None:
