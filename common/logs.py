@@ -7,6 +7,8 @@ An application may configure logging as it likes: the loggers of cmdbus stay ena
 their handler, because an operator needs their lines.
 """
 
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -209,41 +211,66 @@ class _Stderr:
     node write to it; and its flags are everybody's who has it. So it is opened once more,
     with flags of our own. Where that is not possible, it is looked at before. It is opened at
     the first write, also after a close: dictConfig closes all handlers.
+
+    A handler may close descriptors, whose numbers the next sessions get: before each line it is
+    checked that the number still leads to what was stderr.
     """
 
     def __init__(self) -> None:
         self._opened = False
+        #: A second descriptor of stderr, and whether writing to it never waits.
         self._own: int | None = None
+        self._never_waits = False
         self._socket: socket.socket | None = None
+        #: Device and inode.
+        self._identity = (0, 0)
 
     def _open(self) -> None:
         self._opened = True
         try:
-            mode = os.fstat(_STDERR).st_mode
-            if stat.S_ISFIFO(mode):
+            found = os.fstat(_STDERR)
+            self._identity = (found.st_dev, found.st_ino)
+            self._never_waits = stat.S_ISFIFO(found.st_mode)
+            if self._never_waits:
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
                 self._own = os.open(f"/proc/self/fd/{_STDERR}", flags)
-            elif stat.S_ISSOCK(mode):
-                self._socket = socket.socket(fileno=os.dup(_STDERR))
+            else:
+                self._own = fcntl.fcntl(_STDERR, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1)
+            if stat.S_ISSOCK(found.st_mode):
+                self._socket = socket.socket(fileno=self._own)
         except OSError:
             pass
+
+    def _leads_to_stderr(self, descriptor: int) -> bool:
+        try:
+            found = os.fstat(descriptor)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
 
     def write(self, data: bytes) -> int:
         if not self._opened:
             self._open()
-        if self._own is not None:
-            return os.write(self._own, data)
-        if self._socket is not None:
-            return self._socket.send(data, socket.MSG_DONTWAIT)
-        if not select.select([], [_STDERR], [], 0)[1]:
+        if self._own is not None and self._leads_to_stderr(self._own):
+            if self._socket is not None:
+                return self._socket.send(data, socket.MSG_DONTWAIT)
+            if self._never_waits:
+                return os.write(self._own, data)
+            descriptor = self._own
+        elif self._leads_to_stderr(_STDERR):
+            descriptor = _STDERR
+        else:
+            raise OSError(errno.EBADF, "stderr was closed")
+        if not select.select([], [descriptor], [], 0)[1]:
             raise BlockingIOError
-        return os.write(_STDERR, data)
+        return os.write(descriptor, data)
 
     def close(self) -> None:
-        if self._own is not None:
-            os.close(self._own)
+        is_ours = self._own is not None and self._leads_to_stderr(self._own)
         if self._socket is not None:
-            self._socket.close()
+            self._socket.detach()
+        if self._own is not None and is_ours:
+            os.close(self._own)
         self._own = self._socket = None
         self._opened = False
 

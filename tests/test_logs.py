@@ -312,6 +312,28 @@ def test_with_stderr_closed_no_other_file_gets_the_log() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("closed", [range(2, 3), range(3, 100), range(2, 100)])
+def test_a_number_that_stderr_had_gets_no_line_once_it_is_another_files(
+    tmp_path: Path, closed: range
+) -> None:
+    """A handler may close descriptors, as a daemon does; then sessions get the numbers."""
+    log, files = tmp_path / "log", [tmp_path / str(n) for n in range(100)]
+
+    def run() -> None:
+        logger.info("before")
+        os.closerange(closed.start, closed.stop)
+        for file in files:
+            os.open(file, os.O_WRONLY | os.O_CREAT)
+        logger.info("after")
+
+    with log.open("wb") as stderr:
+        assert ended(with_stderr(run, stderr.fileno())) == Death(0, 0)
+    said = [event["message"] for event in parsed(log.read_text())]
+    assert said == (["before"] if closed == range(2, 100) else ["before", "after"])
+    assert not any(file.stat().st_size for file in files)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     "configuration",
     [
