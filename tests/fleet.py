@@ -173,6 +173,10 @@ class Fleet:
 
         return eventually(after, within)
 
+    def await_health(self, within: float = 10.0) -> None:
+        """Until no worker has anything to complain of."""
+        eventually(lambda: {seat.health for seat in self.workers().values()} == {"HEALTHY"}, within)
+
     def succeeded(self, steward: int, *, within: float = 20.0) -> int:
         """The pid of the next steward, once it is ready."""
 
@@ -369,6 +373,7 @@ def goes_on(fleet: Fleet) -> None:
     after = fleet.await_successors([before[0]])
     assert after[1] == before[1]
     fleet.await_completed(fleet.send("Noop", 10))
+    fleet.await_health()
 
 
 def kill(pids: int | Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:

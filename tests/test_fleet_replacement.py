@@ -154,3 +154,4 @@ def test_a_degraded_process_is_replaced_while_another_is_healthy(dsn: str, tmp_p
         assert [m[:8] for m in fleet.said("generation 2: degraded")] == ["worker 0"]
         assert set(capacities(fleet)) == {2, 3}
         assert fleet.look().restarts["degraded"] == 1
+        fleet.await_health()
