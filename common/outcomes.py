@@ -23,6 +23,9 @@ SUSPECT_LOSSES = 2
 MAX_LOSSES = 3
 
 
+_CLASS_NAME = type.__dict__["__name__"]
+
+
 class Kind(StrEnum):
     """Where the command goes; see settle in the schema."""
 
@@ -89,7 +92,7 @@ def failed(
     return Outcome(
         kind=kind,
         delay=delay if kind is Kind.RETRY else None,
-        code=_text(error.code if isinstance(error, CommandError) else type(error).__name__, 100),
+        code=_text(error.code if isinstance(error, CommandError) else class_name(error), 100),
         message=_message(error),
         details=_details(
             reason,
@@ -144,11 +147,16 @@ def storable(outcome: Outcome, encoding: str) -> Outcome:
     )
 
 
+def class_name(value: object) -> str:
+    """Of any object: its class may have another name for those who ask it."""
+    return str(_CLASS_NAME.__get__(type(value)))
+
+
 def _message(error: BaseException) -> str:
     try:
         text = error.message if isinstance(error, CommandError) else str(error)
     except BaseException as second:
-        text = f"(its message could not be made: {type(second).__name__})"
+        text = f"(its message could not be made: {class_name(second)})"
     return _text(text, MAX_MESSAGE)
 
 
@@ -157,7 +165,7 @@ def _text(text: object, limit: int) -> str:
     try:
         cut = str(text)[: limit + 1]
     except BaseException:
-        cut = f"(a {type(text).__name__})"
+        cut = f"(a {class_name(text)})"
     cut = cut.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
     return cut if len(cut) <= limit else f"{cut[: limit - 3]}..."
 

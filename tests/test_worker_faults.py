@@ -235,12 +235,22 @@ class Unreportable(Exception):
         raise RuntimeError("no notes")
 
 
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError("no name")
+
+
+class Unnamed(Unreportable, metaclass=Nameless):
+    pass
+
+
 def test_an_error_that_cannot_be_reported_costs_no_thread(dsn: str, bus: CommandBus) -> None:
     """Fault 57."""
     registry = HandlerRegistry()
     soon = TransientCommandError("BUSY", "later")
     soon.retry_after = "soon"  # type: ignore[assignment]
-    errors = [OutOfStock("x"), Unreportable(), soon]
+    errors = [OutOfStock("x"), Unreportable(), soon, Unnamed()]
 
     @registry.handler("payments", "Debit", retry=ONCE)
     def debit(command: Command, context: Context) -> None:
@@ -249,7 +259,7 @@ def test_an_error_that_cannot_be_reported_costs_no_thread(dsn: str, bus: Command
     with running(dsn, registry, concurrency=1):
         for place in range(len(errors)):
             record = bus.wait("payments", bus.send("payments", "Debit", place), 5)
-            assert record.status == "IN_TROUBLESHOOTING_QUEUE"
+            assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 1)
 
 
 class Unnameable(threading.Thread):

@@ -27,6 +27,7 @@ from cmdbus.errors import (
 )
 from cmdbus.outcomes import (
     Outcome,
+    class_name,
     completed,
     failed,
     interrupted,
@@ -160,7 +161,7 @@ class Execution:
         except BaseException as second:
             told = TransientCommandError(
                 "UNREPORTABLE",
-                f"{type(error).__name__} could not be reported: {type(second).__name__} "
+                f"{class_name(error)} could not be reported: {class_name(second)} "
                 f"while it was looked at",
             )
             return self._fate(told, "", context.attempt, None)
