@@ -142,6 +142,23 @@ def use_up_files(command: Command, context: Context) -> None:
             stack.enter_context(Path(os.devnull).open())
 
 
+@registry.handler("shop", "CloseFiles")
+def close_files(command: Command, context: Context) -> None:
+    """As a daemon does at its start; here they are the sessions and the wires of its process."""
+    os.closerange(3, 1000)
+
+
+@registry.handler("shop", "EndThreads")
+def end_threads(command: Command, context: Context) -> None:
+    """All other threads but the main one, as a library for timeouts does it to a wrong one."""
+    mine = (threading.get_ident(), threading.main_thread().ident)
+    for thread in threading.enumerate():
+        if thread.ident not in mine:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+            )
+
+
 @registry.handler("shop", "Fail", retry=RetryPolicy(max_attempts=1))
 def fail(command: Command, context: Context) -> None:
     raise TransientCommandError("AWAY", "whatever it calls is away")

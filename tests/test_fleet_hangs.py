@@ -202,3 +202,18 @@ def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path:
         fleet.await_saying("the process stood still", 2)
         assert fleet.pids() == before
         assert set(fleet.look().restarts.values()) == {0}
+
+
+@pytest.mark.parametrize("type", ["EndThreads", pytest.param("CloseFiles", marks=pytest.mark.long)])
+def test_a_process_that_cannot_go_on_is_replaced(dsn: str, tmp_path: Path, type: str) -> None:
+    """Threads that were ended, and descriptors that were closed under the driver: while its main
+    thread goes on, nothing else would show it."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path, procs=1) as fleet:
+        before = fleet.pids()
+        fleet.send(type)
+        ids = fleet.send("Debit", 30)
+        fleet.await_completed(ids, within=20)
+        assert fleet.effects(ids) == {1: 30}
+        assert fleet.pids() != before
+        assert fleet.said("this process cannot go on, and leaves to be replaced")

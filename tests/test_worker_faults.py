@@ -1,6 +1,7 @@
 """A worker under fire: threads that hang, processes that die or freeze, a database that
 goes away. Whatever happens, each command's effect lands once."""
 
+import ctypes
 import logging
 import os
 import random
@@ -305,6 +306,50 @@ def test_an_error_outside_of_the_handler_is_logged_and_counted_and_the_command_r
         again = bus.send("payments", "Debit", delay=1.2)
         bus.wait("payments", again, 10)
         assert worker.health.stuck_threads == 0
+
+
+def threads_of_workers() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("worker-")]
+
+
+@pytest.mark.parametrize("whose", ["a thread", "the relief thread"])
+def test_a_worker_whose_thread_is_ended_stops_with_an_error(
+    dsn: str, bus: CommandBus, whose: str
+) -> None:
+    """An exception that was sent to a thread, as libraries for timeouts do, ends it anywhere."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "End")
+    def end(command: Command, context: Context) -> None:
+        others = {*threading.enumerate()} - {threading.current_thread()}
+        for thread in others:
+            is_relief = thread.name == "worker-keeper"
+            if thread.name.startswith("worker-") and is_relief == (whose == "the relief thread"):
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+                )
+        bus.send_many([SendRequest("payments", "Noop")] * 10)  # which wakes them
+
+    registry.register("payments", "Noop", lambda command, context: None)
+    bus.send("payments", "End")
+    with pytest.raises(RuntimeError, match=f"{whose} was ended by SystemExit"):
+        Worker(dsn, registry, concurrency=3, timeouts=LADDER).run()
+    eventually(lambda: not threads_of_workers())
+
+
+def test_an_interrupted_worker_leaves_no_threads_that_go_on(dsn: str, bus: CommandBus) -> None:
+    """Ctrl-C where no handler of SIGINT calls stop."""
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Interrupt")
+    def interrupt(command: Command, context: Context) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    bus.send("payments", "Interrupt")
+    with pytest.raises(KeyboardInterrupt):
+        Worker(dsn, registry, concurrency=2, timeouts=LADDER).run()
+    eventually(lambda: not threads_of_workers())
+    assert bus.snapshot("payments")["in_progress"] == 0
 
 
 def test_a_thread_that_a_handler_left_behind_gets_no_connection(dsn: str, bus: CommandBus) -> None:

@@ -34,6 +34,7 @@ from cmdbus.worker.holding import Holding
 from cmdbus.worker.lead import Lead
 from cmdbus.worker.pace import Pace
 from cmdbus.worker.record import Record
+from cmdbus.worker.rejections import reason
 from cmdbus.worker.settling import Done
 from cmdbus.worker.slots import Slot, Work
 from cmdbus.worker.wake import Waking
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 #: A step promises to be back within the statement timeout and so many seconds more.
 _STEP_SPARE = 5.0
+#: Steps in a row that have failed for a reason other than the database, one second apart.
+_MAX_FAULTS = 5
 
 
 class Crew:
@@ -91,6 +94,11 @@ class Crew:
         )
         #: By number. Main and relief add, a thread that leaves removes itself.
         self._slots: dict[int, Slot] = {}
+        #: What ended a thread that should have gone on.
+        self._ended_by: BaseException | None = None
+        #: Of the latest steps, those that have failed in a row for a reason other than the
+        #: database; written by the leader.
+        self._faults: list[Exception] = []
 
     # For the worker's main thread.
 
@@ -124,6 +132,14 @@ class Crew:
             else:
                 self._slots[number] = before
             raise
+
+    @property
+    def fault(self) -> str:
+        """Why this process cannot go on, which only a new process cures; empty if it can."""
+        if len(self._faults) >= _MAX_FAULTS:
+            return f"{len(self._faults)} steps in a row have failed: {reason(self._faults[-1])}"
+        error = self._ended_by
+        return "" if error is None else f"a thread was ended by {type(error).__name__}"
 
     def next_due(self) -> float | None:
         return min((due for slot in self._alive() if (due := slot.due) is not None), default=None)
@@ -216,6 +232,11 @@ class Crew:
                     break
             else:
                 self._backlog.put(LEAVE)  # for the next one
+        except BaseException as error:
+            if not slot.given_up:
+                self._ended_by = error
+            if self._stopping.is_set():
+                self._backlog.put(LEAVE)  # It may have been drawn.
         finally:
             # One that was given up is replaced by relief.
             if self._slots.get(slot.number) is slot and not slot.given_up:
@@ -301,6 +322,7 @@ class Crew:
             else:
                 slot.pauses = self._wake.pauses
                 found = self.lead.step(slot, self._concurrency)
+                self._faults.clear()
                 stays = slot.end()
                 if not found and stays:
                     self._rest(slot)
@@ -309,6 +331,8 @@ class Crew:
             stays = slot.end() and stays
             self._record.claim_failed(slot.place)
             if stays:
+                if not isinstance(error, psycopg.Error):
+                    self._faults.append(error)
                 self.lead.recover(slot, error)
         finally:
             slot.place.end(time.monotonic_ns())

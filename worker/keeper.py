@@ -72,6 +72,8 @@ class Keeper:
         #: The latest complaint, which is not repeated.
         self._said = ""
         self._stopping = threading.Event()
+        #: What ended its thread before it was told to stop.
+        self._ended_by: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="worker-keeper", daemon=True)
 
     def start(self) -> None:
@@ -95,6 +97,12 @@ class Keeper:
         """A verdict is not carried out yet."""
         return bool(self._verdicts)
 
+    @property
+    def fault(self) -> str:
+        """Why this process cannot go on; empty if it can."""
+        error = self._ended_by
+        return "" if error is None else f"the relief thread was ended by {type(error).__name__}"
+
     def cut_if_late(self, now: float) -> None:
         """Frees it from a server that does not answer."""
         due = self._due
@@ -107,6 +115,8 @@ class Keeper:
         self._place.occupy(-1, time.monotonic_ns())
         try:
             self._keep(self._place)
+        except BaseException as error:
+            self._ended_by = error
         finally:
             self._hand.close()
             self._record.give_place(self._index, self._place)

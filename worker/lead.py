@@ -259,8 +259,11 @@ class Lead:
         """The outcomes are back in `done`; then a session that works, however long it takes,
         unless the worker stops meanwhile."""
         if not isinstance(error, psycopg.Error):
-            # Something that a handler did to the connection object: a fresh one.
+            # Something that a handler did to the connection object, or to the process.
             slot.hand.drop()
+            self._complain(error, f"trying again every {_AFTER_FAILURE:g} s")
+            self._stopping.wait(_AFTER_FAILURE)
+            return
         slot.hand.heed(error)
         if not slot.hand.lost():
             slot.hand.failed()

@@ -262,7 +262,14 @@ class Worker:
             ", ".join(self._domains),
             self._concurrency,
         )
-        self._watch(crew, keeper)
+        try:
+            self._watch(crew, keeper)
+        except BaseException:
+            # A process of a fleet ends, and is replaced; here the threads would go on alone.
+            if self._node is None:
+                self._deadline = time.monotonic() + _TOLD_WITHIN
+                self._drain(crew, keeper, wake, pool)
+            raise
         self._drain(crew, keeper, wake, pool)
 
     def _watch(self, crew: Crew, keeper: Keeper) -> None:
@@ -280,8 +287,20 @@ class Worker:
                 crew.put_off(late)
             self._beat()
             self._judge(crew, keeper)
+            self._check_threads(crew, keeper)
             if late > _STOOD_STILL_SECONDS:
                 logger.warning("the process stood still for %.1f s: all get that much longer", late)
+
+    def _check_threads(self, crew: Crew, keeper: Keeper) -> None:
+        """An exception that was sent to a thread may have ended it anywhere, and descriptors that
+        were closed may be another's now: of what this process holds, nothing is certain."""
+        fault = crew.fault or keeper.fault
+        if not fault:
+            return
+        if self._node is not None:
+            logger.error("this process cannot go on, and leaves to be replaced: %s", fault)
+            os._exit(Exit.ERROR)
+        raise RuntimeError(f"the worker cannot go on: {fault}")
 
     @property
     def _beat_seconds(self) -> float:
