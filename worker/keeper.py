@@ -133,12 +133,10 @@ class Keeper:
                     duty(place)
                 except psycopg.Error as error:
                     self._complain(reason(error))
-                    self._verdicts_at = time.monotonic() + _AFTER_FAILURE
                     self._hand.heed(error)
                     if self._hand.lost():
                         self._hand.close()
                 except Exception as error:
-                    self._verdicts_at = time.monotonic() + _AFTER_FAILURE
                     if isinstance(error, RuntimeError) and lacks_room(error):
                         self._complain(str(error))
                         continue
@@ -169,8 +167,11 @@ class Keeper:
 
     def _carry_out(self, place: Place) -> None:
         while self._verdicts and time.monotonic() >= self._verdicts_at:
+            # Before it fails: an error of another duty must not put the verdicts off.
+            self._verdicts_at = time.monotonic() + _AFTER_FAILURE
             self._carry_out_one(place, *self._verdicts[0])
             self._verdicts.popleft()
+            self._verdicts_at = 0.0
 
     def _carry_out_one(self, place: Place, slot: Slot, work: Work, stack: str) -> None:
         """The session is ended before the command is settled: until then it could still
