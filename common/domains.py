@@ -6,6 +6,9 @@ from datetime import timedelta
 from cmdbus.checks import check_whole
 
 SETTINGS = ("accepting", "max_depth", "warn_depth", "keep")
+#: Seconds that commands of a type must wait, while none of them runs, before the type counts as
+#: one without a handler: less is usual between a send and a claim by a busy fleet.
+UNHANDLED_AFTER_SECONDS = 60.0
 MAX_KEEP = timedelta(days=36525)
 
 

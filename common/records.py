@@ -125,6 +125,9 @@ class DomainRecord:
     #: Of all types.
     all: Waiting
     types: dict[str, Waiting]
+    #: Types whose commands have waited for a minute while none ran, and of which no worker
+    #: that is at work has a handler.
+    unhandled: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +208,7 @@ def _domain_of(rows: Sequence[Sequence[Any]]) -> DomainRecord:
                 troubleshooting=troubleshooting,
                 oldest_age=oldest_age,
             )
-    domain, *_, paused, accepting, max_depth, warn_depth, keep = rows[0]
+    domain, *_, paused, accepting, max_depth, warn_depth, keep, _ = rows[0]
     return DomainRecord(
         domain=domain,
         paused=paused,
@@ -215,6 +218,7 @@ def _domain_of(rows: Sequence[Sequence[Any]]) -> DomainRecord:
         keep=keep,
         all=sum(types.values(), Waiting()),
         types=types,
+        unhandled=[row[1] for row in rows if row[-1]],
     )
 
 

@@ -14,7 +14,7 @@ import psycopg
 
 from cmdbus.adapters import own_cursor
 from cmdbus.checks import check_schema
-from cmdbus.domains import SETTINGS
+from cmdbus.domains import SETTINGS, UNHANDLED_AFTER_SECONDS
 from cmdbus.records import (
     AuditEvent,
     CommandRecord,
@@ -159,8 +159,11 @@ class Store:
         return dict(zip(_SNAPSHOT, row, strict=True))
 
     def domains(self, connection: Connection, domains: Sequence[str] | None) -> list[DomainRecord]:
-        names = None if domains is None else list(domains)
-        return domains_of(self._rows(connection, "read_domains", {"domains": names}))
+        values = {
+            "domains": None if domains is None else list(domains),
+            "unhandled_after": UNHANDLED_AFTER_SECONDS,
+        }
+        return domains_of(self._rows(connection, "read_domains", values))
 
     def trouble(
         self, connection: Connection, conditions: Mapping[str, object]

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from cmdbus.records import DomainRecord, Waiting
 
 _HEAD = ("", "READY", "LATER", "RUNNING", "TROUBLE", "OLDEST")
-#: Seconds that a type must wait, with nothing of it running, until it is said to be ignored.
-_IGNORED_AFTER = 60.0
 
 
 @click.command(
@@ -119,9 +117,8 @@ def _remarks(found: "list[DomainRecord]") -> Iterator[str]:
             limits = {"max_depth": record.max_depth, "warn_depth": record.warn_depth}
             said = ", ".join(f"{name} {n}" for name, n in limits.items() if n is not None)
             yield f"{record.domain} has depth {depth}; {said}"
-        for name, waiting in record.types.items() if not record.paused else ():
-            if waiting.oldest_age > _IGNORED_AFTER and not waiting.in_progress:
-                yield (
-                    f"{record.domain}/{name} waits for {age(waiting.oldest_age)} and none runs: "
-                    f"does a worker have a handler for it?"
-                )
+        for name in record.unhandled:
+            yield (
+                f"{record.domain}/{name} waits for {age(record.types[name].oldest_age)} and none "
+                f"runs: does a worker have a handler for it?"
+            )

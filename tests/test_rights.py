@@ -64,9 +64,11 @@ RIGHTS = {
         "EXECUTE": [
             *("cancel", "cancel_ready", "cancel_scheduled", "configure_domain", "domain_bit"),
             *("reschedule", "resolve", "resolve_batch", "set_paused", "wake"),
+            "is_handled",
         ],
     },
     "monitor": {
+        "EXECUTE": ["is_handled"],
         "SELECT": [
             *("domain", "migration", "scheduled.domain", "scheduled.type"),
             *[f"command.{column}" for column in SEEN],

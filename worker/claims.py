@@ -48,6 +48,8 @@ class Claims:
     def __init__(self, schema: str, lease: float, company: Share = Share.ANY) -> None:
         self.schema = schema
         self._company = company
+        #: What this node handles, as "domain type"; written with each renewal.
+        self.types: list[str] = []
         self._has_suspect = False
         #: Random, as a database that was restored would give a number of its own again.
         self.incarnation = secrets.randbelow(2**63 - 1) + 1
@@ -290,6 +292,14 @@ class Claims:
         rows = self._execute(connection, "read_depths", {}).fetchall()
         return {(domain, state): count for domain, state, count in rows}
 
+    def unhandled(
+        self, connection: Connection, domains: Sequence[str], seconds: float, count: int
+    ) -> list[tuple[str, str, int]]:
+        """Types of `domains` that neither this node nor another one at work handles, with the
+        number of their commands, which have waited for `seconds`; at most `count` of them."""
+        values = {"domains": list(domains), "types": self.types, "seconds": seconds}
+        return self._execute(connection, "find_unhandled", {**values, "count": count}).fetchall()
+
     def oldest_snapshot(self, connection: Connection) -> float:
         """For how many seconds somebody has kept dead rows from being removed."""
         return float(self._value(connection, "read_oldest_snapshot", {}))
@@ -305,6 +315,7 @@ class Claims:
             "claimers": numbers(claimer for _, claimer in held),
             "node": self.incarnation,
             "lease": self._lease,
+            "types": self.types,
         }
         return list(self._value(connection, "renew", values))
 

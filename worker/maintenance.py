@@ -1,5 +1,6 @@
 """What the steward does for the schema now and then: partitions of history for the days to
-come, and the end of what is older than anybody wants to keep it.
+come, the end of what is older than anybody wants to keep it, and a look at commands that no
+worker handles.
 
 A thread with a session of its own while it works, because it may take minutes.
 """
@@ -7,7 +8,7 @@ A thread with a session of its own while it works, because it may take minutes.
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psycopg
 
@@ -18,6 +19,7 @@ from cmdbus.worker.claim import Connection
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.rejections import reason
 from cmdbus.worker.retention import MIN_SWEEP_SECONDS, Retention
+from cmdbus.worker.unhandled import Unhandled
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +30,15 @@ _FIRST_SECONDS = 10.0
 
 
 class Maintenance:
-    def __init__(self, claims: Claims, connect: Callable[[], Connection]) -> None:
+    def __init__(
+        self, claims: Claims, connect: Callable[[], Connection], domains: Sequence[str] = ()
+    ) -> None:
+        """`domains` are those of the node's handlers."""
         self._claims = claims
         self._connect = connect
         self._stopping = threading.Event()
         self._retention = Retention(claims, self._stopping)
+        self._unhandled = Unhandled(claims, domains)
         #: When partitions and whole days are next looked at, in monotonic time.
         self._days_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="steward-maintenance", daemon=True)
@@ -53,7 +59,7 @@ class Maintenance:
                 with self._connect() as connection:
                     pause = self.maintain(connection)
             except (psycopg.Error, CmdbusError) as error:
-                _complain("maintain history", error)
+                _complain("maintain the schema", error)
 
     def maintain(self, connection: Connection) -> float:
         """Does what is due; returns the seconds until the next time."""
@@ -64,6 +70,7 @@ class Maintenance:
         removed = self._retention.sweep(connection)
         if removed:
             logger.debug("removed %s commands that their domains do not keep any longer", removed)
+        self._unhandled.report(connection)
         return self._retention.sweep_in(connection)
 
     def _maintain_days(self, connection: Connection) -> None:

@@ -86,6 +86,7 @@ class Steward:
         domains = [d for d in registry.domains if not told.domains or d in told.domains]
         self._types = types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
         self._claims = Claims(told.schema, told.timeouts.lease)
+        self._claims.types = types
         self._arming = Arming(
             self._claims, node.board, node.wake, domains, look=lambda: self._due_earlier.set()
         )
@@ -96,7 +97,7 @@ class Steward:
         self._hand = Hand(Unpooled(self._connect))
         self._left_behind = LeftBehind(stacks.parent, told.name, self._hand_back)
         self._maintenance = Maintenance(
-            self._claims, lambda: self._connect(statement=_MAINTENANCE_SECONDS)
+            self._claims, lambda: self._connect(statement=_MAINTENANCE_SECONDS), domains
         )
         #: Cleared by a round: something is due earlier than was known, or may be.
         self._due_earlier = threading.Event()

@@ -211,6 +211,7 @@ class Worker:
     def _build(self, pool: Pool | SessionPool) -> tuple[Crew, Waking, Keeper]:
         claims, domains = self._claims, self._domains
         types = [f"{h.domain} {h.type}" for h in self._registry if h.domain in domains]
+        claims.types = types
         wake = self._waking(types)
         record = self._record
         source = Source(pool, self._parts, lambda: record.health.pool_exhausted(time.monotonic()))

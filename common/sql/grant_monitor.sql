@@ -9,3 +9,4 @@ GRANT SELECT (domain, type, created_at, due_at, lease_until) ON {schema}.ready T
 GRANT SELECT (domain, type) ON {schema}.scheduled TO {role};
 GRANT SELECT (domain, type, error_code, failed_at) ON {schema}.troubleshooting TO {role};
 GRANT SELECT ON {schema}.domain TO {role};
+GRANT EXECUTE ON FUNCTION {schema}.is_handled TO {role};

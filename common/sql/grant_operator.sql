@@ -8,5 +8,5 @@ GRANT SELECT ON
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.reschedule,
     {schema}.resolve, {schema}.resolve_batch, {schema}.configure_domain, {schema}.set_paused,
-    {schema}.wake, {schema}.domain_bit TO {role};
+    {schema}.wake, {schema}.domain_bit, {schema}.is_handled TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};

@@ -196,11 +196,13 @@ CREATE TABLE {schema}.incarnation (
     started_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- The nodes that renew leases, and when each did it last.
+-- The nodes that renew leases, when each did it last, and which types their workers handle, as
+-- 'domain type'. A node that holds nothing and whose processes all wait renews nothing.
 CREATE TABLE {schema}.node (
     id bigint PRIMARY KEY,
     lease interval NOT NULL,
-    renewed_at timestamptz NOT NULL
+    renewed_at timestamptz NOT NULL,
+    types text[] COLLATE "C" NOT NULL
 );
 
 -- In microseconds since 1970: until then the nodes have time to renew, after a time in which

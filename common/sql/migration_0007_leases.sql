@@ -75,7 +75,7 @@ $$;
 -- without waiting.
 CREATE FUNCTION {schema}.renew(
     p_command_ids uuid[], p_ids bigint[], p_tokens bigint[], p_claimers bigint[],
-    p_node bigint, p_lease interval
+    p_node bigint, p_lease interval, p_types text[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -96,9 +96,11 @@ BEGIN
     UPDATE {schema}.ready r SET lease_until = clock_timestamp() + p_lease
     FROM held h
     WHERE r.domain = h.domain AND r.priority = h.priority AND r.id = h.id;
-    INSERT INTO {schema}.node AS n (id, lease, renewed_at)
-    VALUES (p_node, p_lease, clock_timestamp())
-    ON CONFLICT (id) DO UPDATE SET lease = EXCLUDED.lease, renewed_at = EXCLUDED.renewed_at;
+    INSERT INTO {schema}.node AS n (id, lease, renewed_at, types)
+    VALUES (p_node, p_lease, clock_timestamp(), p_types)
+    -- The types as they are, unless they have changed: a long array is stored elsewhere.
+    ON CONFLICT (id) DO UPDATE SET lease = EXCLUDED.lease, renewed_at = EXCLUDED.renewed_at,
+        types = CASE WHEN n.types = EXCLUDED.types THEN n.types ELSE EXCLUDED.types END;
     DELETE FROM {schema}.node n
     WHERE n.renewed_at < clock_timestamp() - 10 * n.lease AND NOT {schema}.waits_for_renewals();
     RETURN ARRAY(
@@ -109,6 +111,17 @@ BEGIN
             WHERE r.command_id = k.command_id AND r.id = k.id AND r.token = k.token
                 AND r.claimer = k.claimer));
 END
+$$;
+
+-- Whether a node that renews leases has a handler of this type.
+CREATE FUNCTION {schema}.is_handled(p_domain text, p_type text) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.node n
+        WHERE n.renewed_at > clock_timestamp() - n.lease
+            AND (p_domain || ' ' || p_type) = ANY (n.types))
 $$;
 
 -- Releases claims of p_claimer, uncharged; a key whose token has moved on belongs to another

@@ -24,7 +24,9 @@ WITH counts AS (
 )
 SELECT c.domain, c.type, c.ready, c.scheduled, c.in_progress, c.troubleshooting, c.oldest_age,
     coalesce(d.paused, false), coalesce(d.accepting, true), d.max_depth, d.warn_depth,
-    coalesce(d.keep, interval '7 days')
+    coalesce(d.keep, interval '7 days'),
+    c.ready > 0 AND c.in_progress = 0 AND c.oldest_age >= %(unhandled_after)s
+        AND NOT coalesce(d.paused, false) AND NOT {schema}.is_handled(c.domain, c.type)
 FROM (
     SELECT domain, type, sum(ready)::bigint AS ready, sum(scheduled)::bigint AS scheduled,
         sum(in_progress)::bigint AS in_progress, sum(troubleshooting)::bigint AS troubleshooting,

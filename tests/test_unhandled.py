@@ -1,0 +1,65 @@
+"""Commands of a type without a handler are reported, to the log and to `cmdbus status`."""
+
+import logging
+
+import psycopg
+import pytest
+
+from cmdbus import CommandBus, SendRequest
+from cmdbus.worker.claims import Claims
+from cmdbus.worker.maintenance import Maintenance
+from cmdbus.worker.unhandled import AGAIN_SECONDS, MAX_TYPES, due, sentence
+
+_AGE = "UPDATE cmdbus.ready SET created_at = created_at - interval '1 hour' WHERE type <> 'New'"
+
+
+def node(*types: str) -> Claims:
+    claims = Claims("cmdbus", 30.0)
+    claims.types = list(types)
+    return claims
+
+
+@pytest.mark.db
+def test_a_type_that_no_node_at_work_handles_is_reported_once(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    other, ours = node("shop Theirs"), node("shop Ours")
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
+        bus.send_many([SendRequest("shop", name) for name in ("Ours", "Theirs", "Typo", "Typo")])
+        bus.send_many([SendRequest("shop", "New"), SendRequest("elsewhere", "Typo")])
+        bus.send("paused", "Typo")
+        bus.pause("paused")
+        connection.execute(_AGE)
+        other.renew(connection, {})
+        maintenance = Maintenance(ours, lambda: connection, ["shop", "paused"])
+        with caplog.at_level(logging.WARNING):
+            maintenance.maintain(connection)
+            Maintenance(other, lambda: connection, []).maintain(connection)
+        assert caplog.messages == [sentence("shop", "Typo", 2)]
+        # `ours` has renewed nothing: as far as others know, it is not at work.
+        [shop] = bus.domains("shop")
+        assert shop.unhandled == ["Ours", "Typo"]
+        ours.renew(connection, {})
+        ours.types = ["shop Typo"]
+        ours.renew(connection, {})
+        [shop] = bus.domains("shop")
+        assert shop.unhandled == ["Ours"], "the types that a node handles may change"
+        assert bus.domains("paused")[0].unhandled == []
+
+
+def test_types_are_reported_again_after_an_hour_and_only_some_of_many() -> None:
+    found = {("shop", f"T{n}"): 1 for n in range(MAX_TYPES + 5)}
+    keys = list(found)
+    assert due(found, {}, 0.0) == keys[:MAX_TYPES]
+    reported = dict.fromkeys(keys[:MAX_TYPES], 0.0)
+    assert due(found, reported, AGAIN_SECONDS - 1) == []
+    assert due(found, {keys[1]: 0.0}, 10.0) == [keys[0], *keys[2:MAX_TYPES]]
+    assert due(found, reported, AGAIN_SECONDS) == keys[:MAX_TYPES]
+
+
+def test_the_warning_names_the_type_and_what_to_do() -> None:
+    assert sentence("shop", "Typo", 1).startswith(
+        "1 command of shop/Typo waits, and no worker of this node handles that type: "
+    )
+    assert sentence("shop", "Typo", 3).startswith("3 commands of shop/Typo wait, and no worker")
+    assert "cancel them (cmdbus cancel shop --all --type Typo)" in sentence("shop", "Typo", 3)
