@@ -9,6 +9,18 @@ from cmdbus.checks import check_schema
 _FOLDER = resources.files("cmdbus") / "sql"
 
 
+def load() -> None:
+    """Reads all of them now: later the process may have no descriptor left, or another version
+    may have been installed over this one."""
+    for file in _FOLDER.iterdir():
+        _text(file.name)
+
+
+@cache
+def _text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
 @cache
 def statement(name: str, schema: str) -> bytes:
     """sql/<name>.sql, ready to be executed with parameters."""
@@ -21,8 +33,11 @@ def render(name: str, schema: str, **more: str) -> str:
     Names are checked before, so that they mean the same in identifiers, literals
     and function bodies.
     """
-    text = (_FOLDER / f"{name}.sql").read_text(encoding="utf-8")
-    text = text.replace("{schema}", f'"{check_schema(schema)}"').replace("{channel}", schema)
+    text = (
+        _text(f"{name}.sql")
+        .replace("{schema}", f'"{check_schema(schema)}"')
+        .replace("{channel}", schema)
+    )
     for key, value in more.items():
         text = text.replace(f"{{{key}}}", value)
     return text
@@ -37,4 +52,4 @@ def migrations() -> list[str]:
 @cache
 def digest(name: str) -> str:
     """Tells sql/<name>.sql from what it was in another build."""
-    return sha256((_FOLDER / f"{name}.sql").read_bytes()).hexdigest()[:16]
+    return sha256(_text(f"{name}.sql").encode()).hexdigest()[:16]

@@ -22,6 +22,7 @@ import psycopg
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
+from cmdbus import statements
 from cmdbus.clock import time
 from cmdbus.counters import Counter
 from cmdbus.errors import CmdbusError, SchemaError
@@ -131,6 +132,7 @@ class Steward:
         self._orders.put(by)
 
     def run(self) -> Exit:
+        statements.load()
         self._board.set_listening(False)
         self._board.set_armed(0)
         self._serving.start()

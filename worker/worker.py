@@ -13,6 +13,7 @@ import psycopg
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
+from cmdbus import statements
 from cmdbus.board import Board
 from cmdbus.checks import check_name, check_seconds, check_whole
 from cmdbus.clock import time
@@ -127,6 +128,7 @@ class Worker:
         try:
             if sentence := patched():
                 raise AppError(sentence)
+            statements.load()
             pool = self._opened = self._open_patiently() if self._node else self._open()
             try:
                 self._run(pool)

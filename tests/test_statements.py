@@ -1,0 +1,27 @@
+"""The files of SQL, as a process has them."""
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT_DESCRIPTORS = """
+import os, resource
+from cmdbus import statements
+statements.load()
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+try:
+    os.open("/dev/null", os.O_RDONLY)
+except OSError:
+    print(statements.statement("rollback_transaction", "cmdbus").decode())
+"""
+
+
+@pytest.mark.process
+def test_a_process_without_a_descriptor_left_has_its_statements() -> None:
+    """A command whose transaction could not be rolled back would be charged for it."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ROLLBACK;" in done.stdout
