@@ -346,7 +346,7 @@ class CommandBus:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Workers start nothing more of `domain`; what runs, ends. Sends are taken.
+        """Workers stop claiming from `domain`. Running commands end; sends are accepted.
         Recorded with `operator` and `reason`; see `domain_audit`."""
         self._steering.set_paused(domain, True, operator, reason, connection)
 

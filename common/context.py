@@ -1,4 +1,4 @@
-"""What a handler gets beside its command."""
+"""What a handler gets together with its command."""
 
 import logging
 from collections.abc import Callable, MutableMapping
@@ -54,11 +54,11 @@ class Context:
 
     @property
     def deadline(self) -> datetime:
-        """When this execution is given up."""
+        """The time at which this execution times out."""
         return datetime.now(UTC) + timedelta(seconds=self.remaining())
 
     def remaining(self) -> float:
-        """Seconds until this execution is given up; negative when it is past that."""
+        """Seconds until this execution times out; negative after that."""
         return self._due - time.monotonic()
 
     def extend(self, seconds: float) -> None:
@@ -67,12 +67,12 @@ class Context:
         self._extended(self._due)
 
     def retry_after(self, seconds: float) -> None:
-        """If this execution fails and is tried again, then after so many seconds."""
+        """Sets the pause, in seconds, before the retry if this execution fails."""
         self.retry_delay = check_seconds("retry_after", seconds)
 
 
 class _CommandLog(logging.LoggerAdapter[logging.Logger]):
-    """Says of which command each line is."""
+    """Adds the command to each record."""
 
     def __init__(self, logger: logging.Logger, command: Command, attempt: int) -> None:
         super().__init__(

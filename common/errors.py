@@ -42,7 +42,7 @@ class CommandError(CmdbusError):
 
 
 class TransientCommandError(CommandError):
-    """It may work later: tried again after the retry policy's backoff, or `retry_after` seconds."""
+    """It may work later: retried after the policy's backoff, or after `retry_after` seconds."""
 
     def __init__(
         self, code: str, message: str, details: object = None, retry_after: float | None = None
@@ -52,11 +52,11 @@ class TransientCommandError(CommandError):
 
 
 class PermanentCommandError(CommandError):
-    """It will never work as it is: a person decides, in the troubleshooting queue."""
+    """It will never work as it is: it waits in the troubleshooting queue for an operator."""
 
 
 class BusinessRuleError(CommandError):
-    """A rule forbids it: the command is FAILED at once, and whoever asked for a reply gets one."""
+    """A rule forbids it: the command is FAILED without a retry, and its reply says so."""
 
 
 class SendRefusedError(CmdbusError):

@@ -77,7 +77,7 @@ _LOCKED_WITHIN, _LOCKED_PAUSE = 0.5, 0.02
 class Worker:
     """Runs the commands that the registry has handlers for, with threads.
 
-    Uses a session for each thread, one to listen, and up to two for relief.
+    Uses a session for each thread, one to listen, and up to two for housekeeping.
     """
 
     def __init__(
@@ -139,18 +139,18 @@ class Worker:
             self._ended.set()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Claims nothing more, lets what runs end within `timeout` seconds, and gives back
-        what does not. Waits for the end, except in the thread that runs `run`."""
+        """Stops claiming, lets running commands end within `timeout` seconds, and releases the
+        others. Waits until the worker has stopped, except in the thread that runs `run`."""
         self.leave(time.monotonic() + check_seconds("timeout", timeout))
         if self._runner is not None and self._runner != threading.get_ident():
             self._ended.wait()
 
     def leave(self, by: float) -> None:
-        """Stops by this monotonic time, and waits for nothing; for signal handlers, too."""
+        """Asks the worker to stop by this monotonic time, and returns; safe in signal handlers."""
         self._orders.put(by)
 
     def set_concurrency(self, threads: int) -> None:
-        """From now on; threads that are too many leave once they have finished what they run."""
+        """Changes the number of threads; surplus threads end after their current command."""
         self._concurrency = _check_threads(threads)
         if self._crew is not None:
             if isinstance(self._opened, SessionPool):
@@ -160,7 +160,7 @@ class Worker:
             self._crew.set_concurrency(threads)
 
     def set_poll_interval(self, seconds: float) -> None:
-        """From the next rest on."""
+        """Applies from the next time the worker waits for commands."""
         self._poll_interval = check_poll_interval(seconds)
         if self._wake is not None:
             self._wake.poll_interval = self._poll_interval
