@@ -21,6 +21,7 @@ from cmdbus.health import Health
 from cmdbus.points import AFTER_FORK, BEFORE_FORK, IN_REAP, reach
 from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.settings import Settings
+from cmdbus.slots import Phase
 from cmdbus.supervisor import guilt, signals
 from cmdbus.supervisor.children import Death, fork
 from cmdbus.supervisor.notify import forget
@@ -36,7 +37,7 @@ from cmdbus.supervisor.policy import (
     Start,
     is_ahead,
 )
-from cmdbus.supervisor.restarts import Restarts, died_early, is_busy
+from cmdbus.supervisor.restarts import Restarts, died_early, is_busy, is_expected
 from cmdbus.supervisor.seated import NS, Seated, token_of
 from cmdbus.supervisor.stacks import Stacks
 from cmdbus.views import BoardView, Restart, SeatView, SlotView
@@ -386,10 +387,7 @@ class Company:
             return
         key = seated.role, seated.number
         ordered = seated.leave_by is not None or seated.killed_at is not None
-        left = death.signal == 0 and death.code in (Exit.DONE, Exit.UNFINISHED)
-        # Who runs a suspect leaves by itself when there is none left, but not in the middle.
-        idle = not any(slot.command for slot in view.slots)
-        left = left and (ordered or (seated.role is Role.ALONE and idle))
+        left = death.signal == 0 and is_expected(seated.role, view, death.code, ordered=ordered)
         if stopping and (death.code == Exit.UNFINISHED if left else is_busy(view)):
             self.unfinished = True
         no_room = not ordered and death.signal == 0 and death.code == Exit.NO_ROOM
@@ -408,7 +406,8 @@ class Company:
         ordered = ordered or left
         if not ordered:
             self._reasons[key] = Restart.CRASHED
-            told = f"{death}{_running(view.slots)}{_perhaps(death)}"
+            running = _running(view.slots, timed_out=False)
+            told = f"{death}{running}{_perhaps(death)}"
             logger.error("%s, pid %s, %s", seated, seated.child.pid, told)
             if death.signal in _TELLS_STACKS and (stack := self._stacks.last(seated.place)):
                 logger.error("the stacks of %s:\n%s", seated, stack)
@@ -503,12 +502,13 @@ def _why(action: Leave, view: SeatView) -> str:
     return ", ".join(levels.reasons) or str(action.reason and action.reason.name.lower())
 
 
-def _running(slots: Sequence[SlotView]) -> str:
+def _running(slots: Sequence[SlotView], *, timed_out: bool = True) -> str:
+    """What they run; without `timed_out` only those whose attempt has not ended by its timeout."""
     running = [
         f"{slot.command.domain}/{slot.command.type} {slot.command.command_id} (attempt "
         f"{slot.command.attempt}, slot {slot.number})"
         for slot in slots
-        if slot.command is not None
+        if slot.command is not None and (timed_out or slot.phase is not Phase.STUCK)
     ]
     return f"; it ran {', '.join(running)}" if running else ""
 

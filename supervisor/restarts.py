@@ -9,6 +9,7 @@ quiet: a process that dies later than early neither adds to the pause nor takes 
 from collections import deque
 from collections.abc import Hashable
 
+from cmdbus.exits import Exit
 from cmdbus.keys import KeyState
 from cmdbus.seats import Role
 from cmdbus.slots import Phase
@@ -67,6 +68,15 @@ def died_early(role: Role, seat: SeatView, *, lived: float, settled: bool) -> bo
     if seat.ready is None or role is not Role.WORKER:
         return seat.ready is None
     return not is_busy(seat) and lived < EARLY_SECONDS and not settled
+
+
+def is_expected(role: Role, seat: SeatView, code: int, *, ordered: bool) -> bool:
+    """Whether a process that exited with `code` has stopped as it should: by order or, in
+    quarantine, because no suspect is left. In the middle of a command it is a crash; after its
+    timeout, whose outcome is settled, the command's thread keeps no process from exiting."""
+    if code not in (Exit.DONE, Exit.UNFINISHED):
+        return False
+    return ordered or (role is Role.ALONE and not is_busy(seat))
 
 
 def is_busy(seat: SeatView) -> bool:

@@ -118,6 +118,38 @@ def test_a_command_that_crashes_its_process_is_found_among_innocent_ones(
         eventually(lambda: not fleet.look().with_role(Role.ALONE))
 
 
+@pytest.mark.long
+def test_an_attempt_that_has_ended_by_timeout_is_not_what_a_killed_process_ran(
+    dsn: str, tmp_path: Path
+) -> None:
+    with supervised(dsn, tmp_path, **{**SHORT, "watchdog_timeout": 20}) as fleet:
+        (id,) = fleet.send("Hang", max_attempts=1)
+        (pid,) = eventually(lambda: fleet.executing("Hang"))
+        await_trouble(fleet, id)
+        kill(pid)
+        [line] = fleet.await_saying("was killed by SIGKILL")
+        assert "it ran" not in line
+
+
+@pytest.mark.long
+def test_a_suspect_that_times_out_alone_is_no_crash_of_its_process(
+    dsn: str, tmp_path: Path
+) -> None:
+    slow = {**SHORT, "thread_timeout": 5, "watchdog_timeout": 7}
+    with supervised(dsn, tmp_path, **slow) as fleet:
+        (id,) = fleet.send("Hang", max_attempts=1)
+        killed: set[int] = set()
+        for _ in range(2):
+            (pid,) = eventually(lambda: set(fleet.executing("Hang")) - killed)
+            kill(pid)
+            killed.add(pid)
+        assert await_trouble(fleet, id)[0] == "TIMEOUT"
+        fleet.await_saying("alone has left")
+        assert not fleet.said("exited with code 0")
+        assert fleet.look().restarts["crashed"] == 2
+        assert len(fleet.said("is in the troubleshooting queue")) == 1
+
+
 def test_a_process_that_does_not_come_back_is_replaced(dsn: str, tmp_path: Path) -> None:
     """Fault 6: who holds the GIL is found by the processor that it burns, and charged, with a
     stack that no Python could write. Fault 4, M113: a stopped process charges nobody. Their

@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from cmdbus.board import Board
+from cmdbus.exits import Exit
 from cmdbus.keys import KeyState
 from cmdbus.seats import Role
 from cmdbus.supervisor.restarts import (
@@ -15,6 +16,7 @@ from cmdbus.supervisor.restarts import (
     Restarts,
     died_early,
     is_busy,
+    is_expected,
 )
 from cmdbus.views import SeatView
 
@@ -153,9 +155,8 @@ def seat_with_command(state: KeyState | None) -> SeatView:
     return board.seat_view(0)
 
 
-@pytest.mark.parametrize("judged", [False, True])
-def test_a_slot_that_was_given_up_and_settled_keeps_no_process_busy(judged: bool) -> None:
-    """Its thread may hang for ever: a stop that leaves nothing else has finished everything."""
+def seat_with_slot(*, judged: bool) -> SeatView:
+    """It shows a running command, or one that was given up and settled."""
     board = Board.in_memory(1, 1)
     seat = board.seat(0)
     seat.assign(Role.WORKER, number=0, generation=1, now=1)
@@ -173,7 +174,26 @@ def test_a_slot_that_was_given_up_and_settled_keeps_no_process_busy(judged: bool
     )
     if judged:
         seat.judge(0, slot.sequence)
-    assert is_busy(board.seat_view(0)) is not judged
+    return board.seat_view(0)
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_slot_that_was_given_up_and_settled_keeps_no_process_busy(judged: bool) -> None:
+    """Its thread may hang for ever: a stop that leaves nothing else has finished everything."""
+    assert is_busy(seat_with_slot(judged=judged)) is not judged
+
+
+def test_a_quarantine_that_exits_after_a_timeout_has_not_crashed() -> None:
+    running, timed_out = seat_with_slot(judged=False), seat_with_slot(judged=True)
+    assert is_expected(Role.ALONE, timed_out, Exit.DONE, ordered=False)
+    assert not is_expected(Role.ALONE, running, Exit.DONE, ordered=False), "os._exit in a handler"
+    assert not is_expected(Role.ALONE, timed_out, Exit.ERROR, ordered=False)
+    assert not is_expected(Role.WORKER, timed_out, Exit.DONE, ordered=False)
+    for role in (Role.WORKER, Role.ALONE):
+        assert is_expected(role, running, Exit.UNFINISHED, ordered=True)
+        assert not is_expected(role, running, Exit.ERROR, ordered=True)
+    finished = seat_with_command(KeyState.FINISHED)
+    assert not is_expected(Role.ALONE, finished, Exit.DONE, ordered=False), "it is not settled"
 
 
 @pytest.mark.parametrize(
