@@ -1,7 +1,26 @@
-"""The producer's API and the values that everyone shares.
+"""A command bus on PostgreSQL: programs send commands, and workers run their handlers.
 
-Names are loaded when they are first used: the supervising process imports this
-package and must never load a database driver.
+    CommandBus, SendRequest             send commands, read and steer them
+    CommandRecord, Status, AuditEvent,
+    TroubleRecord, Undecodable          what a CommandBus returns
+    HandlerRegistry, handler            register handlers
+    Command, Context                    what a handler gets
+    RetryPolicy, Timeouts               settings of handlers and workers
+
+    CmdbusError
+      TransientCommandError, PermanentCommandError, BusinessRuleError (each a CommandError)
+                                        raised by handlers
+      DuplicateCommandError, QueueFullError, ShutdownError (each a SendRefusedError),
+      CommandNotFoundError, InvalidOperationError, HandlerAlreadyRegisteredError,
+      SchemaError, DatabaseUnavailableError
+                                        raised to callers
+
+    cmdbus.worker.Worker                runs handlers in a process of your own
+    cmdbus.embedded.EmbeddedPostgres    a private server for development and tests
+
+All other modules are internal. The names above are those of `from cmdbus import ...`; they are
+loaded when they are first used, because the supervising process imports this package and must
+never load a database driver.
 """
 
 if __name__ != "cmdbus":

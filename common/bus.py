@@ -30,8 +30,15 @@ from cmdbus.troubleshooting import Troubleshooting
 
 T = TypeVar("T")
 
-#: Stands for "not given" where None means "no limit".
-_UNSAID: Any = object()
+
+class _NotGiven:
+    """The default of an argument for which None means "no limit"."""
+
+    def __repr__(self) -> str:
+        return "not given"
+
+
+_NOT_GIVEN: Any = _NotGiven()
 #: `wait` looks again after 5 ms, later more seldom, at least every 200 ms.
 _FIRST_LOOK, _LONGEST_LOOK = 0.005, 0.2
 
@@ -81,8 +88,13 @@ class CommandBus:
         self._on_send = on_send
         self._purge_allowed = purge_allowed
         self._sender = Sender(self._store)
-        #: Commands that failed for good and wait for a person.
-        self.troubleshooting = Troubleshooting(self._store, self._connections, max_bytes=max_bytes)
+        self._troubleshooting = Troubleshooting(self._store, self._connections, max_bytes=max_bytes)
+
+    @property
+    def troubleshooting(self) -> Troubleshooting:
+        """Commands that failed for good and wait for an operator: list, count, summary, retry,
+        cancel, complete, and retry_all, cancel_all, complete_all."""
+        return self._troubleshooting
 
     def send(
         self,
@@ -316,10 +328,10 @@ class CommandBus:
         self,
         domain: str,
         *,
-        max_depth: int | None = _UNSAID,
-        warn_depth: int | None = _UNSAID,
-        keep: timedelta = _UNSAID,
-        accepting: bool = _UNSAID,
+        max_depth: int | None = _NOT_GIVEN,
+        warn_depth: int | None = _NOT_GIVEN,
+        keep: timedelta = _NOT_GIVEN,
+        accepting: bool = _NOT_GIVEN,
         operator: str | None = None,
         reason: str | None = None,
         connection: Connection | None = None,
@@ -335,7 +347,7 @@ class CommandBus:
         """
         given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
         given |= {"keep": keep, "accepting": accepting}
-        given = {name: value for name, value in given.items() if value is not _UNSAID}
+        given = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
         self._steering.configure(domain, given, operator, reason, connection)
 
     def pause(

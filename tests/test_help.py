@@ -1,11 +1,14 @@
 """What `help(CommandBus)` says."""
 
 import inspect
+import pydoc
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+import cmdbus
 from cmdbus import CommandBus, errors
 from cmdbus.troubleshooting import Troubleshooting
 
@@ -42,3 +45,17 @@ def test_what_each_call_takes_and_raises_is_said_once() -> None:
     for each in ("`connection`", "ValueError", "DatabaseUnavailableError", "SchemaError"):
         assert each in said
     assert hasattr(errors, "DatabaseUnavailableError") and hasattr(errors, "SchemaError")
+
+
+def test_help_names_the_public_names_before_the_modules() -> None:
+    begins, _, _ = pydoc.plain(pydoc.render_doc(cmdbus)).partition("PACKAGE CONTENTS")
+    assert set(cmdbus.__all__) <= set(re.findall(r"\w+", begins))
+
+
+def test_help_shows_every_attribute_and_readable_defaults() -> None:
+    shown = pydoc.plain(pydoc.render_doc(CommandBus))
+    assert "object at 0x" not in shown and "= not given" in shown
+    assert "wait for an operator: list, count" in shown
+    bus = CommandBus("host=nowhere")
+    named = {name for name in vars(bus) if not name.startswith("_")}
+    assert not named, "an attribute that help does not show"
