@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from handlers import connect
 
-from cmdbus import CommandBus
+from cmdbus import CommandBus, InvalidOperationError
 from cmdbus.worker.claim import Claim, Want
 from cmdbus.worker.claims import Claims
 
@@ -102,6 +102,41 @@ def test_a_queue_that_was_locked_for_longer_than_a_lease_takes_none(
     assert owner.renew(claim) == []
     pass_time(other.session, LEASE / 2)
     assert other.claim() == []
+
+
+@pytest.mark.parametrize("to", ["1 hour", "-1 hour"])
+def test_an_operator_takes_no_command_from_a_living_node_either(
+    nodes: tuple[Node, Node, Claim], dsn: str, to: str
+) -> None:
+    owner, other, claim = nodes
+    set_clock(other.session, to)
+    with CommandBus(dsn, purge_allowed=True) as bus:
+        with pytest.raises(InvalidOperationError, match="running=True"):
+            bus.cancel("payments", claim.command_id)
+        with pytest.raises(InvalidOperationError, match="in progress"):
+            bus.reschedule("payments", claim.command_id, priority="high")
+        assert (bus.count_waiting("payments"), bus.cancel_all("payments")) == (0, 0)
+        assert bus.purge("payments") == 0
+        assert owner.renew(claim) == []
+        set_clock(other.session, to)
+        assert bus.cancel_all("payments") == 0
+        pass_time(other.session, LEASE * 0.6)
+        assert bus.count_waiting("payments") == 1
+        bus.reschedule("payments", claim.command_id, delay=60.0)
+        bus.cancel("payments", claim.command_id)
+
+
+def test_the_first_statement_that_finds_no_renewal_keeps_no_node_from_renewing(
+    nodes: tuple[Node, Node, Claim], dsn: str
+) -> None:
+    """It may be in a transaction that goes on for long."""
+    owner, other, claim = nodes
+    set_clock(other.session, "-1 hour")
+    owner.session.execute("SET lock_timeout = '5 s'")
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as busy:
+        assert bus.cancel_all("payments", connection=busy) == 0
+        assert owner.renew(claim) == []
+        assert other.claim() == []
 
 
 def test_a_lease_ends_on_time_while_another_node_can_renew(

@@ -64,7 +64,7 @@ RIGHTS = {
         "EXECUTE": [
             *("cancel", "cancel_ready", "cancel_scheduled", "configure_domain", "domain_bit"),
             *("reschedule", "resolve", "resolve_batch", "set_paused", "wake"),
-            "is_handled",
+            *("is_handled", "is_waiting"),
         ],
     },
     "monitor": {

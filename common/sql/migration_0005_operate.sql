@@ -37,7 +37,8 @@ BEGIN
         END IF;
         IF NOT p_running AND EXISTS (SELECT FROM {schema}.ready r
                 WHERE r.domain = p_domain AND r.command_id = p_command_id
-                    AND r.lease_until > clock_timestamp()) THEN
+                    AND r.lease_until IS NOT NULL
+                    AND NOT {schema}.lease_is_over(r.claimer, r.lease_until)) THEN
             RETURN 'running';
         END IF;
         IF EXISTS (SELECT FROM {schema}.troubleshooting t
@@ -82,7 +83,8 @@ BEGIN
         DELETE FROM {schema}.ready r USING unnest(p_command_ids) k (command_id)
         -- Not by an index that is led by the domain, as a plan made on an empty queue would.
         WHERE r.domain || '' = p_domain AND r.command_id = k.command_id
-            AND (p_running OR r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+            AND (p_running OR r.lease_until IS NULL
+                OR {schema}.lease_is_over(r.claimer, r.lease_until))
         RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
             r.correlation_id, r.priority, r.attempts, r.losses, r.max_attempts, r.type,
             r.reply_to, r.data
@@ -179,7 +181,7 @@ BEGIN
             AND (p_type IS NULL OR r.type = p_type)
             AND (p_since IS NULL OR r.created_at >= p_since)
             AND r.created_at < p_until
-            AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
         ORDER BY r.domain, r.priority, r.id
         LIMIT p_count
         FOR UPDATE SKIP LOCKED
@@ -216,8 +218,15 @@ BEGIN
                         p_priority, p_operator, p_reason) THEN
             RETURN 'waiting';
         END IF;
-        SELECT CASE c.status WHEN 'IN_PROGRESS' THEN 'running' WHEN 'PENDING' THEN NULL
-                   WHEN 'IN_TROUBLESHOOTING_QUEUE' THEN 'troubleshooting' ELSE 'finished' END
+        SELECT CASE
+                   WHEN c.status = 'IN_TROUBLESHOOTING_QUEUE' THEN 'troubleshooting'
+                   WHEN c.status NOT IN ('IN_PROGRESS', 'PENDING') THEN 'finished'
+                   WHEN EXISTS (
+                       SELECT FROM {schema}.ready r
+                       WHERE r.domain || '' = p_domain AND r.command_id = p_command_id
+                           AND r.lease_until IS NOT NULL
+                           AND NOT {schema}.lease_is_over(r.claimer, r.lease_until))
+                   THEN 'running' END
         INTO found_in FROM {schema}.command c
         WHERE c.domain = p_domain AND c.command_id = p_command_id;
         IF found_in IS NOT NULL THEN
@@ -253,7 +262,7 @@ BEGIN
     WITH from_ready AS (
         DELETE FROM {schema}.ready
         WHERE domain || '' = p_domain AND command_id = p_command_id
-            AND (lease_until IS NULL OR lease_until <= clock_timestamp())
+            AND (lease_until IS NULL OR {schema}.lease_is_over(claimer, lease_until))
         RETURNING token + (claimer IS NOT NULL)::integer AS token, claimer, claimed_at, created_at,
             due_at, correlation_id, priority, attempts,
             (losses + (claimer IS NOT NULL)::integer)::smallint AS losses, max_attempts, type,
@@ -297,12 +306,16 @@ $$;
 -- Removes what waits in a domain, with every trace, up to p_count commands of each table;
 -- what runs stays. Not for production: CommandBus refuses it unless it was made for tests.
 CREATE FUNCTION {schema}.purge(p_domain text, p_count integer) RETURNS bigint
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    removed bigint;
+BEGIN
     WITH waiting AS MATERIALIZED (
         SELECT priority, id FROM {schema}.ready
-        WHERE domain = p_domain AND (lease_until IS NULL OR lease_until <= clock_timestamp())
+        WHERE domain = p_domain
+            AND (lease_until IS NULL OR {schema}.lease_is_over(claimer, lease_until))
         LIMIT p_count
         FOR UPDATE SKIP LOCKED
     ), from_ready AS (
@@ -326,5 +339,7 @@ AS $$
         DELETE FROM {schema}.event e USING gone g
         WHERE e.domain = p_domain AND e.command_id = g.command_id
     )
-    SELECT count(*) FROM gone
+    SELECT count(*) INTO removed FROM gone;
+    RETURN removed;
+END
 $$;

@@ -12,60 +12,95 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
              '9998-12-31 00:00+00'::timestamptz);
 
--- Whether ended leases are left alone for now: when none of the nodes has renewed for two
--- thirds of a lease, the cause is the server (its clock was set, ready was locked), and not
--- the nodes. They get half a lease, from the first call that finds this, for a renewal, which
--- comes each third; a node that has not renewed by then is gone. Each takeover of an ended
--- lease and each renewal calls this first.
+-- Until when ended leases are left alone, NULL if they are not, 'infinity' if a wait has to
+-- begin: when none of the nodes has renewed for two thirds of a lease, the cause is the server
+-- (its clock was set, ready was locked), and not the nodes. They get half a lease, from the
+-- first call of waits_for_renewals that finds this, for a renewal, which comes each third; a
+-- node that has not renewed by then is gone. Writes nothing.
+CREATE FUNCTION {schema}.renewals_awaited_until() RETURNS timestamptz
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    present timestamptz;
+    latest timestamptz;
+    longest interval;
+    set_back boolean;
+    ends timestamptz;
+BEGIN
+    -- A renewal at a time to come is from before the clock was set back. Until a node renews,
+    -- which removes it, a wait that ended before the latest lease may be from then, too.
+    SELECT coalesce(max(n.renewed_at) FILTER (WHERE n.renewed_at <= clock_timestamp()),
+                    '-infinity'), max(n.lease), bool_or(n.renewed_at > clock_timestamp())
+    INTO latest, longest, set_back FROM {schema}.node n;
+    SELECT to_timestamp(last_value / 1000000.0::float8) INTO ends FROM {schema}.patience;
+    present := clock_timestamp();
+    RETURN CASE
+        WHEN longest IS NULL THEN NULL
+        WHEN ends > present AND ends <= present + longest / 2 THEN ends
+        WHEN latest >= present - longest * (2 / 3.0::float8) THEN NULL
+        WHEN ends BETWEEN latest AND present AND (NOT set_back OR ends > present - longest)
+            THEN NULL
+        ELSE 'infinity' END;
+END
+$$;
+
+-- Whether ended leases are left alone for now. Each takeover of an ended lease, each renewal
+-- and each statement of an operator that takes what waits calls this first. It writes no table:
+-- in a long transaction that would keep the nodes from renewing.
 CREATE FUNCTION {schema}.waits_for_renewals() RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    present timestamptz := clock_timestamp();
-    latest timestamptz;
-    longest interval;
-    ends timestamptz;
+    ends timestamptz := {schema}.renewals_awaited_until();
 BEGIN
-    SELECT max(n.renewed_at), max(n.lease) INTO latest, longest FROM {schema}.node n;
-    IF latest IS NULL THEN
-        RETURN false;
+    IF ends = 'infinity' THEN
+        PERFORM setval('{schema}.patience',
+            (SELECT extract(epoch FROM clock_timestamp() + max(n.lease) / 2) * 1000000::numeric
+             FROM {schema}.node n)::bigint);
     END IF;
-    SELECT to_timestamp(last_value / 1000000.0::float8) INTO ends FROM {schema}.patience;
-    IF ends > present AND ends <= present + longest / 2 THEN
-        RETURN true;
-    ELSIF latest BETWEEN present - longest * (2 / 3.0::float8) AND present THEN
-        RETURN false;
-    ELSIF ends BETWEEN latest AND present THEN
-        RETURN false;
-    END IF;
-    -- A time to come is from before the clock was set back: it would never be the past.
-    UPDATE {schema}.node SET renewed_at = '-infinity'
-    WHERE id IN (
-        SELECT n.id FROM {schema}.node n WHERE n.renewed_at > present FOR UPDATE SKIP LOCKED);
-    PERFORM setval('{schema}.patience',
-                   (extract(epoch FROM present + longest / 2) * 1000000::numeric)::bigint);
-    RETURN true;
+    RETURN ends IS NOT NULL;
 END
 $$;
 
--- Whether a claim's lease has ended. One further ahead than its claimer ever asks for, and a
--- renewal, has: the clock was set back, and the claimer has not renewed since.
-CREATE FUNCTION {schema}.lease_is_over(p_claimer bigint, p_lease_until timestamptz)
+-- Whether the time of a lease is over. One further ahead than its claimer ever asks for, and a
+-- renewal, is: the clock was set back, and the claimer has not renewed since.
+CREATE FUNCTION {schema}.lease_time_is_over(p_claimer bigint, p_lease_until timestamptz)
 RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     present timestamptz := clock_timestamp();
 BEGIN
-    IF p_lease_until > present AND NOT EXISTS (
+    RETURN p_lease_until <= present OR EXISTS (
         SELECT FROM {schema}.incarnation i
-        WHERE i.id = p_claimer AND p_lease_until > present + i.lease + i.lease / 3)
-    THEN
-        RETURN false;
-    END IF;
-    RETURN NOT {schema}.waits_for_renewals();
+        WHERE i.id = p_claimer AND p_lease_until > present + i.lease + i.lease / 3);
+END
+$$;
+
+-- Whether a claim's lease has ended, so that its command can be taken from the claimer.
+CREATE FUNCTION {schema}.lease_is_over(p_claimer bigint, p_lease_until timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN {schema}.lease_time_is_over(p_claimer, p_lease_until)
+        AND NOT {schema}.waits_for_renewals();
+END
+$$;
+
+-- Whether a row of ready waits, as lease_is_over says, for statements that only read.
+CREATE FUNCTION {schema}.is_waiting(p_claimer bigint, p_lease_until timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN p_lease_until IS NULL OR {schema}.lease_time_is_over(p_claimer, p_lease_until)
+        AND {schema}.renewals_awaited_until() IS NULL;
 END
 $$;
 
@@ -86,6 +121,11 @@ SET jit = off
 AS $$
 BEGIN
     PERFORM {schema}.waits_for_renewals();
+    -- A time to come is from before the clock was set back: it would never be the past.
+    UPDATE {schema}.node SET renewed_at = '-infinity'
+    WHERE id IN (
+        SELECT n.id FROM {schema}.node n WHERE n.renewed_at > clock_timestamp()
+        FOR UPDATE SKIP LOCKED);
     WITH held AS MATERIALIZED (
         SELECT r.domain, r.priority, r.id FROM {schema}.ready r
         JOIN unnest(p_command_ids, p_ids, p_tokens, p_claimers) k (command_id, id, token, claimer)
