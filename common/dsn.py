@@ -17,8 +17,9 @@ from cmdbus import libpq
 from cmdbus.adapters import ADAPTERS
 from cmdbus.errors import DatabaseUnavailableError
 
-#: Where nothing else is said. Neither statement_timeout nor libpq's defaults free a
-#: client whose server went silent; with these it notices within about 5 seconds.
+#: Of what neither the DSN, its service nor the environment sets. Neither statement_timeout nor
+#: libpq's defaults free a client whose server went silent; with these it notices within about
+#: 5 seconds.
 _DEFAULTS = {
     "connect_timeout": "10",
     "keepalives": "1",
@@ -80,38 +81,42 @@ def _unreadable(dsn: str, message: str) -> str:
 
 
 def complete(parts: Parts, *, application_name: str, settings: Mapping[str, str]) -> Parts:
-    """For a session that has this name and these settings whatever else is said.
+    """For a session that has this name and these settings whatever the environment sets.
 
     Settings go into the options of the connection, behind those of the DSN, its service or the
     environment: a plain SET would leak to what uses the session next.
     """
-    said = _said(parts)
-    options = [said.get("options", ""), _options({**_PARSED, **settings})]
-    return {**_named(parts, said), "application_name": application_name, "options": _join(options)}
+    resolved = _resolved(parts)
+    options = [resolved.get("options", ""), _options({**_PARSED, **settings})]
+    return {
+        **_named(parts, resolved),
+        "application_name": application_name,
+        "options": _join(options),
+    }
 
 
 def complete_producers(parts: Parts) -> Parts:
     """For a session of the application's, which may be called and set otherwise."""
-    said = _said(parts)
-    options = [_options(_PRODUCERS), said.get("options", ""), _options(_PARSED)]
-    name = said.get("application_name", "cmdbus:bus")
-    return {**_named(parts, said), "application_name": name, "options": _join(options)}
+    resolved = _resolved(parts)
+    options = [_options(_PRODUCERS), resolved.get("options", ""), _options(_PARSED)]
+    name = resolved.get("application_name", "cmdbus:bus")
+    return {**_named(parts, resolved), "application_name": name, "options": _join(options)}
 
 
-def unless_said(parts: Parts, **defaults: str) -> Parts:
-    """With these where neither the DSN nor its service nor the environment says otherwise."""
-    said = _said(parts)
-    return {**{key: said.get(key, value) for key, value in defaults.items()}, **parts}
+def with_defaults(parts: Parts, **defaults: str) -> Parts:
+    """With these where neither the DSN nor its service nor the environment sets them."""
+    resolved = _resolved(parts)
+    return {**{key: resolved.get(key, value) for key, value in defaults.items()}, **parts}
 
 
-def _said(parts: Parts) -> Parts:
-    return parts if libpq.is_closed(parts) else libpq.heeded(parts)
+def _resolved(parts: Parts) -> Parts:
+    return parts if libpq.is_closed(parts) else libpq.resolved(parts)
 
 
-def _named(parts: Parts, said: Parts) -> Parts:
+def _named(parts: Parts, resolved: Parts) -> Parts:
     if libpq.is_closed(parts):
         parts = libpq.close({**_DEFAULTS, **parts})
-    defaults = {key: said.get(key, value) for key, value in _DEFAULTS.items()}
+    defaults = {key: resolved.get(key, value) for key, value in _DEFAULTS.items()}
     return {**defaults, **parts, "client_encoding": "UTF8"}
 
 
@@ -167,8 +172,8 @@ def connect(parts: Parts, within: float | None = None) -> Session:
 def open_session(parts: Parts, within: float | None = None) -> Session:
     """The same, with psycopg's own errors. `within` bounds, in seconds, what each host takes;
     2 s are the least that libpq can do."""
-    said = str(parts.get("connect_timeout", ""))
-    if within is not None and (not said.isdecimal() or int(said) == 0 or within < int(said)):
+    given = str(parts.get("connect_timeout", ""))
+    if within is not None and (not given.isdecimal() or int(given) == 0 or within < int(given)):
         parts = {**parts, "connect_timeout": str(max(2, math.ceil(within)))}
     return Session.connect(**parts, autocommit=True)
 

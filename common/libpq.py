@@ -18,7 +18,7 @@ _BLANK = {
 }
 
 
-def heeded(parts: dict[str, Any]) -> dict[str, str]:
+def resolved(parts: dict[str, Any]) -> dict[str, str]:
     """What a connection with these parts would use, except its address: they win over their
     service, and that over the environment. libpq itself says so, when it begins to connect."""
     began = _begin(parts)

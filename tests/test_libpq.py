@@ -24,7 +24,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dsn", ["service=tenant", "postgresql:///?service=tenant", "port=7"])
-def test_a_service_is_heeded_where_the_dsn_says_nothing(
+def test_a_service_applies_where_the_dsn_says_nothing(
     service: None, monkeypatch: pytest.MonkeyPatch, dsn: str
 ) -> None:
     if "service" not in dsn:
@@ -34,11 +34,11 @@ def test_a_service_is_heeded_where_the_dsn_says_nothing(
     parts = dsns.complete_producers(dsns.parse(dsn))
     assert "-c search_path=tenant" in parts["options"] and "work_mem" not in parts["options"]
     assert (parts["connect_timeout"], parts["tcp_user_timeout"]) == ("3", "5000")
-    attrs = dsns.unless_said(dsns.parse(dsn), target_session_attrs="read-write")
+    attrs = dsns.with_defaults(dsns.parse(dsn), target_session_attrs="read-write")
     assert attrs["target_session_attrs"] == "read-write", "any is what libpq does by itself"
 
 
-def test_the_environment_is_heeded_and_the_dsn_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_applies_and_the_dsn_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "PGOPTIONS": "-c work_mem=1MB",
         "PGAPPNAME": "mine",
@@ -51,7 +51,7 @@ def test_the_environment_is_heeded_and_the_dsn_wins(monkeypatch: pytest.MonkeyPa
     parts = dsns.complete_producers(dsns.parse("host=db"))
     assert "-c work_mem=1MB" in parts["options"]
     assert (parts["application_name"], parts["connect_timeout"]) == ("mine", "4")
-    attrs = dsns.unless_said({}, target_session_attrs="read-write")
+    attrs = dsns.with_defaults({}, target_session_attrs="read-write")
     assert attrs == {"target_session_attrs": "prefer-standby"}
     own = dsns.complete_producers(dsns.parse("connect_timeout=9 options='-c work_mem=2MB'"))
     assert own["connect_timeout"] == "9" and "work_mem=1MB" not in own["options"]
@@ -67,8 +67,8 @@ def test_the_environment_is_heeded_and_the_dsn_wins(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_libpq_cannot_read_is_left_to_the_connection() -> None:
-    assert libpq.heeded({"service": "nowhere"}) == {}
-    assert libpq.heeded({"port": "1,2", "host": "a,b"}).keys() >= {"user"}
+    assert libpq.resolved({"service": "nowhere"}) == {}
+    assert libpq.resolved({"port": "1,2", "host": "a,b"}).keys() >= {"user"}
 
 
 def open_dsn(dsn: str) -> str:

@@ -104,7 +104,7 @@ def _connect(told: Settings, application_name: str) -> Connection:
         "default_transaction_read_only": "on",
     }
     parts = dsns.parse(told.dsn or "")
-    parts = dsns.unless_said(parts, target_session_attrs="read-write")
+    parts = dsns.with_defaults(parts, target_session_attrs="read-write")
     if parts["target_session_attrs"] == "read-write":
         # By its own setting above no session of it may write.
         parts["target_session_attrs"] = "primary"
