@@ -112,6 +112,8 @@ class Steward:
         #: When the timers are read again, and when a worker is woken because the earliest of them
         #: is due, in monotonic time.
         self._look_at = self._due_at = 0.0
+        #: Whether nobody else wakes a worker then: the promotion of due commands notifies.
+        self._wakes = True
         #: The latest look was for the ends of leases, too.
         self._leases_known = False
         self._renew_at = 0.0
@@ -328,13 +330,12 @@ class Steward:
         return seat.keys if seat.complete else self._claims.keys_of(connection, incarnation)
 
     def _look(self, connection: Connection, view: BoardView, now: float) -> float:
-        """Moves what is due, and wakes a worker for it, or for a lease that has ended, or
+        """Promotes what is due, which notifies, and wakes a worker for a lease that has ended, or
         because nothing else has for long."""
         if self._heard_ready.is_set():
             # Another node may have it: from its first renewal on its lease is watched.
             self._heard_ready.clear()
-            self._due_at = min(self._due_at, now + self._claims.renewal_seconds)
-            self._look_at = min(self._look_at, self._due_at)
+            self._look_at = min(self._look_at, now + self._claims.renewal_seconds)
         parked = self._is_parked(view)
         # Not put off before it has come, or each reading would be followed by another.
         latest = self._due_at if self._due_at > now else float("inf")
@@ -345,14 +346,17 @@ class Steward:
             latest = float("inf")
         elif now < self._look_at:
             return self._look_at - now
-        elif now >= self._due_at:
+        elif now >= self._due_at and (self._wakes or not self._is_listening):
             self._wake.put()
         seconds = self._timers.look(connection, leases=parked)
         self._leases_known = parked
         self._board.set_suspects(self._timers.seen.suspects)
         self._watch_queue(self._timers.seen.queue_usage)
         now = time.monotonic()
-        fallback = min(self._told.poll_interval, max(0.0, latest - now))
+        poll = self._told.poll_interval
+        if now + min(seconds, poll) < latest:
+            self._wakes = not self._timers.only_promotes_within(min(seconds, poll))
+        fallback = min(poll, max(0.0, latest - now))
         self._due_at = now + min(seconds, fallback)
         self._look_at = now + seconds_to_look(seconds, fallback)
         return self._look_at - now

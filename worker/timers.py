@@ -39,6 +39,7 @@ class Timers:
         self._locked_wait = _SHORTEST_WAIT
         #: When the ends of leases are read again, which walks over all rows; monotonic time.
         self._leases_at = float("-inf")
+        self._promoted = False
         #: By the latest look.
         self.seen = Seen(None, None, suspects=False, queue_usage=0.0, pages=0)
 
@@ -46,7 +47,8 @@ class Timers:
         """Seconds until the next command is due or, with `leases`, until somebody's lease
         ends; 0 if some were due and are claimable now. The earliest time is read anew each
         time: no later one is forgotten."""
-        if self._promotion.step(connection):
+        self._promoted = self._promotion.step(connection)
+        if self._promoted:
             reach(PROMOTED)
             return 0.0
         self.seen = self._read(connection, leases)
@@ -64,6 +66,13 @@ class Timers:
             waits = [max(seconds, self._locked_wait) for seconds in waits]
             self._locked_wait = min(self._locked_wait * 2, _LONGEST_WAIT)
         return min(waits, default=float("inf"))
+
+    def only_promotes_within(self, seconds: float) -> bool:
+        """By the latest look: commands are due within this time, and no lease ends."""
+        if self._promoted:
+            return True
+        due, lease_ends = self.seen.due, self.seen.lease_ends
+        return due is not None and due <= seconds and (lease_ends is None or lease_ends > seconds)
 
     def _read(self, connection: Connection, leases: bool) -> Seen:
         """Where reading the leases takes many pages, there are pauses in between."""
