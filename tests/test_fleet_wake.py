@@ -82,15 +82,15 @@ def test_one_command_is_found_by_one_look_and_at_most_one_more_is_in_vain(
             fleet.await_completed(fleet.send("Noop"))
             eventually(lambda: is_at_rest(other) and is_at_rest(fleet))
             for delay in (None, 0.3, 0.3):
-                before = [*looks(fleet), *looks(other)]
+                earlier = [*looks(fleet), *looks(other)]
                 fleet.await_completed(fleet.send("Noop", delay=delay))
                 eventually(lambda: is_at_rest(other) and is_at_rest(fleet))
-                now = [*looks(fleet), *looks(other)]
-                found, vain, found_there, vain_there = (
-                    a - b for a, b in zip(now, before, strict=True)
+                later = [*looks(fleet), *looks(other)]
+                ours, ours_vain, theirs, theirs_vain = (
+                    late - early for late, early in zip(later, earlier, strict=True)
                 )
-                assert found + found_there == 1, (before, now)
-                assert vain <= 1 and vain_there <= 1, (before, now)
+                assert ours + theirs == 1, (earlier, later)
+                assert ours_vain <= 1 and theirs_vain <= 1, (earlier, later)
 
 
 def test_a_burst_wakes_every_process_though_it_is_one_notification(
