@@ -15,6 +15,7 @@ from typing import Self
 
 from cmdbus.board import Board
 from cmdbus.exits import Exit
+from cmdbus.logs import redirect_stderr
 from cmdbus.settings import Settings
 from cmdbus.supervisor import signals
 from cmdbus.supervisor.children import Child, fork, wait
@@ -52,7 +53,7 @@ class Narration:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
             log = os.open(self._log, flags | os.O_CLOEXEC, 0o600)
             self._stderr = os.dup(_STDERR)
-            os.dup2(log, _STDERR)
+            redirect_stderr(log)
             os.close(log)
         return self
 
@@ -68,7 +69,7 @@ class Narration:
                 wait([self._child.descriptor], 1.0)
                 self.look()
         if self._log is not None:
-            os.dup2(self._stderr, _STDERR)
+            redirect_stderr(self._stderr)
             os.close(self._stderr)
 
     def begin(self) -> None:
