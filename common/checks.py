@@ -8,6 +8,8 @@ from uuid import UUID
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,99}\Z")
 MAX_SECONDS = 100 * 365 * 86400
+#: The largest of PostgreSQL's integer that may still be added one.
+MAX_WHOLE = 2**31 - 2
 MAX_TEXT = 2000
 MAX_OPERATOR = 200
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}\Z")
@@ -18,7 +20,7 @@ def check_name(what: str, name: str) -> str:
     if not isinstance(name, str) or not _is_name(name):
         raise ValueError(
             f"{what} must be a letter and up to 99 more of A-Z a-z 0-9 _ . : - (ASCII), "
-            f"not {_shown(name)}"
+            f"not {shown(name)}"
         )
     # A subclass may print as something else than it is.
     return name if type(name) is str else str.__str__(name)
@@ -32,7 +34,7 @@ def _is_name(name: str) -> bool:
 def check_schema(name: str) -> str:
     """A schema's name: shorter than PostgreSQL's limit, because channels are named after it."""
     if not isinstance(name, str) or not _SCHEMA.match(name):
-        raise ValueError(f"schema must be a-z or _ and up to 47 of a-z 0-9 _, not {_shown(name)}")
+        raise ValueError(f"schema must be a-z or _ and up to 47 of a-z 0-9 _, not {shown(name)}")
     if name.startswith("pg_"):
         raise ValueError(f"schema must not start with pg_, as {name!r} does: PostgreSQL's own do")
     return name
@@ -45,23 +47,23 @@ def check_id(what: str, value: UUID | str) -> UUID:
     try:
         return UUID(value)
     except (ValueError, AttributeError, TypeError):
-        raise ValueError(f"{what} must be a UUID, not {_shown(value)}") from None
+        raise ValueError(f"{what} must be a UUID, not {shown(value)}") from None
 
 
 def check_seconds(what: str, value: float) -> float:
     """A positive, finite number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{what} must be a number of seconds, not {_shown(value)}")
+        raise ValueError(f"{what} must be a number of seconds, not {shown(value)}")
     if not 0 < value < float("inf"):
-        raise ValueError(f"{what} must be more than 0 seconds and finite, not {_shown(value)}")
+        raise ValueError(f"{what} must be more than 0 seconds and finite, not {shown(value)}")
     if value > MAX_SECONDS:
-        raise ValueError(f"{what} must be at most {MAX_SECONDS} seconds, not {_shown(value)}")
+        raise ValueError(f"{what} must be at most {MAX_SECONDS} seconds, not {shown(value)}")
     return float(value)
 
 
 def check_flag(what: str, value: bool) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{what} must be True or False, not {_shown(value)}")
+        raise ValueError(f"{what} must be True or False, not {shown(value)}")
     return value
 
 
@@ -71,7 +73,7 @@ def check_text(what: str, value: str | None) -> str | None:
         return None
     if not isinstance(value, str) or len(value) > MAX_TEXT or "\0" in value:
         raise ValueError(
-            f"{what} must be text of at most {MAX_TEXT} characters without NUL, not {_shown(value)}"
+            f"{what} must be text of at most {MAX_TEXT} characters without NUL, not {shown(value)}"
         )
     return value.encode("utf-8", "backslashreplace").decode()
 
@@ -82,14 +84,16 @@ def check_operator(operator: str) -> str:
     if text is None or not text.strip() or len(text) > MAX_OPERATOR:
         raise ValueError(
             f"operator must be 1 to {MAX_OPERATOR} characters that say who did it, "
-            f"not {_shown(operator)}"
+            f"not {shown(operator)}"
         )
     return text
 
 
 def check_whole(what: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31 - 1:
-        raise ValueError(f"{what} must be a whole number of at least {least}, not {_shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{what} must be a whole number of at least {least}, not {shown(value)}")
+    if value > MAX_WHOLE:
+        raise ValueError(f"{what} must be a whole number of at most {MAX_WHOLE}")
     return int(value)
 
 
@@ -97,15 +101,15 @@ def check_aware(what: str, time: datetime | None) -> datetime | None:
     """A datetime with a time zone, or None."""
     if time is not None and (not isinstance(time, datetime) or time.utcoffset() is None):
         raise ValueError(
-            f"{what} must be an aware datetime, for example datetime.now(UTC), not {_shown(time)}"
+            f"{what} must be an aware datetime, for example datetime.now(UTC), not {shown(time)}"
         )
     try:
         return None if time is None else time.astimezone(UTC)
     except OverflowError:
-        raise ValueError(f"{what} is out of range in UTC: {_shown(time)}") from None
+        raise ValueError(f"{what} is out of range in UTC: {shown(time)}") from None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     try:
         text = ascii(value)
     except Exception:

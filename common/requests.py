@@ -1,13 +1,12 @@
 """What a caller asks to be sent, and the checks that it passes on its way. Pure."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from cmdbus.checks import check_aware, check_id, check_name, check_whole
+from cmdbus.checks import check_aware, check_id, check_name, check_whole, shown
 from cmdbus.data import CEILING_BYTES, MAX_BYTES, encode
 from cmdbus.retry import check_attempts
 
@@ -111,9 +110,9 @@ def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> tim
     if run_at is not None:
         raise ValueError("delay and run_at say the same thing: give one of them")
     if isinstance(delay, int | float) and not isinstance(delay, bool):
-        if not math.isfinite(delay) or not 0 <= delay <= MAX_DELAY.total_seconds():
+        if not 0 <= delay <= MAX_DELAY.total_seconds():  # NaN neither
             raise ValueError(
-                f"delay must be from 0 seconds to {MAX_DELAY.days} days, not {delay!r}"
+                f"delay must be from 0 seconds to {MAX_DELAY.days} days, not {shown(delay)}"
             )
         delay = timedelta(seconds=delay)
     if not isinstance(delay, timedelta):

@@ -13,10 +13,12 @@ from cmdbus.checks import check_schema
 from cmdbus.errors import CmdbusError
 from cmdbus.settings import Settings
 from cmdbus.supervisor.options import DSN_FROM, SETTINGS_FILE, origin
+from cmdbus.supervisor.parameters import read_text
 from cmdbus.timeouts import Timeouts
 
 #: Of the working directory, the two that may hold settings.
 _OWN, _SHARED = "cmdbus.toml", "pyproject.toml"
+_MAX_BYTES = 1024**2
 _RUNGS = {
     "statement": "statement_timeout",
     "pool": "pool_timeout",
@@ -143,7 +145,8 @@ def _found(context: click.Context) -> tuple[str, dict[str, Any]]:
 def _table(name: str) -> dict[str, Any] | None:
     """The file's settings; None where there is no such file, or nothing for us in it."""
     try:
-        document = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        with Path(name).open("rb") as file:
+            document = tomllib.loads(read_text(file, _MAX_BYTES))
     except FileNotFoundError:
         return None
     except OSError as error:

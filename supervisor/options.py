@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from cmdbus.printable import one_line
+from cmdbus.supervisor.parameters import read_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +27,7 @@ _NEAREST_FIRST = (
     ParameterSource.ENVIRONMENT,
     ParameterSource.DEFAULT_MAP,
 )
+_MAX_DSN_BYTES = 64 * 1024
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?[^\s'\"]*@[^\s'\"]*|\bpassword\s*=[^'\"]*")
 #: A group without a sub-command is help and an error; before click 8.2 only help.
 _HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -122,9 +124,12 @@ def _named_dsn(context: click.Context, dsn: str | None) -> str | None:
     if re.match(r"\w+:/|.*\bpassword\s*=", str(file)):
         raise click.BadParameter("it takes the name of a file, not a DSN", param_hint="--dsn-file")
     try:
-        text = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        with file.open("rb") as opened:
+            text = read_text(opened, _MAX_DSN_BYTES).strip()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, UnicodeDecodeError):
+            reason = "it is no UTF-8 text"
         raise click.BadParameter(f"cannot read {file}: {reason}", param_hint="--dsn-file") from None
     if not text:
         raise click.BadParameter(f"{file} is empty", param_hint="--dsn-file")

@@ -18,15 +18,24 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
 def show(line: str) -> None:
-    click.echo(one_line(line))
+    _write(one_line(line))
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    click.echo("\n".join(map(one_line, lines)))
+    _write("\n".join(map(one_line, lines)))
 
 
 def show_json(value: object) -> None:
-    click.echo(json.dumps(value, default=_plain))
+    _write(json.dumps(value, default=_plain))
+
+
+def _write(text: str) -> None:
+    try:
+        click.echo(text)
+    except BrokenPipeError:  # the reader has seen enough: click ends the program
+        raise
+    except OSError as error:
+        raise click.ClickException(f"the output cannot be written: {error.strerror}") from None
 
 
 def data_text(value: object) -> str:

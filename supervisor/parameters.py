@@ -8,11 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
 from cmdbus.supervisor.values import duration
+
+#: Twice what a command may hold: data may be written with more space than it takes.
+_MAX_DATA_BYTES = 32 * 1024**2
 
 
 def parsed(
@@ -88,12 +91,21 @@ def past(text: str) -> datetime:
         return moment(text)
     except ValueError as error:
         if text[-1:].isalpha():
-            with suppress(ValueError):
+            with suppress(ValueError, OverflowError):
                 return datetime.now(UTC) - span(text)
         raise ValueError(f"{error} (2h would be two hours ago)") from None
 
 
 def _read(source: str) -> str:
     if source == "-":
-        return sys.stdin.buffer.read().decode()
-    return Path(source[1:]).read_text(encoding="utf-8")
+        return read_text(sys.stdin.buffer, _MAX_DATA_BYTES)
+    with Path(source[1:]).open("rb") as file:
+        return read_text(file, _MAX_DATA_BYTES)
+
+
+def read_text(file: BinaryIO, most: int) -> str:
+    """A ValueError if it has more than `most` bytes, as a device without an end has."""
+    text = file.read(most + 1)
+    if len(text) > most:
+        raise ValueError(f"it has more than {most} bytes")
+    return text.decode()

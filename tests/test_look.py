@@ -135,6 +135,7 @@ def test_commands_are_found_by_every_condition_newest_first(dsn: str) -> None:
         ({"status": "DONE"}, "status must be one of PENDING, IN_PROGRESS"),
         ({"since": datetime(2026, 1, 1)}, "since must be an aware datetime"),
         ({"limit": 0}, "limit must be a whole number of at least 1"),
+        ({"limit": 10**30}, "limit must be a whole number of at most 2147483646"),
         ({"offset": -1}, "offset must be a whole number of at least 0"),
         ({"domain": "a b"}, "domain must be a letter"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from cli import cmdbus, here
+from cli import CALL, cmdbus, here
 from click.testing import CliRunner
 
 from cmdbus.statements import migrations
@@ -43,6 +43,34 @@ def test_a_dsn_can_come_from_a_file(empty_dsn: str, tmp_path: Path) -> None:
     file.write_text(empty_dsn + "\n")
     assert cmdbus("init", "--dsn-file", str(file)).returncode == 0
     assert cmdbus("init", CMDBUS_DSN_FILE=str(file)).returncode == 0
+
+
+def test_files_and_spans_without_an_end_get_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "cmdbus.toml").symlink_to("/dev/zero")
+    for arguments, sentence in (
+        (["list", "--since", "99999999d"], "(2h would be two hours ago)"),
+        (["send", "payments", "Debit", "@/dev/zero"], "it has more than 33554432 bytes"),
+        (["domain", "list", "--dsn-file", "/dev/zero"], "it has more than 65536 bytes"),
+    ):
+        wrong = here(*arguments)
+        assert wrong.exit_code == 2 and sentence in wrong.stderr, (arguments, wrong.stderr)
+    told = subprocess.run(
+        [sys.executable, "-c", CALL, "ps"], cwd=tmp_path, capture_output=True, text=True, timeout=25
+    )
+    assert told.returncode == 2 and "it has more than 1048576 bytes" in told.stderr, told.stderr
+
+
+def test_an_output_that_cannot_be_written_gets_one_sentence(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        told = subprocess.run(
+            [sys.executable, "-c", CALL, "ps", "--watch", "--json", "--runtime-dir", str(tmp_path)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=25,
+        )
+    assert told.stderr == "Error: the output cannot be written: No space left on device\n"
+    assert told.returncode == 1
 
 
 def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ def test_what_runs_and_what_has_ended_is_not_rescheduled(dsn: str) -> None:
     [
         ({}, "reschedule needs a time"),
         ({"delay": -1}, "delay must be from 0 seconds"),
+        ({"delay": 10**5000}, "delay must be from 0 seconds"),
+        ({"delay": float("nan")}, "delay must be from 0 seconds"),
         ({"delay": 1, "run_at": datetime.now(UTC)}, "say the same thing"),
         ({"run_at": datetime(2030, 1, 1)}, "run_at must be an aware datetime"),
         ({"priority": "urgent"}, "priority must be"),
