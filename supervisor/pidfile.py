@@ -3,6 +3,7 @@ stands there."""
 
 import fcntl
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -149,9 +150,15 @@ def _locked(
 
 def _opened(path: Path, flags: int) -> int:
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # Without O_NONBLOCK, a pipe of this name would make us wait for its writer.
+        quick = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path, flags | quick, 0o600)
     except OSError as error:
-        raise BoardError(f"{path} cannot be opened: {error.strerror}") from error
+        raise BoardError(f"the pidfile {path} cannot be opened: {error.strerror}") from error
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise BoardError(f"{path} is no ordinary file: remove it, or choose another --runtime-dir")
 
 
 def _is_gone(pid: int) -> bool:

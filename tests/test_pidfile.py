@@ -12,7 +12,7 @@ import pytest
 from cmdbus.board import Board
 from cmdbus.errors import BoardError
 from cmdbus.supervisor.children import Death, fork, wait
-from cmdbus.supervisor.pidfile import NameTakenError, Pidfile, check_board_free
+from cmdbus.supervisor.pidfile import NameTakenError, Pidfile, check_board_free, check_free
 from cmdbus.views import SupervisorState
 
 
@@ -225,3 +225,13 @@ def test_of_those_who_race_for_it_never_two_have_it(path: Path, tmp_path: Path) 
         ends.append(racer.reap())
     assert ends == [Death(0, 0)] * 4
     assert not path.exists()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting_for_its_writer(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "shop.pid"
+    os.mkfifo(path)
+    for use in (Pidfile, check_free, check_board_free):
+        with pytest.raises(BoardError, match="is no ordinary file"):
+            use(path, "shop")
