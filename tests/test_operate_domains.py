@@ -43,6 +43,8 @@ def test_domains_are_listed_shown_and_configured(dsn: str, run: Run) -> None:
         assert [(each["domain"], each["keep"]) for each in listed] == [("payments", 36 * 3600)]
         shown = json.loads(done(run("domain", "show", "payments", "--json")))
         assert [event["kind"] for event in shown["audit"]] == ["CONFIGURED"] * 2
+        assert shown["audit"][0]["details"]["before"]["keep"] == 7 * 86400
+        assert shown["audit"][0]["details"]["after"]["keep"] == 36 * 3600 == shown["keep"]
         done(run("pause", "payments", "--operator", "ann", "--reason", "wrong prices"))
         event = bus.domain_audit("payments")[-1]
         assert (event.kind, event.operator, event.message) == ("PAUSED", "ann", "wrong prices")

@@ -54,12 +54,14 @@ BEGIN
 END
 $$;
 
--- Those settings that p_names names.
+-- Those settings that p_names names; keep in seconds.
 CREATE FUNCTION {schema}.domain_settings(p_domain {schema}.domain, p_names text[]) RETURNS json
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT json_object_agg(key, value)
+    SELECT json_object_agg(key, CASE key
+        WHEN 'keep' THEN to_json(extract(epoch FROM p_domain.keep)::double precision)
+        ELSE value END)
     FROM json_each(row_to_json(p_domain)) WHERE key = ANY (p_names)
 $$;
 
