@@ -16,7 +16,7 @@ from cmdbus.supervisor.commands import get, list_, send
 from cmdbus.supervisor.configuration import read_some
 from cmdbus.supervisor.domains import domain
 from cmdbus.supervisor.options import RedactingGroup, database_options
-from cmdbus.supervisor.output import show, show_json
+from cmdbus.supervisor.output import show, show_json, show_lines
 from cmdbus.supervisor.ps import ps
 from cmdbus.supervisor.queues import pause, resume, status
 from cmdbus.supervisor.session import database, ignored_options, json_option, sentences
@@ -102,11 +102,14 @@ def init(
         check_schema(schema)
     with sentences(), in_one_sentence(), database(dsn, embedded=embedded, schema=None) as where:
         done = install(where, schema, grants=grants)
+    granted = {kind: roles for kind, roles in grants.items() if roles}
     if as_json:
-        show_json({"schema": schema, **asdict(done)})
+        show_json({"schema": schema, **asdict(done), "grants": granted})
     else:
         change = {0: "installed", done.after: "up to date"}.get(done.before, "upgraded")
         show(f"schema {schema}: {change}, version {done.after}, in {done.database}")
+        for kind, roles in granted.items():
+            show_lines(f"{role}: has the rights of a role of kind {kind}" for role in roles)
 
 
 def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any]:

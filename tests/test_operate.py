@@ -11,6 +11,7 @@ import click
 import pytest
 from cli import CALL, cmdbus, here
 from click.testing import CliRunner
+from roles import role
 
 from cmdbus.statements import migrations
 from cmdbus.supervisor.cli import main as supervise
@@ -35,6 +36,20 @@ def test_init_installs_the_schema_and_says_so(empty_dsn: str) -> None:
     assert second.stdout.startswith(f"schema cmdbus: up to date, version {version}")
     other = cmdbus("init", "--schema", "other", "--json", DATABASE_URL=empty_dsn)
     assert json.loads(other.stdout)["before"] == 0
+    assert json.loads(other.stdout)["grants"] == {}
+
+
+@pytest.mark.db
+def test_init_says_which_roles_it_gave_rights(dsn: str) -> None:
+    with role(dsn, "monitor") as connection:
+        [[name]] = connection.execute("SELECT current_user").fetchall()
+        granted = ["--dsn", dsn, "--monitor", name, "--producer", name]
+        lines = here("init", *granted).stdout.splitlines()
+        assert lines[1:] == [
+            f"{name}: has the rights of a role of kind {kind}" for kind in ("producer", "monitor")
+        ]
+        told = json.loads(here("init", *granted, "--json").stdout)
+        assert told["grants"] == {"producer": [name], "monitor": [name]}
 
 
 @pytest.mark.db
