@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import click
 
-from cmdbus.checks import check_name
 from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up_for_terminal
@@ -25,7 +24,15 @@ from cmdbus.supervisor.cpus import usable_cpus
 from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.options import RedactingCommand, database_options
 from cmdbus.supervisor.vacancy import look_at_host
-from cmdbus.supervisor.values import address, payload_size, poll_seconds, seconds, size, whole
+from cmdbus.supervisor.values import (
+    address,
+    domain,
+    payload_size,
+    poll_seconds,
+    seconds,
+    size,
+    whole,
+)
 from cmdbus.timeouts import Timeouts
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -134,7 +141,7 @@ def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
 )
 @_option(
     "--domain",
-    partial(check_name, "it"),
+    domain,
     multiple=True,
     metavar="NAME",
     help="Run this domain; repeatable. Without: all that the app handles.",

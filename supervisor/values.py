@@ -2,7 +2,7 @@
 
 import re
 
-from cmdbus.checks import check_seconds
+from cmdbus.checks import check_name, check_seconds
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)(ms|[smhd]?)", re.ASCII)
@@ -63,6 +63,19 @@ def whole(text: str, *, least: int = 1, most: int = 2**53) -> int:
         bounds = f"from {least} to {most}" if most < 2**53 else f"of at least {least}"
         raise ValueError(f"it must be a whole number {bounds}, not {text!r}")
     return number
+
+
+def domain(text: str) -> str:
+    """A domain's name."""
+    try:
+        return check_name("it", text)
+    except ValueError as error:
+        if not re.search(r"[\s,;]", text):
+            raise
+        raise ValueError(
+            f"{error}; several domains are given as --domain A --domain B, as "
+            f"CMDBUS_DOMAIN='A B', or as a list in the settings file"
+        ) from None
 
 
 def address(text: str) -> tuple[str, int]:

@@ -133,6 +133,9 @@ def test_each_option_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CMDBUS_HELP", "1")
     assert told().settings.domains == ("payments", "orders")
     assert told().settings.drain
+    monkeypatch.setenv("CMDBUS_DOMAIN", "payments,orders")
+    assert "it must be a letter" in refused()
+    assert "--domain A --domain B, as CMDBUS_DOMAIN='A B', or as a list" in refused()
 
 
 def test_the_file_may_be_the_projects_own_and_says_things_naturally() -> None:
