@@ -8,11 +8,11 @@ from uuid import UUID
 
 import click
 
+from cmdbus.counting import count_of
 from cmdbus.errors import CommandNotFoundError
 from cmdbus.supervisor import parameters
 from cmdbus.supervisor.output import (
     ago,
-    count_of,
     data_text,
     moment,
     show,

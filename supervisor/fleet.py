@@ -16,6 +16,7 @@ from typing import assert_never
 
 from cmdbus.board import Board
 from cmdbus.clock import time
+from cmdbus.counting import count_of
 from cmdbus.exits import Exit
 from cmdbus.health import Health
 from cmdbus.points import AFTER_FORK, BEFORE_FORK, IN_REAP, reach
@@ -157,7 +158,7 @@ class Company:
         most = (self._board.layout.seats - 4) * 2 // 3
         before, self.wanted = self.wanted, min(max(1, self.wanted + by), most)
         if self.wanted != before:
-            logger.info("%s worker processes from now on", self.wanted)
+            logger.info("%s from now on", count_of(self.wanted, "worker process", "es"))
         elif by > 0:
             logger.warning(
                 "%s worker processes stay: the board has no room for more; for more of them, "

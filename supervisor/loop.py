@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cmdbus.board import Board
 from cmdbus.clock import time
+from cmdbus.counting import count_of
 from cmdbus.errors import BoardError
 from cmdbus.exits import Exit
 from cmdbus.readiness import Finding
@@ -188,10 +189,10 @@ class Supervisor:
         whole = ready >= fleet.wanted and all(p.app == fleet.app for p in workers)
         if self._ready_app < fleet.app and whole and self._stop_by is None:
             self._ready_app = fleet.app
-            logger.info("the fleet is ready: %s processes", fleet.wanted)
+            logger.info("the fleet is ready: %s", count_of(fleet.wanted, "process", "es"))
             self._notifier.ready()
             self._narration.begin()
-        self._notifier.status(f"{ready} of {fleet.wanted} processes ready")
+        self._notifier.status(f"{ready} of {count_of(fleet.wanted, 'process', 'es')} ready")
         self._notifier.ping(now)
         state = SupervisorState.STARTING if self._ready_app < 0 else SupervisorState.RUNNING
         if self._stop_by is not None:

@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Self
 
 from cmdbus.board import Board
+from cmdbus.counting import count_of
 from cmdbus.exits import Exit
 from cmdbus.logs import redirect_stderr
 from cmdbus.settings import Settings
 from cmdbus.supervisor import signals
 from cmdbus.supervisor.children import Child, fork, wait
 from cmdbus.supervisor.notify import forget
-from cmdbus.supervisor.output import count_of
 
 logger = logging.getLogger(__name__)
 

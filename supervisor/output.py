@@ -78,10 +78,6 @@ def moment(time: datetime) -> str:
     return time.isoformat(sep=" ", timespec="milliseconds")
 
 
-def count_of(count: int, noun: str = "command", plural: str = "s") -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{plural}"
-
-
 def cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from cmdbus.alive import Presence
 from cmdbus.counters import CountersView, End
+from cmdbus.counting import count_of
 from cmdbus.seats import Role
 from cmdbus.slots import Phase
-from cmdbus.supervisor.output import age, count_of, cut
+from cmdbus.supervisor.output import age, cut
 from cmdbus.views import BoardView, SeatView, SlotView, SupervisorState
 
 WIDTH = 80

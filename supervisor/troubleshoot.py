@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cmdbus.counting import count_of
 from cmdbus.supervisor.commands import get, one_domain
 from cmdbus.supervisor.operators import operator_option, reason_option
-from cmdbus.supervisor.output import ago, count_of, cut, show, show_json, show_lines, table
+from cmdbus.supervisor.output import ago, cut, show, show_json, show_lines, table
 from cmdbus.supervisor.parameters import data, parsed, past
 from cmdbus.supervisor.session import Mistake, with_bus
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cmdbus.counting import count_of
 from cmdbus.supervisor import parameters
 from cmdbus.supervisor.operators import operator_option, reason_option
-from cmdbus.supervisor.output import count_of, moment, show, show_json
+from cmdbus.supervisor.output import moment, show, show_json
 from cmdbus.supervisor.parameters import parsed
 from cmdbus.supervisor.session import Mistake, with_bus
 

@@ -308,7 +308,7 @@ def test_the_app_is_loaded_and_its_mistakes_are_found_in_the_child(app: Path, ds
     """Fault 18."""
     found = in_child(dsn)
     assert worst(found.values()) is OK
-    assert found["app"].sentence == "shop_checked:registry: 1 handlers, domains payments"
+    assert found["app"].sentence == "shop_checked:registry: 1 handler, domains payments"
     wrong = in_child(dsn, domains=("paymets",))["app"]
     assert (wrong.finding, "did you mean 'payments'?" in wrong.sentence) == (FATAL, True)
     app.write_text(APP + "1 / 0\n")

@@ -10,6 +10,7 @@ import psycopg
 from cmdbus import budget, effective, sessions
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
+from cmdbus.counting import count_of
 from cmdbus.errors import AppError, SchemaError
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.refusals import is_read_only, refusal
@@ -93,7 +94,7 @@ def _look_at_app(told: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
         Check(
             "app",
             Finding.OK,
-            f"{told.app}: {len(registry)} handlers, domains {domains}",
+            f"{told.app}: {count_of(len(registry), 'handler')}, domains {domains}",
             types=len(registry),
         )
     ]

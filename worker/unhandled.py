@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from cmdbus.clock import time
+from cmdbus.counting import count_of
 from cmdbus.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.worker.claim import Connection
 from cmdbus.worker.claims import Claims
@@ -53,9 +54,9 @@ def due(
 
 def sentence(domain: str, type_: str, count: int) -> str:
     """Names are ASCII by the schema's constraint, so a terminal can show them. Pure."""
-    commands, them = ("1 command", "it") if count == 1 else (f"{count} commands", "them")
+    s, them = ("s", "it") if count == 1 else ("", "them")
     return (
-        f"{commands} of {domain}/{type_} wait{'s' if count == 1 else ''}, and no worker of this "
+        f"{count_of(count)} of {domain}/{type_} wait{s}, and no worker of this "
         f"node handles that type: add a handler, correct the type where it is sent, or cancel "
         f"{them} (cmdbus cancel {domain} --all --type {type_})"
     )

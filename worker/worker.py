@@ -17,6 +17,7 @@ from cmdbus import statements
 from cmdbus.board import Board
 from cmdbus.checks import check_name, check_seconds, check_whole
 from cmdbus.clock import time
+from cmdbus.counting import count_of
 from cmdbus.errors import AppError, DatabaseUnavailableError
 from cmdbus.exits import Exit
 from cmdbus.health import Levels
@@ -260,10 +261,10 @@ class Worker:
         self._beat()
         self._record.seat.ready(time.monotonic_ns())
         logger.info(
-            "worker %s runs %s with %s threads",
+            "worker %s runs %s with %s",
             self._name,
             ", ".join(self._domains),
-            self._concurrency,
+            count_of(self._concurrency, "thread"),
         )
         try:
             self._watch(crew, keeper)
