@@ -1,7 +1,7 @@
 """What is looked at before a supervisor starts, and how it was found. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 
@@ -28,6 +28,10 @@ class Check:
     fix: str = ""
     #: Of the app: how many types of commands it handles.
     types: int = 0
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON: without what is empty."""
+        return {name: value for name, value in asdict(self).items() if value}
 
     def __str__(self) -> str:
         return f"{self.name}: {self.sentence}" + (f"; {self.fix}" if self.fix else "")

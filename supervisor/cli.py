@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -260,8 +260,9 @@ def look(context: click.Context, *, as_json: bool) -> Exit:
         with _database(told.settings.with_demo()) as settings:
             checks = [*look_at_host(settings), *examine(settings)]
     if as_json:
-        found = [asdict(each) for each in checks]
-        click.echo(json.dumps({"settings": [asdict(e) for e in told.entries], "checks": found}))
+        entries = [entry.to_dict() for entry in told.entries]
+        found = {"settings": entries, "checks": [check.to_dict() for check in checks]}
+        click.echo(json.dumps(found))
     else:
         _show([(each.finding, str(each)) for each in checks])
     return Exit.DONE if worst(checks) in (Finding.OK, Finding.WARNING) else Exit.CANNOT_START

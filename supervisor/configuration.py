@@ -49,6 +49,11 @@ class Entry:
     name: str
     value: str
     source: str
+    #: For JSON: as `value`, but numbers and switches as such, and None for what is off.
+    plain: str | float | bool | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        return {"name": self.name, "value": self.plain, "source": self.source}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +215,12 @@ def _entries(context: click.Context, given: Mapping[str, Any]) -> Iterator[Entry
         if name in given and name != "check":
             told = context.meta.get(DSN_FROM) if name == "dsn" else None
             shown = _shown(name, given[name])
-            yield Entry(_dashed(name), shown, told or origin(context, parameter))
+            plain = _plain(given[name], shown)
+            yield Entry(_dashed(name), shown, told or origin(context, parameter), plain)
+
+
+def _plain(value: object, shown: str) -> str | float | bool | None:
+    return value if value is None or isinstance(value, bool | int | float) else shown
 
 
 def _shown(name: str, value: object) -> str:

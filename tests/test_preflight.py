@@ -421,8 +421,13 @@ def test_the_operators_command_checks_the_same(dsn: str, app: Path) -> None:
     )
     assert (done.returncode, away.returncode) == (0, 3)
     found = json.loads(done.stdout)
-    assert {"name": "procs", "value": "1", "source": "--procs"} in found["settings"]
+    assert {"name": "procs", "value": 1, "source": "--procs"} in found["settings"]
+    values = {each["name"]: each["value"] for each in found["settings"]}
+    assert (values["thread-timeout"], values["embedded"], values["max-rss"]) == (35, False, None)
+    assert values["dsn"] == "(not shown)"
     assert {check["finding"] for check in found["checks"]} <= {"ok", "warning"}
+    assert all(all(check.values()) for check in found["checks"]), "nothing empty"
+    assert [check["types"] for check in found["checks"] if "types" in check] != []
     assert [c["finding"] for c in json.loads(away.stdout)["checks"]][-1] == "away"
     assert SECRET not in away.stdout + away.stderr
 
