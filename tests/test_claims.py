@@ -190,8 +190,8 @@ def test_whoever_lost_a_claim_settles_nothing(
         connection.execute("SELECT pg_sleep(0.005)")
         _, [mine] = other.step(connection, [], want(1))
         assert (mine.token, mine.losses) == (lost.token + 1, 1)
-        assert slow.settle(connection, [done(lost, outcome)]) == [lost.id]
-        assert slow.renew(connection, {slow.incarnation: [lost]}) == [lost.id]
+        assert slow.settle(connection, [done(lost, outcome)]) == [lost]
+        assert slow.renew(connection, {slow.incarnation: [lost]}) == [lost]
         slow.release(connection, [lost])
         record = bus.get("payments", id_)
         assert record is not None and record.status is Status.IN_PROGRESS
@@ -252,15 +252,41 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
         )
         before = connection.execute("SELECT * FROM cmdbus.ready").fetchall()
         if outcome is None:
-            assert stale.step(connection, [done(lost)], want(0)) == ([lost.id], [])
-        assert stale.settle(connection, [done(lost, outcome)]) == [lost.id]
+            assert stale.step(connection, [done(lost)], want(0)) == ([lost], [])
+        assert stale.settle(connection, [done(lost, outcome)]) == [lost]
         with connect(dsn) as within:
             stale.begin(within, statement=5, idle=5, marker="x")
             assert stale.settle_within(within, done(lost, outcome), "x")[0] is False
             stale.roll_back(within)
-        assert stale.renew(connection, {stale.incarnation: [lost]}) == [lost.id]
+        assert stale.renew(connection, {stale.incarnation: [lost]}) == [lost]
         assert stale.hand_back(connection, [lost], [1], "why") == []
         assert connection.execute("SELECT * FROM cmdbus.ready").fetchall() == before
+
+
+@pytest.mark.parametrize("outcome", [None, FAILED], ids=str)
+def test_of_two_claims_with_one_id_only_the_lost_one_is_reported(
+    dsn: str, connection: psycopg.Connection, outcome: Outcome | None
+) -> None:
+    """A server that was restored to an earlier point gives an id and a token again, and one
+    batch has both claims."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send("payments", "Debit")
+        _, [lost] = worker.step(connection, [], want(1))
+        connection.execute("UPDATE cmdbus.ready SET command_id = %s", (uuid4(),))
+        connection.execute("UPDATE cmdbus.ready SET token = 0, claimer = NULL, lease_until = NULL")
+        _, [again] = worker.step(connection, [], want(1))
+    assert again[:4] == lost[:4]
+    both = [again, lost]
+    assert worker.renew(connection, {worker.incarnation: both}) == [lost]
+    assert worker.still_held(connection, both) == [again]
+    with connect(dsn) as other, other.transaction(force_rollback=True):
+        assert worker.hand_back(other, both, [1, 1], "why") == [again]
+    ended = [done(again, outcome), done(lost, outcome)]
+    if outcome is None:
+        assert worker.step(connection, ended, want(0)) == ([lost], [])
+    else:
+        assert worker.settle(connection, ended) == [lost]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -314,7 +340,7 @@ def test_a_command_that_has_begun_is_released_with_a_loss_or_a_reason(
             (worker.incarnation,)
         ]
         return
-    assert worker.hand_back(connection, [claim], [losses], "why", reason) == [claim.id]
+    assert worker.hand_back(connection, [claim], [losses], "why", reason) == [claim]
     events = connection.execute("SELECT kind, code, message FROM cmdbus.event").fetchall()
     assert events == ([] if code is None else [("LOST", code, "why")])
     rows = connection.execute("SELECT losses, attempts FROM cmdbus.ready").fetchall()

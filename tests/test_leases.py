@@ -13,7 +13,7 @@ import pytest
 from handlers import connect
 
 from cmdbus import CommandBus, InvalidOperationError
-from cmdbus.worker.claim import Claim, Want
+from cmdbus.worker.claim import Claim, Keyed, Want
 from cmdbus.worker.claims import Claims
 
 pytestmark = pytest.mark.db
@@ -30,7 +30,7 @@ class Node:
     def claim(self) -> list[Claim]:
         return self.claims.step(self.session, [], WANT)[1]
 
-    def renew(self, *held: Claim) -> list[int]:
+    def renew(self, *held: Claim) -> list[Keyed]:
         return self.claims.renew(self.session, {self.claims.incarnation: held})
 
 

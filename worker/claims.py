@@ -8,7 +8,7 @@ that was restored to an earlier point gives ids and tokens again, to other comma
 import copy
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import psycopg
 
@@ -33,6 +33,8 @@ from cmdbus.worker.claim import (
     Share,
     Want,
 )
+
+Item = TypeVar("Item")
 
 _MOST_LOSSES = 2**15 - 1
 #: What a timeout of PostgreSQL can hold.
@@ -91,8 +93,8 @@ class Claims:
         done: Sequence[Finished],
         want: Want,
         looked: Callable[[Looked], None] = lambda _: None,
-    ) -> tuple[list[int], list[Claim]]:
-        """Settles plain completions and claims the next run; returns lost ids and new claims.
+    ) -> tuple[list[Claim], list[Claim]]:
+        """Settles plain completions and claims the next run; returns lost claims and new ones.
         `looked` is called for each of its claims, but not for suspects."""
         if self._company is Share.SUSPECT:
             return self.settle(connection, done) if done else [], self._suspect(connection, want)
@@ -131,7 +133,7 @@ class Claims:
             claims += each.claims
         place = {domain: turn for turn, domain in enumerate(want.domains)}
         claims.sort(key=lambda claim: (place[claim.domain], claim.priority, claim.id))
-        return list(rows[0][0]), claims
+        return _at(rows[0][0], [finished.claim for finished in done]), claims
 
     def _suspect(self, connection: Connection, want: Want) -> list[Claim]:
         """One in the life of its process: what crashes it later must not be taken for the next
@@ -191,11 +193,11 @@ class Claims:
         code: str,
         message: str,
         table: Literal["ready", "scheduled"] = "ready",
-    ) -> list[int]:
-        """Moves a row to troubleshooting; `code` and `message` are ASCII. Returns its id if the
-        row has gone, or its claim was lost."""
+    ) -> bool:
+        """Moves a row to troubleshooting; `code` and `message` are ASCII. False if the row has
+        gone, or its claim was lost."""
         values = {**key._asdict(), "table": table, "code": code, "message": message}
-        return [] if self._value(connection, "set_aside", values) else [key.id]
+        return bool(self._value(connection, "set_aside", values))
 
     def key(self, claim: Claim) -> ClaimKey:
         """Of a claim of this worker."""
@@ -214,10 +216,11 @@ class Claims:
         values = {"losses": SUSPECT_LOSSES, "types": list(types)}
         return bool(self._value(connection, "find_suspects", values))
 
-    def settle(self, connection: Connection, done: Sequence[Finished]) -> list[int]:
-        """Settles outcomes of any kind; returns the ids whose claim was lost."""
+    def settle(self, connection: Connection, done: Sequence[Finished]) -> list[Claim]:
+        """Settles outcomes of any kind; returns the claims that were lost."""
         values = self._outcomes(_storable(connection, done))
-        return list(self._value(connection, "settle", values))
+        lost = self._value(connection, "settle", values)
+        return _at(lost, [finished.claim for finished in done])
 
     def settle_within(
         self, connection: Connection, finished: Finished, marker: str
@@ -230,9 +233,9 @@ class Claims:
         lost, prepared = row
         return None if lost is None else not lost, prepared or []
 
-    def release(self, connection: Connection, claims: Sequence[Claim]) -> list[int]:
+    def release(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
         """Releases those of these claims, none of which has begun, that this worker still has;
-        returns the ids that were released, as `hand_back` does."""
+        returns those that were released, as `hand_back` does."""
         return self.hand_back(connection, claims, [None] * len(claims), "")
 
     def hand_back(
@@ -242,9 +245,9 @@ class Claims:
         losses: Sequence[int | None],
         why: str,
         reason: str | None = None,
-    ) -> list[int]:
+    ) -> list[Claim]:
         """The same, with the losses of each that has begun, and why; `reason`: STOPPED if some
-        count none. Returns the ids given back: not those that another session has locked."""
+        count none. Returns those given back: not those that another session has locked."""
         values = {
             **_keys(claims),
             "claimer": self.incarnation,
@@ -252,12 +255,13 @@ class Claims:
             "reason": reason,
             "why": escaped(why, _encoding(connection)),
         }
-        return list(self._value(connection, "release", values))
+        return _at(self._value(connection, "release", values), claims)
 
-    def still_held(self, connection: Connection, claims: Sequence[Claim]) -> set[int]:
-        """The ids of those that this worker still has."""
+    def still_held(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
+        """Those that this worker still has."""
         values = {**_keys(claims), "claimer": self.incarnation}
-        return {id_ for (id_,) in self._execute(connection, "find_held", values).fetchall()}
+        rows = self._execute(connection, "find_held", values).fetchall()
+        return _at([position for (position,) in rows], claims)
 
     def claimed_by(self, connection: Connection, incarnation: int) -> list[Claim]:
         """What the table says is a worker's, without payloads; reads all of its keys."""
@@ -304,8 +308,8 @@ class Claims:
         """For how many seconds somebody has kept dead rows from being removed."""
         return float(self._value(connection, "read_oldest_snapshot", {}))
 
-    def renew(self, connection: Connection, claims: Mapping[int, Sequence[Keyed]]) -> list[int]:
-        """Renews the leases of claims, by incarnation; returns the ids whose claim was lost.
+    def renew(self, connection: Connection, claims: Mapping[int, Sequence[Keyed]]) -> list[Keyed]:
+        """Renews the leases of claims, by incarnation; returns those that were lost.
         Without claims it shows that this node is there and can renew."""
         held = [(claim, claimer) for claimer, each in claims.items() for claim in each]
         values = {
@@ -317,7 +321,7 @@ class Claims:
             "lease": self._lease,
             "types": self.types,
         }
-        return list(self._value(connection, "renew", values))
+        return _at(self._value(connection, "renew", values), [claim for claim, _ in held])
 
     def promote(
         self,
@@ -504,6 +508,11 @@ class Claims:
         row = self._execute(connection, name, values).fetchone()
         assert row is not None, f"{name}.sql returns exactly one row"
         return row[0]
+
+
+def _at(positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
+    """What SQL says by position, as ids are given again by a server that was restored."""
+    return [items[position - 1] for position in positions]
 
 
 def _limits(statement: float, idle: float) -> dict[str, int]:

@@ -13,13 +13,14 @@ from cmdbus.worker.rejections import may_be_of_one_row, reason
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def in_halves(
-    work: Callable[[Sequence[Item]], list[int]],
+    work: Callable[[Sequence[Item]], list[Result]],
     items: Sequence[Item],
     rejected: Callable[[Item, Exception], None],
-) -> list[int]:
+) -> list[Result]:
     """All that `work` returns; `rejected` is called for each item with which it fails alone."""
     if not items:
         return []
@@ -35,10 +36,12 @@ def in_halves(
     return in_halves(work, items[:half], rejected) + in_halves(work, items[half:], rejected)
 
 
-def renew(claims: Claims, connection: Connection, held: Mapping[int, Sequence[Keyed]]) -> list[int]:
-    """Renews leases, by incarnation, also none; returns the ids whose claim was lost."""
+def renew(
+    claims: Claims, connection: Connection, held: Mapping[int, Sequence[Keyed]]
+) -> list[Keyed]:
+    """Renews leases, by incarnation, also none; returns the claims that were lost."""
 
-    def work(some: Sequence[tuple[int, Keyed]]) -> list[int]:
+    def work(some: Sequence[tuple[int, Keyed]]) -> list[Keyed]:
         grouped: dict[int, list[Keyed]] = {}
         for incarnation, key in some:
             grouped.setdefault(incarnation, []).append(key)
@@ -59,20 +62,20 @@ def release(
     claims: Claims,
     connection: Connection,
     held: Sequence[Claim],
-    work: Callable[[Sequence[Claim]], list[int]],
-) -> tuple[list[int], list[Claim]]:
-    """Releases claims by `work`; returns the ids released, and the claims that are still held
-    because other sessions have locked their rows. One that cannot be released is in neither."""
-    rejected: set[int] = set()
+    work: Callable[[Sequence[Claim]], list[Claim]],
+) -> tuple[list[Claim], list[Claim]]:
+    """Releases claims by `work`; returns those released, and those that are still held because
+    other sessions have locked their rows. One that cannot be released is in neither."""
+    rejected: list[Claim] = []
 
     def complain(claim: Claim, error: Exception) -> None:
-        rejected.add(claim.id)
+        rejected.append(claim)
         complain_of_release(claim, error)
 
     released = in_halves(work, held, complain)
-    skipped = [claim for claim in held if claim.id not in {*released, *rejected}]
-    locked = claims.still_held(connection, skipped) if skipped else set()
-    return released, [claim for claim in skipped if claim.id in locked]
+    ended = {*released, *rejected}
+    skipped = [claim for claim in held if claim not in ended]
+    return released, claims.still_held(connection, skipped) if skipped else []
 
 
 def complain_of_release(claim: Claim, error: Exception) -> None:

@@ -9,7 +9,7 @@ that are past their due.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import psycopg
@@ -19,7 +19,7 @@ from cmdbus.counters import End
 from cmdbus.exits import lacks_room
 from cmdbus.slots import Slot as Place
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claim import Connection
+from cmdbus.worker.claim import Connection, Keyed
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.crew import Crew
@@ -219,10 +219,10 @@ class Keeper:
             connection = self._hand.connection()
             lost = renew(self._claims, connection, {self._claims.incarnation: held})
             if lost:
-                self._report_lost(connection, set(lost))
+                self._report_lost(connection, lost)
 
-    def _report_lost(self, connection: Connection, lost: set[int]) -> None:
-        running = [claim for claim in self._crew.held.unfinished() if claim.id in lost]
+    def _report_lost(self, connection: Connection, lost: Sequence[Keyed]) -> None:
+        running = [claim for claim in self._crew.held.unfinished() if claim in lost]
         for claim, end in zip(running, self._claims.ends(connection, running), strict=True):
             if end is not End.CANCELED:
                 message = "the lease of a running command (row %s) is lost"

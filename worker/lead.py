@@ -147,7 +147,7 @@ class Lead:
 
     def _step(
         self, connection: Connection, done: Sequence[Finished], want: Want
-    ) -> tuple[list[int], list[Claim]]:
+    ) -> tuple[list[Claim], list[Claim]]:
         """With what it tells about where the next one is to begin."""
         looks: list[Looked] = []
         lost, claims = self._claims.step(connection, done, want, looks.append)

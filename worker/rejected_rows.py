@@ -37,7 +37,7 @@ class RejectedRows:
         why = ascii_text(reason(error), MAX_MESSAGE)
         where = f"command {key.command_id} (domain {key.domain}, row {key.id}) {what}"
         try:
-            changed = self._claims.set_aside(connection, key, "NOT_CLAIMABLE", why, table)
+            moved = self._claims.set_aside(connection, key, "NOT_CLAIMABLE", why, table)
         except Exception as second:
             if not may_be_of_one_row(second):
                 raise
@@ -45,6 +45,6 @@ class RejectedRows:
             again = reason(second)
             logger.error("%s: %s; nor moved to troubleshooting: %s; skipped", where, why, again)
             return False
-        if not changed:
+        if moved:
             logger.error("%s: moved to the troubleshooting queue: %s", where, why)
-        return not changed
+        return moved

@@ -88,7 +88,7 @@ class _Rescuer:
         self._lost: list[Claim] = []
         self._charged: list[Claim] = []
         #: Rows whose release has failed.
-        self._rejected: set[int] = set()
+        self._rejected: set[Claim] = set()
         #: Somebody held some of the rows.
         self.obstructed = False
 
@@ -105,14 +105,14 @@ class _Rescuer:
         others = [claim for claim in claims if _key(claim) not in self._death.guilty]
         lost = {claim for claim in others if _key(claim) in self._begun}
         given = self._release(others, lost)
-        self._released += [c for c in others if c.id in given and c not in lost]
-        self._lost += [claim for claim in lost if claim.id in given]
+        self._released += [c for c in others if c in given and c not in lost]
+        self._lost += [claim for claim in lost if claim in given]
         charged = [claim for claim in guilty if self._charge(claim)]
         self._charged += charged
         self.obstructed = len(given) + len(charged) < len(claims)
 
-    def _release(self, claims: list[Claim], lost: set[Claim]) -> set[int]:
-        def work(some: Sequence[Claim]) -> list[int]:
+    def _release(self, claims: list[Claim], lost: set[Claim]) -> set[Claim]:
+        def work(some: Sequence[Claim]) -> list[Claim]:
             losses = [self._death.losses(claim) if claim in lost else None for claim in some]
             return self._theirs.hand_back(
                 self._connection, some, losses, self._death.why, self._death.reason
@@ -122,9 +122,9 @@ class _Rescuer:
 
     def _complain(self, claim: Claim, error: Exception) -> None:
         """Once for each."""
-        if claim.id not in self._rejected:
+        if claim not in self._rejected:
             complain_of_release(claim, error)
-        self._rejected.add(claim.id)
+        self._rejected.add(claim)
 
     def _charge(self, claim: Claim) -> bool:
         handler = self._registry.find(claim.domain, claim.type)

@@ -20,7 +20,7 @@ from cmdbus.slots import Slot as Place
 from cmdbus.worker.claim import Claim, Connection, Finished
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand
-from cmdbus.worker.holding import Holding
+from cmdbus.worker.holding import Holding, key_of
 from cmdbus.worker.record import Record, log_end
 from cmdbus.worker.rejections import Cause, cause_of, reason
 
@@ -141,15 +141,16 @@ class Done:
             hand.drop()
         self.settle_singly(hand, place, done)
 
-    def settled(self, place: Place, done: Sequence[Finished], lost: Sequence[int] = ()) -> None:
+    def settled(self, place: Place, done: Sequence[Finished], lost: Sequence[Claim] = ()) -> None:
         """Tells whom it concerns, of one after another: so that whatever kills this process, at
         most one in each thread is counted and not free. Of those that found no row, relief
         finds out."""
         if done:
             reach(SETTLED)
         if lost:
-            self._rowless.extend(finished for finished in done if finished.claim.id in lost)
-            done = [finished for finished in done if finished.claim.id not in lost]
+            keys = {key_of(claim) for claim in lost}
+            self._rowless.extend(finished for finished in done if key_of(finished.claim) in keys)
+            done = [finished for finished in done if key_of(finished.claim) not in keys]
         for finished in done:
             if self._record.settled(place, finished):
                 self.log_later(partial(log_end, finished))
@@ -228,9 +229,9 @@ class Done:
 
 def settle_one(
     claims: Claims, connection: Connection, finished: Finished
-) -> tuple[Finished, list[int]]:
+) -> tuple[Finished, list[Claim]]:
     """Settles an outcome by itself or, if it is rejected, moves its command to
-    troubleshooting. Returns the outcome that is stored, and its id if the claim was lost.
+    troubleshooting. Returns the outcome that is stored, and its claim if that was lost.
 
     Raises if the row is locked, if the error is none of the outcome's, or if even the move
     is rejected."""
@@ -248,8 +249,8 @@ def settle_one(
         MAX_MESSAGE,
     )
     code = "OUTCOME_NOT_STORABLE"
-    lost = claims.set_aside(connection, claims.key(finished.claim), code, why)
-    return finished._replace(outcome=troubled(code, why)), lost
+    moved = claims.set_aside(connection, claims.key(finished.claim), code, why)
+    return finished._replace(outcome=troubled(code, why)), [] if moved else [finished.claim]
 
 
 def _lacks_partition(error: Exception) -> bool:

@@ -403,7 +403,7 @@ class Worker:
         )
         loss = int(bool(verdict) or not ordered)
 
-        def hand_back(claims: Sequence[Claim]) -> list[int]:
+        def hand_back(claims: Sequence[Claim]) -> list[Claim]:
             return self._claims.hand_back(
                 connection,
                 claims,
@@ -420,7 +420,7 @@ class Worker:
             given += more
         for claim in held:
             crew.held.free(claim)
-        for claim in [claim for claim in held if claim.id in given]:
+        for claim in given:
             logger.error(
                 "command %s (%s/%s) did not end in time: given back, it runs again",
                 claim.command_id,

@@ -105,7 +105,7 @@ END
 $$;
 
 -- Renews the leases of a node's claims, or shows with none that the node could; returns the
--- ids of claims that their claimers have lost. By ready_command: a key on the board may have
+-- positions of claims that their claimers have lost. By ready_command: a key on the board may have
 -- no domain. A locked row is being settled, or its claim is being lost: it is skipped,
 -- without waiting.
 CREATE FUNCTION {schema}.renew(
@@ -144,8 +144,9 @@ BEGIN
     DELETE FROM {schema}.node n
     WHERE n.renewed_at < clock_timestamp() - 10 * n.lease AND NOT {schema}.waits_for_renewals();
     RETURN ARRAY(
-        SELECT k.id
-        FROM unnest(p_command_ids, p_ids, p_tokens, p_claimers) k (command_id, id, token, claimer)
+        SELECT k.position
+        FROM unnest(p_command_ids, p_ids, p_tokens, p_claimers)
+            WITH ORDINALITY k (command_id, id, token, claimer, position)
         WHERE NOT EXISTS (
             SELECT FROM {schema}.ready r
             WHERE r.command_id = k.command_id AND r.id = k.id AND r.token = k.token
@@ -167,8 +168,8 @@ $$;
 -- Releases claims of p_claimer, uncharged; a key whose token has moved on belongs to another
 -- claim. p_losses has NULL for a command that had not begun, else the losses that it counts,
 -- and leaves an event with p_why. An execution that has begun never ends without a trace: a loss
--- of 0 is accepted only with a p_reason that is not the command's doing. Returns the ids that
--- were released; rows that another session has locked are skipped.
+-- of 0 is accepted only with a p_reason that is not the command's doing. Returns the
+-- positions of what was released; rows that another session has locked are skipped.
 --   STOPPED        its worker was ordered to stop
 --   DATABASE_AWAY  it was cut off from its database
 CREATE FUNCTION {schema}.release(
@@ -192,10 +193,11 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     WITH ours AS MATERIALIZED (
-        SELECT r.domain, r.priority, r.id, r.token, r.claimer, r.claimed_at, k.losses
+        SELECT r.domain, r.priority, r.id, r.token, r.claimer, r.claimed_at, k.losses,
+            k.position
         FROM {schema}.ready r
         JOIN unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_losses)
-            k (domain, priority, id, token, command_id, losses)
+            WITH ORDINALITY k (domain, priority, id, token, command_id, losses, position)
             ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
             AND r.token = k.token AND r.claimer = p_claimer
             AND r.command_id IS NOT DISTINCT FROM k.command_id
@@ -206,7 +208,7 @@ BEGIN
             lease_until = NULL
         FROM ours o
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
-        RETURNING r.id, r.domain, r.command_id, r.attempts, o.losses, o.token, o.claimer,
+        RETURNING o.position, r.domain, r.command_id, r.attempts, o.losses, o.token, o.claimer,
             o.claimed_at
     ), events AS (
         INSERT INTO {schema}.event (
@@ -215,7 +217,7 @@ BEGIN
             CASE losses WHEN 0 THEN p_reason ELSE 'LOST' END, p_why
         FROM back WHERE losses IS NOT NULL
     )
-    SELECT array_agg(id) INTO given FROM back;
+    SELECT array_agg(position) INTO given FROM back;
     PERFORM {schema}.wake(d) FROM (SELECT DISTINCT unnest(p_domains) d) domains;
     RETURN coalesce(given, '{}');
 END

@@ -1,7 +1,7 @@
 -- What becomes of claimed commands: their outcomes, and what has none that can be stored.
 
--- Settles claims of p_claimer with their outcomes and returns the ids of those that it did
--- not find. Sorted by key before, because it may wait for rows.
+-- Settles claims of p_claimer with their outcomes and returns the positions of those that it
+-- did not find: after a restore two of them may have the same id. Sorted by key before, because it may wait for rows.
 --   kind       what becomes of the command
 --   COMPLETED  to history, with result
 --   FAILED     to history, with its error
@@ -32,12 +32,12 @@ BEGIN
         DELETE FROM {schema}.ready r
         USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_kinds, p_attempts,
                      p_losses, p_max_attempts, p_results, p_delays, p_codes, p_messages, p_details)
-            o (domain, priority, id, token, command_id, kind, attempts, losses,
-               max_attempts, result, delay, code, message, details)
+            WITH ORDINALITY o (domain, priority, id, token, command_id, kind, attempts, losses,
+               max_attempts, result, delay, code, message, details, position)
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
             AND r.token = o.token AND r.claimer = p_claimer
             AND r.command_id IS NOT DISTINCT FROM o.command_id
-        RETURNING r.id, r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
+        RETURNING o.position, r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
             r.correlation_id, r.priority,
             coalesce(o.losses, r.losses + (pg_postmaster_start_time() < r.claimed_at)::int)
                 AS losses,
@@ -89,11 +89,12 @@ BEGIN
                 'code', code, 'message', message, 'details', details -> 'details') END)
         FROM gone WHERE reply_to IS NOT NULL AND kind IN ('COMPLETED', 'FAILED')
     )
-    SELECT array_agg(id) INTO settled FROM gone;
+    SELECT array_agg(position) INTO settled FROM gone;
     IF cardinality(settled) = cardinality(p_ids) THEN
         RETURN '{}';
     END IF;
-    RETURN ARRAY(SELECT id FROM unnest(p_ids) id WHERE settled IS NULL OR id <> ALL (settled));
+    RETURN ARRAY(SELECT n::bigint FROM generate_series(1, cardinality(p_ids)) n
+                 WHERE settled IS NULL OR n <> ALL (settled));
 END
 $$;
 
@@ -124,13 +125,14 @@ BEGIN
         DELETE FROM {schema}.ready r
         USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_attempts,
                      p_max_attempts, p_results)
-            o (domain, priority, id, token, command_id, attempts, max_attempts, result)
+            WITH ORDINALITY o (domain, priority, id, token, command_id, attempts, max_attempts,
+                               result, position)
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
             AND r.token = o.token AND r.claimer = p_claimer
             AND r.command_id IS NOT DISTINCT FROM o.command_id
         RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
             r.correlation_id, r.priority, o.attempts, r.losses, o.max_attempts, r.domain, r.type,
-            r.data, o.result, r.id
+            r.data, o.result, o.position
     ), history AS (
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
@@ -139,11 +141,12 @@ BEGIN
             priority, attempts, losses, max_attempts, domain, type, data, result, 'COMPLETED'
         FROM gone
     )
-    SELECT array_agg(id) INTO settled FROM gone;
+    SELECT array_agg(position) INTO settled FROM gone;
     IF cardinality(settled) = cardinality(p_ids) THEN
         RETURN '{}';
     END IF;
-    RETURN ARRAY(SELECT id FROM unnest(p_ids) id WHERE settled IS NULL OR id <> ALL (settled));
+    RETURN ARRAY(SELECT n::bigint FROM generate_series(1, cardinality(p_ids)) n
+                 WHERE settled IS NULL OR n <> ALL (settled));
 END
 $$;
 
