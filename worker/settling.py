@@ -20,7 +20,7 @@ from cmdbus.slots import Slot as Place
 from cmdbus.worker.claim import Claim, Connection, Finished
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand
-from cmdbus.worker.holding import Holding, key_of
+from cmdbus.worker.holding import Holding, Key, key_of
 from cmdbus.worker.record import Record, log_end
 from cmdbus.worker.rejections import Cause, cause_of, reason
 
@@ -40,7 +40,7 @@ _KINDS = {
 
 
 class Done:
-    """Shared by all threads; every operation on the deque is atomic."""
+    """Shared by all threads; every operation on a deque or a dict is atomic."""
 
     def __init__(self, claims: Claims, record: Record, held: Holding) -> None:
         self._claims = claims
@@ -54,7 +54,7 @@ class Done:
         #: Why the latest outcome could not be set aside, which is logged once.
         self._complained = ""
         #: Settled before, by a statement whose reply was lost, or not ours any more.
-        self._rowless: deque[Finished] = deque()
+        self._rowless: dict[Key, Finished] = {}
         #: What is settled and not logged yet: a handler that hangs may hold the lock of the log,
         #: and must not keep a thread from settling, or the lead from the queue.
         self._unlogged: deque[Callable[[], None]] = deque()
@@ -112,7 +112,10 @@ class Done:
 
     def _settle_barred(self, hand: Hand, place: Place) -> None:
         """One of them: if that is let in, so are the others."""
-        first = self._barred.popleft()
+        try:
+            first = self._barred.popleft()
+        except IndexError:  # another thread has taken it
+            return
         self.settle_singly(hand, place, [first])
         if first not in self._barred:
             self._unbar()
@@ -149,7 +152,9 @@ class Done:
             reach(SETTLED)
         if lost:
             keys = {key_of(claim) for claim in lost}
-            self._rowless.extend(finished for finished in done if key_of(finished.claim) in keys)
+            for finished in done:
+                if key_of(finished.claim) in keys:
+                    self._rowless[key_of(finished.claim)] = finished
             done = [finished for finished in done if key_of(finished.claim) not in keys]
         for finished in done:
             if self._record.settled(place, finished):
@@ -158,12 +163,21 @@ class Done:
             self._held.free(finished.claim)
 
     def find_out(self, hand: Hand, place: Place) -> None:
-        rowless = list(self._rowless)
-        if rowless:
-            ends = self._claims.ends(hand.connection(), [f.claim for f in rowless])
-            for finished, end in zip(rowless, ends, strict=True):
-                self._rowless.popleft()
+        """By relief and, at the end, by the thread that stops the worker; each takes out what
+        it counts, and puts it back after an error."""
+        rowless = list(self._rowless.values())
+        if not rowless:
+            return
+        ends = self._claims.ends(hand.connection(), [finished.claim for finished in rowless])
+        for finished, end in zip(rowless, ends, strict=True):
+            key = key_of(finished.claim)
+            if self._rowless.pop(key, None) is None:
+                continue
+            try:
                 self._found_out(place, finished, end)
+            except BaseException:
+                self._rowless[key] = finished
+                raise
 
     def _found_out(self, place: Place, finished: Finished, end: End | None) -> None:
         if end is None or end is End.LOST or end is End.CANCELED:
@@ -181,7 +195,8 @@ class Done:
     def not_settled(self, claim: Claim, max_attempts: int) -> None:
         """Its own transaction found no row: housekeeping finds out why."""
         self._held.finish(claim)
-        self._rowless.append(Finished(claim, completed(None), max_attempts, time.monotonic()))
+        finished = Finished(claim, completed(None), max_attempts, time.monotonic())
+        self._rowless[key_of(claim)] = finished
 
     def settle_singly(self, hand: Hand, place: Place, done: list[Finished]) -> None:
         """One of them is rejected, or its row is locked: the others need not wait."""
