@@ -3,10 +3,10 @@ executed again for each half, so that one row stops no others. Not after a lock 
 deadlock, which the caller gets: that is no row's fault, and the halves would wait again."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from cmdbus.worker.claim import Claim, Connection, Keyed
+from cmdbus.worker.claim import Claim, Connection
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.rejections import may_be_of_one_row, reason
 
@@ -34,28 +34,6 @@ def in_halves(
             return []
     half = len(items) // 2
     return in_halves(work, items[:half], rejected) + in_halves(work, items[half:], rejected)
-
-
-def renew(
-    claims: Claims, connection: Connection, held: Mapping[int, Sequence[Keyed]]
-) -> list[Keyed]:
-    """Renews leases, by incarnation, also none; returns the claims that were lost."""
-
-    def work(some: Sequence[tuple[int, Keyed]]) -> list[Keyed]:
-        grouped: dict[int, list[Keyed]] = {}
-        for incarnation, key in some:
-            grouped.setdefault(incarnation, []).append(key)
-        return claims.renew(connection, grouped)
-
-    def rejected(item: tuple[int, Keyed], error: Exception) -> None:
-        logger.error(
-            "cannot renew the lease of command %s (%s): it can be claimed when that ends",
-            item[1].command_id,
-            reason(error),
-        )
-
-    pairs = [(incarnation, key) for incarnation, keys in held.items() for key in keys]
-    return in_halves(work, pairs, rejected) if pairs else claims.renew(connection, {})
 
 
 def release(

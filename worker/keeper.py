@@ -23,10 +23,10 @@ from cmdbus.worker.claim import Connection, Keyed
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand, Source
 from cmdbus.worker.crew import Crew
-from cmdbus.worker.halving import renew
 from cmdbus.worker.handling import Execution
 from cmdbus.worker.record import Record
 from cmdbus.worker.rejections import reason
+from cmdbus.worker.renewal import Renewal
 from cmdbus.worker.slots import Slot, Work
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class Keeper:
         """`steward_renewed`: when the node's steward did it last, where there is one."""
         self._crew = crew
         self._claims = claims
+        self._renewal = Renewal(claims)
         self._renew_every = timeouts.lease / 3
         self._steward_renewed = steward_renewed
         self._patience = timeouts.statement + _DUTY_SPARE
@@ -217,7 +218,7 @@ class Keeper:
         held = self._crew.held.unfinished()
         if held:
             connection = self._hand.connection()
-            lost = renew(self._claims, connection, {self._claims.incarnation: held})
+            lost = self._renewal.renew(connection, {self._claims.incarnation: held})
             if lost:
                 self._report_lost(connection, lost)
 

@@ -39,13 +39,13 @@ from cmdbus.worker.blame import blame
 from cmdbus.worker.claim import Connection, Keyed
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand, Unpooled, settings
-from cmdbus.worker.halving import renew
 from cmdbus.worker.left_behind import KILLED, LeftBehind
 from cmdbus.worker.listener import Listener
 from cmdbus.worker.maintenance import Maintenance
 from cmdbus.worker.node import Node
 from cmdbus.worker.reckoning import reckon
 from cmdbus.worker.rejections import reason
+from cmdbus.worker.renewal import Renewal
 from cmdbus.worker.rescue import Rescued, rescue
 from cmdbus.worker.timers import Timers, seconds_to_look
 
@@ -88,6 +88,7 @@ class Steward:
         self._types = types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
         self._claims = Claims(told.schema, told.timeouts.lease)
         self._claims.types = types
+        self._renewal = Renewal(self._claims)
         self._arming = Arming(
             self._claims, node.board, node.wake, domains, look=lambda: self._due_earlier.set()
         )
@@ -308,7 +309,7 @@ class Steward:
         self._wake.put()
 
     def _renew(self, connection: Connection, view: BoardView, now: float) -> float:
-        """All that living processes hold, in one statement."""
+        """All that living processes hold."""
         if now < self._renew_at:
             return self._renew_at - now
         renewal = self._claims.renewal_seconds
@@ -320,7 +321,7 @@ class Steward:
             if seat.role in _LIVING and seat.incarnation
         }
         if any(held.values()) or not self._is_parked(view):
-            renew(self._claims, connection, held)
+            self._renewal.renew(connection, held)
         self._renew_at = now + renewal
         self._board.set_renewed(_ns(now))
         return self._renew_at - now
