@@ -179,7 +179,7 @@ class SessionPool:
                 if self._closed:
                     raise PoolClosed("the pool is closed")
                 if waiter.error is not None:
-                    raise type(waiter.error)(*waiter.error.args)
+                    raise _copy(waiter.error) from waiter.error
                 self._join(waiter, now)
                 if self._waiters[0] is waiter:
                     if self._kept.idle:
@@ -289,6 +289,15 @@ class _Kept:
         for connection in taken:
             del self.opened[connection]
         return taken
+
+
+def _copy(error: Exception) -> Exception:
+    """For another thread, which adds its own traceback. Not made by the constructor, which may
+    take other arguments; with all attributes, among them what `diag` reads."""
+    kind = type(error)
+    copied = kind.__new__(kind, *error.args)
+    copied.__dict__.update(error.__dict__)
+    return copied
 
 
 def _close(connections: list[Connection]) -> None:

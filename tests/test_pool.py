@@ -70,6 +70,29 @@ def test_threads_that_wait_for_a_silent_host_share_one_outcome() -> None:
         assert all("timeout" in str(end) for end in ends), ends
 
 
+class Refused(psycopg.OperationalError):
+    """With a constructor of its own, as drivers and poolers have."""
+
+    def __init__(self, *, host: str) -> None:
+        super().__init__(f"{host} refuses")
+        self.host = host
+
+
+def test_threads_that_wait_get_the_error_whatever_its_constructor_is() -> None:
+    def connect(seconds: float) -> Connection:
+        eventually(lambda: len(pool._waiters) == 2)
+        raise Refused(host="db")
+
+    pool = SessionPool(connect, max_size=1, timeout=20.0, max_idle=600.0)
+    errors = in_threads(3, pool.getconn)
+    assert len({id(error) for error in errors}) == 3
+    for error in errors:
+        assert isinstance(error, Refused), error
+        assert (str(error), error.host) == ("db refuses", "db")
+    [original] = [error for error in errors if getattr(error, "__cause__", None) is None]
+    assert sum(getattr(error, "__cause__", None) is original for error in errors) == 2
+
+
 def test_a_signal_handler_can_close_a_bus_that_its_thread_is_opening() -> None:
     with silent_host() as (dsn, server):
         bus = CommandBus(dsn)
