@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -166,6 +167,40 @@ def test_one_command_that_takes_longer_than_a_statement_may_is_promoted(
     promote_all(connection, timers)
     assert left(connection) == 0 and asked
     assert connection.execute("SHOW statement_timeout").fetchone() == ("30ms",)
+
+
+def test_a_server_that_stalls_sends_no_due_command_to_troubleshooting(
+    dsn: str, connection: psycopg.Connection, bus: CommandBus, timers: Timers
+) -> None:
+    fill(connection, "payments", 5, 2)
+    connection.execute("SET statement_timeout = '50ms'")
+    with psycopg.connect(dsn) as stalling:
+        stalling.execute("LOCK TABLE cmdbus.ready IN EXCLUSIVE MODE")
+        for _ in range(14):
+            with suppress(psycopg.errors.QueryCanceled):
+                timers.look(connection, leases=False)
+    connection.execute("SET statement_timeout = '20s'")
+    promote_all(connection, timers)
+    assert (left(connection), bus.troubleshooting.count("payments")) == (0, 0)
+
+
+def test_a_command_that_always_times_out_goes_to_troubleshooting_and_keeps_no_other(
+    connection: psycopg.Connection, bus: CommandBus, timers: Timers
+) -> None:
+    connection.execute(
+        "CREATE FUNCTION cmdbus.dawdle() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM pg_catalog.pg_sleep(20); RETURN NEW; END'"
+    )
+    connection.execute(
+        "CREATE TRIGGER dawdle BEFORE INSERT ON cmdbus.ready"
+        " FOR EACH ROW WHEN (NEW.type = 'Bad') EXECUTE FUNCTION cmdbus.dawdle()"
+    )
+    bus.send("payments", "Bad", delay=60)
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = now() - interval '1 hour'")
+    fill(connection, "payments", 5, 2)
+    connection.execute("SET statement_timeout = '200ms'")
+    promote_all(connection, timers)
+    assert (left(connection), bus.troubleshooting.count("payments")) == (0, 1)
 
 
 def test_a_command_that_cannot_be_promoted_goes_to_troubleshooting(

@@ -237,6 +237,26 @@ def test_a_queue_that_is_locked_sends_no_command_to_troubleshooting(
 
 
 @pytest.mark.db
+def test_a_server_that_stalls_sends_no_command_to_troubleshooting(
+    dsn: str, bus: CommandBus
+) -> None:
+    bus.send_many([SendRequest("payments", "Good")] * 3)
+    want = Want(5, 0, ["payments"], ["payments Good"], [], {})
+    taken: list[Claim] = []
+    narrowing = Narrowing(Claims("cmdbus", 30.0))
+    with connect(dsn) as mine, psycopg.connect(dsn) as stalling:
+        mine.execute("SET statement_timeout = '100ms'")
+        stalling.execute("LOCK TABLE cmdbus.ready IN EXCLUSIVE MODE")
+        assert narrowing.claim(mine, want, taken.extend) == 0
+        stalling.rollback()
+        mine.execute("SET statement_timeout = '20s'")
+        narrowing.claim(mine, want, taken.extend)
+        narrowing.claim(mine, want, taken.extend)
+        assert len(taken) == 3
+        assert bus.troubleshooting.count("payments") == 0
+
+
+@pytest.mark.db
 def test_a_lease_that_cannot_be_renewed_keeps_no_other_from_it(
     dsn: str, bus: CommandBus, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:

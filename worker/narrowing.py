@@ -1,8 +1,9 @@
 """Claims row by row where a claim of many has failed, so that one row stops no others.
 
-A row that cannot be claimed, or cannot be read, moves to troubleshooting. One that cannot be
-moved either is skipped for as long as this process lives. A lock timeout or a deadlock is no
-reason for either: the row is tried again by the next claim. Keys are read without data.
+A row that cannot be claimed, or cannot be read, moves to troubleshooting; after a timeout,
+if it times out again while other statements succeed. One that cannot be moved either is skipped
+for as long as this process lives. A lock timeout or a deadlock is no reason for either: the row
+is tried again by the next claim. Keys are read without data.
 """
 
 from collections.abc import Callable, Container
@@ -35,6 +36,8 @@ class Narrowing:
         keys = self._claims.claimable(
             connection, want, min(want.free, _MAX_ROWS), self._rejected.skipped
         )
+        if not keys:
+            self._rejected.succeeded()
         for key in keys:
             try:
                 claim = self._claims.claim_row(connection, key)
@@ -47,6 +50,7 @@ class Narrowing:
                 claimed = key.claimed_by(self._claims.incarnation) if was_executed(error) else key
                 count += self._rejected.set_aside(connection, claimed, _WHAT, error)
             else:
+                self._rejected.succeeded()
                 if claim is not None:
                     take_on([claim])
                     count += 1

@@ -3,6 +3,7 @@
 a batch succeeds    the next one is twice as large, up to the limits
 a batch fails       the next one is half as large
 one row fails       it moves to troubleshooting or, if even that fails, is skipped
+one row times out   it is left out until another statement succeeds, then tried once more
 a lock times out    the rows stay as they are, until the next look
 """
 
@@ -51,13 +52,14 @@ class Promotion:
                 self._warn_once(f"{reason(error)}: trying again")
                 return False
             return self._narrow(connection, first, error)
+        again = self._rejected.succeeded()
         took = time.monotonic() - began
         if took < _QUICK:
             self._rows = min(rows * 2, _MAX_ROWS)
         elif took > _SLOW:
             self._rows = max(rows // 2, 1)
         self._last_warning = ""
-        return promoted > 0
+        return promoted > 0 or again
 
     def _narrow(self, connection: Connection, first: ClaimKey | None, error: Exception) -> bool:
         if self._rows > 1:
