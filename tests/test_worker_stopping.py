@@ -118,7 +118,7 @@ def has_skipped(dsn: str) -> bool:
     """Whether a worker has found that a row it wanted to release was locked."""
     query = (
         "SELECT FROM pg_stat_activity WHERE datname = current_database()"
-        " AND pid <> pg_backend_pid() AND query LIKE '%SELECT r.id FROM%ready r%'"
+        " AND pid <> pg_backend_pid() AND query LIKE '%that their claimer still has%'"
     )
     with connect(dsn) as connection:
         return connection.execute(query).rowcount > 0
