@@ -3,13 +3,14 @@ nothing of it is there for the next one."""
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from uuid import UUID
 
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect, effects, leave_effect, running
+from handlers import Gate, connect, effects, leave_effect, running
 from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
 
@@ -21,6 +22,7 @@ from cmdbus import (
     InvalidOperationError,
     RetryPolicy,
     Status,
+    Timeouts,
 )
 
 pytestmark = pytest.mark.db
@@ -332,3 +334,35 @@ def test_a_session_that_a_handler_has_spoilt_is_dropped(
             record = bus.wait("payments", command_id, 10)
             assert (record.status, record.attempts) == ("COMPLETED", 1)
     assert caplog.text.count("a step failed (prepared statement") == 1
+
+
+def test_a_settlement_that_a_locked_table_blocks_costs_no_attempt(
+    dsn: str, bus: CommandBus
+) -> None:
+    """The handler has returned in order; its effects are rolled back, and it runs again."""
+    registry, gate = HandlerRegistry(), Gate()
+    ladder = Timeouts(statement=0.5, pool=2, lease=2, thread=15, watchdog=30)
+
+    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
+    def debit(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        gate(command, context)
+
+    with running(dsn, registry, timeouts=ladder), psycopg.connect(dsn) as stranger:
+        id_ = bus.send("payments", "Debit")
+        gate.wait_for(1)
+        stranger.execute("LOCK TABLE cmdbus.event IN ACCESS EXCLUSIVE MODE")
+        gate.open.set()
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        waits += " AND datname = current_database() AND query LIKE '%settle%'"
+        with connect(dsn) as watcher:
+            eventually(lambda: watcher.execute(waits.encode()).fetchone() != (0,))
+        # Beyond the statement timeout, and a lease: what was not settled is renewed meanwhile.
+        until = time.monotonic() + 2.5
+        eventually(lambda: time.monotonic() > until)
+        stranger.rollback()
+        record = bus.wait("payments", id_, 15)
+    assert (record.status, record.attempts) == ("COMPLETED", 1)
+    assert effects(dsn) == 1
+    codes = [event.code for event in bus.audit("payments", id_) if event.code]
+    assert codes == ["SETTLEMENT_BLOCKED"]

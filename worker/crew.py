@@ -203,7 +203,7 @@ class Crew:
 
     @property
     def busy(self) -> bool:
-        return bool(self.held or self.done or self.done.any_left or self.held.anything_back)
+        return bool(self.held.any_unsettled or self.done or self.done.any_left)
 
     def give_back_stale(self, hand: Hand) -> None:
         self._backlog.turn_back_stale()

@@ -19,6 +19,7 @@ from cmdbus.worker.handler_connection import (
     HandlerConnection,
     handler_connection,
 )
+from cmdbus.worker.rejections import Cause, cause_of, reason
 
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 _INERROR = psycopg.pq.TransactionStatus.INERROR
@@ -27,6 +28,10 @@ _INTRANS = psycopg.pq.TransactionStatus.INTRANS
 
 class LeaseLostError(CmdbusError):
     """Another claim has the command now: nothing of this execution may land."""
+
+
+class SettlementBlockedError(CmdbusError):
+    """Another session has locked what the settlement writes: no fault of the handler's."""
 
 
 class HandlerTransaction:
@@ -73,7 +78,12 @@ class HandlerTransaction:
         found its row: sent together with it, the effects land without the completion."""
         self._retire()
         self._check_finished()
-        settled, prepared = self._claims.settle_within(self._session, finished, self._marker)
+        try:
+            settled, prepared = self._claims.settle_within(self._session, finished, self._marker)
+        except psycopg.Error as error:
+            if cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION):
+                raise SettlementBlockedError(reason(error)) from error
+            raise
         if settled is None:
             raise PermanentCommandError(
                 "TRANSACTION_ENDED",

@@ -46,7 +46,11 @@ from cmdbus.worker.handler_connection import (
     USED_AFTER_RETURN,
     HandlerConnection,
 )
-from cmdbus.worker.handler_transaction import HandlerTransaction, LeaseLostError
+from cmdbus.worker.handler_transaction import (
+    HandlerTransaction,
+    LeaseLostError,
+    SettlementBlockedError,
+)
 
 _DEFAULT_POLICY = RetryPolicy()
 #: The server ended the session for reasons of its own: crash of another, start-up.
@@ -174,6 +178,8 @@ class Execution:
                 _AFTER_OUTAGE,
                 lost=self._is_lost(error),
             )
+        if isinstance(error, SettlementBlockedError):
+            return interrupted("SETTLEMENT_BLOCKED", str(error), _AFTER_OUTAGE, lost=False)
         if self._plan_has_changed(error):
             return interrupted("PLAN_CHANGED", str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))

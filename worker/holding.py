@@ -41,6 +41,8 @@ class Holding:
         self._places: dict[Key, int] = {}
         #: Not finished, and not turned back.
         self._open: dict[Key, Claim] = {}
+        #: Finished, and not settled.
+        self._finished: dict[Key, Claim] = {}
         #: To be given back; here until the database knows.
         self._back: dict[Key, Claim] = {}
         #: Payload bytes of what is not started, of all but the small ones.
@@ -67,8 +69,17 @@ class Holding:
     def anything_back(self) -> bool:
         return bool(self._back)
 
+    @property
+    def any_unsettled(self) -> bool:
+        """Also while a thread has taken their outcomes in order to settle them."""
+        return bool(self._open or self._finished or self._back)
+
     def unfinished(self) -> list[Claim]:
         return list(self._open.values())
+
+    def unsettled(self) -> list[Claim]:
+        """All claims whose rows the database still shows as claimed, as far as is known here."""
+        return [*self._open.values(), *self._finished.values(), *self._back.values()]
 
     def known(self) -> set[Key]:
         with self._taking:
@@ -102,11 +113,13 @@ class Holding:
         place = self._places.get(key)
         if place is not None:  # else a worker that has stopped gave it back
             self._keys.finished(place)
+            self._finished[key] = claim
             self._open.pop(key, None)
 
     def free(self, claim: Claim) -> None:
         key = key_of(claim)
         self._open.pop(key, None)
+        self._finished.pop(key, None)
         self._back.pop(key, None)
         self._payloads.pop(key, None)
         place = self._places.pop(key, None)

@@ -215,7 +215,7 @@ class Keeper:
         if now < max(self._renew_at, self._steward_renewed() + _STEWARD_MISSES * self._renew_every):
             return
         self._renew_at = now + self._renew_every
-        held = self._crew.held.unfinished()
+        held = self._crew.held.unsettled()
         if held:
             connection = self._hand.connection()
             lost = self._renewal.renew(connection, {self._claims.incarnation: held})
