@@ -58,6 +58,11 @@ def parse(dsn: str) -> Parts:
         raise ValueError(_unreadable(dsn, str(error))) from None
     parts = {key: str(value) for key, value in parts.items() if value is not None}
     _refuse_spilt_password(parts)
+    if libpq.is_closed(parts) and libpq.lacks_service(parts):
+        raise ValueError(
+            "the environment variable PGSERVICE names a service that no service file defines, "
+            "which keeps libpq from connecting anywhere: unset it, or define the service"
+        )
     return parts
 
 

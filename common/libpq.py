@@ -1,6 +1,5 @@
 """What libpq adds to a DSN: the settings of a service file and of the environment."""
 
-import os
 from typing import Any
 
 from psycopg import pq
@@ -39,10 +38,7 @@ def is_closed(parts: dict[str, Any]) -> bool:
 
 def close(parts: dict[str, Any]) -> dict[str, Any]:
     """With all that this libpq would take from the environment; some of it is not known to
-    every version. A service cannot be named away: one that is defined nowhere would keep
-    every connection from being made, so it is removed from this process's environment."""
-    if b"definition of service" in (_error(parts) or b""):
-        os.environ.pop("PGSERVICE", None)
+    every version. A service cannot be named away: see lacks_service."""
     known = {
         option.keyword.decode(): (option.compiled or _BLANK.get(option.keyword, b"")).decode()
         for option in pq.Conninfo.get_defaults()
@@ -51,13 +47,15 @@ def close(parts: dict[str, Any]) -> dict[str, Any]:
     return {**known, **parts}
 
 
-def _begin(parts: dict[str, Any]) -> pq.abc.PGconn:
-    return pq.PGconn.connect_start(make_conninfo(**{**parts, **_NOWHERE}).encode())
-
-
-def _error(parts: dict[str, Any]) -> bytes | None:
+def lacks_service(parts: dict[str, Any]) -> bool:
+    """Whether a service is asked for, by these parts or by the environment, that is defined
+    nowhere: it keeps every connection from being made."""
     began = _begin(parts)
     try:
-        return began.error_message
+        return b"definition of service" in (began.error_message or b"")
     finally:
         began.finish()
+
+
+def _begin(parts: dict[str, Any]) -> pq.abc.PGconn:
+    return pq.PGconn.connect_start(make_conninfo(**{**parts, **_NOWHERE}).encode())

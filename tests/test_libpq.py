@@ -107,7 +107,6 @@ def test_a_handler_writes_where_psql_does(
 
 POISON = {
     "PGPORT": "1",
-    "PGSERVICE": "nowhere",
     "PGHOSTADDR": "192.0.2.1",
     "PGOPTIONS": "-c nonsense=1",
     "PGSSLMODE": "verify-full",
@@ -136,7 +135,19 @@ def test_an_embedded_servers_dsn_heeds_nothing_of_the_environment(
         monkeypatch.setenv(name, value)
     with CommandBus(dsn) as bus:
         bus.send("payments", "Debit")
-    assert "PGSERVICE" not in os.environ, "a service that is defined nowhere keeps libpq away"
+    assert {name: os.environ.get(name) for name in POISON} == POISON
+
+
+@pytest.mark.db
+def test_a_service_that_is_defined_nowhere_gets_one_sentence_and_stays_in_the_environment(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "hostaddr=''" not in dsn:
+        pytest.skip("CMDBUS_TEST_DSN names another server")
+    monkeypatch.setenv("PGSERVICE", "nowhere")
+    with pytest.raises(ValueError, match="PGSERVICE names a service that no service file defines"):
+        CommandBus(dsn)
+    assert os.environ["PGSERVICE"] == "nowhere"
 
 
 ODD = {
