@@ -186,8 +186,9 @@ def switching_at_each_opcode(run: Callable[[], None]) -> None:
             time.sleep(0)
         return switch
 
+    before = sys.gettrace()
     sys.settrace(switch)
     try:
         run()
     finally:
-        sys.settrace(None)
+        sys.settrace(before)

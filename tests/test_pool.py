@@ -23,6 +23,7 @@ from psycopg_pool import PoolClosed, PoolTimeout
 
 from cmdbus import CommandBus, DatabaseUnavailableError
 from cmdbus import dsn as dsns
+from cmdbus import pool as module
 from cmdbus.pool import Connection, SessionPool
 
 pytestmark = pytest.mark.db
@@ -211,7 +212,7 @@ def interrupted(at: int) -> Iterator[None]:
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal lines
-        if not frame.f_code.co_filename.endswith("pool.py"):
+        if frame.f_code.co_filename != module.__file__:
             return None
         lines += event == "line"
         if event == "line" and lines == at + 1:
