@@ -43,7 +43,7 @@ def test_a_delayed_command_starts_on_time_and_never_early(dsn: str, bus: Command
 def test_a_retry_in_half_an_hour_is_scheduled_and_runs_as_the_second_attempt_when_due(
     dsn: str, bus: CommandBus
 ) -> None:
-    """Its time is moved here, not the clock."""
+    """The command is rescheduled here, and the clock not moved."""
     registry = HandlerRegistry()
     later = RetryPolicy(max_attempts=2, backoff=(1800,), jitter=0)
 
