@@ -19,7 +19,8 @@ registry = HandlerRegistry()
 # As Django does when it is set up: it disables the loggers that exist.
 logging.config.dictConfig({"version": 1, "root": {"handlers": []}})
 # For stacks of their own, as many applications do; a signal's handler needs the main thread.
-faulthandler.enable()
+if sys.stderr is not None:  # as where it was closed
+    faulthandler.enable()
 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 _QUICK = RetryPolicy(max_attempts=5, backoff=(0.05,))

@@ -94,7 +94,7 @@ def test_there_can_be_more_processes_and_fewer(dsn: str, tmp_path: Path) -> None
         eventually(lambda: len(fleet.executing("Debit")) == 12)
         for said in (
             "2 worker processes from",
-            "1 worker processes from",
+            "1 worker process from",
             "1 worker process stays",
         ):
             fleet.send_signal(signal.SIGTTOU)

@@ -24,11 +24,15 @@ class Journal:
     def write(self, what: str, call: str, **more: object) -> None:
         line = json.dumps({"what": what, "call": call, "at": time.time(), **more}, default=str)
         with self._lock:
-            os.write(self._descriptor, line.encode() + b"\n")
-            os.fsync(self._descriptor)
+            # After the end its number is another file's, or a connection's.
+            if self._descriptor >= 0:
+                os.write(self._descriptor, line.encode() + b"\n")
+                os.fsync(self._descriptor)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        with self._lock:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def lines_of(path: Path) -> Iterator[Mapping[str, Any]]:
