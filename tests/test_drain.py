@@ -112,6 +112,15 @@ def test_five_threads_do_the_work_of_five(dsn: str, bus: CommandBus) -> None:
     assert max(ratios) >= 4, ratios
 
 
+@pytest.mark.long
+def test_five_threads_do_nine_tenths_of_the_work_of_five_at_least(
+    dsn: str, bus: CommandBus
+) -> None:
+    """On a machine that does nothing else."""
+    one = by_worker(dsn, bus, 40, 0.1, threads=1).took
+    assert one / by_worker(dsn, bus, 40, 0.1, threads=5).took >= 4.5
+
+
 def test_what_one_claim_brings_starts_together(dsn: str, bus: CommandBus) -> None:
     """Within 3 ms where nothing else has the CPUs."""
     spreads = []
