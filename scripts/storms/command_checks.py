@@ -11,6 +11,8 @@ from storms.history import Event, History
 from storms.oddities import KEPT
 
 _SLACK_S = 0.05
+#: Seconds by which the difference of two of the server's times may be rounded.
+_ROUNDING_S = 0.00001
 _SETTLED = ("finished", "troubleshooting")
 _LEASE_ENDED = "LEASE_ENDED"
 _INNOCENT = ("LOST", "TIMEOUT", "CRASHED")
@@ -307,9 +309,6 @@ def not_before_its_time(history: History) -> Iterator[str]:
     limits = history.limits
     began = {call.name: call.began for call in history.calls}
     asked = {row.command_id: row for row in history.rows if row.delay}
-    marked: dict[str, list[float]] = defaultdict(list)
-    for mark in history.marks:
-        marked[mark.command_id].append(mark.at)
     for id_, moves in by_command(history.moves).items():
         for one, next_ in zip([None, *moves], moves, strict=False):
             if next_.what == "claim" and (next_.due_at or 0.0) > next_.at:
@@ -323,10 +322,9 @@ def not_before_its_time(history: History) -> Iterator[str]:
                     yield f"command {id_} is due {at - (next_.due_at or 0.0):.3f} s early"
             elif next_.attempts > one.attempts:
                 backoff = limits.backoff[min(next_.attempts, len(limits.backoff)) - 1]
-                # The statement that settled it may have taken long on a busy machine.
-                ended = max((at for at in marked[id_] if at <= next_.at), default=next_.at)
-                lies = (next_.due_at or 0.0) - ended
-                if lies < backoff * (1 - limits.jitter) - _SLACK_S:
+                # The server adds the backoff to its clock while it executes the statement.
+                lies = (next_.due_at or 0.0) - next_.began
+                if lies < backoff * (1 - limits.jitter) - _ROUNDING_S:
                     yield f"command {id_}: again {lies:.3f} s after attempt {next_.attempts}"
 
 

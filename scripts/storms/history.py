@@ -67,6 +67,8 @@ class Move:
     """One change of one row, in the order in which they were made."""
 
     number: int
+    #: By the server's clock: the start of the statement that made it, and itself.
+    began: Time
     at: Time
     xid: int
     session: str
@@ -308,8 +310,8 @@ _ROWS = " UNION ALL ".join(
     for table, status in _TABLES.items()
 )
 _MOVES = """
-SELECT number, at, xid, session, what, command_id, token, token_before, claimer, claimer_before,
-    lease_before, due_at, attempts
+SELECT number, began, at, xid, session, what, command_id, token, token_before, claimer,
+    claimer_before, lease_before, due_at, attempts
 FROM chaos.move ORDER BY number"""
 _EVENTS = "SELECT command_id, at, kind, code, token, claimer FROM cmdbus.event ORDER BY id"
 _EFFECTS = "SELECT command_id, run, session, xid FROM chaos.effect"

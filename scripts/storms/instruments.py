@@ -15,6 +15,7 @@ CREATE TABLE chaos.effect (
 );
 CREATE TABLE chaos.move (
     number bigint GENERATED ALWAYS AS IDENTITY,
+    began timestamptz NOT NULL DEFAULT statement_timestamp(),
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
     xid bigint NOT NULL DEFAULT txid_current(),
     session text NOT NULL DEFAULT current_setting('application_name'),
