@@ -11,7 +11,7 @@ from socket import socket
 
 from cmdbus.board import Board
 from cmdbus.clock import time
-from cmdbus.exits import Exit
+from cmdbus.exits import Exit, lacks_room
 from cmdbus.health import Levels
 from cmdbus.seats import Role
 from cmdbus.settings import Settings
@@ -28,6 +28,8 @@ class Porter:
     def __init__(self, settings: Settings, listener: socket | None, close: Iterable[int]) -> None:
         """`close`: descriptors that are only ours. Without a listener there is nobody."""
         self._settings = settings
+        self._listener = listener
+        self._close = list(close)
         #: One that shows what there is: a supervisor, and a steward to come that knows whether
         #: the database is there.
         self._board = Board.in_memory(1, 1, kinds=1, name=settings.name)
@@ -36,12 +38,8 @@ class Porter:
         self._steward.assign(Role.STEWARD, number=0, generation=1, now=self._since)
         self._steward.enter(pid=0, generation=1, now=self._since)
         self._child: Child | None = None
-        if listener is None:
-            return
-        try:
-            self._child = fork(lambda: self._answer(listener), close=close)
-        except OSError as error:
-            logger.warning("until the fleet starts no probe is answered: %s", error.strerror)
+        #: Why no probe is answered, which is logged once.
+        self._why = ""
 
     def expect(self, seconds: float, *, away: bool) -> None:
         """The supervisor is back within so long; `away`: the database is."""
@@ -54,6 +52,27 @@ class Porter:
             wanted=self._settings.procs,
         )
         self._steward.beat(due, Levels(database_away=away))
+        if self._listener is not None:
+            self._start(self._listener)
+
+    def _start(self, listener: socket) -> None:
+        """Also again, after a failed fork or an early exit of the child."""
+        try:
+            exited = self._child.reap() if self._child is not None else None
+            if exited is not None:
+                self._child = None
+                no_room = exited.signal == 0 and exited.code == Exit.NO_ROOM
+                why = "has no room for its threads" if no_room else str(exited)
+                self._warn(f"the process that answers them {why}")
+            if self._child is None:
+                self._child = fork(lambda: self._answer(listener), close=self._close)
+        except OSError as error:
+            self._warn(f"no process can be started ({error.strerror})")
+
+    def _warn(self, why: str) -> None:
+        if why != self._why:
+            logger.warning("probes are not answered for the moment: %s; trying again", why)
+        self._why = why
 
     def close(self) -> None:
         if self._child is not None:
@@ -67,5 +86,10 @@ class Porter:
         from cmdbus.worker.endpoints import answer_for_none
 
         forget()
-        answer_for_none(self._settings, self._board, listener)
+        try:
+            answer_for_none(self._settings, self._board, listener)
+        except RuntimeError as error:
+            if lacks_room(error):
+                return Exit.NO_ROOM
+            raise
         return Exit.ERROR

@@ -25,7 +25,7 @@ from cmdbus.readiness import Check, Finding, worst
 from cmdbus.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.settings import Settings
 from cmdbus.supervisor.checking import TIMEOUT, Examination
-from cmdbus.supervisor.children import fork, wait
+from cmdbus.supervisor.children import Child, fork, wait
 from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.fleet import Company
 from cmdbus.supervisor.listening import listen
@@ -141,13 +141,28 @@ def _install(settings: Settings, directory: Path) -> Exit:
 
 
 def _in_child(run: Callable[[], int], noted: Signals) -> None:
-    child = fork(run, close=noted.descriptors)
+    child = _forked(run, noted)
     while (death := child.reap()) is None:
         wait([child.descriptor], 1.0)
     if death.code == Exit.CANNOT_START:
         raise AlreadySaid
     if death.signal or death.code:
         raise CannotStart(f"the schema could not be installed: the process {death}")
+
+
+def _forked(run: Callable[[], int], noted: Signals) -> Child:
+    """Waits until the system has room for one more process."""
+    while True:
+        try:
+            return fork(run, close=noted.descriptors)
+        except OSError as error:
+            logger.warning("%s: again in %g s", _no_process(error), _AWAY_SECONDS)
+        wait([noted.descriptor], _AWAY_SECONDS)
+        _heed(noted)
+
+
+def _no_process(error: OSError) -> str:
+    return f"no process can be started ({error.strerror})"
 
 
 def _preflight(settings: Settings, noted: Signals, porter: Porter) -> int:
@@ -178,8 +193,7 @@ def _examined(settings: Settings, noted: Signals) -> list[Check]:
         examination = Examination(settings)
     except OSError as error:
         # Too many processes or descriptors; for how long is not known.
-        sentence = f"no process can be started ({error.strerror})"
-        return [Check("preflight", Finding.AWAY, sentence)]
+        return [Check("preflight", Finding.AWAY, _no_process(error))]
     with examination:
         return _awaited(examination, noted)
 

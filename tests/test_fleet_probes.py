@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from eventually import eventually
 from fleet import Fleet, make_effects, supervised, unstarted
@@ -148,7 +149,8 @@ def test_probes_are_answered_whoever_hangs_or_is_away(dsn: str, tmp_path: Path) 
 
 
 def test_probes_are_answered_while_a_start_waits_for_the_database(dsn: str, tmp_path: Path) -> None:
-    """M105, M106: it is live and not ready, and says why; the steward answers next."""
+    """M105, M106: it is live and not ready, and says why; the steward answers next. What answers
+    is replaced."""
     with Proxy(dsn) as proxy, unstarted(proxy.dsn, tmp_path, http=HERE, procs=1) as fleet:
         socket = Path(str(conninfo_to_dict(proxy.dsn)["host"])) / ".s.PGSQL.5432"
         socket.rename(away := socket.with_name("away"))
@@ -158,6 +160,10 @@ def test_probes_are_answered_while_a_start_waits_for_the_database(dsn: str, tmp_
         assert get(fleet, "/livez") == (200, '{"live": true, "reasons": []}\n')
         assert set(families(fleet)) == FAMILIES
         assert (status(fleet)["state"], status(fleet)["queues"]) == ("starting", None)
+        oldest = min(psutil.Process(fleet.pid).children(), key=psutil.Process.create_time)
+        oldest.kill()
+        fleet.await_saying("not answered for the moment: the process that answers them was killed")
+        assert code(fleet, "/livez") == 200
         away.rename(socket)
         fleet.wait_until_ready()
         assert fleet.readiness() == (200, [])

@@ -170,11 +170,15 @@ def test_a_process_without_descriptors_fails_the_attempt_and_the_fleet_goes_on(
 def test_a_supervisor_that_can_start_no_process_waits_until_it_can(
     dsn: str, tmp_path: Path
 ) -> None:
-    make_effects(dsn)
-    with control_group("pids") as group, unstarted(dsn, tmp_path) as fleet:
+    """Also for the process that answers probes meanwhile, and for its threads."""
+    with control_group("pids") as group, unstarted(dsn, tmp_path, http="127.0.0.1:0") as fleet:
         group.limit(1)
         fleet.start(shell=f'echo 0 > {group.entrance}; exec "$@"')
-        fleet.await_saying("no process can be started (Resource temporarily unavailable)")
+        none = "no process can be started (Resource temporarily unavailable)"
+        fleet.await_saying(f"{none}: waiting")
+        assert len(fleet.said(f"not answered for the moment: {none}")) == 1
+        group.limit(2)
+        fleet.await_saying("the process that answers them has no room for its threads")
         group.limit(None)
         fleet.wait_until_ready()
         assert fleet.stop() == 0
