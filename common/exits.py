@@ -16,6 +16,8 @@ class Exit(IntEnum):
     UNFINISHED = 5
     #: Only of children: the system has no room for their threads, but may have it later.
     NO_ROOM = 6
+    #: Only of children: stopped gracefully after a SIGTERM that the supervisor did not send.
+    TERMINATED = 7
 
 
 def lacks_room(error: RuntimeError) -> bool:

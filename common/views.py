@@ -33,6 +33,7 @@ class Restart(IntEnum):
     DEGRADED = 3
     RECYCLED = 4
     RELOADED = 5
+    TERMINATED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

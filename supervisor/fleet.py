@@ -406,18 +406,32 @@ class Company:
             return
         ordered = ordered or left
         if not ordered:
-            self._reasons[key] = Restart.CRASHED
-            running = _running(view.slots, timed_out=False)
-            told = f"{death}{running}{_perhaps(death)}"
-            logger.error("%s, pid %s, %s", seated, seated.child.pid, told)
-            if death.signal in _TELLS_STACKS and (stack := self._stacks.last(seated.place)):
-                logger.error("the stacks of %s:\n%s", seated, stack)
+            self._report_death(seated, death, view)
         if death.signal == 0 and death.code == Exit.CANNOT_START:
             self._could_not_boot(seated)
         if not ordered and self._died_early(seated, view, now):
             pause = self._restarts.died_early(key, now, random.random())
             if pause:
                 logger.warning("%s died early again: the next in %.1f s", seated, pause)
+
+    def _report_death(self, seated: Seated, death: Death, view: SeatView) -> None:
+        """Of a process that exited without an order."""
+        key = seated.role, seated.number
+        if death == Death(0, Exit.TERMINATED):
+            self._reasons[key] = Restart.TERMINATED
+            logger.warning(
+                "%s, pid %s, was stopped by a SIGTERM that the supervisor did not send",
+                seated,
+                seated.child.pid,
+            )
+            return
+        self._reasons[key] = Restart.CRASHED
+        running = _running(view.slots, timed_out=False)
+        logger.error(
+            "%s, pid %s, %s%s%s", seated, seated.child.pid, death, running, _perhaps(death)
+        )
+        if death.signal in _TELLS_STACKS and (stack := self._stacks.last(seated.place)):
+            logger.error("the stacks of %s:\n%s", seated, stack)
 
     def _put_to_rest(self, seated: Seated, death: Death, left: bool, now: float) -> None:
         seat, at = self._board.seat(seated.place), int(now * NS)

@@ -74,9 +74,9 @@ def is_expected(role: Role, seat: SeatView, code: int, *, ordered: bool) -> bool
     """Whether a process that exited with `code` has stopped as it should: by order or, in
     quarantine, because no suspect is left. In the middle of a command it is a crash; after its
     timeout, whose outcome is settled, the command's thread keeps no process from exiting."""
-    if code not in (Exit.DONE, Exit.UNFINISHED):
-        return False
-    return ordered or (role is Role.ALONE and not is_busy(seat))
+    if ordered:
+        return code in (Exit.DONE, Exit.UNFINISHED, Exit.TERMINATED)
+    return code in (Exit.DONE, Exit.UNFINISHED) and role is Role.ALONE and not is_busy(seat)
 
 
 def is_busy(seat: SeatView) -> bool:

@@ -181,8 +181,12 @@ def test_a_verdict_that_no_slot_is_known_for_counts_a_loss_for_all(ended: Ended)
     assert death.guilty == {} and losses_of(death) == ONE_MORE
 
 
-def test_a_lack_of_threads_counts_a_loss_and_makes_nothing_a_suspect() -> None:
-    death = blame(SEAT, replace(LEFT, code=Exit.NO_ROOM), "")
+@pytest.mark.parametrize("code", [Exit.NO_ROOM, Exit.TERMINATED])
+def test_a_cause_outside_of_its_commands_counts_a_loss_and_makes_nothing_a_suspect(
+    code: Exit,
+) -> None:
+    """A lack of threads, or a SIGTERM from outside whose claims could not all be settled."""
+    death = blame(SEAT, replace(LEFT, code=code), "")
     assert death.guilty == {} and losses_of(death) == ONE_MORE
 
 
@@ -266,7 +270,8 @@ def test_who_crashes_alone_is_guilty(ended: Ended) -> None:
         (CRASHED, "died of SIGSEGV"),
         (replace(CRASHED, signal=64), "died of SIGRTMAX"),
         (replace(CRASHED, signal=99), "died of signal 99"),
-        (replace(LEFT, code=7), "left by itself with exit code 7"),
+        (replace(LEFT, code=8), "left by itself with exit code 8"),
+        (replace(LEFT, code=7), "was stopped from outside (SIGTERM)"),
     ],
 )
 def test_the_audit_says_how_the_process_ended(ended: Ended, said: str) -> None:

@@ -244,3 +244,15 @@ def test_a_worker_that_is_told_to_leave_by_somebody_else_is_replaced(
         open_gate(tmp_path)
         fleet.await_successors(before.values())
         fleet.await_completed(ids)
+        steward = fleet.steward()
+        assert steward is not None
+        kill(steward, signal.SIGTERM)
+        fleet.succeeded(steward)
+        told = fleet.said(", was stopped by a SIGTERM that the supervisor did not send")
+        assert sorted(text[: text.index(",")] for text in told) == [
+            "steward",
+            "worker 0",
+            "worker 1",
+        ]
+        assert {reason: n for reason, n in fleet.look().restarts.items() if n} == {"terminated": 3}
+        assert not fleet.messages(level="error")

@@ -192,6 +192,8 @@ def test_a_quarantine_that_exits_after_a_timeout_has_not_crashed() -> None:
     for role in (Role.WORKER, Role.ALONE):
         assert is_expected(role, running, Exit.UNFINISHED, ordered=True)
         assert not is_expected(role, running, Exit.ERROR, ordered=True)
+    idle = seat_with_command(None)
+    assert not is_expected(Role.ALONE, idle, Exit.TERMINATED, ordered=False), "by an outsider"
     finished = seat_with_command(KeyState.FINISHED)
     assert not is_expected(Role.ALONE, finished, Exit.DONE, ordered=False), "it is not settled"
 

@@ -116,8 +116,8 @@ def _losses(ended: Ended) -> Callable[[Claim], int]:
 def _is_suspicious(ended: Ended) -> bool:
     """What it ran may be the cause."""
     if ended.verdict is Verdict.NONE:
-        no_resources = not ended.signal and ended.code == Exit.NO_ROOM
-        return ended.signal not in _FROM_OUTSIDE and not no_resources
+        from_outside = not ended.signal and ended.code in (Exit.NO_ROOM, Exit.TERMINATED)
+        return ended.signal not in _FROM_OUTSIDE and not from_outside
     return ended.verdict in (Verdict.HUNG, Verdict.STUCK)
 
 
@@ -136,6 +136,8 @@ def _said(ended: Ended) -> str:
         return "was killed from outside (SIGKILL), or because memory ran out"
     if ended.signal:
         return f"died of {_name(ended.signal)}"
+    if ended.code == Exit.TERMINATED:
+        return "was stopped from outside (SIGTERM)"
     return f"left by itself with exit code {ended.code}"
 
 

@@ -41,12 +41,12 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
     # What the application has brought stays: no collection looks through it again (600,000
     # objects took 90 ms, in which no thread runs).
     gc.freeze()
-    signal.signal(signal.SIGTERM, lambda *_: worker.leave(_leave_by(node, settings)))
+    stop = _Stop(node, settings, worker.leave)
     unblock()
     try:
         worker.run()
     except DatabaseUnavailableError:
-        return Exit.DONE  # told to leave while it waited for the database
+        return stop.code(Exit.DONE)  # told to leave while it waited for the database
     except RuntimeError as error:
         if lacks_room(error):
             return Exit.NO_ROOM
@@ -54,7 +54,7 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
     except CmdbusError as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
-    return Exit.UNFINISHED if worker.abandoned else Exit.DONE
+    return stop.code(Exit.UNFINISHED if worker.abandoned else Exit.DONE)
 
 
 def run_steward(
@@ -83,9 +83,9 @@ def _run_steward(
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
-    signal.signal(signal.SIGTERM, lambda *_: steward.leave(_leave_by(node, settings)))
+    stop = _Stop(node, settings, steward.leave)
     unblock()
-    return steward.run()
+    return stop.code(steward.run())
 
 
 def _load(settings: Settings, stacks: int) -> HandlerRegistry:
@@ -142,7 +142,21 @@ def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker
     )
 
 
-def _leave_by(node: Node, settings: Settings) -> float:
-    """By order of the supervisor, or of somebody who sends a TERM without one."""
-    by = node.seat.leave_by
-    return by / 1e9 if by else time.monotonic() + settings.drain_timeout
+class _Stop:
+    """SIGTERM: an order of the supervisor, whose deadline is on the board, or from outside."""
+
+    def __init__(self, node: Node, settings: Settings, leave: Callable[[float], None]) -> None:
+        self._node = node
+        self._drain_timeout = settings.drain_timeout
+        self._leave = leave
+        self._came = False
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def _on_term(self, *_: object) -> None:
+        self._came = True
+        by = self._node.seat.leave_by
+        self._leave(by / 1e9 if by else time.monotonic() + self._drain_timeout)
+
+    def code(self, code: Exit) -> Exit:
+        """The exit code of a process that would exit with `code` after an order."""
+        return Exit.TERMINATED if self._came and not self._node.seat.leave_by else code

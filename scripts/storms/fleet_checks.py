@@ -41,7 +41,8 @@ _DECIDED = ("recycled", "reloaded", "degraded")
 _RESIZED = re.compile(r"\d+ worker process(?:es)? from now on$")
 _ENDED = re.compile(
     r"(?P<a>worker \d+|steward|alone) has left, pid \d+$"
-    r"|(?P<b>worker \d+|steward|alone), pid \d+(?:, exited with|, was killed by|: the system)"
+    r"|(?P<b>worker \d+|steward|alone), pid \d+"
+    r"(?:, exited with|, was killed by|, was stopped by|: the system)"
     r"|(?P<c>worker \d+|steward|alone) is (?:killed|told to leave): "
 )
 
