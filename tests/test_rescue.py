@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from crowd import crowded
 from eventually import eventually
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -28,6 +29,7 @@ from cmdbus.worker.blame import Death
 from cmdbus.worker.claim import Claim, Want
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.holding import Holding
+from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.rescue import Rescued, rescue
 
 pytestmark = pytest.mark.db
@@ -111,6 +113,23 @@ def rows(dsn: str, query: str, *values: object) -> list[tuple[object, ...]]:
 
 def ids(claims: tuple[Claim, ...] | list[Claim]) -> set[UUID]:
     return {claim.command_id for claim in claims}
+
+
+def test_what_the_board_shows_is_handed_back_however_many_rows_there_are(
+    dsn: str, bus: CommandBus
+) -> None:
+    """What it does not show is left to the ends of the leases: there is no index to find it by."""
+    bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])
+    with dead(dsn) as gone, connect(dsn, options="-c lock_timeout=100ms") as connection:
+        claimed, started, _ = gone.claim(3)
+        gone.take(claimed, started)
+        gone.held.start(started)
+        steward = Claims("cmdbus", 30)
+        with crowded(connection, "others", lambda: steward.claimed_by(connection, 1)):
+            found = rescue(connection, steward, registry(), gone.death())
+            assert Narrowing(gone.claims).orphans(connection, set()) == []
+    assert (ids(found.released), ids(found.lost)) == (ids([claimed]), ids([started]))
+    assert found.sessions_ended and not found.left
 
 
 def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(

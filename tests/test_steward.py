@@ -15,7 +15,7 @@ from eventually import eventually
 from cmdbus import CommandBus, HandlerRegistry, SendRequest, Timeouts
 from cmdbus.board import Board
 from cmdbus.layout import KEY_COUNT
-from cmdbus.seats import Role, Seat
+from cmdbus.seats import Ended, Role, Seat
 from cmdbus.settings import Settings
 from cmdbus.wires import Wire
 from cmdbus.worker.claim import Want
@@ -203,3 +203,21 @@ def looks_within(connection: psycopg.Connection, seconds: float) -> bool:
     """As it has told the database."""
     query = "SELECT looks_at < clock_timestamp() + make_interval(secs => %s) FROM cmdbus.waiter"
     return connection.execute(query, (seconds,)).fetchall() == [(True,)]
+
+
+def test_what_cannot_be_handed_back_keeps_nothing_else_from_being_done(
+    idle: Idle, dsn: str
+) -> None:
+    idle.worker.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
+    idle.worker.register(17)
+    idle.board.seat(1).bury(0, Ended(generation=1, pid=1, signal=9), now=time.monotonic_ns())
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as other:
+        other.execute("ALTER FUNCTION cmdbus.finite RENAME TO finite_once")
+        bus.send("payments", "Debit", delay=0.2)
+        idle.start()
+        eventually(
+            lambda: other.execute("SELECT count(*) FROM cmdbus.ready").fetchone() == (1,), 10
+        )
+        assert not idle.board.seat_view(1).rescued
+        other.execute("ALTER FUNCTION cmdbus.finite_once RENAME TO finite")
+        eventually(lambda: idle.board.seat_view(1).rescued, 10)

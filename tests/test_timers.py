@@ -5,6 +5,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from crowd import crowded
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claim import Want
@@ -75,6 +76,24 @@ def test_with_nothing_scheduled_there_is_nothing_to_wait_for(
     connection: psycopg.Connection, timers: Timers
 ) -> None:
     assert timers.look(connection, leases=True) == float("inf")
+
+
+def test_the_ends_of_more_leases_than_can_be_read_keep_nothing_else_from_being_looked_at(
+    connection: psycopg.Connection, bus: CommandBus
+) -> None:
+    claims = Claims("cmdbus", 30)
+    timers = Timers(claims, ["payments"], [TYPE])
+
+    def read_all() -> None:
+        claims.timers(connection, ["payments"], [TYPE], leases=True)
+
+    with crowded(connection, "payments", read_all):
+        bus.send("payments", "Debit", delay=HOUR)
+        assert timers.look(connection, leases=True) == pytest.approx(HOUR, abs=10.0)
+        assert 0 < timers.look(connection, leases=True) <= 60.0
+        due_now(connection)
+        assert timers.look(connection, leases=True) == 0.0
+    assert count(connection, "scheduled") == 0
 
 
 def test_it_says_how_long_it_is_until_the_earliest(

@@ -9,6 +9,7 @@ import copy
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
+from uuid import UUID
 
 import psycopg
 
@@ -263,9 +264,15 @@ class Claims:
         rows = self._execute(connection, "find_held", values).fetchall()
         return _at([position for (position,) in rows], claims)
 
-    def claimed_by(self, connection: Connection, incarnation: int) -> list[Claim]:
-        """What the table says is a worker's, without payloads; reads all of its keys."""
-        cursor = self._execute(connection, "find_claimed", {"claimer": incarnation})
+    def claimed_by(
+        self, connection: Connection, incarnation: int, among: Sequence[UUID] | None = None
+    ) -> list[Claim]:
+        """What the table says is a worker's, without payloads; reads all rows, or those of these
+        commands."""
+        values = {"claimer": incarnation, "command_ids": ids(among or ())}
+        name = "find_claimed" if among is None else "find_claimed_among"
+        # Each time with a new plan: one made on an empty table reads all rows in either case.
+        cursor = own_cursor(connection).execute(statement(name, self.schema), values, prepare=False)
         return [Claim._make(row) for row in cursor.fetchall()]
 
     def with_payloads(

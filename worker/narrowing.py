@@ -6,13 +6,16 @@ for as long as this process lives. A lock timeout or a deadlock is no reason for
 is tried again by the next claim. Keys are read without data.
 """
 
+import logging
 from collections.abc import Callable, Container
 
 from cmdbus.worker.claim import Claim, ClaimKey, Connection, Want
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.holding import Key, key_of
 from cmdbus.worker.rejected_rows import RejectedRows
-from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, was_executed
+from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, reason, was_executed
+
+logger = logging.getLogger(__name__)
 
 #: Rows claimed one by one in one step, each in a round trip of its own.
 _MAX_ROWS = 50
@@ -84,6 +87,14 @@ class Narrowing:
         except Exception as error:
             if not may_be_of_one_row(error):
                 raise
+            if cause_of(error) is Cause.TIMEOUT:
+                # All rows are read, and there are too many.
+                logger.warning(
+                    "cannot look for claims whose reply was lost (%s): they can be claimed when "
+                    "their leases end",
+                    reason(error),
+                )
+                return []
         else:
             return [claim for claim in claims if key_of(claim) not in known]
         keys = self._claims.keys_of(connection, ours)

@@ -5,9 +5,12 @@ Its sessions are ended first, and waited for. A backend whose client was killed 
 executes what is in its socket; released before that, its next step claims for the dead.
 """
 
+import logging
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import psycopg
 
 from cmdbus.clock import time
 from cmdbus.outcomes import failed
@@ -20,8 +23,10 @@ from cmdbus.worker.claim import Claim, Connection, Finished, Session
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.halving import complain_of_release, in_halves
 from cmdbus.worker.record import log_end
-from cmdbus.worker.rejections import Cause, cause_of
+from cmdbus.worker.rejections import Cause, cause_of, reason
 from cmdbus.worker.settling import settle_one
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_POLICY = RetryPolicy()
 #: Between two looks at rows that somebody holds.
@@ -64,9 +69,7 @@ def rescue(
     reach(IN_RESCUE)
     rescuer = _Rescuer(connection, claims, registry, death)
     pause = _FIRST_PAUSE
-    while (
-        left := claims.claimed_by(connection, death.incarnation)
-    ) and time.monotonic() < deadline:
+    while (left := rescuer.left()) and time.monotonic() < deadline:
         rescuer.hand_back(left)
         if rescuer.obstructed:
             time.sleep(pause)
@@ -99,6 +102,26 @@ class _Rescuer:
             charged=tuple(self._charged),
             left=tuple(left),
         )
+
+    def left(self) -> list[Claim]:
+        """What its seat shows and, once that is handed back, what only the table shows. To find
+        that, all rows are read: if there are so many that it takes too long, the leases end."""
+        theirs = self._death.incarnation
+        seat = self._death.seat
+        shown = [key.command_id for key in seat.keys]
+        shown += [slot.command.command_id for slot in seat.slots if slot.command]
+        if shown and (claims := self._theirs.claimed_by(self._connection, theirs, shown)):
+            return claims
+        try:
+            return self._theirs.claimed_by(self._connection, theirs)
+        except psycopg.errors.QueryCanceled as error:
+            logger.warning(
+                "cannot look for more claims of pid %s (%s): they can be claimed when their "
+                "leases end",
+                seat.pid,
+                reason(error),
+            )
+            return []
 
     def hand_back(self, claims: list[Claim]) -> None:
         guilty = [claim for claim in claims if _key(claim) in self._death.guilty]

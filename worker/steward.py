@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -269,30 +270,52 @@ class Steward:
             self._doubtful.clear()
             self._claims.ping(connection)
         view = self._board.snapshot()
-        # First: the dead can wait longer than the living's leases.
-        waits = [self._renew(connection, view, time.monotonic())]
-        rescued = [self._rescue(connection, seat) for seat in view.seats if _is_to_rescue(seat)]
-        if any(rescued) or view.suspects:
-            self._board.set_suspects(self._claims.suspects_wait(connection, self._types))
-        waits.append(self._look(connection, view, time.monotonic()))
-        waits.append(
-            self._arming.step(
-                connection,
-                parked=self._is_parked(self._board.snapshot()),
-                session=self._listener.session if self._is_listening else 0,
-                looks_at=self._due_at,
-            )
-        )
-        return min(waits)
+        duties: list[Callable[[], float]] = [
+            # First: the dead can wait longer than the living's leases.
+            lambda: self._renew(connection, view, time.monotonic()),
+            *(
+                partial(self._rescue, connection, seat)
+                for seat in view.seats
+                if _is_to_rescue(seat)
+            ),
+            lambda: self._look_for_suspects(connection, view),
+            lambda: self._look(connection, view, time.monotonic()),
+            lambda: self._arm(connection),
+        ]
+        pauses, failures = list[float](), list[Exception]()
+        for duty in duties:
+            # Each by itself: what keeps one from being done keeps none of the others.
+            try:
+                pauses.append(duty())
+            except Exception as error:
+                if self._hand.lost():
+                    raise
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return min(pauses)
 
-    def _rescue(self, connection: Connection, seat: SeatView) -> bool:
+    def _look_for_suspects(self, connection: Connection, view: BoardView) -> float:
+        if view.suspects or any(_is_to_rescue(seat) for seat in view.seats):
+            self._board.set_suspects(self._claims.suspects_wait(connection, self._types))
+        return float("inf")
+
+    def _arm(self, connection: Connection) -> float:
+        return self._arming.step(
+            connection,
+            parked=self._is_parked(self._board.snapshot()),
+            session=self._listener.session if self._is_listening else 0,
+            looks_at=self._due_at,
+        )
+
+    def _rescue(self, connection: Connection, seat: SeatView) -> float:
         """What the dead held is handed back; a byte, because one of them may have taken it."""
-        if not self._hand_back(connection, seat, seat.ended or KILLED):
-            return False  # The next round tries again.
-        reckon(connection, self._claims, self._board, seat, self._registry.domains)
-        self._board.seat(seat.place).rescue(seat.generation)
-        self._wake.put()
-        return True
+        if self._hand_back(connection, seat, seat.ended or KILLED):
+            reckon(connection, self._claims, self._board, seat, self._registry.domains)
+            self._board.seat(seat.place).rescue(seat.generation)
+            self._wake.put()
+        # Else the next round tries again.
+        return float("inf")
 
     def _hand_back(self, connection: Connection, seat: SeatView, ended: Ended) -> bool:
         """False if sessions of the dead did not end in time."""

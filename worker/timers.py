@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import psycopg
+
 from cmdbus.clock import time
 from cmdbus.points import PROMOTED, reach
 from cmdbus.worker.claim import Connection, Seen
@@ -10,6 +12,8 @@ from cmdbus.worker.floors import pause_after
 from cmdbus.worker.promotion import Promotion
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 5.0
+#: Seconds until the ends of leases are read again after the statement timeout has ended that.
+_LEASES_AGAIN_SECONDS = 60.0
 #: Seconds before the earliest due time at which the timers are read again: by then the
 #: database's clock may have gained on the one by which a process sleeps.
 GRACE_SECONDS = 0.05
@@ -78,7 +82,14 @@ class Timers:
         """Where reading the leases takes many pages, there are pauses in between."""
         now = time.monotonic()
         walks = leases and now >= self._leases_at
-        seen = self._claims.timers(connection, self._domains, self._types, leases=walks)
+        try:
+            seen = self._claims.timers(connection, self._domains, self._types, leases=walks)
+        except psycopg.errors.QueryCanceled:
+            if not walks:
+                raise
+            # Too many rows: a lease that ends is found by a claim of somebody who polls.
+            self._leases_at = time.monotonic() + _LEASES_AGAIN_SECONDS
+            return self._claims.timers(connection, self._domains, self._types, leases=False)
         if walks:
             ends_in = float("inf") if seen.lease_ends is None else seen.lease_ends
             self._leases_at = time.monotonic() + min(ends_in, pause_after(seen.pages))
