@@ -4,6 +4,7 @@ import mmap
 import os
 import sys
 from struct import Struct
+from typing import Any
 from zlib import crc32
 
 from cmdbus.layout import CELL, NAME
@@ -36,7 +37,7 @@ class Cells:
         self.bytes[start : start + len(body)] = body
         self.cells[at] = crc32(body)
 
-    def read(self, at: int, record: Struct) -> tuple[int, ...] | None:
+    def read(self, at: int, record: Struct) -> tuple[Any, ...] | None:
         """None if nothing was written, or if it cannot be known what."""
         body = self.read_bytes(at, record.size)
         return None if body is None else record.unpack(body)

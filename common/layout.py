@@ -66,7 +66,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
-VERSION = 2
+VERSION = 3
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -98,7 +98,8 @@ PROCESS_AT = 1 * LINE
 #: pid, generation, incarnation, since, ready, due; last success, failures, stuck, exhaustions, away
 PROCESS = Struct("=11q")
 ENDED_AT = 3 * LINE
-ENDED = Struct("=8q")  # generation, pid, signal, code, verdict, slot, token, alone
+#: generation, pid, signal, code, verdict, slot, token, alone; command id
+ENDED = Struct("=8q16s")
 PARKED = 5 * LINE
 OVERFLOWED = PARKED + 1
 RESCUED = PARKED + 2

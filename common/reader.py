@@ -132,7 +132,7 @@ class Reader:
         record = self._memory.read(seat_at + ENDED_AT, ENDED)
         if record is None or record[0] != generation:
             return None
-        _, pid, signal, code, verdict, slot, token, alone = record
+        _, pid, signal, code, verdict, slot, token, alone, command_id = record
         return Ended(
             generation=generation,
             pid=pid,
@@ -142,6 +142,7 @@ class Reader:
             slot=slot,
             token=token,
             alone=alone == 1,
+            command_id=UUID(bytes=command_id),
         )
 
     def slot(self, seat: int, slot: int) -> SlotView:

@@ -6,6 +6,7 @@ Nothing here waits for another process.
 import threading
 from dataclasses import dataclass
 from enum import IntEnum
+from uuid import UUID
 from zlib import crc32
 
 from cmdbus.cells import Cells, decode_name, encode_name
@@ -36,6 +37,8 @@ from cmdbus.layout import (
 from cmdbus.slots import Kind, Slot
 
 _NS = 1_000_000_000
+#: The command of a verdict for which no slot is known.
+NO_COMMAND = UUID(int=0)
 
 
 class Role(IntEnum):
@@ -81,9 +84,11 @@ class Ended:
     signal: int = 0
     code: int = 0
     verdict: Verdict = Verdict.NONE
-    #: Of the verdict: place and token of who is guilty; -1 and 0 if nobody is known to be.
+    #: Of the verdict: place of who is guilty, with its token and command; -1 if nobody is known to
+    #: be. Most commands have the same token, that of a first claim.
     slot: int = -1
     token: int = 0
+    command_id: UUID = NO_COMMAND
     #: It ran nothing but a suspect.
     alone: bool = False
 
@@ -147,6 +152,7 @@ class Seat:
             ended.slot,
             ended.token,
             ended.alone,
+            ended.command_id.bytes,
         )
         self._memory.write(self._at + ENDED_AT, body)
         self.say_whose(Role.DEAD, number, ended.generation, now)

@@ -20,7 +20,7 @@ from cmdbus.counting import count_of
 from cmdbus.exits import Exit
 from cmdbus.health import Health
 from cmdbus.points import AFTER_FORK, BEFORE_FORK, IN_REAP, reach
-from cmdbus.seats import Ended, Role, Verdict
+from cmdbus.seats import NO_COMMAND, Ended, Role, Verdict
 from cmdbus.settings import Settings
 from cmdbus.slots import Phase
 from cmdbus.supervisor import guilt, signals
@@ -39,7 +39,7 @@ from cmdbus.supervisor.policy import (
     is_ahead,
 )
 from cmdbus.supervisor.restarts import Restarts, died_early, is_busy, is_expected
-from cmdbus.supervisor.seated import NS, Seated, token_of
+from cmdbus.supervisor.seated import NS, Seated
 from cmdbus.supervisor.stacks import Stacks
 from cmdbus.views import BoardView, Restart, SeatView, SlotView
 from cmdbus.wires import Wire
@@ -443,6 +443,7 @@ class Company:
             seat.clear(at)
             return
         guilty = seated.guilty
+        command = guilty.command if guilty else None
         ended = Ended(
             generation=seated.generation,
             pid=seated.child.pid,
@@ -450,7 +451,8 @@ class Company:
             code=death.code,
             verdict=_verdict(seated, left),
             slot=guilty.place if guilty else -1,
-            token=token_of(guilty) if guilty else 0,
+            token=command.token if command else 0,
+            command_id=command.command_id if command else NO_COMMAND,
             alone=seated.role is Role.ALONE,
         )
         seat.bury(seated.number, ended, now=at)

@@ -143,10 +143,6 @@ def _due(slot: SlotView, now: float) -> float:
     return (slot.due or 0) / NS
 
 
-def token_of(slot: SlotView) -> int:
-    return slot.command.token if slot.command else 0
-
-
 def _rss_bytes(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES

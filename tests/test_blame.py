@@ -23,18 +23,18 @@ from cmdbus.worker.claim import Claim
 ID = UUID(int=1)
 PID = 4711
 #: Of the two commands that run, in slots 0 and 1; a third has finished, a fourth waits.
-FIRST, SECOND, FINISHED, WAITING = (1, 101), (2, 102), (3, 103), (4, 104)
+FIRST, SECOND, FINISHED, WAITING = (1, 101, 1), (2, 102, 2), (3, 103, 3), (4, 104, 4)
 
 
 def key(which: Key, state: KeyState) -> KeyView:
-    id, token = which
+    id, token, command = which
     return KeyView(
         domain="payments",
         domain_hash=0,
         priority=5,
         id=id,
         token=token,
-        command_id=ID,
+        command_id=UUID(int=command),
         state=state,
         place=id,
         kind=0,
@@ -47,7 +47,7 @@ def slot(place: int, which: Key | None) -> SlotView:
         command = CommandView(
             domain="payments",
             type="Debit",
-            command_id=ID,
+            command_id=UUID(int=which[2]),
             attempt=1,
             priority=5,
             id=which[0],
@@ -97,10 +97,10 @@ SEAT = SeatView(
 ORDERED = Ended(generation=3, pid=PID, signal=signal.SIGKILL, verdict=Verdict.LATE)
 STOPPED = replace(ORDERED, verdict=Verdict.STOPPED)
 STUCK = replace(ORDERED, verdict=Verdict.STUCK)
-KEEPS_IT = replace(STUCK, slot=1, token=SECOND[1])
+KEEPS_IT = replace(STUCK, slot=1, token=SECOND[1], command_id=UUID(int=SECOND[2]))
 CRITICAL = replace(ORDERED, verdict=Verdict.CRITICAL)
 HUNG = replace(ORDERED, verdict=Verdict.HUNG)
-HOLDS_GIL = replace(HUNG, slot=1, token=SECOND[1])
+HOLDS_GIL = replace(KEEPS_IT, verdict=Verdict.HUNG)
 CRASHED = Ended(generation=3, pid=PID, signal=signal.SIGSEGV)
 LEFT = Ended(generation=3, pid=PID, code=0)
 
@@ -139,6 +139,18 @@ def test_a_finished_command_counts_as_begun_until_it_is_settled() -> None:
     assert begun(SEAT) == {FIRST, SECOND, FINISHED}
 
 
+def test_a_command_whose_id_and_token_were_given_again_has_not_begun() -> None:
+    """By a server that was restored to an earlier point: the process holds both."""
+    again = (*FIRST[:2], 77)
+    for keys in (
+        (key(FIRST, KeyState.STARTED), key(again, KeyState.CLAIMED)),
+        (key(again, KeyState.CLAIMED), key(FIRST, KeyState.STARTED)),
+    ):
+        assert begun(replace(SEAT, slots=SEAT.slots[:1], keys=keys)) == {FIRST}
+    alone = blame(replace(SEAT, slots=(), keys=keys), replace(CRASHED, alone=True), "")
+    assert list(alone.guilty) == [FIRST]
+
+
 def test_a_command_on_a_slot_without_a_key_counts_as_begun() -> None:
     """There were more at once than can be shown."""
     unseen = replace(SEAT, keys=SEAT.keys[1:])
@@ -162,7 +174,7 @@ def test_who_was_ordered_to_leave_and_killed_at_its_deadline_is_blamed_for_nothi
 def test_a_slot_past_its_due_at_the_deadline_of_an_order_is_charged_and_nothing_else(
     ran_alone: bool,
 ) -> None:
-    late = replace(ORDERED, slot=1, token=SECOND[1], alone=ran_alone)
+    late = replace(KEEPS_IT, verdict=Verdict.LATE, alone=ran_alone)
     death = blame(SEAT, late, "")
     assert {key: error.code for key, error in death.guilty.items()} == {SECOND: "TIMEOUT"}
     assert losses_of(death) == AS_BEFORE
@@ -218,10 +230,18 @@ def test_who_held_the_gil_is_charged_and_the_others_count_a_loss() -> None:
     assert error.details == {"pid": PID, "signal": 9, "code": 0, "stack": "File regex.py"}
 
 
-@pytest.mark.parametrize("moved_on", [{"token": 999}, {"slot": 2}, {"slot": 7}])
-def test_whoever_came_into_the_guilty_slot_later_is_not_charged(moved_on: dict[str, int]) -> None:
-    """Compare and kill: the verdict names slot and token."""
-    ended = replace(HOLDS_GIL, slot=moved_on.get("slot", 1), token=moved_on.get("token", 102))
+@pytest.mark.parametrize(
+    "ended",
+    [
+        replace(HOLDS_GIL, token=999),
+        replace(HOLDS_GIL, command_id=UUID(int=99)),
+        replace(HOLDS_GIL, slot=2),
+        replace(HOLDS_GIL, slot=7),
+    ],
+)
+def test_whoever_came_into_the_guilty_slot_later_is_not_charged(ended: Ended) -> None:
+    """Compare and kill: the verdict names slot, token and command. Another command's first claim
+    has the same token."""
     death = blame(SEAT, ended, "")
     assert death.guilty == {} and losses_of(death) == ONE_MORE
 

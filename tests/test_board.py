@@ -143,7 +143,9 @@ def test_a_seat_shows_how_its_process_came_to_its_end_until_it_is_free(board: Bo
     seat.order_to_leave(0, 7, by=50, now=3)
     assert (board.seat_view(0).role, board.seat_view(0).leave_by) == (Role.LEAVING, 50)
     assert seat.leave_by == 50
-    ended = Ended(generation=7, pid=12, signal=9, verdict=Verdict.STUCK, slot=1, token=4)
+    ended = Ended(
+        generation=7, pid=12, signal=9, verdict=Verdict.STUCK, slot=1, token=4, command_id=uuid4()
+    )
     seat.bury(0, ended, now=4)
     view = board.seat_view(0)
     assert (view.role, view.pid, view.ended, view.rescued) == (Role.DEAD, os.getpid(), ended, False)

@@ -28,7 +28,7 @@ from cmdbus.views import SeatView
 from cmdbus.worker.blame import Death
 from cmdbus.worker.claim import Claim, Want
 from cmdbus.worker.claims import Claims
-from cmdbus.worker.holding import Holding
+from cmdbus.worker.holding import Holding, key_of
 from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.rescue import Rescued, rescue
 
@@ -85,7 +85,7 @@ class Dead:
             incarnation=self.claims.incarnation,
             seat=self.board.seat_view(0),
             why=WHY,
-            guilty={(c.id, c.token): error for c, error in (guilty or {}).items()},
+            guilty={key_of(c): error for c, error in (guilty or {}).items()},
         )
 
 
@@ -113,6 +113,24 @@ def rows(dsn: str, query: str, *values: object) -> list[tuple[object, ...]]:
 
 def ids(claims: tuple[Claim, ...] | list[Claim]) -> set[UUID]:
     return {claim.command_id for claim in claims}
+
+
+def test_a_command_that_has_the_id_and_token_of_one_that_ran_counts_no_loss(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Its server was restored to an earlier point, and gave both again."""
+    bus.send("payments", "Debit")
+    with dead(dsn) as gone:
+        (ran,) = gone.claim(1)
+        gone.take(ran)
+        gone.held.start(ran)
+        gone.run(ran, 0)
+        other = uuid4()
+        gone.session.execute("UPDATE cmdbus.ready SET command_id = %s", (other,))
+        error = TransientCommandError("TIMEOUT", "it held up its whole process")
+        found = rescued(dsn, gone.death({ran: error}))
+    assert (ids(found.released), found.lost, found.charged) == ({other}, (), ())
+    assert rows(dsn, "SELECT losses, attempts FROM cmdbus.ready") == [(0, 0)]
 
 
 def test_what_the_board_shows_is_handed_back_however_many_rows_there_are(

@@ -24,12 +24,12 @@ from cmdbus.exits import Exit
 from cmdbus.keys import KeyState
 from cmdbus.outcomes import MAX_DETAILS, SUSPECT_LOSSES
 from cmdbus.seats import Ended, Verdict
-from cmdbus.views import SeatView
+from cmdbus.views import CommandView, KeyView, SeatView
 from cmdbus.worker.claim import STOPPED, Claim
 from cmdbus.worker.dumps import stack_of
 
-#: Id and token.
-Key = tuple[int, int]
+#: Id, token and command, as in holding.py.
+Key = tuple[int, int, int]
 
 #: What somebody sends who means the process, and not what it runs.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -82,9 +82,9 @@ def _ident(seat: SeatView, ended: Ended) -> int | None:
 
 def begun(seat: SeatView) -> set[Key]:
     """The commands that its threads had started, and whose outcome was not settled."""
-    known = {(key.id, key.token): key.state for key in seat.keys}
+    known = {_key(key): key.state for key in seat.keys}
     started = {key for key, state in known.items() if state in _BEGUN}
-    shown = {(slot.command.id, slot.command.token) for slot in seat.slots if slot.command}
+    shown = {_key(slot.command) for slot in seat.slots if slot.command}
     # A slot whose command has no key: there were more at once than can be shown.
     return started | {key for key in shown if key not in known}
 
@@ -97,12 +97,16 @@ def _guilty(
         return dict.fromkeys(begun(seat), error)
     slots = [s.command for s in seat.slots if s.place == ended.slot and s.command is not None]
     return {
-        (command.id, command.token): TransientCommandError(
+        _key(command): TransientCommandError(
             "TIMEOUT", f"it held up its whole process: {why}", details
         )
         for command in slots
-        if command.token == ended.token
+        if (command.token, command.command_id) == (ended.token, ended.command_id)
     }
+
+
+def _key(view: KeyView | CommandView) -> Key:
+    return view.id, view.token, view.command_id.int
 
 
 def _losses(ended: Ended) -> Callable[[Claim], int]:

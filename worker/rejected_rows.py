@@ -10,6 +10,7 @@ from typing import Literal
 from cmdbus.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claim import ClaimKey, Connection
 from cmdbus.worker.claims import Claims
+from cmdbus.worker.holding import Key, key_of
 from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)
@@ -21,16 +22,16 @@ class RejectedRows:
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
         self._skipped: set[int] = set()
-        #: Rows that have timed out once, by id and token: since the latest success of another
-        #: statement, and before it.
-        self._late: set[tuple[int, int]] = set()
-        self._late_before: set[tuple[int, int]] = set()
+        #: Rows that have timed out once: since the latest success of another statement, and
+        #: before it.
+        self._late: set[Key] = set()
+        self._late_before: set[Key] = set()
 
     @property
     def skipped(self) -> Set[int]:
         """Ids of rows that cannot even be moved, for as long as this process lives; and of those
         that have timed out, until another statement succeeds."""
-        return self._skipped | {id for id, _ in self._late}
+        return self._skipped | {id for id, *_ in self._late}
 
     def succeeded(self) -> bool:
         """A statement for other rows, or for none: what has timed out is tried once more.
@@ -50,7 +51,7 @@ class RejectedRows:
     ) -> bool:
         """Moves a row to troubleshooting, because of `error`. False if the row has changed
         since its key was read, or is skipped."""
-        name = (key.id, key.token)
+        name = key_of(key)
         if cause_of(error) is Cause.TIMEOUT and name not in self._late_before:
             self._late.add(name)
             return False

@@ -18,10 +18,11 @@ from cmdbus.points import AFTER_RESCUE, IN_RESCUE, reach
 from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
 from cmdbus.views import SeatView
-from cmdbus.worker.blame import Death, Key, begun
+from cmdbus.worker.blame import Death, begun
 from cmdbus.worker.claim import Claim, Connection, Finished, Session
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.halving import complain_of_release, in_halves
+from cmdbus.worker.holding import key_of
 from cmdbus.worker.record import log_end
 from cmdbus.worker.rejections import Cause, cause_of, reason
 from cmdbus.worker.settling import settle_one
@@ -124,9 +125,9 @@ class _Rescuer:
             return []
 
     def hand_back(self, claims: list[Claim]) -> None:
-        guilty = [claim for claim in claims if _key(claim) in self._death.guilty]
-        others = [claim for claim in claims if _key(claim) not in self._death.guilty]
-        lost = {claim for claim in others if _key(claim) in self._begun}
+        guilty = [claim for claim in claims if key_of(claim) in self._death.guilty]
+        others = [claim for claim in claims if key_of(claim) not in self._death.guilty]
+        lost = {claim for claim in others if key_of(claim) in self._begun}
         given = self._release(others, lost)
         self._released += [c for c in others if c in given and c not in lost]
         self._lost += [claim for claim in lost if claim in given]
@@ -154,7 +155,7 @@ class _Rescuer:
         policy = (handler and handler.retry) or _DEFAULT_POLICY
         max_attempts = claim.max_attempts or policy.max_attempts
         outcome = failed(
-            self._death.guilty[_key(claim)],
+            self._death.guilty[key_of(claim)],
             "",
             attempt=claim.attempts + 1,
             max_attempts=max_attempts,
@@ -180,7 +181,3 @@ def _sessions_of(seat: SeatView) -> list[Session]:
         for slot in seat.slots
         if slot.backend_pid and slot.backend_start
     ]
-
-
-def _key(claim: Claim) -> Key:
-    return claim.id, claim.token
