@@ -70,6 +70,14 @@ _REFUSALS = (
     ),
     Refusal(
         _AWAY,
+        r"lock timeout|statement timeout",
+        ("55P03", "57014"),
+        "a statement was not executed in time: another session holds a lock that it needs, or the "
+        "server is overloaded",
+        "find the session that blocks it (pg_blocking_pids, pg_stat_activity), and end it or wait",
+    ),
+    Refusal(
+        _AWAY,
         _NOT_WRITABLE,
         (),
         "no server there is what target_session_attrs asks for",

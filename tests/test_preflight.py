@@ -264,6 +264,16 @@ def test_each_refusal_of_a_connection_is_one_sentence_without_the_password(
         assert "may not log in" in checks(dsn)["connection"].sentence
 
 
+@pytest.mark.db
+def test_a_lock_that_outlasts_a_check_is_waited_for_and_named(dsn: str) -> None:
+    with psycopg.connect(dsn) as stranger:
+        stranger.execute("LOCK TABLE cmdbus.migration")
+        found = checks(dsn)["connection"]
+    assert found.finding is AWAY
+    assert "cannot check database" in found.sentence and "another session holds" in found.sentence
+    assert "pg_blocking_pids" in found.fix
+
+
 def test_a_server_without_tls_or_one_that_starts_is_recognised() -> None:
     with answering(b"N") as dsn:
         found = checks(dsn + "require")["connection"]

@@ -31,6 +31,7 @@ AWAY_TEXTS = [
     "connection timeout expired",
     'connection to server at "10.0.0.1", port 5432 failed: No route to host',
     'connection to server at "10.0.0.1", port 5432 failed: session is read-only',
+    "FATAL:  canceling statement due to lock timeout",
     "FATAL:  etwas, das niemand kennt",
 ]
 FATAL_TEXTS = [

@@ -54,14 +54,14 @@ def preflight(told: Settings) -> Iterator[Check]:
     try:
         connection = _connect(parts)
     except psycopg.Error as error:
-        yield _refused("connection", parts, error)
+        yield _refused("cannot connect to", parts, error)
         return
     yield Check("connection", Finding.OK, dsns.describe(parts))
     with connection:
         try:
             yield from _look_at_database(connection, parts, told, list(registry or ()))
         except psycopg.OperationalError as error:
-            yield _refused("connection", parts, error)
+            yield _refused("cannot check", parts, error)
 
 
 def _look_at_http(told: Settings) -> Iterator[Check]:
@@ -117,13 +117,13 @@ def _connect(parts: dsns.Parts) -> Connection:
         raise
 
 
-def _refused(name: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
+def _refused(what: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
     found = refusal(str(error), error.sqlstate)
     # libpq's own advice is indented; ours says more.
     lines = [line for line in str(error).splitlines() if line[:1] != "\t"]
     reason = dsns.redact(" ".join(" ".join(lines).split()), parts)
-    sentence = f"cannot connect to {dsns.describe(parts)}: {found.sentence} ({reason})"
-    return Check(name, found.finding, sentence, found.fix)
+    sentence = f"{what} {dsns.describe(parts)}: {found.sentence} ({reason})"
+    return Check("connection", found.finding, sentence, found.fix)
 
 
 def _look_at_database(
