@@ -36,7 +36,8 @@ RIGHTS = {
     "producer": {
         "SELECT": ["alarm", "armed", "migration"],
         "EXECUTE": [
-            *("admit", "cancel", "domain_bit", "enqueue", "identify", "landed", "send", "wake"),
+            *("admit", "cancel", "domain_bit", "enqueue", "identify", "landed", "notify", "send"),
+            "wake",
         ],
         "INSERT": [
             *[f"ready.{column}" for column in SENDERS],
@@ -63,7 +64,7 @@ RIGHTS = {
         ],
         "EXECUTE": [
             *("cancel", "cancel_ready", "cancel_scheduled", "configure_domain", "domain_bit"),
-            *("reschedule", "resolve", "resolve_batch", "set_paused", "wake"),
+            *("reschedule", "resolve", "resolve_batch", "set_paused", "notify", "wake"),
             *("is_handled", "is_waiting"),
         ],
     },

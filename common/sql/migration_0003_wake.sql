@@ -111,18 +111,34 @@ AS $$
         AND pid IS DISTINCT FROM pg_backend_pid()
 $$;
 
+-- Two-phase transactions switch notifications off (PREPARE refuses after a
+-- NOTIFY) and are found by the fallback poll. A full queue, which one session
+-- that listens and does not read can cause for all databases, would fail the
+-- COMMIT of whatever makes commands claimable: a send, a retry, a promotion, a
+-- reply. So none is added to a queue that is three quarters full; from one half
+-- on nodes poll.
+CREATE FUNCTION {schema}.notify(p_channel text, p_payload text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('cmdbus.notify', true) IS DISTINCT FROM 'off'
+        AND pg_notification_queue_usage() < 0.75
+    THEN
+        PERFORM pg_notify(p_channel, p_payload);
+    END IF;
+END
+$$;
+
 -- Whatever makes commands of a domain claimable calls this after it, or inserts
--- into ready. Two-phase transactions switch it off (PREPARE refuses after a
--- NOTIFY) and are found by the fallback poll.
+-- into ready.
 CREATE FUNCTION {schema}.wake(p_domain text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF (SELECT last_value FROM {schema}.armed) & {schema}.domain_bit(p_domain) <> 0
-        AND current_setting('cmdbus.notify', true) IS DISTINCT FROM 'off'
-    THEN
-        PERFORM pg_notify('{channel}_ready', p_domain);
+    IF (SELECT last_value FROM {schema}.armed) & {schema}.domain_bit(p_domain) <> 0 THEN
+        PERFORM {schema}.notify('{channel}_ready', p_domain);
     END IF;
 END
 $$;
@@ -151,12 +167,12 @@ DECLARE
     looks_at bigint := (SELECT last_value FROM {schema}.alarm);
     due bigint;
 BEGIN
-    IF looks_at = 0 OR current_setting('cmdbus.notify', true) = 'off' THEN
+    IF looks_at = 0 THEN
         RETURN NULL;
     END IF;
     SELECT extract(epoch FROM min(due_at)) * 1000000 INTO due FROM arrived WHERE isfinite(due_at);
     IF due < looks_at OR looks_at < extract(epoch FROM clock_timestamp()) * 1000000 THEN
-        PERFORM pg_notify('{channel}_due', (due / 1000)::text);
+        PERFORM {schema}.notify('{channel}_due', (due / 1000)::text);
     END IF;
     RETURN NULL;
 END

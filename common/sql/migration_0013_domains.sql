@@ -84,7 +84,7 @@ BEGIN
     UPDATE {schema}.domain SET paused = p_paused WHERE name = p_domain;
     IF p_paused THEN
         -- Workers release what they have claimed and not started.
-        PERFORM pg_notify('{channel}_pause', p_domain);
+        PERFORM {schema}.notify('{channel}_pause', p_domain);
     ELSE
         PERFORM {schema}.wake(p_domain);
     END IF;
