@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from handlers import running
 
-from cmdbus import CommandBus, HandlerRegistry, PermanentCommandError
+from cmdbus import CommandBus, DuplicateCommandError, HandlerRegistry, PermanentCommandError
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.maintenance import Maintenance
 from cmdbus.worker.retention import (
@@ -35,8 +35,10 @@ _OLD_PARTITION = """
                        day::timestamptz, (day + 1)::timestamptz);
     END $$"""
 _AGE = """
-    UPDATE cmdbus.finished SET finished_at = finished_at - make_interval(days => %s)
-    WHERE domain = %s"""
+    WITH events AS (
+        UPDATE cmdbus.event SET at = at - make_interval(days => %(days)s) WHERE domain = %(domain)s)
+    UPDATE cmdbus.finished SET finished_at = finished_at - make_interval(days => %(days)s)
+    WHERE domain = %(domain)s"""
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def rows(connection: psycopg.Connection, table: str) -> int:
 
 def age(connection: psycopg.Connection, domain: str, days: int) -> None:
     connection.execute(_OLD_PARTITION.format(age=days).encode())
-    connection.execute(_AGE, (days, domain))
+    connection.execute(_AGE, {"days": days, "domain": domain})
 
 
 def test_a_day_that_nobody_wants_to_keep_is_dropped_with_its_ids_and_events(
@@ -109,7 +111,7 @@ def test_a_domain_may_keep_its_history_for_a_shorter_time_and_for_none(
     bus.configure("none", keep=timedelta(0))
     bus.configure("day", keep=timedelta(days=1))
     age(connection, "day", 2)
-    connection.execute(_AGE, (2, "week"))
+    connection.execute(_AGE, {"days": 2, "domain": "week"})
     assert [retain(connection), retain(connection)] == [2, 0]
     left = [domain for domain, command_id in sent.items() if bus.get(domain, command_id)]
     assert left == ["week"]
@@ -123,7 +125,7 @@ def test_a_domain_that_keeps_longer_keeps_the_day_for_all(
     bus.configure("long", keep=timedelta(days=30))
     bus.configure("week", keep=timedelta(days=7))
     age(connection, "long", 9)
-    connection.execute(_AGE, (9, "week"))
+    connection.execute(_AGE, {"days": 9, "domain": "week"})
     assert [retain(connection), retain(connection)] == [1, 0]
     assert bus.get("long", sent["long"]) is not None
     assert bus.get("week", sent["week"]) is None
@@ -137,12 +139,44 @@ def test_a_day_is_detached_without_anything_else_under_the_lock_that_settlements
     claims = Claims("cmdbus", 30.0)
     _, (oldest, *_) = claims.days(connection)
     left = "SELECT count(*) FROM pg_inherits WHERE inhrelid = to_regclass('cmdbus.' || %s)"
-    assert claims.retain_day(connection, oldest, 0, 256) == 0
+    assert not claims.retain_day(connection, oldest, 256)
     assert connection.execute(left, (oldest,)).fetchone() == (0,)
     assert (rows(connection, "identity"), rows(connection, "event")) == (1, 1)
-    assert claims.retain_day(connection, oldest, 0, 256) == 256
+    assert not claims.retain_day(connection, oldest, 256)
     assert (rows(connection, "identity"), rows(connection, "event")) == (0, 0)
-    assert claims.retain_day(connection, oldest, 256, 256) is None
+    assert claims.retain_day(connection, oldest, 256)
+    assert rows(connection, "removal") == 0
+
+
+def test_what_happened_to_a_new_command_of_the_same_id_is_kept(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    made = bus.send("old", "Work")
+    bus.cancel("old", made)
+    age(connection, "old", 9)
+    claims = Claims("cmdbus", 30.0)
+    _, (oldest, *_) = claims.days(connection)
+    assert not claims.retain_day(connection, oldest, 256), "detached"
+    bus.send("old", "Work", command_id=made)
+    bus.cancel("old", made, reason="again")
+    assert retain(connection) == 1
+    told = [event.message for event in bus.audit("old", made) if event.kind == "CANCELED"]
+    assert told == ["again"]
+
+
+def test_an_id_that_was_sent_again_stays_taken_when_another_steward_removes_the_rest_of_its_day(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    sent = finish(dsn, bus, "old")
+    age(connection, "old", 9)
+    claims = Claims("cmdbus", 30.0)
+    _, (oldest, *_) = claims.days(connection)
+    assert not claims.retain_day(connection, oldest, 256), "detached"
+    assert not claims.retain_day(connection, oldest, 256), "its ids are not taken any longer"
+    bus.send("old", "Work", command_id=sent["old"])
+    assert retain(connection) == 1
+    with pytest.raises(DuplicateCommandError):
+        bus.send("old", "Work", command_id=sent["old"])
 
 
 def test_a_report_that_reads_history_is_not_waited_for(
@@ -292,8 +326,8 @@ def test_a_day_is_removed_in_blocks(
     )
     claims = Claims("cmdbus", 30.0)
     [*_, old] = sorted(claims.days(connection)[1], reverse=True)
-    assert claims.retain_day(connection, old, 0, 1) == 0  # detached
-    assert claims.retain_day(connection, old, 0, 1) == 1
+    assert not claims.retain_day(connection, old, 1)  # detached
+    assert not claims.retain_day(connection, old, 1)
     left = rows(connection, "identity")
     assert 0 < left < 501 and bus.get("old", sent["old"]) is None
     assert retain(connection) == 1, "the table is found again, although it is no partition"

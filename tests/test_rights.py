@@ -135,7 +135,7 @@ def test_a_worker_cannot_change_history(dsn: str) -> None:
         )
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="no old day of history"):
             connection.execute(
-                "SELECT cmdbus.retain_day(partition, 0, 1) FROM (SELECT max(relname)"
+                "SELECT cmdbus.retain_day(partition, 1) FROM (SELECT max(relname)"
                 " FROM pg_class WHERE relname ~ '^finished_[0-9]{8}$') days (partition)"
             )
 

@@ -369,13 +369,10 @@ class Claims:
         values = {"domain": domain, "seconds": seconds}
         return bool(self._value(connection, "begin_sweep", values))
 
-    def retain_day(
-        self, connection: Connection, partition: str, block: int, blocks: int
-    ) -> int | None:
-        """Removes a part of a day; returns the block to go on with, None if the day is gone."""
-        values = {"partition": partition, "block": block, "blocks": blocks}
-        following = self._value(connection, "retain_day", values)
-        return None if following is None else int(following)
+    def retain_day(self, connection: Connection, partition: str, blocks: int) -> bool:
+        """Removes a part of a day; whether the day is gone."""
+        values = {"partition": partition, "blocks": blocks}
+        return bool(self._value(connection, "retain_day", values))
 
     def retain_domain(self, connection: Connection, partition: str, domain: str, rows: int) -> int:
         """Removes commands of a domain that it does not keep any longer; how many."""

@@ -147,16 +147,15 @@ class Retention:
             return 0
 
     def _remove_day(self, connection: Connection, partition: str) -> int:
-        block: int | None = 0
-        blocks = _MAX_BLOCKS
-        while block is not None and not self._stopping.is_set():
+        gone, blocks = False, _MAX_BLOCKS
+        while not gone and not self._stopping.is_set():
             try:
-                block = self._claims.retain_day(connection, partition, block, blocks)
+                gone = self._claims.retain_day(connection, partition, blocks)
             except psycopg.errors.QueryCanceled:
                 if blocks == 1:
                     raise
                 blocks //= 2
-        return int(block is None)
+        return int(gone)
 
     def _remove_of(self, connection: Connection, partition: str, domain: str) -> int:
         removed, rows = 0, _MAX_ROWS

@@ -2,13 +2,19 @@
 -- to it, in statements of a bounded size. The functions belong to the owner, so that a
 -- worker's role need not own tables; they refuse to remove history that is younger.
 
+-- How far the ids and events of a day's commands are removed, in blocks of its table. Each block
+-- is visited once, whichever steward does it: an id that is not taken any longer may be sent again,
+-- and then belongs to another command.
+CREATE TABLE {schema}.removal (
+    name text PRIMARY KEY,
+    block bigint NOT NULL DEFAULT 0
+);
+
 -- A day that no domain keeps any longer is dropped as a whole. The first call detaches it, which
 -- takes a lock that waits behind any reader, and every settle behind that: so it gives up after
 -- 100 ms, and does nothing else while it has that lock. The others remove the ids and events of
--- its commands, p_blocks of the table in each, from p_block on. Returns the block to go on with,
--- NULL once the table is dropped.
-CREATE FUNCTION {schema}.retain_day(p_partition text, p_block bigint, p_blocks integer)
-RETURNS bigint
+-- its commands, p_blocks of the table in each. True: the table is dropped.
+CREATE FUNCTION {schema}.retain_day(p_partition text, p_blocks integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '100ms'
@@ -20,26 +26,30 @@ SET jit = off
 AS $$
 DECLARE
     partition regclass;
-    size bigint;
+    began bigint;
+    day date := CASE WHEN p_partition ~ '^finished_[0-9]{8}$'
+        THEN to_date(right(p_partition, 8), 'YYYYMMDD') END;
 BEGIN
-    IF p_partition !~ '^finished_[0-9]{8}$'
-        OR to_date(right(p_partition, 8), 'YYYYMMDD') + 1 > clock_timestamp()
+    IF day IS NULL OR day + 1 > clock_timestamp()
             - greatest(interval '7 days', (SELECT max(d.keep) FROM {schema}.domain d))
     THEN
         RAISE invalid_parameter_value USING MESSAGE = 'no old day of history: ' || p_partition;
     END IF;
     partition := to_regclass(format('{schema}.%I', p_partition));
     IF partition IS NULL THEN
-        RETURN NULL;
+        RETURN true;
     END IF;
     IF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = partition) THEN
         EXECUTE format('ALTER TABLE {schema}.finished DETACH PARTITION {schema}.%I', p_partition);
-        RETURN p_block;
+        RETURN false;
     END IF;
-    size := pg_relation_size(partition) / current_setting('block_size')::bigint;
-    IF p_block >= size THEN
+    INSERT INTO {schema}.removal (name) VALUES (p_partition) ON CONFLICT DO NOTHING;
+    UPDATE {schema}.removal SET block = block + p_blocks WHERE name = p_partition
+    RETURNING block - p_blocks INTO began;
+    IF began >= pg_relation_size(partition) / current_setting('block_size')::bigint THEN
         EXECUTE format('DROP TABLE {schema}.%I', p_partition);
-        RETURN NULL;
+        DELETE FROM {schema}.removal WHERE name = p_partition;
+        RETURN true;
     END IF;
     EXECUTE format('
         WITH old AS MATERIALIZED (
@@ -49,9 +59,11 @@ BEGIN
             WHERE i.domain = o.domain AND i.command_id = o.command_id
         )
         DELETE FROM {schema}.event e USING old o
-        WHERE e.domain = o.domain AND e.command_id = o.command_id', p_partition)
-    USING format('(%s,0)', p_block)::tid, format('(%s,0)', p_block + p_blocks)::tid;
-    RETURN p_block + p_blocks;
+        WHERE e.domain = o.domain AND e.command_id = o.command_id AND e.at < $3', p_partition)
+    -- An id that the bus made was never taken: it may belong to a new command already.
+    USING format('(%s,0)', began)::tid, format('(%s,0)', began + p_blocks)::tid,
+        (day + 2)::timestamptz;
+    RETURN false;
 END
 $$;
 

@@ -1,1 +1,1 @@
-SELECT {schema}.retain_day(%(partition)s, %(block)s, %(blocks)s);
+SELECT {schema}.retain_day(%(partition)s, %(blocks)s);
