@@ -1,21 +1,25 @@
-"""Executions whose claims have no row any more: each is counted once, and its claim is freed."""
+"""How many outcomes one settlement has; and executions whose claims have no row any more: each is
+counted once, and its claim is freed."""
 
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from uuid import UUID
 
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect
+from handlers import connect, running
 
-from cmdbus import CommandBus
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
+from cmdbus.outcomes import Kind, Outcome, completed
 from cmdbus.slots import Slot as Place
-from cmdbus.worker.claim import Want
+from cmdbus.worker.claim import Claim, Finished, Want
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.connections import Hand, Unpooled
 from cmdbus.worker.holding import Holding
 from cmdbus.worker.record import Record
-from cmdbus.worker.settling import Done
+from cmdbus.worker.settling import MAX_BYTES, Done, first_part
 from cmdbus.worker.worker import _record_of_one
 
 pytestmark = pytest.mark.db
@@ -90,3 +94,61 @@ def test_two_threads_that_find_out_the_same_end_count_it_once(lost: Lost) -> Non
         for thread in threads:
             thread.join(20)
     assert (errors, lost.counted, lost.held.known()) == ([], 1, set())
+
+
+def finished(*results: str) -> list[Finished]:
+    claim = Claim(
+        *("payments", 5, 1, 1, UUID(int=1), "Debit", "null", 0, 0, None, UUID(int=1), None),
+        created_at=datetime.now(UTC),
+        waited=0.0,
+    )
+    return [Finished(claim, completed(result), 3, 0.0) for result in results]
+
+
+@pytest.mark.parametrize(
+    ("results", "first"),
+    [
+        ([], 0),
+        (["x"], 1),
+        (["x" * 900_000] * 9, 9),
+        (["x" * 900_000] * 20, 9),
+        (["\N{EURO SIGN}" * 300_000] * 20, 9),
+        (["x"] * 10_000, 10_000),
+    ],
+)
+def test_a_settlement_has_a_bounded_number_of_bytes(results: list[str], first: int) -> None:
+    done = finished(*results)
+    some, rest = first_part(done)
+    assert (len(some), some + rest) == (first, done)
+
+
+def test_a_settlement_has_one_outcome_however_large_it_is() -> None:
+    [large, small] = finished("x", "y")
+    large = large._replace(outcome=Outcome(kind=Kind.COMPLETED, result="x" * (MAX_BYTES + 1)))
+    assert first_part([large, small]) == ([large], [small])
+
+
+def test_large_results_that_wait_together_are_settled_in_several_transactions(
+    dsn: str, bus: CommandBus
+) -> None:
+    count, registry, go, returned = 24, HandlerRegistry(), threading.Event(), list[int]()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> str:
+        go.wait(10)
+        returned.append(1)
+        return "x" * 900_000
+
+    sizes = "SELECT count(*), sum(octet_length(result::text)) FROM cmdbus.finished GROUP BY xmin"
+    bus.send_many([SendRequest("payments", "Debit") for _ in range(count)])
+    with running(dsn, registry, concurrency=count + 1), psycopg.connect(dsn) as other:
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == count)
+        other.rollback()
+        other.execute("LOCK TABLE cmdbus.finished IN ACCESS EXCLUSIVE MODE")
+        go.set()
+        eventually(lambda: len(returned) == count)
+        other.rollback()
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+        found = other.execute(sizes).fetchall()
+    assert sum(settled for settled, _ in found) == count
+    assert max(size for _, size in found) <= MAX_BYTES

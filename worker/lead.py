@@ -33,7 +33,7 @@ from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.pace import Pace
 from cmdbus.worker.record import Record
 from cmdbus.worker.rejections import Cause, cause_of, reason, was_executed
-from cmdbus.worker.settling import Done
+from cmdbus.worker.settling import Done, first_part
 from cmdbus.worker.slots import Slot
 from cmdbus.worker.wake import Waking
 
@@ -125,7 +125,8 @@ class Lead:
         """When the claim began, its limits, and its claims; None if they came row by row."""
         hand, place = slot.hand, slot.place
         done = self._done.take()
-        plain = [finished for finished in done if finished.plain]
+        plain, later = first_part([finished for finished in done if finished.plain])
+        self._done.put_back(later)
         try:
             self._done.settle(hand, place, [finished for finished in done if not finished.plain])
             began = time.monotonic()

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 _MAX_WAITS = 3
 #: Seconds until a deferred outcome is tried again.
 _DEFERRED_SECONDS = 1.0
+#: Bytes of results and details in one settlement of several outcomes: the process and the server
+#: have them in memory more than once until the statement has ended.
+MAX_BYTES = 8 * 2**20
 _KINDS = {
     End.COMPLETED: Kind.COMPLETED,
     End.FAILED: Kind.FAILED,
@@ -127,8 +130,15 @@ class Done:
 
     def settle(self, hand: Hand, place: Place, done: list[Finished]) -> None:
         """Outcomes of any kind. Raises only what says nothing about them: then they are back."""
-        if not done:
-            return
+        while done:
+            some, done = first_part(done)
+            try:
+                self._settle(hand, place, some)
+            except BaseException:
+                self.put_back(done)
+                raise
+
+    def _settle(self, hand: Hand, place: Place, done: list[Finished]) -> None:
         try:
             lost = self._claims.settle(hand.connection(), done)
         except BaseException as error:
@@ -240,6 +250,19 @@ class Done:
                 )
             )
         self._complained = why
+
+
+def first_part(done: list[Finished]) -> tuple[list[Finished], list[Finished]]:
+    """What one statement settles: one outcome, or the first that have MAX_BYTES; and the rest."""
+    if sum([len(f.outcome.result or f.outcome.details or "") for f in done]) <= MAX_BYTES // 4:
+        return done, []  # No character has more than four bytes.
+    taken = 0
+    for number, finished in enumerate(done):
+        text = finished.outcome.result or finished.outcome.details or ""
+        taken += len(text.encode("utf-8", "surrogatepass"))
+        if taken > MAX_BYTES and number:
+            return done[:number], done[number:]
+    return done, []
 
 
 def settle_one(
