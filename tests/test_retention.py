@@ -9,7 +9,15 @@ import psycopg
 import pytest
 from handlers import running
 
-from cmdbus import CommandBus, DuplicateCommandError, HandlerRegistry, PermanentCommandError
+from cmdbus import (
+    CommandBus,
+    DuplicateCommandError,
+    HandlerRegistry,
+    PermanentCommandError,
+    SendRequest,
+)
+from cmdbus.outcomes import interrupted, troubled
+from cmdbus.worker.claim import Finished, Want
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.maintenance import Maintenance
 from cmdbus.worker.retention import (
@@ -332,3 +340,44 @@ def test_a_day_is_removed_in_blocks(
     assert 0 < left < 501 and bus.get("old", sent["old"]) is None
     assert retain(connection) == 1, "the table is found again, although it is no partition"
     assert (rows(connection, "identity"), rows(connection, "event")) == (0, 0)
+
+
+def test_an_incarnation_is_removed_when_it_is_long_dead_and_nothing_refers_to_it(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """Not one that has a session, or was seen within the time for which history is kept, or that
+    a command names which is not finished."""
+    bus.send_many([SendRequest("held", "Work") for _ in range(3)])
+    made = [Claims("cmdbus", 30.0) for _ in range(6)]
+    dead, young, alive, holds, schedules, troubles = made
+    for claims in made:
+        claims.register(connection, "worker")
+    for claims, table in ((holds, "ready"), (schedules, "scheduled"), (troubles, "")):
+        [claim] = claims.step(connection, [], Want(1, 0, ["held"], ["held Work"], [], {}))[1]
+        outcome = troubled("X", "x") if not table else interrupted("X", "x", 3600.0, lost=False)
+        if table != "ready":
+            claims.settle(connection, [Finished(claim, outcome, 3, 0.0)])
+    bus.configure("long", keep=timedelta(days=20))
+    old = "UPDATE cmdbus.incarnation SET seen_at = seen_at - make_interval(days => %s)"
+    connection.execute(old, (21,))
+    connection.execute(f"{old} + interval '2 days' WHERE id = %s".encode(), (0, young.incarnation))
+    retention = Retention(dead, Event())
+    with psycopg.connect(dsn, application_name=alive.application_name):
+        assert retention.remove_records(connection) == 1
+    left = {id for (id,) in connection.execute("SELECT id FROM cmdbus.incarnation")}
+    assert left == {claims.incarnation for claims in made} - {dead.incarnation}
+    assert retention.remove_records(connection) == 0, "it was seen alive"
+
+
+def test_the_latest_thousand_changes_of_each_domain_are_kept(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.pause("few")
+    bus.configure("many", max_depth=1)
+    connection.execute(
+        "INSERT INTO cmdbus.domain_event (domain, kind, message)"
+        " SELECT 'many', 'CONFIGURED', n::text FROM generate_series(1, 1003) n"
+    )
+    assert Retention(Claims("cmdbus", 30.0), Event()).remove_records(connection) == 4
+    kept = [event.message for event in bus.domain_audit("many")]
+    assert (len(kept), kept[0], len(bus.domain_audit("few"))) == (1000, "4", 1)

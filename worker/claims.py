@@ -18,7 +18,7 @@ from cmdbus.clock import time
 from cmdbus.counters import End
 from cmdbus.encodings import escaped
 from cmdbus.outcomes import SUSPECT_LOSSES, storable
-from cmdbus.sessions import session_name
+from cmdbus.sessions import PATTERN, incarnation_of, session_name
 from cmdbus.statements import render, statement
 from cmdbus.worker.arrays import ids, numbers, texts
 from cmdbus.worker.claim import (
@@ -378,6 +378,17 @@ class Claims:
         """Removes commands of a domain that it does not keep any longer; how many."""
         values = {"partition": partition, "domain": domain, "count": rows}
         return int(self._value(connection, "retain_domain", values))
+
+    def retain_incarnations(self, connection: Connection) -> int:
+        """Removes those that nothing refers to any longer; how many."""
+        names = self._execute(connection, "find_living", {"node": PATTERN}).fetchall()
+        living = (incarnation_of(name) for (name,) in names)
+        values = {"living": numbers(number for number in living if number is not None)}
+        return int(self._value(connection, "retain_incarnations", values))
+
+    def retain_domain_events(self, connection: Connection) -> int:
+        """Removes the oldest events of domains themselves; how many."""
+        return int(self._value(connection, "retain_domain_events", {}))
 
     def timers(
         self, connection: Connection, domains: Sequence[str], types: Sequence[str], *, leases: bool

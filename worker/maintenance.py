@@ -81,6 +81,9 @@ class Maintenance:
                 raise
             _complain("make partitions of history", error)
         removed = self._retention.remove_days(connection)
+        records = self._retention.remove_records(connection)
+        if records:
+            logger.debug("removed %s records of processes and of changes to domains", records)
         if removed:
             logger.info("removed %s days of history that no domain keeps any longer", removed)
 

@@ -107,6 +107,21 @@ class Retention:
         removals = plan_days(now, partitions, self._keeps(connection))
         return sum(self._remove(connection, removal) for removal in removals)
 
+    def remove_records(self, connection: Connection) -> int:
+        """Of processes that ended long ago, and of changes to domains; returns how many."""
+        removed = 0
+        for what, remove in (
+            ("incarnations", self._claims.retain_incarnations),
+            ("events of domains", self._claims.retain_domain_events),
+        ):
+            try:
+                removed += remove(connection)
+            except Exception as error:
+                if cause_of(error) is Cause.ELSEWHERE:
+                    raise
+                logger.warning("cannot remove old %s: %s; trying again", what, reason(error))
+        return removed
+
     def sweep(self, connection: Connection) -> int:
         """Returns how many commands of domains whose sweep is due are removed."""
         keeps = self._keeps(connection)

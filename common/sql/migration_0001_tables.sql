@@ -193,7 +193,9 @@ CREATE TABLE {schema}.incarnation (
     worker text NOT NULL,
     -- Of its claims: none ends later than this after it was renewed.
     lease interval NOT NULL,
-    started_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- When it had a session for the last time, as far as retention has looked.
+    seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 -- The nodes that renew leases, when each did it last, and which types their workers handle, as

@@ -127,3 +127,59 @@ BEGIN
     RETURN removed;
 END
 $$;
+
+-- Removes the incarnations that nothing shows any longer: last seen alive before the oldest history
+-- that is kept, and the latest claimer of no command that is not finished. p_living are those that
+-- have sessions now. Returns how many.
+CREATE FUNCTION {schema}.retain_incarnations(p_living bigint[]) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '100ms'
+SET jit = off
+AS $$
+DECLARE
+    oldest timestamptz := clock_timestamp()
+        - greatest(interval '7 days', (SELECT max(d.keep) FROM {schema}.domain d));
+    old bigint[];
+    removed bigint;
+BEGIN
+    UPDATE {schema}.incarnation i SET seen_at = clock_timestamp()
+    FROM (SELECT l.id FROM {schema}.incarnation l WHERE l.id = ANY (p_living)
+          FOR NO KEY UPDATE SKIP LOCKED) living
+    WHERE i.id = living.id;
+    -- The largest table last, and only if there is a reason to read it.
+    old := ARRAY(
+        SELECT i.id FROM {schema}.incarnation i
+        WHERE i.seen_at < oldest
+            AND NOT EXISTS (SELECT FROM {schema}.troubleshooting t WHERE t.claimer = i.id)
+            AND NOT EXISTS (SELECT FROM {schema}.scheduled s WHERE s.claimer = i.id));
+    IF cardinality(old) = 0 THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM {schema}.incarnation i
+    WHERE i.id = ANY (old) AND NOT EXISTS (
+        SELECT FROM {schema}.ready r WHERE r.claimer = i.id);
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
+END
+$$;
+
+-- Removes all but the latest 1,000 events of each domain itself; returns how many.
+CREATE FUNCTION {schema}.retain_domain_events() RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '100ms'
+SET jit = off
+AS $$
+DECLARE
+    removed bigint;
+BEGIN
+    DELETE FROM {schema}.domain_event e
+    USING {schema}.domain d, LATERAL (
+        SELECT x.id FROM {schema}.domain_event x WHERE x.domain = d.name
+        ORDER BY x.id DESC OFFSET 1000 LIMIT 1) last
+    WHERE e.domain = d.name AND e.id <= last.id;
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
+END
+$$;
