@@ -4,11 +4,12 @@ import logging
 
 import psycopg
 import pytest
+from crowd import crowded
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims import Claims
 from cmdbus.worker.maintenance import Maintenance
-from cmdbus.worker.unhandled import AGAIN_SECONDS, MAX_TYPES, due, sentence
+from cmdbus.worker.unhandled import AGAIN_SECONDS, MAX_TYPES, Unhandled, due, sentence
 
 _AGE = "UPDATE cmdbus.ready SET created_at = created_at - interval '1 hour' WHERE type <> 'New'"
 
@@ -63,3 +64,14 @@ def test_the_warning_names_the_type_and_what_to_do() -> None:
     )
     assert sentence("shop", "Typo", 3).startswith("3 commands of shop/Typo wait, and no worker")
     assert "cancel them (cmdbus cancel shop --all --type Typo)" in sentence("shop", "Typo", 3)
+
+
+@pytest.mark.db
+def test_a_count_that_took_too_long_is_not_repeated_soon(dsn: str) -> None:
+    ours = node("shop Ours")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        unhandled = Unhandled(ours, ["shop"])
+        with crowded(connection, "shop", lambda: ours.unhandled(connection, ["shop"], 0, 1)):
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                unhandled.report(connection)
+            unhandled.report(connection)

@@ -32,11 +32,13 @@ class Unhandled:
         began = time.monotonic()
         if began < self._not_before:
             return
-        found = self._claims.unhandled(
-            connection, self._domains, UNHANDLED_AFTER_SECONDS, 2 * MAX_TYPES
-        )
-        now = time.monotonic()
-        self._not_before = now + _PAUSE * (now - began)
+        try:
+            found = self._claims.unhandled(
+                connection, self._domains, UNHANDLED_AFTER_SECONDS, 2 * MAX_TYPES
+            )
+        finally:  # It may have been canceled, as there is too much to count.
+            now = time.monotonic()
+            self._not_before = now + _PAUSE * (now - began)
         counts = {(domain, type_): count for domain, type_, count in found}
         for key in due(counts, self._reported, now):
             self._reported[key] = now
