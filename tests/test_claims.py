@@ -18,6 +18,7 @@ from cmdbus.counters import End
 from cmdbus.outcomes import Kind, Outcome, completed, interrupted
 from cmdbus.worker.claim import Claim, Finished, Share, Want
 from cmdbus.worker.claims import Claims
+from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.wake import Wake
 
 pytestmark = pytest.mark.db
@@ -231,6 +232,31 @@ def test_a_process_for_suspects_claims_no_other_when_the_reply_is_lost(
             step.result(10)
     assert alone.step(connection, [], want(5)) == ([], [])
     assert len(alone.claimed_by(connection, alone.incarnation)) == 1
+
+
+def test_a_suspect_that_cannot_be_claimed_is_set_aside_and_the_next_one_is_claimed(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """Else a process for suspects would find none, and another one be started, for ever."""
+    with CommandBus(dsn) as bus:
+        first, *_ = bus.send_many([SendRequest("payments", "Debit")] * 3)
+    connection.execute("UPDATE cmdbus.ready SET losses = 2")
+    connection.execute(
+        "ALTER TABLE cmdbus.ready ADD CONSTRAINT refused"
+        f" CHECK (command_id <> '{first}' OR claimer IS NULL)".encode()
+    )
+    alone = Claims("cmdbus", 30, Share.SUSPECT)
+    alone.register(connection, "alone")
+    for _ in range(2):
+        with pytest.raises(psycopg.errors.CheckViolation):
+            alone.step(connection, [], want(1))
+    narrowing, taken = Narrowing(alone), list[Claim]()
+    assert narrowing.claim(connection, want(1), taken.extend) == 1 and not taken
+    assert connection.execute("SELECT command_id FROM cmdbus.troubleshooting").fetchall() == [
+        (first,)
+    ]
+    assert narrowing.claim(connection, want(1), taken.extend) == 1 and len(taken) == 1
+    assert alone.step(connection, [], want(1)) == ([], []), "one in the life of a process"
 
 
 @pytest.mark.parametrize("same", ["command", "claimer"])

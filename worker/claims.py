@@ -34,6 +34,7 @@ from cmdbus.worker.claim import (
     Share,
     Want,
 )
+from cmdbus.worker.rejections import was_executed
 
 Item = TypeVar("Item")
 
@@ -150,7 +151,11 @@ class Claims:
         }
         # Before the reply, which may be lost: then the next leader adopts what was claimed.
         self._has_suspect = True
-        rows = self._execute(connection, "claim_suspect", values).fetchall()
+        try:
+            rows = self._execute(connection, "claim_suspect", values).fetchall()
+        except psycopg.Error as error:
+            self._has_suspect = connection.closed or was_executed(error)
+            raise
         self._has_suspect = bool(rows)
         return [Claim._make(row) for row in rows]
 
@@ -176,7 +181,10 @@ class Claims:
         """None if the row has changed since its key was read, or another session has locked it."""
         values = {**key._asdict(), "claimer": self.incarnation, "lease": self._lease}
         row = self._execute(connection, "claim_row", values).fetchone()
-        return None if row is None else Claim._make(row)
+        if row is None:
+            return None
+        self._has_suspect = self._company is Share.SUSPECT
+        return Claim._make(row)
 
     def keys_of(self, connection: Connection, incarnation: int) -> list[ClaimKey]:
         """Like claimed_by."""
