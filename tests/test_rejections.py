@@ -37,13 +37,13 @@ REJECTIONS = {
         psycopg.errors.UntranslatableCharacter,
         psycopg.errors.RaiseException,
         psycopg.errors.DataCorrupted,
-        psycopg.errors.InsufficientPrivilege,
         psycopg.DataError,
     ),
     Cause.CONTENTION: (
         psycopg.errors.LockNotAvailable,
         psycopg.errors.DeadlockDetected,
         psycopg.errors.SerializationFailure,
+        psycopg.errors.InsufficientPrivilege,
     ),
     Cause.TIMEOUT: (psycopg.errors.QueryCanceled,),
     Cause.ELSEWHERE: (

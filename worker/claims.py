@@ -466,6 +466,10 @@ class Claims:
         """An error if the session has ended."""
         self._execute(connection, "ping", None)
 
+    def missing_rights(self, connection: Connection) -> list[str]:
+        """Those of a worker that the session's role lacks."""
+        return [right for (right,) in self._execute(connection, "read_missing_rights", None)]
+
     def activity_of(self, connection: Connection, pid: int) -> dict[str, object]:
         """For the details of an event: the statement that a handler is executing, or executed
         last in its transaction, and the sessions that block it, the longest first."""

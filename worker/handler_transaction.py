@@ -19,7 +19,7 @@ from cmdbus.worker.handler_connection import (
     HandlerConnection,
     handler_connection,
 )
-from cmdbus.worker.rejections import Cause, cause_of, reason
+from cmdbus.worker.rejections import Cause, cause_of, lacks_a_right, reason
 
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 _INERROR = psycopg.pq.TransactionStatus.INERROR
@@ -31,7 +31,8 @@ class LeaseLostError(CmdbusError):
 
 
 class SettlementBlockedError(CmdbusError):
-    """Another session has locked what the settlement writes: no fault of the handler's."""
+    """Another session has locked what the settlement writes, or the worker's role lacks a right:
+    no fault of the handler's."""
 
 
 class HandlerTransaction:
@@ -82,6 +83,7 @@ class HandlerTransaction:
             settled, prepared = self._claims.settle_within(self._session, finished, self._marker)
         except psycopg.Error as error:
             if cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION):
+                self._check_rights(error)
                 raise SettlementBlockedError(reason(error)) from error
             raise
         if settled is None:
@@ -111,6 +113,20 @@ class HandlerTransaction:
             self._claims.roll_back(self._session)
         except psycopg.Error:
             self._session.close()
+
+    def _check_rights(self, error: psycopg.Error) -> None:
+        """A role that has all rights was not the transaction's, so the handler has changed it."""
+        if not lacks_a_right(error):
+            return
+        self._claims.roll_back(self._session)
+        self._clean = True
+        if not self._claims.missing_rights(self._session):
+            raise TransientCommandError(
+                "ROLE_CHANGED",
+                f"the command cannot be settled in the transaction of context.connection "
+                f"({reason(error)}): a handler that changes its role (SET ROLE) must change it "
+                f"back before it returns (RESET ROLE)",
+            ) from error
 
     def _retire(self) -> None:
         handlers, self._handlers = self._handlers, None

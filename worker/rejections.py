@@ -10,7 +10,8 @@ class Cause(Enum):
     ROWS = "rows"
     #: The statement timeout: with fewer rows, or later, it may succeed.
     TIMEOUT = "timeout"
-    #: A locked row or table, or a deadlock: it says nothing about the rows; later it succeeds.
+    #: A locked row or table, a deadlock, or a right that the role lacks: it says nothing about
+    #: the rows; later it succeeds.
     CONTENTION = "contention"
     #: The session, the server or this code.
     ELSEWHERE = "elsewhere"
@@ -19,6 +20,9 @@ class Cause(Enum):
 #: SQLSTATEs, or their classes: serialization and deadlock, lock timeout.
 _CONTENTION = ("40", "55P03")
 _TIMEOUT = "57014"
+_INSUFFICIENT_PRIVILEGE = "42501"
+#: Functions of the server that raise it for a row: a policy of the table, a RAISE in a trigger.
+_REFUSE_A_ROW = ("ExecWithCheckOptions", "exec_stmt_raise")
 #: Connection, plan made invalid by a migration, read-only server, prepared statement missing or
 #: there already, resources, shutdown, I/O.
 _ELSEWHERE = ("08", "0A", "25", "26", "42P05", "53", "57", "58")
@@ -34,7 +38,7 @@ def cause_of(error: BaseException) -> Cause:
         return Cause.ELSEWHERE
     if state == _TIMEOUT:
         return Cause.TIMEOUT
-    if state.startswith(_CONTENTION):
+    if state.startswith(_CONTENTION) or lacks_a_right(error):
         return Cause.CONTENTION
     return Cause.ELSEWHERE if state.startswith(_ELSEWHERE) else Cause.ROWS
 
@@ -42,6 +46,16 @@ def cause_of(error: BaseException) -> Cause:
 def may_be_of_one_row(error: BaseException) -> bool:
     """Whether the same statement may succeed for some of its rows while it fails for others."""
     return cause_of(error) in (Cause.ROWS, Cause.TIMEOUT)
+
+
+def lacks_a_right(error: BaseException) -> bool:
+    """Whether the role of the session is what the server has refused. The right may have been
+    revoked by mistake, or not been granted yet after an upgrade."""
+    return (
+        isinstance(error, psycopg.Error)
+        and error.sqlstate == _INSUFFICIENT_PRIVILEGE
+        and error.diag.source_function not in _REFUSE_A_ROW
+    )
 
 
 def was_executed(error: BaseException) -> bool:

@@ -26,7 +26,7 @@ from cmdbus.worker.rejections import Cause, cause_of, reason
 
 logger = logging.getLogger(__name__)
 
-#: Lock or statement timeouts after which a pass defers its remaining outcomes.
+#: Outcomes that could not be stored for now, after which a pass defers the remaining ones.
 _MAX_WAITS = 3
 #: Seconds until a deferred outcome is tried again.
 _DEFERRED_SECONDS = 1.0
@@ -54,7 +54,7 @@ class Done:
         #: leader skips them and the keeper tries them again.
         self._barred: deque[Finished] = deque()
         self._barred_until = 0.0
-        #: Why the latest outcome could not be set aside, which is logged once.
+        #: Why the latest outcome could not be stored, which is logged once.
         self._complained = ""
         #: Settled before, by a statement whose reply was lost, or not ours any more.
         self._rowless: dict[Key, Finished] = {}
@@ -121,6 +121,7 @@ class Done:
             return
         self.settle_singly(hand, place, [first])
         if first not in self._barred:
+            self._complained = ""
             self._unbar()
 
     def _unbar(self) -> None:
@@ -223,10 +224,8 @@ class Done:
                     self.put_back(done[number:])
                     raise
                 self._bar([finished])
-                if cause is Cause.ROWS:
-                    self._complain(finished, error)
-                else:
-                    waits += 1
+                self._complain(finished, cause, error)
+                waits += cause is not Cause.ROWS
             else:
                 self.settled(place, [settled], lost)
 
@@ -234,17 +233,23 @@ class Done:
         self._barred.extend(done)
         self._barred_until = time.monotonic() + _DEFERRED_SECONDS
 
-    def _complain(self, finished: Finished, error: BaseException) -> None:
+    def _complain(self, finished: Finished, cause: Cause, error: BaseException) -> None:
         why = reason(error)
         if why != self._complained:
+            level, what = (
+                (logging.ERROR, "can neither be stored nor moved to the troubleshooting queue")
+                if cause is Cause.ROWS
+                else (logging.WARNING, "cannot be stored for now")
+            )
             self.log_later(
                 partial(
-                    logger.error,
-                    "the outcome of command %s (%s/%s) can neither be stored nor moved to the "
-                    "troubleshooting queue (%s): trying again every %g s",
+                    logger.log,
+                    level,
+                    "the outcome of command %s (%s/%s) %s (%s): trying again every %g s",
                     finished.claim.command_id,
                     finished.claim.domain,
                     finished.claim.type,
+                    what,
                     why,
                     _DEFERRED_SECONDS,
                 )

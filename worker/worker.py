@@ -44,17 +44,19 @@ from cmdbus.worker.keeper import Keeper
 from cmdbus.worker.node import Node
 from cmdbus.worker.patched import patched
 from cmdbus.worker.record import PLACES, FailedExecution, Record
+from cmdbus.worker.rejections import lacks_a_right, reason
 from cmdbus.worker.slots import Slot
 from cmdbus.worker.wake import Wake, Waking, check_poll_interval
 from cmdbus.worker.wired import LeavingWake, WiredWake
 
 logger = logging.getLogger(__name__)
 
-#: What says that the database is away, or lets nobody write.
+#: What says that the database is away, or does not let this role write.
 _AWAY = (
     DatabaseUnavailableError,
     psycopg.OperationalError,
     psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.InsufficientPrivilege,
 )
 
 #: Threads that hang keep their places until they come back: half are for those.
@@ -181,7 +183,8 @@ class Worker:
         return self._record.metrics()
 
     def _open_patiently(self) -> Pool | SessionPool:
-        """In a fleet a database that is away is waited for, until it is told to leave."""
+        """In a fleet a database that is away is waited for, and so is a right that is missing,
+        until it is told to leave."""
         said = False
         while True:
             try:
@@ -189,9 +192,10 @@ class Worker:
             except _AWAY as error:
                 self._record.health.database_away(time.monotonic())
                 self._beat()
-                why = " ".join(str(error).split())
+                why = reason(error)
                 if not said:
-                    logger.warning("%s; waiting until it is there", why)
+                    what = "granted" if lacks_a_right(error) else "there"
+                    logger.warning("%s; waiting until it is %s", why, what)
                 said = True
                 with suppress(Empty):
                     self.leave(self._orders.get(timeout=_AWAY_SECONDS))

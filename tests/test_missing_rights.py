@@ -1,0 +1,197 @@
+"""A right that the worker's role lacks is waited for: it is no fault of a command."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from eventually import eventually
+from fleet import kill, supervised
+from guarded import Guarded
+from handlers import connect, running
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import SQL, Identifier
+
+from cmdbus import (
+    Command,
+    CommandBus,
+    Context,
+    HandlerRegistry,
+    PermanentCommandError,
+    RetryPolicy,
+    SendRequest,
+)
+from cmdbus.worker.claims import Claims
+from cmdbus.worker.rejections import Cause, cause_of
+from cmdbus.worker.timers import Timers
+
+pytestmark = pytest.mark.db
+
+ONCE = RetryPolicy(max_attempts=1)
+
+
+def leave_effect(command: Command, context: Context) -> None:
+    context.connection.execute("INSERT INTO public.effect VALUES (%s)", (command.command_id,))
+
+
+@pytest.fixture
+def workers(guarded: Guarded) -> Iterator[str]:
+    """The DSN of a role with a worker's rights, in a database of its own."""
+    with guarded.role("worker") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def worker_role(workers: str) -> str:
+    return str(conninfo_to_dict(workers)["user"])
+
+
+@pytest.fixture
+def dsn(guarded: Guarded, workers: str, worker_role: str) -> str:
+    """The owner's, of the same database."""
+    dsn = make_conninfo(guarded.embedded.dsn, dbname=worker_role)
+    with connect(dsn) as admin:
+        admin.execute("CREATE TABLE public.effect (command_id uuid)")
+    return dsn
+
+
+@pytest.fixture
+def bus(dsn: str) -> Iterator[CommandBus]:
+    with CommandBus(dsn) as bus:
+        yield bus
+
+
+@contextmanager
+def revoked(dsn: str, right: str, role: str) -> Iterator[None]:
+    with connect(dsn) as admin:
+        admin.execute(f"REVOKE {right} FROM {role}".encode())
+        yield
+        admin.execute(f"GRANT {right} TO {role}".encode())
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        "INSERT ON cmdbus.finished",
+        "INSERT ON cmdbus.event",
+        "DELETE ON cmdbus.ready",
+        "EXECUTE ON FUNCTION cmdbus.settle",
+    ],
+)
+def test_a_missing_right_charges_no_command_and_moves_none_to_troubleshooting(
+    dsn: str,
+    bus: CommandBus,
+    workers: str,
+    worker_role: str,
+    right: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def trouble(command: Command, context: Context) -> None:
+        raise PermanentCommandError("GONE", "never")
+
+    registry = HandlerRegistry()
+    registry.register("payments", "Good", lambda command, context: None, retry=ONCE)
+    registry.register("payments", "Pay", leave_effect, retry=ONCE)
+    registry.register("payments", "Trouble", trouble)
+    with connect(dsn) as admin:
+        admin.execute(f"GRANT INSERT ON public.effect TO {worker_role}".encode())
+    ids = [bus.send("payments", type) for type in ("Trouble", "Good", "Pay") for _ in range(5)]
+    with revoked(dsn, right, worker_role), running(workers, registry, concurrency=2):
+        eventually(lambda: "cannot be stored for now (permission denied" in caplog.text)
+        assert bus.troubleshooting.count("payments") == 0
+        with connect(dsn) as admin:
+            admin.execute(f"GRANT {right} TO {worker_role}".encode())
+        records = [bus.wait("payments", id_, 15) for id_ in ids]
+    assert {(r.status, r.error_code) for r in records[:5]} == {("IN_TROUBLESHOOTING_QUEUE", "GONE")}
+    assert {(r.status, r.attempts) for r in records[5:]} == {("COMPLETED", 1)}
+    with connect(dsn) as admin:
+        assert admin.execute("SELECT count(*) FROM public.effect").fetchone() == (5,)
+
+
+def test_due_commands_are_promoted_when_a_missing_right_is_granted(
+    dsn: str, bus: CommandBus, workers: str, worker_role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus.send_many([SendRequest("payments", "Debit", delay=0.01)] * 3)
+    timers = Timers(Claims("cmdbus", 30), ["payments"], ["payments Debit"])
+    with connect(workers) as steward:
+        with revoked(dsn, "DELETE ON cmdbus.scheduled", worker_role):
+            eventually(lambda: timers.look(steward, leases=False) and caplog.text)
+            for _ in range(20):
+                timers.look(steward, leases=False)
+        eventually(lambda: timers.look(steward, leases=False) > 0.0)
+    assert bus.snapshot("payments")["ready"] == 3
+    assert "cannot promote due commands: permission denied for table scheduled" in caplog.text
+    assert bus.troubleshooting.count("payments") == 0
+
+
+def test_a_handler_that_lacks_a_right_of_its_own_is_charged(
+    dsn: str, bus: CommandBus, workers: str
+) -> None:
+    registry = HandlerRegistry()
+    registry.register("payments", "Pay", leave_effect, retry=ONCE)
+    with running(workers, registry, concurrency=2):
+        record = bus.wait("payments", bus.send("payments", "Pay"), 10)
+    assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 1)
+    assert (record.error_code, record.error_message) == (
+        "InsufficientPrivilege",
+        "permission denied for table effect",
+    )
+
+
+def test_a_handler_that_changes_its_role_and_not_back_is_charged(
+    dsn: str, bus: CommandBus, guarded: Guarded, workers: str, worker_role: str
+) -> None:
+    guarded.execute(SQL("GRANT pg_monitor TO {}").format(Identifier(worker_role)))
+    registry = HandlerRegistry()
+
+    @registry.handler("payments", "Pay", retry=ONCE)
+    def pay(command: Command, context: Context) -> None:
+        context.connection.execute("SET ROLE pg_monitor")
+
+    with running(workers, registry, concurrency=2):
+        record = bus.wait("payments", bus.send("payments", "Pay"), 10)
+    assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "ROLE_CHANGED")
+    assert "(permission denied for schema cmdbus)" in (record.error_message or "")
+
+
+def test_a_row_that_a_policy_or_a_trigger_refuses_is_an_error_of_that_row(
+    dsn: str, worker_role: str
+) -> None:
+    with connect(dsn) as admin:
+        admin.execute("CREATE TABLE public.account (id int CHECK (id > 0))")
+        admin.execute("ALTER TABLE public.account ENABLE ROW LEVEL SECURITY")
+        admin.execute("GRANT INSERT ON public.account TO PUBLIC")
+    refusals = {
+        "INSERT INTO public.account VALUES (1)": Cause.ROWS,
+        "DO $$ BEGIN RAISE insufficient_privilege; END $$": Cause.ROWS,
+        "SELECT FROM public.account": Cause.CONTENTION,
+        "SELECT setval('public.account_number', 1)": Cause.CONTENTION,
+    }
+    with connect(dsn) as session:
+        session.execute("CREATE SEQUENCE public.account_number")
+        session.execute(f"SET ROLE {worker_role}".encode())
+        for query, cause in refusals.items():
+            with pytest.raises(psycopg.errors.InsufficientPrivilege) as refusal:
+                session.execute(query.encode())
+            assert cause_of(refusal.value) is cause, query
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(90)
+def test_a_process_that_starts_without_a_right_waits_for_it(
+    tmp_path: Path, dsn: str, workers: str, worker_role: str
+) -> None:
+    with supervised(workers, tmp_path) as fleet:
+        with revoked(dsn, "USAGE ON SCHEMA cmdbus", worker_role):
+            before = fleet.pids()
+            kill(before.values())
+            fleet.await_saying(
+                "permission denied for schema cmdbus; waiting until it is granted", 2
+            )
+            fleet.await_saying("the steward cannot work and keeps trying: permission denied")
+        fleet.await_successors(before.values())
+        fleet.dsn = dsn
+        fleet.await_completed(fleet.send("Noop", 10))
+        fleet.await_health()
+        assert not fleet.said("died early")
