@@ -22,7 +22,11 @@ from cmdbus import (
     RetryPolicy,
     SendRequest,
 )
+from cmdbus.readiness import Finding
+from cmdbus.schema import install
+from cmdbus.settings import Settings
 from cmdbus.worker.claims import Claims
+from cmdbus.worker.preflight import preflight
 from cmdbus.worker.rejections import Cause, cause_of
 from cmdbus.worker.timers import Timers
 
@@ -195,3 +199,31 @@ def test_a_process_that_starts_without_a_right_waits_for_it(
         fleet.await_completed(fleet.send("Noop", 10))
         fleet.await_health()
         assert not fleet.said("died early")
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(90)
+def test_sessions_in_a_role_that_may_not_see_them_are_refused_and_waited_for(
+    tmp_path: Path, dsn: str, guarded: Guarded, workers: str, worker_role: str
+) -> None:
+    """As ALTER ROLE ... SET role sets it."""
+    with connect(dsn) as admin:
+        group = f"{worker_role}_group"
+        admin.execute(f"CREATE ROLE {group}; GRANT {group} TO {worker_role}".encode())
+        install(dsn, grants={"worker": [group]})
+        try:
+            with supervised(workers, tmp_path, procs=1) as fleet:
+                guarded.alter("ROLE", workers, f"SET role = '{group}'")
+                check = list(preflight(Settings(dsn=workers, app="cmdbus.worker.demo:registry")))[
+                    -1
+                ]
+                assert (check.name, check.finding) == ("role", Finding.FATAL)
+                assert f"sessions of {worker_role!r} run as role {group!r}" in check.sentence
+                kill(fleet.pids()[0])
+                fleet.await_saying(f"a session of {worker_role!r} runs as role {group!r}")
+                guarded.alter("ROLE", workers, "RESET role")
+                fleet.dsn = dsn
+                fleet.await_completed(fleet.send("Noop", 10))
+                fleet.await_health()
+        finally:
+            admin.execute(f"DROP OWNED BY {group}; DROP ROLE {group}".encode())

@@ -41,6 +41,9 @@ _RECOVERS_SECONDS = 15.0
 #: A thread whose socket was shut down is out of the driver within this time.
 _LEAVES_DRIVER_SECONDS = 1.0
 
+#: What lets a role see and end the sessions of another one, which logs in and changes to it.
+ROLE_FIX = "ALTER ROLE ... RESET role, or grant pg_read_all_stats and pg_signal_backend to it"
+
 #: A session of the headroom is closed when nobody has used it for so long.
 _IDLE_SECONDS = 60.0
 #: Seconds for opening the threads' sessions before they begin; the others open their own.
@@ -168,7 +171,11 @@ class Hand:
             self._show(0, 0)
             try:
                 self._connection = connection = self._source.get()
-                self.session = session_of(connection)
+                try:
+                    self.session = session_of(connection)
+                except BaseException:
+                    self.drop()
+                    raise
                 self._show(*self.session)
                 return
             except psycopg.OperationalError as error:
@@ -245,8 +252,14 @@ def session_of(connection: Connection) -> tuple[int, int]:
     """The pid and the start of the server's process, as the server knows them."""
     cursor = own_cursor(connection)
     row = cursor.execute(statement("read_backend", "cmdbus")).fetchone()
-    assert row is not None, "each session sees itself"
-    return int(row[0]), int(row[1])
+    assert row is not None, "each session sees its pid"
+    pid, start, user, role = row
+    if start is None:
+        # Counts as a database that is away: new sessions are opened until one is all right.
+        raise psycopg.OperationalError(
+            f"a session of {user!r} runs as role {role!r}, which may not see it: {ROLE_FIX}"
+        )
+    return int(pid), int(start)
 
 
 def cut(connection: Connection | None) -> None:

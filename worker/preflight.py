@@ -20,6 +20,7 @@ from cmdbus.statements import statement
 from cmdbus.worker.app import did_you_mean, load
 from cmdbus.worker.connections import (
     HEADROOM,
+    ROLE_FIX,
     Connection,
     complete,
     session_of,
@@ -132,8 +133,11 @@ def _look_at_database(
     yield _look_at_version(connection)
     row = connection.execute(statement("read_server", told.schema)).fetchone()
     assert row is not None
-    server_encoding, client_encoding, standby, role, database = row
+    server_encoding, client_encoding, standby, role, database, current, ends_sessions = row
     yield _look_at_encoding(server_encoding, client_encoding)
+    if not ends_sessions:
+        yield _no_ends(role, current)
+        return
     with _connect(parts) as other:
         pooling = _look_at_pooling(connection, other)
     yield pooling
@@ -208,6 +212,16 @@ def _look_at_encoding(server: str, client: str) -> Check:
             "make a database with ENCODING 'UTF8'",
         )
     return Check("encoding", Finding.OK, server)
+
+
+def _no_ends(user: str, role: str) -> Check:
+    return Check(
+        "role",
+        Finding.FATAL,
+        f"sessions of {user!r} run as role {role!r}, which may not see and end them, as the rescue "
+        f"of commands needs after a crash",
+        ROLE_FIX,
+    )
 
 
 def _look_at_pooling(connection: Connection, other: Connection) -> Check:
