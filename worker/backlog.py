@@ -43,6 +43,10 @@ class Backlog:
         for claim in claims:
             self._queue.put(claim)
 
+    def __bool__(self) -> bool:
+        """Whether something is to be drawn now."""
+        return not self._queue.empty()
+
     def turn_back_stale(self) -> None:
         """What was claimed ahead of the threads and not started in time, because a type that
         was quick is not any more."""

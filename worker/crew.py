@@ -324,7 +324,8 @@ class Crew:
                 found = self.lead.step(slot, self._concurrency)
                 self._faults.clear()
                 stays = slot.end()
-                if not found and stays:
+                # What it has adopted may wait for this very thread.
+                if not found and stays and not self._backlog:
                     self._rest(slot)
                     stays = slot.end()
         except Exception as error:

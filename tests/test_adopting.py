@@ -1,0 +1,56 @@
+"""What a claim has taken whose reply was lost is run by the same process."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+from eventually import eventually
+from handlers import running
+from proxy import Proxy
+
+from cmdbus import CommandBus, HandlerRegistry
+from cmdbus.board import Board
+from cmdbus.seats import Role
+from cmdbus.wires import Wire
+from cmdbus.worker.node import Node
+
+pytestmark = pytest.mark.db
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """It listens and is armed, and nothing is ever heard."""
+    with ExitStack() as opened:
+        board, wake, call = Board.in_memory(1, 20), Wire(8), Wire(1)
+        for what in (board, wake, call):
+            opened.callback(what.close)
+        now = time.monotonic_ns()
+        board.seat(0).assign(Role.WORKER, number=0, generation=1, now=now)
+        seat = board.seat(0)
+        seat.enter(pid=os.getpid(), generation=1, now=now)
+        board.set_listening(True)
+        board.set_armed(1)
+        yield Node(board=board, seat=seat, generation=1, parent=os.getppid(), wake=wake, call=call)
+
+
+def test_the_only_thread_does_not_rest_while_what_it_has_adopted_waits(
+    dsn: str, bus: CommandBus, node: Node
+) -> None:
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", lambda command, context: None)
+    claimed = "SELECT count(*) FROM cmdbus.ready WHERE claimer IS NOT NULL"
+    with (
+        Proxy(dsn) as proxy,
+        psycopg.connect(dsn, autocommit=True) as watcher,
+        running(proxy.dsn, registry, concurrency=1, node=node),
+    ):
+        eventually(lambda: node.board.seat_view(0).parked)
+        proxy.mute()
+        sent = bus.send("payments", "Debit")
+        node.wake.put()
+        eventually(lambda: watcher.execute(claimed).fetchone() == (1,))
+        proxy.cut()
+        assert bus.wait("payments", sent, 15).status == "COMPLETED"
