@@ -230,7 +230,7 @@ class Company:
                 assert_never(action)
 
     def _start(self, action: Start, now: float) -> None:
-        place = self._free_place()
+        place = self._free_place(action.role)
         if place is None:
             return  # All wait for what their dead held to be handed back.
         key = action.role, action.number
@@ -479,11 +479,18 @@ class Company:
             if seat.role is Role.DEAD and seat.rescued:
                 self._board.seat(seat.place).clear(int(now * NS))
 
-    def _free_place(self) -> int | None:
-        for seat in self._board.snapshot(keys=False).seats:
-            if seat.place not in self._seated and seat.role in (Role.SPARE, None):
-                return seat.place
-        return None
+    def _free_place(self, role: Role) -> int | None:
+        """Without a steward the last one is kept for it: places of the dead are free only after
+        it has handed back what they held."""
+        seats = self._board.snapshot(keys=False).seats
+        places = [
+            seat.place
+            for seat in seats
+            if seat.place not in self._seated and seat.role in (Role.SPARE, None)
+        ]
+        stewards = [s for s in self._seated.values() if s.role is Role.STEWARD and not s.undead]
+        kept = 0 if role is Role.STEWARD or stewards else 1
+        return places[0] if len(places) > kept else None
 
 
 #: Signals at which a process writes its stacks before it dies.

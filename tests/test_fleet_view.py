@@ -8,7 +8,7 @@ import pytest
 from eventually import eventually
 
 from cmdbus.board import Board
-from cmdbus.seats import Role, Verdict
+from cmdbus.seats import Ended, Role, Verdict
 from cmdbus.settings import Settings
 from cmdbus.supervisor.fleet import Company
 from cmdbus.supervisor.policy import Kill, Start
@@ -46,4 +46,18 @@ def test_what_begins_while_the_supervisor_stalls_is_not_overdue(
     eventually(
         lambda: not company.look(time.monotonic(), judging=True, stop_by=time.monotonic()).processes
     )
+    company.close()
+
+
+def test_the_last_place_is_kept_for_a_steward_that_frees_those_of_the_dead(tmp_path: Path) -> None:
+    board = Board.in_memory(4, 4)
+    company = Company(Settings(app="none:registry", dsn="host=nowhere"), board, tmp_path)
+    places: list[int | None] = []
+    for place in range(4):
+        places.append(company._free_place(Role.WORKER))
+        board.seat(place).bury(0, Ended(generation=1, pid=1, signal=9), now=1)
+        if place == 2:
+            assert company._free_place(Role.STEWARD) == 3
+    assert places == [0, 1, 2, None]
+    assert company._free_place(Role.STEWARD) is None
     company.close()
