@@ -173,9 +173,11 @@ def _tell_death(connection: Connection, work: Callable[[Connection], T]) -> T:
 
 def check_connection(connection: Connection) -> Connection:
     """With SQL_ASCII the driver returns bytes, and nothing that is read means anything."""
-    if isinstance(connection, psycopg.AsyncConnection) or not hasattr(connection, "info"):
+    if not isinstance(connection, psycopg.Connection):
+        kind = type(connection)
         raise ValueError(
-            f"connection must be a psycopg.Connection, not one of {type(connection).__name__}"
+            f"connection must be a psycopg.Connection (psycopg 3), not {kind.__module__}."
+            f"{kind.__qualname__}: common/README.md shows how to get it from Django and SQLAlchemy"
         )
     if connection.info.encoding == "ascii":
         raise ValueError(

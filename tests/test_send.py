@@ -1,9 +1,10 @@
 """Sending: what is accepted is there, once; what is refused has left nothing."""
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import psycopg
@@ -410,11 +411,40 @@ def test_a_callers_session_may_write_values_in_another_way(dsn: str, setting: st
         assert bus.troubleshooting.list(connection=connection) == []
 
 
+class SessionOfAnOrm:
+    """What it holds is no psycopg connection, but it has the attributes of one."""
+
+    info: ClassVar[dict[str, object]] = {}
+    closed = False
+
+
 def test_what_is_no_connection_or_pool_is_refused_in_a_sentence(dsn: str) -> None:
+    sentence = r"connection must be a psycopg\.Connection \(psycopg 3\), not "
+    wrong: Any
     with CommandBus(dsn) as bus:
         for wrong in (psycopg.AsyncConnection.connect, "dbname=shop"):
-            with pytest.raises(ValueError, match=r"connection must be a psycopg\.Connection, not"):
-                bus.send("payments", "Debit", connection=wrong)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match=sentence):
+                bus.send("payments", "Debit", connection=wrong)
+        wrong = SessionOfAnOrm()
+        id_ = uuid4()
+        calls: list[Callable[[], object]] = [
+            lambda: bus.send("payments", "Debit", connection=wrong),
+            lambda: bus.send_many([SendRequest("payments", "Debit")], connection=wrong),
+            lambda: bus.get("payments", id_, connection=wrong),
+            lambda: bus.query(connection=wrong),
+            lambda: bus.snapshot("payments", connection=wrong),
+            lambda: bus.domains(connection=wrong),
+            lambda: bus.cancel("payments", id_, connection=wrong),
+            lambda: bus.cancel_all("payments", connection=wrong),
+            lambda: bus.reschedule("payments", id_, delay=1, connection=wrong),
+            lambda: bus.configure("payments", accepting=True, connection=wrong),
+            lambda: bus.pause("payments", connection=wrong),
+            lambda: bus.troubleshooting.list(connection=wrong),
+            lambda: bus.troubleshooting.retry_all("payments", operator="a", connection=wrong),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=rf"{sentence}\w*\.SessionOfAnOrm: "):
+                call()
     with pytest.raises(ValueError, match="not an asynchronous one"):
         CommandBus(pool=AsyncConnectionPool(dsn, open=False))  # type: ignore[arg-type]
 
