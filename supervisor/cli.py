@@ -237,7 +237,7 @@ def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
     show_default=True,
 )
 @_option("--check", is_flag=True, help="Only check whether it could start: exit 0 or 3.")
-@_option("--drain", is_flag=True, help="Exit 0 when everything claimable is done.")
+@_option("--drain", is_flag=True, help="Exit 0 when nothing runs and nothing is claimable.")
 @click.pass_context
 def main(context: click.Context, /, check: bool, **_given: object) -> None:
     if check:

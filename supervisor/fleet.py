@@ -169,8 +169,9 @@ class Company:
             logger.warning("%s worker process stays: there is always one", before)
 
     def is_drained(self, since: float) -> bool:
-        """Everybody has waited since then, and would have been woken; nobody else has anything."""
-        view = self._board.snapshot(keys=False)
+        """All workers have waited since then, would have been woken, and hold no claim: what runs
+        or is not settled counts as not done."""
+        view = self._board.snapshot()
         if any(seat.role in (Role.ALONE, Role.LEAVING, Role.DEAD) for seat in view.seats):
             return False
         workers = view.with_role(Role.WORKER)
@@ -180,6 +181,7 @@ class Company:
             and all(at is not None and at / NS < since for at in parked)
             and (view.armed > 0 or not self._settings.listen)
             and not view.suspects
+            and not any(seat.keys for seat in workers)
         )
 
     def report(self) -> None:
@@ -391,7 +393,9 @@ class Company:
         left = death.signal == 0 and is_expected(seated.role, view, death.code, ordered=ordered)
         if stopping and (death.code == Exit.UNFINISHED if left else is_busy(view)):
             self.unfinished = True
-        no_room = not ordered and death.signal == 0 and death.code == Exit.NO_ROOM
+        # Of a process that was ready, these codes are a handler's.
+        boot_code = death.code if death.signal == 0 and view.ready is None else None
+        no_room = not ordered and boot_code == Exit.NO_ROOM
         if left and seated.leave_verdict is Verdict.STUCK:
             seated.guilty = guilt.stuck(view.slots, None, int(now * NS))
         self._put_to_rest(seated, death, left, now)
@@ -407,7 +411,7 @@ class Company:
         ordered = ordered or left
         if not ordered:
             self._report_death(seated, death, view)
-        if death.signal == 0 and death.code == Exit.CANNOT_START:
+        if boot_code == Exit.CANNOT_START:
             self._could_not_boot(seated)
         if not ordered and self._died_early(seated, view, now):
             pause = self._restarts.died_early(key, now, random.random())

@@ -115,7 +115,7 @@ def segfault(command: Command, context: Context) -> None:
 
 @registry.handler("shop", "Leave")
 def leave(command: Command, context: Context) -> None:
-    os._exit(0)
+    os._exit(command.data or 0)
 
 
 @registry.handler("shop", "Orphan")

@@ -93,6 +93,17 @@ def test_a_command_whose_process_is_killed_again_and_again_runs_alone(
         assert len(fleet.wait_until_ready()) == 2
 
 
+def test_an_exit_code_of_a_handler_is_no_failed_start(dsn: str, tmp_path: Path) -> None:
+    """Codes that mean so before a process is ready, from os._exit of a handler."""
+    with supervised(dsn, tmp_path, procs=2, **PATIENT) as fleet:
+        fleet.send("Leave", data=3)
+        fleet.send("Leave", data=6)
+        left = "SELECT count(*) FROM cmdbus.command WHERE status <> 'IN_TROUBLESHOOTING_QUEUE'"
+        eventually(lambda: fleet.query(left) == [(0,)], 30.0)
+        assert fleet.said("exited with code 3") and fleet.said("exited with code 6")
+        assert not fleet.said("cannot start") + fleet.said("no room for its threads")
+
+
 def test_a_command_that_crashes_its_process_after_returning_is_attributed(
     dsn: str, tmp_path: Path
 ) -> None:

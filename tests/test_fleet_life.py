@@ -105,6 +105,19 @@ def test_a_fleet_that_drains_ends_when_everything_is_done(dsn: str, tmp_path: Pa
         assert fleet.outcomes(failing) == {("IN_TROUBLESHOOTING_QUEUE", 1): 1}
 
 
+def test_a_fleet_that_drains_waits_for_what_runs_and_what_becomes_due_meanwhile(
+    dsn: str, tmp_path: Path
+) -> None:
+    """An idle thread beside a running command is no sign that the fleet is drained."""
+    with unstarted(dsn, tmp_path, drain=True, procs=1, threads=2, drain_timeout=0.5) as fleet:
+        running, retried = fleet.send("Sleep", data=2.8), fleet.send("FailOnce")
+        soon = fleet.send("Noop", delay=2)
+        fleet.start()
+        assert fleet.wait() == 0
+        assert fleet.outcomes(running + soon) == {("COMPLETED", 1): 2}
+        assert fleet.outcomes(retried) == {("COMPLETED", 2): 1}
+
+
 def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
     dsn: str, empty_dsn: str, tmp_path: Path
 ) -> None:
