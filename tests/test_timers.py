@@ -6,6 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 from crowd import crowded
+from eventually import eventually
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claim import Want
@@ -152,6 +153,20 @@ def test_one_that_somebody_holds_is_looked_for_again_less_and_less_often(
         holder.execute("SELECT * FROM cmdbus.scheduled FOR UPDATE")
         assert timers.look(connection, leases=False) == 0.002, "it begins anew"
         holder.rollback()
+
+
+def test_one_that_somebody_holds_hides_none_that_is_due_after_it(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, timers: Timers
+) -> None:
+    bus.send("payments", "Debit", delay=HOUR)
+    due_now(connection)
+    bus.send("payments", "Debit", delay=1.0)
+    with psycopg.connect(dsn) as holder:
+        holder.execute("SELECT FROM cmdbus.scheduled WHERE due_at <= clock_timestamp() FOR UPDATE")
+        waits = [timers.look(connection, leases=False) for _ in range(12)]
+        assert 0 < waits[-1] <= 1.0, "after so many the wait for the row alone is 4 s"
+        eventually(lambda: timers.look(connection, leases=False) == 0.0, 5)
+        assert count(connection, "scheduled") == 1
 
 
 def test_a_lease_of_another_worker_is_a_timer_for_whoever_asks(

@@ -144,6 +144,8 @@ class Seen(NamedTuple):
     queue_usage: float
     #: Pages of ready that this has read.
     pages: int
+    #: Seconds until another command is due, if some are due already.
+    next_due: float | None = None
 
 
 class Share(Enum):

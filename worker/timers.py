@@ -68,6 +68,8 @@ class Timers:
         else:
             # Due, and neither promoted nor claimed: in somebody else's hands just now.
             waits = [max(seconds, self._locked_wait) for seconds in waits]
+            if self.seen.next_due is not None:
+                waits.append(self.seen.next_due)
             self._locked_wait = min(self._locked_wait * 2, _LONGEST_WAIT)
         return min(waits, default=float("inf"))
 

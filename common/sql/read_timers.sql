@@ -1,8 +1,9 @@
--- Seconds until the next scheduled command is due, and until the next lease ends; none
+-- Seconds until the first scheduled command is due, and until the next lease ends; none
 -- left where somebody holds the row just now. Leases have no index: read only
 -- after an empty claim, when few rows are left, and not soon again if that took long. And
--- whether a suspect waits, how full the server's queue of notifications is, from 0 to 1, and
--- how many pages of ready were read for all that.
+-- whether a suspect waits, how full the server's queue of notifications is, from 0 to 1, how many
+-- pages of ready were read for all that, and seconds until the first command that is not due yet is:
+-- another session may have locked one that is.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
@@ -13,5 +14,7 @@ SELECT
             SELECT FROM {schema}.domain d WHERE d.name = domain AND d.paused))::double precision,
     {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint),
     pg_notification_queue_usage(),
-    pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages
+    pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages,
+    (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
+     WHERE isfinite(due_at) AND due_at > now() ORDER BY due_at, id LIMIT 1)::double precision
 FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages) began;
