@@ -157,3 +157,25 @@ def test_a_lease_that_is_longer_than_the_claimers_own_is_kept(dsn: str) -> None:
         bus.send("payments", "Debit")
         assert len(patient.claim()) == 1
         assert hasty.claim() == []
+
+
+def test_a_renewal_waits_for_no_row_of_a_node_that_is_gone(
+    dsn: str, nodes: tuple[Node, Node, Claim]
+) -> None:
+    """Of two nodes that stood still for long, each would wait for the other one's row."""
+    owner, other, claim = nodes
+    other.renew()
+    with psycopg.connect(dsn) as holder:
+        owner.session.execute(
+            "UPDATE cmdbus.node SET renewed_at = renewed_at - interval '1 day' WHERE id = %s",
+            (other.claims.incarnation,),
+        )
+        holder.execute(
+            "SELECT FROM cmdbus.node WHERE id = %s FOR UPDATE", (other.claims.incarnation,)
+        )
+        owner.session.execute("SET lock_timeout = '100ms'")
+        assert owner.renew(claim) == []
+        holder.rollback()
+    owner.renew(claim)
+    left = owner.session.execute("SELECT id FROM cmdbus.node").fetchall()
+    assert left == [(owner.claims.incarnation,)]

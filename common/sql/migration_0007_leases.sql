@@ -141,8 +141,11 @@ BEGIN
     -- The types as they are, unless they have changed: a long array is stored elsewhere.
     ON CONFLICT (id) DO UPDATE SET lease = EXCLUDED.lease, renewed_at = EXCLUDED.renewed_at,
         types = CASE WHEN n.types = EXCLUDED.types THEN n.types ELSE EXCLUDED.types END;
-    DELETE FROM {schema}.node n
-    WHERE n.renewed_at < clock_timestamp() - 10 * n.lease AND NOT {schema}.waits_for_renewals();
+    DELETE FROM {schema}.node
+    WHERE id IN (
+        SELECT n.id FROM {schema}.node n
+        WHERE n.renewed_at < clock_timestamp() - 10 * n.lease AND NOT {schema}.waits_for_renewals()
+        FOR UPDATE SKIP LOCKED);
     RETURN ARRAY(
         SELECT k.position
         FROM unnest(p_command_ids, p_ids, p_tokens, p_claimers)
