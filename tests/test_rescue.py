@@ -150,6 +150,23 @@ def test_what_the_board_shows_is_handed_back_however_many_rows_there_are(
     assert found.sessions_ended and not found.left
 
 
+def test_a_row_that_somebody_holds_keeps_nothing_else_from_being_handed_back(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Also not what the board does not show."""
+    bus.send_many([SendRequest("payments", "Debit") for _ in range(2)])
+    with dead(dsn) as gone, psycopg.connect(dsn) as holder:
+        shown, unshown = gone.claim(2)
+        gone.take(shown)
+        holder.execute(
+            "SELECT FROM cmdbus.ready WHERE command_id = %s FOR UPDATE", (shown.command_id,)
+        )
+        found = rescued(dsn, gone.death(), within=1.0)
+        assert (ids(found.released), ids(found.left)) == (ids([unshown]), ids([shown]))
+        holder.rollback()
+        assert ids(rescued(dsn, gone.death()).released) == ids([shown])
+
+
 def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
     dsn: str, bus: CommandBus
 ) -> None:

@@ -93,6 +93,8 @@ class _Rescuer:
         self._charged: list[Claim] = []
         #: Rows whose release has failed.
         self._rejected: set[Claim] = set()
+        #: Nothing was looked for yet; and there are too many rows to look for what no seat shows.
+        self._first, self._too_many = True, False
         #: Somebody held some of the rows.
         self.obstructed = False
 
@@ -105,24 +107,30 @@ class _Rescuer:
         )
 
     def left(self) -> list[Claim]:
-        """What its seat shows and, once that is handed back, what only the table shows. To find
-        that, all rows are read: if there are so many that it takes too long, the leases end."""
-        theirs = self._death.incarnation
-        seat = self._death.seat
-        shown = [key.command_id for key in seat.keys]
-        shown += [slot.command.command_id for slot in seat.slots if slot.command]
-        if shown and (claims := self._theirs.claimed_by(self._connection, theirs, shown)):
+        """First what its seat shows, then also what only the table shows. To find that, all rows
+        are read: if there are so many that it takes too long, the leases end."""
+        claims, first, self._first = self._shown(), self._first, False
+        if self._too_many or (claims and first):
             return claims
         try:
-            return self._theirs.claimed_by(self._connection, theirs)
+            return self._theirs.claimed_by(self._connection, self._death.incarnation)
         except psycopg.errors.QueryCanceled as error:
+            self._too_many = True
             logger.warning(
                 "cannot look for more claims of pid %s (%s): they can be claimed when their "
                 "leases end",
-                seat.pid,
+                self._death.seat.pid,
                 reason(error),
             )
+            return claims
+
+    def _shown(self) -> list[Claim]:
+        seat = self._death.seat
+        shown = [key.command_id for key in seat.keys]
+        shown += [slot.command.command_id for slot in seat.slots if slot.command]
+        if not shown:
             return []
+        return self._theirs.claimed_by(self._connection, self._death.incarnation, shown)
 
     def hand_back(self, claims: list[Claim]) -> None:
         guilty = [claim for claim in claims if key_of(claim) in self._death.guilty]
