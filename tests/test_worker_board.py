@@ -1,5 +1,7 @@
 """What a worker shows on the board, for whoever hands back what it leaves."""
 
+import threading
+
 import psycopg
 import pytest
 from eventually import eventually
@@ -18,6 +20,7 @@ from cmdbus import (
 from cmdbus.keys import KeyState
 from cmdbus.slots import Phase
 from cmdbus.views import SeatView
+from cmdbus.worker import Worker
 
 pytestmark = pytest.mark.db
 
@@ -75,6 +78,26 @@ def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_sett
             eventually(lambda: rows("true") == set())
             eventually(lambda: seat_of(worker).keys == ())
             assert seat_of(worker).complete
+
+
+def test_nothing_is_claimed_before_the_process_is_ready(dsn: str, bus: CommandBus) -> None:
+    """Before, its exit codes mean that it could not start, and would end a fleet."""
+    registry, workers, was_ready = HandlerRegistry(), list[Worker](), list[bool]()
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        was_ready.append(workers[0]._record.seat._ready > 0)
+
+    for _ in range(5):
+        sent = bus.send("payments", "Debit")
+        worker = Worker(dsn, registry, concurrency=20)
+        workers[:] = [worker]
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        assert bus.wait("payments", sent, 10).status == "COMPLETED"
+        worker.stop()
+        thread.join()
+    assert was_ready == [True] * 5
 
 
 def test_no_key_is_left_however_a_command_ends(dsn: str, bus: CommandBus) -> None:

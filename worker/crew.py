@@ -103,8 +103,12 @@ class Crew:
     # For the worker's main thread.
 
     def start(self) -> None:
-        self._backlog.put(LEAD)
         self.set_concurrency(self._concurrency)
+
+    def claim(self) -> None:
+        """From now on; after the process has shown that it is ready, as its exit codes mean
+        something else before."""
+        self._backlog.put(LEAD)
 
     def set_concurrency(self, threads: int) -> None:
         self._concurrency = threads

@@ -270,6 +270,7 @@ class Worker:
             ", ".join(self._domains),
             count_of(self._concurrency, "thread"),
         )
+        crew.claim()
         try:
             self._watch(crew, keeper)
         except BaseException:
