@@ -17,7 +17,7 @@ from cmdbus.checks import (
     check_whole,
 )
 from cmdbus.clock import time
-from cmdbus.connections import Connection, Connections, Pool, check_connection
+from cmdbus.connections import Connection, Connections, Pool
 from cmdbus.data import MAX_BYTES
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.ids import new_id
@@ -322,7 +322,7 @@ class CommandBus:
         """Every domain, or those of `names`, that has commands to run or settings, with counts
         by type: a type that no worker knows stays here, and grows old."""
         checked = [check_name("domain", name) for name in names] or None
-        return self._look(connection, lambda c: self._store.domains(c, checked))
+        return self._look(connection, lambda c: self._store.domains(c, checked), "monitor")
 
     def configure(
         self,
@@ -393,7 +393,7 @@ class CommandBus:
                 f"purge of domain {domain!r} refused: it destroys commands without a trace; "
                 f"make the bus with CommandBus(..., purge_allowed=True) where that is wanted"
             )
-        return self._look(connection, lambda c: self._store.purge(c, domain))
+        return self._look(connection, lambda c: self._store.purge(c, domain), "owner")
 
     def close(self) -> None:
         """Closes its connections, but not a pool of the caller's; calls fail from now on."""
@@ -422,10 +422,15 @@ class CommandBus:
     ) -> None:
         """Sends in the caller's transaction, or as a call that may be repeated."""
         if connection is not None:
-            return send(check_connection(connection), None)
+            return self._connections.use(connection, lambda c, _: send(c, None), "producer")
         number = new_call()
-        self._connections.run(lambda c, again: send(c, Call(number, again)))
+        self._connections.run(lambda c, again: send(c, Call(number, again)), "producer")
 
-    def _look(self, connection: Connection | None, work: Callable[[Connection], T]) -> T:
+    def _look(
+        self,
+        connection: Connection | None,
+        work: Callable[[Connection], T],
+        needs: str = "operator",
+    ) -> T:
         """Runs what may be repeated without further care."""
-        return self._connections.use(connection, lambda conn, again: work(conn))
+        return self._connections.use(connection, lambda conn, again: work(conn), needs)

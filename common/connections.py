@@ -2,6 +2,7 @@
 process anew, and a second try for a call whose connection turns out to be dead."""
 
 import os
+import shlex
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -11,10 +12,16 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTi
 
 from cmdbus import dsn as dsns
 from cmdbus import schema as schemas
-from cmdbus.errors import DatabaseUnavailableError, InvalidOperationError, SchemaError
+from cmdbus.adapters import own_cursor
+from cmdbus.errors import (
+    DatabaseUnavailableError,
+    InvalidOperationError,
+    MissingRightError,
+    SchemaError,
+)
 from cmdbus.pool import SessionPool
 from cmdbus.refusals import is_read_only
-from cmdbus.sentences import missing_right
+from cmdbus.sentences import primary_message
 from cmdbus.statements import statement
 
 Connection = psycopg.Connection[Any]
@@ -45,31 +52,37 @@ class Connections:
         self._pools: dict[int, SessionPool] = {}
         self._closed = False
 
-    def run(self, work: Callable[[Connection, bool], T]) -> T:
-        """`work(connection, again)`, once more on a fresh connection if its own dies.
+    def run(self, work: Callable[[Connection, bool], T], needs: str = "operator") -> T:
+        """`work(connection, again)`, once more on a fresh connection if its own dies. `needs` is
+        the kind of role with the fewest rights that suffice, or "owner".
 
         The first try may have been carried out before its connection died, or still
         be on its way: with `again` the work must be harmless then.
         """
         pool = self._pool()
         try:
-            return self._try(pool, work, again=False)
+            return self._try(pool, work, needs, again=False)
         except _DiedError:
             # The others died with it; drained, they are not tried one by one.
             pool.drain()
         try:
-            return self._try(pool, work, again=True)
+            return self._try(pool, work, needs, again=True)
         except _DiedError as died:
             raise died.error from None
 
-    def use(self, connection: Connection | None, work: Callable[[Connection, bool], T]) -> T:
+    def use(
+        self,
+        connection: Connection | None,
+        work: Callable[[Connection, bool], T],
+        needs: str = "operator",
+    ) -> T:
         """In the caller's transaction, never repeated; without one like `run`."""
         if connection is None:
-            return self.run(work)
+            return self.run(work, needs)
         try:
             return work(check_connection(connection), False)
         except psycopg.errors.InsufficientPrivilege as error:
-            raise missing_right(error) from None
+            raise self._missing_right(error, connection, needs) from None
 
     def close(self) -> None:
         self._closed = True
@@ -78,15 +91,21 @@ class Connections:
             pool.close()
 
     def _try(
-        self, pool: Pool | SessionPool, work: Callable[[Connection, bool], T], *, again: bool
+        self,
+        pool: Pool | SessionPool,
+        work: Callable[[Connection, bool], T],
+        needs: str,
+        *,
+        again: bool,
     ) -> T:
         try:
             with pool.connection() as connection:
-                return _tell_death(connection, lambda c: work(c, again))
+                try:
+                    return _tell_death(connection, lambda c: work(c, again))
+                except psycopg.errors.InsufficientPrivilege as error:
+                    raise self._missing_right(error, connection, needs) from None
         except PoolTimeout as error:
             raise DatabaseUnavailableError(self._why_not(error)) from None
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise missing_right(error) from None
         except PoolClosed:
             if self._closed:
                 raise psycopg.OperationalError(_CLOSED) from None
@@ -99,6 +118,17 @@ class Connections:
             with pool.connection() as connection:
                 self._check_schema(connection)
             raise
+
+    def _missing_right(
+        self, error: psycopg.Error, connection: Connection, needs: str
+    ) -> MissingRightError:
+        role = _role(connection)
+        denied = f"role {role!r} lacks a right ({primary_message(error)})"
+        if needs == "owner":
+            return MissingRightError(f"{denied}: only the owner of schema {self._schema} has it")
+        schema = "" if self._schema == schemas.DEFAULT else f" --schema {self._schema}"
+        grant = f"cmdbus init{schema} --{needs} {shlex.quote(role)}"
+        return MissingRightError(f"{denied}: as the owner of the schema, run {grant}")
 
     def _check_schema(self, connection: Connection) -> None:
         try:
@@ -146,6 +176,7 @@ class Connections:
         )
 
 
+_IDLE = psycopg.pq.TransactionStatus.IDLE
 _ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
 _CLOSED = "this CommandBus is closed"
 
@@ -184,6 +215,14 @@ def check_connection(connection: Connection) -> Connection:
             "the connection's client_encoding is SQL_ASCII: make it with client_encoding=UTF8"
         )
     return connection
+
+
+def _role(connection: Connection) -> str:
+    """Whose rights count; within a transaction, which has failed, the one that logged in."""
+    if connection.info.transaction_status is _IDLE:
+        for (role,) in own_cursor(connection).execute(statement("read_role", schemas.DEFAULT)):
+            return str(role)
+    return connection.info.user
 
 
 def _opened(parts: dsns.Parts, within: float) -> Connection:

@@ -130,7 +130,7 @@ def _explain_one(value: object, depth: int) -> str | None:
         return f"has more than {MAX_DIGITS} digits" if too_long else None
     if isinstance(value, float):
         return None if math.isfinite(value) else f"is {value}: JSON has no such number"
-    return f"is a {type(value).__name__}: JSON has no such thing, send a string or a number"
+    return f"is of type {type(value).__name__}: JSON has no such thing, send a string or a number"
 
 
 def _explain_text(text: str) -> str | None:

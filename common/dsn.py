@@ -45,6 +45,8 @@ def parse(dsn: str) -> Parts:
     """A URI or keywords, as keywords; a ValueError says what is wrong without showing it."""
     if not isinstance(dsn, str):
         raise ValueError(f"the DSN must be a string, not {type(dsn).__name__}")
+    if not dsn.strip():
+        raise ValueError("the DSN is empty: give a URI like postgresql://host/database")
     if "\0" in dsn:
         raise ValueError("the DSN contains a NUL character")
     scheme = re.match(r"([A-Za-z][A-Za-z0-9_+.-]*)://", dsn)

@@ -66,14 +66,20 @@ class SendRefusedError(CmdbusError):
 class DuplicateCommandError(SendRefusedError):
     """The domain has a command with this id, or still keeps the history of one."""
 
-    def __init__(self, domain: str, command_ids: Sequence[UUID]) -> None:
+    def __init__(
+        self, domain: str, command_ids: Sequence[UUID], *, in_one_call: bool = False
+    ) -> None:
+        """`in_one_call`: the call itself has an id twice; nothing is known of earlier ones."""
         self.domain = domain
         self.command_ids = tuple(command_ids)
         self.command_id = self.command_ids[0]
         others = f" (and {len(command_ids) - 1} others)" if len(command_ids) > 1 else ""
         super().__init__(
-            f"command {self.command_id}{others} was sent to domain {domain!r} before: "
-            f"an id is taken once; look with get() what became of it"
+            f"command {self.command_id} of domain {domain!r} is in this call twice: give each "
+            f"request an id of its own"
+            if in_one_call
+            else f"command {self.command_id}{others} was sent to domain {domain!r} before: "
+            f"an id is taken once, and `get` shows what became of that command"
         )
 
 
@@ -99,7 +105,8 @@ class ShutdownError(SendRefusedError):
         self.domain = domain
         super().__init__(
             f"domain {domain!r} does not accept commands: "
-            f"it was configured with accepting=False; accepting=True opens it again"
+            f"cmdbus domain configure {domain} --accepting opens it again "
+            f"(configure(accepting=True))"
         )
 
 

@@ -61,7 +61,7 @@ class Batch:
         self.counts = Counter(domain for domain, _ in self.keys)
         if len(set(self.brought)) < len(self.brought):
             (domain, command_id), _ = Counter(self.brought).most_common(1)[0]
-            raise DuplicateCommandError(domain, [command_id])
+            raise DuplicateCommandError(domain, [command_id], in_one_call=True)
 
     @property
     def ids(self) -> list[UUID]:

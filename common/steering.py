@@ -28,7 +28,7 @@ BATCH_BYTES = 8 * 1024**2
 #: Why not, by what was asked for and where the command is.
 _REFUSALS = {
     "canceled": {
-        "running": "it is in progress; running=True (--running) ends it all the same",
+        "running": "it is in progress; --running (running=True) ends it all the same",
         "finished": "it has finished",
         "troubleshooting": "it is in the troubleshooting queue; cancel it there: "
         "bus.troubleshooting.cancel(...), cmdbus tsq cancel",
@@ -95,7 +95,8 @@ class Steering:
         connection: Connection | None,
     ) -> None:
         values = {"running": check_flag("running", running), **_remark(operator, reason)}
-        self._change("canceled", self._store.cancel, domain, command_id, values, connection)
+        work = self._store.cancel
+        self._change("canceled", work, domain, command_id, values, connection, "producer")
 
     def reschedule(
         self,
@@ -179,12 +180,13 @@ class Steering:
         command_id: UUID | str,
         values: Mapping[str, object],
         connection: Connection | None,
+        needs: str = "operator",
     ) -> None:
         check_name("domain", domain)
         id_ = check_id("command_id", command_id)
         parameters = {"domain": domain, "command_id": id_, **values}
         found = self._connections.use(
-            connection, lambda c, again: work(c, {**parameters, "again": again})
+            connection, lambda c, again: work(c, {**parameters, "again": again}), needs
         )
         if found is None:
             raise CommandNotFoundError(domain, id_)

@@ -114,7 +114,7 @@ class Troubleshooting:
         conditions = _conditions(domain, type, error_code, since, until)
         conditions["limit"] = check_whole("limit", limit, 1)
         return self._connections.use(
-            connection, lambda c, again: self._store.summarize_trouble(c, conditions)
+            connection, lambda c, again: self._store.summarize_trouble(c, conditions), "monitor"
         )
 
     def retry(

@@ -11,7 +11,7 @@ from cmdbus.supervisor import parameters
 from cmdbus.supervisor.operators import operator_option, reason_option
 from cmdbus.supervisor.output import show, show_json, show_lines, table
 from cmdbus.supervisor.parameters import parsed
-from cmdbus.supervisor.session import with_bus
+from cmdbus.supervisor.session import Mistake, check_known, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.bus import CommandBus
@@ -98,6 +98,10 @@ def configure(bus: "CommandBus", as_json: bool, named: str, **given: Any) -> Non
     for key in ("max_depth", "warn_depth"):
         if settings.get(key) == parameters.NO_LIMIT:
             settings[key] = None
+    if not set(settings) - {"operator", "reason"}:
+        raise Mistake(
+            "no setting is given: --max-depth, --warn-depth, --keep, --accepting, --closed"
+        )
     bus.configure(named, **settings)
     _show(bus, as_json, _found(bus, named))
 
@@ -105,6 +109,7 @@ def configure(bus: "CommandBus", as_json: bool, named: str, **given: Any) -> Non
 def _found(bus: "CommandBus", name: str) -> "DomainRecord":
     found = bus.domains(name)
     if not found:
+        check_known(bus, name)
         raise click.ClickException(
             f"domain {name} has no settings and no commands that are not finished: "
             f"cmdbus domain list shows those that have"
@@ -142,9 +147,17 @@ def _facts(record: "DomainRecord") -> Iterator[tuple[str, object]]:
     yield "accepting", "yes" if record.accepting else "no: sends are refused"
     yield "paused", f"yes: cmdbus resume {record.domain}" if record.paused else "no"
     yield "max depth", "none" if record.max_depth is None else record.max_depth
-    yield "warn depth", "none" if record.warn_depth is None else record.warn_depth
+    yield "warn depth", _warned(record)
     yield "keep", f"{_kept(record.keep)} after they finish, commands and their ids are removed"
     yield "depth", record.all.ready + record.all.scheduled
+
+
+def _warned(record: "DomainRecord") -> str:
+    if record.warn_depth is None:
+        return "none"
+    if record.max_depth is None or record.warn_depth <= record.max_depth:
+        return str(record.warn_depth)
+    return f"{record.warn_depth}: never reached, as sends are refused from {record.max_depth}"
 
 
 def _kept(keep: timedelta) -> str:

@@ -115,8 +115,12 @@ def _named_dsn(context: click.Context, dsn: str | None) -> str | None:
         )
     file: Path | None = context.meta["cmdbus.dsn_file"]
     named = context.get_parameter_source("dsn_file")
-    if file is not None and told is named and told is not ParameterSource.ENVIRONMENT:
-        raise click.UsageError("--dsn and --dsn-file both name a database: give one of them")
+    # DATABASE_URL is not only for cmdbus: it gives way to a variable that is.
+    general = told is ParameterSource.ENVIRONMENT and not os.environ.get("CMDBUS_DSN")
+    if file is not None and told is named and not general:
+        pair = "CMDBUS_DSN and CMDBUS_DSN_FILE"
+        pair = pair if told is ParameterSource.ENVIRONMENT else "--dsn and --dsn-file"
+        raise click.UsageError(f"{pair} both name a database: give one of them")
     if file is None or _is_nearer(told, named):
         _refuse_empty(dsn)
         return dsn

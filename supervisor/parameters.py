@@ -81,7 +81,7 @@ def moment(text: str) -> datetime:
     except ValueError:
         raise ValueError(f"it must be like 2026-12-31T08:00:00+01:00, not {text!r}") from None
     if time.utcoffset() is None:
-        raise ValueError(f"its offset is missing: {text}Z would be UTC")
+        raise ValueError(f"its offset is missing: {time.isoformat()}Z would be UTC")
     return time
 
 

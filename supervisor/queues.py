@@ -8,7 +8,7 @@ import click
 
 from cmdbus.supervisor.operators import operator_option, reason_option
 from cmdbus.supervisor.output import age, show, show_json, show_lines, table
-from cmdbus.supervisor.session import with_bus
+from cmdbus.supervisor.session import check_known, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.bus import CommandBus
@@ -33,6 +33,8 @@ _HEAD = ("", "READY", "LATER", "RUNNING", "TROUBLE", "OLDEST")
 @with_bus
 def status(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
     found = bus.domains(*domain)
+    for name in sorted(set(domain) - {each.domain for each in found}):
+        check_known(bus, name)
     if as_json:
         show_json({"domains": [asdict(each) for each in found]})
     elif found:
@@ -108,17 +110,17 @@ def _counts(waiting: "Waiting") -> tuple[object, ...]:
 
 def _remarks(found: "list[DomainRecord]") -> Iterator[str]:
     for record in found:
+        name, depth = record.domain, record.all.ready + record.all.scheduled
         if record.paused:
-            yield f"{record.domain} is paused: cmdbus resume {record.domain}"
+            yield f"{name} is paused: cmdbus resume {name}"
         if not record.accepting:
-            yield f"{record.domain} refuses sends (accepting=False)"
-        if record.max_depth is not None or record.warn_depth is not None:
-            depth = record.all.ready + record.all.scheduled
-            limits = {"max_depth": record.max_depth, "warn_depth": record.warn_depth}
-            said = ", ".join(f"{name} {n}" for name, n in limits.items() if n is not None)
-            yield f"{record.domain} has depth {depth}; {said}"
-        for name in record.unhandled:
+            yield f"{name} refuses sends: cmdbus domain configure {name} --accepting"
+        if record.max_depth is not None and depth >= record.max_depth:
+            yield f"{name} is full: depth {depth}, and sends are refused from {record.max_depth}"
+        elif record.warn_depth is not None and depth >= record.warn_depth:
+            yield f"{name} has depth {depth}, and senders log a warning from {record.warn_depth}"
+        for type_ in record.unhandled:
             yield (
-                f"{record.domain}/{name} waits for {age(record.types[name].oldest_age)} and none "
+                f"{name}/{type_} waits for {age(record.types[type_].oldest_age)} and none "
                 f"runs: does a worker have a handler for it?"
             )

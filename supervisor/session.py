@@ -1,6 +1,8 @@
 """How a sub-command of `cmdbus` gets its bus, and how it fails: in one sentence."""
 
+import difflib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cmdbus.checks import check_schema
-from cmdbus.errors import CmdbusError
+from cmdbus.counting import count_of
+from cmdbus.errors import CmdbusError, MissingRightError
 from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.options import database_options
 
@@ -92,6 +95,36 @@ def opened(dsn: str | None, schema: str, *, embedded: bool) -> "Iterator[Command
         yield bus
 
 
+def check_known(bus: "CommandBus", domain: str) -> None:
+    """Refuses a domain that has no settings and no kept command; a monitor's role, which cannot
+    list commands, is shown it as empty."""
+    try:
+        if bus.domains(domain) or bus.query(domain, limit=1):
+            return
+    except MissingRightError:
+        return
+    names = [record.domain for record in bus.domains()]
+    close = difflib.get_close_matches(domain, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else "cmdbus domain list shows those that exist"
+    raise click.ClickException(
+        f"domain {domain} has no settings, and no command was ever sent to it or none is kept: "
+        f"{hint}"
+    )
+
+
+def confirm(verb: str, done: str, count: int, which: str) -> None:
+    """Asks before `count` commands are changed; `done` is the participle of `verb`. Without a
+    terminal there is no answer to wait for."""
+    if not count:
+        return
+    if not sys.stdin.isatty():
+        raise Mistake(
+            f"{count_of(count)} would be {done}, and there is no terminal to ask at: add --yes if "
+            f"that is meant"
+        )
+    click.confirm(f"{verb} {count_of(count)} ({which})?", abort=True, err=True)
+
+
 def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
@@ -122,7 +155,8 @@ def ignored_options(*names: str) -> Callable[[F], F]:
 
     def decorate(command: F) -> F:
         for name in names:
-            command = click.option(name, hidden=True, expose_value=False)(command)
+            text = "No effect here: every command takes it."
+            command = click.option(name, metavar="TEXT", expose_value=False, help=text)(command)
         return command
 
     return decorate

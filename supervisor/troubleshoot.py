@@ -11,7 +11,7 @@ from cmdbus.supervisor.commands import get, one_domain
 from cmdbus.supervisor.operators import operator_option, reason_option
 from cmdbus.supervisor.output import ago, cut, show, show_json, show_lines, table
 from cmdbus.supervisor.parameters import data, parsed, past
-from cmdbus.supervisor.session import Mistake, with_bus
+from cmdbus.supervisor.session import Mistake, confirm, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.bus import CommandBus
@@ -191,7 +191,8 @@ def _resolve(
         raise Mistake(f"name commands by DOMAIN and ID, or {verbs[0]} many with --all")
     if every:
         if not yes:
-            _confirm(verbs[0], bus.troubleshooting.count(**conditions), limit, conditions)
+            count = bus.troubleshooting.count(**conditions)
+            confirm(*verbs, min(count, limit or count), _which(conditions))
         done = many(**conditions, limit=limit, **said)
     else:
         if limit or set(conditions) - {"domain"}:
@@ -205,12 +206,9 @@ def _resolve(
         show(f"{verbs[1]} {count_of(done)}")
 
 
-def _confirm(verb: str, count: int, limit: int | None, conditions: dict[str, Any]) -> None:
-    if not count:
-        return
+def _which(conditions: dict[str, Any]) -> str:
     those = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in conditions.items())
-    count = min(count, limit or count)
-    click.confirm(f"{verb} {count_of(count)} ({those or 'of all domains'})?", abort=True, err=True)
+    return those or "of all domains"
 
 
 def _conditions(

@@ -1,6 +1,5 @@
 """`cmdbus cancel` and `reschedule`: what is done to commands that wait."""
 
-import sys
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from cmdbus.supervisor import parameters
 from cmdbus.supervisor.operators import operator_option, reason_option
 from cmdbus.supervisor.output import moment, show, show_json
 from cmdbus.supervisor.parameters import parsed
-from cmdbus.supervisor.session import Mistake, with_bus
+from cmdbus.supervisor.session import Mistake, confirm, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.bus import CommandBus
@@ -121,8 +120,12 @@ def reschedule(
     **remark: Any,
 ) -> None:
     times = sum((now, run_at is not None, delay is not None))
-    if times > 1 or (not times and priority is None):
-        raise Mistake("give one of --now, --at and --delay, or --priority, or both")
+    if times > 1:
+        raise Mistake("--now, --at and --delay each give a time: give one of them")
+    if not times and priority is None:
+        raise Mistake(
+            "nothing is to be changed: give a time (--now, --at or --delay) or --priority"
+        )
     delay = timedelta(0) if now else delay
     bus.reschedule(domain, command_id, run_at=run_at, delay=delay, priority=priority, **remark)
     record = bus.get(domain, command_id)
@@ -148,16 +151,9 @@ def _cancel_all(
 ) -> None:
     if not yes:
         waiting = bus.count_waiting(domain, type_, **period)
-        if waiting and not sys.stdin.isatty():
-            raise Mistake(
-                f"{count_of(waiting)} would be canceled, and there is no terminal to ask at: "
-                f"add --yes if that is meant"
-            )
         named = {"type": type_, **period}
         those = "".join(f", {key} {value}" for key, value in named.items() if value is not None)
-        if waiting:
-            question = f"cancel {count_of(waiting)} (domain {domain}{those})?"
-            click.confirm(question, abort=True, err=True)
+        confirm("cancel", "canceled", waiting, f"domain {domain}{those}")
     canceled = bus.cancel_all(domain, type_, **period, **remark)
     if as_json:
         show_json({"canceled": canceled})

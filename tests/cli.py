@@ -24,6 +24,20 @@ def cmdbus(
     )
 
 
+def at_terminal(*arguments: str, answer: str) -> "subprocess.CompletedProcess[str]":
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "wb", 0) as terminal, os.fdopen(theirs, "rb", 0) as stdin:
+        terminal.write(answer.encode())
+        return subprocess.run(
+            [sys.executable, "-c", CALL, *arguments],
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            timeout=25,
+            env=environment_without_ours(),
+        )
+
+
 def here(*arguments: str, stdin: str = "", **environment: str) -> Result:
     """In this process, with its exit code, stdout and stderr."""
     ours = dict.fromkeys(set(os.environ) - set(environment_without_ours()))

@@ -278,6 +278,10 @@ def test_the_dsn_that_was_given_nearest_wins(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CMDBUS_DSN_FILE", "near")
     assert told().settings.dsn == "host=near"
     assert told("--dsn", "host=option").settings.dsn == "host=option"
+    monkeypatch.setenv("CMDBUS_DSN", "host=own")
+    assert "CMDBUS_DSN and CMDBUS_DSN_FILE both name a database" in refused()
+    assert told("--dsn-file", "far").settings.dsn == "host=far"
+    monkeypatch.delenv("CMDBUS_DSN")
     assert "give one of them" in refused("--dsn", "host=option", "--dsn-file", "near")
     Path("cmdbus.toml").write_text('dsn-file = "far"\ndsn = "host=toml"\n')
     monkeypatch.delenv("DATABASE_URL")

@@ -54,18 +54,20 @@ def test_domains_are_listed_shown_and_configured(dsn: str, run: Run) -> None:
 @pytest.mark.parametrize(
     ("typed", "code", "sentence"),
     [
-        ("domain configure a", 2, "configure needs at least one setting"),
+        ("domain configure a", 2, "no setting is given: --max-depth"),
         ("domain configure a --max-depth 0", 2, "whole number from 1 to 999999999, or none"),
         ("domain configure a --keep long", 2, "it must be seconds, or like 500ms, 30s"),
         ("domain show nothing", 1, "domain nothing has no settings"),
+        ("status nothing", 1, "domain nothing has no settings"),
+        ("send a B --run-at 2026-12-01", 2, "2026-12-01T00:00:00Z would be UTC"),
         ("list a --domain b", 2, "either domain a or --domain b"),
         ("list --status LATE", 2, "status must be one of PENDING"),
         ("cancel a", 2, "name a command by DOMAIN and ID, or cancel all"),
         ("cancel a 7 --all", 2, "name a command by DOMAIN and ID, or cancel all"),
         ("cancel a 7 --type B", 2, "go with --all, and not with an ID"),
         ("cancel a --all --running", 2, "--running goes with an ID"),
-        ("reschedule a 7", 2, "give one of --now, --at and --delay"),
-        ("reschedule a 7 --now --delay 5", 2, "give one of --now, --at and --delay"),
+        ("reschedule a 7", 2, "nothing is to be changed: give a time (--now, --at or --delay)"),
+        ("reschedule a 7 --now --delay 5", 2, "--now, --at and --delay each give a time"),
         (f"reschedule a {uuid4()} --now", 1, "domain 'a' has no command"),
     ],
 )

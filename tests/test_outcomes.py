@@ -87,7 +87,7 @@ def test_any_error_can_be_stored(error: BaseException, message: str) -> None:
 
 def test_details_that_cannot_be_stored_are_said_to_be_so() -> None:
     outcome = fate(PermanentCommandError("C", "m", {"when": object()}))
-    assert "details.when is a object" in json.loads(outcome.details or "")["details"]
+    assert "details.when is of type object" in json.loads(outcome.details or "")["details"]
 
 
 def test_a_result_is_checked_like_data() -> None:

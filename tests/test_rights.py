@@ -1,5 +1,6 @@
 """What each kind of role may do, and what it may not."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ from cmdbus import (
     SchemaError,
     SendRequest,
 )
+from cmdbus.errors import MissingRightError
 from cmdbus.schema import install
 
 pytestmark = pytest.mark.db
@@ -259,7 +261,36 @@ def test_a_monitor_counts_with_the_operators_command(dsn: str) -> None:
         for command in ("list", "tsq list", f"get payments {ids[0]}"):
             done = here(*command.split(), "--dsn", mine)
             assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
-            assert "psql and exporters that name the columns of the view" in done.stderr
+            grant = f"as the owner of the schema, run cmdbus init --operator {name}\n"
+            assert done.stderr.startswith(f"Error: role '{name}' lacks a right (permission denied")
+            assert done.stderr.endswith(grant) and len(done.stderr) < 220
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        ("producer", lambda bus: bus.send("payments", "Debit")),
+        ("producer", lambda bus: bus.send_many([SendRequest("payments", "Debit")])),
+        ("producer", lambda bus: bus.cancel("payments", uuid4())),
+        ("operator", lambda bus: bus.cancel_all("payments")),
+        ("operator", lambda bus: bus.query()),
+        ("monitor", lambda bus: bus.domains()),
+        ("monitor", lambda bus: bus.troubleshooting.summary()),
+    ],
+)
+def test_a_missing_right_names_the_role_and_the_one_option_that_grants_it(
+    dsn: str, kind: str, call: Callable[[CommandBus], object]
+) -> None:
+    name = f"cmdbus_test_nothing_{uuid4().hex[:8]}"
+    with connect(dsn) as admin:
+        admin.execute(f"CREATE ROLE {name}".encode())
+        try:
+            missing = pytest.raises(MissingRightError, match=rf"role '{name}' lacks a right")
+            with CommandBus(make_conninfo(dsn, options=f"-c role={name}")) as bus, missing as told:
+                call(bus)
+            assert str(told.value).endswith(f" run cmdbus init --{kind} {name}")
+        finally:
+            admin.execute(f"DROP ROLE {name}".encode())
 
 
 def test_rights_cannot_be_granted_to_a_role_that_is_not_there(dsn: str) -> None:

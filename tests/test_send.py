@@ -411,6 +411,23 @@ def test_a_callers_session_may_write_values_in_another_way(dsn: str, setting: st
         assert bus.troubleshooting.list(connection=connection) == []
 
 
+def test_an_id_that_is_in_a_call_twice_was_not_sent_before(dsn: str) -> None:
+    twice = SendRequest("payments", "Debit", command_id=uuid4())
+    with CommandBus(dsn) as bus:
+        with pytest.raises(DuplicateCommandError, match="is in this call twice"):
+            bus.send_many([twice, SendRequest("payments", "Debit"), twice])
+        assert bus.query() == []
+        bus.send_many([twice])
+        with pytest.raises(DuplicateCommandError, match="was sent to domain 'payments' before"):
+            bus.send_many([twice])
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_dsn_is_refused(empty: str) -> None:
+    with pytest.raises(ValueError, match="the DSN is empty"):
+        CommandBus(empty)
+
+
 class SessionOfAnOrm:
     """What it holds is no psycopg connection, but it has the attributes of one."""
 

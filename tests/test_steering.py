@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from cli import cmdbus, done, here
+from cli import at_terminal, cmdbus, done, here
 from click.testing import Result
 
 from cmdbus import CommandBus, SendRequest, Status
@@ -135,7 +135,7 @@ def test_a_role_without_the_right_and_a_missing_schema_are_said(empty_dsn: str, 
         limited = f"{dsn} options='-c role={name}'"
         done(here("send", "payments", "Debit", "--dsn", limited))
         told = refusal(here("tsq", "retry", "--all", "--dsn", limited), 1)
-        assert "permission denied" in told and "cmdbus init --operator" in told
+        assert "permission denied" in told and f"cmdbus init --operator {name}" in told
         with CommandBus(limited) as bus, pytest.raises(MissingRightError, match="init --operator"):
             bus.query("payments")
         told = refusal(here("init", "--schema", "other", "--dsn", limited), 1)
@@ -200,8 +200,11 @@ def test_status_counts_by_domain_and_type_also_what_nobody_handles(dsn: str, run
             " WHERE type = 'Debit'; UPDATE cmdbus.ready SET created_at = now() - interval '1 hour'"
             " WHERE type = 'Typo'",
         )
-        bus.configure("orders", max_depth=10, accepting=False)
+        bus.configure("orders", max_depth=1, accepting=False)
+        bus.configure("idle", max_depth=5, warn_depth=10)
         bus.pause("idle")
+    assert "warn depth  10: never reached" in done(run("domain", "show", "idle"))
+    assert "did you mean payments?" in refusal(run("status", "orders", "paymens"), 1)
     told = done(run("status"))
     rows = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line.strip()}
     assert rows["Debit"] == ["0", "1", "1", "2", "-"]
@@ -209,7 +212,11 @@ def test_status_counts_by_domain_and_type_also_what_nobody_handles(dsn: str, run
     assert max(map(len, told.splitlines())) <= 100
     assert "payments/Typo waits for 60m and none runs: does a worker have a handler" in told
     assert "idle is paused: cmdbus resume idle" in told
-    assert "orders refuses sends" in told and "orders has depth 1; max_depth 10" in told
+    assert (
+        "orders refuses sends" in told
+        and "orders is full: depth 1" in told
+        and "idle has" not in told
+    )
     value = json.loads(done(run("status", "payments", "--json")))
     [payments] = value["domains"]
     assert payments["all"]["oldest_age"] >= 3600
@@ -297,12 +304,13 @@ def test_many_are_resolved_only_after_a_yes(dsn: str, run: Run) -> None:
         bus.send("orders", "Ship")
         trouble(dsn)
         asked: Any = ["tsq", "retry", "payments", "--all", "--type", "Debit"]
-        for answer in ("", "n\n"):
-            refused = run(*asked, stdin=answer)
-            assert (refused.exit_code, bus.troubleshooting.count()) == (1, 6)
-            assert "retry 5 commands (domain payments, type Debit)? [y/N]" in refused.stderr
-        agreed = run(*asked, "--limit", "2", "--json", stdin="y\n")
-        assert (agreed.exit_code, json.loads(agreed.stdout)) == (0, {"retried": 2})
+        told = refusal(run(*asked, stdin="y\n"), 2)
+        assert "5 commands would be retried, and there is no terminal to ask at: add --yes" in told
+        refused = at_terminal(*asked, "--dsn", dsn, answer="n\n")
+        assert (refused.returncode, bus.troubleshooting.count()) == (1, 6)
+        assert "retry 5 commands (domain payments, type Debit)? [y/N]" in refused.stderr
+        agreed = at_terminal(*asked, "--limit", "2", "--json", "--dsn", dsn, answer="y\n")
+        assert (agreed.returncode, json.loads(agreed.stdout)) == (0, {"retried": 2})
         assert "retry 2 commands" in agreed.stderr
         assert done(run(*asked, "--yes")) == "retried 3 commands\n"
         assert done(run("tsq", "cancel", "--all", "--yes")) == "canceled 1 command\n"
