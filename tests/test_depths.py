@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import EMFILE
 
 import psycopg
 import pytest
@@ -113,12 +114,15 @@ def test_nobody_waits_for_a_database_that_does_not_answer(dsn: str) -> None:
         assert eventually(lambda: silent.read() is not None)
 
 
-def test_a_database_that_is_away_is_asked_again(dsn: str) -> None:
+@pytest.mark.parametrize(
+    "error", [DatabaseUnavailableError("it is away"), OSError(EMFILE, "no descriptor is left")]
+)
+def test_a_database_that_is_away_is_asked_again(dsn: str, error: Exception) -> None:
     away = True
 
     def connect() -> Connection:
         if away:
-            raise DatabaseUnavailableError("it is away")
+            raise error
         return psycopg.connect(dsn, autocommit=True)
 
     with gauge(connect) as asked:

@@ -167,6 +167,25 @@ def test_a_process_without_descriptors_fails_the_attempt_and_the_fleet_goes_on(
         fleet.await_successors(pids.values())
 
 
+def test_a_steward_without_descriptors_works_again_when_it_has_some(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Fault 21: also the threads that count and maintain, which open sessions of their own."""
+    with supervised(dsn, tmp_path, procs=1, http="127.0.0.1:0") as fleet:
+        steward = fleet.steward()
+        assert steward is not None
+        before = resource.prlimit(steward, resource.RLIMIT_NOFILE)
+        # Room for one client, and for no session beside it.
+        most = highest_descriptor(steward) + 2
+        resource.prlimit(steward, resource.RLIMIT_NOFILE, (most, before[1]))
+        assert "cmdbus_queue_depth{" not in fleet.ask("/metrics")[1]
+        fleet.await_saying("cannot maintain the schema: [Errno 24] Too many open files")
+        resource.prlimit(steward, resource.RLIMIT_NOFILE, before)
+        fleet.send("Sleep", 8, 2)
+        eventually(lambda: "cmdbus_queue_depth{" in fleet.ask("/metrics")[1])
+        assert fleet.steward() == steward
+
+
 def test_a_supervisor_that_can_start_no_process_waits_until_it_can(
     dsn: str, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,20 +182,23 @@ def test_a_steward_that_dies_or_freezes_costs_nothing_but_time(dsn: str, tmp_pat
 
 
 def test_a_steward_one_of_whose_threads_ends_is_replaced(dsn: str, tmp_path: Path) -> None:
-    """Alive, it would renew and promote nothing, or hear nothing."""
+    """Alive, it would renew and promote nothing, hear nothing, or answer no probe."""
     write_app(
         tmp_path,
         "from end_thread import end_threads\n"
         "from fleet_app import registry as registry\n"
         f"end_threads({str(tmp_path / 'end')!r})",
     )
-    with supervised(dsn, tmp_path, procs=1, threads=2, poll_interval=600) as fleet:
-        for name in ("steward", "cmdbus-listener"):
+    options = {"procs": 1, "threads": 2, "poll_interval": 600, "http": "127.0.0.1:0"}
+    with supervised(dsn, tmp_path, **options) as fleet:
+        for name in ("steward", "cmdbus-listener", "steward-http"):
             steward = fleet.steward()
             assert steward is not None
             (tmp_path / "end").write_text(f"{steward} {name}")
-            while fleet.steward() == steward:  # a notification makes it execute Python
+            while fleet.steward() == steward:  # a notification or a probe makes it execute Python
                 fleet.query("SELECT pg_notify('cmdbus_ready', 'shop')")
+                with suppress(OSError):
+                    fleet.ask("/livez", 0.2)
             fleet.succeeded(steward)
             fleet.await_saying("a thread of the steward has ended")
             eventually(lambda: fleet.look().listening)

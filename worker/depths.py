@@ -36,15 +36,15 @@ class DepthGauge:
         self._stopping = False
         #: Written by the thread.
         self._latest: tuple[float, Depths, float] | None = None
-        self._thread = threading.Thread(target=self._run, name="steward-depths", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="steward-depths", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self, seconds: float) -> None:
         self._stopping = True
         self._asked.set()
-        self._thread.join(seconds)
+        self.thread.join(seconds)
 
     def read(self) -> Depths | None:
         """None if they are not known, or were last known too long ago."""
@@ -85,7 +85,7 @@ class DepthGauge:
             oldest = self._claims.oldest_snapshot(connection)
             self._latest = time.monotonic(), depths, oldest
             self._counted.set()
-        except (psycopg.Error, CmdbusError) as error:
+        except (psycopg.Error, CmdbusError, OSError) as error:
             logger.debug("the depths of queues are not known: %s", error)
             _close(connection)
             return None

@@ -1,9 +1,10 @@
 """What is at which path, for a steward that has a socket to answer on, and before there is one."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from socket import socket
+from threading import Thread
 
 from cmdbus import dsn as dsns
 from cmdbus.board import Board
@@ -65,10 +66,10 @@ class Endpoints:
 
 
 @contextmanager
-def answering(told: Settings, node: Node) -> Iterator[None]:
-    """Meanwhile, if there is a socket."""
+def answering(told: Settings, node: Node) -> Iterator[Sequence[Thread]]:
+    """Meanwhile, if there is a socket; the threads that do it."""
     if node.http is None or told.http is None:
-        yield
+        yield ()
         return
     claims = Claims(told.schema, told.timeouts.lease)
     gauge = DepthGauge(lambda: _connect(told, claims.application_name), claims)
@@ -81,7 +82,7 @@ def answering(told: Settings, node: Node) -> Iterator[None]:
     reachability.start()
     server.start()
     try:
-        yield
+        yield gauge.thread, reachability.thread, server.thread
     finally:
         server.stop(_STOP_SECONDS)
         gauge.stop(_STOP_SECONDS)
@@ -89,11 +90,12 @@ def answering(told: Settings, node: Node) -> Iterator[None]:
 
 
 def answer_for_none(told: Settings, board: Board, listener: socket) -> None:
-    """While there is no steward: for as long as this process's parent lives."""
+    """While there is no steward: for as long as this process's parent lives, and its thread."""
     assert told.http is not None
-    Server(listener, Endpoints(board).answer, host=told.http[0]).start()
+    server = Server(listener, Endpoints(board).answer, host=told.http[0])
+    server.start()
     parent = os.getppid()
-    while os.getppid() == parent:
+    while os.getppid() == parent and server.thread.is_alive():
         time.sleep(_LOOK_SECONDS)
 
 

@@ -59,17 +59,19 @@ class Server:
         #: The oldest first.
         self._clients: dict[int, _Client] = {}
         self._bell = Wire(1)
+        #: The latest warning, which is not repeated until a client is accepted.
+        self._last_warning = ""
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="steward-http", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="steward-http", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self, seconds: float) -> None:
         """Takes no more clients, and leaves those that are there."""
         self._stopping = True
         self._bell.put()
-        self._thread.join(seconds)
+        self.thread.join(seconds)
 
     def _run(self) -> None:
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -93,10 +95,11 @@ class Server:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
+            self._last_warning = ""
         except (BlockingIOError, ConnectionError):
             return  # Another process was faster, or the client has gone.
         except OSError as error:
-            logger.warning("no probe can be answered: %s", error.strerror)
+            self._warn_once(f"no further probe can be answered: {error.strerror}")
             self._close_oldest()
             time.sleep(_PAUSE_SECONDS)
             return
@@ -105,6 +108,11 @@ class Server:
         client = _Client(connection, time.monotonic() + self._patience)
         self._clients[connection.fileno()] = client
         self._selector.register(connection, selectors.EVENT_READ, client)
+
+    def _warn_once(self, why: str) -> None:
+        if why != self._last_warning:
+            logger.warning("%s", why)
+        self._last_warning = why
 
     def _go_on(self, client: "_Client") -> None:
         try:

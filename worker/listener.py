@@ -47,24 +47,18 @@ class Listener:
         self._stopping = threading.Event()
         #: Its end interrupts the wait for notifications.
         self._woken, self._waker = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="cmdbus-listener", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="cmdbus-listener", daemon=True)
         #: Counts sessions; written by the listener, read by who arms.
         self.session = 0
 
     def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def is_dead(self) -> bool:
-        """It was started, and has ended unasked."""
-        started = self._thread.ident is not None
-        return started and not self._thread.is_alive() and not self._stopping.is_set()
+        self.thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
         self._waker.close()
-        if self._thread.is_alive():
-            self._thread.join(_PING_SECONDS)
+        if self.thread.is_alive():
+            self.thread.join(_PING_SECONDS)
         self._woken.close()
 
     def _run(self) -> None:

@@ -41,10 +41,10 @@ class Maintenance:
         self._unhandled = Unhandled(claims, domains)
         #: When partitions and whole days are next looked at, in monotonic time.
         self._days_at = float("-inf")
-        self._thread = threading.Thread(target=self._run, name="steward-maintenance", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="steward-maintenance", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """Does not wait: what is not finished is done again."""
@@ -58,7 +58,7 @@ class Maintenance:
             try:
                 with self._connect() as connection:
                     pause = self.maintain(connection)
-            except (psycopg.Error, CmdbusError) as error:
+            except (psycopg.Error, CmdbusError, OSError) as error:
                 _complain("maintain the schema", error)
 
     def maintain(self, connection: Connection) -> float:

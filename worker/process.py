@@ -9,8 +9,9 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Thread
 
 from cmdbus.clock import time
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError
@@ -67,8 +68,8 @@ def run_steward(
     is imported, which may take long."""
     descriptor = enter(node, stacks)
     try:
-        with answering(settings, node):
-            return _run_steward(settings, node, stacks, descriptor, unblock)
+        with answering(settings, node) as threads:
+            return _run_steward(settings, node, stacks, descriptor, unblock, threads)
     except RuntimeError as error:
         if lacks_room(error):
             return Exit.NO_ROOM
@@ -76,10 +77,15 @@ def run_steward(
 
 
 def _run_steward(
-    settings: Settings, node: Node, stacks: Path, descriptor: int, unblock: Callable[[], None]
+    settings: Settings,
+    node: Node,
+    stacks: Path,
+    descriptor: int,
+    unblock: Callable[[], None],
+    beside: Sequence[Thread],
 ) -> Exit:
     try:
-        steward = Steward(settings, node, _load(settings, descriptor), stacks.parent)
+        steward = Steward(settings, node, _load(settings, descriptor), stacks.parent, beside)
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START

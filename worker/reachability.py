@@ -40,15 +40,15 @@ class Reachability:
         #: When the pending question was asked; None while there is none.
         self._asked_at: float | None = None
         self._connection: Connection | None = None
-        self._thread = threading.Thread(target=self._run, name="steward-reachability", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="steward-reachability", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self, seconds: float) -> None:
         self._stopping.set()
         self._probed.set()
-        self._thread.join(seconds)
+        self.thread.join(seconds)
 
     @property
     def is_away(self) -> bool:

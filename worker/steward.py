@@ -2,7 +2,8 @@
 
     _listen    a thread: hears notifications, and wakes one worker for each
     _serve     a thread: rounds of what is owed to the database, each when it is due
-    _watch     the main thread: beats, and cuts the connection of a round that is late
+    _watch     the main thread: beats, cuts the connection of a round that is late, and exits
+               when one of the process's threads has ended
 
 A round looks at the board and then hands back what the dead held, renews the leases of the
 living, moves what is due, and arms or disarms. Whatever it is in the middle of when it is
@@ -77,7 +78,15 @@ Value = TypeVar("Value")
 
 
 class Steward:
-    def __init__(self, told: Settings, node: Node, registry: HandlerRegistry, stacks: Path) -> None:
+    def __init__(
+        self,
+        told: Settings,
+        node: Node,
+        registry: HandlerRegistry,
+        stacks: Path,
+        beside: Sequence[threading.Thread] = (),
+    ) -> None:
+        """`beside`: further threads of the process, without which it is replaced, too."""
         self._told = told
         self._node = node
         self._board = node.board
@@ -130,6 +139,8 @@ class Steward:
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._bell = Wire(1)
         self._serving = threading.Thread(target=self._serve, name="steward", daemon=True)
+        threads = self._serving, self._listener.thread, self._maintenance.thread
+        self._threads = [*threads, *beside]
 
     def leave(self, by: float) -> None:
         """For a signal handler."""
@@ -161,7 +172,7 @@ class Steward:
             now = time.monotonic()
             if os.getppid() != self._node.parent:
                 os._exit(Exit.ERROR)
-            if not self._serving.is_alive() or self._listener.is_dead:
+            if any(t.ident is not None and not t.is_alive() for t in self._threads):
                 logger.error("a thread of the steward has ended: another steward takes over")
                 os._exit(Exit.ERROR)
             if now > self._late_at:
