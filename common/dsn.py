@@ -186,7 +186,8 @@ def open_session(parts: Parts, within: float | None = None) -> Session:
 
 
 def unavailable(parts: Parts, error: BaseException) -> str:
-    reason = " ".join(str(error).split()) or type(error).__name__
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    reason = "; ".join(lines).replace(":; ", ": ") or type(error).__name__
     return f"cannot connect to {describe(parts)}: {redact(reason, parts)}"
 
 

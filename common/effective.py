@@ -80,7 +80,7 @@ def judge_handlers(handlers: Iterable[Handler], timeouts: Timeouts) -> Iterator[
                 f"{limits}: its thread is given up before the server ends a slow statement",
                 "make statement_timeout= less than timeout=",
             )
-        elif statement != timeouts.statement:
+        elif (statement, thread) != (timeouts.statement, timeouts.thread):
             own.append(limits)
     if own:
         more = f"; and {len(own) - _NAMED} more" if len(own) > _NAMED else ""

@@ -91,6 +91,8 @@ class Ended:
     command_id: UUID = NO_COMMAND
     #: It ran nothing but a suspect.
     alone: bool = False
+    #: Its supervisor had died before, so that how it ended is not known. Never on the board.
+    orphaned: bool = False
 
 
 class Seat:

@@ -72,18 +72,10 @@ class Examination:
         if _END in lines:
             return found
         if ended:
-            return [
-                *found,
-                Check("preflight", Finding.FATAL, f"it {self._reap()} {self._at(found)}"),
-            ]
+            return [*found, self._broken_off(found, f"its check {self._reap()}")]
         if time.monotonic() < self.deadline:
             return None
-        sentence = f"no answer within {self._timeout:g} s {self._at(found)}"
-        waits_for_app = not _has_app(found)
-        return [
-            *found,
-            Check("preflight", Finding.FATAL if waits_for_app else Finding.AWAY, sentence),
-        ]
+        return [*found, self._broken_off(found, f"no answer within {self._timeout:g} s", away=True)]
 
     def close(self) -> None:
         """Kills it if it still runs."""
@@ -124,10 +116,14 @@ class Examination:
         code = os.waitstatus_to_exitcode(status)
         return f"ended with code {code}" if code >= 0 else f"died of {signal.Signals(-code).name}"
 
-    def _at(self, found: list[Check]) -> str:
-        if not _has_app(found):
-            return f"while {self._settings.app} was imported"
-        return f"after the check of {found[-1].name}"
+    def _broken_off(self, found: list[Check], what: str, *, away: bool = False) -> Check:
+        """`away`: it may pass by itself, unless it is the application's."""
+        if _has_app(found):
+            sentence = f"{what} after the check of {found[-1].name}"
+            return Check("preflight", Finding.AWAY if away else Finding.FATAL, sentence)
+        sentence = f"{what} while {self._settings.app} was imported"
+        fix = "import it with python -c to see where it waits, exits or crashes"
+        return Check("app", Finding.FATAL, sentence, fix)
 
 
 def _has_app(found: list[Check]) -> bool:

@@ -305,7 +305,9 @@ class Company:
         if action.reason is not None:
             self._reasons[seated.role, seated.number] = action.reason
             why = _why(action, self._board.seat_view(seated.place))
-            logger.warning("%s is told to leave: %s", seated, why)
+            planned = action.reason in (Restart.RELOADED, Restart.RECYCLED)
+            level = logging.INFO if planned else logging.WARNING
+            logger.log(level, "%s is told to leave: %s", seated, why)
         seat = self._board.seat(seated.place)
         at, by = int(now * NS), int(action.by * NS)
         seat.order_to_leave(

@@ -21,6 +21,13 @@ _LOOK_SECONDS = 0.05
 class NameTakenError(BoardError):
     """A supervisor of this name runs."""
 
+    def __init__(self, name: str, pid: int | None) -> None:
+        self.pid = pid
+        super().__init__(
+            f"a supervisor named {name!r} runs already (pid {pid or 'unknown'}): stop it, or "
+            f"choose another --name or --runtime-dir"
+        )
+
 
 class Pidfile:
     """Held until it is closed, or its process is gone; children must close `descriptors`."""
@@ -141,10 +148,7 @@ def _locked(
             os.close(descriptor)
         pid = of(path)
         if pid is None or not _is_gone(pid) or time.monotonic() > deadline:
-            raise NameTakenError(
-                f"a supervisor named {name!r} runs already (pid {pid or 'unknown'}): stop it, or "
-                f"choose another --name or --runtime-dir"
-            )
+            raise NameTakenError(name, pid)
         time.sleep(_LOOK_SECONDS)
 
 

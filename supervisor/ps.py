@@ -16,6 +16,7 @@ from cmdbus.clock import time
 from cmdbus.errors import BoardError
 from cmdbus.runtime import board_path, find_runtime_directory
 from cmdbus.supervisor.output import show_json, show_lines
+from cmdbus.supervisor.pidfile import NameTakenError, check_free, pidfile_path
 from cmdbus.supervisor.screen import Look, lines
 from cmdbus.supervisor.session import board_options, ignored_options, json_option, sentences
 from cmdbus.views import BoardView
@@ -119,6 +120,13 @@ def _presence(view: BoardView, now: int) -> Presence:
 
 
 def _missing(path: Path) -> str:
+    try:
+        check_free(pidfile_path(path.parent, path.stem), path.stem)
+    except NameTakenError as taken:
+        return (
+            f"the supervisor {path.stem!r} (pid {taken.pid or 'unknown'}) is starting and has no "
+            f"board yet: its log says what it waits for"
+        )
     others = sorted(found.stem for found in path.parent.glob("*.board"))
     hint = (
         f"it has boards of {', '.join(others)}: choose one with --name"

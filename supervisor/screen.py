@@ -116,7 +116,7 @@ def _steward(look: Look) -> str:
     if not look.has(seat):
         return f"steward: gone, pid was {seat.pid}"
     said = [f"pid {seat.pid}"]
-    said.append("hears of new commands" if view.listening else "does not hear of new commands")
+    said.append("hears of new commands" if view.listening else "does not listen: workers poll")
     if view.suspects:
         said.append("crashers wait to run alone")
     if _late(seat.due, look.now):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cmdbus.board import Board
 from cmdbus.clock import time
-from cmdbus.errors import CmdbusError, EmbeddedError
+from cmdbus.errors import BoardError, CmdbusError, EmbeddedError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up
 from cmdbus.readiness import Check, Finding, worst
@@ -35,6 +35,7 @@ from cmdbus.supervisor.notify import Notifier
 from cmdbus.supervisor.pidfile import Pidfile, check_board_free, pidfile_path
 from cmdbus.supervisor.porter import Porter
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
+from cmdbus.views import SupervisorState
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ def supervise(settings: Settings) -> Exit:
                 ).run()
             narration.end(code)
         except StopAsked:
+            logger.info("stopped by a signal before the fleet was started")
             return Exit.DONE
         except AlreadySaid:
             return Exit.CANNOT_START
@@ -217,6 +219,7 @@ def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board,
         check_board_free(path, settings.name)
         if path.exists():
             # A dead supervisor left it: it says what its processes held, for the steward.
+            _log_death(path, settings.name)
             path.rename(path.with_name(f"{path.name}.{time.time_ns()}"))
         stacks.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -231,6 +234,19 @@ def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board,
         name=settings.name,
     )
     return board, stacks
+
+
+def _log_death(path: Path, name: str) -> None:
+    """Of the supervisor whose board this is, unless it stopped."""
+    with suppress(BoardError), closing(Board.open(path)) as board:
+        view = board.snapshot(keys=False)
+        if view.state is not SupervisorState.STOPPED:
+            logger.warning(
+                "the supervisor %s starts after a crash: its predecessor, pid %s, died, and "
+                "commands that its processes held are released",
+                name,
+                view.pid or "unknown",
+            )
 
 
 def _clear(board: Path, stacks: Path) -> None:

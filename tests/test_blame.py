@@ -19,6 +19,7 @@ from cmdbus.slots import Phase
 from cmdbus.views import CommandView, KeyView, SeatView, SlotView
 from cmdbus.worker.blame import Death, Key, begun, blame
 from cmdbus.worker.claim import Claim
+from cmdbus.worker.left_behind import KILLED
 
 ID = UUID(int=1)
 PID = 4711
@@ -287,6 +288,7 @@ def test_who_crashes_alone_is_guilty(ended: Ended) -> None:
         (CRITICAL, "was killed: it was critical, and had not left in time"),
         (HUNG, "was killed: its main thread did not come back"),
         (replace(LEFT, signal=9), "killed from outside (SIGKILL), or because memory ran out"),
+        (replace(KILLED, pid=PID), "ended with its supervisor, which had died"),
         (CRASHED, "died of SIGSEGV"),
         (replace(CRASHED, signal=64), "died of SIGRTMAX"),
         (replace(CRASHED, signal=99), "died of signal 99"),

@@ -176,8 +176,13 @@ def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
         eventually(lambda: not fleet.living(), 2.0)
         assert fleet.outcomes(ids)["IN_PROGRESS", 1] == 4, fleet.outcomes(ids)
         open_gate(tmp_path)
+        predecessor = fleet.pid
         fleet.start()
+        assert fleet.await_saying(f"its predecessor, pid {predecessor}, died")
         fleet.await_completed(ids)
+        with CommandBus(dsn) as bus:
+            audit = [str(event) for event in bus.audit("shop", ids[0])]
+        assert any("ended with its supervisor, which had died" in text for text in audit), audit
         assert fleet.effects(ids) == {1: 8}
         assert sorted(fleet.directory.glob("cmdbus.board*")) == [fleet.board_path]
 

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from cli import here
 from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, unstarted, write_app
 
@@ -240,7 +241,11 @@ def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None
         fleet.dsn = f"host={tmp_path} dbname=nobody"
         fleet.start()
         fleet.await_saying("waiting until it is there")
+        shown = here("ps", "--runtime-dir", str(fleet.directory), "--name", fleet.name)
+        assert shown.exit_code == 1
+        assert f"(pid {fleet.pid}) is starting and has no board yet" in shown.stderr
         assert fleet.stop() == 0
+        assert fleet.said("stopped by a signal before the fleet was started")
         fleet.assert_nothing_left()
         fleet.dsn = dsn
 

@@ -334,11 +334,15 @@ def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
 ) -> None:
     for line, said in (
         ("threading.Event().wait()", "no answer within 1 s while shop_checked:registry was"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "it died of SIGKILL while shop_checked:regis"),
-        ("os._exit(7)", "it ended with code 7 while shop_checked:registry was imported"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "its check died of SIGKILL while shop_checked:regis",
+        ),
+        ("os._exit(7)", "its check ended with code 7 while shop_checked:registry was imported"),
     ):
         app.write_text(APP + line + "\n")
-        found = in_child("host=127.0.0.1 port=1", timeout=1.0)["preflight"]
+        found = in_child("host=127.0.0.1 port=1", timeout=1.0)["app"]
+        assert found.fix
         assert (found.finding, said in found.sentence) == (FATAL, True), found
     capfd.readouterr()
 

@@ -1,5 +1,7 @@
 """What is decided about starting, by values: refusals, the budget of connections, the ladder."""
 
+from dataclasses import replace
+
 import pytest
 
 from cmdbus import budget, effective
@@ -215,7 +217,9 @@ def checked(**own: float | None) -> list[Check]:
 
 
 def test_limits_of_a_handlers_own_are_named() -> None:
-    assert checked() == checked(timeout=5) == []
+    assert checked() == []
+    (shorter,) = checked(timeout=5)
+    assert shorter.finding is OK and "thread 5 s" in shorter.sentence
     (longer,) = checked(timeout=300)
     assert longer.finding is OK
     assert "reports/Build: statement 290 s, thread 300 s" in longer.sentence
@@ -228,5 +232,10 @@ def test_many_handlers_with_limits_are_counted() -> None:
         Handler(domain="d", type=f"T{n}", function=lambda command, context: None, timeout=100 + n)
         for n in range(5)
     ]
+    handlers[0] = replace(handlers[0], timeout=Timeouts().thread / 2)
     (found,) = effective.judge_handlers(handlers, Timeouts())
-    assert "d/T2" in found.sentence and found.sentence.endswith("and 2 more")
+    assert (
+        "d/T0" in found.sentence
+        and "d/T2" in found.sentence
+        and found.sentence.endswith("and 2 more")
+    )

@@ -134,6 +134,8 @@ def _end(stack: str) -> str:
 
 
 def _said(ended: Ended) -> str:
+    if ended.orphaned:
+        return "ended with its supervisor, which had died"
     if ended.verdict is not Verdict.NONE:
         return f"was killed: {_SENTENCES[ended.verdict]}"
     if ended.signal == signal.SIGKILL:

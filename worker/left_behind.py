@@ -23,7 +23,7 @@ _AGAIN_SECONDS = 5.0
 #: Seconds between checks whether a process that outlived its supervisor has exited.
 _LIVING_SECONDS = 1.0
 #: What a supervisor could not say any more of a process that died with it.
-KILLED = Ended(generation=0, pid=0, signal=signal.SIGKILL)
+KILLED = Ended(generation=0, pid=0, signal=signal.SIGKILL, orphaned=True)
 
 
 class LeftBehind:

@@ -190,7 +190,7 @@ def log_end(finished: Finished) -> None:
             "%s is in the troubleshooting queue, where a person must decide: %s: %s",
             name,
             outcome.code,
-            outcome.message,
+            " ".join((outcome.message or "").split()),
         )
 
 
