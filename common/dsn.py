@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from cmdbus import libpq
 from cmdbus.adapters import ADAPTERS
 from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.printable import joined
 
 #: Of what neither the DSN, its service nor the environment sets. Neither statement_timeout nor
 #: libpq's defaults free a client whose server went silent; with these it notices within about
@@ -186,8 +187,7 @@ def open_session(parts: Parts, within: float | None = None) -> Session:
 
 
 def unavailable(parts: Parts, error: BaseException) -> str:
-    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
-    reason = "; ".join(lines).replace(":; ", ": ") or type(error).__name__
+    reason = joined(str(error)) or type(error).__name__
     return f"cannot connect to {describe(parts)}: {redact(reason, parts)}"
 
 

@@ -24,6 +24,12 @@ def one_line(text: str) -> str:
     return _NOT_IN_A_LINE.sub(_escape, text)
 
 
+def joined(text: str) -> str:
+    """The lines of a message as one; libpq's advice stands in a line of its own."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    return "; ".join(line for line in lines if line).replace(":; ", ": ")
+
+
 def hanging(text: str, margin: str) -> list[str]:
     """The lines of a text, each printable, and those after the first behind a margin."""
     first, *rest = printable(text).split("\n")

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import psycopg
 
 from cmdbus.errors import CmdbusError
+from cmdbus.printable import joined
 
 
 @contextmanager
@@ -18,4 +19,4 @@ def in_one_sentence() -> Iterator[None]:
 
 
 def primary_message(error: psycopg.Error) -> str:
-    return error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
+    return error.diag.message_primary or joined(str(error)) or type(error).__name__

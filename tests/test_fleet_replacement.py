@@ -53,6 +53,7 @@ def test_a_reload_replaces_one_process_after_another(dsn: str, tmp_path: Path) -
         fleet.await_completed(ids)
         assert fleet.effects(ids) == {1: 300}
         assert fleet.look().restarts["reloaded"] == 3
+        assert not fleet.messages(level="warning")
         for number, text in enumerate(("raise RuntimeError('no such file')", BROKEN_IN_WORKERS)):
             after, steward = fleet.wait_until_ready(), fleet.steward()
             write_app(tmp_path, text)

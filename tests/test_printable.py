@@ -15,7 +15,7 @@ from cli import here
 from cmdbus import AuditEvent, CommandBus
 from cmdbus.board import Board
 from cmdbus.logs import JsonFormatter, TextFormatter
-from cmdbus.printable import hanging, one_line, printable
+from cmdbus.printable import hanging, joined, one_line, printable
 from cmdbus.runtime import board_path
 from cmdbus.seats import Role
 from cmdbus.views import SupervisorState
@@ -119,3 +119,12 @@ def test_every_command_shows_it(dsn: str) -> None:
     assert_harmless(refused.stderr)
     assert_harmless(here("get", "payments", EVIL, CMDBUS_DSN=dsn).stderr)
     assert_harmless(here("ps", "--runtime-dir", f"/{EVIL}").stderr)
+
+
+def test_lines_of_a_message_stay_apart_in_one() -> None:
+    refused = "connection failed: Connection refused\n\tIs the server running on that host?"
+    assert (
+        joined(refused)
+        == "connection failed: Connection refused; Is the server running on that host?"
+    )
+    assert joined("All failures were:\n- host: a\n\n") == "All failures were: - host: a"

@@ -35,6 +35,7 @@ from cmdbus.outcomes import (
     troubled,
 )
 from cmdbus.points import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, reach
+from cmdbus.printable import joined
 from cmdbus.registry import Handler
 from cmdbus.retry import RetryPolicy
 from cmdbus.timeouts import Timeouts
@@ -174,7 +175,7 @@ class Execution:
         if isinstance(error, psycopg.OperationalError) and self._session_is_gone():
             return interrupted(
                 "POOL_EXHAUSTED" if isinstance(error, PoolExhausted) else "DATABASE_AWAY",
-                " ".join(str(error).split()),
+                joined(str(error)),
                 _AFTER_OUTAGE,
                 lost=self._is_lost(error),
             )

@@ -23,6 +23,7 @@ import psycopg
 from cmdbus.clock import time
 from cmdbus.counters import Counter
 from cmdbus.points import AFTER_CLAIM, reach
+from cmdbus.printable import joined
 from cmdbus.slots import Phase
 from cmdbus.worker.claim import Claim, Connection, Finished, Looked, Session, Want
 from cmdbus.worker.claims import Claims
@@ -271,7 +272,7 @@ class Lead:
             self._complain(error, f"trying again every {_AFTER_FAILURE:g} s")
             self._stopping.wait(_AFTER_FAILURE)
             return
-        why = " ".join(str(error).split())
+        why = joined(str(error))
         if why != self._said:
             logger.warning(
                 "the database connection is lost (%s); reconnecting until it is back", why

@@ -10,6 +10,7 @@ import psycopg
 from psycopg.pq.abc import PGconn
 
 from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.printable import joined
 from cmdbus.statements import statement
 from cmdbus.worker.claim import Connection
 from cmdbus.worker.claims import Claims
@@ -74,7 +75,7 @@ class Listener:
                     pause = 0.0
                     logger.warning(
                         "the listening session is lost: %s; listening again as soon as it can",
-                        " ".join(str(error).split()),
+                        joined(str(error)),
                     )
                 else:
                     pause = min(max(pause * 2, _RELISTEN_FIRST), _RELISTEN_LONGEST)

@@ -22,6 +22,7 @@ from cmdbus.errors import AppError, DatabaseUnavailableError
 from cmdbus.exits import Exit
 from cmdbus.health import Levels
 from cmdbus.pool import SessionPool
+from cmdbus.printable import joined
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
@@ -340,7 +341,7 @@ class Worker:
             logger.warning(
                 "the database cannot be told (%s): what this worker holds is claimable again when "
                 "its leases end",
-                " ".join(str(error).split()),
+                joined(str(error)),
             )
             self.abandoned = max(self.abandoned, len(crew.held.known()))
         finally:
