@@ -71,6 +71,11 @@ class Supervisor:
             max_rss_bytes=settings.max_rss_bytes,
             max_age=settings.max_age,
         )
+        #: Seconds after which idle workers have drained. Those that poll begin anew at each poll:
+        #: with a quarter of the interval, all of them are idle for so long at the same time.
+        self._idle_seconds = _DRAINED_SECONDS
+        if not settings.listen:
+            self._idle_seconds = min(_DRAINED_SECONDS, settings.poll_interval / 4)
         self._since = time.monotonic()
         self._stop_by: float | None = None
         self._code = Exit.DONE
@@ -143,7 +148,7 @@ class Supervisor:
         elif self._company.is_crash_loop(now):
             logger.error("processes die as soon as they start, too many of them: giving up")
             self._give_up(Exit.CRASH_LOOP)
-        elif self._settings.drain and self._company.is_drained(now - _DRAINED_SECONDS):
+        elif self._settings.drain and self._company.is_drained(now - self._idle_seconds):
             self._stop(self._settings.drain_timeout, "everything is done")
 
     def _give_up(self, code: Exit) -> None:

@@ -106,6 +106,14 @@ def test_a_fleet_that_drains_ends_when_everything_is_done(dsn: str, tmp_path: Pa
         assert fleet.outcomes(failing) == {("IN_TROUBLESHOOTING_QUEUE", 1): 1}
 
 
+def test_a_fleet_that_polls_drains_soon(dsn: str, tmp_path: Path) -> None:
+    with unstarted(dsn, tmp_path, drain=True, procs=2, wake="poll") as fleet:
+        ids = fleet.send("Noop", 10)
+        fleet.start()
+        assert fleet.wait(15) == 0
+        assert fleet.outcomes(ids) == {("COMPLETED", 1): 10}
+
+
 def test_a_fleet_that_drains_waits_for_what_runs_and_what_becomes_due_meanwhile(
     dsn: str, tmp_path: Path
 ) -> None:

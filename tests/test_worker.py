@@ -202,7 +202,7 @@ def test_whatever_a_handler_raises_its_thread_goes_on(
     """And each command that it sends to troubleshooting has one event and one logged error."""
     registry = HandlerRegistry()
     errors: list[BaseException] = [SystemExit(1), KeyboardInterrupt(), GeneratorExit()]
-    errors += [RecursionError("deep"), MemoryError(), BaseException("base")]
+    errors += [RecursionError("deep\nand deeper"), MemoryError(), BaseException("base")]
 
     @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
     def debit(command: Command, context: Context) -> None:
@@ -213,8 +213,9 @@ def test_whatever_a_handler_raises_its_thread_goes_on(
         codes = [bus.wait("payments", id_, 5).error_code for id_ in ids]
     assert codes == [type(error).__name__ for error in errors]
     for id_ in ids:
-        logged = [r.levelname for r in caplog.records if f"command {id_} " in r.getMessage()]
-        assert logged.count("ERROR") == 1
+        logged = [r for r in caplog.records if f"command {id_} " in r.getMessage()]
+        assert [r.levelname for r in logged].count("ERROR") == 1
+        assert not any("\n" in r.getMessage() for r in logged)
         assert kinds(bus, id_) == ["SENT", "RECEIVED", "MOVED_TO_TROUBLESHOOTING_QUEUE"]
 
 
