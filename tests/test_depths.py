@@ -8,6 +8,7 @@ from errno import EMFILE
 import psycopg
 import pytest
 from eventually import eventually
+from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import DatabaseUnavailableError
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.db
 
 
 @contextmanager
-def gauge(connect: Callable[[], Connection]) -> Iterator[DepthGauge]:
-    made = DepthGauge(connect, Claims("cmdbus", 30))
+def gauge(connect: Callable[[], Connection], within: float = 10.0) -> Iterator[DepthGauge]:
+    made = DepthGauge(connect, Claims("cmdbus", 30), within)
     made.start()
     try:
         yield made
@@ -129,3 +130,18 @@ def test_a_database_that_is_away_is_asked_again(dsn: str, error: Exception) -> N
         assert asked.read() is None
         away = False
         assert eventually(lambda: asked.read() is not None)
+
+
+def test_a_server_that_goes_silent_during_a_count_is_left(dsn: str) -> None:
+    def freeze_at_the_first(data: bytes) -> bytes:
+        if b"SELECT" in data and not silent:
+            silent.append(True)
+            proxy.freeze()
+        return data
+
+    silent: list[bool] = []
+    with (
+        Proxy(dsn, freeze_at_the_first) as proxy,
+        gauge(lambda: psycopg.connect(proxy.dsn, autocommit=True), within=1.0) as asked,
+    ):
+        assert eventually(lambda: asked.read() is not None) and silent

@@ -124,6 +124,22 @@ def test_a_server_that_has_gone_silent_is_noticed_and_left(
         eventually(lambda: {"cmdbus_ready"} in ear.said)
 
 
+def test_a_server_that_goes_silent_at_the_listen_is_left(dsn: str) -> None:
+    """Connected, it waits for an answer that never comes."""
+
+    def freeze_at_the_first(data: bytes) -> bytes:
+        if b"LISTEN" in data and not silent:
+            silent.append(True)
+            proxy.freeze()
+        return data
+
+    silent: list[bool] = []
+    with Proxy(dsn, freeze_at_the_first) as proxy:
+        with listening(lambda: connect(proxy.dsn), ping=1.0) as ear:
+            eventually(lambda: ear.is_on)
+        assert silent and ear.listener.session == 1
+
+
 def test_a_quiet_server_that_answers_keeps_its_session(dsn: str, other: psycopg.Connection) -> None:
     with listening(lambda: connect(dsn), ping=0.05) as ear:
         eventually(lambda: ear.is_on)

@@ -229,17 +229,18 @@ class Hand:
 
 
 @contextmanager
-def cut_at(deadline: float, hand: Hand) -> Iterator[None]:
-    """From then on, whatever it waits for in the database is at an end."""
+def cut_at(deadline: float, abort: Callable[[], None]) -> Iterator[None]:
+    """Calls `abort` from the monotonic time on, again and again until the block has ended: it
+    frees the block from whatever it waits for in the database."""
     over = threading.Event()
 
     def watch() -> None:
         pause = max(0.0, deadline - time.monotonic())
         while not over.wait(pause):
-            hand.cut()
+            abort()
             pause = _CUT_AGAIN
 
-    watcher = threading.Thread(target=watch, name="worker-deadline", daemon=True)
+    watcher = threading.Thread(target=watch, name="cmdbus-deadline", daemon=True)
     watcher.start()
     try:
         yield

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import psycopg
 
@@ -13,6 +14,7 @@ from cmdbus.errors import CmdbusError
 from cmdbus.worker.answers import Depths
 from cmdbus.worker.claim import Connection
 from cmdbus.worker.claims import Claims
+from cmdbus.worker.connections import cut, cut_at
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +23,8 @@ _FRESH_SECONDS = 5.0
 #: Who asks waits so long for a new count; an older one is the answer for so long.
 _PATIENCE_SECONDS = 0.02
 _STALE_SECONDS = 60.0
+#: Seconds after which a count that has not ended is given up: its server has gone silent.
+_COUNT_SECONDS = 10.0
 #: Without a question the session is closed.
 _IDLE_SECONDS = 60.0
 
@@ -28,8 +32,11 @@ _IDLE_SECONDS = 60.0
 class DepthGauge:
     """A thread with a session of its own, from the first question on."""
 
-    def __init__(self, connect: Callable[[], Connection], claims: Claims) -> None:
+    def __init__(
+        self, connect: Callable[[], Connection], claims: Claims, within: float = _COUNT_SECONDS
+    ) -> None:
         self._connect = connect
+        self._within = within
         self._claims = claims
         self._asked = threading.Event()
         self._counted = threading.Event()
@@ -81,8 +88,9 @@ class DepthGauge:
         """The session to go on with."""
         try:
             connection = connection or self._connect()
-            depths = self._claims.depths(connection)
-            oldest = self._claims.oldest_snapshot(connection)
+            with cut_at(time.monotonic() + self._within, partial(cut, connection)):
+                depths = self._claims.depths(connection)
+                oldest = self._claims.oldest_snapshot(connection)
             self._latest = time.monotonic(), depths, oldest
             self._counted.set()
         except (psycopg.Error, CmdbusError, OSError) as error:

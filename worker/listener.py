@@ -5,20 +5,24 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import psycopg
 from psycopg.pq.abc import PGconn
 
+from cmdbus.clock import time
 from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.printable import joined
 from cmdbus.statements import statement
 from cmdbus.worker.claim import Connection
 from cmdbus.worker.claims import Claims
+from cmdbus.worker.connections import cut, cut_at
 
 logger = logging.getLogger(__name__)
 
 _RELISTEN_FIRST, _RELISTEN_LONGEST = 0.1, 1.0
-#: It asks its own session so often whether it is still there, and waits so long for an answer.
+#: Seconds between two questions to its own session, which also bound its LISTEN, and seconds
+#: that it waits for an answer.
 _PING_SECONDS, _PONG_SECONDS = 10.0, 5.0
 
 
@@ -81,7 +85,9 @@ class Listener:
                     pause = min(max(pause * 2, _RELISTEN_FIRST), _RELISTEN_LONGEST)
 
     def _listen(self, connection: Connection) -> None:
-        self._claims.listen(connection)
+        # A server that has gone silent would not answer, and nothing else would end the wait.
+        with cut_at(time.monotonic() + self._ping, partial(cut, connection)):
+            self._claims.listen(connection)
         self.session += 1
         self._began()
         try:

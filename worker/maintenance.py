@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import psycopg
 
@@ -17,6 +18,7 @@ from cmdbus.clock import time
 from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.worker.claim import Connection
 from cmdbus.worker.claims import Claims
+from cmdbus.worker.connections import cut, cut_at
 from cmdbus.worker.rejections import reason
 from cmdbus.worker.retention import MIN_SWEEP_SECONDS, Retention
 from cmdbus.worker.unhandled import Unhandled
@@ -25,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two checks of the partitions and of whole days; nodes spread by a fifth.
 _EVERY_SECONDS = 3600.0
+#: Seconds after which the session of one maintenance is cut: its server has gone silent. What
+#: remains to be done is done by the next one.
+_LONGEST_SECONDS = 1800.0
 #: Seconds from the steward's start to the first maintenance.
 _FIRST_SECONDS = 10.0
 
@@ -56,7 +61,10 @@ class Maintenance:
         while not self._stopping.wait(pause * random.uniform(1.0, 1.1)):
             pause = MIN_SWEEP_SECONDS
             try:
-                with self._connect() as connection:
+                with (
+                    self._connect() as connection,
+                    cut_at(time.monotonic() + _LONGEST_SECONDS, partial(cut, connection)),
+                ):
                     pause = self.maintain(connection)
             except (psycopg.Error, CmdbusError, OSError) as error:
                 _complain("maintain the schema", error)

@@ -335,7 +335,7 @@ class Worker:
         patience = partial(self._remaining, 1.0)
         hand = Hand(Source(pool, self._parts, patience=patience))
         try:
-            with cut_at(self._deadline + _TOLD_WITHIN, hand):
+            with cut_at(self._deadline + _TOLD_WITHIN, hand.cut):
                 self._settle_accounts(crew, keeper, hand)
         except Exception as error:
             logger.warning(
