@@ -46,7 +46,9 @@ class Child:
         self.descriptor = os.pidfd_open(pid)
 
     def send(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
+        """A process that has become another user's, by executing sudo for example, may not be
+        signaled: it survives SIGKILL, as one in disk wait does."""
+        with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self.descriptor, number)
 
     def reap(self) -> Death | None:

@@ -112,6 +112,22 @@ def test_a_signal_to_one_that_is_dead_already_reaches_nobody() -> None:
     assert child.reap() == Death(0, 5)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")
+def test_a_signal_to_one_that_has_become_another_users_is_no_error() -> None:
+    """As after `exec sudo` in a handler."""
+
+    def signal_as_nobody() -> int:
+        with living(pause_for_ever) as child:
+            os.setresuid(_NOBODY, _NOBODY, 0)
+            try:
+                child.send(signal.SIGTERM)
+            finally:
+                os.setresuid(0, 0, 0)
+            return 0 if child.reap() is None else 7
+
+    assert ran(signal_as_nobody) == Death(0, 0)
+
+
 def test_one_that_is_stopped_can_be_killed() -> None:
     """Fault 4."""
     child = fork(pause_for_ever, close=[])
