@@ -8,6 +8,7 @@ import gc
 import hashlib
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -35,6 +36,10 @@ from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
 # with clocks and calendars cannot be seen to be wrong.
 os.environ.update(TZ="Europe/Berlin", PGTZ="Europe/Berlin")
 time.tzset()
+
+# A shell without job control starts background processes with SIGINT ignored, and their children
+# inherit that: interrupts could not be tested, and Ctrl-C would leave such a run behind.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The class of advisory locks by which a run says that its databases are in use.
 _RUNS = 0x63_6D_64_74
