@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised
+from tracing import ends_other_threads
 
 from cmdbus.seats import Role
 
@@ -236,7 +237,13 @@ def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path:
         assert set(fleet.look().restarts.values()) == {0}
 
 
-@pytest.mark.parametrize("type", ["EndThreads", pytest.param("CloseFiles", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "type",
+    [
+        pytest.param("EndThreads", marks=ends_other_threads),
+        pytest.param("CloseFiles", marks=pytest.mark.long),
+    ],
+)
 def test_a_process_that_cannot_go_on_is_replaced(dsn: str, tmp_path: Path, type: str) -> None:
     """Threads that were ended, and descriptors that were closed under the driver: while its main
     thread goes on, nothing else would show it."""

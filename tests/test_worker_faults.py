@@ -19,6 +19,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from handlers import Gate, running
+from tracing import ends_other_threads
 
 from cmdbus import (
     Command,
@@ -312,6 +313,7 @@ def threads_of_workers() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("worker-")]
 
 
+@ends_other_threads
 @pytest.mark.parametrize("whose", ["a thread", "the relief thread"])
 def test_a_worker_whose_thread_is_ended_stops_with_an_error(
     dsn: str, bus: CommandBus, whose: str
