@@ -81,6 +81,7 @@ class Ambush:
 
     def __init__(self, fleet: Fleet, traps: ModuleType) -> None:
         self.fleet = fleet
+        self.pid_of = traps.pid_of
         self.laid: Any = traps.Traps(fleet.place)
         self.sent: list[UUID] = []
         self.freed = 0
@@ -105,6 +106,9 @@ class Ambush:
         for victim in victims[self.freed :]:
             self.laid.free(victim)
         self.freed = len(victims)
+        killed = {self.pid_of(name) for name in self.laid.victims("cmdbus", what="kill")}
+        if self.fleet.pid in killed:
+            self.fleet.wait()  # It has its trap, and may not be dead yet.
         if not self.fleet.running:
             self.fleet.start()
         self.sent += self.fleet.send("Debit", 3)
