@@ -22,13 +22,17 @@ from cmdbus import Command
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 LOADTEST = SCRIPTS / "loadtest"
 TINY = ["--instances", "2", "--procs", "1", "--threads", "2", "--commands", "200"]
-WITHIN_S = 28
+#: Seconds; several times the usual, for a busy machine that measures coverage.
+WITHIN_S = 80
 FIGURES = [
     *("sent", "completed", "lost", "duplicates", "kills"),
     *("rate", "p50_ms", "p95_ms", "p99_ms", "connections"),
 ]
 
-pytestmark = pytest.mark.skipif(not LOADTEST.exists(), reason="needs the checkout's scripts")
+pytestmark = [
+    pytest.mark.timeout(WITHIN_S + 10),
+    pytest.mark.skipif(not LOADTEST.exists(), reason="needs the checkout's scripts"),
+]
 
 
 @pytest.fixture
