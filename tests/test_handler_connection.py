@@ -4,7 +4,9 @@ afterwards or in another process, and never a way into another command's transac
 import ctypes
 import gc
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -178,12 +180,24 @@ def test_unfinished_database_work_fails_the_attempt_and_costs_the_session(
     assert effects(dsn) == 2
 
 
+def fork_in_c() -> int:
+    """If another thread has requested the GIL, the child, which does not have that thread, waits
+    for it forever: let the threads run, and then request nothing."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    try:
+        time.sleep(0)
+        return int(ctypes.PyDLL(None).fork())
+    finally:
+        sys.setswitchinterval(interval)
+
+
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("by", ["python", "C"])
 def test_a_forked_process_has_no_connection(dsn: str, bus: CommandBus, by: str) -> None:
     registry = HandlerRegistry()
-    fork = os.fork if by == "python" else ctypes.PyDLL(None).fork
+    fork = os.fork if by == "python" else fork_in_c
 
     def refusals(context: Context, uses: list[Callable[[], object]]) -> str:
         said = set()
