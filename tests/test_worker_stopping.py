@@ -1,6 +1,7 @@
 """What a worker has claimed is its own while it lives, goes back when it stops, and outlives
 its sessions."""
 
+import logging
 import os
 import sys
 import threading
@@ -145,9 +146,10 @@ def test_a_hung_command_goes_back_once_its_row_is_not_locked(dsn: str, bus: Comm
 
 
 def test_stopping_lets_running_commands_end_and_gives_the_others_back(
-    dsn: str, bus: CommandBus
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     """M011, M024, R16, R43."""
+    caplog.set_level(logging.INFO, "cmdbus.worker.worker")
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
     with running(dsn, registry, concurrency=2) as worker:
@@ -155,6 +157,7 @@ def test_stopping_lets_running_commands_end_and_gives_the_others_back(
         gate.wait_for(2)
         stopping = threading.Thread(target=worker.stop)
         stopping.start()
+        eventually(lambda: "stops: what runs may end" in caplog.text)
         gate.open.set()
         stopping.join(10)
         assert not stopping.is_alive()
