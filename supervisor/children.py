@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from cmdbus.clock import time
 from cmdbus.exits import Exit
 from cmdbus.points import IN_CHILD, reach
 from cmdbus.supervisor import signals
 
 _PR_SET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER = 1, 37
+#: Seconds between two looks at descriptors that cannot be waited for.
+_BLIND_SECONDS = 0.1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -148,4 +151,8 @@ def wait(descriptors: Iterable[int], seconds: float) -> None:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    poll.poll(max(0.0, seconds) * 1000)
+    try:
+        poll.poll(max(0.0, seconds) * 1000)
+    except OSError:
+        # Out of memory, or allowed fewer descriptors than these: the caller looks at all of them.
+        time.sleep(min(max(0.0, seconds), _BLIND_SECONDS))

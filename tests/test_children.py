@@ -364,6 +364,21 @@ def test_a_wait_ends_with_the_first_death_and_at_its_time() -> None:
         assert lives.reap() is None
 
 
+def test_a_wait_that_the_system_refuses_is_a_short_one() -> None:
+    """poll() does, for more descriptors than the process may have."""
+
+    def wait_without_a_descriptor() -> int:
+        with living(pause_for_ever) as child:
+            before = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+            began = time.monotonic()
+            wait([child.descriptor], 20)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            return 0 if time.monotonic() < began + 10 else 7
+
+    assert ran(wait_without_a_descriptor) == Death(0, 0)
+
+
 # Signals.
 
 
