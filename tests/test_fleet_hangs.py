@@ -224,13 +224,16 @@ def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path:
         fleet.await_completed(ids)
         stay_stopped([fleet.pid], 2.6)
         fleet.await_saying("the supervisor itself was late")
-        # Some with a long timeout, and some whose time is over before anybody runs again.
-        gates, waits = fleet.send("Gate", 4, data="open"), fleet.send("Wait", 4, data="open")
-        eventually(lambda: len(fleet.executing("Gate") + fleet.executing("Wait")) == 8)
+        # Some with a long timeout, some whose time is over before anybody runs again, and some
+        # whose idle transactions the server ends meanwhile.
+        gates, waits = fleet.send("Gate", 3, data="open"), fleet.send("Wait", 3, data="open")
+        eventually(lambda: len(fleet.executing("Gate") + fleet.executing("Wait")) == 6)
+        idle = fleet.send("Debit", 2, data=1.0)
+        eventually(lambda: len(fleet.executing("Debit")) == 2)
         stay_stopped([pid for pid in fleet.living() if pid != fleet.pid] + [fleet.pid], 2.6)
         (tmp_path / "open").touch()
-        fleet.await_completed([*ids, *gates, *waits])
-        assert fleet.effects([*ids, *gates]) == {1: 24}
+        fleet.await_completed([*ids, *gates, *waits, *idle])
+        assert fleet.effects([*ids, *gates, *idle]) == {1: 25}
         fleet.await_saying("the supervisor itself was late", 2)
         fleet.await_saying("the process stood still", 2)
         assert fleet.pids() == before

@@ -58,6 +58,9 @@ _DEFAULT_POLICY = RetryPolicy()
 _SERVER_WENT = ("57P02", "57P03")
 #: It is shut down, or somebody has ended this one session: perhaps the command itself.
 _SESSION_ENDED = "57P01"
+#: What statements raise whose session has ended. The server ends an idle transaction later than
+#: the verdict would end its command: then the whole process, or its machine, stood still.
+_SESSION_ERRORS = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout)
 #: Seconds until a command is tried again whose database went away.
 _AFTER_OUTAGE = 1.0
 
@@ -172,7 +175,7 @@ class Execution:
             return self._fate(told, "", context.attempt, None)
 
     def _failed(self, error: BaseException, context: Context) -> Outcome:
-        if isinstance(error, psycopg.OperationalError) and self._session_is_gone():
+        if isinstance(error, _SESSION_ERRORS) and self._session_is_gone():
             return interrupted(
                 "POOL_EXHAUSTED" if isinstance(error, PoolExhausted) else "DATABASE_AWAY",
                 joined(str(error)),
