@@ -1,4 +1,4 @@
-"""A fleet for a scenario: `cmdbus-supervise` with the scenario's handlers.
+"""Fleets for a measurement: instances of `cmdbus-supervise` with the measurement's handlers.
 
 The handlers travel by name in an environment variable; in the fleet's processes this module
 is its app.
@@ -7,72 +7,112 @@ is its app.
 import base64
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from loads.instances import SUPERVISE
+from loads.instances import Instance, Told, end
 
+from benches import cpu
 from cmdbus.command import Command
 from cmdbus.context import Context
 from cmdbus.registry import HandlerFunction, HandlerRegistry
 
-#: The domain of what fleets run, and a type that each of them knows: it does nothing.
-DOMAIN, WARM = "working", "Warm"
+#: The domain of what fleets run, and the type of the commands that are measured.
+DOMAIN, TYPE = "working", "Work"
 
 _HANDLERS = "CMDBUS_BENCH_HANDLERS"
-_LEAVE_S = 20.0
+_READY_S, _LOOK_S = 120.0, 0.05
+
+
+def registry() -> HandlerRegistry:
+    """The app."""
+    handlers, domains = pickle.loads(base64.b64decode(os.environ[_HANDLERS]))
+    made = HandlerRegistry()
+    for domain in (DOMAIN, *(f"{DOMAIN}-{number}" for number in range(1, domains))):
+        for type_, function in handlers.items():
+            made.register(domain, type_, function)
+    return made
+
+
+# Handlers.
 
 
 def nothing(command: Command, context: Context) -> None:
     return None
 
 
-def registry() -> HandlerRegistry:
-    """The app."""
-    made = HandlerRegistry()
-    handlers = pickle.loads(base64.b64decode(os.environ[_HANDLERS]))
-    for type_, function in {WARM: nothing, **handlers}.items():
-        made.register(DOMAIN, type_, function)
-    return made
+def sleep(seconds: float, command: Command, context: Context) -> list[float]:
+    """Returns when it began and ended."""
+    began = time.time()
+    time.sleep(seconds)
+    return [began, time.time()]
+
+
+def show_start(command: Command, context: Context) -> float:
+    return time.time()
 
 
 class Fleet:
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
+    def __init__(self, instances: list[Instance]) -> None:
+        self._instances = instances
+
+    def start(self) -> None:
+        for instance in self._instances:
+            instance.start()
+
+    def await_ready(self) -> None:
+        deadline = time.monotonic() + _READY_S
+        while not all(instance.is_ready for instance in self._instances):
+            self.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not all instances were ready within {_READY_S:.0f} s")
+            time.sleep(_LOOK_S)
 
     def check(self) -> None:
-        if self._process.poll() is not None:
-            raise RuntimeError("the fleet has ended; what it said is above")
+        for instance in self._instances:
+            if instance.code is not None:
+                raise RuntimeError(f"a fleet has exited:\n{instance.last_words()}")
+
+    def pids(self) -> list[int]:
+        return [pid for instance in self._instances for pid in cpu.tree(instance.pid)]
 
 
 @contextmanager
 def fleet(
-    dsn: str, handlers: Mapping[str, HandlerFunction], *, processes: int, threads: int
+    dsn: str,
+    handlers: Mapping[str, HandlerFunction],
+    *,
+    processes: int,
+    threads: int,
+    instances: int = 1,
+    domains: int = 1,
+    started: bool = True,
 ) -> Iterator[Fleet]:
-    """Handlers by type, which must be functions of a module: they are looked up there by each
-    process. It is booting when this yields, and dies with the bench."""
-    environment = {
-        **os.environ,
-        _HANDLERS: base64.b64encode(pickle.dumps(dict(handlers))).decode(),
-        "CMDBUS_DSN": dsn,
-        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
-    }
+    """Handlers by type, which must be functions of a module: each process looks them up there.
+    All processes are ready when this yields, unless the caller is to start them."""
     with tempfile.TemporaryDirectory(prefix="cmdbus-bench-") as directory:
-        Path(directory).chmod(0o700)
-        command = [
-            sys.executable,
-            *("-c", SUPERVISE.format(prelude="pass"), str(os.getpid())),
-            *("--app", "benches.fleet:registry", "--runtime-dir", directory),
-            *("--procs", str(processes), "--threads", str(threads)),
-            *("--log-level", "warning", "--drain-timeout", "5"),
-        ]
-        process = subprocess.Popen(command, env=environment, cwd=directory)
+        told = Told(
+            app="benches.fleet:registry",
+            dsn=dsn,
+            procs=processes,
+            threads=threads,
+            options=("--log-level", "warning", "--drain-timeout", "5"),
+            environment={
+                _HANDLERS: base64.b64encode(pickle.dumps((dict(handlers), domains))).decode()
+            },
+        )
+        made = [Instance(f"bench-{n}", told, Path(directory)) for n in range(instances)]
         try:
-            yield Fleet(process)
+            running = Fleet(made)
+            if started:
+                running.start()
+                running.await_ready()
+            yield running
         finally:
-            process.terminate()
-            process.wait(_LEAVE_S)
+            end(made)
+            for instance in made:
+                sys.stderr.write(instance.last_words() if instance.log.exists() else "")

@@ -1,7 +1,8 @@
-"""What sending costs beside the cheapest way to put the same rows into a table."""
+"""What sending costs beside the cheapest way to put the same rows into the same table."""
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,10 +10,10 @@ from time import perf_counter
 from typing import Any
 
 import psycopg
-from psycopg.sql import SQL, Literal
 
-from benches.comparison import Comparison, Place, rate_of, scenario
-from benches.team import team
+from benches.bare import senders
+from benches.comparison import Comparison, Found, Place, rate_of
+from benches.crews import crew
 from cmdbus.bus import CommandBus
 from cmdbus.ids import new_id, new_ids
 from cmdbus.requests import SendRequest
@@ -29,112 +30,97 @@ PRIORITY = 5
 
 #: The columns that a sender fills, as in copy_ready.sql.
 _COLUMNS = "domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts"
-_INSERT = f"INSERT INTO plain ({_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, NULL, NULL)"
-_COPY = f"COPY plain ({_COLUMNS}) FROM STDIN"
+_INSERT = f"INSERT INTO cmdbus.ready ({_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, NULL, NULL)"
+_COPY = f"COPY cmdbus.ready ({_COLUMNS}) FROM STDIN"
+_BULK = 1_000
 
 _NODE = 1
 _ARM = "SELECT cmdbus.arm(%s, %s, clock_timestamp() + %s, %s)"
 _ARMED_FOR = timedelta(hours=1)
 _LISTEN_S = 0.1
+#: Seconds between an order and its round, so that no sender is late; and for its answer.
+_LEAD_S, _ANSWER_S = 0.02, 60.0
 
 
-@scenario("enqueue", unit="commands/s", limit=0.6)
-def enqueue(place: Place) -> Comparison:
-    """bus.send of one command after the other, against a bare INSERT of one row."""
+def enqueue(place: Place) -> Found:
+    """bus.send of one command after the other, against a bare INSERT of one row into the same
+    table with its trigger."""
     with CommandBus(place.dsn) as bus, place.connect() as connection:
-        _create_plain(connection)
 
         def insert() -> None:
             id_ = new_id()
             connection.execute(_INSERT, (DOMAIN, PRIORITY, id_, TYPE, JSON, id_))
 
-        return place.compare(
+        pairs = place.alternate(
             lambda seconds: rate_of(insert, seconds),
             lambda seconds: rate_of(lambda: send(bus), seconds),
-            payload_bytes=len(JSON),
         )
+    return {"enqueue": Comparison(pairs=pairs, configuration={"payload_bytes": len(JSON)})}
 
 
-@scenario("enqueue-bulk", unit="commands/s", limit=0.4, goal=0.8)
-def enqueue_bulk(place: Place) -> Comparison:
-    """bus.send_many, against a bare COPY of the same rows, ready as tuples."""
+def enqueue_bulk(place: Place) -> Found:
+    """bus.send_many of 1,000 at a time, against a bare COPY of the same lines, ready as text,
+    into the same table with its trigger."""
     rows = place.sizes.rows
     requests = [SendRequest(DOMAIN, TYPE, DATA) for _ in range(rows)]
-    tuples = [
-        (DOMAIN, PRIORITY, id_, TYPE, JSON, id_, None, None)  # as _COLUMNS
-        for id_ in new_ids(rows)
-    ]
+    lines = [f"{DOMAIN}\t{PRIORITY}\t{i}\t{TYPE}\t{JSON}\t{i}\t\\N\t\\N\n" for i in new_ids(rows)]
+    starts = range(0, rows, _BULK)
+    texts = ["".join(lines[start : start + _BULK]).encode() for start in starts]
     with CommandBus(place.dsn) as bus, place.connect() as connection:
-        _create_plain(connection)
 
         def copy(_: float) -> float:
-            connection.execute("TRUNCATE plain")
+            connection.execute("TRUNCATE cmdbus.ready")
             began = perf_counter()
-            with connection.cursor().copy(_COPY) as copy:
-                for row in tuples:
-                    copy.write_row(row)
+            for text in texts:
+                with connection.cursor().copy(_COPY) as copy:
+                    copy.write(text)
             return rows / (perf_counter() - began)
 
         def send_many(_: float) -> float:
             connection.execute("TRUNCATE cmdbus.ready")
             began = perf_counter()
-            bus.send_many(requests)
+            for start in starts:
+                bus.send_many(requests[start : start + _BULK])
             return rows / (perf_counter() - began)
 
-        return place.compare(copy, send_many, payload_bytes=len(JSON), rows=rows)
+        pairs = place.alternate(copy, send_many)
+    configuration = {"payload_bytes": len(JSON), "rows": rows, "at_a_time": _BULK}
+    return {"enqueue-bulk": Comparison(pairs=pairs, configuration=configuration)}
 
 
-@scenario("enqueue-concurrent", unit="commands/s", limit=0.75)
-def enqueue_concurrent(place: Place) -> Comparison:
-    """bus.send by many at once while nobody waits, against the same without the trigger."""
+def enqueue_concurrent(place: Place) -> Found:
+    """bus.send by many at once, against the same without the trigger: while no process waits,
+    and while one is armed and listens, so that each commit notifies."""
     with place.connect() as connection:
-        return _compare_trigger(place, connection, waiter="none")
-
-
-@scenario("enqueue-concurrent-armed", unit="commands/s")
-def enqueue_concurrent_armed(place: Place) -> Comparison:
-    """The same while a waiter is armed and listens, so that each commit notifies."""
-    with place.connect() as connection, _listening(place):
-        connection.execute(_ARM, (_NODE, [DOMAIN], _ARMED_FOR, _ARMED_FOR))
-        return _compare_trigger(place, connection, waiter="armed, listening")
+        idle = _compare_trigger(place, connection)
+        with _listening(place):
+            connection.execute(_ARM, (_NODE, [DOMAIN], _ARMED_FOR, _ARMED_FOR))
+            armed = _compare_trigger(place, connection)
+    return {"enqueue-concurrent": idle, "enqueue-concurrent-armed": armed}
 
 
 def send(bus: CommandBus) -> None:
     bus.send(DOMAIN, TYPE, DATA)
 
 
-def _compare_trigger(place: Place, connection: psycopg.Connection, *, waiter: str) -> Comparison:
+def _compare_trigger(place: Place, connection: psycopg.Connection) -> Comparison:
     processes, threads = place.sizes.processes, place.sizes.threads
-    with team(place.dsn, send, processes=processes, threads=threads) as senders:
+    with crew(processes, senders, place.dsn, send, threads) as sending:
 
         def rate(way: str, seconds: float) -> float:
             connection.execute("TRUNCATE cmdbus.ready")
             connection.execute(f"ALTER TABLE cmdbus.ready {way} TRIGGER wake")
-            senders.rate(0)  # each session plans anew after it
-            return senders.rate(seconds)
+            for each in (0.0, seconds):  # in the first, each session plans anew
+                sending.order((time.monotonic() + _LEAD_S, each))
+                answers = sending.answers(each + _ANSWER_S)
+            return float(sum(answers))
 
-        return place.compare(
+        pairs = place.alternate(
             lambda seconds: rate("DISABLE", seconds),
-            lambda seconds: rate("ENABLE", seconds),
-            payload_bytes=len(JSON),
-            processes=processes,
-            threads=threads,
-            waiter=waiter,
+            lambda seconds: rate("ENABLE ALWAYS", seconds),
         )
-
-
-def _create_plain(connection: psycopg.Connection) -> None:
-    """A table like ready in all that costs something, but without triggers.
-
-    INCLUDING ALL leaves out the storage parameters, of which fillfactor is one.
-    """
-    found = connection.execute(
-        "SELECT option_name, option_value FROM pg_class, pg_options_to_table(reloptions)"
-        " WHERE oid = 'cmdbus.ready'::regclass"
-    )
-    options = [SQL("{} = {}").format(SQL(name), Literal(value)) for name, value in found]
-    create = SQL("CREATE TABLE plain (LIKE cmdbus.ready INCLUDING ALL) WITH ({})")
-    connection.execute(create.format(SQL(", ").join(options)))
+    configuration = {"payload_bytes": len(JSON), "processes": processes, "threads": threads}
+    return Comparison(pairs=pairs, configuration=configuration)
 
 
 @contextmanager

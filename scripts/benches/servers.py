@@ -113,6 +113,15 @@ def look(dsn: str) -> tuple[dict[str, object], dict[str, str]]:
     return {"cpus": os.cpu_count(), **settings}, versions
 
 
+def log_of(dsn: str) -> Path | None:
+    """The log of an embedded server on this machine; None for any other."""
+    query = "SELECT setting FROM pg_settings WHERE name = 'data_directory'"
+    with connect(dsn) as connection:
+        row = connection.execute(query).fetchone()  # only superusers see it
+    log = Path(row[0]).parent / "log" if row and row[0] else None
+    return log if log and log.is_file() else None
+
+
 def connect(dsn: str) -> psycopg.Connection:
     # Also while a storm lets nobody write.
     writable = {"default_transaction_read_only": "off"}

@@ -1,0 +1,190 @@
+"""How long commands wait, and what a fleet does while it has none."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from statistics import median, quantiles
+
+from benches import bare
+from benches.comparison import Comparison, Found, Place
+from benches.crews import Crew, crew
+from benches.fleet import DOMAIN, TYPE, Fleet, fleet, nothing, show_start, sleep
+from benches.yard import DATA, Yard, commands, yard
+from cmdbus.ids import new_id
+from cmdbus.registry import HandlerFunction
+
+SLOW = "Slow"
+
+#: Of --commands.
+_IO_PART, _MIXED_PART, _LATENCY_PART = 20, 10, 80
+
+_IO_S, _IO_PROCESSES, _IO_THREADS = 0.02, 2, 16
+_SLOW_ONE_IN = 100
+_MIXED_BOUND_MS = 100.0
+#: Seconds between sends: the worker has settled, looked again, and rests.
+_REST_S = 0.02
+_ANSWER_S = 60.0
+
+#: Of --seconds. A session that falls idle reports its statistics up to 10 s later.
+_MIXED_TIMES, _STATISTICS_TIMES, _IDLE_TIMES = 10, 11, 10
+#: Autovacuum comes once a minute, so that the median of three windows does not show it.
+_IDLE_THREADS, _WINDOWS = 32.0, 3
+
+_SPAN = """
+    SELECT min((result ->> 0)::float8), max((result ->> 1)::float8)
+    FROM cmdbus.finished WHERE type = %s"""
+_CLAIM_TO_START = """
+    SELECT percentile_cont(%s::float8[]) WITHIN GROUP (ORDER BY
+        1000 * ((result #>> '{}')::float8 - extract(epoch FROM claimed_at)::float8))
+    FROM cmdbus.finished WHERE type = %s"""
+#: In the order of sending.
+_SEND_TO_START = """
+    SELECT 1000 * ((result #>> '{}')::float8 - (data ->> 'sent')::float8)
+    FROM cmdbus.finished WHERE type = %s ORDER BY (data ->> 'sent')::float8"""
+
+
+def io(place: Place) -> Found:
+    """Handlers that sleep 20 ms in a fleet of 2 x 16 that was just started, against as many
+    threads that only sleep; both from the first start to the last end."""
+    count = max(_IO_PROCESSES * _IO_THREADS, place.sizes.commands // _IO_PART)
+    with (
+        yard(place) as here,
+        crew(_IO_PROCESSES, bare.sleepers, _IO_THREADS, _IO_S) as sleepers,
+    ):
+        pairs = place.rounds(partial(_sleep, sleepers, count), partial(_io, here, count))
+    configuration = {
+        "commands": count,
+        "handler_s": _IO_S,
+        "processes": _IO_PROCESSES,
+        "threads": _IO_THREADS,
+    }
+    return {"io": Comparison(pairs=[(a, b) for a, b in pairs], configuration=configuration)}
+
+
+def _sleep(sleepers: Crew, count: int) -> float:
+    each = count // _IO_PROCESSES
+    sleepers.order(each)
+    began, ended = zip(*sleepers.answers(_ANSWER_S + each * _IO_S), strict=True)
+    return each * _IO_PROCESSES / float(max(ended) - min(began))
+
+
+def _io(here: Yard, count: int) -> float:
+    handlers = {TYPE: partial(sleep, _IO_S)}
+    with fleet(here.place.dsn, handlers, processes=_IO_PROCESSES, threads=_IO_THREADS) as running:
+        here.drain(running, commands(count))
+        began, ended = here.connection.execute(_SPAN, (TYPE,)).fetchall()[0]
+    return count / float(ended - began)
+
+
+def latency(place: Place) -> Found:
+    """From before the send to the handler's first line in an idle fleet of 2 x 8 (p50), against
+    the bare floor, in alternation: from before an INSERT with a NOTIFY to the end of the claim in
+    another process that listens."""
+    count = max(place.sizes.rounds, place.sizes.commands // _LATENCY_PART)
+    floors: list[float] = []
+    with (
+        yard(place) as here,
+        crew(1, bare.claimer, place.dsn) as claimer,
+        fleet(place.dsn, {TYPE: show_start}, processes=2, threads=8) as running,
+    ):
+        bare.create_plain(here.connection)
+        here.clear()
+        for number in range(count):
+            rest = _REST_S + number % 10 / 1000
+            claimer.order()
+            time.sleep(rest)
+            floors.append(_floor_ms(here, claimer))
+            time.sleep(rest)
+            here.send(TYPE, {"sent": time.time()})
+        here.await_end(DOMAIN, running.check)
+        ours = [ms for (ms,) in here.connection.execute(_SEND_TO_START, (TYPE,)).fetchall()]
+    pairs = list(zip(_medians(floors, place), _medians(ours, place), strict=True))
+    configuration = {
+        "commands": count,
+        "p99_ms": _p99(ours),
+        "floor_p99_ms": _p99(floors),
+        "processes": 2,
+        "threads": 8,
+    }
+    return {"latency": Comparison(pairs=pairs, configuration=configuration, less=True)}
+
+
+def _floor_ms(here: Yard, claimer: Crew) -> float:
+    began = time.time()
+    values = {"id": new_id(), "data": '{"sent": 1700000000.123456}'}
+    here.connection.execute(bare.INSERT_AND_NOTIFY, values, prepare=True)
+    [claimed] = claimer.answers(_ANSWER_S)
+    return 1000 * (float(claimed) - began)
+
+
+def _medians(times: Sequence[float], place: Place) -> list[float]:
+    """Of each round's share."""
+    rounds = place.sizes.rounds
+    return [median(times[number::rounds]) for number in range(rounds)]
+
+
+def _p99(times: Sequence[float]) -> float:
+    return round(quantiles([*times, *times], n=100)[-1], 2)
+
+
+def mixed(place: Place) -> Found:
+    """Claim to start (p99) of quick handlers, at half of the rate at which the slots of
+    2 x 8 are full with one handler of 2 s (2 x --seconds) among 100; against 100 ms."""
+    seconds = place.sizes.seconds
+    slow_s = 2 * seconds
+    handlers: dict[str, HandlerFunction] = {TYPE: show_start, SLOW: partial(sleep, slow_s)}
+    count = max(_SLOW_ONE_IN, place.sizes.commands // _MIXED_PART)
+    with yard(place) as here, fleet(place.dsn, handlers, processes=2, threads=8) as running:
+        mixture = [(SLOW if not n % _SLOW_ONE_IN else TYPE) for n in range(count)]
+        requests = [request for type_ in mixture for request in commands(1, type_=type_)]
+        capacity = here.drain(running, requests).rate
+        here.clear()
+        sent = _pace(here, running, capacity / 2, _MIXED_TIMES * seconds)
+        p50, p99 = here.value(_CLAIM_TO_START, [0.5, 0.99], TYPE)
+    configuration = {
+        "capacity": round(capacity, 1),
+        "capacity_bound_by": f"slots: 16 / ({slow_s:g} s / {_SLOW_ONE_IN})",
+        "sent_per_s": round(sent, 1),
+        "p50_ms": round(p50, 2),
+        "p99_ms": round(p99, 2),
+        "slow_s": slow_s,
+        "processes": 2,
+        "threads": 8,
+        "rounds": 1,
+    }
+    pairs = [(_MIXED_BOUND_MS, p99)]
+    return {"mixed": Comparison(pairs=pairs, configuration=configuration, less=True)}
+
+
+def _pace(here: Yard, running: Fleet, rate: float, seconds: float) -> float:
+    """Sends one by one, each at its time, every hundredth slow; returns the rate reached."""
+    began = time.monotonic()
+    count = max(_SLOW_ONE_IN, int(rate * seconds))
+    for number in range(count):
+        time.sleep(max(0.0, began + number / rate - time.monotonic()))
+        here.send(SLOW if not number % _SLOW_ONE_IN else TYPE, DATA)
+    reached = count / (time.monotonic() - began)
+    here.await_end(DOMAIN, running.check)
+    return reached
+
+
+def idle(place: Place) -> Found:
+    """What a fleet of 4 x 8 sends while there is nothing to do, against one whose
+    threads each ask once a second. Counted are transactions, of which each statement of a
+    resting fleet is one."""
+    seconds = place.sizes.seconds
+    with yard(place) as here, fleet(place.dsn, {TYPE: nothing}, processes=4, threads=8):
+        time.sleep(_STATISTICS_TIMES * seconds)
+        window_s = _IDLE_TIMES * seconds
+        # At least one, so that there is a ratio.
+        counts = [max(1, here.transactions_within(window_s)) for _ in range(_WINDOWS)]
+    configuration = {
+        "counted": "xact_commit + xact_rollback of pg_stat_database: the bench's own are "
+        "not in it, autovacuum's are",
+        "windows_s": [window_s] * _WINDOWS,
+        "processes": 4,
+        "threads": 8,
+        "rounds": _WINDOWS,
+    }
+    pairs = [(_IDLE_THREADS, count / window_s) for count in counts]
+    return {"idle": Comparison(pairs=pairs, configuration=configuration, less=True)}

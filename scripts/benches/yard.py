@@ -1,0 +1,205 @@
+"""Where commands are sent to fleets and to bare loops, and looked at afterwards."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import psutil
+import psycopg
+
+from benches import cpu
+from benches.comparison import Comparison, Found, Place
+from benches.crews import Crew
+from benches.fleet import DOMAIN, TYPE, Fleet
+from cmdbus.bus import CommandBus
+from cmdbus.requests import SendRequest
+
+#: The domain of the bare loops.
+BARE = "bare"
+#: 100 bytes as JSON.
+DATA: dict[str, Any] = {"payload": "x" * 86}
+
+_ENDS = "SELECT min(id), max(id) FROM cmdbus.ready WHERE domain = %s AND priority = 5"
+_IS_THERE = "SELECT FROM cmdbus.ready WHERE domain = %s AND priority = 5 AND id = %s"
+_ANY = "SELECT FROM cmdbus.ready WHERE domain = %s LIMIT 1"
+_DRAINED = """
+    SELECT count(*), extract(epoch FROM max(finished_at) - min(claimed_at)),
+        extract(epoch FROM percentile_disc(1 / 3.0) WITHIN GROUP (ORDER BY finished_at)
+            - min(claimed_at)),
+        extract(epoch FROM max(finished_at)
+            - percentile_disc(2 / 3.0) WITHIN GROUP (ORDER BY finished_at)),
+        count(*) FILTER (WHERE finished_at BETWEEN to_timestamp(%s) AND to_timestamp(%s))
+    FROM cmdbus.finished WHERE domain = %s AND status = 'COMPLETED'"""
+#: The server's processes that work for this database.
+_SERVER = """
+    SELECT pid FROM pg_stat_activity
+    WHERE (datname = current_database() OR datname IS NULL) AND pid <> pg_backend_pid()"""
+#: In one transaction, which is not counted itself before it ends.
+_TRANSACTIONS = """
+    SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"""
+_FORGET = "SELECT pg_stat_clear_snapshot()"
+_PATIENCE_S, _LOOK_S = 300.0, 0.02
+#: The parts of a drain at which the CPU is read: without its start and its end.
+_STEADY = (0.08, 0.92)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    commands: int
+    seconds: float
+    first_third_s: float
+    last_third_s: float
+    #: Of all processes and backends, for a command; None if the server is on another machine, or
+    #: if the drain was over before it could be read.
+    cpu_us: float | None
+
+    @property
+    def rate(self) -> float:
+        return self.commands / self.seconds
+
+    @property
+    def flatness(self) -> float:
+        """The rate of the last third, as a part of the first's."""
+        return self.first_third_s / self.last_third_s
+
+
+@dataclass(frozen=True, slots=True)
+class Yard:
+    place: Place
+    bus: CommandBus
+    connection: psycopg.Connection
+
+    def clear(self) -> None:
+        self.connection.execute("TRUNCATE cmdbus.ready, cmdbus.finished")
+
+    def send(self, type_: str, data: object = DATA) -> None:
+        self.bus.send(DOMAIN, type_, data)
+
+    def drain(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
+        """By a fleet that waits for work."""
+        self.clear()
+        return self.drain_uncleared(fleet, requests)
+
+    def drain_warm(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
+        """By a new fleet, whose sessions plan in a smaller drain before."""
+        self.drain(fleet, warming(requests))
+        return self.drain(fleet, requests)
+
+    def drain_uncleared(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
+        self.bus.pause(DOMAIN)
+        self.bus.send_many(requests)
+        return self._drain(DOMAIN, len(requests), self._resume, fleet.pids, fleet.check)
+
+    def drain_full(self, fleet: Fleet, requests: Sequence[SendRequest]) -> Drained:
+        """By a fleet that is started when the commands are there."""
+        self.clear()
+        self.bus.send_many(requests)
+        return self._drain(DOMAIN, len(requests), fleet.start, fleet.pids, fleet.check)
+
+    def drain_bare(self, crew: Crew, requests: Sequence[SendRequest]) -> Drained:
+        self.clear()
+        self.bus.send_many(requests)
+        drained = self._drain(BARE, len(requests), crew.order, lambda: crew.pids)
+        crew.answers(_PATIENCE_S)
+        return drained
+
+    def await_end(self, domain: str, check: Callable[[], None]) -> None:
+        self._await_none(_ANY, domain, check=check)
+
+    def transactions_within(self, seconds: float) -> int:
+        """How many there are of others in this database."""
+        with self.connection.transaction():  # counted itself when it has ended
+            before = self.value(_TRANSACTIONS)
+            time.sleep(seconds)
+            self.connection.execute(_FORGET)
+            return int(self.value(_TRANSACTIONS) - before)
+
+    def value(self, query: str, *values: object) -> Any:
+        return self.connection.execute(query, values).fetchall()[0][0]
+
+    def _resume(self) -> None:
+        self.bus.resume(DOMAIN)
+
+    def _drain(
+        self,
+        domain: str,
+        sent: int,
+        begin: Callable[[], None],
+        pids: Callable[[], list[int]],
+        check: Callable[[], None] = lambda: None,
+    ) -> Drained:
+        first, last = self.connection.execute(_ENDS, (domain,)).fetchall()[0]
+        begin()
+        times, readings = [], []
+        for part in _STEADY:
+            # Of a single row: a look at all rows would slow what is measured.
+            row = first + int(part * (last - first))
+            self._await_none(_IS_THERE, domain, row, check=check)
+            running = [*pids(), *self._server()]
+            times.append(time.time())
+            readings.append(cpu.read(running))
+        self._await_none(_IS_THERE, domain, last, check=check)
+        self._await_none(_ANY, domain, check=check)
+        row = self.connection.execute(_DRAINED, (*times, domain)).fetchall()[0]
+        if row[0] != sent:
+            raise RuntimeError(f"{sent} commands were sent to {domain}, {row[0]} completed")
+        whole, first_third, last_third = map(float, row[1:4])
+        [spent] = [cpu.spent(*pair) for pair in pairwise(readings)]
+        known = self._server() and row[4] > sent / 4
+        cpu_us = 1e6 * spent / row[4] if known else None
+        return Drained(sent, whole, first_third, last_third, cpu_us)
+
+    def _server(self) -> list[int]:
+        """Pids; none if the server is on another machine."""
+        if not _is_postgres(self.connection.info.backend_pid):
+            return []
+        return [pid for (pid,) in self.connection.execute(_SERVER).fetchall()]
+
+    def _await_none(self, query: str, *values: object, check: Callable[[], None]) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while self.connection.execute(query, values).fetchone() is not None:
+            check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{values[0]} is not drained after {_PATIENCE_S:.0f} s")
+            time.sleep(_LOOK_S)
+
+
+def _is_postgres(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).name().startswith("postgres")
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def yard(place: Place) -> Iterator[Yard]:
+    with CommandBus(place.dsn) as bus, place.connect() as connection:
+        yield Yard(place, bus, connection)
+
+
+def commands(count: int, *, domain: str = DOMAIN, type_: str = TYPE) -> list[SendRequest]:
+    return [SendRequest(domain, type_, DATA)] * count
+
+
+def warming(requests: Sequence[SendRequest]) -> Sequence[SendRequest]:
+    """The smaller part in which new sessions plan before all are measured."""
+    return requests[: len(requests) // 4 or 1]
+
+
+def rates_and_cpu(
+    name: str, pairs: Sequence[tuple[Drained, Drained]], **configuration: object
+) -> Found:
+    """The rate is the row `name`; the CPU a command, if it is known, `name`-cpu."""
+    rates = tuple((one.rate, two.rate) for one, two in pairs)
+    cpus = tuple(
+        (one.cpu_us, two.cpu_us)
+        for one, two in pairs
+        if one.cpu_us is not None and two.cpu_us is not None
+    )
+    found = {name: Comparison(pairs=rates, configuration=configuration)}
+    if cpus:
+        found[f"{name}-cpu"] = Comparison(pairs=cpus, configuration=configuration, less=True)
+    return found
