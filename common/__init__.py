@@ -30,7 +30,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cmdbus.bus import CommandBus as CommandBus
     from cmdbus.command import Command as Command
     from cmdbus.context import Context as Context
     from cmdbus.data import Undecodable as Undecodable
@@ -48,18 +47,19 @@ if TYPE_CHECKING:
     from cmdbus.errors import SendRefusedError as SendRefusedError
     from cmdbus.errors import ShutdownError as ShutdownError
     from cmdbus.errors import TransientCommandError as TransientCommandError
-    from cmdbus.records import AuditEvent as AuditEvent
-    from cmdbus.records import CommandRecord as CommandRecord
-    from cmdbus.records import Status as Status
-    from cmdbus.records import TroubleRecord as TroubleRecord
+    from cmdbus.producer.bus import CommandBus as CommandBus
+    from cmdbus.producer.records import AuditEvent as AuditEvent
+    from cmdbus.producer.records import CommandRecord as CommandRecord
+    from cmdbus.producer.records import Status as Status
+    from cmdbus.producer.records import TroubleRecord as TroubleRecord
+    from cmdbus.producer.requests import SendRequest as SendRequest
     from cmdbus.registry import HandlerRegistry as HandlerRegistry
     from cmdbus.registry import handler as handler
-    from cmdbus.requests import SendRequest as SendRequest
     from cmdbus.retry import RetryPolicy as RetryPolicy
     from cmdbus.timeouts import Timeouts as Timeouts
 
 _NAMES = {
-    "bus": ["CommandBus"],
+    "producer.bus": ["CommandBus"],
     "command": ["Command"],
     "context": ["Context"],
     "data": ["Undecodable"],
@@ -79,9 +79,9 @@ _NAMES = {
         "ShutdownError",
         "TransientCommandError",
     ],
-    "records": ["AuditEvent", "CommandRecord", "Status", "TroubleRecord"],
+    "producer.records": ["AuditEvent", "CommandRecord", "Status", "TroubleRecord"],
     "registry": ["HandlerRegistry", "handler"],
-    "requests": ["SendRequest"],
+    "producer.requests": ["SendRequest"],
     "retry": ["RetryPolicy"],
     "timeouts": ["Timeouts"],
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from cmdbus.clock import time
 from cmdbus.exits import Exit
-from cmdbus.points import IN_CHILD, reach
+from cmdbus.failpoints import IN_CHILD, reach
 from cmdbus.supervisor import signals
 
 _PR_SET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER = 1, 37

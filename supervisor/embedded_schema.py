@@ -10,8 +10,8 @@ def install_embedded(dsn: str, schema: str, directory: Path) -> None:
 
     Loads the database driver. A CmdbusError says why it is not possible.
     """
-    from cmdbus.schema import install
-    from cmdbus.sentences import in_one_sentence
+    from cmdbus.database.schema import install
+    from cmdbus.database.sentences import in_one_sentence
 
     try:
         with in_one_sentence():

@@ -14,18 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import assert_never
 
-from cmdbus.board import Board
+from cmdbus.board.board import Board
+from cmdbus.board.health import Health
+from cmdbus.board.seats import NO_COMMAND, Ended, Role, Verdict
+from cmdbus.board.slots import Phase
+from cmdbus.board.views import BoardView, Restart, SeatView, SlotView
+from cmdbus.board.wake_pipe import Wire
 from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.exits import Exit
-from cmdbus.health import Health
-from cmdbus.points import AFTER_FORK, BEFORE_FORK, IN_REAP, reach
-from cmdbus.seats import NO_COMMAND, Ended, Role, Verdict
+from cmdbus.failpoints import AFTER_FORK, BEFORE_FORK, IN_REAP, reach
 from cmdbus.settings import Settings
-from cmdbus.slots import Phase
-from cmdbus.supervisor import guilt, signals
+from cmdbus.supervisor import gil_holder as guilt
+from cmdbus.supervisor import signals
 from cmdbus.supervisor.children import Death, fork
-from cmdbus.supervisor.notify import forget
 from cmdbus.supervisor.policy import (
     DUMP_SECONDS,
     UNDEAD_SECONDS,
@@ -39,10 +41,9 @@ from cmdbus.supervisor.policy import (
     is_ahead,
 )
 from cmdbus.supervisor.restarts import Restarts, died_early, is_busy, is_expected
-from cmdbus.supervisor.seated import NS, Seated
 from cmdbus.supervisor.stacks import Stacks
-from cmdbus.views import BoardView, Restart, SeatView, SlotView
-from cmdbus.wires import Wire
+from cmdbus.supervisor.supervised_process import NS, Seated
+from cmdbus.supervisor.systemd_notifier import forget
 
 logger = logging.getLogger(__name__)
 
@@ -275,8 +276,8 @@ class Company:
 
     def _main(self, role: Role, place: int, generation: int) -> int:
         """In the child. Only here is loaded what talks to the database, or is the user's."""
-        from cmdbus.worker import process
-        from cmdbus.worker.node import Node
+        from cmdbus.board.node import Node
+        from cmdbus.worker.boot import process
 
         forget()
         if self.http is not None and role is not Role.STEWARD:

@@ -5,23 +5,23 @@ import os
 import signal
 from dataclasses import replace
 
-from cmdbus.board import Board
+from cmdbus.board.board import Board
+from cmdbus.board.seats import Role
+from cmdbus.board.views import SupervisorState
 from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.errors import BoardError
 from cmdbus.exits import Exit
 from cmdbus.readiness import Finding
-from cmdbus.seats import Role
 from cmdbus.settings import Settings
-from cmdbus.supervisor.checking import Examination
 from cmdbus.supervisor.children import reap_strangers, wait
+from cmdbus.supervisor.demo_output import Narration
 from cmdbus.supervisor.fleet import Company
-from cmdbus.supervisor.narration import Narration
-from cmdbus.supervisor.notify import Notifier
 from cmdbus.supervisor.pidfile import Pidfile
 from cmdbus.supervisor.policy import RESCUE_SECONDS, Fleet, Limits, decide, lives, next_look
+from cmdbus.supervisor.preflight_process import Examination
 from cmdbus.supervisor.signals import Signals
-from cmdbus.views import SupervisorState
+from cmdbus.supervisor.systemd_notifier import Notifier
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from cmdbus.board import Board
+from cmdbus.board.board import Board
 from cmdbus.clock import time
 from cmdbus.errors import BoardError
 

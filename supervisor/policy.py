@@ -20,10 +20,10 @@ judged: only deadlines that were told are kept. All times are seconds of one mon
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cmdbus.health import MAX_STUCK, Health, Levels
-from cmdbus.seats import Role, Verdict
+from cmdbus.board.health import MAX_STUCK, Health, Levels
+from cmdbus.board.seats import Role, Verdict
+from cmdbus.board.views import Restart
 from cmdbus.timeouts import BOOT_SECONDS
-from cmdbus.views import Restart
 
 #: A process that is to be killed for its main thread gets so long to write its stacks.
 DUMP_SECONDS = 0.5

@@ -9,11 +9,11 @@ quiet: a process that dies later than early neither adds to the pause nor takes 
 from collections import deque
 from collections.abc import Hashable
 
+from cmdbus.board.claim_table import KeyState
+from cmdbus.board.seats import Role
+from cmdbus.board.slots import Phase
+from cmdbus.board.views import SeatView
 from cmdbus.exits import Exit
-from cmdbus.keys import KeyState
-from cmdbus.seats import Role
-from cmdbus.slots import Phase
-from cmdbus.views import SeatView
 
 #: A process that lived less, and settled nothing, died early.
 EARLY_SECONDS = 10.0

@@ -16,26 +16,26 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from cmdbus.board import Board
+from cmdbus.board.board import Board
+from cmdbus.board.views import SupervisorState
 from cmdbus.clock import time
 from cmdbus.errors import BoardError, CmdbusError, EmbeddedError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up
 from cmdbus.readiness import Check, Finding, worst
-from cmdbus.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.settings import Settings
-from cmdbus.supervisor.checking import TIMEOUT, Examination
 from cmdbus.supervisor.children import Child, fork, wait
+from cmdbus.supervisor.demo_output import Narration
 from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.fleet import Company
-from cmdbus.supervisor.listening import listen
 from cmdbus.supervisor.loop import Supervisor
-from cmdbus.supervisor.narration import Narration
-from cmdbus.supervisor.notify import Notifier
 from cmdbus.supervisor.pidfile import Pidfile, check_board_free, pidfile_path
-from cmdbus.supervisor.porter import Porter
+from cmdbus.supervisor.preflight_process import TIMEOUT, Examination
+from cmdbus.supervisor.probe_socket import listen
+from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
-from cmdbus.views import SupervisorState
+from cmdbus.supervisor.startup_probes import Porter
+from cmdbus.supervisor.systemd_notifier import Notifier
 
 logger = logging.getLogger(__name__)
 

@@ -5,19 +5,19 @@ from collections.abc import Iterator
 
 from cmdbus.errors import BoardError
 from cmdbus.readiness import Check, Finding
-from cmdbus.runtime import (
-    board_path,
-    check_makeable,
-    check_runtime_directory,
-    find_runtime_directory,
-)
 from cmdbus.settings import Settings
-from cmdbus.supervisor.listening import ListenError, bound
 from cmdbus.supervisor.pidfile import (
     NameTakenError,
     check_board_free,
     check_free,
     pidfile_path,
+)
+from cmdbus.supervisor.probe_socket import ListenError, bound
+from cmdbus.supervisor.runtime import (
+    board_path,
+    check_makeable,
+    check_runtime_directory,
+    find_runtime_directory,
 )
 
 

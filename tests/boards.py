@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from uuid import UUID
 
-from cmdbus.board import Board
-from cmdbus.seats import Role, Seat
-from cmdbus.slots import Slot
-from cmdbus.views import SlotView
+from cmdbus.board.board import Board
+from cmdbus.board.seats import Role, Seat
+from cmdbus.board.slots import Slot
+from cmdbus.board.views import SlotView
 
 SECOND = 1_000_000_000
 

@@ -6,9 +6,9 @@ import sys
 
 from click.testing import CliRunner, Result
 
-from cmdbus.supervisor.operate import main
+from cmdbus.supervisor.cli.operate import main
 
-CALL = "from cmdbus.supervisor.operate import main; main()"
+CALL = "from cmdbus.supervisor.cli.operate import main; main()"
 
 
 def cmdbus(

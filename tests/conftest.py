@@ -28,9 +28,9 @@ from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
 
 from cmdbus import CommandBus
-from cmdbus.accounts import server_account
-from cmdbus.binaries import find_programs
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
+from cmdbus.embedded.accounts import server_account
+from cmdbus.embedded.binaries import find_programs
 
 # A zone with daylight saving time, for this process and for every session: in UTC, arithmetic
 # with clocks and calendars cannot be seen to be wrong.
@@ -210,7 +210,7 @@ def _directory_for_server(memory: Path, run: int) -> Path:
 @pytest.fixture(scope="session")
 def template(databases: Databases) -> Iterator[str]:
     """The name of a database with the schema, to be copied and never connected to."""
-    from cmdbus.schema import install
+    from cmdbus.database.schema import install
 
     with databases.fresh() as name:
         install(databases.dsn_of(name))

@@ -21,9 +21,9 @@ import psycopg
 from eventually import eventually
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.board import Board
-from cmdbus.seats import Role
-from cmdbus.views import BoardView, SeatView
+from cmdbus.board.board import Board
+from cmdbus.board.seats import Role
+from cmdbus.board.views import BoardView, SeatView
 
 #: A ladder in which a process that hangs is found within seconds, and no busy machine looks
 #: like one.

@@ -9,7 +9,7 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from cmdbus import Command, Context, HandlerRegistry
-from cmdbus.views import SeatView
+from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
 
 

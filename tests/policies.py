@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from cmdbus.health import Levels
-from cmdbus.seats import Role, Verdict
+from cmdbus.board.health import Levels
+from cmdbus.board.seats import Role, Verdict
+from cmdbus.board.views import Restart
 from cmdbus.supervisor.policy import (
     Action,
     Fleet,
@@ -13,7 +14,6 @@ from cmdbus.supervisor.policy import (
     Start,
     decide,
 )
-from cmdbus.views import Restart
 
 NOW = 1_000.0
 #: Just before a boundary.

@@ -7,7 +7,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
-from cmdbus.schema import install
+from cmdbus.database.schema import install
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from handlers import running
 from proxy import Proxy
 
 from cmdbus import CommandBus, HandlerRegistry
-from cmdbus.board import Board
-from cmdbus.seats import Role
-from cmdbus.wires import Wire
-from cmdbus.worker.node import Node
+from cmdbus.board.board import Board
+from cmdbus.board.node import Node
+from cmdbus.board.seats import Role
+from cmdbus.board.wake_pipe import Wire
 
 pytestmark = pytest.mark.db
 

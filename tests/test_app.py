@@ -11,7 +11,7 @@ import pytest
 
 from cmdbus.errors import AppError
 from cmdbus.worker import Worker
-from cmdbus.worker.app import load
+from cmdbus.worker.boot.app import load
 
 HANDLERS = """
 from cmdbus import HandlerRegistry
@@ -133,7 +133,7 @@ def test_a_working_directory_that_is_gone_is_said(tmp_path: Path) -> None:
 PATCHES = """
 import sys, threading, time, _thread, select
 from cmdbus.errors import AppError
-from cmdbus.worker.app import load
+from cmdbus.worker.boot.app import load
 
 def said():
     try:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -14,11 +15,41 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"cmdbus": "common", "cmdbus.worker": "worker", "cmdbus.supervisor": "supervisor"}
-RANK = {"cmdbus": 0, "cmdbus.worker": 1, "cmdbus.supervisor": 2}
-#: What decides: functions of values, with the time and the dice passed in.
-PURE = ["budget", "checks", "data", "depth", "domains", "effective", "encodings", "outcomes"]
-PURE += ["readiness", "refusals", "requests", "retry", "timeouts"]
-PURE += ["worker.blame", "worker.dumps", "supervisor.policy", "supervisor.restarts"]
+#: The floor plan: each room, and the rooms that it may import.
+SHARED = ["cmdbus"]
+FLOOR_PLAN = {
+    "cmdbus": [],
+    "cmdbus.board": SHARED,
+    "cmdbus.database": SHARED,
+    "cmdbus.embedded": [*SHARED, "cmdbus.database"],
+    "cmdbus.producer": [*SHARED, "cmdbus.database"],
+}
+COMMON = [*FLOOR_PLAN]
+CLAIMS, EXECUTION = "cmdbus.worker.claims", "cmdbus.worker.execution"
+WAITING, PROBES = "cmdbus.worker.waiting", "cmdbus.worker.probes"
+FLOOR_PLAN |= {
+    CLAIMS: [*SHARED, "cmdbus.board", "cmdbus.database"],
+    EXECUTION: [*SHARED, CLAIMS],
+    WAITING: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
+    PROBES: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
+    "cmdbus.worker": [*COMMON, CLAIMS, EXECUTION, WAITING],
+    "cmdbus.worker.steward": [*COMMON, CLAIMS, WAITING, "cmdbus.worker"],
+    "cmdbus.worker.boot": [
+        *[*COMMON, CLAIMS, PROBES, "cmdbus.worker", "cmdbus.worker.steward"],
+    ],
+    "cmdbus.supervisor": [*SHARED, "cmdbus.board"],
+    "cmdbus.supervisor.cli": [*SHARED, "cmdbus.board", "cmdbus.supervisor"],
+}
+#: Rooms that the supervisor's imports only inside functions: in a child, or in a sub-command.
+IN_CHILDREN = {
+    "cmdbus.supervisor": [
+        *["cmdbus.database", "cmdbus.embedded", "cmdbus.worker"],
+        *["cmdbus.worker.boot", PROBES],
+    ],
+    "cmdbus.supervisor.cli": ["cmdbus.database", "cmdbus.embedded", "cmdbus.producer"],
+}
+#: Modules in a row, each of which imports the next, inside one room.
+MAX_DEPTH = 9
 IMPURE = {"os", "time", "random", "secrets", "socket", "subprocess", "threading", "psycopg"}
 
 pytestmark = pytest.mark.skipif(
@@ -26,46 +57,80 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def modules() -> list[tuple[str, Path]]:
-    return [
-        (package, file)
-        for package, folder in PACKAGES.items()
-        for file in sorted((ROOT / folder).glob("*.py"))
-    ]
-
-
-def imports(file: Path) -> set[str]:
-    """Whole dotted names of everything that a module imports, at any depth."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}:{node.lineno}: import by whole names"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+def modules() -> dict[str, Path]:
+    """The file of each module, by its name; a room's door has the room's name."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            parts = file.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join([package, *(part for part in parts if part != "__init__")])] = file
     return found
 
 
-def package_of(name: str) -> str | None:
-    fits = [p for p in PACKAGES if name == p or name.startswith(f"{p}.")]
-    return max(fits, key=len) if fits else None
+def room_of(name: str) -> str:
+    """The innermost room that `name`, of a module or of something in it, lies in."""
+    while name not in FLOOR_PLAN:
+        name, _, _ = name.rpartition(".")
+    return name
 
 
-def test_imports_go_from_supervisor_to_worker_to_common() -> None:
-    for package, file in modules():
-        for name in imports(file):
-            target = package_of(name)
-            if target:
-                assert RANK[target] <= RANK[package], f"{file} must not import {name}"
+def imported(file: Path) -> Iterator[tuple[str, bool]]:
+    """Whole dotted names of all that a module imports, and whether it does so in a function."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.col_offset > 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: import by whole names"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.col_offset > 0
 
 
-def file_of(name: str) -> Path:
-    folder, _, module = name.rpartition(".")
-    return ROOT / (folder or "common") / f"{module}.py"
+def imports(file: Path) -> set[str]:
+    return {name for name, _ in imported(file)}
+
+
+def is_ours(name: str) -> bool:
+    return name.split(".")[0] == "cmdbus"
+
+
+def test_each_room_imports_only_the_rooms_of_the_floor_plan() -> None:
+    for module, file in modules().items():
+        if module == "cmdbus":  # exports the public names of all rooms, lazily
+            continue
+        room = room_of(module)
+        for name, in_function in imported(file):
+            if is_ours(name):
+                allowed = [room, *FLOOR_PLAN[room], *(IN_CHILDREN.get(room, []) * in_function)]
+                assert room_of(name) in allowed, f"{file} must not import {name}"
+
+
+def test_the_floor_plan_has_no_circles() -> None:
+    built: list[str] = []
+    for room, others in FLOOR_PLAN.items():
+        assert set(others) <= set(built), f"{room} stands on rooms that come later"
+        built.append(room)
+
+
+def test_no_chain_of_imports_inside_a_room_is_long() -> None:
+    files = modules()
+
+    def depth(module: str, chain: tuple[str, ...]) -> int:
+        assert module not in chain, f"a circle of imports: {chain}"
+        inside = {
+            found
+            for name, in_function in imported(files[module])
+            if not in_function
+            for found in (name, name.rpartition(".")[0])
+            if found in files and found not in FLOOR_PLAN and room_of(found) == room_of(module)
+        }
+        return 1 + max((depth(found, (*chain, module)) for found in inside), default=0)
+
+    deepest = {module: depth(module, ()) for module in files if module not in FLOOR_PLAN}
+    assert {module: n for module, n in deepest.items() if n > MAX_DEPTH} == {}
 
 
 def is_value(name: str) -> bool:
-    """A constant, or a type whose instances nobody can change."""
+    """A constant, or a type whose instances never change."""
     module, _, attribute = name.rpartition(".")
     found = getattr(importlib.import_module(module), attribute)
     if not isinstance(found, type):
@@ -74,44 +139,53 @@ def is_value(name: str) -> bool:
     return bool(frozen) or issubclass(found, Enum | tuple)
 
 
-def test_what_decides_is_pure() -> None:
-    pure = {f"cmdbus.{name}" for name in (*PURE, "errors")}
-    for name in PURE:
-        used = imports(file_of(name))
+def test_modules_that_call_themselves_pure_are() -> None:
+    files = modules()
+    documented = {name: ast.get_docstring(ast.parse(file.read_text())) or "" for name, file in files.items()}
+    pure = {name for name, text in documented.items() if re.search(r"\bPure\b", text)}
+    assert len(pure) > 20
+    for name in pure:
+        used = imports(files[name])
         tops = {imported.split(".")[0] for imported in used}
+        if name == "cmdbus.worker.claims.rejections":  # reads the driver's errors, which are values
+            tops -= {"psycopg"}
         assert not tops & IMPURE, f"{name} decides, so it must not use {tops & IMPURE}"
-        others = {i for i in used if i.startswith("cmdbus.") and i.rpartition(".")[0] not in pure}
+        others = {
+            i for i in used
+            if is_ours(i) and i not in pure and i.rpartition(".")[0] not in {*pure, "cmdbus.errors"}
+        }
         impure = {imported for imported in others if not is_value(imported)}
         assert not impure, f"{name} is pure only if what it uses is, or is a value: {impure}"
 
 
 def test_every_module_takes_its_clock_from_one_place() -> None:
     """An application that replaces the functions of `time` must not move due times."""
-    for _, file in modules():
+    for file in modules().values():
         if file.name != "clock.py":
             taken = {name for name in imports(file) if name.split(".")[0] == "time"}
             assert not taken, f"{file}: write `from cmdbus.clock import time`"
 
 
 def test_the_supervisor_names_no_database_driver() -> None:
-    for file in sorted((ROOT / "supervisor").glob("*.py")):
+    for file in sorted((ROOT / "supervisor").rglob("*.py")):
         assert not {name for name in imports(file) if name.startswith("psycopg")}, file
 
 
-def test_no_database_driver_is_loaded_by_what_the_supervising_process_imports() -> None:
+def test_no_module_of_the_supervisor_loads_a_database_driver_or_starts_a_thread() -> None:
+    names = sorted(name for name in modules() if name.startswith("cmdbus.supervisor"))
     loads = (
-        "import sys, cmdbus, cmdbus.supervisor.operate, cmdbus.supervisor.cli;"
-        "print([m for m in sys.modules if m.startswith('psycopg')])"
+        f"import sys, threading, importlib; [importlib.import_module(n) for n in {names}];"
+        "print([m for m in sys.modules if m.startswith('psycopg')], threading.active_count())"
     )
     done = subprocess.run(
         [sys.executable, "-c", loads], capture_output=True, text=True, check=True, timeout=20
     )
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "[] 1"
 
 
 def test_no_event_loop_is_on_the_way() -> None:
     """M100, M101: synchronous throughout; nothing waits for a loop of somebody else's."""
-    for _, file in modules():
+    for file in modules().values():
         assert not {name for name in imports(file) if name.split(".")[0] == "asyncio"}, file
 
 
@@ -121,7 +195,7 @@ def test_sql_lives_in_its_files() -> None:
     verbs = "SELECT|INSERT INTO|UPDATE|DELETE FROM|CREATE|DROP|COPY|WITH|BEGIN|COMMIT|ROLLBACK"
     verbs += "|TRUNCATE|LOCK TABLE|SET LOCAL|SET SESSION|NOTIFY|VACUUM"
     begins = re.compile(rf"\s*({verbs})\b")
-    for _, file in modules():
+    for file in modules().values():
         tree = ast.parse(file.read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
@@ -129,13 +203,13 @@ def test_sql_lives_in_its_files() -> None:
                 assert not begins.match(text), f"{file}:{node.lineno}"
 
 
-def test_declared_packages_are_the_directories() -> None:
+def test_declared_packages_are_the_directories_on_the_disk() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert set(declared["packages"]) == set(PACKAGES)
+    doors = {name for name, file in modules().items() if file.name == "__init__.py"}
+    assert set(declared["packages"]) == doors == set(FLOOR_PLAN)
     assert declared["package-dir"] == PACKAGES
-    for folder in PACKAGES.values():
-        nested = {p.parent.name for p in (ROOT / folder).glob("*/*.py")} - {"__pycache__"}
-        assert not nested, f"packages are flat: {folder}/{nested} would be missing from the wheel"
+    for name, file in modules().items():
+        assert name in doors or name.rpartition(".")[0] in doors, f"{file} is in no room"
 
 
 def test_no_module_of_common_shadows_a_package() -> None:

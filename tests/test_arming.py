@@ -14,12 +14,12 @@ import pytest
 from eventually import eventually
 
 from cmdbus import CommandBus
-from cmdbus.board import Board
-from cmdbus.wires import Wire
-from cmdbus.worker.arming import Arming
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.node import Node
-from cmdbus.worker.wired import WiredWake
+from cmdbus.board.board import Board
+from cmdbus.board.node import Node
+from cmdbus.board.wake_pipe import Wire
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.waiting.arming import Arming
+from cmdbus.worker.waiting.node_waiter import WiredWake
 
 pytestmark = pytest.mark.db
 

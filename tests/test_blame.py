@@ -8,18 +8,18 @@ from uuid import UUID
 
 import pytest
 
+from cmdbus.board.claim_table import KeyState
+from cmdbus.board.health import Levels
+from cmdbus.board.seats import Ended, Role, Verdict
+from cmdbus.board.slots import Phase
+from cmdbus.board.views import CommandView, KeyView, SeatView, SlotView
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
 from cmdbus.exits import Exit
-from cmdbus.health import Levels
-from cmdbus.keys import KeyState
-from cmdbus.outcomes import failed
 from cmdbus.retry import RetryPolicy
-from cmdbus.seats import Ended, Role, Verdict
-from cmdbus.slots import Phase
-from cmdbus.views import CommandView, KeyView, SeatView, SlotView
-from cmdbus.worker.blame import Death, Key, begun, blame
-from cmdbus.worker.claim import Claim
-from cmdbus.worker.left_behind import KILLED
+from cmdbus.worker.claims.claim import Claim
+from cmdbus.worker.claims.outcomes import failed
+from cmdbus.worker.steward.attribution import Death, Key, begun, blame
+from cmdbus.worker.steward.stale_boards import KILLED
 
 ID = UUID(int=1)
 PID = 4711

@@ -13,14 +13,14 @@ import pytest
 from boards import SECOND, begin, beyond, forked, is_of_one_write, taken
 from eventually import eventually
 
-from cmdbus.board import Board
-from cmdbus.counters import Counter
-from cmdbus.health import Health, Levels
-from cmdbus.keys import KeyState, hash_of
-from cmdbus.layout import CELL, KEY_COUNT
-from cmdbus.seats import Ended, Role, Verdict
-from cmdbus.slots import Phase
-from cmdbus.views import KeyView, Restart, SupervisorState
+from cmdbus.board.board import Board
+from cmdbus.board.claim_table import KeyState, hash_of
+from cmdbus.board.counters import Counter
+from cmdbus.board.health import Health, Levels
+from cmdbus.board.layout import CELL, KEY_COUNT
+from cmdbus.board.seats import Ended, Role, Verdict
+from cmdbus.board.slots import Phase
+from cmdbus.board.views import KeyView, Restart, SupervisorState
 
 
 @pytest.fixture

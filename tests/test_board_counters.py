@@ -12,9 +12,9 @@ import pytest
 from boards import beyond, forked, taken
 from eventually import eventually
 
-from cmdbus.board import Board
-from cmdbus.counters import OTHER, Counter, End, mark
-from cmdbus.layout import BUCKETS
+from cmdbus.board.board import Board
+from cmdbus.board.counters import OTHER, Counter, End, mark
+from cmdbus.board.layout import BUCKETS
 
 
 @pytest.fixture

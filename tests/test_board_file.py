@@ -13,9 +13,9 @@ import pytest
 from boards import begin, forked, is_of_one_write, taken
 from eventually import eventually
 
-from cmdbus.board import Board
+from cmdbus.board.board import Board
+from cmdbus.board.layout import CELL, HEAD, HEAD_CELLS, SLOT_AT, VERSION
 from cmdbus.errors import BoardError
-from cmdbus.layout import CELL, HEAD, HEAD_CELLS, SLOT_AT, VERSION
 
 
 def test_garbage_is_shown_as_unknown_and_breaks_no_reader(tmp_path: Path) -> None:

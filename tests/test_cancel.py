@@ -13,8 +13,8 @@ from eventually import eventually
 from handlers import connect
 
 from cmdbus import CommandBus, InvalidOperationError
-from cmdbus.worker.claim import Want
-from cmdbus.worker.claims import Claims
+from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claims import Claims
 
 pytestmark = pytest.mark.db
 

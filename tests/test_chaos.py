@@ -21,7 +21,7 @@ import psycopg
 import pytest
 from eventually import eventually
 
-from cmdbus.sessions import session_name
+from cmdbus.database.session_names import session_name
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 CHAOS = SCRIPTS / "chaos"

@@ -10,12 +10,12 @@ from eventually import eventually
 from handlers import connect, running
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
-from cmdbus.board import Board
-from cmdbus.supervisor.values import payload_size
+from cmdbus.board.board import Board
+from cmdbus.supervisor.cli.values import payload_size
 from cmdbus.worker import Worker
-from cmdbus.worker.claim import Claim, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.holding import Holding, key_of
+from cmdbus.worker.claims.claim import Claim, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.in_flight import Holding, key_of
 
 pytestmark = pytest.mark.db
 

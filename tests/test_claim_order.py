@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.outcomes import Kind, Outcome, completed
-from cmdbus.worker.claim import Claim, Finished, Want
-from cmdbus.worker.claims import Claims
+from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import Kind, Outcome, completed
 
 pytestmark = pytest.mark.db
 

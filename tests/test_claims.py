@@ -14,12 +14,12 @@ from eventually import eventually
 from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest, Status
-from cmdbus.counters import End
-from cmdbus.outcomes import Kind, Outcome, completed, interrupted
-from cmdbus.worker.claim import Claim, Finished, Share, Want
-from cmdbus.worker.claims import Claims
+from cmdbus.board.counters import End
+from cmdbus.worker.claims.claim import Claim, Finished, Share, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import Kind, Outcome, completed, interrupted
 from cmdbus.worker.narrowing import Narrowing
-from cmdbus.worker.wake import Wake
+from cmdbus.worker.waiting.wake import Wake
 
 pytestmark = pytest.mark.db
 

@@ -12,9 +12,9 @@ import pytest
 from handlers import connect
 
 from cmdbus import CommandBus, CommandNotFoundError, InvalidOperationError, SendRequest
-from cmdbus.outcomes import Kind, Outcome, completed
-from cmdbus.worker.claim import Claim, Finished, Want
-from cmdbus.worker.claims import Claims
+from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import Kind, Outcome, completed
 
 pytestmark = pytest.mark.db
 

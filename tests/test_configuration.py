@@ -10,15 +10,15 @@ import click
 import pytest
 
 from cmdbus.settings import Settings
-from cmdbus.supervisor.cli import main
-from cmdbus.supervisor.configuration import (
+from cmdbus.supervisor.cli.configuration import (
     Configured,
     LadderError,
     NoDatabaseError,
     configured,
 )
+from cmdbus.supervisor.cli.supervise import main
+from cmdbus.supervisor.cli.values import address, seconds, size, whole
 from cmdbus.supervisor.cpus import usable_cpus
-from cmdbus.supervisor.values import address, seconds, size, whole
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.worker import MAX_THREADS
 
@@ -50,7 +50,12 @@ def refused(*arguments: str) -> str:
 
 def supervise(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", "from cmdbus.supervisor.cli import main; main()", *arguments],
+        [
+            sys.executable,
+            "-c",
+            "from cmdbus.supervisor.cli.supervise import main; main()",
+            *arguments,
+        ],
         capture_output=True,
         text=True,
         timeout=25,

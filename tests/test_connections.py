@@ -15,9 +15,9 @@ from psycopg.conninfo import make_conninfo
 from psycopg_pool import ConnectionPool
 
 from cmdbus import CommandBus, DatabaseUnavailableError, DuplicateCommandError, SendRequest
-from cmdbus.requests import Limits
-from cmdbus.sending import Call, Sender, new_call
-from cmdbus.store import Store
+from cmdbus.producer.requests import Limits
+from cmdbus.producer.sending import Call, Sender, new_call
+from cmdbus.producer.store import Store
 
 pytestmark = pytest.mark.db
 

@@ -7,7 +7,7 @@ import pytest
 from handlers import connect, running
 
 from cmdbus import Command, CommandBus, CommandRecord, Context, HandlerRegistry, SendRequest
-from cmdbus.worker.claims import Claims
+from cmdbus.worker.claims.claims import Claims
 
 pytestmark = pytest.mark.db
 

@@ -29,7 +29,7 @@ from cmdbus.timeouts import Timeouts
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(60)]
 
 START = Path(__file__).resolve().parent.parent / "scripts" / "start"
-SUPERVISE = [sys.executable, "-c", "from cmdbus.supervisor.cli import main; main()"]
+SUPERVISE = [sys.executable, "-c", "from cmdbus.supervisor.cli.supervise import main; main()"]
 LADDER = ["--statement-timeout", "1", "--pool-timeout", "2", "--visibility-timeout", "2"]
 LADDER += ["--thread-timeout", "2.5", "--watchdog-timeout", "10"]
 _WITHIN_S = 25.0

@@ -12,9 +12,9 @@ from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import DatabaseUnavailableError
-from cmdbus.worker.claim import Connection, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.depths import DepthGauge
+from cmdbus.worker.claims.claim import Connection, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.probes.depths import DepthGauge
 
 pytestmark = pytest.mark.db
 

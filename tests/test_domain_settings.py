@@ -8,8 +8,8 @@ import pytest
 from roles import role
 
 from cmdbus import CommandBus
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.retention import Retention
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.steward.retention import Retention
 
 pytestmark = pytest.mark.db
 

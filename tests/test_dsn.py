@@ -2,7 +2,7 @@
 
 import pytest
 
-from cmdbus.dsn import complete, describe, parse, redact
+from cmdbus.database.dsn import complete, describe, parse, redact
 
 SECRET = "s3cr3t"
 

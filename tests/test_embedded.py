@@ -18,9 +18,9 @@ import psycopg
 import pytest
 from eventually import eventually
 
-from cmdbus.accounts import name_of, server_account
-from cmdbus.binaries import Programs, find_programs, within_reach
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
+from cmdbus.embedded.accounts import name_of, server_account
+from cmdbus.embedded.binaries import Programs, find_programs, within_reach
 
 pytestmark = [pytest.mark.db, pytest.mark.process]
 

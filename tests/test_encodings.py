@@ -17,12 +17,12 @@ from cmdbus import (
     SendRequest,
     Timeouts,
 )
-from cmdbus.encodings import escaped, escaped_json
+from cmdbus.database.schema import install
 from cmdbus.errors import SchemaError
-from cmdbus.schema import install
-from cmdbus.worker.claim import Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.holding import key_of
+from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.encodings import escaped, escaped_json
+from cmdbus.worker.in_flight import key_of
 from cmdbus.worker.narrowing import Narrowing
 
 ONCE = RetryPolicy(max_attempts=1)

@@ -10,15 +10,15 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from cmdbus.board import Board
-from cmdbus.counters import Counter, End
-from cmdbus.health import Levels
-from cmdbus.layout import BUCKETS
-from cmdbus.seats import Ended, Role, Seat
-from cmdbus.slots import Phase
-from cmdbus.views import Restart, SupervisorState
-from cmdbus.worker.answers import Answer, live, ready, status
-from cmdbus.worker.exposition import render
+from cmdbus.board.board import Board
+from cmdbus.board.counters import Counter, End
+from cmdbus.board.health import Levels
+from cmdbus.board.layout import BUCKETS
+from cmdbus.board.seats import Ended, Role, Seat
+from cmdbus.board.slots import Phase
+from cmdbus.board.views import Restart, SupervisorState
+from cmdbus.worker.probes.exposition import render
+from cmdbus.worker.probes.responses import Answer, live, ready, status
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND

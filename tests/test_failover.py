@@ -15,8 +15,8 @@ from psycopg.sql import SQL, Identifier
 from test_preflight import checks
 
 from cmdbus import CommandBus, HandlerRegistry, Status
+from cmdbus.database.schema import install
 from cmdbus.readiness import Finding
-from cmdbus.schema import install
 
 pytestmark = pytest.mark.db
 

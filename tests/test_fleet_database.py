@@ -30,13 +30,13 @@ from cmdbus import (
     SendRequest,
     Status,
 )
-from cmdbus.accounts import server_account
+from cmdbus.board.health import Health
+from cmdbus.board.seats import Role
+from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
-from cmdbus.health import Health
-from cmdbus.schema import install
-from cmdbus.seats import Role
-from cmdbus.worker.claim import Want
-from cmdbus.worker.claims import Claims
+from cmdbus.embedded.accounts import server_account
+from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claims import Claims
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]

@@ -15,10 +15,10 @@ from fleet import Fleet, kill, make_effects, supervised, unstarted
 from cmdbus import CommandBus
 
 #: Fleets of a busy machine take their time to boot.
-from cmdbus.keys import KeyState
-from cmdbus.schema import install
-from cmdbus.seats import Role
-from cmdbus.sessions import session_name
+from cmdbus.board.claim_table import KeyState
+from cmdbus.board.seats import Role
+from cmdbus.database.schema import install
+from cmdbus.database.session_names import session_name
 
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 

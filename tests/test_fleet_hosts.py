@@ -13,7 +13,7 @@ import pytest
 from eventually import eventually
 from fleet import Fleet, make_effects, seconds_since, unstarted
 
-from cmdbus.health import Health
+from cmdbus.board.health import Health
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 

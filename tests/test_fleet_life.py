@@ -23,7 +23,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 DIES_AT_ONCE = """
 import os, sys
 from fleet_app import registry as registry
-if "cmdbus.worker.process" in sys.modules:
+if "cmdbus.worker.boot.process" in sys.modules:
     os._exit(7)
 """
 

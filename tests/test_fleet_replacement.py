@@ -9,7 +9,7 @@ import pytest
 from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, write_app
 
-from cmdbus.seats import Role
+from cmdbus.board.seats import Role
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
@@ -19,7 +19,7 @@ APP = "from fleet_app import registry as registry"
 BROKEN_IN_WORKERS = """
 import sys
 from fleet_app import registry as registry
-if "cmdbus.worker.process" in sys.modules:
+if "cmdbus.worker.boot.process" in sys.modules:
     raise RuntimeError("no such service")
 """
 

@@ -16,8 +16,8 @@ from eventually import eventually
 from fleet import goes_on, kill, make_effects, supervised, unstarted
 from surroundings import control_group
 
-from cmdbus.board import Board
-from cmdbus.layout import CELL
+from cmdbus.board.board import Board
+from cmdbus.board.layout import CELL
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]

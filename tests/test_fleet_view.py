@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 from eventually import eventually
 
-from cmdbus.board import Board
-from cmdbus.seats import Ended, Role, Verdict
+from cmdbus.board.board import Board
+from cmdbus.board.seats import Ended, Role, Verdict
 from cmdbus.settings import Settings
 from cmdbus.supervisor.fleet import Company
 from cmdbus.supervisor.policy import Kill, Start

@@ -18,9 +18,9 @@ from fleet import Fleet, kill, make_effects, supervised, write_app
 from psycopg.conninfo import conninfo_to_dict
 
 from cmdbus import CommandBus
-from cmdbus.board import Board
-from cmdbus.seats import Role
-from cmdbus.sessions import session_name
+from cmdbus.board.board import Board
+from cmdbus.board.seats import Role
+from cmdbus.database.session_names import session_name
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]

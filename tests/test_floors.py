@@ -13,10 +13,10 @@ from eventually import eventually
 from handlers import connect, running
 
 from cmdbus import CommandBus, HandlerRegistry, SendRequest
-from cmdbus.outcomes import completed
-from cmdbus.worker.claim import Claim, Finished, Looked, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.floors import OVERLAP, Floors
+from cmdbus.worker.claims.claim import Claim, Finished, Looked, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.floors import OVERLAP, Floors
+from cmdbus.worker.claims.outcomes import completed
 
 HIGH, NORMAL, ORDERS = ("payments", 0), ("payments", 5), ("orders", 5)
 QUEUES = [HIGH, NORMAL, ORDERS]

@@ -11,10 +11,10 @@ from uuid import UUID
 import pytest
 from eventually import eventually
 
-from cmdbus.board import Board
-from cmdbus.seats import Role
-from cmdbus.supervisor.guilt import burnt, guilty, is_stopped, stuck
-from cmdbus.views import SlotView
+from cmdbus.board.board import Board
+from cmdbus.board.seats import Role
+from cmdbus.board.views import SlotView
+from cmdbus.supervisor.gil_holder import burnt, guilty, is_stopped, stuck
 
 #: Of the threads 11 and 12, the slots; 10 is the main thread.
 RUNNING = {0: 11, 1: 12}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cmdbus import health as module
-from cmdbus.health import WINDOW, Health, Levels, ProcessHealth
+from cmdbus.board import health as module
+from cmdbus.board.health import WINDOW, Health, Levels, ProcessHealth
 
 
 def health_of(process: ProcessHealth, now: float = 0.0) -> Health:

@@ -10,7 +10,7 @@ import pytest
 
 import cmdbus
 from cmdbus import CommandBus, errors
-from cmdbus.troubleshooting import Troubleshooting
+from cmdbus.producer.troubleshooting import Troubleshooting
 
 #: What a call raises in addition to what each call may raise.
 RAISES = {

@@ -15,13 +15,14 @@ import psycopg
 import pytest
 from psycopg.sql import SQL, Literal
 
-from cmdbus import CommandBus, SendRequest, schema
-from cmdbus.outcomes import Kind, Outcome, completed
-from cmdbus.schema import install
-from cmdbus.statements import render
-from cmdbus.worker.claim import Finished, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.retention import MIN_SWEEP_SECONDS, Retention
+from cmdbus import CommandBus, SendRequest
+from cmdbus.database import schema
+from cmdbus.database.schema import install
+from cmdbus.database.statements import render
+from cmdbus.worker.claims.claim import Finished, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import Kind, Outcome, completed
+from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
 
 pytestmark = pytest.mark.db
 

@@ -16,10 +16,10 @@ from handlers import connect
 from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.outcomes import completed
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claim import Claim, Finished, Want
-from cmdbus.worker.claims import Claims
+from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import completed
 
 pytestmark = pytest.mark.db
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
-from cmdbus.supervisor.listening import ListenError, listen
-from cmdbus.worker.answers import Answer
-from cmdbus.worker.http import Server, respond
+from cmdbus.supervisor.probe_socket import ListenError, listen
+from cmdbus.worker.probes.http import Server, respond
+from cmdbus.worker.probes.responses import Answer
 
 PAGE = "good\n" * 50_000
 

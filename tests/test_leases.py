@@ -13,8 +13,8 @@ import pytest
 from handlers import connect
 
 from cmdbus import CommandBus, InvalidOperationError
-from cmdbus.worker.claim import Claim, Keyed, Want
-from cmdbus.worker.claims import Claims
+from cmdbus.worker.claims.claim import Claim, Keyed, Want
+from cmdbus.worker.claims.claims import Claims
 
 pytestmark = pytest.mark.db
 

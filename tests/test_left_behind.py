@@ -7,11 +7,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cmdbus.board import Board
-from cmdbus.seats import Ended, Role
-from cmdbus.views import SeatView
-from cmdbus.worker.claim import Connection
-from cmdbus.worker.left_behind import LeftBehind
+from cmdbus.board.board import Board
+from cmdbus.board.seats import Ended, Role
+from cmdbus.board.views import SeatView
+from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.steward.stale_boards import LeftBehind
 
 pytestmark = pytest.mark.db
 

@@ -8,10 +8,11 @@ from handlers import connect, running
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy, libpq
-from cmdbus import dsn as dsns
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy
+from cmdbus.database import dsn as dsns
+from cmdbus.database import libpq
 from cmdbus.readiness import Finding
-from cmdbus.worker.trial import try_claim
+from cmdbus.worker.boot.trial import try_claim
 
 SERVICE = "[tenant]\nconnect_timeout=3\ntarget_session_attrs=any\noptions=-c search_path=tenant\n"
 

@@ -14,8 +14,8 @@ from eventually import eventually
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
 
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.listener import Listener
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.waiting.listener import Listener
 
 pytestmark = pytest.mark.db
 

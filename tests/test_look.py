@@ -18,8 +18,8 @@ from cmdbus import (
     Status,
     Undecodable,
 )
-from cmdbus.worker.claim import Want
-from cmdbus.worker.claims import Claims
+from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claims import Claims
 
 pytestmark = pytest.mark.db
 
@@ -150,7 +150,7 @@ def test_impossible_conditions_are_refused(
 def test_since_leaves_older_partitions_of_history_unread(dsn: str) -> None:
     with connect(dsn) as connection:
         connection.execute("SET plan_cache_mode = force_generic_plan")
-        from cmdbus.statements import statement
+        from cmdbus.database.statements import statement
 
         values = dict.fromkeys(("domain", "status", "type", "until"))
         values |= {"limit": 1, "offset": 0, "since": datetime.now(UTC) + timedelta(days=10)}

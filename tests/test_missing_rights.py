@@ -22,13 +22,13 @@ from cmdbus import (
     RetryPolicy,
     SendRequest,
 )
+from cmdbus.database.schema import install
 from cmdbus.readiness import Finding
-from cmdbus.schema import install
 from cmdbus.settings import Settings
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.preflight import preflight
-from cmdbus.worker.rejections import Cause, cause_of
-from cmdbus.worker.timers import Timers
+from cmdbus.worker.boot.preflight import preflight
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.rejections import Cause, cause_of
+from cmdbus.worker.waiting.timers import Timers
 
 pytestmark = pytest.mark.db
 

@@ -12,9 +12,9 @@ from eventually import eventually
 from fleet import supervised
 
 from cmdbus import CommandBus
-from cmdbus.binaries import find_programs
+from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
-from cmdbus.schema import install
+from cmdbus.embedded.binaries import find_programs
 
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 

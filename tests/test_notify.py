@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from cmdbus.supervisor.notify import Notifier, forget
+from cmdbus.supervisor.systemd_notifier import Notifier, forget
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def test_a_manager_that_does_not_read_is_not_waited_for(monkeypatch: pytest.Monk
 def test_a_child_says_nothing_in_the_services_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "10000000")
     with manager(monkeypatch) as ours:
-        told = "from cmdbus.supervisor.notify import *; forget(); Notifier().ready()"
+        told = "from cmdbus.supervisor.systemd_notifier import *; forget(); Notifier().ready()"
         subprocess.run(
             [sys.executable, "-W", "ignore", "-c", told], check=True, env=dict(os.environ)
         )

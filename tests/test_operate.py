@@ -13,9 +13,9 @@ from cli import CALL, cmdbus, here
 from click.testing import CliRunner
 from roles import role
 
-from cmdbus.statements import migrations
-from cmdbus.supervisor.cli import main as supervise
-from cmdbus.supervisor.operate import main
+from cmdbus.database.statements import migrations
+from cmdbus.supervisor.cli.operate import main
+from cmdbus.supervisor.cli.supervise import main as supervise
 
 SECRET = "s3cr3t"
 COMMANDS = sorted(main.commands)

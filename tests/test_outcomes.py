@@ -10,7 +10,14 @@ from cmdbus import (
     RetryPolicy,
     TransientCommandError,
 )
-from cmdbus.outcomes import MAX_MESSAGE, Kind, Outcome, completed, failed, not_to_be_run
+from cmdbus.worker.claims.outcomes import (
+    MAX_MESSAGE,
+    Kind,
+    Outcome,
+    completed,
+    failed,
+    not_to_be_run,
+)
 
 POLICY = RetryPolicy(backoff=(10, 60), jitter=0.0)
 

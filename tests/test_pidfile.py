@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cmdbus.board import Board
+from cmdbus.board.board import Board
+from cmdbus.board.views import SupervisorState
 from cmdbus.errors import BoardError
 from cmdbus.supervisor.children import Death, fork, wait
 from cmdbus.supervisor.pidfile import NameTakenError, Pidfile, check_board_free, check_free
-from cmdbus.views import SupervisorState
 
 
 @pytest.fixture

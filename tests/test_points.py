@@ -18,16 +18,16 @@ import pytest
 from eventually import eventually
 from fleet import Fleet, kill, make_effects, unstarted
 
-from cmdbus import points
-from cmdbus.board import Board
+from cmdbus import failpoints as points
+from cmdbus.board.board import Board
+from cmdbus.board.seats import Role
 from cmdbus.errors import BoardError
-from cmdbus.seats import Role
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 PROGRAM = (
     f"import sys; sys.path.insert(0, {str(SCRIPTS)!r});"
     " from storms.traps import walk_into_them; walk_into_them();"
-    " from cmdbus.supervisor.cli import main; main()"
+    " from cmdbus.supervisor.cli.supervise import main; main()"
 )
 OF_SUPERVISORS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK, points.IN_REAP)
 OF_STEWARDS = (points.ARMED, points.PROMOTED, points.IN_RESCUE, points.AFTER_RESCUE)

@@ -22,8 +22,9 @@ from policies import (
     worker,
 )
 
-from cmdbus.health import Levels
-from cmdbus.seats import Role, Verdict
+from cmdbus.board.health import Levels
+from cmdbus.board.seats import Role, Verdict
+from cmdbus.board.views import Restart
 from cmdbus.supervisor.policy import (
     DUMP_SECONDS,
     RESCUE_SECONDS,
@@ -37,7 +38,6 @@ from cmdbus.supervisor.policy import (
     Start,
     decide,
 )
-from cmdbus.views import Restart
 
 
 def test_a_fleet_of_healthy_processes_is_left_alone() -> None:

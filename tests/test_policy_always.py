@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from policies import AWAY, CRITICAL, DEGRADED, EXHAUSTED, LAYER_5, NOW, STEWARD, starts, worker
 
-from cmdbus.health import Levels
-from cmdbus.seats import Role
+from cmdbus.board.health import Levels
+from cmdbus.board.seats import Role
+from cmdbus.board.views import Restart
 from cmdbus.supervisor.policy import (
     DUMP_SECONDS,
     RSS_SAMPLES,
@@ -25,7 +26,6 @@ from cmdbus.supervisor.policy import (
     decide,
     next_look,
 )
-from cmdbus.views import Restart
 
 
 def random_fleets(count: int, seed: int) -> Iterator[tuple[Fleet, Limits]]:

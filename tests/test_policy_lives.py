@@ -20,8 +20,9 @@ from policies import (
     worker,
 )
 
-from cmdbus.health import Health, Levels
-from cmdbus.seats import Role
+from cmdbus.board.health import Health, Levels
+from cmdbus.board.seats import Role
+from cmdbus.board.views import Restart
 from cmdbus.supervisor.policy import (
     SURGE,
     UNDEAD_SECONDS,
@@ -36,7 +37,6 @@ from cmdbus.supervisor.policy import (
     decide,
     next_look,
 )
-from cmdbus.views import Restart
 
 
 @dataclass

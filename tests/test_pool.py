@@ -22,9 +22,9 @@ from proxy import Proxy
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from cmdbus import CommandBus, DatabaseUnavailableError
-from cmdbus import dsn as dsns
-from cmdbus import pool as module
-from cmdbus.pool import Connection, SessionPool
+from cmdbus.database import dsn as dsns
+from cmdbus.database import pool as module
+from cmdbus.database.pool import Connection, SessionPool
 
 pytestmark = pytest.mark.db
 

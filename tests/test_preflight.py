@@ -19,16 +19,16 @@ from proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 
+from cmdbus.database.schema import install
+from cmdbus.database.session_names import session_name
+from cmdbus.database.statements import migrations
 from cmdbus.readiness import Check, Finding, worst
-from cmdbus.schema import install
-from cmdbus.sessions import session_name
 from cmdbus.settings import Settings
-from cmdbus.statements import migrations
-from cmdbus.supervisor.checking import examine
 from cmdbus.supervisor.pidfile import Pidfile
+from cmdbus.supervisor.preflight_process import examine
 from cmdbus.supervisor.vacancy import look_at_host
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.preflight import preflight
+from cmdbus.worker.boot.preflight import preflight
 
 OK, WARNING, AWAY, FATAL = Finding
 SMALL = Settings(procs=1, threads=2)
@@ -358,7 +358,12 @@ def test_a_database_that_hangs_is_waited_for(app: Path) -> None:
 
 def supervise(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", "from cmdbus.supervisor.cli import main; main()", *arguments],
+        [
+            sys.executable,
+            "-c",
+            "from cmdbus.supervisor.cli.supervise import main; main()",
+            *arguments,
+        ],
         capture_output=True,
         text=True,
         timeout=25,
@@ -450,7 +455,7 @@ def test_the_operators_command_checks_the_same(dsn: str, app: Path) -> None:
 def test_the_parent_of_the_checks_loads_no_database_driver(app: Path) -> None:
     script = (
         "import sys; from cmdbus.settings import Settings;"
-        "from cmdbus.supervisor.checking import examine;"
+        "from cmdbus.supervisor.preflight_process import examine;"
         "examine(Settings(app='shop_checked:registry', dsn='host=127.0.0.1 port=1'));"
         "print([m for m in sys.modules if m.startswith(('psycopg', 'shop_checked'))])"
     )

@@ -13,12 +13,12 @@ import pytest
 from cli import here
 
 from cmdbus import AuditEvent, CommandBus
-from cmdbus.board import Board
+from cmdbus.board.board import Board
+from cmdbus.board.seats import Role
+from cmdbus.board.views import SupervisorState
 from cmdbus.logs import JsonFormatter, TextFormatter
 from cmdbus.printable import hanging, joined, one_line, printable
-from cmdbus.runtime import board_path
-from cmdbus.seats import Role
-from cmdbus.views import SupervisorState
+from cmdbus.supervisor.runtime import board_path
 
 #: It would clear the screen, set a title, and add a line that looks like one of the log.
 EVIL = "\x1b[2J\x9d0;pwned\x07\r\nfatal  forged\u202e\u2028\x85!"

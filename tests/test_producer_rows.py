@@ -19,7 +19,7 @@ from cmdbus import (
     PermanentCommandError,
     SendRequest,
 )
-from cmdbus.ids import new_id
+from cmdbus.producer.ids import new_id
 
 pytestmark = pytest.mark.db
 

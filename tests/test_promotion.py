@@ -10,8 +10,8 @@ import pytest
 from handlers import connect
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.timers import Timers
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.waiting.timers import Timers
 
 pytestmark = pytest.mark.db
 

@@ -16,23 +16,23 @@ import pytest
 from cli import CALL, cmdbus, environment_without_ours, here
 from eventually import eventually
 
-from cmdbus.alive import Presence, presence
-from cmdbus.board import Board
-from cmdbus.counters import End
-from cmdbus.health import Levels
-from cmdbus.layout import HEAD
-from cmdbus.runtime import board_path
-from cmdbus.seats import Ended, Role, Verdict
-from cmdbus.slots import Phase, Slot
-from cmdbus.views import Restart, SupervisorState
+from cmdbus.board.board import Board
+from cmdbus.board.counters import End
+from cmdbus.board.health import Levels
+from cmdbus.board.layout import HEAD
+from cmdbus.board.pid_state import Presence, presence
+from cmdbus.board.seats import Ended, Role, Verdict
+from cmdbus.board.slots import Phase, Slot
+from cmdbus.board.views import Restart, SupervisorState
+from cmdbus.supervisor.runtime import board_path
 
 SECOND = 1_000_000_000
 #: A supervisor of its own process: makes a board, says so, and waits.
 SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
-from cmdbus.board import Board
-from cmdbus.views import SupervisorState
+from cmdbus.board.board import Board
+from cmdbus.board.views import SupervisorState
 board = Board.create(Path(sys.argv[1]), 2, 2, name="cmdbus")
 now = time.monotonic_ns()
 state, due = SupervisorState.RUNNING, now + int(sys.argv[2])
@@ -304,7 +304,7 @@ def test_a_missing_board_is_said_with_where_it_was_looked_for(tmp_path: Path) ->
 def test_ps_asks_no_database(place: Path, board: Board) -> None:
     """It is for the time when there is none; what it does not need it does not read."""
     code = (
-        "import sys; from cmdbus.supervisor.operate import main\n"
+        "import sys; from cmdbus.supervisor.cli.operate import main\n"
         "try: main()\n"
         "finally: print([m for m in sys.modules if m.startswith('psycopg')])"
     )

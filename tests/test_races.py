@@ -10,14 +10,15 @@ import pytest
 from eventually import eventually
 from handlers import connect, leave_effect, running
 
-from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, Status, points
-from cmdbus.outcomes import Kind, Outcome, completed
-from cmdbus.sessions import PATTERN
-from cmdbus.worker.claim import Finished, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.connections import Hand, Unpooled
-from cmdbus.worker.holding import Holding
-from cmdbus.worker.settling import Done
+from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, Status
+from cmdbus import failpoints as points
+from cmdbus.database.session_names import PATTERN
+from cmdbus.worker.claims.claim import Finished, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import Hand, Unpooled
+from cmdbus.worker.claims.outcomes import Kind, Outcome, completed
+from cmdbus.worker.in_flight import Holding
+from cmdbus.worker.unsettled import Done
 from cmdbus.worker.worker import _record_of_one
 
 pytestmark = pytest.mark.db

@@ -9,7 +9,7 @@ from eventually import eventually
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
 
-from cmdbus.worker.reachability import Reachability
+from cmdbus.worker.probes.reachability import Reachability
 
 pytestmark = pytest.mark.db
 

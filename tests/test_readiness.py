@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from cmdbus import budget, effective
-from cmdbus.budget import Limit, Need
-from cmdbus.effective import Session, Setting
+from cmdbus.database.connect_errors import refusal
 from cmdbus.readiness import Check, Finding, worst
-from cmdbus.refusals import refusal
 from cmdbus.registry import Handler
 from cmdbus.timeouts import Timeouts
+from cmdbus.worker.boot import budget, effective
+from cmdbus.worker.boot.budget import Limit, Need
+from cmdbus.worker.boot.effective import Session, Setting
 
 OK, WARNING, AWAY, FATAL = Finding
 

@@ -13,19 +13,19 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cmdbus import CommandBus, HandlerRegistry, SendRequest
-from cmdbus.board import Board
-from cmdbus.counters import End, mark
+from cmdbus.board.board import Board
+from cmdbus.board.counters import End, mark
+from cmdbus.board.seats import Ended, Role
+from cmdbus.board.views import SeatView
 from cmdbus.errors import BusinessRuleError, PermanentCommandError, TransientCommandError
-from cmdbus.outcomes import Outcome, completed, failed, interrupted
 from cmdbus.retry import RetryPolicy
-from cmdbus.seats import Ended, Role
-from cmdbus.views import SeatView
-from cmdbus.worker.blame import blame
-from cmdbus.worker.claim import Claim, Finished, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.holding import Holding
-from cmdbus.worker.reckoning import reckon
-from cmdbus.worker.rescue import rescue
+from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import Outcome, completed, failed, interrupted
+from cmdbus.worker.in_flight import Holding
+from cmdbus.worker.steward.attribution import blame
+from cmdbus.worker.steward.reckoning import reckon
+from cmdbus.worker.steward.rescue import rescue
 
 pytestmark = pytest.mark.db
 

@@ -23,11 +23,11 @@ from cmdbus import (
     Timeouts,
 )
 from cmdbus.worker import Worker
-from cmdbus.worker.claim import Claim, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.halving import in_halves
+from cmdbus.worker.claims.claim import Claim, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.halving import in_halves
+from cmdbus.worker.claims.rejections import Cause, cause_of
 from cmdbus.worker.narrowing import Narrowing
-from cmdbus.worker.rejections import Cause, cause_of
 
 REJECTIONS = {
     Cause.ROWS: (

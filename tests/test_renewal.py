@@ -8,9 +8,9 @@ import pytest
 from handlers import connect
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claim import Claim, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.renewal import Renewal
+from cmdbus.worker.claims.claim import Claim, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.renewal import Renewal
 
 pytestmark = pytest.mark.db
 

@@ -21,16 +21,16 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, TransientCommandError
-from cmdbus.board import Board
-from cmdbus.schema import install
-from cmdbus.slots import Phase
-from cmdbus.views import SeatView
-from cmdbus.worker.blame import Death
-from cmdbus.worker.claim import Claim, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.holding import Holding, key_of
+from cmdbus.board.board import Board
+from cmdbus.board.slots import Phase
+from cmdbus.board.views import SeatView
+from cmdbus.database.schema import install
+from cmdbus.worker.claims.claim import Claim, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.in_flight import Holding, key_of
 from cmdbus.worker.narrowing import Narrowing
-from cmdbus.worker.rescue import Rescued, rescue
+from cmdbus.worker.steward.attribution import Death
+from cmdbus.worker.steward.rescue import Rescued, rescue
 
 pytestmark = pytest.mark.db
 

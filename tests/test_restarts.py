@@ -6,10 +6,11 @@ from uuid import UUID
 
 import pytest
 
-from cmdbus.board import Board
+from cmdbus.board.board import Board
+from cmdbus.board.claim_table import KeyState
+from cmdbus.board.seats import Role
+from cmdbus.board.views import SeatView
 from cmdbus.exits import Exit
-from cmdbus.keys import KeyState
-from cmdbus.seats import Role
 from cmdbus.supervisor.restarts import (
     QUIET_SECONDS,
     WINDOW_SECONDS,
@@ -18,7 +19,6 @@ from cmdbus.supervisor.restarts import (
     is_busy,
     is_expected,
 )
-from cmdbus.views import SeatView
 
 NOW = 1_000.0
 MOMENT = 1e-6

@@ -16,11 +16,11 @@ from cmdbus import (
     PermanentCommandError,
     SendRequest,
 )
-from cmdbus.outcomes import interrupted, troubled
-from cmdbus.worker.claim import Finished, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.maintenance import Maintenance
-from cmdbus.worker.retention import (
+from cmdbus.worker.claims.claim import Finished, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import interrupted, troubled
+from cmdbus.worker.steward.maintenance import Maintenance
+from cmdbus.worker.steward.retention import (
     MIN_SWEEP_SECONDS,
     Keep,
     Removal,

@@ -18,8 +18,8 @@ from cmdbus import (
     SchemaError,
     SendRequest,
 )
+from cmdbus.database.schema import install
 from cmdbus.errors import MissingRightError
-from cmdbus.schema import install
 
 pytestmark = pytest.mark.db
 

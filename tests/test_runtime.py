@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cmdbus.errors import BoardError
-from cmdbus.runtime import (
+from cmdbus.supervisor.runtime import (
     board_path,
     check_makeable,
     find_runtime_directory,

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from cmdbus import CommandBus, SchemaError, SendRequest
-from cmdbus.schema import check, install, make_partitions
-from cmdbus.statements import migrations, render, statement
+from cmdbus.database.schema import check, install, make_partitions
+from cmdbus.database.statements import migrations, render, statement
 
 pytestmark = pytest.mark.db
 

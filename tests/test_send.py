@@ -22,7 +22,7 @@ from cmdbus import (
     ShutdownError,
     Status,
 )
-from cmdbus.schema import check
+from cmdbus.database.schema import check
 
 pytestmark = pytest.mark.db
 

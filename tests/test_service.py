@@ -10,8 +10,8 @@ import pytest
 
 from cmdbus.exits import Exit
 from cmdbus.settings import Settings
-from cmdbus.supervisor.cli import main
-from cmdbus.supervisor.configuration import configured
+from cmdbus.supervisor.cli.configuration import configured
+from cmdbus.supervisor.cli.supervise import main
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 UNIT = SCRIPTS / "systemd" / "cmdbus@.service"

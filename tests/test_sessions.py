@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from cmdbus.checks import check_schema
-from cmdbus.sessions import PATTERN, incarnation_of, session_name
+from cmdbus.database.session_names import PATTERN, incarnation_of, session_name
 
 LONGEST = "s" * 48
 NAMES = [

@@ -12,14 +12,14 @@ from eventually import eventually
 from handlers import connect, running
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
-from cmdbus.outcomes import Kind, Outcome, completed
-from cmdbus.slots import Slot as Place
-from cmdbus.worker.claim import Claim, Finished, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.connections import Hand, Unpooled
-from cmdbus.worker.holding import Holding
-from cmdbus.worker.record import Record
-from cmdbus.worker.settling import MAX_BYTES, Done, first_part
+from cmdbus.board.slots import Slot as Place
+from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import Hand, Unpooled
+from cmdbus.worker.claims.outcomes import Kind, Outcome, completed
+from cmdbus.worker.in_flight import Holding
+from cmdbus.worker.telemetry import Record
+from cmdbus.worker.unsettled import MAX_BYTES, Done, first_part
 from cmdbus.worker.worker import _record_of_one
 
 pytestmark = pytest.mark.db

@@ -7,7 +7,7 @@ import pytest
 
 WITHOUT_DESCRIPTORS = """
 import os, resource
-from cmdbus import statements
+from cmdbus.database import statements
 statements.load()
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))

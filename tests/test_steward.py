@@ -13,16 +13,16 @@ import pytest
 from eventually import eventually
 
 from cmdbus import CommandBus, HandlerRegistry, SendRequest, Timeouts
-from cmdbus.board import Board
-from cmdbus.layout import KEY_COUNT
-from cmdbus.seats import Ended, Role, Seat
+from cmdbus.board.board import Board
+from cmdbus.board.layout import KEY_COUNT
+from cmdbus.board.node import Node
+from cmdbus.board.seats import Ended, Role, Seat
+from cmdbus.board.wake_pipe import Wire
 from cmdbus.settings import Settings
-from cmdbus.wires import Wire
-from cmdbus.worker.claim import Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.holding import Holding
-from cmdbus.worker.node import Node
-from cmdbus.worker.steward import Steward
+from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.in_flight import Holding
+from cmdbus.worker.steward.steward import Steward
 
 pytestmark = pytest.mark.db
 

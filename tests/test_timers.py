@@ -9,9 +9,9 @@ from crowd import crowded
 from eventually import eventually
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claim import Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.timers import GRACE_SECONDS, Timers, seconds_to_look
+from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.waiting.timers import GRACE_SECONDS, Timers, seconds_to_look
 
 pytestmark = pytest.mark.db
 

@@ -26,7 +26,7 @@ from cmdbus import (
     SendRequest,
     Status,
 )
-from cmdbus.troubleshooting import BATCH
+from cmdbus.producer.troubleshooting import BATCH
 
 pytestmark = pytest.mark.db
 

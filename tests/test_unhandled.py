@@ -7,9 +7,9 @@ import pytest
 from crowd import crowded
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.maintenance import Maintenance
-from cmdbus.worker.unhandled import AGAIN_SECONDS, MAX_TYPES, Unhandled, due, sentence
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.steward.maintenance import Maintenance
+from cmdbus.worker.steward.unhandled import AGAIN_SECONDS, MAX_TYPES, Unhandled, due, sentence
 
 _AGE = "UPDATE cmdbus.ready SET created_at = created_at - interval '1 hour' WHERE type <> 'New'"
 

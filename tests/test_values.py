@@ -8,15 +8,15 @@ import pytest
 
 from cmdbus import RetryPolicy, SendRequest, Timeouts
 from cmdbus.checks import check_name, check_schema
-from cmdbus.depth import DepthAlarm, retry_after
 from cmdbus.errors import (
     DuplicateCommandError,
     PermanentCommandError,
     QueueFullError,
     TransientCommandError,
 )
-from cmdbus.ids import new_ids
-from cmdbus.requests import Limits
+from cmdbus.producer.depth import DepthAlarm, retry_after
+from cmdbus.producer.ids import new_ids
+from cmdbus.producer.requests import Limits
 
 LIMITS = Limits.of(None, 1000)
 SPARE = UUID(int=1)

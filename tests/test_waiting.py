@@ -21,8 +21,8 @@ from cmdbus import (
     Status,
     TransientCommandError,
 )
-from cmdbus.statements import statement
-from cmdbus.steering import BATCH, BATCH_BYTES
+from cmdbus.database.statements import statement
+from cmdbus.producer.steering import BATCH, BATCH_BYTES
 
 pytestmark = pytest.mark.db
 

@@ -14,9 +14,9 @@ import pytest
 from eventually import eventually
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.schema import install
-from cmdbus.worker.claim import Want
-from cmdbus.worker.claims import Claims
+from cmdbus.database.schema import install
+from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claims import Claims
 
 pytestmark = pytest.mark.db
 

@@ -10,11 +10,11 @@ import psycopg
 import pytest
 from eventually import eventually
 
-from cmdbus.board import Board
-from cmdbus.counters import Counter
-from cmdbus.wires import Wire
-from cmdbus.worker.node import Node
-from cmdbus.worker.wired import LeavingWake, WiredWake
+from cmdbus.board.board import Board
+from cmdbus.board.counters import Counter
+from cmdbus.board.node import Node
+from cmdbus.board.wake_pipe import Wire
+from cmdbus.worker.waiting.node_waiter import LeavingWake, WiredWake
 
 #: These wakes talk to the board and to wires alone.
 NO_CONNECTION: psycopg.Connection = None  # type: ignore[assignment]

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from cmdbus.board.wake_pipe import Wire, wait_for
 from cmdbus.supervisor.children import Death, fork, wait
-from cmdbus.wires import Wire, wait_for
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from cmdbus import (
     SendRequest,
     Timeouts,
 )
-from cmdbus.keys import KeyState
-from cmdbus.slots import Phase
-from cmdbus.views import SeatView
+from cmdbus.board.claim_table import KeyState
+from cmdbus.board.slots import Phase
+from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
 
 pytestmark = pytest.mark.db

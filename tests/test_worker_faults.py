@@ -33,8 +33,8 @@ from cmdbus import (
     Timeouts,
     TransientCommandError,
 )
+from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
-from cmdbus.schema import install
 from cmdbus.worker import Worker
 
 pytestmark = [pytest.mark.db, pytest.mark.process]

@@ -16,7 +16,7 @@ from cmdbus import (
     RetryPolicy,
     SendRequest,
 )
-from cmdbus.worker.pace import MAX_AHEAD
+from cmdbus.worker.prefetch_policy import MAX_AHEAD
 
 pytestmark = pytest.mark.db
 

@@ -17,7 +17,7 @@ from cmdbus import (
     HandlerRegistry,
     SendRequest,
 )
-from cmdbus.slots import Phase
+from cmdbus.board.slots import Phase
 
 pytestmark = pytest.mark.db
 

@@ -24,7 +24,8 @@ from cmdbus import (
     SendRequest,
     Timeouts,
 )
-from cmdbus.worker import Worker, backlog
+from cmdbus.worker import Worker
+from cmdbus.worker import local_queue as backlog
 
 pytestmark = pytest.mark.db
 

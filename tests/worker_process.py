@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, Timeouts
-from cmdbus.board import Board
+from cmdbus.board.board import Board
 from cmdbus.worker import Worker
-from cmdbus.worker.record import PLACES, Record
+from cmdbus.worker.telemetry import PLACES, Record
 
 registry = HandlerRegistry()
 

@@ -12,10 +12,10 @@ from typing import Any
 from cmdbus.clock import time
 from cmdbus.command import Command
 from cmdbus.context import Context
+from cmdbus.database.statements import statement
 from cmdbus.errors import BusinessRuleError, PermanentCommandError, TransientCommandError
 from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
-from cmdbus.statements import statement
 
 DOMAIN = "demo"
 #: Seconds until a second attempt: nobody waits ten of them for a demo.

@@ -9,11 +9,11 @@ is tried again by the next claim. Keys are read without data.
 import logging
 from collections.abc import Callable, Container
 
-from cmdbus.worker.claim import Claim, ClaimKey, Connection, Want
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.holding import Key, key_of
-from cmdbus.worker.rejected_rows import RejectedRows
-from cmdbus.worker.rejections import Cause, cause_of, may_be_of_one_row, reason, was_executed
+from cmdbus.worker.claims.claim import Claim, ClaimKey, Connection, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.rejected_rows import RejectedRows
+from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason, was_executed
+from cmdbus.worker.in_flight import Key, key_of
 
 logger = logging.getLogger(__name__)
 

@@ -11,24 +11,25 @@ from queue import Empty, SimpleQueue
 
 import psycopg
 
-from cmdbus import dsn as dsns
-from cmdbus import schema as schemas
-from cmdbus import statements
-from cmdbus.board import Board
+from cmdbus.board.board import Board
+from cmdbus.board.health import Levels
+from cmdbus.board.node import Node
 from cmdbus.checks import check_name, check_seconds, check_whole
 from cmdbus.clock import time
 from cmdbus.counting import count_of
+from cmdbus.database import dsn as dsns
+from cmdbus.database import schema as schemas
+from cmdbus.database import statements
+from cmdbus.database.pool import SessionPool
 from cmdbus.errors import AppError, DatabaseUnavailableError
 from cmdbus.exits import Exit
-from cmdbus.health import Levels
-from cmdbus.pool import SessionPool
 from cmdbus.printable import joined
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claim import STOPPED, Claim, Connection, Share
-from cmdbus.worker.claims import Claims
-from cmdbus.worker.connections import (
+from cmdbus.worker.claims.claim import STOPPED, Claim, Connection, Share
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import (
     HEADROOM,
     Hand,
     Pool,
@@ -39,16 +40,15 @@ from cmdbus.worker.connections import (
     open_pool,
     parts_of,
 )
-from cmdbus.worker.crew import Crew
-from cmdbus.worker.halving import release
-from cmdbus.worker.keeper import Keeper
-from cmdbus.worker.node import Node
-from cmdbus.worker.patched import patched
-from cmdbus.worker.record import PLACES, FailedExecution, Record
-from cmdbus.worker.rejections import lacks_a_right, reason
-from cmdbus.worker.slots import Slot
-from cmdbus.worker.wake import Wake, Waking, check_poll_interval
-from cmdbus.worker.wired import LeavingWake, WiredWake
+from cmdbus.worker.claims.halving import release
+from cmdbus.worker.claims.rejections import lacks_a_right, reason
+from cmdbus.worker.housekeeping import Keeper
+from cmdbus.worker.monkey_patches import patched
+from cmdbus.worker.telemetry import PLACES, FailedExecution, Record
+from cmdbus.worker.thread_pool import Crew
+from cmdbus.worker.waiting.node_waiter import LeavingWake, WiredWake
+from cmdbus.worker.waiting.wake import Wake, Waking, check_poll_interval
+from cmdbus.worker.worker_thread import Slot
 
 logger = logging.getLogger(__name__)
 

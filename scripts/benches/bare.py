@@ -17,15 +17,15 @@ from psycopg.sql import SQL, Literal
 from benches.comparison import rate_of
 from benches.fleet import TYPE
 from benches.yard import BARE
-from cmdbus import dsn as dsns
-from cmdbus import schema
-from cmdbus.bus import CommandBus
 from cmdbus.command import Command
 from cmdbus.context import Context
-from cmdbus.outcomes import completed
+from cmdbus.database import dsn as dsns
+from cmdbus.database import schema
+from cmdbus.producer.bus import CommandBus
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claim import Claim, Finished, Want
-from cmdbus.worker.claims import Claims
+from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import completed
 
 EFFECT = "CREATE TABLE effect (command_id uuid)"
 _INSERT = "INSERT INTO effect (command_id) VALUES (%s)"

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psycopg
 
-from cmdbus import dsn as dsns
+from cmdbus.database import dsn as dsns
 
 Figure = TypeVar("Figure")
 

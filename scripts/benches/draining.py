@@ -10,7 +10,7 @@ from benches.comparison import Comparison, Found, Place
 from benches.crews import crew
 from benches.fleet import TYPE, Fleet, fleet, nothing
 from benches.yard import BARE, Drained, Yard, commands, rates_and_cpu, yard
-from cmdbus.requests import SendRequest
+from cmdbus.producer.requests import SendRequest
 
 #: Of --commands.
 _TX_PART = 10

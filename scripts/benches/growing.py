@@ -16,10 +16,10 @@ from benches.comparison import Comparison, Found, Place
 from benches.crews import crew
 from benches.fleet import DOMAIN, TYPE, fleet, nothing
 from benches.yard import BARE, Drained, Yard, commands, rates_and_cpu, warming, yard
-from cmdbus import schema
-from cmdbus.requests import SendRequest
+from cmdbus.database import schema
+from cmdbus.producer.requests import SendRequest
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims import Claims
+from cmdbus.worker.claims.claims import Claims
 
 PROCESSES, THREADS = 4, 8
 _FEW_INSTANCES, _FEW_LOOPS = 2, 2

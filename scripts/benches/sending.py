@@ -14,9 +14,9 @@ import psycopg
 from benches.bare import senders
 from benches.comparison import Comparison, Found, Place, rate_of
 from benches.crews import crew
-from cmdbus.bus import CommandBus
-from cmdbus.ids import new_id, new_ids
-from cmdbus.requests import SendRequest
+from cmdbus.producer.bus import CommandBus
+from cmdbus.producer.ids import new_id, new_ids
+from cmdbus.producer.requests import SendRequest
 
 DOMAIN, TYPE = "payments", "DebitAccount"
 DATA: dict[str, Any] = {

@@ -17,12 +17,12 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier
 
-from cmdbus import dsn as dsns
-from cmdbus import schema
-from cmdbus.binaries import find_programs
-from cmdbus.cluster_configuration import Setting
+from cmdbus.database import dsn as dsns
+from cmdbus.database import schema
 from cmdbus.embedded import EmbeddedPostgres, state_directory
-from cmdbus.locks import locked, open_lock
+from cmdbus.embedded.binaries import find_programs
+from cmdbus.embedded.cluster_configuration import Setting
+from cmdbus.embedded.locks import locked, open_lock
 
 _SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
 

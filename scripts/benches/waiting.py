@@ -10,7 +10,7 @@ from benches.comparison import Comparison, Found, Place
 from benches.crews import Crew, crew
 from benches.fleet import DOMAIN, TYPE, Fleet, fleet, nothing, show_start, sleep
 from benches.yard import DATA, Yard, commands, yard
-from cmdbus.ids import new_id
+from cmdbus.producer.ids import new_id
 from cmdbus.registry import HandlerFunction
 
 SLOW = "Slow"

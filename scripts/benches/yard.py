@@ -14,8 +14,8 @@ from benches import cpu
 from benches.comparison import Comparison, Found, Place
 from benches.crews import Crew
 from benches.fleet import DOMAIN, TYPE, Fleet
-from cmdbus.bus import CommandBus
-from cmdbus.requests import SendRequest
+from cmdbus.producer.bus import CommandBus
+from cmdbus.producer.requests import SendRequest
 
 #: The domain of the bare loops.
 BARE = "bare"

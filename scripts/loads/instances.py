@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from cmdbus.board import Board
+from cmdbus.board.board import Board
+from cmdbus.board.seats import Role
+from cmdbus.board.views import BoardView, SeatView
 from cmdbus.errors import BoardError
-from cmdbus.runtime import board_path
-from cmdbus.seats import Role
 from cmdbus.supervisor.pidfile import pidfile_path
-from cmdbus.views import BoardView, SeatView
+from cmdbus.supervisor.runtime import board_path
 
 SCRIPTS = Path(__file__).resolve().parent.parent
 _LEAVE_S = 15.0
@@ -26,7 +26,7 @@ _LAST_WORDS = 2_000
 SUPERVISE = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0);"
     " os.getppid() == int(sys.argv.pop(1)) or sys.exit(1);"
-    " {prelude}; from cmdbus.supervisor.cli import main; main()"
+    " {prelude}; from cmdbus.supervisor.cli.supervise import main; main()"
 )
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import psycopg
 
-from cmdbus.budget import Need
-from cmdbus.worker.connections import HEADROOM
+from cmdbus.worker.boot.budget import Need
+from cmdbus.worker.claims.connections import HEADROOM
 
 #: Of the load test itself: the bus's, and one that looks on.
 OURS = 6

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from cmdbus.sessions import incarnation_of
+from cmdbus.database.session_names import incarnation_of
 from storms.grouping import by_call, by_command, entries, named, pid_of
 from storms.handlers import UNHANDLED
 from storms.history import Event, History

@@ -15,8 +15,8 @@ import psycopg
 from loads.instances import Instance
 
 from cmdbus import CommandBus, SendRequest
+from cmdbus.board.seats import Role
 from cmdbus.errors import CmdbusError
-from cmdbus.seats import Role
 from storms.ambush import Ambushes
 from storms.handlers import DOMAIN, domain_of
 from storms.history import Recovery

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from loads.instances import Instance
 
-from cmdbus.health import Health
-from cmdbus.seats import Role
+from cmdbus.board.health import Health
+from cmdbus.board.seats import Role
 from storms.handlers import DOMAINS
 from storms.plan import Fault
 from storms.world import World, within

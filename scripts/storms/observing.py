@@ -8,10 +8,10 @@ from contextlib import suppress
 import psutil
 import psycopg
 
-from cmdbus.counters import CountersView
+from cmdbus.board.counters import CountersView
+from cmdbus.board.seats import Role
+from cmdbus.database.session_names import PATTERN
 from cmdbus.errors import BoardError
-from cmdbus.seats import Role
-from cmdbus.sessions import PATTERN
 from storms.history import Count, Sample, Stall, Stray
 from storms.traps import DIRECTORY
 from storms.world import CANARY, World

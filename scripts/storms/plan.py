@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from cmdbus import points
+from cmdbus import failpoints as points
 
 #: More than the 64 domains for which a board has entries.
 ALL_DOMAINS = 79

@@ -23,7 +23,7 @@ from cmdbus import (
     InvalidOperationError,
     SendRequest,
 )
-from cmdbus.dsn import complete, connect, parse
+from cmdbus.database.dsn import complete, connect, parse
 from cmdbus.errors import DatabaseUnavailableError
 from storms.handlers import DOMAIN, DOMAINS, REPLIES, UNHANDLED
 from storms.journal import Journal

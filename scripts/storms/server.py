@@ -16,10 +16,10 @@ from benches.servers import connect
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Identifier
 
-from cmdbus import schema as schemas
+from cmdbus.database import schema as schemas
+from cmdbus.database.session_names import PATTERN
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import CmdbusError
-from cmdbus.sessions import PATTERN
 from storms.handlers import DOMAIN
 from storms.plan import Fault
 from storms.world import World, within

@@ -12,7 +12,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from cmdbus import points
+from cmdbus import failpoints as points
 
 DIRECTORY, NAME = "CMDBUS_CHAOS", "CMDBUS_CHAOS_NAME"
 TRAPS, SPRUNG, FREED = "traps", "sprung", "freed"

@@ -1,0 +1,208 @@
+"""What a worker counts: in cells of the thread that counts, so that a kill loses nothing.
+
+Whoever takes a thread's slot after it goes on where it stopped: nobody resets a counter.
+The reader sums over seats and slots, by name: seats number the kinds of commands each for
+itself.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from enum import IntEnum
+from operator import add
+
+from cmdbus.board.layout import (
+    BUCKETS,
+    COUNTERS,
+    DEQUEUE_LATENCY,
+    HANDLER_DURATION,
+    ROW_CELLS,
+    ROWS,
+)
+
+_BUCKETS = len(BUCKETS) + 1
+_NS = 1_000_000_000
+#: Nanoseconds at which a sum stops: the most that a cell can hold, or 292 years.
+_MAX_SUM = 2**63 - 1
+
+#: The domain and type under which kinds are counted that found no place in their seat's table.
+OTHER = ("other", "other")
+
+
+class Counter(IntEnum):
+    """Those that have no type. A wake-up's source: who or what ended a leader's rest."""
+
+    BATCHES_PROCESSED = 0
+    EMPTY_RECEIVES = 1
+    NOTIFICATION_WAKEUPS = 2
+    CLAIM_FAILURES = 3
+    LOST_LEASES = 4
+    WAKEUPS_NOTIFY = 8
+    WAKEUPS_TIMER = 9
+    WAKEUPS_POLL = 10
+    WAKEUPS_PIPE = 11
+    WAKEUPS_BARRIER = 13
+
+
+_WAKEUPS = "WAKEUPS_"
+
+#: Beside them: which settlement was counted last, in which cell, and what that was before.
+_LAST, _LAST_AT, _LAST_BEFORE = 5, 6, 7
+
+
+class End(IntEnum):
+    """How executions end, as `commands_total` names it (in lower case). LOST: its lease or its
+    process was, before it was settled."""
+
+    COMPLETED = 0
+    FAILED = 1
+    RETRY = 2
+    TROUBLE = 3
+    INTERRUPTED = 4
+    LOST = 5
+    #: An operator canceled the command while it ran.
+    CANCELED = 6
+
+
+class Histogram:
+    """Seconds, by kind: a count for each bucket (not cumulative), and the sum."""
+
+    __slots__ = ("_at", "_cells")
+
+    def __init__(self, cells: memoryview, at: int) -> None:
+        self._cells = cells
+        self._at = at
+
+    def observe(self, kind: int, seconds: float) -> None:
+        cells = self._cells
+        at = self._at + kind * ROW_CELLS
+        cells[at + bisect_left(BUCKETS, seconds)] += 1
+        if seconds > 0:  # times in a row are those of its sender
+            cells[at + _BUCKETS] = min(cells[at + _BUCKETS] + int(seconds * _NS), _MAX_SUM)
+
+
+class Counters:
+    """Those of one slot; only its thread adds to them. `kind` is a Kind's index."""
+
+    __slots__ = ("_at", "_cells", "_rows", "dequeue_latency", "handler_duration")
+
+    def __init__(self, cells: memoryview, slot_at: int) -> None:
+        self._cells = cells
+        self._at = slot_at + COUNTERS
+        self._rows = slot_at + ROWS
+        self.dequeue_latency = Histogram(cells, self._rows + DEQUEUE_LATENCY)
+        self.handler_duration = Histogram(cells, self._rows + HANDLER_DURATION)
+
+    def add(self, counter: Counter, n: int = 1) -> None:
+        self._cells[self._at + counter] += n
+
+    def ended(self, kind: int, end: End, claim: int) -> None:
+        """Counts an execution; its key is freed next. These are two stores, and a process may
+        die between them: whoever finds the key then asks `last_counted` on which side.
+        `claim` is its mark."""
+        cells, log = self._cells, self._at
+        at = self._rows + kind * ROW_CELLS + end
+        before = cells[at]
+        # The mark last: until it is there, the settlement before this one is meant, whose
+        # key is free.
+        cells[log + _LAST_AT] = at
+        cells[log + _LAST_BEFORE] = before
+        cells[log + _LAST] = claim
+        cells[at] = before + 1
+
+
+def mark(id: int, token: int) -> int:
+    """Of a claim. A row that is claimed again has another token, and the same id."""
+    return (id << 16 | token & 0xFFFF) & (2**63 - 1)
+
+
+def last_counted(cells: memoryview, slot_at: int) -> int:
+    """The mark of what a slot has counted last; 0 if it has not, or was about to."""
+    last, at, before = cells[slot_at + COUNTERS + _LAST : slot_at + COUNTERS + _LAST + 3].tolist()
+    return last if 0 < at < len(cells) and cells[at] > before else 0
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramView:
+    """As Prometheus wants it."""
+
+    #: Cumulative, one for each of BUCKETS, and the last for all.
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        return self.counts[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountersView:
+    """Sums over all seats, slots and generations."""
+
+    #: By (domain, type, end).
+    commands: dict[tuple[str, str, str], int]
+    batches_processed: int
+    empty_receives: int
+    notification_wakeups: int
+    claim_failures: int
+    lost_leases: int
+    #: By source.
+    wakeups: dict[str, int]
+    #: By (domain, type).
+    dequeue_latency: dict[tuple[str, str], HistogramView]
+    handler_duration: dict[tuple[str, str], HistogramView]
+
+
+class Sum:
+    """Adds slots up."""
+
+    def __init__(self, cells: memoryview) -> None:
+        self._cells = cells
+        self._counters = [0] * 16
+        self._rows: dict[tuple[str, str], list[int]] = {}
+
+    def add(self, slot_at: int, kinds: list[tuple[int, tuple[str, str]]]) -> None:
+        """`kinds`: row and name of those that may have counted something."""
+        counters = self._cells[slot_at + COUNTERS : slot_at + COUNTERS + 16].tolist()
+        self._counters = _added(self._counters, counters)
+        for index, name in kinds:
+            at = slot_at + ROWS + index * ROW_CELLS
+            row = self._cells[at : at + ROW_CELLS].tolist()
+            if any(row):
+                known = self._rows.get(name)
+                self._rows[name] = _added(known, row) if known else row
+
+    def view(self) -> CountersView:
+        rows = self._rows
+        plain = self._counters
+        return CountersView(
+            commands={
+                (*name, end.name.lower()): row[end]
+                for name, row in rows.items()
+                for end in End
+                if row[end]
+            },
+            batches_processed=plain[Counter.BATCHES_PROCESSED],
+            empty_receives=plain[Counter.EMPTY_RECEIVES],
+            notification_wakeups=plain[Counter.NOTIFICATION_WAKEUPS],
+            claim_failures=plain[Counter.CLAIM_FAILURES],
+            lost_leases=plain[Counter.LOST_LEASES],
+            wakeups={
+                counter.name.removeprefix(_WAKEUPS).lower(): plain[counter]
+                for counter in Counter
+                if counter.name.startswith(_WAKEUPS)
+            },
+            dequeue_latency={name: _histogram(r, DEQUEUE_LATENCY) for name, r in rows.items()},
+            handler_duration={name: _histogram(r, HANDLER_DURATION) for name, r in rows.items()},
+        )
+
+
+def _added(left: list[int], right: list[int]) -> list[int]:
+    return list(map(add, left, right))
+
+
+def _histogram(row: list[int], at: int) -> HistogramView:
+    counts, total = [], 0
+    for count in row[at : at + _BUCKETS]:
+        total += count
+        counts.append(total)
+    return HistogramView(tuple(counts), row[at + _BUCKETS] / _NS)

@@ -1,0 +1,170 @@
+"""What a thread shows: its phase, its command, and when it has promised to be back."""
+
+import threading
+from dataclasses import dataclass
+from enum import IntEnum
+from uuid import UUID
+from zlib import crc32
+
+from cmdbus.board.board_memory import Cells
+from cmdbus.board.counters import Counters
+from cmdbus.board.layout import CELL, IDENT, NAME, NAMES_AT, SLOT, SLOT_AT
+
+#: Whatever was in the cell, so many more can be written.
+_SEQUENCES = 2**48 - 1
+
+
+class Phase(IntEnum):
+    """What a thread is doing."""
+
+    IDLE = 0
+    RUNNING = 1
+    #: Settling and claiming, with the lead in hand.
+    LEADING = 2
+    #: The leader, until somebody wakes it.
+    RESTING = 3
+    #: Waiting for the database to come back.
+    AWAY = 5
+    #: Never written by a thread: a verdict was passed on what its slot still shows.
+    STUCK = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A domain and type, with its row among the counters; made by `Seat.kind`."""
+
+    index: int
+    domain: str
+    type: str
+    #: See Keys.
+    packed: int
+    encoded: bytes
+    crc: int
+
+
+class Slot:
+    """One thread's place. Only that thread calls these, and it keeps its slot for its life:
+    a stuck thread's successor takes a spare slot, as nobody can say when the stuck one
+    will write again. Times are monotonic nanoseconds.
+    """
+
+    __slots__ = (
+        "_at",
+        "_bytes",
+        "_cells",
+        "_command",
+        "_crc",
+        "_due",
+        "_ident",
+        "_named",
+        "_names_at",
+        "_phase",
+        "_seal",
+        "_sequence",
+        "_since",
+        "_who",
+        "counters",
+    )
+
+    #: attempt, priority, id, token, command id
+    _NO_COMMAND = (0, 0, 0, 0, bytes(16))
+
+    def __init__(self, memory: Cells, at: int) -> None:
+        self._bytes = memory.bytes
+        self._cells = memory.cells
+        self._seal = at + SLOT_AT
+        self._at = slice((self._seal + 1) * CELL, (self._seal + 1) * CELL + SLOT.size)
+        self._ident = at + IDENT
+        names = (at + NAMES_AT) * CELL
+        self._names_at = slice(names, names + 2 * NAME)
+        self._named: Kind | None = None
+        self._crc = 0
+        #: Goes on where the last thread of this slot stopped.
+        self._sequence = self._cells[self._seal + 1] & _SEQUENCES
+        self._command = self._NO_COMMAND
+        #: thread, number, backend pid, backend start
+        self._who = (0, -1, 0, 0)
+        self._phase, self._since, self._due = Phase.IDLE, 0, 0
+        self.counters = Counters(memory.cells, at)
+
+    def occupy(self, number: int, now: int, thread: int | None = None) -> None:
+        """`number` is what operators call it; -1 for threads that run no commands."""
+        self._cells[self._ident] = threading.get_ident()
+        self._who = (thread or threading.get_native_id(), number, 0, 0)
+        self._named = None
+        self.end(now)
+
+    def session(self, backend_pid: int, backend_start: int) -> None:
+        """This thread's database session; 0, 0 when it has none. The start is a number of
+        the database's, to tell this session from a later one of the same pid."""
+        self._who = (*self._who[:2], backend_pid, backend_start)
+        self._write()
+
+    def begin(
+        self,
+        kind: Kind,
+        *,
+        priority: int,
+        id: int,
+        token: int,
+        command_id: UUID,
+        attempt: int,
+        started: int,
+        due: int,
+    ) -> None:
+        if kind is not self._named:
+            self._named = kind
+            self._bytes[self._names_at] = kind.encoded
+        self._crc = kind.crc
+        self._command = (attempt, priority, id, token, command_id.bytes)
+        self._phase, self._since, self._due = Phase.RUNNING, started, due
+        self._write()
+
+    def end(self, now: int) -> None:
+        self._crc = 0
+        self._command = self._NO_COMMAND
+        self._phase, self._since, self._due = Phase.IDLE, now, 0
+        self._write()
+
+    def enter(self, phase: Phase, now: int, due: int) -> None:
+        """Before anything that can block: says when this thread will be back."""
+        self._phase, self._since, self._due = phase, now, due
+        self._write()
+
+    def extend(self, due: int) -> None:
+        """Also makes a verdict void that was passed on the earlier due time."""
+        self._due = due
+        self._write()
+
+    def leave(self) -> None:
+        """The thread ends: its slot is nobody's."""
+        self._cells[self._seal] = 0
+
+    @property
+    def sequence(self) -> int:
+        """Of what it shows now; for a verdict on it."""
+        return self._sequence
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._phase = phase
+        self._write()
+
+    def _write(self) -> None:
+        self._sequence = sequence = self._sequence + 1
+        crc = self._crc
+        body = SLOT.pack(
+            sequence,
+            self._phase,
+            self._since,
+            self._due,
+            *self._command,
+            *self._who,
+            crc != 0,
+        )
+        self._bytes[self._at] = body
+        self._cells[self._seal] = crc32(body, crc)

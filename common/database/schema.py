@@ -1,0 +1,187 @@
+"""The schema in the database: installed, upgraded, compared with this code, granted."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import psycopg
+
+from cmdbus.checks import check_schema
+from cmdbus.database import dsn as dsns
+from cmdbus.database.adapters import own_cursor
+from cmdbus.database.sentences import primary_message
+from cmdbus.database.statements import digest, migrations, render, statement
+from cmdbus.errors import MissingRightError, SchemaError
+
+DEFAULT = "cmdbus"
+#: What `install` can grant; see sql/grant_*.sql.
+ROLES = ("worker", "producer", "operator", "monitor")
+#: Partitions of history are made so far ahead, because without one nothing settles.
+DAYS_AHEAD = 14
+#: The encoding in which the server checks no text.
+UNCHECKED = "SQL_ASCII"
+
+_LOCK_WAIT_SECONDS = 60
+_PARTITION_TRIES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What `install` found and did; versions count migrations, 0 is none."""
+
+    before: int
+    after: int
+    database: str
+
+
+def install(
+    dsn: str, schema: str = DEFAULT, *, grants: Mapping[str, Iterable[str]] | None = None
+) -> Installed:
+    """Creates the schema or upgrades it; safe to run again, and by many at once.
+
+    `grants` maps names of ROLES to database roles that get their rights. Everything
+    is done in one transaction, or nothing.
+    """
+    check_schema(schema)
+    parts = dsns.complete(
+        dsns.parse(dsn),
+        application_name="cmdbus:init",
+        settings={"lock_timeout": f"{_LOCK_WAIT_SECONDS}s", "client_min_messages": "warning"},
+    )
+    with dsns.connect(parts) as connection:
+        try:
+            before = _install(connection, schema, grants or {})
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise MissingRightError(
+                f"{primary_message(error)}: role {connection.info.user!r} cannot install or "
+                f"upgrade schema {schema!r}; run cmdbus init as the schema's owner, or as a role "
+                f"that may create schemas (GRANT CREATE ON DATABASE {connection.info.dbname})"
+            ) from error
+        return Installed(before, len(migrations()), dsns.describe(parts))
+
+
+def _install(
+    connection: psycopg.Connection, schema: str, grants: Mapping[str, Iterable[str]]
+) -> int:
+    """Returns the version that it found."""
+    if connection.info.parameter_status("server_encoding") == UNCHECKED:
+        raise SchemaError(
+            f"database {connection.info.dbname!r} has the encoding SQL_ASCII, which takes "
+            f"bytes that are no text, so a worker could not read what was sent: create a "
+            f"database with ENCODING 'UTF8' TEMPLATE template0"
+        )
+    with connection.transaction():
+        connection.execute(statement("narrow_search_path", schema))
+        before = _migrate(connection, schema)
+        for kind, roles in grants.items():
+            for role in roles:
+                _grant(connection, schema, kind, role)
+    make_partitions(connection, schema)
+    return before
+
+
+def check(connection: psycopg.Connection, schema: str) -> None:
+    """A SchemaError says what is wrong with the schema for this code, and what to do."""
+    known = len(migrations())
+    version = _version(connection, schema)
+    if version < known:
+        found = f"has version {version}" if version else "is not installed"
+        database = connection.info.dbname
+        raise SchemaError(
+            f"schema {schema!r} {found} in database {database!r}, and this code needs version "
+            f"{known}: run cmdbus init for this database and schema (for the embedded server: "
+            f"cmdbus init --embedded)"
+        )
+
+
+def make_partitions(connection: psycopg.Connection, schema: str) -> None:
+    """Today's partition of history and those ahead; in autocommit mode.
+
+    Comes again when a report holds the table for a moment: waiting in the lock's
+    queue would make every settle wait behind it.
+    """
+    for left in reversed(range(_PARTITION_TRIES)):
+        try:
+            cursor = own_cursor(connection)
+            cursor.execute(statement("make_partitions", schema), {"days_ahead": DAYS_AHEAD})
+            return
+        except psycopg.errors.LockNotAvailable:
+            if not left:
+                raise SchemaError(
+                    f"the partitions of {schema}.finished could not be made, because another "
+                    f"session holds a lock on that table: end it and run cmdbus init again"
+                ) from None
+
+
+def _migrate(connection: psycopg.Connection, schema: str) -> int:
+    try:
+        connection.execute(statement("lock_migrations", schema), {"schema": schema})
+    except psycopg.errors.LockNotAvailable:
+        raise SchemaError(
+            f"another cmdbus init has held the lock of schema {schema!r} for "
+            f"{_LOCK_WAIT_SECONDS} s: look for its session and try again"
+        ) from None
+    version = _version(connection, schema)
+    names = migrations()
+    if version == 0:
+        _refuse_foreign(connection, schema)
+        connection.execute(render("create_schema", schema))
+    for number, name in enumerate(names[version:], start=version + 1):
+        connection.execute(render(name, schema))
+        recorded = {"version": number, "name": name, "digest": digest(name)}
+        connection.execute(statement("insert_migration", schema), recorded)
+    connection.execute(render("revoke_public", schema))
+    return version
+
+
+def _refuse_foreign(connection: psycopg.Connection, schema: str) -> None:
+    """What somebody else put into the schema would run with the owner's rights."""
+    row = connection.execute(
+        statement("read_foreign_schema", schema), {"schema": schema}
+    ).fetchone()
+    if row is not None:
+        raise SchemaError(
+            f"schema {schema!r} exists already and {row[0]}: name another one (--schema), "
+            f"or drop it if nobody needs it"
+        )
+
+
+def _version(connection: psycopg.Connection, schema: str) -> int:
+    """0 is none; a SchemaError if this code could not have made it so."""
+    # The connection may be a caller's, whose cursors and rows are of another kind.
+    cursor = own_cursor(connection)
+    row = cursor.execute(statement("find_migrations", schema)).fetchone()
+    if row is None or row[0] is None:
+        return 0
+    applied = cursor.execute(statement("read_migrations", schema)).fetchall()
+    version, names = max((row[0] for row in applied), default=0), migrations()
+    if version > len(names):
+        raise SchemaError(_too_new(schema, version, len(names)))
+    for number, name, recorded in applied:
+        if recorded != digest(names[number - 1]):
+            raise SchemaError(
+                f"schema {schema!r} in database {connection.info.dbname!r} was made by another "
+                f"build of cmdbus (its {name} is not this one's): use that build, or, "
+                f'if nobody needs what it holds, run DROP SCHEMA "{schema}" CASCADE there and '
+                f"cmdbus init"
+            )
+    return version
+
+
+def _grant(connection: psycopg.Connection, schema: str, kind: str, role: str) -> None:
+    if kind not in ROLES:
+        raise ValueError(f"there is no kind of role {kind!r}: use one of {', '.join(ROLES)}")
+    quoted = psycopg.sql.Identifier(role).as_string(connection)
+    try:
+        connection.execute(render(f"grant_{kind}", schema, role=quoted))
+    except psycopg.errors.UndefinedObject:
+        raise SchemaError(
+            f"there is no role {role!r} in the database to grant the rights of a {kind} to: "
+            f"create it first (CREATE ROLE {quoted} LOGIN)"
+        ) from None
+
+
+def _too_new(schema: str, version: int, known: int) -> str:
+    return (
+        f"schema {schema!r} has version {version}, and this code knows versions up to {known}: "
+        f"the database was upgraded by a newer cmdbus; upgrade this one"
+    )

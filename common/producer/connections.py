@@ -1,0 +1,240 @@
+"""The producer's connections: a small pool, opened when it is first needed, in each
+process anew, and a second try for a call whose connection turns out to be dead."""
+
+import os
+import shlex
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
+
+from cmdbus.database import dsn as dsns
+from cmdbus.database import schema as schemas
+from cmdbus.database.adapters import own_cursor
+from cmdbus.database.connect_errors import is_read_only
+from cmdbus.database.pool import SessionPool
+from cmdbus.database.sentences import primary_message
+from cmdbus.database.statements import statement
+from cmdbus.errors import (
+    DatabaseUnavailableError,
+    InvalidOperationError,
+    MissingRightError,
+    SchemaError,
+)
+
+Connection = psycopg.Connection[Any]
+Pool = ConnectionPool[Any]
+T = TypeVar("T")
+
+MAX_CONNECTIONS = 4
+_WAIT_SECONDS = 30.0
+#: Seconds after which all connections but one are closed, if they were not used.
+_IDLE_SECONDS = 600.0
+
+
+class Connections:
+    """Runs work on a connection of its own pool, or of the caller's."""
+
+    def __init__(self, dsn: str | None, pool: Pool | None, schema: str) -> None:
+        if (dsn is None) == (pool is None):
+            raise ValueError("CommandBus needs a DSN or a pool: give exactly one of them")
+        if isinstance(pool, AsyncConnectionPool):
+            raise ValueError("pool must be a psycopg_pool.ConnectionPool, not an asynchronous one")
+        self._schema = schema
+        self._parts = None if dsn is None else _completed(dsn)
+        self._given = pool
+        self._pid = os.getpid()
+        #: By process. Those of others are kept as they are: a fork shares their sockets, and
+        #: closing one here would end the other process's session. The pid is compared at each
+        #: use, because a fork in C, as uWSGI's, runs no hooks.
+        self._pools: dict[int, SessionPool] = {}
+        self._closed = False
+
+    def run(self, work: Callable[[Connection, bool], T], needs: str = "operator") -> T:
+        """`work(connection, again)`, once more on a fresh connection if its own dies. `needs` is
+        the kind of role with the fewest rights that suffice, or "owner".
+
+        The first try may have been carried out before its connection died, or still
+        be on its way: with `again` the work must be harmless then.
+        """
+        pool = self._pool()
+        try:
+            return self._try(pool, work, needs, again=False)
+        except _DiedError:
+            # The others died with it; drained, they are not tried one by one.
+            pool.drain()
+        try:
+            return self._try(pool, work, needs, again=True)
+        except _DiedError as died:
+            raise died.error from None
+
+    def use(
+        self,
+        connection: Connection | None,
+        work: Callable[[Connection, bool], T],
+        needs: str = "operator",
+    ) -> T:
+        """In the caller's transaction, never repeated; without one like `run`."""
+        if connection is None:
+            return self.run(work, needs)
+        try:
+            return work(check_connection(connection), False)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise self._missing_right(error, connection, needs) from None
+
+    def close(self) -> None:
+        self._closed = True
+        pool = self._pools.get(os.getpid())
+        if pool is not None:
+            pool.close()
+
+    def _try(
+        self,
+        pool: Pool | SessionPool,
+        work: Callable[[Connection, bool], T],
+        needs: str,
+        *,
+        again: bool,
+    ) -> T:
+        try:
+            with pool.connection() as connection:
+                try:
+                    return _tell_death(connection, lambda c: work(c, again))
+                except psycopg.errors.InsufficientPrivilege as error:
+                    raise self._missing_right(error, connection, needs) from None
+        except PoolTimeout as error:
+            raise DatabaseUnavailableError(self._why_not(error)) from None
+        except PoolClosed:
+            if self._closed:
+                raise psycopg.OperationalError(_CLOSED) from None
+            raise
+        except (
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.UndefinedFunction,
+            psycopg.errors.InvalidSchemaName,
+        ):
+            with pool.connection() as connection:
+                self._check_schema(connection)
+            raise
+
+    def _missing_right(
+        self, error: psycopg.Error, connection: Connection, needs: str
+    ) -> MissingRightError:
+        role = _role(connection)
+        denied = f"role {role!r} lacks a right ({primary_message(error)})"
+        if needs == "owner":
+            return MissingRightError(f"{denied}: only the owner of schema {self._schema} has it")
+        schema = "" if self._schema == schemas.DEFAULT else f" --schema {self._schema}"
+        grant = f"cmdbus init{schema} --{needs} {shlex.quote(role)}"
+        return MissingRightError(f"{denied}: as the owner of the schema, run {grant}")
+
+    def _check_schema(self, connection: Connection) -> None:
+        try:
+            schemas.check(connection, self._schema)
+        except SchemaError as error:
+            raise error from None  # It says what the driver's error, its context, means.
+
+    def _pool(self) -> Pool | SessionPool:
+        pid = os.getpid()
+        if self._given is not None:
+            if pid != self._pid:
+                raise InvalidOperationError(
+                    f"this CommandBus and its pool were made in process {self._pid}, and this is "
+                    f"process {pid}: two processes cannot share connections, so make both after "
+                    f"the fork, or give the bus a DSN instead of a pool"
+                )
+            pool: Pool | SessionPool = self._given
+        else:
+            # Threads that come together agree on one: setdefault is atomic.
+            pool = self._pools.get(pid) or self._pools.setdefault(pid, self._made())
+        if self._closed:
+            self.close()
+            raise psycopg.OperationalError(_CLOSED)
+        return pool
+
+    def _made(self) -> SessionPool:
+        assert self._parts is not None
+        return SessionPool(
+            partial(_opened, self._parts),
+            max_size=MAX_CONNECTIONS,
+            timeout=_WAIT_SECONDS,
+            max_idle=_IDLE_SECONDS,
+            # A standby that is being promoted lets writes in within seconds.
+            passes=lambda error: is_read_only(str(error)),
+        )
+
+    def _why_not(self, error: PoolTimeout) -> str:
+        if self._given is not None:
+            return f"the pool had no connection to give for {self._given.timeout:g} s"
+        if error.__cause__ is not None:
+            return str(error.__cause__)
+        return (
+            f"all {MAX_CONNECTIONS} connections of this CommandBus were busy for "
+            f"{_WAIT_SECONDS:g} s"
+        )
+
+
+_IDLE = psycopg.pq.TransactionStatus.IDLE
+_ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
+_CLOSED = "this CommandBus is closed"
+
+
+class _DiedError(Exception):
+    def __init__(self, error: psycopg.Error) -> None:
+        self.error = error
+
+
+def _tell_death(connection: Connection, work: Callable[[Connection], T]) -> T:
+    """A _DiedError if the connection is of no more use, whatever its pool."""
+    try:
+        return work(check_connection(connection))
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        # The server has become a standby; another one is the primary now.
+        connection.close()
+        raise _DiedError(error) from None
+    except psycopg.OperationalError as error:
+        # Nor can anything be sent to a session whose answer was left half-read.
+        if connection.closed or connection.info.transaction_status is _ACTIVE:
+            connection.close()
+            raise _DiedError(error) from None
+        raise
+
+
+def check_connection(connection: Connection) -> Connection:
+    """With SQL_ASCII the driver returns bytes, and nothing that is read means anything."""
+    if not isinstance(connection, psycopg.Connection):
+        kind = type(connection)
+        raise ValueError(
+            f"connection must be a psycopg.Connection (psycopg 3), not {kind.__module__}."
+            f"{kind.__qualname__}: common/README.md shows how to get it from Django and SQLAlchemy"
+        )
+    if connection.info.encoding == "ascii":
+        raise ValueError(
+            "the connection's client_encoding is SQL_ASCII: make it with client_encoding=UTF8"
+        )
+    return connection
+
+
+def _role(connection: Connection) -> str:
+    """Whose rights count; within a transaction, which has failed, the one that logged in."""
+    if connection.info.transaction_status is _IDLE:
+        for (role,) in own_cursor(connection).execute(statement("read_role", schemas.DEFAULT)):
+            return str(role)
+    return connection.info.user
+
+
+def _opened(parts: dsns.Parts, within: float) -> Connection:
+    """A pooler may give each transaction to another session, which does not know what was
+    prepared in the one before, or worse, has prepared something else by that name. It is
+    recognised by the pid that it invents for its clients."""
+    connection = dsns.connect(parts, within)
+    [[pid]] = connection.execute(statement("read_pid", "cmdbus")).fetchall()
+    if pid != connection.info.backend_pid:
+        connection.prepare_threshold = None
+    return connection
+
+
+def _completed(dsn: str) -> dsns.Parts:
+    return dsns.complete_producers(dsns.parse(dsn))

@@ -1,0 +1,309 @@
+"""The operator's side of the bus: commands that failed for good and wait for a person.
+
+Whoever resolves one says who they are, and the audit trail keeps it together with what
+became of the command.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from cmdbus.checks import (
+    check_aware,
+    check_id,
+    check_name,
+    check_operator,
+    check_text,
+    check_whole,
+)
+from cmdbus.data import MAX_BYTES, encode
+from cmdbus.errors import CommandNotFoundError, InvalidOperationError
+from cmdbus.producer.connections import Connection, Connections
+from cmdbus.producer.records import Status, TroubleCount, TroubleRecord
+from cmdbus.producer.steering import BATCH_BYTES
+from cmdbus.producer.store import ResolvedBatch, Store
+
+#: Commands in one transaction, when many are resolved at once.
+BATCH = 200
+
+
+class Action(StrEnum):
+    RETRY = "RETRY"
+    CANCEL = "CANCEL"
+    COMPLETE = "COMPLETE"
+
+
+_DONE = {Action.RETRY: "retried", Action.CANCEL: "canceled", Action.COMPLETE: "completed"}
+
+
+class Troubleshooting:
+    """`CommandBus.troubleshooting`.
+
+    `operator` and `reason` go into the audit trail of each command.
+
+    `since` (inclusive) and `until` (exclusive) are about when commands came here. The
+    calls whose names end in `_all` resolve what meets every given condition when they
+    begin, the oldest first, and return how many; what another operator has in hand is
+    left to them. Without `connection=` each 200 are a transaction of their own.
+    """
+
+    def __init__(
+        self, store: Store, connections: Connections, *, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._store = store
+        self._connections = connections
+        self._max_bytes = max_bytes
+
+    def list(
+        self,
+        domain: str | None = None,
+        type: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        *,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        connection: Connection | None = None,
+    ) -> list[TroubleRecord]:
+        """What waits here and meets every given condition (`domain`, `type`, `error_code`,
+        `since`, `until`), the latest to come first: at most `limit`, after leaving out
+        `offset`."""
+        conditions: dict[str, object] = {
+            **_conditions(domain, type, error_code, since, until),
+            "limit": check_whole("limit", limit, 1),
+            "offset": check_whole("offset", offset, 0),
+        }
+        return self._connections.use(
+            connection, lambda c, again: self._store.trouble(c, conditions)
+        )
+
+    def count(
+        self,
+        domain: str | None = None,
+        type: str | None = None,
+        *,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """How many commands `list` with the same `domain`, `type`, `error_code`, `since` and
+        `until` would return without a limit."""
+        conditions = _conditions(domain, type, error_code, since, until)
+        return self._connections.use(
+            connection, lambda c, again: self._store.count_trouble(c, conditions)
+        )
+
+    def summary(
+        self,
+        domain: str | None = None,
+        type: str | None = None,
+        limit: int = 100,
+        *,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        connection: Connection | None = None,
+    ) -> Sequence[TroubleCount]:
+        """Counts of what waits here and meets every given condition (`domain`, `type`,
+        `error_code`, `since`, `until`), by domain, type and error: the `limit` most frequent."""
+        conditions = _conditions(domain, type, error_code, since, until)
+        conditions["limit"] = check_whole("limit", limit, 1)
+        return self._connections.use(
+            connection, lambda c, again: self._store.summarize_trouble(c, conditions), "monitor"
+        )
+
+    def retry(
+        self,
+        domain: str,
+        command_id: UUID | str,
+        *,
+        operator: str,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """The command `command_id` of `domain` waits for a worker again, as if it had never
+        been tried. `operator` says who decided that, and `reason` why.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that is not in troubleshooting.
+        """
+        said = _said(operator, reason)
+        self._resolve(Action.RETRY, domain, command_id, said, connection)
+
+    def cancel(
+        self,
+        domain: str,
+        command_id: UUID | str,
+        *,
+        operator: str,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """The command `command_id` of `domain` is CANCELED; the reply, where one was asked for,
+        has the `reason`. `operator` says who decided that.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that is not in troubleshooting.
+        """
+        said = _said(operator, reason)
+        self._resolve(Action.CANCEL, domain, command_id, said, connection)
+
+    def complete(
+        self,
+        domain: str,
+        command_id: UUID | str,
+        *,
+        operator: str,
+        result: Any = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """The command `command_id` of `domain` is COMPLETED, done by other means; its reply
+        says SUCCESS with `result`, any JSON value. `operator` says who decided that, and
+        `reason` why.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that is not in troubleshooting.
+        """
+        said = {**_said(operator, reason), "result": self._encoded(result)}
+        self._resolve(Action.COMPLETE, domain, command_id, said, connection)
+
+    def retry_all(
+        self,
+        domain: str | None = None,
+        type: str | None = None,
+        *,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        operator: str,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """Does what `retry` does to all that meet every given condition (`domain`, `type`,
+        `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
+        `operator` and `reason`; returns how many."""
+        conditions = _conditions(domain, type, error_code, since, until)
+        said = _said(operator, reason)
+        return self._resolve_all(Action.RETRY, conditions, limit, said, connection)
+
+    def cancel_all(
+        self,
+        domain: str | None = None,
+        type: str | None = None,
+        *,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        operator: str,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """Does what `cancel` does to all that meet every given condition (`domain`, `type`,
+        `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
+        `operator` and `reason`; returns how many."""
+        conditions = _conditions(domain, type, error_code, since, until)
+        said = _said(operator, reason)
+        return self._resolve_all(Action.CANCEL, conditions, limit, said, connection)
+
+    def complete_all(
+        self,
+        domain: str | None = None,
+        type: str | None = None,
+        *,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        operator: str,
+        result: Any = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """Does what `complete` does, with `result` for each, to all that meet every given
+        condition (`domain`, `type`, `error_code`, `since`, `until`), to the `limit` oldest
+        where one is given, for `operator` and `reason`; returns how many."""
+        conditions = _conditions(domain, type, error_code, since, until)
+        said = {**_said(operator, reason), "result": self._encoded(result)}
+        return self._resolve_all(Action.COMPLETE, conditions, limit, said, connection)
+
+    def _resolve(
+        self,
+        action: Action,
+        domain: str,
+        command_id: UUID | str,
+        said: dict[str, object],
+        connection: Connection | None,
+    ) -> None:
+        check_name("domain", domain)
+        id_ = check_id("command_id", command_id)
+        key: dict[str, object] = {"action": action.value, "domain": domain, "command_id": id_}
+        was = self._connections.use(
+            connection, lambda c, again: self._store.resolve(c, {**key, **said, "again": again})
+        )
+        if was is None:
+            raise CommandNotFoundError(domain, id_)
+        if was != Status.IN_TROUBLESHOOTING_QUEUE:
+            raise InvalidOperationError(
+                f"command {id_} of domain {domain!r} cannot be {_DONE[action]}: it is {was}, "
+                f"and not in the troubleshooting queue"
+            )
+
+    def _resolve_all(
+        self,
+        action: Action,
+        conditions: dict[str, object],
+        limit: int | None,
+        said: dict[str, object],
+        connection: Connection | None,
+    ) -> int:
+        left = float("inf") if limit is None else check_whole("limit", limit, 1)
+        total = 0
+        while True:
+            limits = {"count": int(min(BATCH, left)), "bytes": BATCH_BYTES}
+            batch = {"action": action.value, **limits, **conditions, **said}
+            done = self._connections.use(connection, partial(self._resolve_batch, batch))
+            total, left = total + done.resolved, left - done.resolved
+            if done.last is None or left <= 0:
+                return total
+            conditions = {**conditions, "since": done.last, "until": done.before}
+
+    def _resolve_batch(
+        self, batch: dict[str, object], connection: Connection, again: bool
+    ) -> ResolvedBatch:
+        # Repeated, it takes those that the first try did not: only the count may miss some.
+        return self._store.resolve_batch(connection, batch)
+
+    def _encoded(self, result: object) -> str:
+        return encode(result, what="result", max_bytes=self._max_bytes)
+
+
+def _conditions(
+    domain: str | None,
+    type: str | None,
+    error_code: str | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> dict[str, object]:
+    return {
+        "domain": None if domain is None else check_name("domain", domain),
+        "type": None if type is None else check_name("type", type),
+        "error_code": check_text("error_code", error_code),
+        "since": check_aware("since", since),
+        "until": check_aware("until", until),
+    }
+
+
+def _said(operator: str, reason: str | None) -> dict[str, object]:
+    return {
+        "operator": check_operator(operator),
+        "reason": check_text("reason", reason),
+        "result": None,
+    }

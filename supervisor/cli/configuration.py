@@ -1,0 +1,245 @@
+"""What a supervisor is told, by options, by the environment and by a file, and by which."""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cmdbus.checks import check_schema
+from cmdbus.errors import CmdbusError
+from cmdbus.settings import Settings
+from cmdbus.supervisor.cli.options import DSN_FROM, SETTINGS_FILE, origin
+from cmdbus.supervisor.cli.parameters import read_text
+from cmdbus.timeouts import Timeouts
+
+#: Of the working directory, the two that may hold settings.
+_OWN, _SHARED = "cmdbus.toml", "pyproject.toml"
+_MAX_BYTES = 1024**2
+_RUNGS = {
+    "statement": "statement_timeout",
+    "pool": "pool_timeout",
+    "lease": "visibility_timeout",
+    "thread": "thread_timeout",
+    "watchdog": "watchdog_timeout",
+}
+_WITHOUT = {
+    "app": "none; where no database is named either, the demo",
+    "dsn": "none; an embedded PostgreSQL",
+    "runtime_dir": "the first usual place",
+}
+_POLL_INTERVAL = {"notify": 60.0, "poll": 1.0}
+
+
+class LadderError(CmdbusError):
+    """The timeouts do not form a ladder; the text names the options."""
+
+
+class NoDatabaseError(CmdbusError):
+    """There is an app and no database: perhaps a mistyped deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting for people to read, and where it comes from."""
+
+    name: str
+    value: str
+    source: str
+    #: For JSON: as `value`, but numbers and switches as such, and None for what is off.
+    plain: str | float | bool | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        return {"name": self.name, "value": self.plain, "source": self.source}
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The settings, with where each comes from. Entries hold no secret."""
+
+    settings: Settings
+    entries: tuple[Entry, ...]
+
+
+def read(context: click.Context) -> dict[str, Any]:
+    """The file's values by the names of parameters; a UsageError says what is wrong with it."""
+    file, table = _found(context)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        option = _option(context, file, key)
+        assert option.name
+        if option.name in values:
+            raise click.UsageError(f"{file} has {_dashed(option.name)!r} twice.", context)
+        values[option.name] = _text(context, f"{file}: {key!r}", option, value)
+    return values
+
+
+def read_some(context: click.Context, names: Set[str], flags: Set[str]) -> dict[str, str | bool]:
+    """The file's values of these names, which are text, and of these flags; ignores others."""
+    file, table = _found(context)
+    given = {key.replace("-", "_"): value for key, value in table.items()}
+    for name in (names | flags) & given.keys():
+        kind, noun = (str, "a string") if name in names else (bool, "true or false")
+        if not isinstance(given[name], kind):
+            raise click.UsageError(f"{file}: {_dashed(name)!r} must be {noun}.", context)
+    return {name: given[name] for name in names | flags if name in given}
+
+
+def configured(context: click.Context) -> Configured:
+    """What the context's options, checked one by one, mean together."""
+    given = dict(context.params)
+    if given["poll_interval"] is None:
+        given["poll_interval"] = _POLL_INTERVAL[given["wake"]]
+    try:
+        check_schema(given["schema"])
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", context, param_hint="--schema") from None
+    if given["app"] is not None and given["dsn"] is None and not given["embedded"]:
+        raise NoDatabaseError(
+            f"{given['app']} has no database: name it with --dsn-file, --dsn, CMDBUS_DSN or "
+            f"DATABASE_URL; --embedded runs a private PostgreSQL on this machine, for development"
+        )
+    settings = Settings(
+        timeouts=_ladder(given),
+        domains=tuple(dict.fromkeys(given["domain"])),
+        listen=given["wake"] == "notify",
+        wake_jitter_ms=given["wake_jitter"],
+        max_rss_bytes=given["max_rss"],
+        claim_bytes=given["claim_bytes"],
+        **{name: given[name] for name in _PLAIN},
+    )
+    return Configured(settings, tuple(_entries(context, given)))
+
+
+_PLAIN = (
+    "app",
+    "dsn",
+    "schema",
+    "procs",
+    "threads",
+    "poll_interval",
+    "drain_timeout",
+    "max_commands",
+    "max_age",
+    "http",
+    "name",
+    "runtime_dir",
+    "log_format",
+    "log_level",
+    "drain",
+)
+
+
+def _found(context: click.Context) -> tuple[str, dict[str, Any]]:
+    """The file that has settings, and these; nothing if none has."""
+    found = [(name, table) for name in (_OWN, _SHARED) if (table := _table(name)) is not None]
+    if len(found) > 1:
+        raise click.UsageError(
+            f"settings are in both {_OWN} and [tool.cmdbus] of {_SHARED}: keep them in one.",
+            context,
+        )
+    for file, table in found:
+        context.meta[SETTINGS_FILE] = file
+        return file, table
+    return "", {}
+
+
+def _table(name: str) -> dict[str, Any] | None:
+    """The file's settings; None where there is no such file, or nothing for us in it."""
+    try:
+        with Path(name).open("rb") as file:
+            document = tomllib.loads(read_text(file, _MAX_BYTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise click.UsageError(f"cannot read {name}: {error.strerror}.") from None
+    except ValueError as error:
+        raise click.UsageError(f"{name} is not valid TOML: {error}.") from None
+    tools = document.get("tool", {})
+    table = tools.get("cmdbus") if isinstance(tools, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise click.UsageError(f"tool.cmdbus in {name} must be a table: [tool.cmdbus].")
+    if name == _SHARED or (table is not None and document.keys() == {"tool"}):
+        return table
+    if table is not None:
+        raise click.UsageError(f"{name} has settings in [tool.cmdbus] and above: keep one of them.")
+    return document
+
+
+def _option(context: click.Context, file: str, key: str) -> click.Option:
+    options = {
+        option.name: option
+        for option in context.command.params
+        if isinstance(option, click.Option) and option.name not in ("help", "version")
+    }
+    if option := options.get(key.replace("-", "_")):
+        return option
+    names = sorted(_dashed(name) for name in options if name)
+    near = difflib.get_close_matches(_dashed(key), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."
+    raise click.UsageError(f"{file} has {key!r}, which is no setting: {hint}", context)
+
+
+def _text(context: click.Context, where: str, option: click.Option, value: object) -> Any:
+    """The value as an option or the environment would give it."""
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise click.UsageError(f"{where} must be true or false.", context)
+        return value
+    if option.multiple:
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, str) for item in items):
+            raise click.UsageError(f"{where} must be a list of strings.", context)
+        return items
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise click.UsageError(f"{where} must be a number or a string.", context)
+    return str(value)
+
+
+def _ladder(given: Mapping[str, Any]) -> Timeouts:
+    try:
+        return Timeouts(**{rung: given[name] for rung, name in _RUNGS.items()})
+    except ValueError as error:
+        text = str(error)
+        for rung, name in _RUNGS.items():
+            text = text.replace(f"{rung} timeout", f"--{_dashed(name)}")
+        raise LadderError(text) from None
+
+
+def _entries(context: click.Context, given: Mapping[str, Any]) -> Iterator[Entry]:
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in given and name != "check":
+            told = context.meta.get(DSN_FROM) if name == "dsn" else None
+            shown = _shown(name, given[name])
+            plain = _plain(given[name], shown)
+            yield Entry(_dashed(name), shown, told or origin(context, parameter), plain)
+
+
+def _plain(value: object, shown: str) -> str | float | bool | None:
+    return value if value is None or isinstance(value, bool | int | float) else shown
+
+
+def _shown(name: str, value: object) -> str:
+    match value:
+        case None:
+            return _WITHOUT.get(name, "off")
+        case _ if name == "dsn":
+            return "(not shown)"
+        case (str(host), int(port)):
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        case tuple():
+            return " ".join(value) or "all that the app handles"
+        case float():
+            return f"{value:g}"
+        case bool():
+            return "yes" if value else "no"
+        case _:
+            return str(value)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")

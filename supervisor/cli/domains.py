@@ -1,0 +1,169 @@
+"""`cmdbus domain`: the settings of domains."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cmdbus.supervisor.cli import parameters
+from cmdbus.supervisor.cli.operators import operator_option, reason_option
+from cmdbus.supervisor.cli.output import show, show_json, show_lines, table
+from cmdbus.supervisor.cli.parameters import parsed
+from cmdbus.supervisor.cli.session import Mistake, check_known, with_bus
+
+if TYPE_CHECKING:
+    from cmdbus.producer.bus import CommandBus
+    from cmdbus.producer.records import DomainRecord
+
+_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "KEEP")
+
+
+@click.group(help="Show and change the settings of domains.")
+def domain() -> None:
+    pass
+
+
+@domain.command(
+    "list",
+    help="""Show every domain that has settings, or commands that are not finished.
+
+    \b
+    Examples:
+      cmdbus domain list
+    """,
+)
+@with_bus
+def list_(bus: "CommandBus", as_json: bool) -> None:
+    found = bus.domains()
+    if as_json:
+        show_json({"domains": [asdict(record) for record in found]})
+    elif found:
+        show_lines(table(_HEAD, map(_row, found), left=3))
+    else:
+        show("no domain has settings, or commands that are not finished")
+
+
+@domain.command(
+    "show",
+    help="""Show a domain's settings, and their changes with operator and reason.
+
+    \b
+    Examples:
+      cmdbus domain show payments
+    """,
+)
+@click.argument("named", metavar="DOMAIN")
+@with_bus
+def show_(bus: "CommandBus", as_json: bool, named: str) -> None:
+    _show(bus, as_json, _found(bus, named))
+
+
+@domain.command(
+    help="""Change a domain's settings; those that are not given stay.
+
+    \b
+    Examples:
+      cmdbus domain configure payments --max-depth 10000 --warn-depth 5000
+      cmdbus domain configure payments --keep 30d --reason "audit"
+      cmdbus domain configure payments --closed
+    """,
+)
+@click.argument("named", metavar="DOMAIN")
+@click.option(
+    "--max-depth",
+    metavar="N",
+    callback=parsed(parameters.limit),
+    help="Number of waiting commands from which sends are refused; `none`: no limit.",
+)
+@click.option(
+    "--warn-depth",
+    metavar="N",
+    callback=parsed(parameters.limit),
+    help="Number of waiting commands from which senders log a warning; `none`: never.",
+)
+@click.option(
+    "--keep",
+    metavar="TIME",
+    callback=parsed(parameters.span),
+    help="How long finished commands and their ids stay, like 7d; an id is unique until then.",
+)
+@click.option("--accepting/--closed", default=None, help="Take sends, or refuse them all.")
+@reason_option
+@operator_option
+@with_bus
+def configure(bus: "CommandBus", as_json: bool, named: str, **given: Any) -> None:
+    settings = {key: value for key, value in given.items() if value is not None}
+    for key in ("max_depth", "warn_depth"):
+        if settings.get(key) == parameters.NO_LIMIT:
+            settings[key] = None
+    if not set(settings) - {"operator", "reason"}:
+        raise Mistake(
+            "no setting is given: --max-depth, --warn-depth, --keep, --accepting, --closed"
+        )
+    bus.configure(named, **settings)
+    _show(bus, as_json, _found(bus, named))
+
+
+def _found(bus: "CommandBus", name: str) -> "DomainRecord":
+    found = bus.domains(name)
+    if not found:
+        check_known(bus, name)
+        raise click.ClickException(
+            f"domain {name} has no settings and no commands that are not finished: "
+            f"cmdbus domain list shows those that have"
+        )
+    return found[0]
+
+
+def _show(bus: "CommandBus", as_json: bool, record: "DomainRecord") -> None:
+    audit = bus.domain_audit(record.domain)
+    if as_json:
+        show_json({**asdict(record), "audit": [asdict(event) for event in audit]})
+        return
+    show(record.domain)
+    for name, value in _facts(record):
+        show(f"  {name:<10}  {value}")
+    if audit:
+        show_lines(["", "audit"])
+    for event in audit:
+        show_lines(f"  {line}" for line in str(event).split("\n"))
+
+
+def _row(record: "DomainRecord") -> tuple[object, ...]:
+    return (
+        record.domain,
+        "accepted" if record.accepting else "refused",
+        "paused" if record.paused else "active",
+        record.all.ready + record.all.scheduled,
+        "-" if record.warn_depth is None else record.warn_depth,
+        "-" if record.max_depth is None else record.max_depth,
+        _kept(record.keep),
+    )
+
+
+def _facts(record: "DomainRecord") -> Iterator[tuple[str, object]]:
+    yield "accepting", "yes" if record.accepting else "no: sends are refused"
+    yield "paused", f"yes: cmdbus resume {record.domain}" if record.paused else "no"
+    yield "max depth", "none" if record.max_depth is None else record.max_depth
+    yield "warn depth", _warned(record)
+    yield "keep", f"{_kept(record.keep)} after they finish, commands and their ids are removed"
+    yield "depth", record.all.ready + record.all.scheduled
+
+
+def _warned(record: "DomainRecord") -> str:
+    if record.warn_depth is None:
+        return "none"
+    if record.max_depth is None or record.warn_depth <= record.max_depth:
+        return str(record.warn_depth)
+    return f"{record.warn_depth}: never reached, as sends are refused from {record.max_depth}"
+
+
+def _kept(keep: timedelta) -> str:
+    """Exact, in the largest unit that divides it: 7d, 36h, 90s."""
+    seconds = keep.total_seconds()
+    for unit, letter in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds and seconds % unit == 0:
+            return f"{seconds / unit:.0f}{letter}"
+    return f"{seconds:g}s"

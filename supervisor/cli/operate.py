@@ -1,0 +1,123 @@
+"""The operator's command, `cmdbus`. Each sub-command imports what it needs.
+
+Exit codes: 0 done, 1 it could not be done (one sentence on stderr), 2 usage.
+"""
+
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from cmdbus.checks import check_schema
+from cmdbus.logs import set_up_for_terminal
+from cmdbus.supervisor.cli.commands import get, list_, send
+from cmdbus.supervisor.cli.configuration import read_some
+from cmdbus.supervisor.cli.domains import domain
+from cmdbus.supervisor.cli.options import RedactingGroup, database_options
+from cmdbus.supervisor.cli.output import show, show_json, show_lines
+from cmdbus.supervisor.cli.ps import ps
+from cmdbus.supervisor.cli.queues import pause, resume, status
+from cmdbus.supervisor.cli.session import database, ignored_options, json_option, sentences
+from cmdbus.supervisor.cli.troubleshoot import tsq
+from cmdbus.supervisor.cli.waiting import cancel, reschedule
+
+_OF_THE_FILE = frozenset({"dsn", "dsn_file", "schema", "runtime_dir", "name"})
+_FLAGS_OF_THE_FILE = frozenset({"embedded"})
+
+
+@click.group(
+    cls=RedactingGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Operate a cmdbus: a command bus on PostgreSQL.
+
+    \b
+    Exit codes: 0 done; 1 it could not be done, and stderr says why; 2 usage.
+    """,
+)
+@click.version_option(package_name="cmdbus")
+@click.pass_context
+def main(context: click.Context) -> None:
+    if os.environ.get("NO_COLOR"):
+        context.color = False
+    # Beside the supervisor's settings file, its database and its board are meant.
+    context.default_map = _for_all(main, read_some(context, _OF_THE_FILE, _FLAGS_OF_THE_FILE))
+    set_up_for_terminal("info")
+
+
+@main.command(
+    context_settings={"ignore_unknown_options": True},
+    help="""Look whether a supervisor could start here: app, database, timeouts, connections.
+
+    Takes the options of cmdbus-supervise, its environment and its file; exits with 0 or 3.
+
+    \b
+    Examples:
+      cmdbus check --app shop.handlers:registry --dsn-file /etc/shop/dsn --procs 4
+      cmdbus check --json
+    """,
+)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@json_option
+def check(options: tuple[str, ...], as_json: bool) -> None:
+    from cmdbus.supervisor.cli.supervise import look
+    from cmdbus.supervisor.cli.supervise import main as supervise
+
+    with supervise.make_context("cmdbus check", list(options)) as context:
+        sys.exit(look(context, as_json=as_json))
+
+
+@main.command(
+    help="""Create the schema or upgrade it; safe to run again, and by many at once.
+
+    \b
+    Examples:
+      cmdbus init --dsn postgresql://localhost/shop
+      cmdbus init --dsn-file /etc/shop/dsn --producer web --worker fleet
+    """,
+)
+@database_options
+@click.option("--worker", metavar="ROLE", multiple=True, help="Grant ROLE a worker's rights.")
+@click.option("--producer", metavar="ROLE", multiple=True, help="Grant ROLE a producer's rights.")
+@click.option("--operator", metavar="ROLE", multiple=True, help="Grant ROLE an operator's rights.")
+@click.option("--monitor", metavar="ROLE", multiple=True, help="Grant ROLE a monitor's rights.")
+@json_option
+@ignored_options("--runtime-dir", "--name")
+def init(
+    dsn: str | None,
+    embedded: bool,
+    schema: str,
+    worker: tuple[str, ...],
+    producer: tuple[str, ...],
+    operator: tuple[str, ...],
+    monitor: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    from cmdbus.database.schema import install
+    from cmdbus.database.sentences import in_one_sentence
+
+    grants = {"worker": worker, "producer": producer, "operator": operator, "monitor": monitor}
+    with sentences():
+        check_schema(schema)
+    with sentences(), in_one_sentence(), database(dsn, embedded=embedded, schema=None) as where:
+        done = install(where, schema, grants=grants)
+    granted = {kind: roles for kind, roles in grants.items() if roles}
+    if as_json:
+        show_json({"schema": schema, **asdict(done), "grants": granted})
+    else:
+        change = {0: "installed", done.after: "up to date"}.get(done.before, "upgraded")
+        show(f"schema {schema}: {change}, version {done.after}, in {done.database}")
+        for kind, roles in granted.items():
+            show_lines(f"{role}: has the rights of a role of kind {kind}" for role in roles)
+
+
+def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any]:
+    return {
+        name: _for_all(command, values) if isinstance(command, click.Group) else values
+        for name, command in group.commands.items()
+    }
+
+
+for command in (send, get, list_, cancel, reschedule, status, domain, pause, resume, tsq, ps):
+    main.add_command(command)

@@ -1,0 +1,111 @@
+"""What the operator's command takes besides text: data, moments, spans of time."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from cmdbus.supervisor.cli.values import duration
+
+#: Twice what a command may hold: data may be written with more space than it takes.
+_MAX_DATA_BYTES = 32 * 1024**2
+
+
+def parsed(
+    parse: Callable[[str], object],
+) -> Callable[[click.Context, click.Parameter, Any], object]:
+    """A callback that makes the value of what was typed, or says what is wrong with it."""
+
+    def callback(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.", context, parameter) from None
+
+    return callback
+
+
+def data(text: str) -> object:
+    """A JSON value: as it stands, - for standard input, or @FILE."""
+    typed = text != "-" and not text.startswith("@")
+    try:
+        return json.loads(_decoded(text) if typed else _read(text))
+    except UnicodeDecodeError:
+        raise ValueError("it is no UTF-8 text") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        hint = " (a string needs its quotes: '\"text\"')" if typed else ""
+        raise ValueError(f"it is not JSON: {error}{hint}") from None
+
+
+def _decoded(text: str) -> str:
+    """In a locale that is not UTF-8 Python leaves bytes of arguments as halves of surrogates."""
+    return os.fsencode(text).decode()
+
+
+def span(text: str) -> timedelta:
+    """Seconds, or a number with a unit."""
+    return timedelta(seconds=duration(text))
+
+
+#: Stands for a limit that is to be taken away; None is an option that was not given.
+NO_LIMIT = 0
+
+
+def limit(text: str) -> int:
+    """A number of commands, or `none`."""
+    if text.lower() == "none":
+        return NO_LIMIT
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise ValueError(f"it must be a whole number from 1 to 999999999, or none, not {text!r}")
+    return int(text)
+
+
+def priority(text: str) -> str | int:
+    """A label, or a number."""
+    return int(text) if text.isascii() and text.isdecimal() else text
+
+
+def moment(text: str) -> datetime:
+    """A date and time with its offset."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"it must be like 2026-12-31T08:00:00+01:00, not {text!r}") from None
+    if time.utcoffset() is None:
+        raise ValueError(f"its offset is missing: {time.isoformat()}Z would be UTC")
+    return time
+
+
+def past(text: str) -> datetime:
+    """A moment, or how long ago."""
+    try:
+        return moment(text)
+    except ValueError as error:
+        if text[-1:].isalpha():
+            with suppress(ValueError, OverflowError):
+                return datetime.now(UTC) - span(text)
+        raise ValueError(f"{error} (2h would be two hours ago)") from None
+
+
+def _read(source: str) -> str:
+    if source == "-":
+        return read_text(sys.stdin.buffer, _MAX_DATA_BYTES)
+    with Path(source[1:]).open("rb") as file:
+        return read_text(file, _MAX_DATA_BYTES)
+
+
+def read_text(file: BinaryIO, most: int) -> str:
+    """A ValueError if it has more than `most` bytes, as a device without an end has."""
+    text = file.read(most + 1)
+    if len(text) > most:
+        raise ValueError(f"it has more than {most} bytes")
+    return text.decode()

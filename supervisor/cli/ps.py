@@ -1,0 +1,150 @@
+"""`cmdbus ps`: what runs where, for how long, from the board; asks nobody.
+
+So it works while the database is away, and when the supervisor is frozen or dead.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from cmdbus.board.board import Board
+from cmdbus.board.pid_state import Presence, presence
+from cmdbus.board.views import BoardView
+from cmdbus.clock import time
+from cmdbus.errors import BoardError
+from cmdbus.supervisor.cli.output import show_json, show_lines
+from cmdbus.supervisor.cli.screen import Look, lines
+from cmdbus.supervisor.cli.session import board_options, ignored_options, json_option, sentences
+from cmdbus.supervisor.pidfile import NameTakenError, check_free, pidfile_path
+from cmdbus.supervisor.runtime import board_path, find_runtime_directory
+
+_EVERY = 1.0
+
+
+@click.command(
+    help="""Show a supervisor's processes and what their threads run.
+
+    STARTS counts the processes that this worker has had, RSS is its resident memory. A
+    thread is running a command, leading (it fetches commands for its process and writes down
+    how others ended), away (it waits for the database) or stuck (given up, another thread
+    has taken its place). FOR is how long it has been doing this, DUE IN when it should be
+    done at the latest. Ids are those of cmdbus get. Exits with 1 if the supervisor is gone.
+
+    \b
+    Examples:
+      cmdbus ps
+      cmdbus ps --watch --name shop
+      cmdbus ps --json | jq '.seats[].slots[] | select(.command_id and .due < 0)'
+    """,
+)
+@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
+@board_options
+@json_option
+@ignored_options("--dsn", "--dsn-file", "--schema")
+def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
+    with sentences():
+        path = board_path(find_runtime_directory(runtime_dir), name)
+        if watch:
+            _watch(path, as_json)
+            return
+        look = _look(path)
+        if as_json:
+            show_json(look.to_dict())
+        else:
+            show_lines(lines(look))
+        if look.is_over:
+            raise BoardError(f"the supervisor {look.view.name!r} is {look.state}")
+
+
+def _watch(path: Path, as_json: bool) -> None:
+    """A new supervisor makes a new board: the path is opened at every look."""
+    before: Look | None = None
+    try:
+        while True:
+            try:
+                look = _look(path)
+            except BoardError as error:
+                before = None
+                _draw([str(error)], {"error": str(error)} if as_json else None)
+            else:
+                _draw(lines(look, before), look.to_dict() if as_json else None)
+                before = look
+            time.sleep(_EVERY)
+    except KeyboardInterrupt:
+        return
+
+
+def _draw(text: Iterable[str], value: dict[str, object] | None) -> None:
+    if value is not None:
+        show_json(value)
+        return
+    click.clear()
+    show_lines([*text, ""])
+
+
+def _look(path: Path) -> Look:
+    if not path.exists():
+        raise BoardError(_missing(path))
+    with closing(Board.open(path)) as board:
+        view = board.snapshot()
+        if not view.this_boot:
+            view = _timeless(view)
+        counters = board.counters()
+    now = time.monotonic_ns()
+    return Look(
+        view=view,
+        now=now,
+        supervisor=_presence(view, now),
+        counters=counters,
+        gone=frozenset(_gone(view)),
+    )
+
+
+def _gone(view: BoardView) -> Iterator[int]:
+    for seat in view.seats:
+        if seat.pid is None:
+            continue
+        if not view.this_boot or presence(seat.pid, seat.since) is Presence.GONE:
+            yield seat.pid
+
+
+def _presence(view: BoardView, now: int) -> Presence:
+    if not view.this_boot or view.pid is None:
+        return Presence.GONE
+    # While it comes back as promised, nobody else can have its number.
+    punctual = view.due is not None and view.due > now
+    return presence(view.pid, None if punctual else view.since)
+
+
+def _missing(path: Path) -> str:
+    try:
+        check_free(pidfile_path(path.parent, path.stem), path.stem)
+    except NameTakenError as taken:
+        return (
+            f"the supervisor {path.stem!r} (pid {taken.pid or 'unknown'}) is starting and has no "
+            f"board yet: its log says what it waits for"
+        )
+    others = sorted(found.stem for found in path.parent.glob("*.board"))
+    hint = (
+        f"it has boards of {', '.join(others)}: choose one with --name"
+        if others
+        else "start cmdbus-supervise, or say where its board is with --runtime-dir"
+    )
+    return f"there is no board of {path.stem!r} in {path.parent}: {hint}"
+
+
+def _timeless(view: BoardView) -> BoardView:
+    """Times of another boot mean nothing."""
+    seats = tuple(
+        replace(
+            seat,
+            since=None,
+            due=None,
+            slots=tuple(replace(slot, since=None, due=None) for slot in seat.slots),
+        )
+        for seat in view.seats
+    )
+    return replace(view, since=None, due=None, seats=seats)

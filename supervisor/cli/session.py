@@ -1,0 +1,176 @@
+"""How a sub-command of `cmdbus` gets its bus, and how it fails: in one sentence."""
+
+import difflib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cmdbus.checks import check_schema
+from cmdbus.counting import count_of
+from cmdbus.errors import CmdbusError, MissingRightError
+from cmdbus.supervisor.cli.options import database_options
+from cmdbus.supervisor.embedded_schema import install_embedded
+
+if TYPE_CHECKING:
+    from cmdbus.embedded import EmbeddedPostgres
+    from cmdbus.producer.bus import CommandBus
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Mistake(click.ClickException):
+    """What was asked for makes no sense; like wrong usage, without its lines."""
+
+    exit_code = 2
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Expected errors are one sentence, without a traceback."""
+    try:
+        yield
+    except ValueError as error:
+        raise Mistake(str(error)) from None
+    except CmdbusError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@contextmanager
+def database(dsn: str | None, *, embedded: bool, schema: str | None) -> Iterator[str]:
+    """The DSN to use. Without one it is that of the embedded server, if it is running;
+    only with `embedded` is it started, and gets the `schema`, unless that is None."""
+    if dsn is not None:
+        yield dsn
+        return
+    server = _embedded_server(start=embedded)
+    try:
+        if embedded and schema is not None:
+            install_embedded(server.dsn, schema, server.directory)
+        yield server.dsn
+    finally:
+        server.close()
+
+
+def _embedded_server(*, start: bool) -> "EmbeddedPostgres":
+    from cmdbus.embedded import EmbeddedError, EmbeddedPostgres
+
+    try:
+        server = EmbeddedPostgres()
+    except EmbeddedError:  # without PostgreSQL's programs none is running
+        if start:
+            raise
+        raise _without_database() from None
+    if start:
+        server.start()
+    elif not server.join():
+        raise _without_database()
+    return server
+
+
+def _without_database() -> Mistake:
+    return Mistake(
+        "no database is named, and no embedded PostgreSQL is running here: give --dsn-file, "
+        "--dsn, CMDBUS_DSN or DATABASE_URL, or start an embedded one with --embedded"
+    )
+
+
+@contextmanager
+def opened(dsn: str | None, schema: str, *, embedded: bool) -> "Iterator[CommandBus]":
+    from cmdbus.database.sentences import in_one_sentence
+    from cmdbus.producer.bus import CommandBus
+
+    with sentences():
+        check_schema(schema)
+    with (
+        sentences(),
+        in_one_sentence(),
+        database(dsn, embedded=embedded, schema=schema) as where,
+        CommandBus(where, schema=schema) as bus,
+    ):
+        yield bus
+
+
+def check_known(bus: "CommandBus", domain: str) -> None:
+    """Refuses a domain that has no settings and no kept command; a monitor's role, which cannot
+    list commands, is shown it as empty."""
+    try:
+        if bus.domains(domain) or bus.query(domain, limit=1):
+            return
+    except MissingRightError:
+        return
+    names = [record.domain for record in bus.domains()]
+    close = difflib.get_close_matches(domain, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else "cmdbus domain list shows those that exist"
+    raise click.ClickException(
+        f"domain {domain} has no settings, and no command was ever sent to it or none is kept: "
+        f"{hint}"
+    )
+
+
+def confirm(verb: str, done: str, count: int, which: str) -> None:
+    """Asks before `count` commands are changed; `done` is the participle of `verb`. Without a
+    terminal there is no answer to wait for."""
+    if not count:
+        return
+    if not sys.stdin.isatty():
+        raise Mistake(
+            f"{count_of(count)} would be {done}, and there is no terminal to ask at: add --yes if "
+            f"that is meant"
+        )
+    click.confirm(f"{verb} {count_of(count)} ({which})?", abort=True, err=True)
+
+
+def json_option(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+
+
+def board_options(command: F) -> F:
+    """--runtime-dir and --name."""
+    name = click.option(
+        "--name",
+        default="cmdbus",
+        show_default=True,
+        envvar="CMDBUS_NAME",
+        show_envvar=True,
+        help="The supervisor's name.",
+    )
+    directory = click.option(
+        "--runtime-dir",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        envvar="CMDBUS_RUNTIME_DIR",
+        show_envvar=True,
+        help="Where its board is. Without: the first usual place.",
+    )
+    return directory(name(command))
+
+
+def ignored_options(*names: str) -> Callable[[F], F]:
+    """Those that every command takes, for one that has no use for them."""
+
+    def decorate(command: F) -> F:
+        for name in names:
+            text = "No effect here: every command takes it."
+            command = click.option(name, metavar="TEXT", expose_value=False, help=text)(command)
+        return command
+
+    return decorate
+
+
+def with_bus(command: F) -> F:
+    """Gives a command, as its first two arguments, the bus and whether to print JSON."""
+
+    @database_options
+    @json_option
+    @ignored_options("--runtime-dir", "--name")
+    @functools.wraps(command)
+    def run(dsn: str | None, embedded: bool, schema: str, as_json: bool, **arguments: Any) -> None:
+        with opened(dsn, schema, embedded=embedded) as bus:
+            command(bus, as_json, **arguments)
+
+    return run  # type: ignore[return-value]  # what click calls takes only names

@@ -1,0 +1,135 @@
+"""The user's handlers, found by MODULE:REGISTRY. Runs the user's code: only in children."""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from cmdbus.errors import AppError
+from cmdbus.registry import HandlerRegistry
+from cmdbus.worker.monkey_patches import patched
+
+_APP = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<path>\w+(\.\w+)*)")
+_FILE = re.compile(r"(?:\./)?(?P<module>\w+(/\w+)*)\.py(?::(?P<path>.*))?")
+
+
+def load(app: str | None) -> HandlerRegistry:
+    """The registry, or what a callable without arguments in its place returns.
+
+    An AppError says in a sentence or two what was not found, and the nearest name.
+    """
+    if app is None:
+        raise AppError(
+            "there are no handlers to run: name them with --app MODULE:REGISTRY "
+            "(the demo runs where no database is named either)"
+        )
+    found = _APP.fullmatch(app)
+    if not found:
+        raise AppError(f"the app must be MODULE:REGISTRY, {_suggested(app)}, not {app!r:.200}")
+    value = _attribute(_module(found["module"]), found["module"], found["path"])
+    if not isinstance(value, HandlerRegistry) and callable(value):
+        value = _made(app, value)
+    if sentence := patched():
+        raise AppError(sentence)
+    if not isinstance(value, HandlerRegistry):
+        raise AppError(f"{app} is of type {type(value).__name__}, and must be a HandlerRegistry")
+    if not len(value):
+        raise AppError(
+            f"{app} has no handlers: the modules that register them must be imported, too"
+        )
+    return value
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """`: did you mean 'x'?`, or nothing."""
+    near = difflib.get_close_matches(name, sorted(names), n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def _suggested(app: str) -> str:
+    found = _FILE.fullmatch(app)
+    module = found["module"].replace("/", ".") if found else "shop.handlers"
+    return f"for example {module}:{(found and found['path']) or 'registry'}"
+
+
+def _module(name: str) -> Any:
+    try:
+        working = str(Path.cwd())
+    except OSError as error:
+        raise AppError(
+            f"{name} cannot be imported: the working directory of this process is gone "
+            f"({error.strerror}); start it in one that exists"
+        ) from None
+    if working not in sys.path:
+        sys.path.insert(0, working)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing != name and not name.startswith(f"{missing}."):
+            raise _failed(f"importing {name}", error) from error
+        parent = missing.rpartition(".")[0]
+        inside = f"in {parent}" if parent else f"in {working} or where Python looks"
+        near = did_you_mean(missing, _neighbours(parent))
+        raise AppError(f"there is no module {missing!r} {inside}{near}") from None
+    except (Exception, SystemExit) as error:
+        raise _failed(f"importing {name}", error) from error
+
+
+def _neighbours(parent: str) -> list[str]:
+    places = getattr(sys.modules.get(parent), "__path__", []) if parent else None
+    prefix = f"{parent}." if parent else ""
+    return [prefix + module.name for module in pkgutil.iter_modules(places)]
+
+
+def _attribute(module: Any, name: str, path: str) -> Any:
+    value, reached = module, f"module {name!r}"
+    for part in path.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            near = did_you_mean(part, dir(value)) or _registries(value)
+            raise AppError(f"{reached} has no {part!r}{near}") from None
+        reached = f"{reached}.{part}" if ":" in reached else f"{name}:{part}"
+    return value
+
+
+def _registries(value: object) -> str:
+    held = getattr(value, "__dict__", {})
+    names = [name for name, each in held.items() if isinstance(each, HandlerRegistry)]
+    return f": its registries are {', '.join(names)}" if names else ""
+
+
+def _made(app: str, factory: Callable[[], object]) -> object:
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise AppError(f"{app} is called without arguments to make the registry: {error}") from None
+    except ValueError:
+        pass  # Some builtins have no signature.
+    try:
+        made = factory()
+    except (Exception, SystemExit) as error:
+        raise _failed(f"calling {app}", error) from error
+    if inspect.iscoroutine(made):
+        made.close()
+        raise AppError(f"{app} is async: make it an ordinary function")
+    return made
+
+
+def _failed(what: str, error: BaseException) -> AppError:
+    """With the traceback, from the user's code on."""
+    told = traceback.TracebackException.from_exception(error)
+    theirs = [frame for frame in told.stack if not _is_ours(frame.filename)]
+    told.stack = traceback.StackSummary.from_list(theirs)
+    return AppError(f"{what} failed:\n{''.join(told.format()).rstrip()}")
+
+
+def _is_ours(filename: str) -> bool:
+    return filename in (__file__, importlib.__file__) or filename.startswith("<frozen importlib")

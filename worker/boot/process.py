@@ -1,0 +1,168 @@
+"""The mains of a fleet's processes: built only after the fork, left by order.
+
+Orders come as signals: TERM says that the board has a time by which to have left; USR2
+writes every thread's stack, also while the GIL is held.
+"""
+
+import faulthandler
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Thread
+
+from cmdbus.board.node import Node
+from cmdbus.clock import time
+from cmdbus.errors import CmdbusError, DatabaseUnavailableError
+from cmdbus.exits import Exit, lacks_room
+from cmdbus.logs import protect
+from cmdbus.registry import HandlerRegistry
+from cmdbus.settings import Settings
+from cmdbus.timeouts import BOOT_SECONDS
+from cmdbus.worker.boot.app import load
+from cmdbus.worker.probes.endpoints import answering
+from cmdbus.worker.steward.steward import Steward
+from cmdbus.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+_STDERR = 2
+
+
+def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
+    """Runs commands until it is told to leave. `unblock` lets signals come."""
+    descriptor = enter(node, stacks)
+    try:
+        worker = _worker(settings, node, _load(settings, descriptor))
+    except (CmdbusError, ValueError) as error:
+        logger.error("%s", error)
+        return Exit.CANNOT_START
+    # What the application has brought stays: no collection looks through it again (600,000
+    # objects took 90 ms, in which no thread runs).
+    gc.freeze()
+    stop = _Stop(node, settings, worker.leave)
+    unblock()
+    try:
+        worker.run()
+    except DatabaseUnavailableError:
+        return stop.code(Exit.DONE)  # told to leave while it waited for the database
+    except RuntimeError as error:
+        if lacks_room(error):
+            return Exit.NO_ROOM
+        raise
+    except CmdbusError as error:
+        logger.error("%s", error)
+        return Exit.CANNOT_START
+    return stop.code(Exit.UNFINISHED if worker.abandoned else Exit.DONE)
+
+
+def run_steward(
+    settings: Settings,
+    node: Node,
+    stacks: Path,
+    unblock: Callable[[], None],
+) -> Exit:
+    """What the node's steward does; see steward.py. Probes are answered before the application
+    is imported, which may take long."""
+    descriptor = enter(node, stacks)
+    try:
+        with answering(settings, node) as threads:
+            return _run_steward(settings, node, stacks, descriptor, unblock, threads)
+    except RuntimeError as error:
+        if lacks_room(error):
+            return Exit.NO_ROOM
+        raise
+
+
+def _run_steward(
+    settings: Settings,
+    node: Node,
+    stacks: Path,
+    descriptor: int,
+    unblock: Callable[[], None],
+    beside: Sequence[Thread],
+) -> Exit:
+    try:
+        steward = Steward(settings, node, _load(settings, descriptor), stacks.parent, beside)
+    except (CmdbusError, ValueError) as error:
+        logger.error("%s", error)
+        return Exit.CANNOT_START
+    stop = _Stop(node, settings, steward.leave)
+    unblock()
+    return stop.code(steward.run())
+
+
+def _load(settings: Settings, stacks: int) -> HandlerRegistry:
+    """The application may configure logging when it is imported, import more of cmdbus, and
+    have stacks written elsewhere."""
+    protect()
+    registry = load(settings.app)
+    protect()
+    _write_stacks_to(stacks)
+    return registry
+
+
+def enter(node: Node, stacks: Path) -> int:
+    """The first thing that a process of a fleet does. Returns where its stacks are written."""
+    # A handler's children are told to end by TERM, too.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    node.seat.enter(pid=os.getpid(), generation=node.generation, now=time.monotonic_ns())
+    node.seat.starting(int((time.monotonic() + BOOT_SECONDS) * 1e9))
+    descriptor = _open_stacks(stacks)
+    _write_stacks_to(descriptor)
+    return descriptor
+
+
+def _write_stacks_to(descriptor: int) -> None:
+    """When the process crashes, or is asked for them. Ended first: else the handlers of signals
+    that somebody has replaced would not be installed again."""
+    faulthandler.disable()
+    faulthandler.enable(descriptor, all_threads=True)
+    faulthandler.unregister(signal.SIGUSR2)
+    faulthandler.register(signal.SIGUSR2, descriptor, all_threads=True)
+
+
+def _open_stacks(stacks: Path) -> int:
+    """Kept open for the life of the process: the handlers write to its descriptor."""
+    try:
+        return os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        logger.debug("stacks go to the log: %s cannot be made (%s)", stacks, error.strerror)
+        return _STDERR
+
+
+def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker:
+    return Worker(
+        settings.dsn or "",
+        registry,
+        domains=settings.domains or None,
+        concurrency=1 if node.alone else settings.threads,
+        poll_interval=settings.poll_interval,
+        timeouts=settings.timeouts,
+        schema=settings.schema,
+        node=node,
+        wake_jitter_ms=settings.wake_jitter_ms,
+        claim_bytes=settings.claim_bytes,
+    )
+
+
+class _Stop:
+    """SIGTERM: an order of the supervisor, whose deadline is on the board, or from outside."""
+
+    def __init__(self, node: Node, settings: Settings, leave: Callable[[float], None]) -> None:
+        self._node = node
+        self._drain_timeout = settings.drain_timeout
+        self._leave = leave
+        self._came = False
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def _on_term(self, *_: object) -> None:
+        self._came = True
+        by = self._node.seat.leave_by
+        self._leave(by / 1e9 if by else time.monotonic() + self._drain_timeout)
+
+    def code(self, code: Exit) -> Exit:
+        """The exit code of a process that would exit with `code` after an order."""
+        return Exit.TERMINATED if self._came and not self._node.seat.leave_by else code

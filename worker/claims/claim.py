@@ -1,0 +1,159 @@
+"""What a claim is, what is claimed, and what a claim has found. Values; no statements."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
+
+import psycopg
+
+from cmdbus.settings import CLAIM_BYTES
+from cmdbus.worker.claims.outcomes import Kind, Outcome
+
+Connection = psycopg.Connection[Any]
+Row = tuple[Any, ...]
+#: Its pid and its start, which tells it from a later one of the same pid.
+Session = tuple[int, int]
+
+#: Why a command that had begun is released without a loss: its worker was ordered to stop.
+STOPPED = "STOPPED"
+
+_PRIORITIES = range(11)
+
+
+class Claim(NamedTuple):
+    """A worker's lease on a command."""
+
+    domain: str
+    priority: int
+    id: int
+    #: Numbers the claims of this command; the fence.
+    token: int
+    command_id: UUID
+    type: str
+    #: JSON text, which this Python may be unable to decode; empty where only keys were read.
+    data: str
+    #: Charged so far.
+    attempts: int
+    losses: int
+    #: The sender's; None leaves it to the handler's policy.
+    max_attempts: int | None
+    correlation_id: UUID
+    reply_to: str | None
+    created_at: datetime
+    #: Seconds between being due and being claimed.
+    waited: float
+
+
+class ClaimKey(NamedTuple):
+    """Names a row of `ready` and its claim, and carries none of its data."""
+
+    domain: str
+    priority: int
+    id: int
+    token: int
+    command_id: UUID
+    #: None if no worker has the row.
+    claimer: int | None
+
+    def claimed_by(self, incarnation: int) -> "ClaimKey":
+        """The key after that worker's claim."""
+        return self._replace(token=self.token + 1, claimer=incarnation)
+
+
+class Keyed(Protocol):
+    """What names a claim: a Claim, or its key on the board."""
+
+    @property
+    def domain(self) -> str | None: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def command_id(self) -> UUID: ...
+
+
+class Finished(NamedTuple):
+    """A claim with its outcome, not settled yet."""
+
+    claim: Claim
+    outcome: Outcome
+    #: What applied to this execution.
+    max_attempts: int
+    #: Monotonic time.
+    at: float
+
+    @property
+    def plain(self) -> bool:
+        """Completed, and no reply was asked for: can be settled with a hundred others."""
+        return self.outcome.kind is Kind.COMPLETED and self.claim.reply_to is None
+
+
+class Want(NamedTuple):
+    """What to claim."""
+
+    #: Number of commands of any type: that of the free slots.
+    free: int
+    #: Number of further commands, of the types that are known to be quick.
+    ahead: int
+    #: In this order; which changes, so that domains take turns.
+    domains: Sequence[str]
+    #: "domain type", as the schema's claim compares them.
+    types: Sequence[str]
+    quick_types: Sequence[str]
+    #: Ids to begin above, by domain and priority; see floors.py.
+    floors: Mapping[tuple[str, int], int]
+    #: Payload bytes to claim at most, but for a single command that has more.
+    bytes: int = CLAIM_BYTES
+    #: Whether to claim from below the floors if nothing is above them.
+    below: bool = True
+    #: The floors of what is claimed ahead.
+    quick_floors: Mapping[tuple[str, int], int] = {}
+
+    @property
+    def queues(self) -> list[tuple[str, int]]:
+        """Domains and priorities in the order in which a claim reads them."""
+        return [(domain, priority) for domain in self.domains for priority in _PRIORITIES]
+
+
+class Looked(NamedTuple):
+    """How far a claim has read."""
+
+    claims: Sequence[Claim]
+    #: Of the types that are claimed ahead, and not of all.
+    ahead: bool
+    #: No later command has this id or a lower one, unless it was being sent meanwhile.
+    seen_to: int
+    #: The domain and priority at which it had enough; None if it has read all of them.
+    stopped_at: tuple[str, int] | None
+    #: Pages that it has read.
+    pages: int
+
+
+class Seen(NamedTuple):
+    """A reading of the timers."""
+
+    #: Seconds until a command is due, and until a lease ends; None if none is.
+    due: float | None
+    lease_ends: float | None
+    #: A command waits that may only run alone.
+    suspects: bool
+    #: Of the server's queue of notifications, from 0 to 1.
+    queue_usage: float
+    #: Pages of ready that this has read.
+    pages: int
+    #: Seconds until another command is due, if some are due already.
+    next_due: float | None = None
+
+
+class Share(Enum):
+    """Which commands a worker claims, by what they may have done to those that ran them."""
+
+    #: All: there is no other process for suspects.
+    ANY = 0
+    #: Not those that run alone.
+    INNOCENT = 1
+    #: Only one of those.
+    SUSPECT = 2

@@ -1,0 +1,189 @@
+"""How an execution ended, and what becomes of its command. Pure: the dice are passed in."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from cmdbus.data import encode
+from cmdbus.errors import (
+    BusinessRuleError,
+    CommandError,
+    PermanentCommandError,
+    TransientCommandError,
+)
+from cmdbus.retry import RetryPolicy
+from cmdbus.worker.claims.encodings import escaped, escaped_json
+
+#: Error texts are cut to so many characters before they are stored.
+MAX_MESSAGE = 2_000
+MAX_TRACEBACK = 20_000
+MAX_DETAILS = 20_000
+#: So many claims that ended without a word (a crash, a lost node) make a command a suspect,
+#: which a fleet runs in a process of its own; and so many are troubleshooting.
+SUSPECT_LOSSES = 2
+MAX_LOSSES = 3
+
+
+_CLASS_NAME = type.__dict__["__name__"]
+
+
+class Kind(StrEnum):
+    """Where the command goes; see settle in the schema."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    RETRY = "RETRY"
+    TROUBLE = "TROUBLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    kind: Kind
+    #: Whether the execution counts against max_attempts.
+    charged: bool = True
+    #: Whether it counts a loss: so many of them, and a person decides. None: unless the server
+    #: was restarted meanwhile.
+    lost: bool | None = False
+    #: JSON text.
+    result: str | None = None
+    #: Seconds until the next try.
+    delay: float | None = None
+    code: str | None = None
+    message: str | None = None
+    #: JSON text: reason, details, traceback.
+    details: str | None = None
+
+
+#: The result of most handlers.
+_NOTHING = Outcome(kind=Kind.COMPLETED, result="null")
+
+
+def completed(result: object) -> Outcome:
+    """A ValueError says that the result cannot be stored: then the execution has failed."""
+    return (
+        _NOTHING
+        if result is None
+        else Outcome(kind=Kind.COMPLETED, result=encode(result, what="result"))
+    )
+
+
+def failed(
+    error: BaseException,
+    traceback: str,
+    *,
+    attempt: int,
+    max_attempts: int,
+    policy: RetryPolicy,
+    retry_after: float | None,
+    dice: float,
+) -> Outcome:
+    """What the `attempt`-th execution's error means: again later, failed, or a person decides."""
+    if isinstance(error, BusinessRuleError):
+        kind, reason = Kind.FAILED, "BUSINESS_RULE"
+    elif isinstance(error, PermanentCommandError):
+        kind, reason = Kind.TROUBLE, "PERMANENT"
+    elif attempt >= max_attempts:
+        kind, reason = Kind.TROUBLE, "EXHAUSTED"
+    else:
+        kind, reason = Kind.RETRY, "TRANSIENT"
+    if isinstance(error, TransientCommandError) and error.retry_after is not None:
+        retry_after = error.retry_after
+    delay = policy.delay(attempt, dice) if retry_after is None else retry_after
+    expected = isinstance(error, CommandError)
+    return Outcome(
+        kind=kind,
+        delay=delay if kind is Kind.RETRY else None,
+        code=_text(error.code if isinstance(error, CommandError) else class_name(error), 100),
+        message=_message(error),
+        details=_details(
+            reason,
+            error.details if isinstance(error, CommandError) else None,
+            None if expected else traceback,
+        ),
+    )
+
+
+def troubled(code: str, message: str) -> Outcome:
+    """Not executed, and not to be: a person decides."""
+    return Outcome(
+        kind=Kind.TROUBLE, charged=False, code=code, message=message, details=_details(code)
+    )
+
+
+def interrupted(code: str, message: str, delay: float, *, lost: bool | None) -> Outcome:
+    """The execution was cut off by something that is not its failure; uncharged. `lost` if
+    the command itself may be what cut it off."""
+    return Outcome(
+        kind=Kind.RETRY,
+        charged=False,
+        lost=lost,
+        delay=delay,
+        code=code,
+        message=_text(message, MAX_MESSAGE),
+        details=_details("INTERRUPTED"),
+    )
+
+
+def not_to_be_run(attempts: int, max_attempts: int, losses: int) -> Outcome | None:
+    """The limits, looked at when a command was claimed: a command that kills its process
+    never comes to report it."""
+    if attempts >= max_attempts:
+        return troubled("EXHAUSTED", f"all {max_attempts} attempts are used up")
+    if losses >= MAX_LOSSES:
+        return troubled(
+            "LOST", f"{losses} workers that had claimed it ended without a word about it"
+        )
+    return None
+
+
+def storable(outcome: Outcome, encoding: str) -> Outcome:
+    """With error texts that a server of this encoding can hold. A result stays as it is: the
+    server rejects one that would be stored as something else."""
+    code, message, details = outcome.code, outcome.message, outcome.details
+    return replace(
+        outcome,
+        code=code and escaped(code, encoding),
+        message=message and escaped(message, encoding),
+        details=details and escaped_json(details, encoding),
+    )
+
+
+def class_name(value: object) -> str:
+    """Of any object: its class may have another name for those who ask it."""
+    return str(_CLASS_NAME.__get__(type(value)))
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = error.message if isinstance(error, CommandError) else str(error)
+    except BaseException as second:
+        text = f"(its message could not be made: {class_name(second)})"
+    return _text(text, MAX_MESSAGE)
+
+
+def _text(text: object, limit: int) -> str:
+    """What PostgreSQL can hold, cut to a limit."""
+    try:
+        cut = str(text)[: limit + 1]
+    except BaseException:
+        cut = f"(a {class_name(text)})"
+    cut = cut.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    return cut if len(cut) <= limit else f"{cut[: limit - 3]}..."
+
+
+def ascii_text(text: str, limit: int) -> str:
+    """What a database of any encoding can hold, cut to a limit."""
+    return _text(text.encode("ascii", "backslashreplace").decode(), limit)
+
+
+def _details(reason: str, details: object = None, traceback: str | None = None) -> str:
+    said: dict[str, object] = {"reason": reason}
+    if details is not None:
+        try:
+            encode(details, what="details", max_bytes=MAX_DETAILS)
+            said["details"] = details
+        except ValueError as error:
+            said["details"] = f"(not kept: {error})"
+    if traceback is not None:
+        # The end says where it happened.
+        said["traceback"] = _text(traceback[-MAX_TRACEBACK:], MAX_TRACEBACK)
+    return encode(said)

@@ -1,0 +1,257 @@
+"""The demo's narrator: sends a first set of commands and tells on stdout what became of them.
+
+A plain child of the supervisor, and no part of the fleet: whether it lives or not matters
+to nobody. Says only what the database says.
+"""
+
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from os import environ
+from pathlib import Path
+from uuid import UUID
+
+import psycopg
+
+from cmdbus.board.board import Board
+from cmdbus.board.views import SupervisorState
+from cmdbus.clock import time
+from cmdbus.database import dsn as dsns
+from cmdbus.database.statements import statement
+from cmdbus.exits import Exit
+from cmdbus.producer.bus import CommandBus
+from cmdbus.producer.records import CommandRecord, Status
+from cmdbus.producer.requests import SendRequest
+from cmdbus.settings import Settings
+from cmdbus.worker.demo import BACKOFF, DOMAIN
+
+_QUICK, _TRANSFERS, _FLAKY = 500, 20, 12
+_MOST_SLOW = 64
+_SLOW_SECONDS, _DELAY_SECONDS = 0.5, 2.0
+#: One transfer of so many fails at first.
+_FAILING = 4
+_LOOK_SECONDS = 0.05
+#: What is not settled after that is told as it is.
+_PATIENCE_SECONDS = 60.0
+_LIVING = (SupervisorState.STARTING, SupervisorState.RUNNING)
+_TROUBLE = Status.IN_TROUBLESHOOTING_QUEUE
+
+Records = Sequence[CommandRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Commands of one type, and what is said when each of them has come to its end."""
+
+    type: str
+    requests: Sequence[SendRequest]
+    #: How each should end; if one does not, the sentence would be wrong.
+    end: Status
+    sentence: Callable[[Records], str]
+
+
+def narrate(settings: Settings, board: Board, log: Path | None) -> Exit:
+    """Tells the story once, and leaves; earlier if the supervisor stops."""
+    assert settings.dsn is not None
+    with (
+        dsns.connect(dsns.complete_producers(dsns.parse(settings.dsn))) as connection,
+        CommandBus(settings.dsn, schema=settings.schema) as bus,
+    ):
+        connection.execute(statement("demo_table", settings.schema))
+        _Narrator(settings, board, bus, connection).tell(log)
+    return Exit.DONE
+
+
+class _Narrator:
+    def __init__(
+        self, settings: Settings, board: Board, bus: CommandBus, connection: psycopg.Connection
+    ) -> None:
+        self._settings = settings
+        self._board = board
+        self._bus = bus
+        self._connection = connection
+        self._ends: Counter[Status] = Counter()
+        #: What is shown to be looked at.
+        self._crashed = UUID(int=0)
+
+    def tell(self, log: Path | None) -> None:
+        told = self._settings
+        beside = f"; its log is in {log}" if log else ""
+        _say(f"cmdbus, the demo: {told.procs} x {told.threads} threads are ready{beside}")
+        _say()
+        for act in self._acts():
+            if not self._play(act):
+                return
+        _say(f"{self._ends.total():6} in all: {_counted(self._ends)}")
+        _say()
+        for line in self._what_next():
+            _say(line)
+
+    def _acts(self) -> Iterable[list[Scene]]:
+        """The crash comes last: what runs beside it would run again, alone."""
+        slow = min(self._settings.procs * self._settings.threads, _MOST_SLOW)
+        transfers = [{"amount": n, "fails": n % _FAILING == 0} for n in range(_TRANSFERS)]
+        yield [
+            _scene("Quick", [{"n": n} for n in range(_QUICK)], Status.COMPLETED, _quick),
+            _scene("Slow", [{"seconds": _SLOW_SECONDS}] * slow, Status.COMPLETED, _slow),
+            _scene("Transfer", transfers, Status.COMPLETED, self._transfer),
+            _scene("Flaky", [None] * _FLAKY, Status.COMPLETED, _flaky),
+            _scene("Overdraw", [{"amount": 1000}], Status.FAILED, _overdraw),
+            _scene("Mistake", [{"account": "?"}], _TROUBLE, _mistake),
+            _scene("Later", [None], Status.COMPLETED, _later, delay=_DELAY_SECONDS),
+            _scene("Hang", [None], Status.COMPLETED, self._hang),
+        ]
+        yield [_scene("Crash", [None], _TROUBLE, self._crash)]
+
+    def _play(self, scenes: list[Scene]) -> bool:
+        """False if the supervisor stops meanwhile."""
+        ids = self._bus.send_many([request for scene in scenes for request in scene.requests])
+        first = self._bus.get(DOMAIN, ids[0])
+        assert first is not None
+        cast = dict(zip((s.type for s in scenes), _split(ids, scenes), strict=True))
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        waiting = list(scenes)
+        while waiting:
+            if self._board.snapshot(keys=False).state not in _LIVING:
+                return False
+            late = time.monotonic() > deadline
+            for scene in list(waiting):
+                sent = self._bus.query(DOMAIN, type=scene.type, since=first.created_at, limit=1000)
+                records = [record for record in sent if record.command_id in cast[scene.type]]
+                if late or all(map(_has_ended, records)):
+                    waiting.remove(scene)
+                    self._tell_of(scene, records)
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    def _tell_of(self, scene: Scene, records: Records) -> None:
+        ends = Counter(record.status for record in records)
+        self._ends += ends
+        as_expected = set(ends) == {scene.end}
+        sentence = scene.sentence(records) if as_expected else _counted(ends)
+        _say(f"{len(records):6} {scene.type:9} {sentence}")
+
+    def _transfer(self, records: Records) -> str:
+        ids = {"command_ids": [record.command_id for record in records]}
+        row = self._connection.execute(
+            statement("demo_count", self._settings.schema), ids
+        ).fetchone()
+        assert row is not None
+        again = sum(record.attempts > 1 for record in records)
+        return (
+            f"wrote {row[0]} rows for {row[1]} commands, though {again} failed after writing and "
+            f"ran again"
+        )
+
+    def _crash(self, records: Records) -> str:
+        self._crashed = records[0].command_id
+        return "killed its process; ran again alone, killed that one, too: waits for a person"
+
+    def _hang(self, records: Records) -> str:
+        seconds = self._settings.timeouts.thread
+        return f"did not return: given up after {seconds:g} s, and completed by another thread"
+
+    def _what_next(self) -> Iterable[str]:
+        command, options = _command(), "".join(_options(self._settings))
+        tries = {
+            "what runs where": "ps",
+            "what waits": "status",
+            "what needs a person": "tsq list",
+            "all about one": f"get {DOMAIN} {self._crashed}",
+            "to see it in ps": f"send {DOMAIN} Slow '{{\"seconds\": 20}}'",
+        }
+        yield "It goes on until Ctrl-C. In another terminal, try:"
+        for what, arguments in tries.items():
+            yield f"  {what:19}  {command} {arguments}{options}"
+        yield "With handlers and a database of your own (see README.md):"
+        yield "  cmdbus-supervise --app MODULE:REGISTRY --dsn DSN"
+
+
+def _scene(
+    type: str,
+    data: Sequence[object],
+    end: Status,
+    sentence: Callable[[Records], str],
+    *,
+    delay: float | None = None,
+) -> Scene:
+    return Scene(
+        type, [SendRequest(DOMAIN, type, each, delay=delay) for each in data], end, sentence
+    )
+
+
+def _split(ids: list[UUID], scenes: list[Scene]) -> Iterable[set[UUID]]:
+    at = 0
+    for scene in scenes:
+        yield set(ids[at : at + len(scene.requests)])
+        at += len(scene.requests)
+
+
+def _has_ended(record: CommandRecord) -> bool:
+    return record.status.terminal or record.status is _TROUBLE
+
+
+def _quick(records: Records) -> str:
+    return f"completed within {_span(records):.2f} s"
+
+
+def _slow(records: Records) -> str:
+    work = len(records) * _SLOW_SECONDS
+    return f"{work:g} s of work, completed within {_span(records):.2f} s"
+
+
+def _flaky(records: Records) -> str:
+    return f"failed, waited {BACKOFF:g} s, and completed at the second attempt"
+
+
+def _overdraw(records: Records) -> str:
+    return f"failed for good, because a business rule forbids it ({records[0].error_code})"
+
+
+def _mistake(records: Records) -> str:
+    return f"could never work ({records[0].error_code}): waits for a person"
+
+
+def _later(records: Records) -> str:
+    started, due = records[0].started_at, records[0].due_at
+    assert started is not None
+    late_ms = (started - due).total_seconds() * 1000
+    return f"ran {late_ms:.0f} ms after its delay of {_DELAY_SECONDS:g} s was over"
+
+
+def _span(records: Records) -> float:
+    """Seconds from the first send to the last end."""
+    ends = [record.finished_at for record in records if record.finished_at is not None]
+    return (max(ends) - min(record.created_at for record in records)).total_seconds()
+
+
+def _counted(ends: "Counter[Status]") -> str:
+    names = {_TROUBLE: "wait for a person"}
+    return ", ".join(
+        f"{ends[status]} {names.get(status, status.value.lower().replace('_', ' '))}"
+        for status in Status
+        if ends[status]
+    )
+
+
+def _command() -> str:
+    """`cmdbus` as it can be typed elsewhere: an active environment is active only here."""
+    ours = Path(sys.executable).with_name("cmdbus")
+    found = "VIRTUAL_ENV" not in environ and shutil.which("cmdbus") == str(ours)
+    return "cmdbus" if found or not ours.exists() else shlex.quote(str(ours))
+
+
+def _options(settings: Settings) -> Iterable[str]:
+    if settings.name != Settings().name:
+        yield f" --name {settings.name}"
+    if settings.schema != Settings().schema:
+        yield f" --schema {settings.schema}"
+    if settings.runtime_dir is not None:
+        yield f" --runtime-dir {shlex.quote(str(settings.runtime_dir))}"
+
+
+def _say(line: str = "") -> None:
+    print(line, flush=True)

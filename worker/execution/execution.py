@@ -1,0 +1,303 @@
+"""Runs one command's handler and finds its outcome.
+
+A handler that never touches `context.connection` leaves its outcome to be settled with
+others. One that does gets a transaction, in which the outcome is settled too: effects
+and completion commit together, or neither.
+"""
+
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC
+from threading import Lock
+from typing import Any
+
+import psycopg
+
+from cmdbus.clock import time
+from cmdbus.command import Command
+from cmdbus.context import Context
+from cmdbus.data import Undecodable, decode
+from cmdbus.errors import (
+    InvalidOperationError,
+    TransientCommandError,
+)
+from cmdbus.failpoints import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, reach
+from cmdbus.printable import joined
+from cmdbus.registry import Handler
+from cmdbus.retry import RetryPolicy
+from cmdbus.timeouts import Timeouts
+from cmdbus.worker.claims.claim import Claim, Connection, Finished
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import PoolExhausted
+from cmdbus.worker.claims.outcomes import (
+    Outcome,
+    class_name,
+    completed,
+    failed,
+    interrupted,
+    not_to_be_run,
+    troubled,
+)
+from cmdbus.worker.execution.handler_connection import (
+    USED_AFTER_FORK,
+    USED_AFTER_RETURN,
+    HandlerConnection,
+)
+from cmdbus.worker.execution.handler_transaction import (
+    HandlerTransaction,
+    LeaseLostError,
+    SettlementBlockedError,
+)
+
+_DEFAULT_POLICY = RetryPolicy()
+#: The server ended the session for reasons of its own: crash of another, start-up.
+_SERVER_WENT = ("57P02", "57P03")
+#: It is shut down, or somebody has ended this one session: perhaps the command itself.
+_SESSION_ENDED = "57P01"
+#: What statements raise whose session has ended. The server ends an idle transaction later than
+#: the verdict would end its command: then the whole process, or its machine, stood still.
+_SESSION_ERRORS = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout)
+#: Seconds until a command is tried again whose database went away.
+_AFTER_OUTAGE = 1.0
+
+
+class Execution:
+    """One claim in the hands of one thread."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        handler: Handler,
+        *,
+        claims: Claims,
+        connect: Callable[[], Connection],
+        timeouts: Timeouts,
+    ) -> None:
+        self.claim = claim
+        self._handler = handler
+        self._claims = claims
+        self._connect = connect
+        self._timeouts = timeouts
+        #: Told the new deadline (monotonic) when the handler asks for more time.
+        self.extended: Callable[[float], None] = lambda due: None
+        self._policy = handler.retry or _DEFAULT_POLICY
+        self.max_attempts = claim.max_attempts or self._policy.max_attempts
+        self._transaction: HandlerTransaction | None = None
+        #: Settled in its own transaction; None while nobody knows.
+        self.committed: Finished | None = None
+        #: Whether the handler wanted a session, and which it got.
+        self._touched = False
+        self._session: Connection | None = None
+        #: Between the handler's thread and those that it may have left behind.
+        self._opening = Lock()
+        self._over = False
+        self._pid = os.getpid()
+        self._began = time.monotonic()
+        #: Seconds that this execution may take, with what it has been extended by.
+        self._allowed = self.timeout
+
+    @property
+    def timeout(self) -> float:
+        return self._handler.timeout or self._timeouts.thread
+
+    def run(self) -> Finished | None:
+        """The outcome to settle; None if it is settled already, or not ours any more."""
+        outcome = not_to_be_run(self.claim.attempts, self.max_attempts, self.claim.losses)
+        if outcome is None:
+            data = decode(self.claim.data)
+            if isinstance(data, Undecodable):
+                outcome = troubled("UNDECODABLE", data.reason)
+            else:
+                outcome = self._execute(data)
+        return None if outcome is None else self._finished(outcome)
+
+    def timed_out(self, stack: str, activity: Mapping[str, object]) -> Finished:
+        """The outcome when the thread did not come back in time, with where it was, and with
+        what its database session did."""
+        error = TransientCommandError(
+            "TIMEOUT",
+            f"gave up after {self.timeout:g} s: its thread did not come back",
+            {**activity, "stack": stack},
+        )
+        return self._finished(self._fate(error, "", self.claim.attempts + 1, None))
+
+    def _execute(self, data: Any) -> Outcome | None:
+        command = self._command(data)
+        context = self._context(command)
+        try:
+            try:
+                reach(BEFORE_EFFECT)
+                try:
+                    result = self._handler.function(command, context)
+                finally:
+                    if os.getpid() != self._pid:
+                        _leave_fork()
+                outcome = _storable(result)
+                if self._transaction is None:
+                    reach(AFTER_RETURN)
+                    return outcome
+                finished = self._finished(outcome)
+                self._transaction.complete(finished)
+                reach(AFTER_COMMIT)
+                self.committed = finished
+                return None
+            finally:
+                with self._opening:
+                    self._over = True
+                if self._transaction is not None:
+                    self._transaction.end()
+        except LeaseLostError:
+            return None
+        except BaseException as error:
+            return self._reported(error, context)
+
+    def _session_is_gone(self) -> bool:
+        if self._transaction is not None and self._transaction.dropped:
+            return False
+        return self._touched and (self._session is None or self._session.closed)
+
+    def _finished(self, outcome: Outcome) -> Finished:
+        return Finished(self.claim, outcome, self.max_attempts, time.monotonic())
+
+    def _reported(self, error: BaseException, context: Context) -> Outcome:
+        try:
+            return self._failed(error, context)
+        except BaseException as second:
+            told = TransientCommandError(
+                "UNREPORTABLE",
+                f"{class_name(error)} could not be reported: {class_name(second)} "
+                f"while it was looked at",
+            )
+            return self._fate(told, "", context.attempt, None)
+
+    def _failed(self, error: BaseException, context: Context) -> Outcome:
+        if isinstance(error, _SESSION_ERRORS) and self._session_is_gone():
+            return interrupted(
+                "POOL_EXHAUSTED" if isinstance(error, PoolExhausted) else "DATABASE_AWAY",
+                joined(str(error)),
+                _AFTER_OUTAGE,
+                lost=self._is_lost(error),
+            )
+        if isinstance(error, SettlementBlockedError):
+            return interrupted("SETTLEMENT_BLOCKED", str(error), _AFTER_OUTAGE, lost=False)
+        if self._plan_has_changed(error):
+            return interrupted("PLAN_CHANGED", str(error), _AFTER_OUTAGE, lost=False)
+        trace = "".join(traceback.format_exception(error))
+        return self._fate(error, trace, context.attempt, context.retry_delay)
+
+    def _is_lost(self, error: psycopg.Error) -> bool | None:
+        """Whether it may be this very command that ended its session: as it may be without a word
+        from the server. See Outcome."""
+        if self._session is not None and error.sqlstate == _SESSION_ENDED:
+            return None
+        return self._session is not None and error.sqlstate not in _SERVER_WENT
+
+    def _plan_has_changed(self, error: BaseException) -> bool:
+        """A migration has spoilt a statement that the driver had prepared; it forgets those with
+        the rollback. Only of our session: another one's it may never forget."""
+        return (
+            isinstance(error, psycopg.errors.FeatureNotSupported)
+            and error.diag.source_function == "RevalidateCachedQuery"
+            and self._transaction is not None
+            and self._transaction.aborted
+        )
+
+    def _fate(
+        self, error: BaseException, trace: str, attempt: int, retry_after: float | None
+    ) -> Outcome:
+        return failed(
+            error,
+            trace,
+            attempt=attempt,
+            max_attempts=self.max_attempts,
+            policy=self._policy,
+            retry_after=retry_after,
+            dice=random.random(),
+        )
+
+    def _command(self, data: Any) -> Command:
+        claim = self.claim
+        return Command(
+            domain=claim.domain,
+            type=claim.type,
+            command_id=claim.command_id,
+            data=data,
+            priority=claim.priority,
+            correlation_id=claim.correlation_id,
+            reply_to=claim.reply_to,
+            created_at=claim.created_at.astimezone(UTC),
+        )
+
+    def _context(self, command: Command) -> Context:
+        self._began = time.monotonic()
+        return Context(
+            command,
+            attempt=self.claim.attempts + 1,
+            max_attempts=self.max_attempts,
+            timeout=self.timeout,
+            connect=self._open,
+            extended=self._extend,
+        )
+
+    def _open(self) -> HandlerConnection:
+        if os.getpid() != self._pid:
+            raise InvalidOperationError(USED_AFTER_FORK)
+        with self._opening:
+            return self._opened()
+
+    def _limits(self) -> dict[str, float]:
+        own = self._handler.statement_timeout
+        return {
+            "statement": own or self._timeouts.statement_for(self._allowed),
+            "idle": self._timeouts.idle_for(self._allowed),
+        }
+
+    def _extend(self, due: float) -> None:
+        """From any thread. The lock: a transaction that opens meanwhile has the new limits."""
+        if os.getpid() != self._pid:
+            raise InvalidOperationError(
+                "context.extend() was used in a forked process: call it in the handler's own"
+            )
+        self.extended(due)
+        with self._opening:
+            self._allowed = due - self._began
+            if self._transaction is not None:
+                self._transaction.limit(**self._limits())
+
+    def _opened(self) -> HandlerConnection:
+        if self._over:
+            raise InvalidOperationError(USED_AFTER_RETURN)
+        if self._transaction is None:
+            self._touched = True
+            self._session = self._connect()
+            self._transaction = HandlerTransaction(
+                self._claims,
+                self._session,
+                f"{self.claim.id}:{self.claim.token}",
+                **self._limits(),
+            )
+        return self._transaction.connection
+
+
+def _leave_fork() -> None:
+    """A process that the handler forked, and that came back from it: it is no worker, and must
+    touch nothing that it shares with one."""
+    error = sys.exception()
+    code = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    with suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
+def _storable(result: object) -> Outcome:
+    try:
+        return completed(result)
+    except ValueError as error:
+        raise TransientCommandError("RESULT_NOT_STORABLE", str(error)) from error

@@ -1,0 +1,150 @@
+"""The transaction in which a handler's effects and its command's completion commit."""
+
+from contextlib import suppress
+
+import psycopg
+
+from cmdbus.errors import (
+    CmdbusError,
+    InvalidOperationError,
+    PermanentCommandError,
+    TransientCommandError,
+)
+from cmdbus.failpoints import BEFORE_COMMIT, reach
+from cmdbus.worker.claims.claim import Connection, Finished
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import end_session
+from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_a_right, reason
+from cmdbus.worker.execution.handler_connection import (
+    USED_AFTER_RETURN,
+    HandlerConnection,
+    handler_connection,
+)
+
+_IDLE = psycopg.pq.TransactionStatus.IDLE
+_INERROR = psycopg.pq.TransactionStatus.INERROR
+_INTRANS = psycopg.pq.TransactionStatus.INTRANS
+
+
+class LeaseLostError(CmdbusError):
+    """Another claim has the command now: nothing of this execution may land."""
+
+
+class SettlementBlockedError(CmdbusError):
+    """Another session has locked what the settlement writes, or the worker's role lacks a right:
+    no fault of the handler's."""
+
+
+class HandlerTransaction:
+    """The transaction of one execution on its thread's connection."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        connection: Connection,
+        marker: str,
+        *,
+        statement: float,
+        idle: float,
+    ) -> None:
+        self._claims = claims
+        self._session = connection
+        self._marker = marker
+        self._clean = False
+        self._handlers: HandlerConnection | None = None
+        #: False once the session was found to be in use after the handler had returned.
+        self._at_rest = True
+        #: A statement in it had failed, and was what ended it.
+        self.aborted = False
+        #: Its session was closed here, because it was still in use.
+        self.dropped = False
+        claims.begin(connection, statement=statement, idle=idle, marker=marker)
+        self._handlers = handler_connection(connection)
+
+    @property
+    def connection(self) -> HandlerConnection:
+        if self._handlers is None:
+            raise InvalidOperationError(USED_AFTER_RETURN)
+        return self._handlers
+
+    def limit(self, *, statement: float, idle: float) -> None:
+        """New limits, in seconds; from any thread."""
+        handlers = self._handlers
+        if handlers is not None:
+            with suppress(InvalidOperationError):  # the handler has returned meanwhile
+                handlers.limit(self._claims.limit(statement=statement, idle=idle))
+
+    def complete(self, finished: Finished) -> None:
+        """Settles and commits. The COMMIT is sent only after the settlement was seen to have
+        found its row: sent together with it, the effects land without the completion."""
+        self._retire()
+        self._check_finished()
+        try:
+            settled, prepared = self._claims.settle_within(self._session, finished, self._marker)
+        except psycopg.Error as error:
+            if cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION):
+                self._check_rights(error)
+                raise SettlementBlockedError(reason(error)) from error
+            raise
+        if settled is None:
+            raise PermanentCommandError(
+                "TRANSACTION_ENDED",
+                "the handler ended the transaction of context.connection by itself, or changed "
+                "its isolation level: it commits with the command, so what it wrote may be "
+                "there twice if it runs again; an operator must decide",
+            )
+        if not settled:
+            raise LeaseLostError
+        reach(BEFORE_COMMIT)
+        self._claims.commit(self._session, prepared)
+        self._clean = True
+
+    def end(self) -> None:
+        """Whatever happened, the session is clean for the next command, or closed."""
+        self._retire()
+        if self._clean or self._session.closed:
+            return
+        if not self._at_rest:
+            self.dropped = True
+            end_session(self._session)
+            return
+        self.aborted = self._session.info.transaction_status is _INERROR
+        try:
+            self._claims.roll_back(self._session)
+        except psycopg.Error:
+            self._session.close()
+
+    def _check_rights(self, error: psycopg.Error) -> None:
+        """A role that has all rights was not the transaction's, so the handler has changed it."""
+        if not lacks_a_right(error):
+            return
+        self._claims.roll_back(self._session)
+        self._clean = True
+        if not self._claims.missing_rights(self._session):
+            raise TransientCommandError(
+                "ROLE_CHANGED",
+                f"the command cannot be settled in the transaction of context.connection "
+                f"({reason(error)}): a handler that changes its role (SET ROLE) must change it "
+                f"back before it returns (RESET ROLE)",
+            ) from error
+
+    def _retire(self) -> None:
+        handlers, self._handlers = self._handlers, None
+        if handlers is not None:
+            self._at_rest = handlers.retire()
+
+    def _check_finished(self) -> None:
+        if not self._at_rest:
+            raise TransientCommandError(
+                "CONNECTION_IN_USE",
+                "the handler returned while context.connection was still in use, by another "
+                "thread or by a COPY, a stream or a pipeline that was not finished: finish all "
+                "database work before you return",
+            )
+        if self._session.info.transaction_status not in (_INTRANS, _IDLE):
+            raise TransientCommandError(
+                "TRANSACTION_ABORTED",
+                "the handler returned after an error had aborted the transaction of "
+                "context.connection: let the error out, or use a savepoint "
+                "(with context.connection.transaction())",
+            )

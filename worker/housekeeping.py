@@ -1,0 +1,230 @@
+"""What a worker owes to the database while its threads are busy: one thread, on a
+session of its own from the pool's headroom.
+
+It renews the leases of what is held, settles what would else wait for its threads, gives
+back what was claimed ahead and is not started, and carries out the verdicts on slots
+that are past their due.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import psycopg
+
+from cmdbus.board.counters import End
+from cmdbus.board.slots import Slot as Place
+from cmdbus.clock import time
+from cmdbus.exits import lacks_room
+from cmdbus.timeouts import Timeouts
+from cmdbus.worker.claims.claim import Connection, Keyed
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import Hand, Source
+from cmdbus.worker.claims.rejections import reason
+from cmdbus.worker.claims.renewal import Renewal
+from cmdbus.worker.execution.execution import Execution
+from cmdbus.worker.telemetry import Record
+from cmdbus.worker.thread_pool import Crew
+from cmdbus.worker.worker_thread import Slot, Work
+
+logger = logging.getLogger(__name__)
+
+#: No outcome waits longer to be settled, whatever else the process is doing.
+_SETTLE_WITHIN = 0.05
+#: After a verdict could not be carried out, seconds until it is tried again.
+_AFTER_FAILURE = 1.0
+#: A duty promises to be back within the statement timeout and so many seconds more.
+_DUTY_SPARE = 5.0
+#: So many thirds of a lease after the steward has renewed last, it is done here.
+_STEWARD_MISSES = 1.5
+#: The keeper has left so many seconds after it was told to, or its session is cut.
+_ENDS_WITHIN = 1.0
+
+
+class Keeper:
+    def __init__(
+        self,
+        crew: Crew,
+        claims: Claims,
+        timeouts: Timeouts,
+        record: Record,
+        source: Source,
+        *,
+        steward_renewed: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`steward_renewed`: when the node's steward did it last, where there is one."""
+        self._crew = crew
+        self._claims = claims
+        self._renewal = Renewal(claims)
+        self._renew_every = timeouts.lease / 3
+        self._steward_renewed = steward_renewed
+        self._patience = timeouts.statement + _DUTY_SPARE
+        #: When it will be back from the database; the main thread cuts it off if not.
+        self._due: float | None = None
+        self._index, self._place = record.take_place()
+        self._hand = Hand(source, self._place.session)
+        self._record = record
+        #: Slots that were given up, with what they were doing and where.
+        self._verdicts: deque[tuple[Slot, Work, str]] = deque()
+        self._verdicts_at = 0.0
+        self._renew_at = 0.0
+        #: The latest complaint, which is not repeated.
+        self._said = ""
+        self._stopping = threading.Event()
+        #: What ended its thread before it was told to stop.
+        self._ended_by: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="worker-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, deadline: float) -> None:
+        self._stopping.set()
+        self._crew.working.set()
+        self._thread.join(max(_ENDS_WITHIN, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._hand.cut()
+            self._thread.join(_ENDS_WITHIN)
+
+    def relieve(self, slot: Slot, work: Work, stack: str) -> None:
+        """Called by the main thread, which decides and never touches the database."""
+        self._verdicts.append((slot, work, stack))
+        self._crew.working.set()
+
+    @property
+    def owes(self) -> bool:
+        """A verdict is not carried out yet."""
+        return bool(self._verdicts)
+
+    @property
+    def fault(self) -> str:
+        """Why this process cannot go on; empty if it can."""
+        error = self._ended_by
+        return "" if error is None else f"the relief thread was ended by {type(error).__name__}"
+
+    def cut_if_late(self, now: float) -> None:
+        """Frees it from a server that does not answer."""
+        due = self._due
+        if due is not None and now > due:
+            self._due = None
+            self._hand.cut()
+            logger.warning("relief waits for a database that does not answer: reconnecting")
+
+    def _run(self) -> None:
+        self._place.occupy(-1, time.monotonic_ns())
+        try:
+            self._keep(self._place)
+        except BaseException as error:
+            self._ended_by = error
+        finally:
+            self._hand.close()
+            self._record.give_place(self._index, self._place)
+
+    def _keep(self, place: Place) -> None:
+        duties = (self._carry_out, self._renew, self._settle_old, self._give_back)
+        while not self._stopping.wait(_SETTLE_WITHIN):
+            if not self._crew.busy:
+                self._rest()
+            for duty in duties:
+                # Each by itself: what keeps one from being done keeps none of the others.
+                self._due = time.monotonic() + self._patience
+                try:
+                    duty(place)
+                except psycopg.Error as error:
+                    self._complain(reason(error))
+                    self._hand.heed(error)
+                    if self._hand.lost():
+                        self._hand.close()
+                except Exception as error:
+                    if isinstance(error, RuntimeError) and lacks_room(error):
+                        self._complain(str(error))
+                        continue
+                    logger.exception("relief failed, and is tried again")
+                    self._hand.drop()
+                finally:
+                    self._due = None
+            self._crew.done.log()
+
+    def _complain(self, error: str) -> None:
+        if error != self._said:
+            logger.warning("relief failed, and is tried again: %s", error)
+        self._said = error
+
+    def _settle_old(self, place: Place) -> None:
+        self._crew.done.settle_old(self._hand, place, _SETTLE_WITHIN)
+        self._crew.done.find_out(self._hand, place)
+
+    def _give_back(self, _: Place) -> None:
+        self._crew.give_back_stale(self._hand)
+
+    def _rest(self) -> None:
+        """Until something is claimed. Clear first, then look: who claims does the opposite."""
+        self._said = ""
+        self._crew.working.clear()
+        if not (self._crew.busy or self._verdicts or self._stopping.is_set()):
+            self._crew.working.wait()
+
+    def _carry_out(self, place: Place) -> None:
+        while self._verdicts and time.monotonic() >= self._verdicts_at:
+            # Before it fails: an error of another duty must not put the verdicts off.
+            self._verdicts_at = time.monotonic() + _AFTER_FAILURE
+            self._carry_out_one(place, *self._verdicts[0])
+            self._verdicts.popleft()
+            self._verdicts_at = 0.0
+
+    def _carry_out_one(self, place: Place, slot: Slot, work: Work, stack: str) -> None:
+        """The session is ended before the command is settled: until then it could still
+        commit. May be repeated from the start."""
+        if work.execution is None:
+            self._relieve_lead(slot, stack)
+            return
+        if not work.settled:
+            self._settle_late(place, slot, work, work.execution, stack)
+        self._crew.replace(slot)
+
+    def _settle_late(
+        self, place: Place, slot: Slot, work: Work, execution: Execution, stack: str
+    ) -> None:
+        connection = self._hand.connection()
+        session = slot.hand.session
+        activity = self._claims.activity_of(connection, session[0]) if session else {}
+        slot.hand.cut()
+        if session:
+            self._claims.end_sessions(connection, [session])
+        slot.hand.take_away()
+        if work.finished is None:
+            work.finished = execution.timed_out(stack, activity)
+        work.settled = True
+        self._record.health.stuck((slot.index, work.finished.claim.token), time.monotonic())
+        self._crew.done.settle(self._hand, place, [work.finished])
+
+    def _relieve_lead(self, slot: Slot, stack: str) -> None:
+        """Its session is ended by the next one, before that adopts what it has claimed."""
+        self._crew.lead.doubt(slot.hand.session)
+        slot.hand.cut()
+        slot.hand.take_away()
+        self._crew.replace(slot, with_lead=True)
+        message = "the leader is stuck in a round trip: another thread takes over\n%s"
+        self._crew.done.log_later(partial(logger.error, message, stack))
+
+    def _renew(self, _: Place) -> None:
+        now = time.monotonic()
+        # A steward that is being replaced, or cannot connect, must cost nobody his lease.
+        if now < max(self._renew_at, self._steward_renewed() + _STEWARD_MISSES * self._renew_every):
+            return
+        self._renew_at = now + self._renew_every
+        held = self._crew.held.unsettled()
+        if held:
+            connection = self._hand.connection()
+            lost = self._renewal.renew(connection, {self._claims.incarnation: held})
+            if lost:
+                self._report_lost(connection, lost)
+
+    def _report_lost(self, connection: Connection, lost: Sequence[Keyed]) -> None:
+        running = [claim for claim in self._crew.held.unfinished() if claim in lost]
+        for claim, end in zip(running, self._claims.ends(connection, running), strict=True):
+            if end is not End.CANCELED:
+                message = "the lease of a running command (row %s) is lost"
+                self._crew.done.log_later(partial(logger.warning, message, claim.id))

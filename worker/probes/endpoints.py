@@ -1,0 +1,119 @@
+"""What is at which path, for a steward that has a socket to answer on, and before there is one."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from socket import socket
+from threading import Thread
+
+from cmdbus.board.board import Board
+from cmdbus.board.node import Node
+from cmdbus.board.views import BoardView
+from cmdbus.clock import time
+from cmdbus.database import dsn as dsns
+from cmdbus.settings import Settings
+from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import complete, settings
+from cmdbus.worker.probes import exposition
+from cmdbus.worker.probes import responses as answers
+from cmdbus.worker.probes.depths import DepthGauge
+from cmdbus.worker.probes.http import Server
+from cmdbus.worker.probes.reachability import Reachability
+from cmdbus.worker.probes.responses import Answer
+
+#: Counting a million commands takes a fifth of a second.
+_STATEMENT_SECONDS = 2.0
+_STOP_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
+
+
+class Endpoints:
+    """Everything comes from the board but what the gauge and the reachability find out."""
+
+    def __init__(
+        self,
+        board: Board,
+        gauge: DepthGauge | None = None,
+        reachability: Reachability | None = None,
+    ) -> None:
+        self._board = board
+        self._gauge = gauge
+        self._reachability = reachability
+
+    def answer(self, path: str) -> Answer | None:
+        """None if there is nothing at this path."""
+        match path:
+            case "/livez":
+                return answers.live(self._view(), time.monotonic_ns())
+            case "/readyz":
+                away = self._reachability.is_away if self._reachability else None
+                return answers.ready(self._view(), time.monotonic_ns(), away=away)
+            case "/status":
+                counters, depths = self._board.counters(), self._depths()
+                return answers.status(self._view(), counters, depths, time.monotonic_ns())
+            case "/metrics":
+                depths = self._depths()
+                oldest = self._gauge.oldest_snapshot if self._gauge else None
+                page = exposition.render(self._view(), self._board.counters(), depths, oldest)
+                return Answer(200, page, exposition.CONTENT_TYPE)
+        return None
+
+    def _depths(self) -> answers.Depths | None:
+        return self._gauge.read() if self._gauge else None
+
+    def _view(self) -> BoardView:
+        return self._board.snapshot(keys=False)
+
+
+@contextmanager
+def answering(told: Settings, node: Node) -> Iterator[Sequence[Thread]]:
+    """Meanwhile, if there is a socket; the threads that do it."""
+    if node.http is None or told.http is None:
+        yield ()
+        return
+    claims = Claims(told.schema, told.timeouts.lease)
+    gauge = DepthGauge(lambda: _connect(told, claims.application_name), claims)
+    reachability = Reachability(
+        lambda: _connect_to_writable(told, claims.application_name), told.schema
+    )
+    endpoints = Endpoints(node.board, gauge, reachability)
+    server = Server(node.http, endpoints.answer, host=told.http[0])
+    gauge.start()
+    reachability.start()
+    server.start()
+    try:
+        yield gauge.thread, reachability.thread, server.thread
+    finally:
+        server.stop(_STOP_SECONDS)
+        gauge.stop(_STOP_SECONDS)
+        reachability.stop(_STOP_SECONDS)
+
+
+def answer_for_none(told: Settings, board: Board, listener: socket) -> None:
+    """While there is no steward: for as long as this process's parent lives, and its thread."""
+    assert told.http is not None
+    server = Server(listener, Endpoints(board).answer, host=told.http[0])
+    server.start()
+    parent = os.getppid()
+    while os.getppid() == parent and server.thread.is_alive():
+        time.sleep(_LOOK_SECONDS)
+
+
+def _connect(told: Settings, application_name: str) -> Connection:
+    limits = {
+        **settings(told.timeouts),
+        "statement_timeout": f"{min(_STATEMENT_SECONDS, told.timeouts.statement):g}s",
+        "default_transaction_read_only": "on",
+    }
+    parts = dsns.parse(told.dsn or "")
+    parts = dsns.with_defaults(parts, target_session_attrs="read-write")
+    if parts["target_session_attrs"] == "read-write":
+        # By its own setting above no session of it may write.
+        parts["target_session_attrs"] = "primary"
+    return dsns.connect(dsns.complete(parts, application_name=application_name, settings=limits))
+
+
+def _connect_to_writable(told: Settings, application_name: str) -> Connection:
+    parts = dsns.parse(told.dsn or "")
+    return dsns.connect(complete(parts, application_name, told.timeouts))

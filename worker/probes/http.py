@@ -1,0 +1,243 @@
+"""Answers GET and HEAD with small pages, whoever asks and however slowly.
+
+One thread and no blocking: a client that sends or reads nothing keeps nobody waiting. Each
+has a few seconds in all, there are only so many at once, and a new one takes the place of
+the oldest. A connection is for one request.
+
+    reading    until the head is complete        -> writing
+    writing    until the answer is sent          -> lingering
+    lingering  until the client has closed, so that it has read all of it
+"""
+
+import ipaddress
+import logging
+import re
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+
+from cmdbus.board.wake_pipe import Wire
+from cmdbus.clock import time
+from cmdbus.worker.probes.responses import Answer
+
+logger = logging.getLogger(__name__)
+
+#: Answers by path; None is 404.
+Site = Callable[[str], Answer | None]
+
+_MOST_CLIENTS = 64
+_CLIENT_SECONDS = 5.0
+_MOST_BYTES = 8192
+_AT_ONCE = 4096
+#: After the system had no descriptor for another client.
+_PAUSE_SECONDS = 0.1
+
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_LINE_END = re.compile(r"\r?\n")
+_REQUEST = re.compile(r"([A-Z]{1,20}) (\S{1,2000}) HTTP/1\.[01]", re.ASCII)
+_PATH = re.compile(r"(/[^?#]*)", re.ASCII)
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:]*)(:\d{1,5})?", re.ASCII)
+
+
+class Server:
+    """On a listening socket that does not block, and that others may accept from, too."""
+
+    def __init__(
+        self, listener: socket.socket, site: Site, *, host: str, patience: float = _CLIENT_SECONDS
+    ) -> None:
+        """`host`: by which name its address was given; `patience`: seconds for each client."""
+        self._patience = patience
+        self._listener = listener
+        self._site = site
+        #: How it must be called if only this machine can mean it: by another name a browser
+        #: on this machine is made to read what it may not (DNS rebinding).
+        self._host = host if _is_local(str(listener.getsockname()[0])) else None
+        self._selector = selectors.DefaultSelector()
+        #: The oldest first.
+        self._clients: dict[int, _Client] = {}
+        self._bell = Wire(1)
+        #: The latest warning, which is not repeated until a client is accepted.
+        self._last_warning = ""
+        self._stopping = False
+        self.thread = threading.Thread(target=self._run, name="steward-http", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """Takes no more clients, and leaves those that are there."""
+        self._stopping = True
+        self._bell.put()
+        self.thread.join(seconds)
+
+    def _run(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        while not self._stopping:
+            for key, _ in self._selector.select(self._pause()):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(key.data, _Client):
+                    self._go_on(key.data)
+            self._close_late()
+        for client in list(self._clients.values()):
+            self._close(client)
+        self._selector.close()
+        self._bell.close()
+
+    def _pause(self) -> float | None:
+        oldest = next(iter(self._clients.values()), None)
+        return None if oldest is None else max(0.0, oldest.by - time.monotonic())
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+            self._last_warning = ""
+        except (BlockingIOError, ConnectionError):
+            return  # Another process was faster, or the client has gone.
+        except OSError as error:
+            self._warn_once(f"no further probe can be answered: {error.strerror}")
+            self._close_oldest()
+            time.sleep(_PAUSE_SECONDS)
+            return
+        if len(self._clients) >= _MOST_CLIENTS:
+            self._close_oldest()
+        client = _Client(connection, time.monotonic() + self._patience)
+        self._clients[connection.fileno()] = client
+        self._selector.register(connection, selectors.EVENT_READ, client)
+
+    def _warn_once(self, why: str) -> None:
+        if why != self._last_warning:
+            logger.warning("%s", why)
+        self._last_warning = why
+
+    def _go_on(self, client: "_Client") -> None:
+        try:
+            if client.to_send is None:
+                self._read(client)
+            else:
+                self._write(client)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close(client)
+
+    def _read(self, client: "_Client") -> None:
+        data = client.connection.recv(_AT_ONCE)
+        client.received += data
+        if not data or (client.lingers and len(client.received) > 2 * _MOST_BYTES):
+            self._close(client)
+        elif not client.lingers and (head := client.head()) is not None:
+            client.to_send = memoryview(self._answer(head))
+            self._selector.modify(client.connection, selectors.EVENT_WRITE, client)
+            self._write(client)
+
+    def _write(self, client: "_Client") -> None:
+        assert client.to_send is not None
+        sent = client.connection.send(client.to_send)
+        client.to_send = client.to_send[sent:]
+        if not client.to_send:
+            client.to_send, client.lingers = None, True
+            client.connection.shutdown(socket.SHUT_WR)
+            self._selector.modify(client.connection, selectors.EVENT_READ, client)
+
+    def _answer(self, head: bytes) -> bytes:
+        try:
+            answer, only_head = respond(head, self._site, host=self._host)
+        except Exception:
+            logger.exception("a request could not be answered")
+            answer, only_head = _plain(HTTPStatus.INTERNAL_SERVER_ERROR), False
+        return _page(answer, only_head)
+
+    def _close_late(self) -> None:
+        now = time.monotonic()
+        while (oldest := next(iter(self._clients.values()), None)) and oldest.by <= now:
+            self._close(oldest)
+
+    def _close_oldest(self) -> None:
+        oldest = next(iter(self._clients.values()), None)
+        if oldest is not None:
+            self._close(oldest)
+
+    def _close(self, client: "_Client") -> None:
+        if self._clients.pop(client.connection.fileno(), None) is not None:
+            with suppress(KeyError):
+                self._selector.unregister(client.connection)
+            client.connection.close()
+
+
+class _Client:
+    def __init__(self, connection: socket.socket, by: float) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        #: When it must have gone.
+        self.by = by
+        self.received = bytearray()
+        self.to_send: memoryview | None = None
+        self.lingers = False
+
+    def head(self) -> bytes | None:
+        """None until it is complete; an endless one is complete when it is too long."""
+        end = _HEAD_END.search(self.received)
+        if end is not None:
+            return bytes(self.received[: end.start()])
+        return bytes(self.received) if len(self.received) > _MOST_BYTES else None
+
+
+def respond(head: bytes, site: Site, *, host: str | None) -> tuple[Answer, bool]:
+    """The answer, and whether only its head is wanted. `host`: it must name this one, or this
+    machine; None lets it name any."""
+    if len(head) > _MOST_BYTES:
+        return _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), False
+    line, *fields = _LINE_END.split(head.decode("latin-1"))
+    request = _REQUEST.fullmatch(line)
+    path = request and _PATH.match(request[2])
+    if not request or not path:
+        return _plain(HTTPStatus.BAD_REQUEST), False
+    if request[1] not in ("GET", "HEAD"):
+        return _plain(HTTPStatus.METHOD_NOT_ALLOWED), False
+    only_head = request[1] == "HEAD"
+    if host is not None and not all(_is_local(h) or h == host for h in _hosts(fields)):
+        return _plain(HTTPStatus.MISDIRECTED_REQUEST), only_head
+    return site(path[1]) or _plain(HTTPStatus.NOT_FOUND), only_head
+
+
+def _hosts(fields: list[str]) -> list[str]:
+    named = [field.partition(":") for field in fields]
+    values = [value.strip() for name, _, value in named if name.strip().lower() == "host"]
+    matches = [_HOST.fullmatch(value) for value in values]
+    return [match[1].strip("[]") if match else "" for match in matches]
+
+
+def _is_local(host: str) -> bool:
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _plain(status: HTTPStatus) -> Answer:
+    return Answer(status, f"{status.value} {status.phrase}\n", "text/plain; charset=utf-8")
+
+
+def _page(answer: Answer, only_head: bool) -> bytes:
+    status = HTTPStatus(answer.status)
+    body = answer.body.encode()
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {answer.type}",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Content-Security-Policy: default-src 'none'",
+        "Connection: close",
+    ]
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        lines.append("Allow: GET, HEAD")
+    head = "\r\n".join(lines) + "\r\n\r\n"
+    return head.encode() + (b"" if only_head else body)

@@ -1,0 +1,148 @@
+"""What probes are told: a function of what the board shows, and the time. Pure.
+
+    live     the supervisor looks after its processes, whatever state these are in
+    ready    at least one worker can run commands
+
+Times are monotonic nanoseconds.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cmdbus.board.counters import CountersView
+from cmdbus.board.health import Health
+from cmdbus.board.seats import Role
+from cmdbus.board.views import BoardView, SeatView, SupervisorState
+
+_NS = 1_000_000_000
+#: Commands by domain and state.
+Depths = Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: str
+    type: str = "application/json"
+
+
+def live(view: BoardView, now: int) -> Answer:
+    reasons = list(_beyond_help(view, now))
+    return _answer({"live": not reasons, "reasons": reasons}, good=not reasons)
+
+
+def ready(view: BoardView, now: int, *, away: bool | None = None) -> Answer:
+    """Reasons are given also while it is ready: they are what should not stay as it is.
+
+    `away`: whether the database does not answer; None if that was not tested, and then the
+    steward's state on the board decides.
+    """
+    seats = _current(view)
+    fit = [seat for seat in seats.values() if seat is not None and _can_run(seat, now)]
+    if away is None:
+        away = any(steward.levels.database_away for steward in view.with_role(Role.STEWARD))
+    told = view.state in (SupervisorState.STARTING, SupervisorState.RUNNING)
+    good = told and bool(fit) and not away
+    reasons = [] if told else [f"the supervisor is {_name(view.state)}"]
+    if away:
+        reasons.append("the database is away")
+    reasons += [lack for n, seat in seats.items() if (lack := _lack(n, seat, now))]
+    if view.undead:
+        reasons.append(f"processes that were killed and do not die: {view.undead}")
+    body = {
+        "ready": good,
+        "reasons": reasons,
+        "seats": [_levels(number, seat, now) for number, seat in seats.items()],
+    }
+    return _answer(body, good=good)
+
+
+def status(view: BoardView, counters: CountersView, depths: Depths | None, now: int) -> Answer:
+    body = {
+        **view.to_dict(now),
+        "restarts": view.restarts,
+        "undead": view.undead,
+        "counters": _counters(counters),
+        "queues": None if depths is None else _queues(depths),
+    }
+    return _answer(body, good=True)
+
+
+def _beyond_help(view: BoardView, now: int) -> Iterator[str]:
+    if view.pid is None:
+        yield "there is no supervisor"
+    elif view.state in (SupervisorState.GIVING_UP, SupervisorState.STOPPED):
+        yield f"the supervisor is {_name(view.state)}"
+    elif view.due is not None and now > view.due:
+        yield f"the supervisor is late by {(now - view.due) / _NS:.0f} s"
+
+
+def _current(view: BoardView) -> dict[int, SeatView | None]:
+    """The process of each number that is wanted; the one that is ready, if there are two."""
+    current: dict[int, SeatView | None] = dict.fromkeys(range(view.wanted))
+    for seat in view.with_role(Role.WORKER):
+        before = current.get(seat.number)
+        if seat.number in current and (before is None or before.ready is None):
+            current[seat.number] = seat
+    return current
+
+
+def _can_run(seat: SeatView, now: int) -> bool:
+    healthy = seat.health in (Health.HEALTHY, Health.DEGRADED)
+    return seat.pid is not None and seat.ready is not None and healthy and not _is_late(seat, now)
+
+
+def _is_late(seat: SeatView, now: int) -> bool:
+    return seat.due is not None and now > seat.due
+
+
+def _lack(number: int, seat: SeatView | None, now: int) -> str | None:
+    if seat is None or seat.pid is None:
+        return f"worker {number} has no process"
+    if seat.ready is None:
+        return f"worker {number} is starting"
+    if seat.due is not None and _is_late(seat, now):
+        return f"worker {number} is late by {(now - seat.due) / _NS:.0f} s"
+    if seat.health is not Health.HEALTHY:
+        return f"worker {number} is {seat.health}: {', '.join(seat.levels.reasons)}"
+    return None
+
+
+def _levels(number: int, seat: SeatView | None, now: int) -> dict[str, object]:
+    """`last_success` in seconds ago."""
+    if seat is None or seat.pid is None:
+        return {"seat": number, "health": None}
+    last = seat.levels.last_success
+    ago = None if last is None else round(now / _NS - last, 3)
+    return {"seat": number, **seat.levels.to_dict(), "last_success": ago}
+
+
+def _counters(view: CountersView) -> dict[str, object]:
+    return {
+        "commands": [
+            {"domain": domain, "type": type, "outcome": outcome, "count": count}
+            for (domain, type, outcome), count in sorted(view.commands.items())
+        ],
+        "batches_processed": view.batches_processed,
+        "empty_receives": view.empty_receives,
+        "notification_wakeups": view.notification_wakeups,
+        "claim_failures": view.claim_failures,
+        "lost_leases": view.lost_leases,
+        "wakeups": view.wakeups,
+    }
+
+
+def _queues(depths: Depths) -> dict[str, dict[str, int]]:
+    queues: dict[str, dict[str, int]] = {}
+    for (domain, state), count in sorted(depths.items()):
+        queues.setdefault(domain, {})[state] = count
+    return queues
+
+
+def _name(state: SupervisorState | None) -> str:
+    return "unknown" if state is None else state.name.lower().replace("_", " ")
+
+
+def _answer(body: dict[str, object], *, good: bool) -> Answer:
+    return Answer(200 if good else 503, json.dumps(body) + "\n")

@@ -1,0 +1,163 @@
+"""Which commands a process's exit is attributed to. Pure.
+
+ordered to stop, and killed at its deadline      the slot past its due is charged; what else ran
+                                                 is given back as if it had not
+killed because a slot was stuck                  its command is charged; the others count a loss
+critical, and killed at its deadline             what ran counts a loss
+killed by a signal from outside                  what ran counts a loss
+hung, and one thread held the GIL                its command is charged; the others count a loss
+hung, and no single thread held the GIL          what ran is suspect: it runs alone next time
+crashed, or exited without an order              the same
+hung, stuck or crashed while it ran alone        its command is charged, and goes to an operator
+
+A command whose handler has returned counts as running until its outcome is settled: what it
+left behind (a damaged heap, a native thread) may crash the process later.
+"""
+
+import json
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from cmdbus.board.claim_table import KeyState
+from cmdbus.board.seats import Ended, Verdict
+from cmdbus.board.views import CommandView, KeyView, SeatView
+from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
+from cmdbus.exits import Exit
+from cmdbus.worker.claims.claim import STOPPED, Claim
+from cmdbus.worker.claims.outcomes import MAX_DETAILS, SUSPECT_LOSSES
+from cmdbus.worker.steward.dumps import stack_of
+
+#: Id, token and command, as in holding.py.
+Key = tuple[int, int, int]
+
+#: What somebody sends who means the process, and not what it runs.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_BEGUN = (KeyState.STARTED, KeyState.FINISHED)
+#: Of an event's details, what is not the stack.
+_REST = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """`seat` as it was read after the process had died, and before its seat is assigned anew."""
+
+    incarnation: int
+    seat: SeatView
+    #: A sentence for the audit of what was running.
+    why: str
+    #: Losses that each command that had begun counts: 0 as if it had not run, SUSPECT_LOSSES
+    #: make it run alone.
+    losses: Callable[[Claim], int] = lambda _: 1
+    #: Why commands that had begun may count no loss.
+    reason: str | None = None
+    #: Those of the begun ones that are to be charged, with code (CRASHED or TIMEOUT),
+    #: message, and details: signal, pid, stack.
+    guilty: Mapping[Key, CommandError] = field(default_factory=dict)
+
+
+def blame(seat: SeatView, ended: Ended, dump: str) -> Death:
+    """`dump`: the stacks that the process wrote when it crashed or was asked for them."""
+    assert seat.incarnation is not None, "who had none has claimed nothing"
+    why = f"its process {ended.pid} {_said(ended)}"
+    stack = stack_of(dump, _ident(seat, ended))
+    details = {"pid": ended.pid, "signal": ended.signal, "code": ended.code, "stack": _end(stack)}
+    return Death(
+        incarnation=seat.incarnation,
+        seat=seat,
+        why=why,
+        losses=_losses(ended),
+        reason=STOPPED if ended.verdict is Verdict.LATE else None,
+        guilty=_guilty(seat, ended, why, details),
+    )
+
+
+def _ident(seat: SeatView, ended: Ended) -> int | None:
+    """Of who hung; none of who crashed: of that the dump knows."""
+    if ended.verdict is Verdict.NONE:
+        return None
+    busy = [slot for slot in seat.slots if slot.command is not None]
+    return next((slot.ident for slot in busy if ended.alone or slot.place == ended.slot), None)
+
+
+def begun(seat: SeatView) -> set[Key]:
+    """The commands that its threads had started, and whose outcome was not settled."""
+    known = {_key(key): key.state for key in seat.keys}
+    started = {key for key, state in known.items() if state in _BEGUN}
+    shown = {_key(slot.command) for slot in seat.slots if slot.command}
+    # A slot whose command has no key: there were more at once than can be shown.
+    return started | {key for key in shown if key not in known}
+
+
+def _guilty(
+    seat: SeatView, ended: Ended, why: str, details: Mapping[str, object]
+) -> dict[Key, CommandError]:
+    if ended.alone and _is_suspicious(ended):
+        error = PermanentCommandError("CRASHED", f"it ran alone, and {why}", details)
+        return dict.fromkeys(begun(seat), error)
+    slots = [s.command for s in seat.slots if s.place == ended.slot and s.command is not None]
+    return {
+        _key(command): TransientCommandError(
+            "TIMEOUT", f"it held up its whole process: {why}", details
+        )
+        for command in slots
+        if (command.token, command.command_id) == (ended.token, ended.command_id)
+    }
+
+
+def _key(view: KeyView | CommandView) -> Key:
+    return view.id, view.token, view.command_id.int
+
+
+def _losses(ended: Ended) -> Callable[[Claim], int]:
+    if ended.verdict is Verdict.LATE:
+        return lambda claim: 0
+    if _is_suspicious(ended) and ended.verdict is not Verdict.STUCK and ended.slot < 0:
+        return lambda claim: max(1, SUSPECT_LOSSES - claim.losses)
+    return lambda claim: 1
+
+
+def _is_suspicious(ended: Ended) -> bool:
+    """What it ran may be the cause."""
+    if ended.verdict is Verdict.NONE:
+        from_outside = not ended.signal and ended.code in (Exit.NO_ROOM, Exit.TERMINATED)
+        return ended.signal not in _FROM_OUTSIDE and not from_outside
+    return ended.verdict in (Verdict.HUNG, Verdict.STUCK)
+
+
+def _end(stack: str) -> str:
+    """As much as an event can hold: of more, it would keep nothing at all."""
+    kept = stack.replace("\0", "")[-MAX_DETAILS:]
+    while len(json.dumps(kept)) > MAX_DETAILS - _REST:
+        kept = kept[len(kept) // 16 + 1 :]
+    return kept
+
+
+def _said(ended: Ended) -> str:
+    if ended.orphaned:
+        return "ended with its supervisor, which had died"
+    if ended.verdict is not Verdict.NONE:
+        return f"was killed: {_SENTENCES[ended.verdict]}"
+    if ended.signal == signal.SIGKILL:
+        return "was killed from outside (SIGKILL), or because memory ran out"
+    if ended.signal:
+        return f"died of {_name(ended.signal)}"
+    if ended.code == Exit.TERMINATED:
+        return "was stopped from outside (SIGTERM)"
+    return f"left by itself with exit code {ended.code}"
+
+
+_SENTENCES = {
+    Verdict.STUCK: "a command did not end",
+    Verdict.HUNG: "its main thread did not come back",
+    Verdict.LATE: "it was told to leave and had not in time",
+    Verdict.STOPPED: "a signal had stopped it",
+    Verdict.CRITICAL: "it was critical, and had not left in time",
+}
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

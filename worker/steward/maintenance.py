@@ -1,0 +1,100 @@
+"""What the steward does for the schema now and then: partitions of history for the days to
+come, the end of what is older than anybody wants to keep it, and a look at commands that no
+worker handles.
+
+A thread with a session of its own while it works, because it may take minutes.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import psycopg
+
+from cmdbus.clock import time
+from cmdbus.database import schema as schemas
+from cmdbus.errors import CmdbusError, SchemaError
+from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import cut, cut_at
+from cmdbus.worker.claims.rejections import reason
+from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
+from cmdbus.worker.steward.unhandled import Unhandled
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two checks of the partitions and of whole days; nodes spread by a fifth.
+_EVERY_SECONDS = 3600.0
+#: Seconds after which the session of one maintenance is cut: its server has gone silent. What
+#: remains to be done is done by the next one.
+_LONGEST_SECONDS = 1800.0
+#: Seconds from the steward's start to the first maintenance.
+_FIRST_SECONDS = 10.0
+
+
+class Maintenance:
+    def __init__(
+        self, claims: Claims, connect: Callable[[], Connection], domains: Sequence[str] = ()
+    ) -> None:
+        """`domains` are those of the node's handlers."""
+        self._claims = claims
+        self._connect = connect
+        self._stopping = threading.Event()
+        self._retention = Retention(claims, self._stopping)
+        self._unhandled = Unhandled(claims, domains)
+        #: When partitions and whole days are next looked at, in monotonic time.
+        self._days_at = float("-inf")
+        self.thread = threading.Thread(target=self._run, name="steward-maintenance", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Does not wait: what is not finished is done again."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        pause = _FIRST_SECONDS
+        # Never earlier than asked for: the sweep would not be due yet.
+        while not self._stopping.wait(pause * random.uniform(1.0, 1.1)):
+            pause = MIN_SWEEP_SECONDS
+            try:
+                with (
+                    self._connect() as connection,
+                    cut_at(time.monotonic() + _LONGEST_SECONDS, partial(cut, connection)),
+                ):
+                    pause = self.maintain(connection)
+            except (psycopg.Error, CmdbusError, OSError) as error:
+                _complain("maintain the schema", error)
+
+    def maintain(self, connection: Connection) -> float:
+        """Does what is due; returns the seconds until the next time."""
+        now = time.monotonic()
+        if now >= self._days_at:
+            self._maintain_days(connection)
+            self._days_at = now + _EVERY_SECONDS * random.uniform(0.9, 1.1)
+        removed = self._retention.sweep(connection)
+        if removed:
+            logger.debug("removed %s commands that their domains do not keep any longer", removed)
+        self._unhandled.report(connection)
+        return self._retention.sweep_in(connection)
+
+    def _maintain_days(self, connection: Connection) -> None:
+        try:
+            schemas.make_partitions(connection, self._claims.schema)
+        except (psycopg.Error, SchemaError) as error:
+            if connection.closed:
+                raise
+            _complain("make partitions of history", error)
+        removed = self._retention.remove_days(connection)
+        records = self._retention.remove_records(connection)
+        if records:
+            logger.debug("removed %s records of processes and of changes to domains", records)
+        if removed:
+            logger.info("removed %s days of history that no domain keeps any longer", removed)
+
+
+def _complain(what: str, error: Exception) -> None:
+    logger.warning("cannot %s: %s; trying again later", what, reason(error))

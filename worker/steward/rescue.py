@@ -1,0 +1,191 @@
+"""Hands back what a dead worker process has left: exactly, at once, and charging nobody but
+who is guilty.
+
+Its sessions are ended first, and waited for. A backend whose client was killed still
+executes what is in its socket; released before that, its next step claims for the dead.
+"""
+
+import logging
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from cmdbus.board.views import SeatView
+from cmdbus.clock import time
+from cmdbus.failpoints import AFTER_RESCUE, IN_RESCUE, reach
+from cmdbus.registry import HandlerRegistry
+from cmdbus.retry import RetryPolicy
+from cmdbus.worker.claims.claim import Claim, Connection, Finished, Session
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.halving import complain_of_release, in_halves
+from cmdbus.worker.claims.outcomes import failed
+from cmdbus.worker.claims.rejections import Cause, cause_of, reason
+from cmdbus.worker.in_flight import key_of
+from cmdbus.worker.steward.attribution import Death, begun
+from cmdbus.worker.telemetry import log_end
+from cmdbus.worker.unsettled import settle_one
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_POLICY = RetryPolicy()
+#: Between two looks at rows that somebody holds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescued:
+    """What became of each claim of the dead."""
+
+    #: Not started when it died: claimable again, as if nothing had been.
+    released: tuple[Claim, ...] = ()
+    #: Started and not settled: claimable again, and a loss is counted.
+    lost: tuple[Claim, ...] = ()
+    #: Guilty: their attempt has failed.
+    charged: tuple[Claim, ...] = ()
+    #: Their rows were held by somebody until the time was over: the ends of their leases,
+    #: or another rescue, are left.
+    left: tuple[Claim, ...] = ()
+    #: False if a session of the dead did not end in time: then nothing was handed back.
+    sessions_ended: bool = True
+
+
+def rescue(
+    connection: Connection,
+    claims: Claims,
+    registry: HandlerRegistry,
+    death: Death,
+    *,
+    within: float = 10.0,
+) -> Rescued:
+    """Bounded by `within` seconds, and may be repeated. The connection's own limits apply: a
+    guilty one's settlement waits for its row as long as lock_timeout says."""
+    deadline = time.monotonic() + within
+    sessions = _sessions_of(death.seat)
+    if not claims.end_sessions(
+        connection, sessions, incarnation=death.incarnation, within=within / 2
+    ):
+        return Rescued(sessions_ended=False)
+    reach(IN_RESCUE)
+    rescuer = _Rescuer(connection, claims, registry, death)
+    pause = _FIRST_PAUSE
+    while (left := rescuer.left()) and time.monotonic() < deadline:
+        rescuer.hand_back(left)
+        if rescuer.obstructed:
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+    reach(AFTER_RESCUE)
+    return rescuer.rescued(left)
+
+
+class _Rescuer:
+    def __init__(
+        self, connection: Connection, claims: Claims, registry: HandlerRegistry, death: Death
+    ) -> None:
+        self._connection = connection
+        self._theirs = claims.of(death.incarnation)
+        self._registry = registry
+        self._death = death
+        self._begun = begun(death.seat)
+        self._released: list[Claim] = []
+        self._lost: list[Claim] = []
+        self._charged: list[Claim] = []
+        #: Rows whose release has failed.
+        self._rejected: set[Claim] = set()
+        #: Nothing was looked for yet; and there are too many rows to look for what no seat shows.
+        self._first, self._too_many = True, False
+        #: Somebody held some of the rows.
+        self.obstructed = False
+
+    def rescued(self, left: Iterable[Claim]) -> Rescued:
+        return Rescued(
+            released=tuple(self._released),
+            lost=tuple(self._lost),
+            charged=tuple(self._charged),
+            left=tuple(left),
+        )
+
+    def left(self) -> list[Claim]:
+        """First what its seat shows, then also what only the table shows. To find that, all rows
+        are read: if there are so many that it takes too long, the leases end."""
+        claims, first, self._first = self._shown(), self._first, False
+        if self._too_many or (claims and first):
+            return claims
+        try:
+            return self._theirs.claimed_by(self._connection, self._death.incarnation)
+        except psycopg.errors.QueryCanceled as error:
+            self._too_many = True
+            logger.warning(
+                "cannot look for more claims of pid %s (%s): they can be claimed when their "
+                "leases end",
+                self._death.seat.pid,
+                reason(error),
+            )
+            return claims
+
+    def _shown(self) -> list[Claim]:
+        seat = self._death.seat
+        shown = [key.command_id for key in seat.keys]
+        shown += [slot.command.command_id for slot in seat.slots if slot.command]
+        if not shown:
+            return []
+        return self._theirs.claimed_by(self._connection, self._death.incarnation, shown)
+
+    def hand_back(self, claims: list[Claim]) -> None:
+        guilty = [claim for claim in claims if key_of(claim) in self._death.guilty]
+        others = [claim for claim in claims if key_of(claim) not in self._death.guilty]
+        lost = {claim for claim in others if key_of(claim) in self._begun}
+        given = self._release(others, lost)
+        self._released += [c for c in others if c in given and c not in lost]
+        self._lost += [claim for claim in lost if claim in given]
+        charged = [claim for claim in guilty if self._charge(claim)]
+        self._charged += charged
+        self.obstructed = len(given) + len(charged) < len(claims)
+
+    def _release(self, claims: list[Claim], lost: set[Claim]) -> set[Claim]:
+        def work(some: Sequence[Claim]) -> list[Claim]:
+            losses = [self._death.losses(claim) if claim in lost else None for claim in some]
+            return self._theirs.hand_back(
+                self._connection, some, losses, self._death.why, self._death.reason
+            )
+
+        return set(in_halves(work, claims, self._complain))
+
+    def _complain(self, claim: Claim, error: Exception) -> None:
+        """Once for each."""
+        if claim not in self._rejected:
+            complain_of_release(claim, error)
+        self._rejected.add(claim)
+
+    def _charge(self, claim: Claim) -> bool:
+        handler = self._registry.find(claim.domain, claim.type)
+        policy = (handler and handler.retry) or _DEFAULT_POLICY
+        max_attempts = claim.max_attempts or policy.max_attempts
+        outcome = failed(
+            self._death.guilty[key_of(claim)],
+            "",
+            attempt=claim.attempts + 1,
+            max_attempts=max_attempts,
+            policy=policy,
+            retry_after=None,
+            dice=random.random(),
+        )
+        finished = Finished(claim, outcome, max_attempts, time.monotonic())
+        try:
+            settled, lost = settle_one(self._theirs, self._connection, finished)
+        except Exception as error:
+            if cause_of(error) is Cause.ELSEWHERE:
+                raise
+            return False
+        if not lost:
+            log_end(settled)
+        return not lost
+
+
+def _sessions_of(seat: SeatView) -> list[Session]:
+    return [
+        (slot.backend_pid, slot.backend_start)
+        for slot in seat.slots
+        if slot.backend_pid and slot.backend_start
+    ]

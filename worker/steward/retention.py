@@ -1,0 +1,188 @@
+"""Removes history that is older than its domain keeps it, a day of a domain at a time: what
+fails for one stops no others, and is tried again the next time.
+
+Whole days are removed every hour. What a domain keeps for a shorter time than others is swept
+at an interval that depends on how long that is, by one of many stewards.
+
+A statement that is canceled is tried again for half of its rows or blocks."""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import psycopg
+
+from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.rejections import Cause, cause_of, reason
+
+logger = logging.getLogger(__name__)
+
+_DAY = 24 * 3600.0
+#: Seconds for which a domain without settings keeps its history.
+_DEFAULT_KEEP = 7 * _DAY
+#: Seconds between two sweeps of a domain: a share of the time for which it keeps its history,
+#: within bounds. So history of `keep` 0 is gone within about a minute.
+SWEEP_SHARE, MIN_SWEEP_SECONDS, MAX_SWEEP_SECONDS = 0.1, 60.0, 3600.0
+#: Commands deleted by one statement, and 8 kB blocks of a day whose ids and events are.
+_MAX_ROWS, _MAX_BLOCKS = 1000, 256
+
+
+class Removal(NamedTuple):
+    partition: str
+    #: None removes the whole day.
+    domain: str | None
+
+
+class Keep(NamedTuple):
+    """For how long a domain keeps its history, and how long ago it was swept, in seconds."""
+
+    seconds: float
+    swept: float | None = None
+
+    @property
+    def sweep_in(self) -> float:
+        """Seconds until the next sweep; 0 if it is due. Pure."""
+        every = sweep_seconds(self.seconds)
+        return 0.0 if self.swept is None else max(0.0, every - self.swept)
+
+
+def sweep_seconds(keep: float) -> float:
+    """Between two sweeps of a domain that keeps its history for `keep` seconds. Pure."""
+    return min(max(keep * SWEEP_SHARE, MIN_SWEEP_SECONDS), MAX_SWEEP_SECONDS)
+
+
+def plan_days(now: float, partitions: Sequence[str], keeps: Mapping[str, Keep]) -> list[Removal]:
+    """The days that no domain keeps any longer, the oldest first. Pure."""
+    oldest = now - _longest(keeps)
+    return [Removal(name, None) for name, began in _days(partitions) if began + _DAY <= oldest]
+
+
+def due_sweeps(keeps: Mapping[str, Keep]) -> list[str]:
+    """The domains that are to be swept; of those that keep the longest whole days go. Pure."""
+    longest = _longest(keeps)
+    return [
+        domain
+        for domain, keep in sorted(keeps.items())
+        if keep.seconds < longest and keep.sweep_in <= 0
+    ]
+
+
+def plan_sweeps(
+    now: float, partitions: Sequence[str], keeps: Mapping[str, Keep], domains: Set[str]
+) -> list[Removal]:
+    """What `domains` do not keep of the days that stay, the oldest first. Pure."""
+    oldest = now - _longest(keeps)
+    return [
+        Removal(name, domain)
+        for name, began in _days(partitions)
+        for domain in sorted(domains)
+        if began + _DAY > oldest and began < now - keeps[domain].seconds
+    ]
+
+
+def _longest(keeps: Mapping[str, Keep]) -> float:
+    return max([_DEFAULT_KEEP, *(keep.seconds for keep in keeps.values())])
+
+
+def _days(partitions: Sequence[str]) -> Iterator[tuple[str, float]]:
+    """The tables of history, and when the day of each began."""
+    for name in sorted(partitions):
+        with suppress(ValueError):  # no table of history
+            began = datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC)
+            yield name, began.timestamp()
+
+
+class Retention:
+    def __init__(self, claims: Claims, stopping: threading.Event) -> None:
+        self._claims = claims
+        self._stopping = stopping
+
+    def remove_days(self, connection: Connection) -> int:
+        """Returns how many days are removed."""
+        now, partitions = self._claims.days(connection)
+        removals = plan_days(now, partitions, self._keeps(connection))
+        return sum(self._remove(connection, removal) for removal in removals)
+
+    def remove_records(self, connection: Connection) -> int:
+        """Of processes that ended long ago, and of changes to domains; returns how many."""
+        removed = 0
+        for what, remove in (
+            ("incarnations", self._claims.retain_incarnations),
+            ("events of domains", self._claims.retain_domain_events),
+        ):
+            try:
+                removed += remove(connection)
+            except Exception as error:
+                if cause_of(error) is Cause.ELSEWHERE:
+                    raise
+                logger.warning("cannot remove old %s: %s; trying again", what, reason(error))
+        return removed
+
+    def sweep(self, connection: Connection) -> int:
+        """Returns how many commands of domains whose sweep is due are removed."""
+        keeps = self._keeps(connection)
+        # A domain whose sweep another steward has begun in the meantime is left to that one.
+        ours = {
+            domain
+            for domain in due_sweeps(keeps)
+            if self._claims.begin_sweep(connection, domain, sweep_seconds(keeps[domain].seconds))
+        }
+        if not ours:
+            return 0
+        now, partitions = self._claims.days(connection)
+        removals = plan_sweeps(now, partitions, keeps, ours)
+        return sum(self._remove(connection, removal) for removal in removals)
+
+    def sweep_in(self, connection: Connection) -> float:
+        """Seconds until a domain is to be swept, or until settings that an operator changes
+        in the meantime are to be read: at most MIN_SWEEP_SECONDS."""
+        waits = [keep.sweep_in for keep in self._keeps(connection).values()]
+        return min([MIN_SWEEP_SECONDS, *(seconds for seconds in waits if seconds > 0)])
+
+    def _keeps(self, connection: Connection) -> dict[str, Keep]:
+        return {name: Keep(*each) for name, each in self._claims.keeps(connection).items()}
+
+    def _remove(self, connection: Connection, removal: Removal) -> int:
+        partition, domain = removal
+        try:
+            if domain is None:
+                return self._remove_day(connection, partition)
+            return self._remove_of(connection, partition, domain)
+        except psycopg.errors.LockNotAvailable:
+            return 0  # A report reads the history: the next time.
+        except Exception as error:
+            if cause_of(error) is Cause.ELSEWHERE:
+                raise
+            what = f"{partition} of domain {domain}" if domain else partition
+            logger.warning("cannot remove history (%s): %s; trying again", what, reason(error))
+            return 0
+
+    def _remove_day(self, connection: Connection, partition: str) -> int:
+        gone, blocks = False, _MAX_BLOCKS
+        while not gone and not self._stopping.is_set():
+            try:
+                gone = self._claims.retain_day(connection, partition, blocks)
+            except psycopg.errors.QueryCanceled:
+                if blocks == 1:
+                    raise
+                blocks //= 2
+        return int(gone)
+
+    def _remove_of(self, connection: Connection, partition: str, domain: str) -> int:
+        removed, rows = 0, _MAX_ROWS
+        while not self._stopping.is_set():
+            try:
+                some = self._claims.retain_domain(connection, partition, domain, rows)
+            except psycopg.errors.QueryCanceled:
+                if rows == 1:
+                    raise
+                rows //= 2
+                continue
+            if not some:
+                break
+            removed += some
+        return removed

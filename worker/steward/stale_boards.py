@@ -1,0 +1,90 @@
+"""Boards of supervisors of this name that died with everything: what their processes held is
+handed back by the steward of the next one, once those processes are gone."""
+
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from cmdbus.board.board import Board
+from cmdbus.board.pid_state import Presence, presence
+from cmdbus.board.seats import Ended, Role
+from cmdbus.board.views import SeatView
+from cmdbus.clock import time
+from cmdbus.errors import BoardError
+from cmdbus.worker.claims.claim import Connection
+
+logger = logging.getLogger(__name__)
+
+#: To those whose sessions have not ended yet.
+_AGAIN_SECONDS = 5.0
+#: Seconds between checks whether a process that outlived its supervisor has exited.
+_LIVING_SECONDS = 1.0
+#: What a supervisor could not say any more of a process that died with it.
+KILLED = Ended(generation=0, pid=0, signal=signal.SIGKILL, orphaned=True)
+
+
+class LeftBehind:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        hand_back: Callable[[Connection, SeatView, Ended], bool],
+    ) -> None:
+        self._hand_back = hand_back
+        boards = sorted(directory.glob(f"{name}.board.*"))
+        # Somebody may be named like our board.
+        self._boards = [path for path in boards if path.suffix[1:].isdigit()]
+        #: Handed back by an earlier try.
+        self._done: set[tuple[Path, int]] = set()
+        self._due = 0.0
+        self._pause = _AGAIN_SECONDS
+
+    def wait(self) -> float:
+        """Seconds until `rescue` has something to do."""
+        return max(0.0, self._due - time.monotonic()) if self._boards else float("inf")
+
+    def rescue(self, connect: Callable[[], Connection]) -> None:
+        self._pause = _AGAIN_SECONDS
+        try:
+            self._rescue(connect())
+        finally:
+            self._due = time.monotonic() + self._pause
+
+    def _rescue(self, connection: Connection) -> None:
+        for path in list(self._boards):
+            try:
+                is_done = self._rescue_by(connection, path)
+            except BoardError as error:
+                logger.warning("%s: what it shows is claimable when its leases end", error)
+                is_done = True
+            if is_done:
+                self._boards.remove(path)
+
+    def _rescue_by(self, connection: Connection, path: Path) -> bool:
+        board = Board.open(path)
+        try:
+            view = board.snapshot()
+            seats = [seat for seat in view.seats if not seat.rescued]
+            ours = [seat for seat in seats if seat.incarnation and seat.role is not Role.STEWARD]
+        finally:
+            board.close()
+        for seat in ours:
+            if view.this_boot and _lives(seat):
+                self._pause = _LIVING_SECONDS
+                continue
+            ended = seat.ended or replace(KILLED, pid=seat.pid or 0)
+            if (path, seat.place) not in self._done and self._hand_back(connection, seat, ended):
+                self._done.add((path, seat.place))
+        is_done = all((path, seat.place) in self._done for seat in ours)
+        if is_done:
+            with suppress(OSError):  # Else the next supervisor finds that nothing is left to do.
+                path.unlink()
+        return is_done
+
+
+def _lives(seat: SeatView) -> bool:
+    """Whether its process still runs its commands: releasing them would run them twice."""
+    return seat.pid is not None and presence(seat.pid, seat.since) is not Presence.GONE

@@ -1,0 +1,123 @@
+"""Hears the notifications of a schema, on a session of its own that it keeps alive."""
+
+import logging
+import select
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import psycopg
+from psycopg.pq.abc import PGconn
+
+from cmdbus.clock import time
+from cmdbus.database.statements import statement
+from cmdbus.errors import DatabaseUnavailableError
+from cmdbus.printable import joined
+from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import cut, cut_at
+
+logger = logging.getLogger(__name__)
+
+_RELISTEN_FIRST, _RELISTEN_LONGEST = 0.1, 1.0
+#: Seconds between two questions to its own session, which also bound its LISTEN, and seconds
+#: that it waits for an answer.
+_PING_SECONDS, _PONG_SECONDS = 10.0, 5.0
+
+
+class Listener:
+    """A thread with a LISTEN session of its own. Says on which channels it heard something,
+    and that a new session began: what was sent in the gap notified nobody."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        claims: Claims,
+        *,
+        began: Callable[[], None],
+        heard: Callable[[set[str]], None],
+        ended: Callable[[], None] = lambda: None,
+        ping: float = _PING_SECONDS,
+        pong: float = _PONG_SECONDS,
+    ) -> None:
+        self._connect = connect
+        self._claims = claims
+        self._ping_statement = statement("ping", claims.schema)
+        self._began = began
+        self._heard = heard
+        self._ended = ended
+        self._ping = ping
+        self._pong = pong
+        self._stopping = threading.Event()
+        #: Its end interrupts the wait for notifications.
+        self._woken, self._waker = socket.socketpair()
+        self.thread = threading.Thread(target=self._run, name="cmdbus-listener", daemon=True)
+        #: Counts sessions; written by the listener, read by who arms.
+        self.session = 0
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._waker.close()
+        if self.thread.is_alive():
+            self.thread.join(_PING_SECONDS)
+        self._woken.close()
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            session = self.session
+            try:
+                with self._connect() as connection:
+                    self._listen(connection)
+            except (psycopg.Error, DatabaseUnavailableError, OSError) as error:
+                if self.session > session:
+                    # At once: what is sent in the gap is found only by the next session's ring.
+                    pause = 0.0
+                    logger.warning(
+                        "the listening session is lost: %s; listening again as soon as it can",
+                        joined(str(error)),
+                    )
+                else:
+                    pause = min(max(pause * 2, _RELISTEN_FIRST), _RELISTEN_LONGEST)
+
+    def _listen(self, connection: Connection) -> None:
+        # A server that has gone silent would not answer, and nothing else would end the wait.
+        with cut_at(time.monotonic() + self._ping, partial(cut, connection)):
+            self._claims.listen(connection)
+        self.session += 1
+        self._began()
+        try:
+            self._hear(connection.pgconn, connection.fileno())
+        finally:
+            self._ended()
+            connection.close()
+
+    def _hear(self, session: PGconn, descriptor: int) -> None:
+        """Below the driver, which would wait for a silent server without a bound."""
+        # Not select(): that knows no descriptor above 1023.
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        pinged = False
+        while True:
+            ready = dict(poll.poll((self._pong if pinged else self._ping) * 1000))
+            if self._stopping.is_set():
+                return
+            if descriptor not in ready:
+                if pinged:
+                    raise psycopg.OperationalError("the server has gone silent")
+                session.send_query(self._ping_statement)
+                pinged = True
+                continue
+            session.consume_input()
+            while pinged and not session.is_busy():
+                pinged = session.get_result() is not None
+            channels = set()
+            while notification := session.notifies():
+                channels.add(notification.relname.decode())
+            if channels:
+                self._heard(channels)

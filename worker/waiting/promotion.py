@@ -1,0 +1,81 @@
+"""Promotes due commands, from scheduled to ready, in batches.
+
+a batch succeeds    the next one is twice as large, up to the limits
+a batch fails       the next one is half as large
+one row fails       it moves to troubleshooting or, if even that fails, is skipped
+one row times out   it is left out until another statement succeeds, then tried once more
+a lock times out    the rows stay as they are, until the next look
+"""
+
+import logging
+from collections.abc import Callable
+
+from cmdbus.clock import time
+from cmdbus.worker.claims.claim import ClaimKey, Connection
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.rejected_rows import RejectedRows
+from cmdbus.worker.claims.rejections import Cause, cause_of, reason
+
+logger = logging.getLogger(__name__)
+
+#: Rows of the largest batch, and their bytes as stored: what a slow disk writes in a second.
+_MAX_ROWS, _MAX_BYTES = 1000, 8 * 2**20
+#: Seconds below which a batch is quick, and above which it is slow.
+_QUICK, _SLOW = 0.25, 1.0
+
+
+class Promotion:
+    """Used by one thread."""
+
+    def __init__(self, claims: Claims, patience: Callable[[], float]) -> None:
+        """`patience` is called before one row is promoted by itself, and returns the seconds
+        that it may take, or 0 for the session's own statement timeout."""
+        self._claims = claims
+        self._patience = patience
+        self._rows = _MAX_ROWS
+        self._rejected = RejectedRows(claims)
+        #: The latest warning, which is not repeated until a batch succeeds.
+        self._last_warning = ""
+
+    def step(self, connection: Connection) -> bool:
+        """One batch; whether another one may follow immediately."""
+        rows, size = self._rows, _MAX_BYTES * self._rows // _MAX_ROWS
+        first = self._first_due(connection) if rows == 1 else None
+        seconds = self._patience() if rows == 1 else 0.0
+        began = time.monotonic()
+        try:
+            promoted = self._claims.promote(connection, rows, size, self._rejected.skipped, seconds)
+        except Exception as error:
+            if cause_of(error) is Cause.ELSEWHERE:
+                raise
+            if cause_of(error) is Cause.CONTENTION:
+                self._warn_once(f"{reason(error)}: trying again")
+                return False
+            return self._narrow(connection, first, error)
+        again = self._rejected.succeeded()
+        took = time.monotonic() - began
+        if took < _QUICK:
+            self._rows = min(rows * 2, _MAX_ROWS)
+        elif took > _SLOW:
+            self._rows = max(rows // 2, 1)
+        self._last_warning = ""
+        return promoted > 0 or again
+
+    def _narrow(self, connection: Connection, first: ClaimKey | None, error: Exception) -> bool:
+        if self._rows > 1:
+            self._warn_once(f"{reason(error)}: trying fewer")
+            self._rows //= 2
+            return True
+        # Another node may have promoted the row meanwhile: then the first one is another.
+        if first is not None and first == self._first_due(connection):
+            what = "is due and cannot be promoted"
+            self._rejected.set_aside(connection, first, what, error, "scheduled")
+        return True
+
+    def _first_due(self, connection: Connection) -> ClaimKey | None:
+        return self._claims.first_due(connection, self._rejected.skipped)
+
+    def _warn_once(self, why: str) -> None:
+        if why != self._last_warning:
+            logger.warning("cannot promote due commands: %s", why)
+        self._last_warning = why

@@ -1,0 +1,101 @@
+"""Moves to the ready what is due, and says when the next time is that something will be."""
+
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from cmdbus.clock import time
+from cmdbus.failpoints import PROMOTED, reach
+from cmdbus.worker.claims.claim import Connection, Seen
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.floors import pause_after
+from cmdbus.worker.waiting.promotion import Promotion
+
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 5.0
+#: Seconds until the ends of leases are read again after the statement timeout has ended that.
+_LEASES_AGAIN_SECONDS = 60.0
+#: Seconds before the earliest due time at which the timers are read again: by then the
+#: database's clock may have gained on the one by which a process sleeps.
+GRACE_SECONDS = 0.05
+
+
+def seconds_to_look(due: float, fallback: float) -> float:
+    """Seconds to sleep before the timers are read again, if the earliest is due in `due`
+    seconds (infinity: there is none). Within the grace it is the rest, so that each timer is
+    read ahead of its time once, and not in a loop."""
+    ahead = due - GRACE_SECONDS if due > GRACE_SECONDS else due
+    return max(0.0, min(ahead, fallback))
+
+
+class Timers:
+    def __init__(
+        self,
+        claims: Claims,
+        domains: Sequence[str],
+        types: Sequence[str],
+        patience: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`patience`: see Promotion."""
+        self._claims = claims
+        self._promotion = Promotion(claims, patience)
+        self._domains = domains
+        self._types = types
+        self._locked_wait = _SHORTEST_WAIT
+        #: When the ends of leases are read again, which walks over all rows; monotonic time.
+        self._leases_at = float("-inf")
+        self._promoted = False
+        #: By the latest look.
+        self.seen = Seen(None, None, suspects=False, queue_usage=0.0, pages=0)
+
+    def look(self, connection: Connection, *, leases: bool) -> float:
+        """Seconds until the next command is due or, with `leases`, until somebody's lease
+        ends; 0 if some were due and are claimable now. The earliest time is read anew each
+        time: no later one is forgotten."""
+        self._promoted = self._promotion.step(connection)
+        if self._promoted:
+            reach(PROMOTED)
+            return 0.0
+        self.seen = self._read(connection, leases)
+        if self.seen.lease_ends is not None:
+            # Leases end only while some node can renew: one that waits for an end shows that.
+            self._claims.renew(connection, {})
+            renewed = min(self.seen.lease_ends, self._claims.renewal_seconds)
+            self.seen = self.seen._replace(lease_ends=renewed)
+        timers = (self.seen.due, self.seen.lease_ends)
+        waits = [seconds for seconds in timers if seconds is not None]
+        if min(waits, default=1.0) > 0:
+            self._locked_wait = _SHORTEST_WAIT
+        else:
+            # Due, and neither promoted nor claimed: in somebody else's hands just now.
+            waits = [max(seconds, self._locked_wait) for seconds in waits]
+            if self.seen.next_due is not None:
+                waits.append(self.seen.next_due)
+            self._locked_wait = min(self._locked_wait * 2, _LONGEST_WAIT)
+        return min(waits, default=float("inf"))
+
+    def only_promotes_within(self, seconds: float) -> bool:
+        """By the latest look: commands are due within this time, and no lease ends."""
+        if self._promoted:
+            return True
+        due, lease_ends = self.seen.due, self.seen.lease_ends
+        return due is not None and due <= seconds and (lease_ends is None or lease_ends > seconds)
+
+    def _read(self, connection: Connection, leases: bool) -> Seen:
+        """Where reading the leases takes many pages, there are pauses in between."""
+        now = time.monotonic()
+        walks = leases and now >= self._leases_at
+        try:
+            seen = self._claims.timers(connection, self._domains, self._types, leases=walks)
+        except psycopg.errors.QueryCanceled:
+            if not walks:
+                raise
+            # Too many rows: a lease that ends is found by a claim of somebody who polls.
+            self._leases_at = time.monotonic() + _LEASES_AGAIN_SECONDS
+            return self._claims.timers(connection, self._domains, self._types, leases=False)
+        if walks:
+            ends_in = float("inf") if seen.lease_ends is None else seen.lease_ends
+            self._leases_at = time.monotonic() + min(ends_in, pause_after(seen.pages))
+        elif leases:
+            # Others may have claimed since then: they are read again after the pause.
+            return seen._replace(lease_ends=self._leases_at - now)
+        return seen
