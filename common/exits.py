@@ -15,11 +15,11 @@ class Exit(IntEnum):
     #: Stopped, but commands had to be killed or given back while they ran.
     UNFINISHED = 5
     #: Only of children: the system has no room for their threads, but may have it later.
-    NO_ROOM = 6
+    NO_RESOURCES = 6
     #: Only of children: stopped gracefully after a SIGTERM that the supervisor did not send.
     TERMINATED = 7
 
 
-def lacks_room(error: RuntimeError) -> bool:
+def cannot_start_thread(error: RuntimeError) -> bool:
     """Whether it says that no thread could be started: it has no class of its own."""
     return "start new thread" in str(error)

@@ -41,12 +41,12 @@ IN_REAP = "in-reap"
 _action: Callable[[str], None] | None = None
 
 
-def reach(point: str) -> None:
+def failpoint(point: str) -> None:
     if _action is not None:
         _action(point)
 
 
-def at_points(action: Callable[[str], None] | None) -> None:
+def set_failpoint_action(action: Callable[[str], None] | None) -> None:
     """For tests: what each passing thread does from now on, also in the processes that this one
     forks."""
     global _action

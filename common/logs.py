@@ -23,7 +23,7 @@ from cmdbus.printable import hanging
 
 _STDERR = 2
 #: A write of so much to a pipe is whole or not at all.
-_AT_ONCE = select.PIPE_BUF
+_CHUNK_BYTES = select.PIPE_BUF
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _NAME = "cmdbus"
 
@@ -204,7 +204,7 @@ class StderrHandler(logging.Handler):
         data = b"\n" + data if self._torn else data
         whole = len(data)
         while data:
-            data = data[self._stderr.write(data[:_AT_ONCE]) :]
+            data = data[self._stderr.write(data[:_CHUNK_BYTES]) :]
             self._torn = 0 < len(data) < whole
 
 

@@ -45,7 +45,7 @@ class RetryPolicy:
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"jitter must be a share from 0 to 1, not {self.jitter!r}")
 
-    def delay(self, attempt: int, dice: float) -> float:
+    def delay(self, attempt: int, rand: float) -> float:
         """Seconds to wait after the `attempt`-th execution failed; `dice` is from 0 to 1."""
         seconds = self.backoff[min(attempt, len(self.backoff)) - 1]
-        return seconds * (1 + self.jitter * (2 * dice - 1))
+        return seconds * (1 + self.jitter * (2 * rand - 1))

@@ -48,7 +48,7 @@ def _ranges(lines: Iterable[int]) -> str:
 def main(path: str) -> int:
     report = json.loads(Path(path).read_text())
     modules = [
-        str(file.relative_to(_ROOT)) for each in _PACKAGES for file in (_ROOT / each).glob("*.py")
+        str(file.relative_to(_ROOT)) for each in _PACKAGES for file in (_ROOT / each).rglob("*.py")
     ]
     total = report["totals"]["percent_covered"]
     found = list(shortfalls(report, modules, EXCEPTIONS))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from cmdbus.clock import time
 from cmdbus.exits import Exit
-from cmdbus.failpoints import IN_CHILD, reach
+from cmdbus.failpoints import IN_CHILD, failpoint
 from cmdbus.supervisor import signals
 
 _PR_SET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER = 1, 37
@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class ExitStatus:
     """`signal` is what killed it; 0 if it exited with `code`."""
 
     signal: int
@@ -54,7 +54,7 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self.descriptor, number)
 
-    def reap(self) -> Death | None:
+    def reap(self) -> ExitStatus | None:
         """None while it lives. What it started and left in its group ends with it; that is
         done while the dead process still holds the group's number."""
         ended = os.waitid(os.P_PIDFD, self.descriptor, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -65,8 +65,8 @@ class Child:
         os.waitid(os.P_PIDFD, self.descriptor, os.WEXITED)
         os.close(self.descriptor)
         if ended.si_code == os.CLD_EXITED:
-            return Death(0, ended.si_status)
-        return Death(ended.si_status, 0)
+            return ExitStatus(0, ended.si_status)
+        return ExitStatus(ended.si_status, 0)
 
 
 def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
@@ -101,7 +101,7 @@ def flush() -> None:
 def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
     code: int = Exit.ERROR
     try:
-        reach(IN_CHILD)
+        failpoint(IN_CHILD)
         os.setpgid(0, 0)
         signals.reset()
         die_with(parent)
@@ -125,7 +125,7 @@ def die_with(parent: int) -> None:
         os._exit(Exit.ERROR)
 
 
-def reap_strangers(ours: Iterable[int | None]) -> None:
+def reap_orphans(ours: Iterable[int | None]) -> None:
     """As process 1 of a container, or as a subreaper, we inherit orphans. Looks first: who is
     ours is reaped by its seat, with its exit code. Elsewhere there are none, and a child that
     somebody else in this process has started is left to him."""

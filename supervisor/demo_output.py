@@ -20,16 +20,16 @@ from cmdbus.logs import redirect_stderr
 from cmdbus.settings import Settings
 from cmdbus.supervisor import signals
 from cmdbus.supervisor.children import Child, fork, wait
-from cmdbus.supervisor.systemd_notifier import forget
+from cmdbus.supervisor.systemd_notifier import clear_notify_env
 
 logger = logging.getLogger(__name__)
 
 _STDOUT, _STDERR = 1, 2
 #: A terminal that is stopped keeps no supervisor from its end.
-_HEARD_SECONDS = 1.0
+_REPORT_SECONDS = 1.0
 
 
-class Narration:
+class DemoOutput:
     """While it is entered, what goes to stderr is in the log."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Narration:
             return
         self._begun = True
         try:
-            self._child = fork(self._narrate, close=self._close())
+            self._child = fork(self._report, close=self._close())
         except OSError as error:
             logger.warning("the demo has no narrator: %s", error.strerror)
 
@@ -98,15 +98,15 @@ class Narration:
         seats = self._board.snapshot(keys=False).seats
         running = sum(slot.command is not None for seat in seats for slot in seat.slots)
         if not seconds:
-            told = "Stopping at once: what runs is cut off, and runs again next time."
+            text = "Stopping at once: what runs is cut off, and runs again next time."
         elif running:
-            told = (
+            text = (
                 f"Stopping: waiting for {count_of(running)}, at most {seconds:g} s "
                 f"(Ctrl-C again: at once)."
             )
         else:
-            told = "Stopping: no command runs; waiting for the processes to leave."
-        _say(f"\n{told}\n")
+            text = "Stopping: no command runs; waiting for the processes to leave."
+        _say(f"\n{text}\n")
 
     def end(self, code: Exit) -> None:
         """The last word."""
@@ -118,21 +118,21 @@ class Narration:
             self._log.unlink(missing_ok=True)
         _say("".join(f"{line}\n" for line in ("", "The demo has stopped.", *self._done())))
 
-    def _narrate(self) -> int:
+    def _report(self) -> int:
         """In the child."""
-        from cmdbus.worker.demo_report import narrate
+        from cmdbus.worker.demo_report import report
 
-        forget()
+        clear_notify_env()
         signals.unblock()
-        return narrate(self._settings, self._board, self._log)
+        return report(self._settings, self._board, self._log)
 
     def _done(self) -> Iterable[str]:
         ends = Counter[str]()
         for (_, _, end), count in self._board.counters().commands.items():
             ends[end] += count
         if ends:
-            said = (f"{ends[name]} {what}" for name, what in _ENDS.items() if ends[name])
-            yield f"It ran {ends.total()} executions: {', '.join(said)}."
+            text = (f"{ends[name]} {what}" for name, what in _ENDS.items() if ends[name])
+            yield f"It ran {ends.total()} executions: {', '.join(text)}."
         replaced = self._board.snapshot(keys=False).restarts
         if any(replaced.values()):
             why = (f"{count} {reason}" for reason, count in replaced.items() if count)
@@ -151,6 +151,6 @@ _ENDS = {
 
 
 def _say(text: str) -> None:
-    if select.select([], [_STDOUT], [], _HEARD_SECONDS)[1]:
+    if select.select([], [_STDOUT], [], _REPORT_SECONDS)[1]:
         with suppress(OSError):
             os.write(_STDOUT, text.encode())

@@ -16,34 +16,34 @@ from typing import assert_never
 
 from cmdbus.board.board import Board
 from cmdbus.board.health import Health
-from cmdbus.board.seats import NO_COMMAND, Ended, Role, Verdict
+from cmdbus.board.seats import NO_COMMAND, ExitRecord, Role, Verdict
 from cmdbus.board.slots import Phase
 from cmdbus.board.views import BoardView, Restart, SeatView, SlotView
-from cmdbus.board.wake_pipe import Wire
+from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.exits import Exit
-from cmdbus.failpoints import AFTER_FORK, BEFORE_FORK, IN_REAP, reach
+from cmdbus.failpoints import AFTER_FORK, BEFORE_FORK, IN_REAP, failpoint
 from cmdbus.settings import Settings
 from cmdbus.supervisor import gil_holder as guilt
 from cmdbus.supervisor import signals
-from cmdbus.supervisor.children import Death, fork
+from cmdbus.supervisor.children import ExitStatus, fork
 from cmdbus.supervisor.policy import (
     DUMP_SECONDS,
     UNDEAD_SECONDS,
     Action,
     Dump,
-    Fleet,
+    FleetView,
     Kill,
-    Leave,
-    Process,
+    ProcessView,
     Start,
+    Stop,
     is_ahead,
 )
 from cmdbus.supervisor.restarts import Restarts, died_early, is_busy, is_expected
 from cmdbus.supervisor.stacks import Stacks
-from cmdbus.supervisor.supervised_process import NS, Seated
-from cmdbus.supervisor.systemd_notifier import forget
+from cmdbus.supervisor.supervised_process import NS, SupervisedProcess
+from cmdbus.supervisor.systemd_notifier import clear_notify_env
 
 logger = logging.getLogger(__name__)
 
@@ -53,20 +53,20 @@ _MANY_CRASHES = "processes crash as soon as they start, too many of them"
 _SPREAD = 0.1
 
 
-class Company:
+class Fleet:
     """Who is there, and who should be."""
 
     def __init__(self, settings: Settings, board: Board, stacks: Path) -> None:
         self._settings = settings
         self._board = board
         self._stacks = Stacks(stacks)
-        for place in range(board.layout.seats):
-            board.seat(place).clear(time.monotonic_ns())
-        self._wake = Wire(2 * settings.procs)
-        self._call = Wire(1)
+        for index in range(board.layout.seats):
+            board.seat(index).clear(time.monotonic_ns())
+        self._worker_pipe = WakePipe(2 * settings.procs)
+        self._steward_pipe = WakePipe(1)
         self._restarts = Restarts()
         self._generations: dict[tuple[Role, int], int] = {}
-        self._seated: dict[int, Seated] = {}
+        self._processes: dict[int, SupervisedProcess] = {}
         self.wanted = settings.procs
         #: Raised by each reload.
         self.app = 0
@@ -81,8 +81,8 @@ class Company:
         #: Causes that the log names only once.
         self._reported: set[str] = set()
         #: Who was asked for stacks, with what the file said before; and when they are told.
-        self._asked: dict[int, str] = {}
-        self._tells_at = 0.0
+        self._stacks_wanted: dict[int, str] = {}
+        self._stacks_at = 0.0
         #: Descriptors of the supervisor's that no child may keep.
         self.private: list[int] = []
         #: Where the steward answers probes; no other child keeps it.
@@ -90,50 +90,52 @@ class Company:
 
     # Look.
 
-    def look(self, now: float, *, judging: bool, stop_by: float | None) -> Fleet:
-        for seated in list(self._seated.values()):
-            if death := seated.child.reap():
-                reach(IN_REAP)
+    def look(self, now: float, *, judging: bool, stop_by: float | None) -> FleetView:
+        for process in list(self._processes.values()):
+            if exit_status := process.child.reap():
+                failpoint(IN_REAP)
                 # Looked at only now: what it did until its death counts.
-                seat = self._board.seat_view(seated.place)
-                self._bury(seated, death, seat, now, stop_by is not None)
-            elif seated.killed_at is not None and now >= seated.killed_at + UNDEAD_SECONDS:
-                self._give_up(seated, now, stop_by is not None)
-        if self._asked and now >= self._tells_at:
-            self._tell_stacks()
+                seat = self._board.seat_view(process.index)
+                self._handle_exit(process, exit_status, seat, now, stop_by is not None)
+            elif process.killed_at is not None and now >= process.killed_at + UNDEAD_SECONDS:
+                self._give_up(process, now, stop_by is not None)
+        if self._stacks_wanted and now >= self._stacks_at:
+            self._log_stacks()
         view = self._board.snapshot(keys=False)
-        if self._mend(view, now):
+        if self._repair_seating(view, now):
             view = self._board.snapshot(keys=False)
         self._clear(view, now)
         # What began while this process stalled, after `now`, did not begin in the future.
         read_at = time.monotonic()
-        return Fleet(
-            processes=[self._shown(s, view.seats[s.place], read_at) for s in self._seated.values()],
+        return FleetView(
+            processes=[
+                self._view(s, view.seats[s.index], read_at) for s in self._processes.values()
+            ],
             wanted=self.wanted,
             app=self.app,
             not_before={key: self._restarts.not_before(key) for key in self._generations},
             stop_by=stop_by,
             unrescued=sum(seat.role is Role.DEAD and not seat.rescued for seat in view.seats),
             suspects=view.suspects,
-            judging=judging,
+            can_judge=judging,
         )
 
-    def _mend(self, view: BoardView, now: float) -> bool:
+    def _repair_seating(self, view: BoardView, now: float) -> bool:
         """Seats that do not show any more whose they are: something else wrote there."""
-        unknown = [s for s in self._seated.values() if view.seats[s.place].role is None]
-        for seated in unknown:
-            seat = self._board.seat(seated.place)
-            seat.say_whose(seated.seating, seated.number, seated.generation, int(now * NS))
+        unknown = [s for s in self._processes.values() if view.seats[s.index].role is None]
+        for process in unknown:
+            seat = self._board.seat(process.index)
+            seat.set_identity(process.seating, process.number, process.generation, int(now * NS))
         return bool(unknown)
 
-    def _shown(self, seated: Seated, seat: SeatView, now: float) -> Process:
-        if seat.ready is not None and not seated.was_ready:
-            seated.was_ready = True
+    def _view(self, process: SupervisedProcess, seat: SeatView, now: float) -> ProcessView:
+        if seat.ready is not None and not process.was_ready:
+            process.was_ready = True
             self._reported.discard(_CANNOT_START)
-        if seat.ready is not None and seated.role is Role.WORKER:
-            self._proven = max(self._proven, seated.app)
-        seated.weigh(self._board, self._settings, now)
-        return seated.shown(seat, now)
+        if seat.ready is not None and process.role is Role.WORKER:
+            self._proven = max(self._proven, process.app)
+        process.measure_rss(self._board, self._settings, now)
+        return process.view(seat, now)
 
     def is_crash_loop(self, now: float) -> bool:
         """Too many early deaths, and no worker that is ready: those go on."""
@@ -146,8 +148,8 @@ class Company:
         return True
 
     def _has_ready_worker(self) -> bool:
-        workers = [s for s in self._seated.values() if s.role is Role.WORKER and s.stays]
-        return any(self._board.seat_view(s.place).ready is not None for s in workers)
+        workers = [s for s in self._processes.values() if s.role is Role.WORKER and s.is_staying]
+        return any(self._board.seat_view(s.index).ready is not None for s in workers)
 
     def _report(self, what: str) -> None:
         """Once, until the cause is gone."""
@@ -173,7 +175,7 @@ class Company:
         """All workers have waited since then, would have been woken, and hold no claim: what runs
         or is not settled counts as not done."""
         view = self._board.snapshot()
-        if any(seat.role in (Role.ALONE, Role.LEAVING, Role.DEAD) for seat in view.seats):
+        if any(seat.role in (Role.QUARANTINE, Role.STOPPING, Role.DEAD) for seat in view.seats):
             return False
         workers = view.with_role(Role.WORKER)
         parked = [seat.parked for seat in workers if seat.ready is not None]
@@ -182,40 +184,40 @@ class Company:
             and all(at is not None and at / NS < since for at in parked)
             and (view.armed > 0 or not self._settings.listen)
             and not view.suspects
-            and not any(seat.keys for seat in workers)
+            and not any(seat.claims for seat in workers)
         )
 
     def report(self) -> None:
         """The board into the log, and everybody's stacks as soon as they are written."""
-        for seated in self._seated.values():
-            self._asked[seated.place] = self._stacks.read(seated.place)
-            seated.child.send(signal.SIGUSR2)
-        self._tells_at = time.monotonic() + DUMP_SECONDS
+        for process in self._processes.values():
+            self._stacks_wanted[process.index] = self._stacks.read(process.index)
+            process.child.send(signal.SIGUSR2)
+        self._stacks_at = time.monotonic() + DUMP_SECONDS
         logger.info(
             "the board: %s", json.dumps(self._board.snapshot().to_dict(time.monotonic_ns()))
         )
 
-    def _tell_stacks(self) -> None:
-        for place, before in self._asked.items():
-            if (seated := self._seated.get(place)) is not None:
-                stack = self._stacks.read(place).removeprefix(before)
+    def _log_stacks(self) -> None:
+        for index, before in self._stacks_wanted.items():
+            if (process := self._processes.get(index)) is not None:
+                stack = self._stacks.read(index).removeprefix(before)
                 logger.info(
-                    "the stacks of %s, pid %s:\n%s", seated, seated.child.pid, stack.strip()
+                    "the stacks of %s, pid %s:\n%s", process, process.child.pid, stack.strip()
                 )
-        self._asked.clear()
+        self._stacks_wanted.clear()
 
     @property
     def pids(self) -> list[int]:
-        return [seated.child.pid for seated in self._seated.values()]
+        return [process.child.pid for process in self._processes.values()]
 
     @property
     def descriptors(self) -> list[int]:
         """Each is readable when its child has died."""
-        return [seated.child.descriptor for seated in self._seated.values()]
+        return [process.child.descriptor for process in self._processes.values()]
 
     def close(self) -> None:
-        self._wake.close()
-        self._call.close()
+        self._worker_pipe.close()
+        self._steward_pipe.close()
 
     # Act.
 
@@ -223,29 +225,29 @@ class Company:
         match action:
             case Start():
                 self._start(action, now)
-            case Leave():
-                self._leave(action, now)
+            case Stop():
+                self._stop(action, now)
             case Dump():
-                self._dump(self._seated[action.process.place], now)
+                self._dump(self._processes[action.process.index], now)
             case Kill():
                 self._kill(action, now)
             case _:
                 assert_never(action)
 
     def _start(self, action: Start, now: float) -> None:
-        place = self._free_place(action.role)
-        if place is None:
+        index = self._free_index(action.role)
+        if index is None:
             return  # All wait for what their dead held to be handed back.
         key = action.role, action.number
         generation = self._generations.get(key, 0) + 1
         at = int(now * NS)
         self._stacks.look()
-        seat = self._board.seat(place)
+        seat = self._board.seat(index)
         seat.assign(action.role, number=action.number, generation=generation, now=at)
-        reach(BEFORE_FORK)
+        failpoint(BEFORE_FORK)
         try:
             child = fork(
-                lambda: self._main(action.role, place, generation),
+                lambda: self._main(action.role, index, generation),
                 close=[*self.private, *self.descriptors],
             )
         except OSError as error:
@@ -254,254 +256,276 @@ class Company:
             self._generations.setdefault(key, 0)
             logger.error("no process can be started (%s): again in %.0f s", error.strerror, pause)
             return
-        reach(AFTER_FORK)
+        failpoint(AFTER_FORK)
         self._generations[key] = generation
         reason = action.reason or self._reasons.pop(key, None)
         if reason is not None:
             self._board.count_restart(reason)
-        self._seated[place] = seated = Seated(
+        self._processes[index] = process = SupervisedProcess(
             child=child,
-            place=place,
+            index=index,
             role=action.role,
             number=action.number,
             generation=generation,
             app=self.app,
             born=now,
             spread=random.uniform(0, _SPREAD),
-            executed_before=self._board.executed(place),
+            executed_before=self._board.executed(index),
         )
         why = f": {reason.name.lower()}" if reason is not None else ""
         why += f", as the process before it is used up: {action.why}" if action.why else ""
-        logger.info("%s starts, pid %s, generation %s%s", seated, child.pid, generation, why)
+        logger.info("%s starts, pid %s, generation %s%s", process, child.pid, generation, why)
 
-    def _main(self, role: Role, place: int, generation: int) -> int:
+    def _main(self, role: Role, index: int, generation: int) -> int:
         """In the child. Only here is loaded what talks to the database, or is the user's."""
         from cmdbus.board.node import Node
         from cmdbus.worker.boot import process
 
-        forget()
+        clear_notify_env()
         if self.http is not None and role is not Role.STEWARD:
             self.http.close()
         node = Node(
             board=self._board,
-            seat=self._board.seat(place),
+            seat=self._board.seat(index),
             generation=generation,
             parent=os.getppid(),
-            wake=self._wake,
-            call=self._call,
+            worker_pipe=self._worker_pipe,
+            steward_pipe=self._steward_pipe,
             http=self.http,
-            alone=role is Role.ALONE,
+            quarantine=role is Role.QUARANTINE,
         )
-        stacks = self._stacks.file(place)
+        stacks = self._stacks.file(index)
         if role is Role.STEWARD:
             return process.run_steward(self._settings, node, stacks, signals.unblock)
         return process.run(self._settings, node, stacks, signals.unblock)
 
-    def _leave(self, action: Leave, now: float) -> None:
-        seated = self._seated[action.process.place]
-        if seated.leave_by is None:
-            seated.leave_verdict = action.verdict
-            seated.burnt, seated.burnt_at = guilt.burnt(seated.child.pid), now
-        seated.leave_by = action.by
+    def _stop(self, action: Stop, now: float) -> None:
+        process = self._processes[action.process.index]
+        if process.stop_by is None:
+            process.stop_verdict = action.verdict
+            process.cpu_seconds, process.cpu_read_at = guilt.cpu_seconds(process.child.pid), now
+        process.stop_by = action.by
         if action.reason is not None:
-            self._reasons[seated.role, seated.number] = action.reason
-            why = _why(action, self._board.seat_view(seated.place))
+            self._reasons[process.role, process.number] = action.reason
+            why = _why(action, self._board.seat_view(process.index))
             planned = action.reason in (Restart.RELOADED, Restart.RECYCLED)
             level = logging.INFO if planned else logging.WARNING
-            logger.log(level, "%s is told to leave: %s", seated, why)
-        seat = self._board.seat(seated.place)
+            logger.log(level, "%s is told to leave: %s", process, why)
+        seat = self._board.seat(process.index)
         at, by = int(now * NS), int(action.by * NS)
-        seat.order_to_leave(
-            seated.number, seated.generation, by=by, now=at, verdict=seated.leave_verdict
+        seat.order_to_stop(
+            process.number, process.generation, by=by, now=at, verdict=process.stop_verdict
         )
         if action.verdict is Verdict.STUCK:
-            seated.child.send(signal.SIGUSR2)  # its stacks, also while the GIL is held
-        seated.child.send(signal.SIGTERM)
+            process.child.send(signal.SIGUSR2)  # its stacks, also while the GIL is held
+        process.child.send(signal.SIGTERM)
 
-    def _dump(self, seated: Seated, now: float) -> None:
-        logger.warning("%s is late: asking for its stacks", seated)
-        seated.dumped_at = seated.burnt_at = now
-        seated.burnt = guilt.burnt(seated.child.pid)
-        seated.child.send(signal.SIGUSR2)
+    def _dump(self, process: SupervisedProcess, now: float) -> None:
+        logger.warning("%s is late: asking for its stacks", process)
+        process.dumped_at = process.cpu_read_at = now
+        process.cpu_seconds = guilt.cpu_seconds(process.child.pid)
+        process.child.send(signal.SIGUSR2)
 
     def _kill(self, action: Kill, now: float) -> None:
         """Compares before: whoever has moved on since it was judged is let live."""
-        seated = self._seated[action.process.place]
-        view = self._board.seat_view(seated.place)
+        process = self._processes[action.process.index]
+        view = self._board.seat_view(process.index)
         if action.verdict is Verdict.HUNG and self._is_back(view, now):
-            seated.dumped_at = None
-            logger.warning("%s has come back in time", seated)
+            process.dumped_at = None
+            logger.warning("%s has come back in time", process)
             return
-        self._attribute(seated, action, view, now)
-        seated.verdict = action.verdict
-        if guilt.is_stopped(seated.child.pid):
-            seated.verdict = Verdict.STOPPED
-        seated.killed_at = now
+        self._find_cause(process, action, view, now)
+        process.verdict = action.verdict
+        if guilt.is_stopped(process.child.pid):
+            process.verdict = Verdict.STOPPED
+        process.killed_at = now
         if action.verdict is Verdict.HUNG:
-            self._reasons[seated.role, seated.number] = Restart.HUNG
-        logger.error("%s is killed: %s%s", seated, _SENTENCES[seated.verdict], _running(view.slots))
-        if stack := self._stacks.last(seated.place):
-            logger.error("the stacks of %s:\n%s", seated, stack)
-        seated.child.send(signal.SIGKILL)
+            self._reasons[process.role, process.number] = Restart.HUNG
+        logger.error(
+            "%s is killed: %s%s", process, _SENTENCES[process.verdict], _running(view.slots)
+        )
+        if stack := self._stacks.last(process.index):
+            logger.error("the stacks of %s:\n%s", process, stack)
+        process.child.send(signal.SIGKILL)
 
     def _is_back(self, view: SeatView, now: float) -> bool:
         due, watchdog = view.due, self._settings.timeouts.watchdog
         return due is not None and is_ahead(due / NS, watchdog, now)
 
-    def _attribute(self, seated: Seated, action: Kill, view: SeatView, now: float) -> None:
+    def _find_cause(
+        self, process: SupervisedProcess, action: Kill, view: SeatView, now: float
+    ) -> None:
         """Finds the slot that the process is killed for, if it can be known."""
-        if seated.role is Role.STEWARD:
+        if process.role is Role.STEWARD:
             return
-        running = {slot.place: slot.thread for slot in view.slots if slot.command and slot.thread}
-        burnt = guilt.burnt(seated.child.pid)
-        holder = guilt.guilty(seated.burnt, burnt, now - seated.burnt_at, running)
+        running = {slot.index: slot.thread for slot in view.slots if slot.command and slot.thread}
+        burnt = guilt.cpu_seconds(process.child.pid)
+        holder = guilt.gil_holder(process.cpu_seconds, burnt, now - process.cpu_read_at, running)
         if action.verdict is Verdict.HUNG:
-            seated.guilty = next((slot for slot in view.slots if slot.place == holder), None)
-        elif action.verdict is not Verdict.CRITICAL and action.judging:
-            seated.guilty = guilt.stuck(view.slots, holder, int(now * NS))
+            process.gil_holder = next((slot for slot in view.slots if slot.index == holder), None)
+        elif action.verdict is not Verdict.CRITICAL and action.measured:
+            process.gil_holder = guilt.stuck(view.slots, holder, int(now * NS))
 
     # Bury.
 
-    def _give_up(self, seated: Seated, now: float, stopping: bool) -> None:
+    def _give_up(self, process: SupervisedProcess, now: float, stopping: bool) -> None:
         """Where it waits no signal reaches it, and whatever it returns to, it dies at once: so
         all that it held is handed back as if it were dead."""
-        if seated.undead:
+        if process.undead:
             return
-        seated.undead = True
-        if stopping and is_busy(self._board.seat_view(seated.place)):
+        process.undead = True
+        if stopping and is_busy(self._board.seat_view(process.index)):
             self.unfinished = True
-        self._put_to_rest(seated, Death(signal.SIGKILL, 0), False, now)
-        self._call.put()
+        self._vacate_seat(process, ExitStatus(signal.SIGKILL, 0), False, now)
+        self._steward_pipe.put()
         self._count_undead()
         logger.error(
             "%s, pid %s, does not die, as if in disk wait: it is given up, and what it held is "
             "handed back",
-            seated,
-            seated.child.pid,
+            process,
+            process.child.pid,
         )
 
     def _count_undead(self) -> None:
-        self._board.set_undead(sum(seated.undead for seated in self._seated.values()))
+        self._board.set_undead(sum(process.undead for process in self._processes.values()))
 
-    def _bury(
-        self, seated: Seated, death: Death, view: SeatView, now: float, stopping: bool
+    def _handle_exit(
+        self,
+        process: SupervisedProcess,
+        exit_status: ExitStatus,
+        view: SeatView,
+        now: float,
+        stopping: bool,
     ) -> None:
-        del self._seated[seated.place]
-        if seated.undead:
+        del self._processes[process.index]
+        if process.undead:
             self._count_undead()
-            logger.info("%s, pid %s, which was given up, is dead", seated, seated.child.pid)
+            logger.info("%s, pid %s, which was given up, is dead", process, process.child.pid)
             return
-        key = seated.role, seated.number
-        ordered = seated.leave_by is not None or seated.killed_at is not None
-        left = death.signal == 0 and is_expected(seated.role, view, death.code, ordered=ordered)
-        if stopping and (death.code == Exit.UNFINISHED if left else is_busy(view)):
+        key = process.role, process.number
+        ordered = process.stop_by is not None or process.killed_at is not None
+        left = exit_status.signal == 0 and is_expected(
+            process.role, view, exit_status.code, ordered=ordered
+        )
+        if stopping and (exit_status.code == Exit.UNFINISHED if left else is_busy(view)):
             self.unfinished = True
         # Of a process that was ready, these codes are a handler's.
-        boot_code = death.code if death.signal == 0 and view.ready is None else None
-        no_room = not ordered and boot_code == Exit.NO_ROOM
-        if left and seated.leave_verdict is Verdict.STUCK:
-            seated.guilty = guilt.stuck(view.slots, None, int(now * NS))
-        self._put_to_rest(seated, death, left, now)
-        self._call.put()
+        boot_code = exit_status.code if exit_status.signal == 0 and view.ready is None else None
+        no_room = not ordered and boot_code == Exit.NO_RESOURCES
+        if left and process.stop_verdict is Verdict.STUCK:
+            process.gil_holder = guilt.stuck(view.slots, None, int(now * NS))
+        self._vacate_seat(process, exit_status, left, now)
+        self._steward_pipe.put()
         if no_room:
             pause = self._restarts.not_started(key, now, random.random())
             what = "the system has no room for its threads"
-            logger.error("%s, pid %s: %s: again in %.0f s", seated, seated.child.pid, what, pause)
+            logger.error("%s, pid %s: %s: again in %.0f s", process, process.child.pid, what, pause)
             return
         if left:
-            logger.info("%s has left, pid %s", seated, seated.child.pid)
+            logger.info("%s has left, pid %s", process, process.child.pid)
             return
         ordered = ordered or left
         if not ordered:
-            self._report_death(seated, death, view)
+            self._report_death(process, exit_status, view)
         if boot_code == Exit.CANNOT_START:
-            self._could_not_boot(seated)
-        if not ordered and self._died_early(seated, view, now):
+            self._could_not_boot(process)
+        if not ordered and self._died_early(process, view, now):
             pause = self._restarts.died_early(key, now, random.random())
             if pause:
-                logger.warning("%s died early again: the next in %.1f s", seated, pause)
+                logger.warning("%s died early again: the next in %.1f s", process, pause)
 
-    def _report_death(self, seated: Seated, death: Death, view: SeatView) -> None:
+    def _report_death(
+        self, process: SupervisedProcess, exit_status: ExitStatus, view: SeatView
+    ) -> None:
         """Of a process that exited without an order."""
-        key = seated.role, seated.number
-        if death == Death(0, Exit.TERMINATED):
+        key = process.role, process.number
+        if exit_status == ExitStatus(0, Exit.TERMINATED):
             self._reasons[key] = Restart.TERMINATED
             logger.warning(
                 "%s, pid %s, was stopped by a SIGTERM that the supervisor did not send",
-                seated,
-                seated.child.pid,
+                process,
+                process.child.pid,
             )
             return
         self._reasons[key] = Restart.CRASHED
         running = _running(view.slots, timed_out=False)
         logger.error(
-            "%s, pid %s, %s%s%s", seated, seated.child.pid, death, running, _perhaps(death)
+            "%s, pid %s, %s%s%s",
+            process,
+            process.child.pid,
+            exit_status,
+            running,
+            _perhaps(exit_status),
         )
-        if death.signal in _TELLS_STACKS and (stack := self._stacks.last(seated.place)):
-            logger.error("the stacks of %s:\n%s", seated, stack)
+        if exit_status.signal in _STACKS_SECONDS and (stack := self._stacks.last(process.index)):
+            logger.error("the stacks of %s:\n%s", process, stack)
 
-    def _put_to_rest(self, seated: Seated, death: Death, left: bool, now: float) -> None:
-        seat, at = self._board.seat(seated.place), int(now * NS)
-        if seated.role is Role.STEWARD:
+    def _vacate_seat(
+        self, process: SupervisedProcess, exit_status: ExitStatus, left: bool, now: float
+    ) -> None:
+        seat, at = self._board.seat(process.index), int(now * NS)
+        if process.role is Role.STEWARD:
             # Its cells; leaders must not trust a dead listener.
             self._board.set_listening(False)
             self._board.set_armed(0)
-        if (left and death.code == Exit.DONE) or seated.role is Role.STEWARD:
+        if (left and exit_status.code == Exit.DONE) or process.role is Role.STEWARD:
             seat.clear(at)
             return
-        guilty = seated.guilty
-        command = guilty.command if guilty else None
-        ended = Ended(
-            generation=seated.generation,
-            pid=seated.child.pid,
-            signal=death.signal,
-            code=death.code,
-            verdict=_verdict(seated, left),
-            slot=guilty.place if guilty else -1,
+        gil_holder = process.gil_holder
+        command = gil_holder.command if gil_holder else None
+        exit_record = ExitRecord(
+            generation=process.generation,
+            pid=process.child.pid,
+            signal=exit_status.signal,
+            code=exit_status.code,
+            verdict=_verdict(process, left),
+            slot=gil_holder.index if gil_holder else -1,
             token=command.token if command else 0,
             command_id=command.command_id if command else NO_COMMAND,
-            alone=seated.role is Role.ALONE,
+            quarantined=process.role is Role.QUARANTINE,
         )
-        seat.bury(seated.number, ended, now=at)
+        seat.record_exit(process.number, exit_record, now=at)
 
-    def _could_not_boot(self, seated: Seated) -> None:
+    def _could_not_boot(self, process: SupervisedProcess) -> None:
         """Whoever already runs goes on: a broken new application keeps the old fleet."""
-        others = [s for s in self._seated.values() if s.role is Role.WORKER and s.app < seated.app]
+        others = [
+            s for s in self._processes.values() if s.role is Role.WORKER and s.app < process.app
+        ]
         if others:
             self.app = max(other.app for other in others)
             logger.error("the new application cannot start: the fleet keeps the old one")
         elif self._has_ready_worker():
             self._report(_CANNOT_START)
-        elif seated.app > self._proven and not any(
-            s.role is Role.WORKER for s in self._seated.values() if s.app == seated.app
+        elif process.app > self._proven and not any(
+            s.role is Role.WORKER for s in self._processes.values() if s.app == process.app
         ):
             self.cannot_boot = True
 
-    def _died_early(self, seated: Seated, view: SeatView, now: float) -> bool:
-        settled = self._board.executed(seated.place) > seated.executed_before
-        return died_early(seated.role, view, lived=now - seated.born, settled=settled)
+    def _died_early(self, process: SupervisedProcess, view: SeatView, now: float) -> bool:
+        settled = self._board.executed(process.index) > process.executed_before
+        return died_early(process.role, view, lived=now - process.born, settled=settled)
 
     def _clear(self, view: BoardView, now: float) -> None:
         for seat in view.seats:
             if seat.role is Role.DEAD and seat.rescued:
-                self._board.seat(seat.place).clear(int(now * NS))
+                self._board.seat(seat.index).clear(int(now * NS))
 
-    def _free_place(self, role: Role) -> int | None:
+    def _free_index(self, role: Role) -> int | None:
         """Without a steward the last one is kept for it: places of the dead are free only after
         it has handed back what they held."""
         seats = self._board.snapshot(keys=False).seats
-        places = [
-            seat.place
+        indexes = [
+            seat.index
             for seat in seats
-            if seat.place not in self._seated and seat.role in (Role.SPARE, None)
+            if seat.index not in self._processes and seat.role in (Role.SPARE, None)
         ]
-        stewards = [s for s in self._seated.values() if s.role is Role.STEWARD and not s.undead]
+        stewards = [s for s in self._processes.values() if s.role is Role.STEWARD and not s.undead]
         kept = 0 if role is Role.STEWARD or stewards else 1
-        return places[0] if len(places) > kept else None
+        return indexes[0] if len(indexes) > kept else None
 
 
 #: Signals at which a process writes its stacks before it dies.
-_TELLS_STACKS = (
+_STACKS_SECONDS = (
     signal.SIGSEGV,
     signal.SIGABRT,
     signal.SIGBUS,
@@ -518,17 +542,17 @@ _SENTENCES = {
 }
 
 
-def _verdict(seated: Seated, left: bool) -> Verdict:
+def _verdict(process: SupervisedProcess, left: bool) -> Verdict:
     """For the release of its claims. Of a process that stopped in time: why it had to."""
     if not left:
-        return seated.verdict
-    return Verdict.LATE if seated.leave_verdict is Verdict.NONE else seated.leave_verdict
+        return process.verdict
+    return Verdict.LATE if process.stop_verdict is Verdict.NONE else process.stop_verdict
 
 
-def _why(action: Leave, view: SeatView) -> str:
+def _why(action: Stop, view: SeatView) -> str:
     levels, late = action.process.levels, action.process.latest_slot
     if action.reason is Restart.STUCK and levels.health is not Health.CRITICAL and late is not None:
-        stuck = [slot for slot in view.slots if slot.place == late]
+        stuck = [slot for slot in view.slots if slot.index == late]
         return f"a slot is stuck{_running(stuck)}"
     return ", ".join(levels.reasons) or str(action.reason and action.reason.name.lower())
 
@@ -544,8 +568,8 @@ def _running(slots: Sequence[SlotView], *, timed_out: bool = True) -> str:
     return f"; it ran {', '.join(running)}" if running else ""
 
 
-def _perhaps(death: Death) -> str:
+def _perhaps(exit_status: ExitStatus) -> str:
     """Who did what we have not."""
-    if death.signal != signal.SIGKILL:
+    if exit_status.signal != signal.SIGKILL:
         return ""
     return "; by somebody else, or by the kernel, perhaps out of memory (OOM)"

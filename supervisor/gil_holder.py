@@ -8,12 +8,12 @@ from cmdbus.board.slots import Phase
 from cmdbus.board.views import SlotView
 
 #: A thread that holds the GIL burns at least so much of what its process burns.
-_MOST = 0.75
+_MAX_FIELDS = 0.75
 #: And, of the time between two looks, so much on the busiest machine.
 _BUSY = 0.05
 
 
-def burnt(pid: int) -> dict[int, float]:
+def cpu_seconds(pid: int) -> dict[int, float]:
     """Seconds of processor time by native thread; empty if the process is gone."""
     ticks = os.sysconf("SC_CLK_TCK")
     found: dict[int, float] = {}
@@ -36,7 +36,7 @@ def is_stopped(pid: int) -> bool:
     return state in ("T", "t")
 
 
-def guilty(
+def gil_holder(
     before: Mapping[int, float],
     after: Mapping[int, float],
     seconds: float,
@@ -49,7 +49,7 @@ def guilty(
     the processor, it gets a small part of the time, and they get nothing.
     """
     by_thread = {thread: used - before.get(thread, 0.0) for thread, used in after.items()}
-    least = max(_MOST * sum(by_thread.values()), _BUSY * seconds)
+    least = max(_MAX_FIELDS * sum(by_thread.values()), _BUSY * seconds)
     busy = [slot for slot, thread in running.items() if by_thread.get(thread, 0.0) >= least]
     return busy[0] if len(busy) == 1 else None
 
@@ -63,4 +63,4 @@ def stuck(slots: Sequence[SlotView], gil_holder: int | None, now: int) -> SlotVi
     first = min(overdue, key=lambda slot: slot.due or 0, default=None)
     if first is None or first.phase is Phase.STUCK or len(busy) == 1:
         return first
-    return next((slot for slot in busy if slot.place == gil_holder), None)
+    return next((slot for slot in busy if slot.index == gil_holder), None)

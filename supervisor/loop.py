@@ -14,19 +14,19 @@ from cmdbus.errors import BoardError
 from cmdbus.exits import Exit
 from cmdbus.readiness import Finding
 from cmdbus.settings import Settings
-from cmdbus.supervisor.children import reap_strangers, wait
-from cmdbus.supervisor.demo_output import Narration
-from cmdbus.supervisor.fleet import Company
+from cmdbus.supervisor.children import reap_orphans, wait
+from cmdbus.supervisor.demo_output import DemoOutput
+from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.pidfile import Pidfile
-from cmdbus.supervisor.policy import RESCUE_SECONDS, Fleet, Limits, decide, lives, next_look
-from cmdbus.supervisor.preflight_process import Examination
+from cmdbus.supervisor.policy import RESCUE_SECONDS, FleetView, Limits, decide, lives, next_look
+from cmdbus.supervisor.preflight_process import PreflightProcess
 from cmdbus.supervisor.signals import Signals
-from cmdbus.supervisor.systemd_notifier import Notifier
+from cmdbus.supervisor.systemd_notifier import SystemdNotifier
 
 logger = logging.getLogger(__name__)
 
 #: It looks at least so often, and does not judge after it was late by so much.
-_LOOK_SECONDS = 0.1
+_ROUND_SECONDS = 0.1
 _LATE_SECONDS = 1.0
 #: After that it lets everybody beat again first.
 _GRACE_SECONDS = 5.0
@@ -45,28 +45,28 @@ class Supervisor:
         self,
         settings: Settings,
         board: Board,
-        company: Company,
-        noted: Signals,
-        notifier: Notifier,
-        narration: Narration,
+        fleet: Fleet,
+        signals: Signals,
+        notifier: SystemdNotifier,
+        demo_output: DemoOutput,
         pidfile: Pidfile,
     ) -> None:
         self._settings = settings
         self._board = board
-        self._company = company
-        self._noted = noted
+        self._fleet = fleet
+        self._signals = signals
         self._notifier = notifier
-        self._narration = narration
+        self._demo_output = demo_output
         self._pidfile = pidfile
         self._kept_at = 0.0
         #: Why the pidfile could not be kept, which is logged once.
         self._not_kept = ""
         #: Of the application to come: while it runs, a reload is under way.
-        self._examination: Examination | None = None
+        self._preflight: PreflightProcess | None = None
         self._limits = Limits(
             thread=settings.timeouts.thread,
             watchdog=settings.timeouts.watchdog,
-            drain=settings.drain_timeout,
+            stop=settings.drain_timeout,
             max_commands=settings.max_commands,
             max_rss_bytes=settings.max_rss_bytes,
             max_age=settings.max_age,
@@ -79,8 +79,8 @@ class Supervisor:
         self._since = time.monotonic()
         self._stop_by: float | None = None
         self._code = Exit.DONE
-        self._looked_at = self._since
-        self._judges_from = 0.0
+        self._observed_at = self._since
+        self._hang_detection_from = 0.0
         #: The application that the whole fleet has run at some time.
         self._ready_app = -1
 
@@ -88,24 +88,24 @@ class Supervisor:
         logger.info("the supervisor %s starts, pid %s", self._settings.name, os.getpid())
         while True:
             now = time.monotonic()
-            self._heed()
-            self._end_examination()
-            fleet = self._look(now)
+            self._handle_signals()
+            self._end_preflight()
+            fleet = self._observe(now)
             if self._stop_by is not None and not any(lives(p, now) for p in fleet.processes):
                 break  # One that cannot die, in disk wait, is left to whoever is process 1.
             for action in decide(fleet, self._limits, now):
-                self._company.act(action, now)
-            self._tell(fleet, now)
+                self._fleet.act(action, now)
+            self._publish_status(fleet, now)
             self._keep_name(now)
             self._wait(next_look(fleet, self._limits, now))
         self._show(SupervisorState.STOPPED, time.monotonic())
-        if self._code is Exit.DONE and self._company.unfinished:
+        if self._code is Exit.DONE and self._fleet.unfinished:
             self._code = Exit.UNFINISHED
         logger.info("the supervisor %s has stopped: %s", self._settings.name, self._code.name)
         return self._code
 
-    def _heed(self) -> None:
-        for number in self._noted.read():
+    def _handle_signals(self) -> None:
+        for number in self._signals.read():
             match number:
                 case signal.SIGTERM | signal.SIGINT:
                     again = self._stop_by is not None
@@ -115,40 +115,40 @@ class Supervisor:
                 case signal.SIGHUP:
                     self._reload()
                 case signal.SIGTTIN:
-                    self._company.change_wanted(+1)
+                    self._fleet.change_wanted(+1)
                 case signal.SIGTTOU:
-                    self._company.change_wanted(-1)
+                    self._fleet.change_wanted(-1)
                 case signal.SIGUSR1:
-                    self._company.report()
+                    self._fleet.report()
                 case _:
                     pass  # A child has died, ours or a stranger: that is seen in any case.
-        examiner = self._examination.pid if self._examination is not None else None
-        self._narration.look()
-        reap_strangers({*self._company.pids, examiner, self._narration.pid})
+        examiner = self._preflight.pid if self._preflight is not None else None
+        self._demo_output.look()
+        reap_orphans({*self._fleet.pids, examiner, self._demo_output.pid})
 
-    def _look(self, now: float) -> Fleet:
+    def _observe(self, now: float) -> FleetView:
         # Wherever in its round it was stopped.
-        late = now - self._looked_at - _LOOK_SECONDS
-        self._looked_at = now
+        late = now - self._observed_at - _ROUND_SECONDS
+        self._observed_at = now
         if late > _LATE_SECONDS:
-            self._judges_from = now + _GRACE_SECONDS
+            self._hang_detection_from = now + _GRACE_SECONDS
             logger.warning(
                 "the supervisor itself was late by %.1f s: it judges nobody for a while", late
             )
-        judging = now >= self._judges_from
-        fleet = self._company.look(now, judging=judging, stop_by=self._stop_by)
+        judging = now >= self._hang_detection_from
+        fleet = self._fleet.look(now, judging=judging, stop_by=self._stop_by)
         if self._stop_by is None:
             self._end_of_itself(now)
         return replace(fleet, stop_by=self._stop_by)
 
     def _end_of_itself(self, now: float) -> None:
-        if self._company.cannot_boot:
+        if self._fleet.cannot_boot:
             logger.error("a process cannot start, and a restart would not help: stopping")
             self._give_up(Exit.CANNOT_START)
-        elif self._company.is_crash_loop(now):
+        elif self._fleet.is_crash_loop(now):
             logger.error("processes die as soon as they start, too many of them: giving up")
             self._give_up(Exit.CRASH_LOOP)
-        elif self._settings.drain and self._company.is_drained(now - self._idle_seconds):
+        elif self._settings.drain and self._fleet.is_drained(now - self._idle_seconds):
             self._stop(self._settings.drain_timeout, "everything is done")
 
     def _give_up(self, code: Exit) -> None:
@@ -160,43 +160,43 @@ class Supervisor:
         self._notifier.stopping()
         self._notifier.extend(seconds + RESCUE_SECONDS + _EXITS_SECONDS)
         logger.info("stopping within %g s (%s)", seconds, why)
-        self._narration.stopping(seconds)
+        self._demo_output.stopping(seconds)
 
     def _reload(self) -> None:
         """The application is looked at first: a broken one leaves the fleet as it is."""
-        if self._stop_by is not None or self._examination is not None:
+        if self._stop_by is not None or self._preflight is not None:
             return
         try:
-            self._examination = Examination(self._settings)
+            self._preflight = PreflightProcess(self._settings)
         except OSError as error:
             logger.error("not reloaded, nothing can be started: %s", error.strerror)
             return
         logger.info("reloading: looking at the application")
         self._notifier.reloading()
 
-    def _end_examination(self) -> None:
-        if self._examination is None or (checks := self._examination.checks()) is None:
+    def _end_preflight(self) -> None:
+        if self._preflight is None or (checks := self._preflight.checks()) is None:
             return
-        self._examination.close()
-        self._examination = None
+        self._preflight.close()
+        self._preflight = None
         fatal = [check for check in checks if check.finding is Finding.FATAL]
         if fatal:
             logger.error("not reloaded, the fleet goes on as it is: %s", "; ".join(map(str, fatal)))
             self._notifier.ready()
             return
         logger.info("reloading: all processes are replaced, one after another")
-        self._company.app += 1
+        self._fleet.app += 1
 
-    def _tell(self, fleet: Fleet, now: float) -> None:
+    def _publish_status(self, fleet: FleetView, now: float) -> None:
         """The log, the board and the service manager."""
-        workers = [p for p in fleet.processes if p.stays and p.role is Role.WORKER]
+        workers = [p for p in fleet.processes if p.is_staying and p.role is Role.WORKER]
         ready = sum(p.ready for p in workers)
         whole = ready >= fleet.wanted and all(p.app == fleet.app for p in workers)
         if self._ready_app < fleet.app and whole and self._stop_by is None:
             self._ready_app = fleet.app
             logger.info("the fleet is ready: %s", count_of(fleet.wanted, "process", "es"))
             self._notifier.ready()
-            self._narration.begin()
+            self._demo_output.begin()
         self._notifier.status(f"{ready} of {count_of(fleet.wanted, 'process', 'es')} ready")
         self._notifier.ping(now)
         state = SupervisorState.STARTING if self._ready_app < 0 else SupervisorState.RUNNING
@@ -211,7 +211,7 @@ class Supervisor:
             state=state,
             since=int(self._since * 1e9),
             due=int((now + _DUE_SECONDS) * 1e9),
-            wanted=self._company.wanted,
+            wanted=self._fleet.wanted,
         )
 
     def _keep_name(self, now: float) -> None:
@@ -228,5 +228,5 @@ class Supervisor:
 
     def _wait(self, until: float) -> None:
         now = time.monotonic()
-        seconds = max(0.0, min(_LOOK_SECONDS, until - now))
-        wait([self._noted.descriptor, *self._company.descriptors], seconds)
+        seconds = max(0.0, min(_ROUND_SECONDS, until - now))
+        wait([self._signals.descriptor, *self._fleet.descriptors], seconds)

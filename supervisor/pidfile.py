@@ -14,7 +14,7 @@ from cmdbus.errors import BoardError
 
 #: A child that its supervisor has just forked still has the lock when that is killed: it leaves
 #: as soon as it runs, and is waited for so many seconds.
-_LEAVES_SECONDS = 10.0
+_EXIT_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
 
 
@@ -135,7 +135,7 @@ def _locked(
     lock: int = fcntl.LOCK_EX,
     *,
     of: Callable[[Path], int | None] = _in_pidfile,
-    within: float = _LEAVES_SECONDS,
+    within: float = _EXIT_SECONDS,
 ) -> int:
     """`of`: the supervisor that a file names, for a refusal."""
     deadline = time.monotonic() + within

@@ -20,7 +20,7 @@ judged: only deadlines that were told are kept. All times are seconds of one mon
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cmdbus.board.health import MAX_STUCK, Health, Levels
+from cmdbus.board.health import MAX_STUCK, Health, HealthReport
 from cmdbus.board.seats import Role, Verdict
 from cmdbus.board.views import Restart
 from cmdbus.timeouts import BOOT_SECONDS
@@ -32,9 +32,9 @@ UNDEAD_SECONDS = 2.0
 #: The steward has so long to hand back what was killed at the deadline.
 RESCUE_SECONDS = 3.0
 #: A steward that has nothing to do notices within so many seconds that the database is away.
-NOTICES_SECONDS = 15.0
+OUTAGE_NOTICE_SECONDS = 15.0
 #: Worker processes beyond the wanted number: a replacement starts before its predecessor stops.
-SURGE = 1
+MAX_SURGE = 1
 #: Seconds added to the furthest due time that a process may show.
 _SPARE_SECONDS = 10.0
 #: Samples of too much memory in a row before a process is replaced for it.
@@ -47,22 +47,22 @@ class Limits:
     thread: float
     watchdog: float
     #: How long what runs may go on once its process was told to leave.
-    drain: float
+    stop: float
     max_commands: int | None = None
     max_rss_bytes: int | None = None
     max_age: float | None = None
 
     @property
-    def layer_5(self) -> float:
+    def stuck_grace(self) -> float:
         """How long a slot may be past its due."""
         return self.watchdog - self.thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessView:
     """A child as its seat shows it, and as we have treated it."""
 
-    place: int
+    index: int
     role: Role
     number: int
     generation: int
@@ -75,7 +75,7 @@ class Process:
     #: The slot whose due is past for longest.
     latest_slot: int | None = None
     latest_due: float | None = None
-    levels: Levels = field(default_factory=Levels)
+    levels: HealthReport = field(default_factory=HealthReport)
     degraded_since: float | None = None
     #: When it said for the last time that the database is away.
     away_at: float = 0.0
@@ -85,23 +85,23 @@ class Process:
     rss_over: int = 0
     #: A part of max_age and max_commands that this one lives longer, so that they spread.
     spread: float = 0.0
-    leave_by: float | None = None
+    stop_by: float | None = None
     #: What it was told to leave for; NONE for an order (stop, reload, recycle).
     verdict: Verdict = Verdict.NONE
     dumped_at: float | None = None
     killed_at: float | None = None
 
     @property
-    def stays(self) -> bool:
+    def is_staying(self) -> bool:
         """Neither told to leave nor killed."""
-        return self.leave_by is None and self.killed_at is None
+        return self.stop_by is None and self.killed_at is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class FleetView:
     """Everything that a decision is made from."""
 
-    processes: Sequence[Process]
+    processes: Sequence[ProcessView]
     wanted: int
     #: The application that processes should run.
     app: int = 0
@@ -113,7 +113,7 @@ class Fleet:
     unrescued: int = 0
     suspects: bool = False
     #: False after a round that came late itself: what looks late may be our own lateness.
-    judging: bool = True
+    can_judge: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +127,8 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
-    process: Process
+class Stop:
+    process: ProcessView
     by: float
     #: None because nobody needs it any more.
     reason: Restart | None = None
@@ -138,23 +138,23 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
-    process: Process
+    process: ProcessView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    process: Process
+    process: ProcessView
     verdict: Verdict
     #: Whether an overdue slot counts as the cause; not while the supervisor itself was late.
-    judging: bool = True
+    measured: bool = True
 
 
-Action = Start | Leave | Dump | Kill
+Action = Start | Stop | Dump | Kill
 
 
-def decide(fleet: Fleet, limits: Limits, now: float) -> list[Action]:
+def decide(fleet: FleetView, limits: Limits, now: float) -> list[Action]:
     """At most one action for each process, and one start for each number."""
-    actions = [action for p in fleet.processes for action in _judge(p, fleet, limits, now)]
+    actions = [action for p in fleet.processes for action in _check_process(p, fleet, limits, now)]
     if fleet.stop_by is not None:
         rest = _without(fleet.processes, actions)
         return [*actions, *_stop(fleet, rest, fleet.stop_by, now)]
@@ -163,12 +163,12 @@ def decide(fleet: Fleet, limits: Limits, now: float) -> list[Action]:
     return [*actions, *_fill(fleet, rest, limits, now)]
 
 
-def _without(processes: Iterable[Process], actions: Iterable[Action]) -> list[Process]:
+def _without(processes: Iterable[ProcessView], actions: Iterable[Action]) -> list[ProcessView]:
     touched = {id(action.process) for action in actions if not isinstance(action, Start)}
     return [process for process in processes if id(process) not in touched]
 
 
-def next_look(fleet: Fleet, limits: Limits, now: float) -> float:
+def next_look(fleet: FleetView, limits: Limits, now: float) -> float:
     """The earliest time, later than now, at which time alone may change the decision."""
     times = [now + 1.0, *fleet.not_before.values()]
     if fleet.stop_by is not None:
@@ -178,13 +178,13 @@ def next_look(fleet: Fleet, limits: Limits, now: float) -> float:
     return min(at for at in times if at > now)
 
 
-def _turns(process: Process, limits: Limits) -> Iterator[float]:
+def _turns(process: ProcessView, limits: Limits) -> Iterator[float]:
     for at, after in (
         (process.killed_at, UNDEAD_SECONDS),
         (process.dumped_at, DUMP_SECONDS),
-        (process.leave_by, 0.0),
+        (process.stop_by, 0.0),
         (process.due, 0.0),
-        (process.latest_due, limits.layer_5),
+        (process.latest_due, limits.stuck_grace),
         (process.degraded_since, limits.watchdog),
         (process.born, _longest_life(process, limits)),
     ):
@@ -192,19 +192,21 @@ def _turns(process: Process, limits: Limits) -> Iterator[float]:
             yield at + after
 
 
-def _judge(process: Process, fleet: Fleet, limits: Limits, now: float) -> Iterator[Action]:
+def _check_process(
+    process: ProcessView, fleet: FleetView, limits: Limits, now: float
+) -> Iterator[Action]:
     if process.killed_at is not None:
         return
     if process.dumped_at is not None:
         # Late ourselves, we let it come back first; unless there is no time left for that.
-        heard = fleet.judging or (fleet.stop_by is not None and now >= fleet.stop_by)
+        heard = fleet.can_judge or (fleet.stop_by is not None and now >= fleet.stop_by)
         if heard and now >= process.dumped_at + DUMP_SECONDS:
             yield Kill(process=process, verdict=Verdict.HUNG)
-    elif process.leave_by is not None:
-        if now >= process.leave_by:
+    elif process.stop_by is not None:
+        if now >= process.stop_by:
             verdict = Verdict.LATE if process.verdict is Verdict.NONE else process.verdict
-            yield Kill(process=process, verdict=verdict, judging=fleet.judging)
-    elif not fleet.judging:
+            yield Kill(process=process, verdict=verdict, measured=fleet.can_judge)
+    elif not fleet.can_judge:
         return
     elif process.due is not None and not is_ahead(process.due, limits.watchdog, now):
         yield Dump(process=process)
@@ -212,9 +214,9 @@ def _judge(process: Process, fleet: Fleet, limits: Limits, now: float) -> Iterat
         found = _verdict(process, limits, now)
         if found is not Verdict.NONE:
             stuck = found is Verdict.STUCK or process.levels.stuck_threads > MAX_STUCK
-            yield Leave(
+            yield Stop(
                 process=process,
-                by=now + limits.drain,
+                by=now + limits.stop,
                 reason=Restart.STUCK if stuck else Restart.DEGRADED,
                 verdict=found,
             )
@@ -227,49 +229,53 @@ def is_ahead(due: float, watchdog: float, now: float) -> bool:
     return now < due <= now + max(watchdog, BOOT_SECONDS) + _SPARE_SECONDS
 
 
-def _verdict(process: Process, limits: Limits, now: float) -> Verdict:
+def _verdict(process: ProcessView, limits: Limits, now: float) -> Verdict:
     """Why it must stop claiming at once."""
     if process.levels.database_away:
         return Verdict.NONE
     due = process.latest_due
-    if due is not None and now >= due + limits.layer_5:
+    if due is not None and now >= due + limits.stuck_grace:
         return Verdict.STUCK
     return Verdict.CRITICAL if process.levels.health is Health.CRITICAL else Verdict.NONE
 
 
-def _fill(fleet: Fleet, rest: Sequence[Process], limits: Limits, now: float) -> Iterator[Action]:
+def _fill(
+    fleet: FleetView, rest: Sequence[ProcessView], limits: Limits, now: float
+) -> Iterator[Action]:
     """A process for each number that has none; none for numbers that nobody wants."""
-    staying = {(p.role, p.number) for p in fleet.processes if p.stays}
+    staying = {(p.role, p.number) for p in fleet.processes if p.is_staying}
     living = sum(lives(p, now) for p in fleet.processes if p.role is Role.WORKER)
     wanted = [(Role.STEWARD, 0), *((Role.WORKER, number) for number in range(fleet.wanted))]
     if fleet.suspects:
-        wanted.append((Role.ALONE, 0))
+        wanted.append((Role.QUARANTINE, 0))
     for role, number in wanted:
         if (role, number) in staying or fleet.not_before.get((role, number), now) > now:
             continue
         if role is Role.WORKER:
-            if living >= fleet.wanted + SURGE:
+            if living >= fleet.wanted + MAX_SURGE:
                 continue
             living += 1
         elif any(lives(p, now) for p in fleet.processes if p.role is role):
             continue  # Two stewards would renew and hand back the same.
         yield Start(role=role, number=number)
     for process in rest:
-        if process.stays and process.role is Role.WORKER and process.number >= fleet.wanted:
-            yield Leave(process=process, by=now + limits.drain)
+        if process.is_staying and process.role is Role.WORKER and process.number >= fleet.wanted:
+            yield Stop(process=process, by=now + limits.stop)
     yield from _replace(fleet, rest, limits, now, living)
 
 
-def lives(process: Process, now: float) -> bool:
+def lives(process: ProcessView, now: float) -> bool:
     """Holds its connections, as far as anybody can say: one that cannot die is given up."""
     return process.killed_at is None or now < process.killed_at + UNDEAD_SECONDS
 
 
 def _replace(
-    fleet: Fleet, rest: Sequence[Process], limits: Limits, now: float, living: int
+    fleet: FleetView, rest: Sequence[ProcessView], limits: Limits, now: float, living: int
 ) -> Iterator[Action]:
     """One gentle replacement at a time."""
-    workers = [p for p in rest if p.stays and p.role is Role.WORKER and p.number < fleet.wanted]
+    workers = [
+        p for p in rest if p.is_staying and p.role is Role.WORKER and p.number < fleet.wanted
+    ]
     if len({p.number for p in workers}) < fleet.wanted or living > fleet.wanted:
         return  # Somebody is missing, or a replacement is under way.
     if not all(p.ready for p in workers):
@@ -283,13 +289,13 @@ def _replace(
     if outdated:
         return
     for process in rest:
-        if process.stays and process.role is Role.STEWARD and process.app < fleet.app:
-            yield Leave(process=process, by=now + limits.drain, reason=Restart.RELOADED)
+        if process.is_staying and process.role is Role.STEWARD and process.app < fleet.app:
+            yield Stop(process=process, by=now + limits.stop, reason=Restart.RELOADED)
 
 
 def _outdated(
-    workers: Sequence[Process], fleet: Fleet, limits: Limits, now: float
-) -> Iterator[tuple[Process, Restart, str]]:
+    workers: Sequence[ProcessView], fleet: FleetView, limits: Limits, now: float
+) -> Iterator[tuple[ProcessView, Restart, str]]:
     """Each with why, and with the limit that it has reached."""
     for process in workers:
         if process.app < fleet.app:
@@ -297,7 +303,7 @@ def _outdated(
     for process in workers:
         if why := _used_up(process, limits, now):
             yield process, Restart.RECYCLED, why
-    if not fleet.judging:
+    if not fleet.can_judge:
         return
     healthy = any(p.levels.health is Health.HEALTHY for p in workers)
     for process in workers:
@@ -311,7 +317,7 @@ def _outdated(
             yield process, Restart.DEGRADED, ""
 
 
-def _others_reach_it(fleet: Fleet, since: float, watchdog: float, now: float) -> bool:
+def _others_reach_it(fleet: FleetView, since: float, watchdog: float, now: float) -> bool:
     """The database, that is, and for a whole watchdog: who alone cannot is ill himself (out of
     descriptors, say). Not who has not come back yet, beside one that has not noticed yet."""
     return any(
@@ -319,14 +325,14 @@ def _others_reach_it(fleet: Fleet, since: float, watchdog: float, now: float) ->
         or (
             p.role is Role.STEWARD
             and p.ready
-            and now >= max(p.away_at, since) + max(watchdog, NOTICES_SECONDS)
+            and now >= max(p.away_at, since) + max(watchdog, OUTAGE_NOTICE_SECONDS)
         )
         for p in fleet.processes
         if not p.levels.database_away
     )
 
 
-def _used_up(process: Process, limits: Limits, now: float) -> str:
+def _used_up(process: ProcessView, limits: Limits, now: float) -> str:
     """Which limit the process has reached; empty if none."""
     most = limits.max_commands
     if most is not None and process.commands >= most * (1.0 + process.spread):
@@ -339,34 +345,34 @@ def _used_up(process: Process, limits: Limits, now: float) -> str:
     return ""
 
 
-def _longest_life(process: Process, limits: Limits) -> float:
+def _longest_life(process: ProcessView, limits: Limits) -> float:
     return float("inf") if limits.max_age is None else limits.max_age * (1.0 + process.spread)
 
 
-def _succeed(processes: Iterable[Process], limits: Limits, now: float) -> Iterator[Action]:
+def _succeed(processes: Iterable[ProcessView], limits: Limits, now: float) -> Iterator[Action]:
     """Who has a successor that is ready leaves."""
-    workers = [p for p in processes if p.stays and p.role is Role.WORKER]
+    workers = [p for p in processes if p.is_staying and p.role is Role.WORKER]
     for process in workers:
         if any(
             p.ready and p.number == process.number and p.generation > process.generation
             for p in workers
         ):
-            yield Leave(process=process, by=now + limits.drain)
+            yield Stop(process=process, by=now + limits.stop)
 
 
-def _stop(fleet: Fleet, rest: Sequence[Process], by: float, now: float) -> Iterator[Action]:
+def _stop(fleet: FleetView, rest: Sequence[ProcessView], by: float, now: float) -> Iterator[Action]:
     """The steward leaves last: it hands back what the others leave."""
-    yield from _leave_by(by, (p for p in rest if p.role is not Role.STEWARD))
+    yield from _stop_by(by, (p for p in rest if p.role is not Role.STEWARD))
     if any(lives(p, now) for p in fleet.processes if p.role is not Role.STEWARD):
         return
     if fleet.unrescued and now < by + RESCUE_SECONDS:
         return
-    yield from _leave_by(now + RESCUE_SECONDS, (p for p in rest if p.role is Role.STEWARD))
+    yield from _stop_by(now + RESCUE_SECONDS, (p for p in rest if p.role is Role.STEWARD))
 
 
-def _leave_by(by: float, processes: Iterable[Process]) -> Iterator[Action]:
+def _stop_by(by: float, processes: Iterable[ProcessView]) -> Iterator[Action]:
     """Also those that were told before to leave later than that."""
     for process in processes:
         ends = process.killed_at is not None or process.dumped_at is not None
-        if not ends and (process.leave_by is None or process.leave_by > by):
-            yield Leave(process=process, by=by)
+        if not ends and (process.stop_by is None or process.stop_by > by):
+            yield Stop(process=process, by=by)

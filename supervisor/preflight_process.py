@@ -15,29 +15,29 @@ from cmdbus.clock import time
 from cmdbus.readiness import Check, Finding
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import die_with, flush
-from cmdbus.supervisor.systemd_notifier import forget
+from cmdbus.supervisor.systemd_notifier import clear_notify_env
 
 #: Connecting may take 10 s, and importing a large app as long.
 TIMEOUT = 60.0
 _END = b"end"
 
 
-def examine(settings: Settings, timeout: float = TIMEOUT) -> list[Check]:
+def run_preflight(settings: Settings, timeout: float = TIMEOUT) -> list[Check]:
     """What preflight finds, within `timeout` seconds."""
-    with Examination(settings, timeout) as running:
+    with PreflightProcess(settings, timeout) as running:
         while (checks := running.checks()) is None:
             select.select([running], [], [], max(0.0, running.deadline - time.monotonic()))
         return checks
 
 
-class Examination:
+class PreflightProcess:
     """One that runs; OSError if none can be started. Its `fileno` is readable when `checks`
     may have more to say."""
 
     def __init__(self, settings: Settings, timeout: float = TIMEOUT) -> None:
         self._settings = settings
         self._timeout = timeout
-        self._told = b""
+        self._received = b""
         #: Monotonic; after it `checks` has something to say in any case.
         self.deadline = time.monotonic() + timeout
         flush()
@@ -67,7 +67,7 @@ class Examination:
     def checks(self) -> list[Check] | None:
         """All that it found, or None while it is at work. Never waits."""
         ended = self._read()
-        lines = self._told.split(b"\n")[:-1]
+        lines = self._received.split(b"\n")[:-1]
         found = [_decoded(line) for line in lines if line != _END]
         if _END in lines:
             return found
@@ -101,7 +101,7 @@ class Examination:
         """Whether the child has nothing more to say."""
         try:
             while more := os.read(self._pipe, 65536):
-                self._told += more
+                self._received += more
         except BlockingIOError:
             return False
         return True
@@ -160,7 +160,7 @@ def _be_ordinary(timeout: float) -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.alarm(math.ceil(timeout) + 1)
-    forget()
+    clear_notify_env()
 
 
 def _write(pipe: int, data: bytes) -> None:

@@ -29,7 +29,7 @@ class ListenError(CmdbusError):
 def listen(host: str, port: int) -> socket.socket:
     """Never blocks who accepts."""
     listener = bound(host, port, backlog=_BACKLOG)
-    _tell(listener)
+    _log_address(listener)
     return listener
 
 
@@ -65,7 +65,7 @@ def _bound(
     return listener
 
 
-def _tell(listener: socket.socket) -> None:
+def _log_address(listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     logger.info("probes, metrics and status are at %s", url)

@@ -9,7 +9,7 @@ quiet: a process that dies later than early neither adds to the pause nor takes 
 from collections import deque
 from collections.abc import Hashable
 
-from cmdbus.board.claim_table import KeyState
+from cmdbus.board.claim_table import ClaimState
 from cmdbus.board.seats import Role
 from cmdbus.board.slots import Phase
 from cmdbus.board.views import SeatView
@@ -34,14 +34,14 @@ class Restarts:
         self._not_before: dict[Hashable, float] = {}
         self._deaths: deque[float] = deque()
 
-    def died_early(self, number: Hashable, now: float, dice: float) -> float:
+    def died_early(self, number: Hashable, now: float, rand: float) -> float:
         """Seconds until its successor may start; `dice` in [0, 1) spreads them."""
         self._deaths.append(now)
-        return self._pause(number, now, dice, self._in_a_row(number, now))
+        return self._pause(number, now, rand, self._in_a_row(number, now))
 
-    def not_started(self, number: Hashable, now: float, dice: float) -> float:
+    def not_started(self, number: Hashable, now: float, rand: float) -> float:
         """There was no process to be had: nobody died, but trying at once would not help."""
-        return self._pause(number, now, dice, max(2, self._in_a_row(number, now)))
+        return self._pause(number, now, rand, max(2, self._in_a_row(number, now)))
 
     def not_before(self, number: Hashable) -> float:
         return self._not_before.get(number, 0.0)
@@ -55,8 +55,8 @@ class Restarts:
         count, until = self._early.get(number, (0, now))
         return count + 1 if now < until else 1
 
-    def _pause(self, number: Hashable, now: float, dice: float, count: int) -> float:
-        pause = _length(count) * (1.0 - _JITTER * dice)
+    def _pause(self, number: Hashable, now: float, rand: float, count: int) -> float:
+        pause = _length(count) * (1.0 - _JITTER * rand)
         self._not_before[number] = now + pause
         self._early[number] = count, now + pause + QUIET_SECONDS
         return pause
@@ -76,12 +76,12 @@ def is_expected(role: Role, seat: SeatView, code: int, *, ordered: bool) -> bool
     timeout, whose outcome is settled, the command's thread keeps no process from exiting."""
     if ordered:
         return code in (Exit.DONE, Exit.UNFINISHED, Exit.TERMINATED)
-    return code in (Exit.DONE, Exit.UNFINISHED) and role is Role.ALONE and not is_busy(seat)
+    return code in (Exit.DONE, Exit.UNFINISHED) and role is Role.QUARANTINE and not is_busy(seat)
 
 
 def is_busy(seat: SeatView) -> bool:
     """Whether a command has started whose outcome is not settled."""
-    started = any(key.state is not KeyState.CLAIMED for key in seat.keys)
+    started = any(key.state is not ClaimState.CLAIMED for key in seat.claims)
     # A timed-out slot shows its command until its thread returns, also once it is settled.
     running = [slot for slot in seat.slots if slot.command and slot.phase is not Phase.STUCK]
     return started or bool(running)

@@ -28,14 +28,14 @@ def find_runtime_directory(chosen: Path | None = None) -> Path:
     """What was chosen, or the first of the usual places. It may not exist yet."""
     if chosen is not None:
         return _absolute(chosen)
-    place = next(usual_places())
-    if place.parent == Path(tempfile.gettempdir()):
+    path = next(usual_places())
+    if path.parent == Path(tempfile.gettempdir()):
         _logger.warning(
             "the runtime directory is %s, which may be on a disk and may be cleaned up; "
             "choose a better one with --runtime-dir",
-            place,
+            path,
         )
-    return place
+    return path
 
 
 def _absolute(directory: Path) -> Path:
@@ -51,10 +51,10 @@ def _absolute(directory: Path) -> Path:
 def usual_places() -> Iterator[Path]:
     """Where this user's runtime directory may be on this machine, the first choice first."""
     uid = os.geteuid()
-    told = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    path = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
     # After su or sudo the variable may still name the directory of somebody else.
-    if told.is_absolute() and _is_own(told):
-        yield told / "cmdbus"
+    if path.is_absolute() and _is_own(path):
+        yield path / "cmdbus"
     if uid == 0 and _is_writable(_RUN):
         yield _RUN / "cmdbus"
     if _is_writable(_SHARED_MEMORY):

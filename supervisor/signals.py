@@ -27,7 +27,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._noted: dict[int, None] = {}
+        self._received: dict[int, None] = {}
         for number in NOTED:
             signal.signal(number, self._note)
         # By which children are asked for their stacks: those that are not ready for it yet
@@ -47,7 +47,7 @@ class Signals:
         with suppress(BlockingIOError):
             while os.read(self.descriptor, _AT_ONCE):
                 pass
-        noted, self._noted = self._noted, {}
+        noted, self._received = self._received, {}
         return [signal.Signals(number) for number in noted]
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Signals:
         os.close(self._writer)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._noted[number] = None
+        self._received[number] = None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 #: So much of them goes into the log.
-_MOST = 20_000
+_MAX_BYTES = 20_000
 
 
 class Stacks:
@@ -28,15 +28,15 @@ class Stacks:
                 self._directory,
             )
 
-    def file(self, place: int) -> Path:
-        return self._directory / str(place)
+    def file(self, index: int) -> Path:
+        return self._directory / str(index)
 
-    def read(self, place: int) -> str:
+    def read(self, index: int) -> str:
         """All that its process has written so far."""
         try:
-            return self.file(place).read_text(errors="replace").strip()
+            return self.file(index).read_text(errors="replace").strip()
         except OSError:
             return ""
 
-    def last(self, place: int) -> str:
-        return self.read(place)[-_MOST:]
+    def last(self, index: int) -> str:
+        return self.read(index)[-_MAX_BYTES:]

@@ -10,19 +10,19 @@ from signal import SIGKILL
 from socket import socket
 
 from cmdbus.board.board import Board
-from cmdbus.board.health import Levels
+from cmdbus.board.health import HealthReport
 from cmdbus.board.seats import Role
 from cmdbus.board.views import SupervisorState
 from cmdbus.clock import time
-from cmdbus.exits import Exit, lacks_room
+from cmdbus.exits import Exit, cannot_start_thread
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child, fork, wait
-from cmdbus.supervisor.systemd_notifier import forget
+from cmdbus.supervisor.systemd_notifier import clear_notify_env
 
 logger = logging.getLogger(__name__)
 
 
-class Porter:
+class StartupProbes:
     """Close it when there is a steward to come; whoever asks in between waits a moment."""
 
     def __init__(self, settings: Settings, listener: socket | None, close: Iterable[int]) -> None:
@@ -32,7 +32,7 @@ class Porter:
         self._close = list(close)
         #: One that shows what there is: a supervisor, and a steward to come that knows whether
         #: the database is there.
-        self._board = Board.in_memory(1, 1, kinds=1, name=settings.name)
+        self._board = Board.in_memory(1, 1, command_types=1, name=settings.name)
         self._since = time.monotonic_ns()
         self._steward = self._board.seat(0)
         self._steward.assign(Role.STEWARD, number=0, generation=1, now=self._since)
@@ -51,7 +51,7 @@ class Porter:
             due=due,
             wanted=self._settings.procs,
         )
-        self._steward.beat(due, Levels(database_away=away))
+        self._steward.beat(due, HealthReport(database_away=away))
         if self._listener is not None:
             self._start(self._listener)
 
@@ -61,7 +61,7 @@ class Porter:
             exited = self._child.reap() if self._child is not None else None
             if exited is not None:
                 self._child = None
-                no_room = exited.signal == 0 and exited.code == Exit.NO_ROOM
+                no_room = exited.signal == 0 and exited.code == Exit.NO_RESOURCES
                 why = "has no room for its threads" if no_room else str(exited)
                 self._warn(f"the process that answers them {why}")
             if self._child is None:
@@ -83,13 +83,13 @@ class Porter:
 
     def _answer(self, listener: socket) -> int:
         """In the child."""
-        from cmdbus.worker.probes.endpoints import answer_for_none
+        from cmdbus.worker.probes.endpoints import serve_startup_probes
 
-        forget()
+        clear_notify_env()
         try:
-            answer_for_none(self._settings, self._board, listener)
+            serve_startup_probes(self._settings, self._board, listener)
         except RuntimeError as error:
-            if lacks_room(error):
-                return Exit.NO_ROOM
+            if cannot_start_thread(error):
+                return Exit.NO_RESOURCES
             raise
         return Exit.ERROR

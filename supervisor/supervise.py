@@ -25,17 +25,17 @@ from cmdbus.logs import set_up
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child, fork, wait
-from cmdbus.supervisor.demo_output import Narration
+from cmdbus.supervisor.demo_output import DemoOutput
 from cmdbus.supervisor.embedded_schema import install_embedded
-from cmdbus.supervisor.fleet import Company
+from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.loop import Supervisor
 from cmdbus.supervisor.pidfile import Pidfile, check_board_free, pidfile_path
-from cmdbus.supervisor.preflight_process import TIMEOUT, Examination
+from cmdbus.supervisor.preflight_process import TIMEOUT, PreflightProcess
 from cmdbus.supervisor.probe_socket import listen
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
-from cmdbus.supervisor.startup_probes import Porter
-from cmdbus.supervisor.systemd_notifier import Notifier
+from cmdbus.supervisor.startup_probes import StartupProbes
+from cmdbus.supervisor.systemd_notifier import SystemdNotifier
 
 logger = logging.getLogger(__name__)
 
@@ -48,19 +48,19 @@ _EMBEDDED_SECONDS = 180.0
 #: Places of a seat beside the threads': for successors of stuck ones, and for relief.
 _SPARE_SLOTS = 10
 #: Beside the types that the app has now: for those that it may have after a reload.
-_SPARE_KINDS = 8
-_MOST_KINDS = 64
+_SPARE_COMMAND_TYPES = 8
+_MAX_COMMAND_TYPES = 64
 
 
 class CannotStart(CmdbusError):
     """For a reason that a restart would not cure."""
 
 
-class StopAsked(Exception):
+class StopRequested(Exception):
     """A signal came before there was anything to stop."""
 
 
-class AlreadySaid(Exception):
+class AlreadyReported(Exception):
     """A child could not do what a start needs, and has said why."""
 
 
@@ -72,37 +72,37 @@ def supervise(settings: Settings) -> Exit:
         logger.info("neither --app nor --dsn is given: this is the demo, on an embedded PostgreSQL")
     with ExitStack() as stack:
         try:
-            noted = Signals()
-            stack.callback(noted.close)
+            signals = Signals()
+            stack.callback(signals.close)
             directory = make_runtime_directory(find_runtime_directory(settings.runtime_dir))
             pidfile = Pidfile(pidfile_path(directory, settings.name), settings.name)
             stack.callback(pidfile.close)
             check_board_free(board_path(directory, settings.name), settings.name)
             http = stack.enter_context(listen(*settings.http)) if settings.http else None
-            porter = Porter(settings, http, [pidfile.descriptor, *noted.descriptors])
-            stack.callback(porter.close)
-            porter.expect(_EMBEDDED_SECONDS, away=False)
-            settings = stack.enter_context(_with_database(settings, noted))
-            types = _preflight(settings, noted, porter)
-            porter.close()
+            probes = StartupProbes(settings, http, [pidfile.descriptor, *signals.descriptors])
+            stack.callback(probes.close)
+            probes.expect(_EMBEDDED_SECONDS, away=False)
+            settings = stack.enter_context(_with_database(settings, signals))
+            types = _preflight(settings, signals, probes)
+            probes.close()
             board, stacks = _make_board(settings, directory, types)
             pidfile.hold_board(board_path(directory, settings.name))
-            company = Company(settings, board, stacks)
-            stack.callback(company.close)
-            company.private = [*pidfile.descriptors, *noted.descriptors]
-            company.http = http
-            narration = Narration(
-                settings, board, directory, lambda: [*company.private, *company.descriptors]
+            fleet = Fleet(settings, board, stacks)
+            stack.callback(fleet.close)
+            fleet.private = [*pidfile.descriptors, *signals.descriptors]
+            fleet.http = http
+            demo_output = DemoOutput(
+                settings, board, directory, lambda: [*fleet.private, *fleet.descriptors]
             )
-            with narration:
+            with demo_output:
                 code = Supervisor(
-                    settings, board, company, noted, Notifier(), narration, pidfile
+                    settings, board, fleet, signals, SystemdNotifier(), demo_output, pidfile
                 ).run()
-            narration.end(code)
-        except StopAsked:
+            demo_output.end(code)
+        except StopRequested:
             logger.info("stopped by a signal before the fleet was started")
             return Exit.DONE
-        except AlreadySaid:
+        except AlreadyReported:
             return Exit.CANNOT_START
         except CmdbusError as error:
             logger.error("%s", error)
@@ -113,7 +113,7 @@ def supervise(settings: Settings) -> Exit:
 
 
 @contextmanager
-def _with_database(settings: Settings, noted: Signals) -> Iterator[Settings]:
+def _with_database(settings: Settings, signals: Signals) -> Iterator[Settings]:
     """Without a DSN, an embedded server of our own runs meanwhile, with its schema."""
     if settings.dsn is not None:
         yield settings
@@ -124,10 +124,10 @@ def _with_database(settings: Settings, noted: Signals) -> Iterator[Settings]:
         try:
             server.start()
         except EmbeddedError:
-            _heed(noted)  # Ctrl-C reaches its programs, too.
+            _handle_signals(signals)  # Ctrl-C reaches its programs, too.
             raise
         settings = replace(settings, dsn=server.dsn)
-        _in_child(lambda: _install(settings, server.directory), noted)
+        _in_child(lambda: _install(settings, server.directory), signals)
         yield settings
 
 
@@ -142,37 +142,37 @@ def _install(settings: Settings, directory: Path) -> Exit:
     return Exit.DONE
 
 
-def _in_child(run: Callable[[], int], noted: Signals) -> None:
-    child = _forked(run, noted)
-    while (death := child.reap()) is None:
+def _in_child(run: Callable[[], int], signals: Signals) -> None:
+    child = _forked(run, signals)
+    while (exit_status := child.reap()) is None:
         wait([child.descriptor], 1.0)
-    if death.code == Exit.CANNOT_START:
-        raise AlreadySaid
-    if death.signal or death.code:
-        raise CannotStart(f"the schema could not be installed: the process {death}")
+    if exit_status.code == Exit.CANNOT_START:
+        raise AlreadyReported
+    if exit_status.signal or exit_status.code:
+        raise CannotStart(f"the schema could not be installed: the process {exit_status}")
 
 
-def _forked(run: Callable[[], int], noted: Signals) -> Child:
+def _forked(run: Callable[[], int], signals: Signals) -> Child:
     """Waits until the system has room for one more process."""
     while True:
         try:
-            return fork(run, close=noted.descriptors)
+            return fork(run, close=signals.descriptors)
         except OSError as error:
             logger.warning("%s: again in %g s", _no_process(error), _AWAY_SECONDS)
-        wait([noted.descriptor], _AWAY_SECONDS)
-        _heed(noted)
+        wait([signals.descriptor], _AWAY_SECONDS)
+        _handle_signals(signals)
 
 
 def _no_process(error: OSError) -> str:
     return f"no process can be started ({error.strerror})"
 
 
-def _preflight(settings: Settings, noted: Signals, porter: Porter) -> int:
+def _preflight(settings: Settings, signals: Signals, probes: StartupProbes) -> int:
     """How many types the app has; a database that is merely away is waited for."""
-    said = ""
+    text = ""
     while True:
-        porter.expect(TIMEOUT + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(said))
-        checks = _examined(settings, noted)
+        probes.expect(TIMEOUT + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(text))
+        checks = _passed(settings, signals)
         for check in checks:
             if check.finding is Finding.WARNING:
                 logger.warning("%s", check)
@@ -182,34 +182,34 @@ def _preflight(settings: Settings, noted: Signals, porter: Porter) -> int:
         if worst(checks) is not Finding.AWAY:
             return max(check.types for check in checks)
         away = "; ".join(str(check) for check in checks if check.finding is Finding.AWAY)
-        if away != said:
+        if away != text:
             logger.warning("%s: waiting until it is there", away)
-        said = away
-        porter.expect(_AWAY_SECONDS + _SPARE_SECONDS, away=True)
-        wait([noted.descriptor], _AWAY_SECONDS)
-        _heed(noted)
+        text = away
+        probes.expect(_AWAY_SECONDS + _SPARE_SECONDS, away=True)
+        wait([signals.descriptor], _AWAY_SECONDS)
+        _handle_signals(signals)
 
 
-def _examined(settings: Settings, noted: Signals) -> list[Check]:
+def _passed(settings: Settings, signals: Signals) -> list[Check]:
     try:
-        examination = Examination(settings)
+        preflight = PreflightProcess(settings)
     except OSError as error:
         # Too many processes or descriptors; for how long is not known.
         return [Check("preflight", Finding.AWAY, _no_process(error))]
-    with examination:
-        return _awaited(examination, noted)
+    with preflight:
+        return _await_database(preflight, signals)
 
 
-def _awaited(examination: Examination, noted: Signals) -> list[Check]:
-    while (checks := examination.checks()) is None:
-        wait([examination.fileno(), noted.descriptor], examination.deadline - time.monotonic())
-        _heed(noted)
+def _await_database(preflight: PreflightProcess, signals: Signals) -> list[Check]:
+    while (checks := preflight.checks()) is None:
+        wait([preflight.fileno(), signals.descriptor], preflight.deadline - time.monotonic())
+        _handle_signals(signals)
     return checks
 
 
-def _heed(noted: Signals) -> None:
-    if STOPPING.intersection(noted.read()):
-        raise StopAsked
+def _handle_signals(signals: Signals) -> None:
+    if STOPPING.intersection(signals.read()):
+        raise StopRequested
 
 
 def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board, Path]:
@@ -230,7 +230,7 @@ def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board,
         path,
         seats=3 * settings.procs + 8,
         slots=settings.threads + _SPARE_SLOTS,
-        kinds=min(_MOST_KINDS, types + _SPARE_KINDS),
+        command_types=min(_MAX_COMMAND_TYPES, types + _SPARE_COMMAND_TYPES),
         name=settings.name,
     )
     return board, stacks

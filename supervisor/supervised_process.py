@@ -10,7 +10,7 @@ from cmdbus.board.seats import Role, Verdict
 from cmdbus.board.views import SeatView, SlotView
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child
-from cmdbus.supervisor.policy import Process
+from cmdbus.supervisor.policy import ProcessView
 
 #: The board's times are integer nanoseconds, the policy's are seconds.
 NS = 1e9
@@ -24,11 +24,11 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True, kw_only=True)
-class Seated:
+class SupervisedProcess:
     """A child of ours, and what we have done to it."""
 
     child: Child
-    place: int
+    index: int
     role: Role
     number: int
     generation: int
@@ -38,9 +38,9 @@ class Seated:
     #: What was decided last, and why.
     verdict: Verdict = Verdict.NONE
     #: What it was told to leave for; NONE for an order.
-    leave_verdict: Verdict = Verdict.NONE
-    guilty: SlotView | None = None
-    leave_by: float | None = None
+    stop_verdict: Verdict = Verdict.NONE
+    gil_holder: SlotView | None = None
+    stop_by: float | None = None
     dumped_at: float | None = None
     killed_at: float | None = None
     #: The supervisor has seen it ready.
@@ -57,39 +57,39 @@ class Seated:
     #: Executions in its place before it came, and its own.
     executed_before: int = 0
     executed: int = 0
-    weighed_at: float = 0.0
+    rss_read_at: float = 0.0
     #: Processor time of its threads when it was told to leave, or its stacks were asked for; and
     #: when that was.
-    burnt: dict[int, float] = field(default_factory=dict)
-    burnt_at: float = 0.0
+    cpu_seconds: dict[int, float] = field(default_factory=dict)
+    cpu_read_at: float = 0.0
 
     @property
-    def stays(self) -> bool:
+    def is_staying(self) -> bool:
         """Neither told to leave nor killed."""
-        return self.leave_by is None and self.killed_at is None
+        return self.stop_by is None and self.killed_at is None
 
     @property
     def seating(self) -> Role:
         """What its seat shows it as."""
         if self.undead:
             return Role.DEAD
-        return self.role if self.leave_by is None else Role.LEAVING
+        return self.role if self.stop_by is None else Role.STOPPING
 
-    def weigh(self, board: Board, settings: Settings, now: float) -> None:
+    def measure_rss(self, board: Board, settings: Settings, now: float) -> None:
         """Memory and executions, now and then: so little is limited that it may be late. What
         memory it has is shown on the board."""
-        if now < self.weighed_at + _WEIGH_SECONDS or self.role is not Role.WORKER:
+        if now < self.rss_read_at + _WEIGH_SECONDS or self.role is not Role.WORKER:
             return
-        self.weighed_at = now
+        self.rss_read_at = now
         if settings.max_commands is not None:
-            self.executed = board.executed(self.place) - self.executed_before
+            self.executed = board.executed(self.index) - self.executed_before
         self.rss_bytes = _rss_bytes(self.child.pid)
-        board.seat(self.place).weigh(self.rss_bytes)
+        board.seat(self.index).set_rss(self.rss_bytes)
         limit = settings.max_rss_bytes
         if limit is not None:
             self.rss_over = self.rss_over + 1 if self.rss_bytes > limit else 0
 
-    def shown(self, seat: SeatView, now: float) -> Process:
+    def view(self, seat: SeatView, now: float) -> ProcessView:
         """For the policy: what its seat shows, and what we have done to it."""
         if seat.levels.health not in (Health.DEGRADED, Health.DATABASE_AWAY):
             self.degraded_since = None
@@ -100,8 +100,8 @@ class Seated:
         if seat.due:
             self.due = seat.due / NS
         late = _latest(seat, now)
-        return Process(
-            place=self.place,
+        return ProcessView(
+            index=self.index,
             role=self.role,
             number=self.number,
             generation=self.generation,
@@ -109,7 +109,7 @@ class Seated:
             born=self.born,
             ready=seat.ready is not None,
             due=self.due or self.born + _ENTERS_SECONDS,
-            latest_slot=late.place if late else None,
+            latest_slot=late.index if late else None,
             # Who was to be back during an outage has time from its end on.
             latest_due=max(_due(late, now), self.away_at) if late else None,
             levels=seat.levels,
@@ -119,8 +119,8 @@ class Seated:
             rss_bytes=self.rss_bytes,
             rss_over=self.rss_over,
             spread=self.spread,
-            leave_by=self.leave_by,
-            verdict=self.leave_verdict,
+            stop_by=self.stop_by,
+            verdict=self.stop_verdict,
             dumped_at=self.dumped_at,
             killed_at=self.killed_at,
         )

@@ -11,7 +11,7 @@ from contextlib import suppress
 from cmdbus.clock import time
 
 
-class Notifier:
+class SystemdNotifier:
     """The supervising process's line to its service manager."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Notifier:
                 self._socket.sendto("\n".join(lines).encode(), self._address)
 
 
-def forget() -> None:
+def clear_notify_env() -> None:
     """In a child: what it or its programs say is not the service's word."""
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
         os.environ.pop(name, None)

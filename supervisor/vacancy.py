@@ -21,27 +21,27 @@ from cmdbus.supervisor.runtime import (
 )
 
 
-def look_at_host(told: Settings) -> Iterator[Check]:
+def check_host(settings: Settings) -> Iterator[Check]:
     """Keeps nothing. What a supervisor of this name has is only a warning: another one can
     start as soon as that has stopped."""
-    directory = find_runtime_directory(told.runtime_dir)
+    directory = find_runtime_directory(settings.runtime_dir)
     taken = Finding.FATAL
     try:
         if os.path.lexists(directory):
             check_runtime_directory(directory)
         check_makeable(directory)
-        check_free(pidfile_path(directory, told.name), told.name)
-        check_board_free(board_path(directory, told.name), told.name)
-        yield Check("name", Finding.OK, f"no supervisor named {told.name!r} runs here")
+        check_free(pidfile_path(directory, settings.name), settings.name)
+        check_board_free(board_path(directory, settings.name), settings.name)
+        yield Check("name", Finding.OK, f"no supervisor named {settings.name!r} runs here")
     except NameTakenError as error:
         taken = Finding.WARNING
         yield Check("name", taken, str(error))
     except BoardError as error:
         yield Check("name", Finding.FATAL, str(error))
-    if told.http is None:
+    if settings.http is None:
         return
     try:
-        bound(*told.http).close()
+        bound(*settings.http).close()
         yield Check("http", Finding.OK, "its address is free")
     except ListenError as error:
         yield Check("http", taken if error.in_use else Finding.FATAL, str(error))

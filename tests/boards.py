@@ -33,9 +33,9 @@ def forked(run: Callable[[], None]) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def taken(board: Board, place: int = 0, generation: int = 1) -> Seat:
-    seat = board.seat(place)
-    seat.assign(Role.WORKER, number=place, generation=generation, now=1)
+def taken(board: Board, index: int = 0, generation: int = 1) -> Seat:
+    seat = board.seat(index)
+    seat.assign(Role.WORKER, number=index, generation=generation, now=1)
     seat.enter(pid=os.getpid(), generation=generation, now=2)
     return seat
 
@@ -43,7 +43,7 @@ def taken(board: Board, place: int = 0, generation: int = 1) -> Seat:
 def begin(slot: Slot, seat: Seat, number: int) -> None:
     """A command all of whose numbers are the same."""
     slot.begin(
-        seat.kind(f"domain{number % 2}", "Odd" if number % 2 else "E" * 100),
+        seat.command_type(f"domain{number % 2}", "Odd" if number % 2 else "E" * 100),
         priority=number % 11,
         id=number,
         token=number,

@@ -170,9 +170,9 @@ def memory() -> Path | None:
     A copy of a database is 300 files: 6 ms there, and 100 to 270 ms on the disk of a
     virtual machine.
     """
-    place = Path("/dev/shm")
-    plenty = place.is_dir() and shutil.disk_usage(place).free > _MEMORY_BYTES
-    return place if plenty else None
+    path = Path("/dev/shm")
+    plenty = path.is_dir() and shutil.disk_usage(path).free > _MEMORY_BYTES
+    return path if plenty else None
 
 
 @pytest.fixture(scope="session")

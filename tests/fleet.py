@@ -40,13 +40,13 @@ _TESTS = Path(__file__).parent
 class Fleet:
     """A supervisor of `place`, where its application is; not started yet."""
 
-    def __init__(self, dsn: str, place: Path, options: Mapping[str, object]) -> None:
+    def __init__(self, dsn: str, path: Path, options: Mapping[str, object]) -> None:
         self.dsn = dsn
-        self.place = place
+        self.place = path
         self.options = {**LADDER, "app": "shop:registry", "procs": 2, "threads": 4, **options}
         self.name = str(self.options.setdefault("name", "cmdbus"))
-        self.directory = place / "run"
-        self.log = place / f"{self.name}.{len(list(place.glob('*.log')))}.log"
+        self.directory = path / "run"
+        self.log = path / f"{self.name}.{len(list(path.glob('*.log')))}.log"
         self.program = [str(Path(sys.executable).with_name("cmdbus-supervise"))]
         #: Sessions of processes that were started; each supervisor has one.
         self._sessions: list[int] = []
@@ -206,10 +206,10 @@ class Fleet:
         eventually(lambda: len(self.said(text)) >= count, within)
         return self.said(text)
 
-    def ask(self, path: str, patience: float = 2.0) -> tuple[int, str]:
+    def ask(self, path: str, timeout: float = 2.0) -> tuple[int, str]:
         """What who probes it is told, within the patience of probes."""
-        [said] = self.said("probes, metrics and status are at")
-        connection = http.client.HTTPConnection(said.rpartition("/")[2], timeout=patience)
+        [text] = self.said("probes, metrics and status are at")
+        connection = http.client.HTTPConnection(text.rpartition("/")[2], timeout=timeout)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -294,12 +294,12 @@ class Fleet:
         patterns = [f"{self.name}.{kind}" for kind in ("pid", "stacks", "board", "board.[0-9]*")]
         assert not [path for each in patterns for path in self.directory.glob(each)]
 
-    def assert_sound(self, *, alone: bool = True) -> None:
+    def assert_sound(self, *, quarantined: bool = True) -> None:
         """No traceback of our own code, and no session in the database if it was alone."""
         told = [e for e in self.events() if "traceback" in e]
         assert not told, told
         assert not [line for line in self.unstructured() if "Traceback" in line]
-        if not alone:
+        if not quarantined:
             return
         sessions = (
             "SELECT pid, application_name, state, left(query, 100) FROM pg_stat_activity"
@@ -324,9 +324,9 @@ class Fleet:
 
 
 @contextmanager
-def supervised(dsn: str, place: Path, **options: Any) -> Iterator[Fleet]:
+def supervised(dsn: str, path: Path, **options: Any) -> Iterator[Fleet]:
     """One that runs and is ready; a test that has not stopped it finds that it stops well."""
-    with unstarted(dsn, place, **options) as fleet:
+    with unstarted(dsn, path, **options) as fleet:
         fleet.start()
         fleet.wait_until_ready()
         yield fleet
@@ -336,15 +336,15 @@ def supervised(dsn: str, place: Path, **options: Any) -> Iterator[Fleet]:
 
 
 @contextmanager
-def unstarted(dsn: str, place: Path, *, alone: bool = True, **options: Any) -> Iterator[Fleet]:
+def unstarted(dsn: str, path: Path, *, quarantined: bool = True, **options: Any) -> Iterator[Fleet]:
     """`options` are the supervisor's, with underscores; `alone`: on its database."""
     named = {name.replace("_", "-"): value for name, value in options.items()}
-    fleet = Fleet(dsn, place, named)
-    if not (place / "shop.py").exists():
-        write_app(place, "from fleet_app import registry as registry")
+    fleet = Fleet(dsn, path, named)
+    if not (path / "shop.py").exists():
+        write_app(path, "from fleet_app import registry as registry")
     try:
         yield fleet
-        fleet.assert_sound(alone=alone)
+        fleet.assert_sound(quarantined=quarantined)
     except BaseException:
         with suppress(OSError):
             print(fleet.log.read_text(errors="replace")[-20_000:])
@@ -353,8 +353,8 @@ def unstarted(dsn: str, place: Path, *, alone: bool = True, **options: Any) -> I
         fleet.end()
 
 
-def write_app(place: Path, text: str) -> None:
-    (place / "shop.py").write_text(text + "\n")
+def write_app(path: Path, text: str) -> None:
+    (path / "shop.py").write_text(text + "\n")
 
 
 def make_effects(dsn: str) -> None:

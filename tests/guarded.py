@@ -59,16 +59,16 @@ class Guarded:
 
 @contextmanager
 def guarded_server() -> Iterator[Guarded]:
-    place = Path(tempfile.mkdtemp(prefix="cmdbus-test-", dir="/tmp"))
-    place.chmod(0o711)
+    path = Path(tempfile.mkdtemp(prefix="cmdbus-test-", dir="/tmp"))
+    path.chmod(0o711)
     settings: dict[str, str | int | float | bool] = {
         "max_connections": 20,
         "password_encryption": "scram-sha-256",
     }
     try:
-        with EmbeddedPostgres(place / "pg", durable=False, settings=settings) as server:
+        with EmbeddedPostgres(path / "pg", durable=False, settings=settings) as server:
             made = Guarded(server)
             made.start()
             yield made
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(path)

@@ -2,45 +2,45 @@
 
 from typing import Any
 
-from cmdbus.board.health import Levels
+from cmdbus.board.health import HealthReport
 from cmdbus.board.seats import Role, Verdict
 from cmdbus.board.views import Restart
 from cmdbus.supervisor.policy import (
     Action,
-    Fleet,
-    Leave,
+    FleetView,
     Limits,
-    Process,
+    ProcessView,
     Start,
+    Stop,
     decide,
 )
 
 NOW = 1_000.0
 #: Just before a boundary.
 MOMENT = 1e-6
-LIMITS = Limits(thread=35, watchdog=60, drain=30)
+LIMITS = Limits(thread=35, watchdog=60, stop=30)
 LAYER_5 = 25.0
-DEGRADED = Levels(consecutive_failures=11)
-CRITICAL = Levels(stuck_threads=4)
-EXHAUSTED = Levels(pool_exhaustions=6)
-AWAY = Levels(database_away=True, stuck_threads=4, pool_exhaustions=6)
+DEGRADED = HealthReport(consecutive_failures=11)
+CRITICAL = HealthReport(stuck_threads=4)
+EXHAUSTED = HealthReport(pool_exhaustions=6)
+AWAY = HealthReport(database_away=True, stuck_threads=4, pool_exhaustions=6)
 
-STEWARD = Process(place=99, role=Role.STEWARD, number=0, generation=1, ready=True)
-
-
-def worker(number: int = 0, **said: Any) -> Process:
-    said = {"place": number, "generation": 1, "ready": True, "due": NOW + 5, **said}
-    return Process(role=Role.WORKER, number=number, **said)
+STEWARD = ProcessView(index=99, role=Role.STEWARD, number=0, generation=1, ready=True)
 
 
-def fleet(*processes: Process, **said: Any) -> Fleet:
+def worker(number: int = 0, **given: Any) -> ProcessView:
+    given = {"index": number, "generation": 1, "ready": True, "due": NOW + 5, **given}
+    return ProcessView(role=Role.WORKER, number=number, **given)
+
+
+def fleet(*processes: ProcessView, **given: Any) -> FleetView:
     """With a steward to whom nothing happens."""
     numbers = {p.number for p in processes if p.role is Role.WORKER}
-    said = {"wanted": max(numbers, default=-1) + 1, "processes": [STEWARD, *processes], **said}
-    return Fleet(**said)
+    given = {"wanted": max(numbers, default=-1) + 1, "processes": [STEWARD, *processes], **given}
+    return FleetView(**given)
 
 
-def decided(a_fleet: Fleet, limits: Limits = LIMITS, now: float = NOW) -> list[Action]:
+def decided(a_fleet: FleetView, limits: Limits = LIMITS, now: float = NOW) -> list[Action]:
     return decide(a_fleet, limits, now)
 
 
@@ -49,12 +49,12 @@ def started(number: int, reason: Restart | None = None) -> Start:
 
 
 def left(
-    process: Process,
+    process: ProcessView,
     reason: Restart | None = None,
     by: float = NOW + 30,
     verdict: Verdict = Verdict.NONE,
-) -> Leave:
-    return Leave(process=process, by=by, reason=reason, verdict=verdict)
+) -> Stop:
+    return Stop(process=process, by=by, reason=reason, verdict=verdict)
 
 
 def starts(actions: list[Action], role: Role = Role.WORKER) -> list[Start]:

@@ -20,12 +20,12 @@ def race(workers: list[Callable[[], object]]) -> list[object]:
     barrier = threading.Barrier(len(workers))
     results: list[object] = [None] * len(workers)
 
-    def run(place: int) -> None:
+    def run(index: int) -> None:
         barrier.wait(10)
         try:
-            results[place] = workers[place]()
+            results[index] = workers[index]()
         except Exception as error:
-            results[place] = error
+            results[index] = error
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(workers))]
     for thread in threads:

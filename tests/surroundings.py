@@ -25,9 +25,9 @@ _NO_SWAP = {"memory.swappiness": "0", "memory.swap.max": "0"}
 class Group:
     """A control group of this test's own, with one controller."""
 
-    def __init__(self, controller: str, place: Path) -> None:
+    def __init__(self, controller: str, path: Path) -> None:
         self._controller = controller
-        self._place = place
+        self._place = path
 
     def add(self, *pids: int) -> None:
         for pid in pids:
@@ -60,9 +60,9 @@ class Group:
         self._change("THAWED")
 
     def _change(self, state: str) -> None:
-        place = self._place / "freezer.state"
-        place.write_text(state)
-        eventually(lambda: place.read_text().strip() == state)
+        path = self._place / "freezer.state"
+        path.write_text(state)
+        eventually(lambda: path.read_text().strip() == state)
 
     def close(self) -> None:
         if self._controller == "freezer":
@@ -86,12 +86,12 @@ def control_group(controller: str) -> Iterator[Group]:
         if controller not in _LIMITS or controller not in _read(lent).split():
             pytest.skip(f"this machine has no control groups for {controller}")
         parent = _GROUPS
-    place = parent / f"cmdbus-test-{os.getpid()}"
+    path = parent / f"cmdbus-test-{os.getpid()}"
     try:
-        place.mkdir()
+        path.mkdir()
     except OSError as error:
         pytest.skip(f"no control group can be made here: {error.strerror}")
-    group = Group(controller, place)
+    group = Group(controller, path)
     try:
         yield group
     finally:
@@ -114,9 +114,9 @@ def unshared(*kinds: str, first: str = "true") -> str:
     return f'exec {shlex.join(options)} /bin/sh -c {within} sh "$@"'
 
 
-def mount_in(pid: int, place: Path, options: str) -> None:
+def mount_in(pid: int, path: Path, options: str) -> None:
     """An empty file system over what a process has there."""
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
     subprocess.run(["nsenter", "--target", str(pid), "--mount", *mount], check=True)
 
 

@@ -15,7 +15,7 @@ from cmdbus import CommandBus, HandlerRegistry
 from cmdbus.board.board import Board
 from cmdbus.board.node import Node
 from cmdbus.board.seats import Role
-from cmdbus.board.wake_pipe import Wire
+from cmdbus.board.wake_pipe import WakePipe
 
 pytestmark = pytest.mark.db
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.db
 def node() -> Iterator[Node]:
     """It listens and is armed, and nothing is ever heard."""
     with ExitStack() as opened:
-        board, wake, call = Board.in_memory(1, 20), Wire(8), Wire(1)
-        for what in (board, wake, call):
+        board, worker_pipe, steward_pipe = Board.in_memory(1, 20), WakePipe(8), WakePipe(1)
+        for what in (board, worker_pipe, steward_pipe):
             opened.callback(what.close)
         now = time.monotonic_ns()
         board.seat(0).assign(Role.WORKER, number=0, generation=1, now=now)
@@ -33,7 +33,14 @@ def node() -> Iterator[Node]:
         seat.enter(pid=os.getpid(), generation=1, now=now)
         board.set_listening(True)
         board.set_armed(1)
-        yield Node(board=board, seat=seat, generation=1, parent=os.getppid(), wake=wake, call=call)
+        yield Node(
+            board=board,
+            seat=seat,
+            generation=1,
+            parent=os.getppid(),
+            worker_pipe=worker_pipe,
+            steward_pipe=steward_pipe,
+        )
 
 
 def test_the_only_thread_does_not_rest_while_what_it_has_adopted_waits(
@@ -50,7 +57,7 @@ def test_the_only_thread_does_not_rest_while_what_it_has_adopted_waits(
         eventually(lambda: node.board.seat_view(0).parked)
         proxy.mute()
         sent = bus.send("payments", "Debit")
-        node.wake.put()
+        node.worker_pipe.put()
         eventually(lambda: watcher.execute(claimed).fetchone() == (1,))
         proxy.cut()
         assert bus.wait("payments", sent, 15).status == "COMPLETED"

@@ -141,7 +141,9 @@ def is_value(name: str) -> bool:
 
 def test_modules_that_call_themselves_pure_are() -> None:
     files = modules()
-    documented = {name: ast.get_docstring(ast.parse(file.read_text())) or "" for name, file in files.items()}
+    documented = {
+        name: ast.get_docstring(ast.parse(file.read_text())) or "" for name, file in files.items()
+    }
     pure = {name for name, text in documented.items() if re.search(r"\bPure\b", text)}
     assert len(pure) > 20
     for name in pure:
@@ -151,7 +153,8 @@ def test_modules_that_call_themselves_pure_are() -> None:
             tops -= {"psycopg"}
         assert not tops & IMPURE, f"{name} decides, so it must not use {tops & IMPURE}"
         others = {
-            i for i in used
+            i
+            for i in used
             if is_ours(i) and i not in pure and i.rpartition(".")[0] not in {*pure, "cmdbus.errors"}
         }
         impure = {imported for imported in others if not is_value(imported)}

@@ -16,10 +16,10 @@ from eventually import eventually
 from cmdbus import CommandBus
 from cmdbus.board.board import Board
 from cmdbus.board.node import Node
-from cmdbus.board.wake_pipe import Wire
+from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.arming import Arming
-from cmdbus.worker.waiting.node_waiter import WiredWake
+from cmdbus.worker.waiting.node_waiter import NodeWaiter
 
 pytestmark = pytest.mark.db
 
@@ -38,22 +38,22 @@ class Steward:
     connection: psycopg.Connection
     listener: psycopg.Connection
     board: Board
-    wake: Wire
+    worker_pipe: WakePipe
     claims: Claims
     arming: Arming
     #: One for each that was asked for.
     looks: list[int]
-    said: dict[str, Any] = field(default_factory=lambda: {"parked": True, "session": 1})
+    resolution: dict[str, Any] = field(default_factory=lambda: {"parked": True, "session": 1})
 
-    def step(self, now: float = NOW, **said: Any) -> float:
-        return self.arming.step(
-            self.connection, now=now, **{"looks_at": LOOKS_AT, **self.said, **said}
+    def step(self, now: float = NOW, **resolution: Any) -> float:
+        return self.arming.update(
+            self.connection, now=now, **{"looks_at": LOOKS_AT, **self.resolution, **resolution}
         )
 
     def bytes(self) -> int:
         """Since this was last asked."""
-        count = self.wake.pending
-        self.wake.drain()
+        count = self.worker_pipe.pending
+        self.worker_pipe.drain()
         return count
 
     def arm(self) -> int:
@@ -88,15 +88,15 @@ class Steward:
 
 @contextmanager
 def stewarding(dsn: str) -> Iterator[Steward]:
-    board, wake = Board.in_memory(2, 2), Wire(8)
+    board, worker_pipe = Board.in_memory(2, 2), WakePipe(8)
     with connect(dsn) as connection, connect(dsn) as listener:
         listener.execute("LISTEN cmdbus_ready; LISTEN cmdbus_due")
         claims = Claims("cmdbus", 30)
         claims.register(connection, "steward")
         looks: list[int] = []
-        arming = Arming(claims, board, wake, ["payments"], look=lambda: looks.append(1))
-        yield Steward(connection, listener, board, wake, claims, arming, looks)
-    wake.close()
+        arming = Arming(claims, board, worker_pipe, ["payments"], look=lambda: looks.append(1))
+        yield Steward(connection, listener, board, worker_pipe, claims, arming, looks)
+    worker_pipe.close()
     board.close()
 
 
@@ -350,36 +350,36 @@ def test_what_was_being_scheduled_when_the_next_look_was_put_off_is_looked_for(
 
 
 @contextmanager
-def leader(steward: Steward) -> Iterator[tuple[WiredWake, Wire]]:
+def leader(steward: Steward) -> Iterator[tuple[NodeWaiter, WakePipe]]:
     """Of the node's only worker, and the wire by which it calls the steward."""
-    call = Wire(1)
+    steward_pipe = WakePipe(1)
     node = Node(
         board=steward.board,
         seat=steward.board.seat(0),
         generation=1,
         parent=1,
-        wake=steward.wake,
-        call=call,
+        worker_pipe=steward.worker_pipe,
+        steward_pipe=steward_pipe,
     )
-    wake = WiredWake(node, 60.0, 0)
-    yield wake, call
-    wake.stop()
-    call.close()
+    waiter = NodeWaiter(node, 60.0, 0)
+    yield waiter, steward_pipe
+    waiter.stop()
+    steward_pipe.close()
 
 
-def parks(wake: WiredWake, steward: Steward) -> None:
+def parks(waiter: NodeWaiter, steward: Steward) -> None:
     """And is woken."""
-    steward.wake.put()
-    assert wake.rest(steward.connection, busy=lambda: False) is not None
+    steward.worker_pipe.put()
+    assert waiter.wait_for_work(steward.connection, busy=lambda: False) is not None
 
 
 def test_a_leader_that_parks_after_the_number_was_cleared_calls(steward: Steward) -> None:
     """Race 1i (2)."""
-    with leader(steward) as (wake, call):
+    with leader(steward) as (waiter, steward_pipe):
         steward.arm()
         steward.step(NOW + 2, parked=False)
-        parks(wake, steward)
-        assert call.pending == 1
+        parks(waiter, steward)
+        assert steward_pipe.pending == 1
         number = steward.board.armed
         steward.step(NOW + 2, parked=True)
         assert steward.board.armed > number
@@ -389,10 +389,10 @@ def test_a_leader_that_parked_before_the_number_is_cleared_is_seen_afterwards(
     steward: Steward, bus: CommandBus
 ) -> None:
     """Race 1i (2): it has not called; so the steward looks again at once, and arms anew."""
-    with leader(steward) as (wake, call):
+    with leader(steward) as (waiter, steward_pipe):
         number = steward.arm()
-        parks(wake, steward)
-        assert call.pending == 0, "it trusts the number"
+        parks(waiter, steward)
+        assert steward_pipe.pending == 0, "it trusts the number"
         assert steward.step(NOW + 2, parked=False) == 0.0
         bus.send("payments", "Debit")
         assert steward.heard() == [], "sent while it was down"
@@ -423,17 +423,17 @@ def test_the_number_is_shown_only_when_the_barrier_has_ended(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection
 ) -> None:
     """A leader that parks meanwhile calls, and the next step goes on with the barrier."""
-    with leader(steward) as (wake, call):
+    with leader(steward) as (waiter, steward_pipe):
         bus.send("payments", "Debit", connection=sender)
         steward.step()
-        parks(wake, steward)
-        assert call.pending == 1
+        parks(waiter, steward)
+        assert steward_pipe.pending == 1
         sender.commit()
         steward.bytes()
         steward.step()
         assert steward.bytes() == 1
-        parks(wake, steward)
-        assert call.pending == 1, "and no longer"
+        parks(waiter, steward)
+        assert steward_pipe.pending == 1, "and no longer"
 
 
 # What goes wrong.

@@ -213,13 +213,13 @@ def test_rounds_alternate_and_swap_their_order(comparison: ModuleType) -> None:
 
 def test_only_waits_for_rows_are_counted(growing: ModuleType, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    said = "LOG:  process 7 still waiting for"
-    before = f"{said} ShareLock on transaction 5 after 10.1 ms\n"
+    text = "LOG:  process 7 still waiting for"
+    before = f"{text} ShareLock on transaction 5 after 10.1 ms\n"
     during = [
-        f"{said} ShareLock on transaction 8 after 10.1 ms",
+        f"{text} ShareLock on transaction 8 after 10.1 ms",
         "LOG:  process 7 acquired ShareLock on transaction 8 after 15 ms",
-        f"{said} ExclusiveLock on tuple (0,1) of relation 9 of database 3 after 10.0 ms",
-        f"{said} ExclusiveLock on advisory lock [1,2,3,4] after 10.0 ms",
+        f"{text} ExclusiveLock on tuple (0,1) of relation 9 of database 3 after 10.0 ms",
+        f"{text} ExclusiveLock on advisory lock [1,2,3,4] after 10.0 ms",
     ]
     log.write_text(before + "\n".join(during))
     assert growing._waits_in(log, len(before)) == 2

@@ -8,17 +8,17 @@ from uuid import UUID
 
 import pytest
 
-from cmdbus.board.claim_table import KeyState
-from cmdbus.board.health import Levels
-from cmdbus.board.seats import Ended, Role, Verdict
+from cmdbus.board.claim_table import ClaimState
+from cmdbus.board.health import HealthReport
+from cmdbus.board.seats import ExitRecord, Role, Verdict
 from cmdbus.board.slots import Phase
-from cmdbus.board.views import CommandView, KeyView, SeatView, SlotView
+from cmdbus.board.views import ClaimView, CommandView, SeatView, SlotView
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
 from cmdbus.exits import Exit
 from cmdbus.retry import RetryPolicy
 from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.outcomes import failed
-from cmdbus.worker.steward.attribution import Death, Key, begun, blame
+from cmdbus.worker.steward.attribution import Attribution, Key, attribute, begun
 from cmdbus.worker.steward.stale_boards import KILLED
 
 ID = UUID(int=1)
@@ -27,9 +27,9 @@ PID = 4711
 FIRST, SECOND, FINISHED, WAITING = (1, 101, 1), (2, 102, 2), (3, 103, 3), (4, 104, 4)
 
 
-def key(which: Key, state: KeyState) -> KeyView:
+def key(which: Key, state: ClaimState) -> ClaimView:
     id, token, command = which
-    return KeyView(
+    return ClaimView(
         domain="payments",
         domain_hash=0,
         priority=5,
@@ -37,12 +37,12 @@ def key(which: Key, state: KeyState) -> KeyView:
         token=token,
         command_id=UUID(int=command),
         state=state,
-        place=id,
-        kind=0,
+        index=id,
+        command_type=0,
     )
 
 
-def slot(place: int, which: Key | None) -> SlotView:
+def slot(index: int, which: Key | None) -> SlotView:
     command = None
     if which is not None:
         command = CommandView(
@@ -55,14 +55,14 @@ def slot(place: int, which: Key | None) -> SlotView:
             token=which[1],
         )
     return SlotView(
-        place=place,
-        number=place,
+        index=index,
+        number=index,
         phase=Phase.RUNNING if which else Phase.RESTING,
         command=command,
         since=1,
         due=2,
-        thread=10 + place,
-        ident=0xAB0 + place,
+        thread=10 + index,
+        ident=0xAB0 + index,
         backend_pid=None,
         backend_start=None,
         sequence=2,
@@ -70,7 +70,7 @@ def slot(place: int, which: Key | None) -> SlotView:
 
 
 SEAT = SeatView(
-    place=0,
+    index=0,
     role=Role.DEAD,
     number=0,
     generation=3,
@@ -79,31 +79,31 @@ SEAT = SeatView(
     since=1,
     ready=1,
     due=1,
-    levels=Levels(),
-    leave_by=None,
+    levels=HealthReport(),
+    stop_by=None,
     rss_bytes=None,
-    ended=None,
+    exit=None,
     rescued=False,
     parked=None,
     slots=(slot(0, FIRST), slot(1, SECOND), slot(2, None)),
-    keys=(
-        key(FIRST, KeyState.STARTED),
-        key(SECOND, KeyState.STARTED),
-        key(FINISHED, KeyState.FINISHED),
-        key(WAITING, KeyState.CLAIMED),
+    claims=(
+        key(FIRST, ClaimState.STARTED),
+        key(SECOND, ClaimState.STARTED),
+        key(FINISHED, ClaimState.FINISHED),
+        key(WAITING, ClaimState.CLAIMED),
     ),
     complete=True,
 )
 
-ORDERED = Ended(generation=3, pid=PID, signal=signal.SIGKILL, verdict=Verdict.LATE)
+ORDERED = ExitRecord(generation=3, pid=PID, signal=signal.SIGKILL, verdict=Verdict.LATE)
 STOPPED = replace(ORDERED, verdict=Verdict.STOPPED)
 STUCK = replace(ORDERED, verdict=Verdict.STUCK)
 KEEPS_IT = replace(STUCK, slot=1, token=SECOND[1], command_id=UUID(int=SECOND[2]))
 CRITICAL = replace(ORDERED, verdict=Verdict.CRITICAL)
 HUNG = replace(ORDERED, verdict=Verdict.HUNG)
 HOLDS_GIL = replace(KEEPS_IT, verdict=Verdict.HUNG)
-CRASHED = Ended(generation=3, pid=PID, signal=signal.SIGSEGV)
-LEFT = Ended(generation=3, pid=PID, code=0)
+CRASHED = ExitRecord(generation=3, pid=PID, signal=signal.SIGSEGV)
+LEFT = ExitRecord(generation=3, pid=PID, code=0)
 
 
 def claim(losses: int = 0) -> Claim:
@@ -125,9 +125,9 @@ def claim(losses: int = 0) -> Claim:
     )
 
 
-def losses_of(death: Death) -> list[int]:
+def losses_of(attribution: Attribution) -> list[int]:
     """So many does a command have afterwards that had none, one and two before."""
-    return [before + death.losses(claim(before)) for before in range(3)]
+    return [before + attribution.losses(claim(before)) for before in range(3)]
 
 
 ONE_MORE = [1, 2, 3]
@@ -144,17 +144,17 @@ def test_a_command_whose_id_and_token_were_given_again_has_not_begun() -> None:
     """By a server that was restored to an earlier point: the process holds both."""
     again = (*FIRST[:2], 77)
     for keys in (
-        (key(FIRST, KeyState.STARTED), key(again, KeyState.CLAIMED)),
-        (key(again, KeyState.CLAIMED), key(FIRST, KeyState.STARTED)),
+        (key(FIRST, ClaimState.STARTED), key(again, ClaimState.CLAIMED)),
+        (key(again, ClaimState.CLAIMED), key(FIRST, ClaimState.STARTED)),
     ):
-        assert begun(replace(SEAT, slots=SEAT.slots[:1], keys=keys)) == {FIRST}
-    alone = blame(replace(SEAT, slots=(), keys=keys), replace(CRASHED, alone=True), "")
-    assert list(alone.guilty) == [FIRST]
+        assert begun(replace(SEAT, slots=SEAT.slots[:1], claims=keys)) == {FIRST}
+    alone = attribute(replace(SEAT, slots=(), claims=keys), replace(CRASHED, quarantined=True), "")
+    assert list(alone.causes) == [FIRST]
 
 
 def test_a_command_on_a_slot_without_a_key_counts_as_begun() -> None:
     """There were more at once than can be shown."""
-    unseen = replace(SEAT, keys=SEAT.keys[1:])
+    unseen = replace(SEAT, claims=SEAT.claims[1:])
     assert begun(unseen) == {FIRST, SECOND, FINISHED}
     ended = replace(SEAT, slots=(slot(0, FINISHED), slot(1, WAITING)))
     assert begun(ended) == {FIRST, SECOND, FINISHED}, (
@@ -166,41 +166,41 @@ def test_a_command_on_a_slot_without_a_key_counts_as_begun() -> None:
 def test_who_was_ordered_to_leave_and_killed_at_its_deadline_is_blamed_for_nothing(
     ran_alone: bool,
 ) -> None:
-    death = blame(SEAT, replace(ORDERED, alone=ran_alone), "")
-    assert death.guilty == {} and losses_of(death) == AS_BEFORE
-    assert death.incarnation == 17 and death.seat is SEAT
+    attribution = attribute(SEAT, replace(ORDERED, quarantined=ran_alone), "")
+    assert attribution.causes == {} and losses_of(attribution) == AS_BEFORE
+    assert attribution.incarnation == 17 and attribution.seat is SEAT
 
 
 @pytest.mark.parametrize("ran_alone", [False, True])
 def test_a_slot_past_its_due_at_the_deadline_of_an_order_is_charged_and_nothing_else(
     ran_alone: bool,
 ) -> None:
-    late = replace(KEEPS_IT, verdict=Verdict.LATE, alone=ran_alone)
-    death = blame(SEAT, late, "")
-    assert {key: error.code for key, error in death.guilty.items()} == {SECOND: "TIMEOUT"}
-    assert losses_of(death) == AS_BEFORE
+    late = replace(KEEPS_IT, verdict=Verdict.LATE, quarantined=ran_alone)
+    attribution = attribute(SEAT, late, "")
+    assert {key: error.code for key, error in attribution.causes.items()} == {SECOND: "TIMEOUT"}
+    assert losses_of(attribution) == AS_BEFORE
 
 
 def test_the_slot_that_a_process_is_stuck_by_is_charged_and_the_others_count_a_loss() -> None:
-    death = blame(SEAT, KEEPS_IT, "")
-    assert {key: error.code for key, error in death.guilty.items()} == {SECOND: "TIMEOUT"}
-    assert losses_of(death) == ONE_MORE
+    attribution = attribute(SEAT, KEEPS_IT, "")
+    assert {key: error.code for key, error in attribution.causes.items()} == {SECOND: "TIMEOUT"}
+    assert losses_of(attribution) == ONE_MORE
 
 
 @pytest.mark.parametrize("ended", [STUCK, CRITICAL])
-def test_a_verdict_that_no_slot_is_known_for_counts_a_loss_for_all(ended: Ended) -> None:
+def test_a_verdict_that_no_slot_is_known_for_counts_a_loss_for_all(ended: ExitRecord) -> None:
     """A verdict is no order: nothing that had begun goes back as if it had not."""
-    death = blame(SEAT, ended, "")
-    assert death.guilty == {} and losses_of(death) == ONE_MORE
+    attribution = attribute(SEAT, ended, "")
+    assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
 
 
-@pytest.mark.parametrize("code", [Exit.NO_ROOM, Exit.TERMINATED])
+@pytest.mark.parametrize("code", [Exit.NO_RESOURCES, Exit.TERMINATED])
 def test_a_cause_outside_of_its_commands_counts_a_loss_and_makes_nothing_a_suspect(
     code: Exit,
 ) -> None:
     """A lack of threads, or a SIGTERM from outside whose claims could not all be settled."""
-    death = blame(SEAT, replace(LEFT, code=code), "")
-    assert death.guilty == {} and losses_of(death) == ONE_MORE
+    attribution = attribute(SEAT, replace(LEFT, code=code), "")
+    assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
 
 
 @pytest.mark.parametrize("number", ["KILL", "TERM", "INT", "HUP", "QUIT"])
@@ -209,23 +209,23 @@ def test_a_signal_from_outside_blames_nobody_and_counts_a_loss(
     number: str, ran_alone: bool
 ) -> None:
     """Fault 23: the first loss runs again anywhere, the second alone, the third nowhere."""
-    ended = replace(LEFT, signal=signal.Signals[f"SIG{number}"], alone=ran_alone)
-    death = blame(SEAT, ended, "")
-    assert death.guilty == {} and losses_of(death) == ONE_MORE
+    exit_record = replace(LEFT, signal=signal.Signals[f"SIG{number}"], quarantined=ran_alone)
+    attribution = attribute(SEAT, exit_record, "")
+    assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
 
 
 def test_one_that_was_stopped_from_outside_blames_nobody_and_counts_a_loss() -> None:
     """Fault 4."""
-    death = blame(SEAT, STOPPED, "")
-    assert death.guilty == {} and losses_of(death) == ONE_MORE
+    attribution = attribute(SEAT, STOPPED, "")
+    assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
 
 
 def test_who_held_the_gil_is_charged_and_the_others_count_a_loss() -> None:
     """Fault 6."""
-    death = blame(SEAT, HOLDS_GIL, "File regex.py")
-    assert losses_of(death) == ONE_MORE
-    assert list(death.guilty) == [SECOND]
-    error = death.guilty[SECOND]
+    attribution = attribute(SEAT, HOLDS_GIL, "File regex.py")
+    assert losses_of(attribution) == ONE_MORE
+    assert list(attribution.causes) == [SECOND]
+    error = attribution.causes[SECOND]
     assert isinstance(error, TransientCommandError) and error.code == "TIMEOUT"
     assert "its main thread did not come back" in error.message
     assert error.details == {"pid": PID, "signal": 9, "code": 0, "stack": "File regex.py"}
@@ -240,11 +240,11 @@ def test_who_held_the_gil_is_charged_and_the_others_count_a_loss() -> None:
         replace(HOLDS_GIL, slot=7),
     ],
 )
-def test_whoever_came_into_the_guilty_slot_later_is_not_charged(ended: Ended) -> None:
+def test_whoever_came_into_the_guilty_slot_later_is_not_charged(ended: ExitRecord) -> None:
     """Compare and kill: the verdict names slot, token and command. Another command's first claim
     has the same token."""
-    death = blame(SEAT, ended, "")
-    assert death.guilty == {} and losses_of(death) == ONE_MORE
+    attribution = attribute(SEAT, ended, "")
+    assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
 
 
 @pytest.mark.parametrize(
@@ -262,18 +262,18 @@ def test_whoever_came_into_the_guilty_slot_later_is_not_charged(ended: Ended) ->
         replace(LEFT, code=3),
     ],
 )
-def test_of_a_crash_that_could_be_anybodys_all_are_suspects(ended: Ended) -> None:
+def test_of_a_crash_that_could_be_anybodys_all_are_suspects(ended: ExitRecord) -> None:
     """Faults 2, 3: they run alone next time; innocents are never charged."""
-    death = blame(SEAT, ended, "")
-    assert death.guilty == {} and losses_of(death) == SUSPECT
+    attribution = attribute(SEAT, ended, "")
+    assert attribution.causes == {} and losses_of(attribution) == SUSPECT
 
 
 @pytest.mark.parametrize("ended", [HOLDS_GIL, HUNG, STUCK, KEEPS_IT, CRASHED, LEFT])
-def test_who_crashes_alone_is_guilty(ended: Ended) -> None:
+def test_who_crashes_alone_is_guilty(ended: ExitRecord) -> None:
     """And goes to a person, with all that is known of it."""
-    death = blame(SEAT, replace(ended, alone=True), "the stack")
-    assert set(death.guilty) == {FIRST, SECOND, FINISHED}
-    for error in death.guilty.values():
+    attribution = attribute(SEAT, replace(ended, quarantined=True), "the stack")
+    assert set(attribution.causes) == {FIRST, SECOND, FINISHED}
+    for error in attribution.causes.values():
         assert isinstance(error, PermanentCommandError) and error.code == "CRASHED"
         assert "it ran alone" in error.message and str(PID) in error.message
         assert _details(error)["stack"] == "the stack"
@@ -296,8 +296,8 @@ def test_who_crashes_alone_is_guilty(ended: Ended) -> None:
         (replace(LEFT, code=7), "was stopped from outside (SIGTERM)"),
     ],
 )
-def test_the_audit_says_how_the_process_ended(ended: Ended, said: str) -> None:
-    why = blame(SEAT, ended, "").why
+def test_the_audit_says_how_the_process_ended(ended: ExitRecord, said: str) -> None:
+    why = attribute(SEAT, ended, "").why
     assert why.startswith(f"its process {PID} ") and said in why
 
 
@@ -318,35 +318,37 @@ def dump(*idents: int, current: int, of: str) -> str:
             f'Thread 0x{0xAB1:016x} (most recent call first):\n  File "last.py", line 1 in fab1',
         ),
         (
-            replace(CRASHED, alone=True),
+            replace(CRASHED, quarantined=True),
             f"Current thread 0x{0xAB2:016x} (most recent call first):\n"
             '  File "last.py", line 1 in fab2',
         ),
     ],
 )
-def test_of_all_stacks_the_latest_of_the_guilty_thread_is_kept(ended: Ended, kept: str) -> None:
+def test_of_all_stacks_the_latest_of_the_guilty_thread_is_kept(
+    ended: ExitRecord, kept: str
+) -> None:
     earlier = dump(0xAB1, 0xAB2, 0xAB0, current=0xAB1, of="first")
     last = dump(0xAB0, 0xAB1, 0xAB2, current=0xAB2, of="last")
     text = f"{earlier}Fatal Python error: Segmentation fault\n\n{last}\nExtension modules: x\n"
-    death = blame(SEAT, ended, text)
-    assert {str(_details(error)["stack"]) for error in death.guilty.values()} == {kept}
+    attribution = attribute(SEAT, ended, text)
+    assert {str(_details(error)["stack"]) for error in attribution.causes.values()} == {kept}
 
 
 @pytest.mark.parametrize(
     "stack", ["x" * 50_000, "\n" * 50_000, "\0é" * 20_000, "\x01" * 50_000, "short"]
 )
 def test_a_stack_too_long_for_the_event_is_cut_and_the_rest_kept(stack: str) -> None:
-    death = blame(SEAT, replace(CRASHED, alone=True), stack)
-    [kept] = {_details(error)["stack"] for error in death.guilty.values()}
+    attribution = attribute(SEAT, replace(CRASHED, quarantined=True), stack)
+    [kept] = {_details(error)["stack"] for error in attribution.causes.values()}
     assert stack.replace("\0", "").endswith(str(kept)) and len(str(kept)) >= min(len(stack), 3_000)
-    assert _details(death.guilty[FIRST])["pid"] == PID
+    assert _details(attribution.causes[FIRST])["pid"] == PID
 
 
 def _details(error: CommandError) -> dict[str, object]:
     """As they are stored."""
     outcome = failed(
-        error, "", attempt=1, max_attempts=3, policy=RetryPolicy(), retry_after=None, dice=0.5
+        error, "", attempt=1, max_attempts=3, policy=RetryPolicy(), retry_after=None, rand=0.5
     )
-    said = json.loads(outcome.details or "")["details"]
-    assert isinstance(said, dict), said
-    return said
+    resolution = json.loads(outcome.details or "")["details"]
+    assert isinstance(resolution, dict), resolution
+    return resolution

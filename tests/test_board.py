@@ -14,18 +14,18 @@ from boards import SECOND, begin, beyond, forked, is_of_one_write, taken
 from eventually import eventually
 
 from cmdbus.board.board import Board
-from cmdbus.board.claim_table import KeyState, hash_of
+from cmdbus.board.claim_table import ClaimState, hash_of
 from cmdbus.board.counters import Counter
-from cmdbus.board.health import Health, Levels
-from cmdbus.board.layout import CELL, KEY_COUNT
-from cmdbus.board.seats import Ended, Role, Verdict
+from cmdbus.board.health import Health, HealthReport
+from cmdbus.board.layout import CELL, CLAIM_COUNT
+from cmdbus.board.seats import ExitRecord, Role, Verdict
 from cmdbus.board.slots import Phase
-from cmdbus.board.views import KeyView, Restart, SupervisorState
+from cmdbus.board.views import ClaimView, Restart, SupervisorState
 
 
 @pytest.fixture
 def board() -> Iterator[Board]:
-    board = Board.in_memory(seats=2, slots=3, kinds=4)
+    board = Board.in_memory(seats=2, slots=3, command_types=4)
     yield board
     board.close()
 
@@ -36,7 +36,7 @@ def board() -> Iterator[Board]:
 def test_a_new_board_shows_empty_seats(board: Board) -> None:
     view = board.snapshot()
     assert (view.name, view.pid, view.state, view.armed) == ("cmdbus", None, None, 0)
-    assert [(seat.pid, seat.slots, seat.keys) for seat in view.seats] == [(None, (), ())] * 2
+    assert [(seat.pid, seat.slots, seat.claims) for seat in view.seats] == [(None, (), ())] * 2
 
 
 def test_a_slot_shows_its_command_and_when_it_has_promised_to_be_back(board: Board) -> None:
@@ -45,7 +45,7 @@ def test_a_slot_shows_its_command_and_when_it_has_promised_to_be_back(board: Boa
     slot.occupy(7, now=3)
     slot.session(4711, 123)
     slot.begin(
-        seat.kind("payments", "Debit"),
+        seat.command_type("payments", "Debit"),
         priority=5,
         id=99,
         token=3,
@@ -55,7 +55,7 @@ def test_a_slot_shows_its_command_and_when_it_has_promised_to_be_back(board: Boa
         due=20,
     )
     (view,) = board.snapshot().seats[0].slots
-    assert (view.place, view.number, view.phase, view.since, view.due) == (
+    assert (view.index, view.number, view.phase, view.since, view.due) == (
         1,
         7,
         Phase.RUNNING,
@@ -79,7 +79,7 @@ def test_a_slot_shows_its_command_and_when_it_has_promised_to_be_back(board: Boa
     slot.enter(Phase.LEADING, 70, 80)
     slot.phase = Phase.RESTING
     assert (board.slot_view(0, 1).phase, board.slot_view(0, 1).due) == (Phase.RESTING, 80)
-    slot.leave()
+    slot.release()
     assert board.snapshot().seats[0].slots == ()
 
 
@@ -88,7 +88,7 @@ def test_a_verdict_holds_until_the_thread_moves_on(board: Board) -> None:
     slot = seat.slot(0)
     slot.occupy(0, now=1)
     begin(slot, seat, 1)
-    seat.judge(0, board.slot_view(0, 0).sequence)
+    seat.set_levels(0, board.slot_view(0, 0).sequence)
     assert board.slot_view(0, 0).phase is Phase.STUCK
     assert board.slot_view(0, 0).command is not None
     begin(slot, seat, 1)
@@ -97,7 +97,9 @@ def test_a_verdict_holds_until_the_thread_moves_on(board: Board) -> None:
 
 def test_a_seat_shows_its_process_and_its_health(board: Board) -> None:
     seat = taken(board)
-    levels = Levels(last_success=1.5, consecutive_failures=11, stuck_threads=1, pool_exhaustions=2)
+    levels = HealthReport(
+        last_success=1.5, consecutive_failures=11, stuck_threads=1, pool_exhaustions=2
+    )
     seat.register(42)
     seat.ready(5)
     seat.beat(9, levels)
@@ -113,7 +115,7 @@ def test_a_seat_shows_its_process_and_its_health(board: Board) -> None:
 def test_a_process_is_not_shown_under_the_generation_of_its_successor(board: Board) -> None:
     late = taken(board)
     board.seat(0).assign(Role.WORKER, number=0, generation=2, now=3)
-    late.beat(100, Levels())
+    late.beat(100, HealthReport())
     assert board.seat_view(0).pid is None
     assert board.seat_view(0).due is None
 
@@ -123,13 +125,13 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
     slot = seat.slot(0)
     slot.occupy(0, now=1)
     begin(slot, seat, 1)
-    seat.judge(0, board.slot_view(0, 0).sequence)
-    seat.keys.claimed(seat.kind("a", "B"), 5, 1, 1, uuid4())
+    seat.set_levels(0, board.slot_view(0, 0).sequence)
+    seat.keys.claimed(seat.command_type("a", "B"), 5, 1, 1, uuid4())
     seat.park(3)
     slot.counters.add(Counter.LOST_LEASES)
     successor = taken(board, generation=2)
     view = board.seat_view(0)
-    assert (view.generation, view.slots, view.keys, view.parked) == (2, (), (), None)
+    assert (view.generation, view.slots, view.claims, view.parked) == (2, (), (), None)
     again = successor.slot(0)
     again.occupy(0, now=2)
     begin(again, successor, 1)
@@ -140,27 +142,32 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
 
 def test_a_seat_shows_how_its_process_came_to_its_end_until_it_is_free(board: Board) -> None:
     seat = taken(board, generation=7)
-    seat.order_to_leave(0, 7, by=50, now=3)
-    assert (board.seat_view(0).role, board.seat_view(0).leave_by) == (Role.LEAVING, 50)
-    assert seat.leave_by == 50
-    ended = Ended(
+    seat.order_to_stop(0, 7, by=50, now=3)
+    assert (board.seat_view(0).role, board.seat_view(0).stop_by) == (Role.STOPPING, 50)
+    assert seat.stop_by == 50
+    exit_record = ExitRecord(
         generation=7, pid=12, signal=9, verdict=Verdict.STUCK, slot=1, token=4, command_id=uuid4()
     )
-    seat.bury(0, ended, now=4)
+    seat.record_exit(0, exit_record, now=4)
     view = board.seat_view(0)
-    assert (view.role, view.pid, view.ended, view.rescued) == (Role.DEAD, os.getpid(), ended, False)
-    seat.rescue(7)
+    assert (view.role, view.pid, view.exit, view.rescued) == (
+        Role.DEAD,
+        os.getpid(),
+        exit_record,
+        False,
+    )
+    seat.set_rescued(7)
     assert board.seat_view(0).rescued
     seat.clear(now=5)
     taken(board, generation=1)
     view = board.seat_view(0)
-    assert (view.ended, view.rescued, view.leave_by) == (None, False, None)
+    assert (view.exit, view.rescued, view.stop_by) == (None, False, None)
 
 
 def test_a_seat_without_a_process_is_shown_empty(board: Board) -> None:
     board.supervise(pid=1234, state=SupervisorState.RUNNING, since=1, due=2, wanted=2)
-    taken(board, place=0)
-    taken(board, place=1).order_to_leave(1, 1, by=50, now=3)
+    taken(board, index=0)
+    taken(board, index=1).order_to_stop(1, 1, by=50, now=3)
     seats = board.snapshot().to_dict(now=4)["seats"]
     assert isinstance(seats, list)
     assert [(seat["seat"], seat["pid"]) for seat in seats] == [(0, os.getpid()), (1, None)]
@@ -175,12 +182,12 @@ def test_a_snapshot_has_the_shape_of_ps(board: Board) -> None:
     board.supervise(pid=1234, state=SupervisorState.RUNNING, since=1, due=2)
     board.count_restart(Restart.CRASHED)
     seat = taken(board)
-    seat.beat(5 * SECOND, Levels(stuck_threads=4))
+    seat.beat(5 * SECOND, HealthReport(stuck_threads=4))
     slot, relief = seat.slot(0), seat.slot(2)
     slot.occupy(0, now=1)
     relief.occupy(-1, now=1)
     slot.begin(
-        seat.kind("payments", "Debit"),
+        seat.command_type("payments", "Debit"),
         priority=5,
         id=1,
         token=1,
@@ -236,20 +243,20 @@ def test_a_snapshot_has_the_shape_of_ps(board: Board) -> None:
 
 def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
     seat = taken(board)
-    kind = seat.kind("payments", "Debit")
+    command_type = seat.command_type("payments", "Debit")
     commands = [uuid4() for _ in range(4)]
-    places = [
-        seat.keys.claimed(kind, 10, id, id + 100, command)
+    indexes = [
+        seat.keys.claimed(command_type, 10, id, id + 100, command)
         for id, command in enumerate(commands, start=1)
     ]
-    for place in places[1:]:
-        seat.keys.started(place)
-    for place in places[2:]:
-        seat.keys.finished(place)
-    seat.keys.free(places[3])
-    keys = board.seat_view(0).keys
+    for index in indexes[1:]:
+        seat.keys.started(index)
+    for index in indexes[2:]:
+        seat.keys.finished(index)
+    seat.keys.free(indexes[3])
+    keys = board.seat_view(0).claims
     assert keys == tuple(
-        KeyView(
+        ClaimView(
             domain="payments",
             domain_hash=hash_of("payments"),
             priority=10,
@@ -257,14 +264,16 @@ def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
             token=number + 101,
             command_id=commands[number],
             state=state,
-            place=places[number],
-            kind=kind.index,
+            index=indexes[number],
+            command_type=command_type.index,
         )
-        for number, state in enumerate([KeyState.CLAIMED, KeyState.STARTED, KeyState.FINISHED])
+        for number, state in enumerate(
+            [ClaimState.CLAIMED, ClaimState.STARTED, ClaimState.FINISHED]
+        )
     )
     for key in keys:
-        board.seat(0).free(key.place)
-    assert board.seat_view(0).keys == ()
+        board.seat(0).free(key.index)
+    assert board.seat_view(0).claims == ()
 
 
 def test_a_key_of_any_number_of_domains_shows_the_hash_of_its_own(board: Board) -> None:
@@ -272,27 +281,29 @@ def test_a_key_of_any_number_of_domains_shows_the_hash_of_its_own(board: Board) 
     seat = taken(board)
     names = [f"domain{number}" for number in range(300)]
     for id, name in enumerate(names):
-        seat.keys.claimed(seat.kind(name, "Debit"), 10, id + 1, 1, UUID(int=id))
-    keys = board.seat_view(0).keys
+        seat.keys.claimed(seat.command_type(name, "Debit"), 10, id + 1, 1, UUID(int=id))
+    keys = board.seat_view(0).claims
     assert [key.domain_hash for key in keys] == [hash_of(name) for name in names]
     assert [key.domain for key in keys] == [*names[:4], *[None] * 296]
-    assert {key.kind for key in keys} == {0, 1, 2, 3, 4}
+    assert {key.command_type for key in keys} == {0, 1, 2, 3, 4}
     assert {key.priority for key in keys} == {10}
 
 
 def test_keys_beyond_the_table_are_not_shown_and_the_seat_says_so(board: Board) -> None:
     seat = taken(board)
-    kind = seat.kind("payments", "Debit")
-    places = [seat.keys.claimed(kind, 5, id + 1, 1, UUID(int=id)) for id in range(KEY_COUNT)]
-    assert (seat.keys.room, board.seat_view(0).complete) == (0, True)
-    beyond = seat.keys.claimed(kind, 5, 9_999, 1, uuid4())
+    command_type = seat.command_type("payments", "Debit")
+    indexes = [
+        seat.keys.claimed(command_type, 5, id + 1, 1, UUID(int=id)) for id in range(CLAIM_COUNT)
+    ]
+    assert (seat.keys.free_count, board.seat_view(0).complete) == (0, True)
+    beyond = seat.keys.claimed(command_type, 5, 9_999, 1, uuid4())
     seat.keys.started(beyond)
     seat.keys.finished(beyond)
     view = board.seat_view(0)
-    assert (len(view.keys), view.complete) == (KEY_COUNT, False)
-    for place in [beyond, *places]:
-        seat.keys.free(place)
-    assert (seat.keys.room, board.seat_view(0).keys) == (KEY_COUNT, ())
+    assert (len(view.claims), view.complete) == (CLAIM_COUNT, False)
+    for index in [beyond, *indexes]:
+        seat.keys.free(index)
+    assert (seat.keys.free_count, board.seat_view(0).claims) == (CLAIM_COUNT, ())
 
 
 @pytest.mark.process
@@ -301,23 +312,23 @@ def test_no_key_is_read_half_while_places_are_taken_and_freed(board: Board) -> N
 
     def work() -> None:
         seat = board.seat(0)
-        kind, number = seat.kind("payments", "Debit"), 0
+        command_type, number = seat.command_type("payments", "Debit"), 0
         while True:
             places = []
-            for _ in range(KEY_COUNT):
+            for _ in range(CLAIM_COUNT):
                 number += 1
                 id = UUID(int=number << 64 | number)
-                places.append(seat.keys.claimed(kind, number % 11, number, number, id))
+                places.append(seat.keys.claimed(command_type, number % 11, number, number, id))
             for place in places:
                 seat.keys.started(place)
                 seat.keys.finished(place)
                 seat.keys.free(place)
 
     with forked(work):
-        eventually(lambda: board.seat_view(0).keys)
+        eventually(lambda: board.seat_view(0).claims)
         seen = 0
         while seen < 50_000:
-            for key in board.seat_view(0).keys:
+            for key in board.seat_view(0).claims:
                 assert (key.token, key.priority) == (key.id, key.id % 11)
                 assert key.command_id == UUID(int=key.id << 64 | key.id)
                 seen += 1

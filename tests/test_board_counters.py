@@ -13,27 +13,27 @@ from boards import beyond, forked, taken
 from eventually import eventually
 
 from cmdbus.board.board import Board
-from cmdbus.board.counters import OTHER, Counter, End, mark
+from cmdbus.board.counters import OTHER, Counter, OutcomeLabel, mark
 from cmdbus.board.layout import BUCKETS
 
 
 @pytest.fixture
 def board() -> Iterator[Board]:
-    board = Board.in_memory(seats=2, slots=3, kinds=4)
+    board = Board.in_memory(seats=2, slots=3, command_types=4)
     yield board
     board.close()
 
 
 def test_counters_are_summed_over_slots_and_seats_by_name(board: Board) -> None:
-    for place, names in ((0, ("A", "B")), (1, ("B", "A"))):
-        seat = taken(board, place)
+    for index, names in ((0, ("A", "B")), (1, ("B", "A"))):
+        seat = taken(board, index)
         for slot in range(3):
             counters = seat.slot(slot).counters
             for name in names:
-                kind = seat.kind("orders", name)
+                command_type = seat.command_type("orders", name)
                 for claim in range(1 if name == "A" else 10):
-                    counters.ended(kind.index, End.COMPLETED, claim)
-                counters.handler_duration.observe(kind.index, 0.2)
+                    counters.ended(command_type.index, OutcomeLabel.COMPLETED, claim)
+                counters.handler_duration.observe(command_type.index, 0.2)
             counters.add(Counter.BATCHES_PROCESSED)
             counters.add(Counter.WAKEUPS_TIMER, 2)
     view = board.counters()
@@ -46,9 +46,9 @@ def test_counters_are_summed_over_slots_and_seats_by_name(board: Board) -> None:
 
 def test_an_observation_is_counted_in_its_bucket_and_all_above(board: Board) -> None:
     seat = taken(board)
-    kind, histogram = seat.kind("a", "B"), seat.slot(0).counters.dequeue_latency
+    command_type, histogram = seat.command_type("a", "B"), seat.slot(0).counters.dequeue_latency
     for seconds in (0.0, 0.001, 0.0011, 60, 61):
-        histogram.observe(kind.index, seconds)
+        histogram.observe(command_type.index, seconds)
     view = board.counters().dequeue_latency["a", "B"]
     assert view.counts == (2, *[3] * (len(BUCKETS) - 2), 4, 5)
 
@@ -58,19 +58,21 @@ def test_kinds_that_find_no_place_share_a_row_and_are_shown_by_name(board: Board
     slot = seat.slot(0)
     slot.occupy(0, now=1)
     for number in range(6):
-        kind = seat.kind("orders", f"Type{number}")
-        slot.counters.ended(kind.index, End.FAILED, number)
+        command_type = seat.command_type("orders", f"Type{number}")
+        slot.counters.ended(command_type.index, OutcomeLabel.FAILED, number)
     assert board.counters().commands[(*OTHER, "failed")] == 2
-    slot.begin(kind, priority=5, id=1, token=1, command_id=uuid4(), attempt=1, started=1, due=2)
+    slot.begin(
+        command_type, priority=5, id=1, token=1, command_id=uuid4(), attempt=1, started=1, due=2
+    )
     command = board.slot_view(0, 0).command
     assert command is not None and command.type == "Type5"
 
 
 def test_a_new_generation_finds_the_rows_of_its_kinds_in_any_order(board: Board) -> None:
     first = taken(board)
-    rows = {name: first.kind("orders", name).index for name in ("A", "B", "C")}
+    rows = {name: first.command_type("orders", name).index for name in ("A", "B", "C")}
     second = taken(board, generation=2)
-    assert {name: second.kind("orders", name).index for name in ("C", "D", "A", "B")} == {
+    assert {name: second.command_type("orders", name).index for name in ("C", "D", "A", "B")} == {
         **rows,
         "D": 3,
     }
@@ -86,11 +88,11 @@ def test_sums_are_exact_however_often_the_writers_are_killed(board: Board) -> No
 
     def work() -> None:
         seat = board.seat(0)
-        counters, kind = seat.slot(0).counters, seat.kind("orders", "A").index
+        counters, kind = seat.slot(0).counters, seat.command_type("orders", "A").index
         while True:
             counters.add(Counter.EMPTY_RECEIVES)
             done[0] += 1
-            counters.ended(kind, End.COMPLETED, done[1])
+            counters.ended(kind, OutcomeLabel.COMPLETED, done[1])
             done[1] += 1
             counters.handler_duration.observe(kind, 0.004)
             done[2] += 1
@@ -126,14 +128,14 @@ def test_a_key_that_was_counted_is_known_however_its_process_was_killed(board: B
 
     def work() -> None:
         seat = board.seat(0)
-        counters, kind = seat.slot(0).counters, seat.kind("orders", "A")
+        counters, command_type = seat.slot(0).counters, seat.command_type("orders", "A")
         while True:
             latest[0] += 1
             id = latest[0]
-            place = seat.keys.claimed(kind, 5, id, id % 3 + 1, UUID(int=id))
-            seat.keys.started(place)
-            counters.ended(kind.index, End.COMPLETED, mark(id, id % 3 + 1))
-            seat.keys.free(place)
+            index = seat.keys.claimed(command_type, 5, id, id % 3 + 1, UUID(int=id))
+            seat.keys.started(index)
+            counters.ended(command_type.index, OutcomeLabel.COMPLETED, mark(id, id % 3 + 1))
+            seat.keys.free(index)
 
     sides = set[bool]()
     for generation in range(1, 601):
@@ -145,7 +147,7 @@ def test_a_key_that_was_counted_is_known_however_its_process_was_killed(board: B
             eventually(partial(beyond, lambda: latest[0], enough))
             os.kill(pid, signal.SIGKILL)
         count = board.counters().commands["orders", "A", "completed"]
-        keys = board.seat_view(0).keys
+        keys = board.seat_view(0).claims
         if not keys:
             latest[0] = count
             continue
@@ -155,7 +157,9 @@ def test_a_key_that_was_counted_is_known_however_its_process_was_killed(board: B
         sides.add(counted)
         if not counted:
             counters = board.seat(0).slot(0).counters
-            counters.ended(keys[0].kind, End.COMPLETED, mark(keys[0].id, keys[0].token))
+            counters.ended(
+                keys[0].command_type, OutcomeLabel.COMPLETED, mark(keys[0].id, keys[0].token)
+            )
     assert sides == {True, False}
     latest.release()
     notes.close()

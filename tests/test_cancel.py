@@ -13,12 +13,12 @@ from eventually import eventually
 from handlers import connect
 
 from cmdbus import CommandBus, InvalidOperationError
-from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
 pytestmark = pytest.mark.db
 
-WANT = Want(1, 0, ["payments"], ["payments Debit"], [], {})
+WANT = ClaimRequest(1, 0, ["payments"], ["payments Debit"], [], {})
 
 
 def schedule(connection: psycopg.Connection, *ids: UUID, count: int = 1) -> list[UUID]:
@@ -72,7 +72,7 @@ def test_a_command_that_is_claimed_while_its_cancel_waits_goes_on(
             worker.promote(connection, 1, 10**6)
         with busy.transaction():
             worker.promote(busy, 1, 10**6)
-            _, [claim] = worker.step(busy, [], WANT)
+            _, [claim] = worker.settle_and_claim(busy, [], WANT)
             refusal = start_cancel(bus, id_, dsn)
         assert claim.command_id == id_
         assert "running=True" in refusal()
@@ -94,7 +94,7 @@ def test_a_claim_between_the_look_and_the_end_of_a_cancel_goes_on(
             busy.execute("SELECT FROM cmdbus.ready FOR UPDATE")
             refusal = start_cancel(bus, id_, dsn)
             worker.promote(connection, 1, 10**6)
-            _, [claim] = worker.step(connection, [], WANT)
+            _, [claim] = worker.settle_and_claim(connection, [], WANT)
         assert refusal() == ""
         left = connection.execute("SELECT id, token FROM cmdbus.ready").fetchall()
         assert left == [(claim.id, claim.token)]
@@ -122,7 +122,7 @@ def test_no_command_is_claimed_and_canceled(dsn: str, bus: CommandBus) -> None:
         pauses = Random(14)
         for id_ in ids:
             worker.promote(busy, 1, 10**6)
-            _, [claim] = worker.step(busy, [], WANT)
+            _, [claim] = worker.settle_and_claim(busy, [], WANT)
             assert claim.command_id == id_
             begin.wait(20)
             until = perf_counter() + pauses.uniform(0, 0.001)

@@ -662,21 +662,21 @@ def test_what_was_written_is_read(parts: Parts, tmp_path: Path) -> None:
 
 def test_what_was_done_is_undone_once_by_whoever_comes_first(parts: Parts) -> None:
     """A fault's own end, the end of the run, or both; and after that nothing is done."""
-    undoing, said = parts["undoing"].Undoing(), list[str]()
-    with undoing(lambda: said.append("do 1"), lambda: said.append("undo 1")):
+    undoing, text = parts["undoing"].Undoing(), list[str]()
+    with undoing(lambda: text.append("do 1"), lambda: text.append("undo 1")):
         pass
     with (
-        undoing(lambda: said.append("do 2"), lambda: said.append("undo 2")),
-        undoing(lambda: said.append("do 3"), lambda: said.append("undo 3")),
+        undoing(lambda: text.append("do 2"), lambda: text.append("undo 2")),
+        undoing(lambda: text.append("do 3"), lambda: text.append("undo 3")),
     ):
         undoing.close()
-        assert said[-4:] == ["do 2", "do 3", "undo 3", "undo 2"]
+        assert text[-4:] == ["do 2", "do 3", "undo 3", "undo 2"]
     with (
         pytest.raises(parts["undoing"].RunEndsError),
-        undoing(lambda: said.append("do 4"), lambda: said.append("undo 4")),
+        undoing(lambda: text.append("do 4"), lambda: text.append("undo 4")),
     ):
         pass
-    assert said == ["do 1", "undo 1", "do 2", "do 3", "undo 3", "undo 2"]
+    assert text == ["do 1", "undo 1", "do 2", "do 3", "undo 3", "undo 2"]
 
 
 # The network.
@@ -782,12 +782,12 @@ def test_an_interrupted_storm_leaves_nothing(dsn: str) -> None:
     ) as process:
         try:
             assert process.stderr is not None
-            said = next(line for line in process.stderr if b"SIGSTOP" in line)
+            resolution = next(line for line in process.stderr if b"SIGSTOP" in line)
             process.send_signal(signal.SIGINT)
-            said += process.communicate(timeout=WITHIN_S)[1]
+            resolution += process.communicate(timeout=WITHIN_S)[1]
         finally:
             process.kill()
-    assert process.returncode == 130, said.decode()
+    assert process.returncode == 130, resolution.decode()
     with psycopg.connect(dsn) as connection:
         like = f"cmdbus_chaos_{process.pid}_%"
         left = connection.execute("SELECT FROM pg_database WHERE datname LIKE %s", (like,))

@@ -16,7 +16,7 @@ import pytest
 from eventually import eventually
 
 from cmdbus.supervisor import signals
-from cmdbus.supervisor.children import Child, Death, fork, reap_strangers, wait
+from cmdbus.supervisor.children import Child, ExitStatus, fork, reap_orphans, wait
 
 pytestmark = pytest.mark.process
 
@@ -24,14 +24,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 _NOBODY = 65534
 
 
-def reaped(child: Child) -> Death:
+def reaped(child: Child) -> ExitStatus:
     wait([child.descriptor], 10)
-    death = child.reap()
-    assert death is not None
-    return death
+    exit_status = child.reap()
+    assert exit_status is not None
+    return exit_status
 
 
-def ran(run: Callable[[], int], close: Iterable[int] = ()) -> Death:
+def ran(run: Callable[[], int], close: Iterable[int] = ()) -> ExitStatus:
     return reaped(fork(run, close=close))
 
 
@@ -62,19 +62,19 @@ def die_of(number: signal.Signals) -> int:
 
 @pytest.mark.parametrize("code", [0, 3, 255])
 def test_what_it_returns_is_its_exit_code(code: int) -> None:
-    assert ran(lambda: code) == Death(0, code)
+    assert ran(lambda: code) == ExitStatus(0, code)
 
 
 def test_an_error_is_exit_code_1_and_its_traceback_is_told(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert ran(lambda: 1 // 0) == Death(0, 1)
+    assert ran(lambda: 1 // 0) == ExitStatus(0, 1)
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_sys_exit_in_a_child_is_no_way_out_of_it() -> None:
     """Fault 3."""
-    assert ran(lambda: sys.exit(0)) == Death(0, 1)
+    assert ran(lambda: sys.exit(0)) == ExitStatus(0, 1)
 
 
 @pytest.mark.parametrize("number", ["KILL", "TERM", "SEGV", "ABRT", "USR1"])
@@ -89,14 +89,14 @@ def test_a_signal_that_killed_it_is_told_from_an_exit_code(number: str) -> None:
         os.kill(os.getpid(), found)
         return 99
 
-    death = ran(run)
-    assert death == Death(found, 0)
-    assert str(death) == f"was killed by SIG{number}"
+    exit_status = ran(run)
+    assert exit_status == ExitStatus(found, 0)
+    assert str(exit_status) == f"was killed by SIG{number}"
 
 
 def test_deaths_are_told_in_words() -> None:
-    assert str(Death(0, 3)) == "exited with code 3"
-    assert str(Death(99, 0)) == "was killed by signal 99"
+    assert str(ExitStatus(0, 3)) == "exited with code 3"
+    assert str(ExitStatus(99, 0)) == "was killed by signal 99"
 
 
 def test_who_lives_is_not_reaped() -> None:
@@ -109,7 +109,7 @@ def test_a_signal_to_one_that_is_dead_already_reaches_nobody() -> None:
     child = fork(lambda: 5, close=[])
     wait([child.descriptor], 10)
     child.send(signal.SIGKILL)
-    assert child.reap() == Death(0, 5)
+    assert child.reap() == ExitStatus(0, 5)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")
@@ -125,7 +125,7 @@ def test_a_signal_to_one_that_has_become_another_users_is_no_error() -> None:
                 os.setresuid(0, 0, 0)
             return 0 if child.reap() is None else 7
 
-    assert ran(signal_as_nobody) == Death(0, 0)
+    assert ran(signal_as_nobody) == ExitStatus(0, 0)
 
 
 def test_one_that_is_stopped_can_be_killed() -> None:
@@ -133,7 +133,7 @@ def test_one_that_is_stopped_can_be_killed() -> None:
     child = fork(pause_for_ever, close=[])
     child.send(signal.SIGSTOP)
     child.send(signal.SIGKILL)
-    assert reaped(child) == Death(signal.SIGKILL, 0)
+    assert reaped(child) == ExitStatus(signal.SIGKILL, 0)
 
 
 def test_many_that_die_at_once_are_all_told_apart() -> None:
@@ -156,7 +156,7 @@ def test_descriptors_that_are_only_the_parents_are_closed_in_the_child() -> None
         return 0
 
     try:
-        assert ran(run, close=[private]) == Death(0, 0)
+        assert ran(run, close=[private]) == ExitStatus(0, 0)
         os.fstat(private)
     finally:
         os.close(private)
@@ -171,7 +171,7 @@ def test_a_child_leads_a_group_of_its_own_and_has_nothing_of_the_supervisors_sig
         return 0
 
     with noting():
-        assert ran(run) == Death(0, 0)
+        assert ran(run) == ExitStatus(0, 0)
 
 
 def test_a_signal_before_the_child_has_its_handlers_is_not_lost() -> None:
@@ -191,7 +191,7 @@ def test_a_signal_before_the_child_has_its_handlers_is_not_lost() -> None:
     child.send(signal.SIGTERM)
     os.write(writer, b"!")
     try:
-        assert reaped(child) == Death(0, 0)
+        assert reaped(child) == ExitStatus(0, 0)
     finally:
         os.close(reader)
         os.close(writer)
@@ -213,7 +213,7 @@ def test_a_fork_is_possible_with_stdout_and_stderr_closed() -> None:
         sys.stdout = sys.stderr = None
         return reaped(fork(lambda: 1 // 0, close=[])).code + 10
 
-    assert ran(run) == Death(0, 11)
+    assert ran(run) == ExitStatus(0, 11)
 
 
 # The end of the others.
@@ -235,7 +235,7 @@ def test_what_a_child_started_and_left_ends_when_it_is_reaped() -> None:
     try:
         wait([child.descriptor], 10)
         assert not has_ended(left), "it outlives whoever started it"
-        assert child.reap() == Death(0, 0)
+        assert child.reap() == ExitStatus(0, 0)
         eventually(lambda: has_ended(left))
     finally:
         os.close(left)
@@ -270,8 +270,8 @@ def test_the_exit_code_of_somebody_elses_child_is_left_to_him() -> None:
     strangers = [subprocess.Popen([sys.executable, "-c", "exit(41)"]) for _ in range(3)]
     for stranger in strangers:
         os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)
-    assert ran(lambda: 3) == Death(0, 3)
-    reap_strangers([])
+    assert ran(lambda: 3) == ExitStatus(0, 3)
+    reap_orphans([])
     assert [stranger.wait() for stranger in strangers] == [41] * 3
 
 
@@ -296,16 +296,16 @@ def test_as_process_1_would_it_reaps_orphans_and_leaves_our_own_to_their_seats()
         ours = [first.pid, last.pid]
         for child in (first, last):
             wait([child.descriptor], 10)
-            reap_strangers(ours)
+            reap_orphans(ours)
         codes = [reaped(child).code for child in (first, last)]
         eventually(lambda: not _has_children(ours))
         return 0 if codes == [5, 6] else 9
 
-    assert ran(supervise) == Death(0, 0)
+    assert ran(supervise) == ExitStatus(0, 0)
 
 
 def _has_children(ours: list[int]) -> bool:
-    reap_strangers(ours)
+    reap_orphans(ours)
     with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return True
@@ -332,7 +332,7 @@ def test_a_fork_that_fails_is_an_error_for_whoever_asked_and_changes_nothing() -
             return 0 if error.errno == EAGAIN and before == after else 7
         return 8
 
-    assert ran(supervise) == Death(0, 0)
+    assert ran(supervise) == ExitStatus(0, 0)
 
 
 def test_a_child_for_which_no_descriptor_is_left_does_not_run_unwatched() -> None:
@@ -352,14 +352,14 @@ def test_a_child_for_which_no_descriptor_is_left_does_not_run_unwatched() -> Non
             return 0 if error.errno == EMFILE else 7
         return 9
 
-    assert ran(supervise) == Death(0, 0)
+    assert ran(supervise) == ExitStatus(0, 0)
 
 
 def test_a_wait_ends_with_the_first_death_and_at_its_time() -> None:
     with living(pause_for_ever) as lives:
         child = fork(lambda: 0, close=[])
         wait([lives.descriptor, child.descriptor], 20)
-        assert reaped(child) == Death(0, 0)
+        assert reaped(child) == ExitStatus(0, 0)
         wait([lives.descriptor], -1)
         assert lives.reap() is None
 
@@ -376,7 +376,7 @@ def test_a_wait_that_the_system_refuses_is_a_short_one() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             return 0 if time.monotonic() < began + 10 else 7
 
-    assert ran(wait_without_a_descriptor) == Death(0, 0)
+    assert ran(wait_without_a_descriptor) == ExitStatus(0, 0)
 
 
 # Signals.
@@ -398,26 +398,26 @@ def noting() -> closing[signals.Signals]:
 def test_a_storm_is_one_of_each() -> None:
     """Fault 9."""
     storm = [signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD, signal.SIGTTIN]
-    with noting() as noted:
+    with noting() as signals:
         for _ in range(5_000):
             for number in storm:
                 os.kill(os.getpid(), number)
-        found = noted.read()
+        found = signals.read()
         assert len(found) == 4 and set(found) == set(storm)
-        assert noted.read() == []
+        assert signals.read() == []
 
 
 def test_a_storm_that_fills_the_pipe_hides_nothing_that_comes_after_it() -> None:
     """Fault 9: of 100,000 HUPs one may be dropped, but not the TERM behind them."""
-    with noting() as noted:
+    with noting() as signals:
         for _ in range(100_000):
             signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGTERM)
-        assert noted.read() == [signal.SIGHUP, signal.SIGTERM]
+        assert signals.read() == [signal.SIGHUP, signal.SIGTERM]
         signal.raise_signal(signal.SIGTERM)
-        assert select.select([noted.descriptor], [], [], 0)[0], "and the next one wakes"
-        assert noted.read() == [signal.SIGTERM]
-        assert not select.select([noted.descriptor], [], [], 0)[0]
+        assert select.select([signals.descriptor], [], [], 0)[0], "and the next one wakes"
+        assert signals.read() == [signal.SIGTERM]
+        assert not select.select([signals.descriptor], [], [], 0)[0]
 
 
 def test_signals_of_another_process_wake_the_loop_and_none_is_lost() -> None:
@@ -427,16 +427,16 @@ def test_signals_of_another_process_wake_the_loop_and_none_is_lost() -> None:
         os.kill(os.getppid(), signal.SIGTERM)
         return 0
 
-    with noting() as noted:
-        child = fork(storm, close=noted.descriptors)
+    with noting() as signals:
+        child = fork(storm, close=signals.descriptors)
         found: set[signal.Signals] = set()
         # The byte of one that was read already may come late, and wake for nothing.
         deadline = time.monotonic() + 10
         while not {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD} <= found:
-            wait([noted.descriptor], deadline - time.monotonic())
+            wait([signals.descriptor], deadline - time.monotonic())
             assert time.monotonic() < deadline, found
-            found |= set(noted.read())
-        assert reaped(child) == Death(0, 0)
+            found |= set(signals.read())
+        assert reaped(child) == ExitStatus(0, 0)
 
 
 def test_afterwards_no_late_signal_does_anything_any_more() -> None:

@@ -13,9 +13,9 @@ from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
 from cmdbus.board.board import Board
 from cmdbus.supervisor.cli.values import payload_size
 from cmdbus.worker import Worker
-from cmdbus.worker.claims.claim import Claim, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.in_flight import Holding, key_of
+from cmdbus.worker.in_flight import InFlight
 
 pytestmark = pytest.mark.db
 
@@ -58,8 +58,8 @@ def claimed(
     ahead: int = 0,
     quick: tuple[str, ...] = (),
 ) -> list[Claim]:
-    want = Want(free, ahead, ["payments"], KINDS, quick, {}, bytes)
-    return worker.step(connection, [], want)[1]
+    request = ClaimRequest(free, ahead, ["payments"], KINDS, quick, {}, bytes)
+    return worker.settle_and_claim(connection, [], request)[1]
 
 
 @pytest.mark.parametrize("made", [plain, packed], ids=["plain", "packed"])
@@ -112,20 +112,20 @@ def test_payload_counts_as_ahead_until_a_thread_starts_with_it(
     dsn: str, connection: psycopg.Connection
 ) -> None:
     worker = claims(connection)
-    held = Holding(worker, Board.in_memory(1, 8).seat(0))
+    in_flight = InFlight(worker, Board.in_memory(1, 8).seat(0))
     with CommandBus(dsn) as bus:
         send(bus, "ä" * 10_000, plain(5 * KB), plain(5 * KB), plain(5 * KB))
         one, two, three, four = claimed(worker, connection, 100 * KB)
-        held.take([one, two, three, four], lambda: False)
-        assert held.payload_ahead == 20_002 + 15 * KB
-        held.start(one)
-        assert held.payload_ahead == 15 * KB
-        held.free(two)
-        held.turn_back([three])
-        assert held.payload_ahead == 5 * KB
-        assert key_of(three) in held.known(), "until it is given back, it is not adopted"
-        held.give_back(connection)
-        assert key_of(three) not in held.known()
+        in_flight.take([one, two, three, four], lambda: False)
+        assert in_flight.prefetched_bytes == 20_002 + 15 * KB
+        in_flight.start(one)
+        assert in_flight.prefetched_bytes == 15 * KB
+        in_flight.free(two)
+        in_flight.mark_released([three])
+        assert in_flight.prefetched_bytes == 5 * KB
+        assert key_of(three) in in_flight.known(), "until it is given back, it is not adopted"
+        in_flight.release(connection)
+        assert key_of(three) not in in_flight.known()
 
 
 def test_a_claim_is_held_until_its_row_is_not_locked(
@@ -133,19 +133,19 @@ def test_a_claim_is_held_until_its_row_is_not_locked(
 ) -> None:
     """The claim of another worker whose snapshot is older locks rows that were just claimed."""
     worker = claims(connection)
-    held = Holding(worker, Board.in_memory(1, 8).seat(0))
+    in_flight = InFlight(worker, Board.in_memory(1, 8).seat(0))
     with CommandBus(dsn) as bus:
         send(bus, "one", "two")
         one, two = claimed(worker, connection, 10 * KB)
-        held.take([one, two], lambda: False)
-        held.turn_back([one, two])
+        in_flight.take([one, two], lambda: False)
+        in_flight.mark_released([one, two])
         with psycopg.connect(dsn) as stranger:
             query = b"SELECT FROM cmdbus.ready WHERE id = %s FOR UPDATE"
             assert stranger.execute(query, (one.id,)).rowcount == 1
-            held.give_back(connection)
-            assert held.known() == {key_of(one)} and held.anything_back
-        held.give_back(connection)
-        assert held.known() == set() and not held.anything_back
+            in_flight.release(connection)
+            assert in_flight.known() == {key_of(one)} and in_flight.any_released
+        in_flight.release(connection)
+        assert in_flight.known() == set() and not in_flight.any_released
         assert bus.snapshot("payments")["in_progress"] == 0
 
 
@@ -158,9 +158,9 @@ def test_a_worker_holds_no_more_payload_than_it_may_and_one_command(
 
     @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
-        crew = running_worker[0]._crew
-        assert crew is not None
-        seen.append(crew.held.payload_ahead)
+        threads = running_worker[0]._threads
+        assert threads is not None
+        seen.append(threads.in_flight.prefetched_bytes)
 
     send(bus, *["warm"] * 100)
     with running(dsn, registry, concurrency=2, claim_bytes=100 * KB) as worker:
@@ -193,7 +193,7 @@ def test_what_a_worker_has_claimed_is_found_and_given_back_without_its_payload(
             before = toast_pages(connection)
             found = steward.claimed_by(connection, dead.incarnation)
             assert [claim.data for claim in found] == ["", ""]
-            given = steward.of(dead.incarnation).hand_back(connection, found, [None, 1], "gone")
+            given = steward.of(dead.incarnation).release_dead(connection, found, [None, 1], "gone")
             assert len(given) == 2
             assert toast_pages(connection) == before
         assert len(claimed(steward, connection, 10_000 * KB)) == 2
@@ -211,15 +211,15 @@ def test_what_a_lost_reply_had_claimed_is_adopted_as_far_as_it_fits(
 
     sizes = [10_000 + number for number in range(9)]
     with running(dsn, registry, concurrency=1, claim_bytes=35_000) as worker, connect(dsn) as other:
-        eventually(lambda: worker._crew is not None)
-        crew, theirs = worker._crew, Claims("cmdbus", 30)
-        assert crew is not None
+        eventually(lambda: worker._threads is not None)
+        threads, theirs = worker._threads, Claims("cmdbus", 30)
+        assert threads is not None
         theirs.incarnation = worker._claims.incarnation
         with other.transaction():
             requests = [SendRequest("payments", "Debit", "x" * size) for size in sizes]
             bus.send_many(requests, connection=other)
             assert len(claimed(theirs, other, 10_000 * KB)) == 9
-        crew.lead.doubt((0, 0))
+        threads.leader.mark_in_doubt((0, 0))
         send(bus, "wake")
         eventually(lambda: sum(ran.values()) == 10)
     assert set(ran.values()) == {1}

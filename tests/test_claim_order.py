@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.outcomes import Kind, Outcome, completed
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 
 pytestmark = pytest.mark.db
 
@@ -104,8 +104,8 @@ class Scenario:
     def claim(self) -> None:
         domains = self.rand.sample(DOMAINS, self.rand.randint(1, len(DOMAINS)))
         count = self.rand.randint(1, 8)
-        _, found = self.claims.step(
-            self.connection, [], Want(count, 0, domains, TYPES, [], floors={})
+        _, found = self.claims.settle_and_claim(
+            self.connection, [], ClaimRequest(count, 0, domains, TYPES, [], floors={})
         )
         assert [claim.command_id for claim in found] == self.model.claim(domains, count)
         self.held += found
@@ -118,7 +118,7 @@ class Scenario:
         outcome = completed(None)
         if self.rand.random() < 0.4:
             delay = 0.5 * UNIT
-            outcome = Outcome(kind=Kind.RETRY, delay=delay, code="BUSY", message="later")
+            outcome = Outcome(kind=OutcomeKind.RETRY, delay=delay, code="BUSY", message="later")
             self.model.add(claim.domain, claim.priority, claim.command_id, delay)
         assert self.claims.settle(self.connection, [Finished(claim, outcome, 100, 0.0)]) == []
 

@@ -14,10 +14,10 @@ from eventually import eventually
 from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest, Status
-from cmdbus.board.counters import End
-from cmdbus.worker.claims.claim import Claim, Finished, Share, Want
+from cmdbus.board.counters import OutcomeLabel
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, ClaimScope, Finished
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.outcomes import Kind, Outcome, completed, interrupted
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed, interrupted
 from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.waiting.wake import Wake
 
@@ -42,17 +42,17 @@ def claims(connection: psycopg.Connection, lease: float = 30) -> Claims:
     return made
 
 
-def want(free: int, *domains: str, ahead: int = 0, quick: tuple[str, ...] = ()) -> Want:
-    return Want(free, ahead, domains or ("payments",), TYPES, quick, {})
+def want(free: int, *domains: str, ahead: int = 0, quick: tuple[str, ...] = ()) -> ClaimRequest:
+    return ClaimRequest(free, ahead, domains or ("payments",), TYPES, quick, {})
 
 
 def done(claim: Claim, outcome: Outcome | None = None) -> Finished:
     return Finished(claim, outcome or completed({"ok": True}), 3, 0.0)
 
 
-RETRY = Outcome(kind=Kind.RETRY, delay=60, code="BUSY", message="later", details="{}")
-FAILED = Outcome(kind=Kind.FAILED, code="NO", message="rule", details='{"details": [1]}')
-TROUBLE = Outcome(kind=Kind.TROUBLE, code="GONE", message="never", details="{}")
+RETRY = Outcome(kind=OutcomeKind.RETRY, delay=60, code="BUSY", message="later", details="{}")
+FAILED = Outcome(kind=OutcomeKind.FAILED, code="NO", message="rule", details='{"details": [1]}')
+TROUBLE = Outcome(kind=OutcomeKind.TROUBLE, code="GONE", message="never", details="{}")
 
 
 def test_a_claim_takes_what_it_wants_in_order_and_no_more(
@@ -66,11 +66,11 @@ def test_a_claim_takes_what_it_wants_in_order_and_no_more(
         high = bus.send("payments", "Debit", priority="high")
         bus.send("payments", "Unknown", priority="high")
         bus.send("payments", "Debit", delay=60, priority="high")
-        _, first = worker.step(connection, [], want(2))
+        _, first = worker.settle_and_claim(connection, [], want(2))
         assert [claim.command_id for claim in first] == [high, normal[0]]
-        _, second = worker.step(connection, [], want(9))
+        _, second = worker.settle_and_claim(connection, [], want(9))
         assert [claim.command_id for claim in second] == [*normal[1:], low]
-        assert worker.step(connection, [], want(9)) == ([], [])
+        assert worker.settle_and_claim(connection, [], want(9)) == ([], [])
         assert bus.snapshot("payments")["in_progress"] == 5
 
 
@@ -80,7 +80,7 @@ def test_domains_are_served_in_the_order_that_is_asked_for(
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 3 + [SendRequest("orders", "Ship")] * 3)
-        _, found = worker.step(connection, [], want(4, "orders", "payments"))
+        _, found = worker.settle_and_claim(connection, [], want(4, "orders", "payments"))
         assert [claim.domain for claim in found] == ["orders"] * 3 + ["payments"]
 
 
@@ -91,7 +91,7 @@ def test_ahead_of_the_free_slots_only_quick_types_are_claimed(
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 5 + [SendRequest("orders", "Ship")] * 5)
         wanted = want(1, "payments", "orders", ahead=3, quick=("orders Ship",))
-        _, found = worker.step(connection, [], wanted)
+        _, found = worker.settle_and_claim(connection, [], wanted)
         assert [claim.type for claim in found] == ["Debit", "Ship", "Ship", "Ship"]
 
 
@@ -99,15 +99,15 @@ def test_a_claim_begins_above_its_floors(dsn: str, connection: psycopg.Connectio
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit") for _ in range(4)])
-        _, [first] = worker.step(connection, [], want(1))
+        _, [first] = worker.settle_and_claim(connection, [], want(1))
         above = want(9)._replace(floors={("payments", 5): first.id + 1})
-        assert [claim.id for claim in worker.step(connection, [], above)[1]] == [
+        assert [claim.id for claim in worker.settle_and_claim(connection, [], above)[1]] == [
             first.id + 2,
             first.id + 3,
         ]
-        assert [claim.id for claim in worker.step(connection, [], above)[1]] == [first.id + 1], (
-            "below the floors, when nothing is above them"
-        )
+        assert [claim.id for claim in worker.settle_and_claim(connection, [], above)[1]] == [
+            first.id + 1
+        ], "below the floors, when nothing is above them"
 
 
 def test_sessions_that_planned_with_an_empty_queue_find_rows_by_their_key(
@@ -117,11 +117,11 @@ def test_sessions_that_planned_with_an_empty_queue_find_rows_by_their_key(
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         for _ in range(7):  # enough for any plan to be kept
-            assert worker.step(connection, [], want(9)) == ([], [])
+            assert worker.settle_and_claim(connection, [], want(9)) == ([], [])
         bus.send_many([SendRequest("payments", "Debit") for _ in range(1000)])
         with connection.transaction():
-            _, claimed = worker.step(connection, [], want(100))
-            worker.step(connection, [done(claim) for claim in claimed], want(100))
+            _, claimed = worker.settle_and_claim(connection, [], want(100))
+            worker.settle_and_claim(connection, [done(claim) for claim in claimed], want(100))
             read = connection.execute(
                 "SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'ready'"
             ).fetchone()
@@ -134,9 +134,9 @@ def test_a_paused_domain_is_not_claimed(dsn: str, connection: psycopg.Connection
     with CommandBus(dsn) as bus:
         bus.send("payments", "Debit")
         bus.pause("payments")
-        assert worker.step(connection, [], want(1)) == ([], [])
+        assert worker.settle_and_claim(connection, [], want(1)) == ([], [])
         bus.resume("payments")
-        assert len(worker.step(connection, [], want(1))[1]) == 1
+        assert len(worker.settle_and_claim(connection, [], want(1))[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_each_outcome_goes_where_it_belongs(
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit", reply_to="replies")
-        _, [claim] = worker.step(connection, [], want(1))
+        _, [claim] = worker.settle_and_claim(connection, [], want(1))
         assert worker.settle(connection, [done(claim, outcome)]) == []
         record = bus.get("payments", id_)
         assert record is not None
@@ -187,16 +187,16 @@ def test_whoever_lost_a_claim_settles_nothing(
     slow, other = claims(connection, lease=0.001), claims(connection)
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit")
-        _, [lost] = slow.step(connection, [], want(1))
+        _, [lost] = slow.settle_and_claim(connection, [], want(1))
         connection.execute("SELECT pg_sleep(0.005)")
-        _, [mine] = other.step(connection, [], want(1))
+        _, [mine] = other.settle_and_claim(connection, [], want(1))
         assert (mine.token, mine.losses) == (lost.token + 1, 1)
         assert slow.settle(connection, [done(lost, outcome)]) == [lost]
         assert slow.renew(connection, {slow.incarnation: [lost]}) == [lost]
         slow.release(connection, [lost])
         record = bus.get("payments", id_)
         assert record is not None and record.status is Status.IN_PROGRESS
-        assert other.step(connection, [done(mine)], want(1)) == ([], [])
+        assert other.settle_and_claim(connection, [done(mine)], want(1)) == ([], [])
         record = bus.get("payments", id_)
         assert record is not None and record.status is Status.COMPLETED
 
@@ -206,13 +206,13 @@ def test_a_process_for_suspects_claims_only_one(dsn: str, connection: psycopg.Co
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 2)
     connection.execute("UPDATE cmdbus.ready SET losses = 2")
-    alone = Claims("cmdbus", 30, Share.SUSPECT)
+    alone = Claims("cmdbus", 30, ClaimScope.SUSPECT)
     alone.register(connection, "alone")
-    [first] = alone.step(connection, [], want(5))[1]
-    assert alone.step(connection, [done(first)], want(5)) == ([], [])
-    other = Claims("cmdbus", 30, Share.SUSPECT)
+    [first] = alone.settle_and_claim(connection, [], want(5))[1]
+    assert alone.settle_and_claim(connection, [done(first)], want(5)) == ([], [])
+    other = Claims("cmdbus", 30, ClaimScope.SUSPECT)
     other.register(connection, "another")
-    assert len(other.step(connection, [], want(5))[1]) == 1
+    assert len(other.settle_and_claim(connection, [], want(5))[1]) == 1
 
 
 def test_a_process_for_suspects_claims_no_other_when_the_reply_is_lost(
@@ -221,16 +221,16 @@ def test_a_process_for_suspects_claims_no_other_when_the_reply_is_lost(
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 2)
     connection.execute("UPDATE cmdbus.ready SET losses = 2")
-    alone = Claims("cmdbus", 30, Share.SUSPECT)
+    alone = Claims("cmdbus", 30, ClaimScope.SUSPECT)
     alone.register(connection, "alone")
     with Proxy(dsn) as proxy, connect(proxy.dsn) as cut, ThreadPoolExecutor() as threads:
         proxy.mute()
-        step = threads.submit(alone.step, cut, [], want(5))
+        step = threads.submit(alone.settle_and_claim, cut, [], want(5))
         eventually(lambda: alone.claimed_by(connection, alone.incarnation))
         proxy.cut()
         with pytest.raises(psycopg.OperationalError):
             step.result(10)
-    assert alone.step(connection, [], want(5)) == ([], [])
+    assert alone.settle_and_claim(connection, [], want(5)) == ([], [])
     assert len(alone.claimed_by(connection, alone.incarnation)) == 1
 
 
@@ -245,18 +245,20 @@ def test_a_suspect_that_cannot_be_claimed_is_set_aside_and_the_next_one_is_claim
         "ALTER TABLE cmdbus.ready ADD CONSTRAINT refused"
         f" CHECK (command_id <> '{first}' OR claimer IS NULL)".encode()
     )
-    alone = Claims("cmdbus", 30, Share.SUSPECT)
+    alone = Claims("cmdbus", 30, ClaimScope.SUSPECT)
     alone.register(connection, "alone")
     for _ in range(2):
         with pytest.raises(psycopg.errors.CheckViolation):
-            alone.step(connection, [], want(1))
+            alone.settle_and_claim(connection, [], want(1))
     narrowing, taken = Narrowing(alone), list[Claim]()
     assert narrowing.claim(connection, want(1), taken.extend) == 1 and not taken
     assert connection.execute("SELECT command_id FROM cmdbus.troubleshooting").fetchall() == [
         (first,)
     ]
     assert narrowing.claim(connection, want(1), taken.extend) == 1 and len(taken) == 1
-    assert alone.step(connection, [], want(1)) == ([], []), "one in the life of a process"
+    assert alone.settle_and_claim(connection, [], want(1)) == ([], []), (
+        "one in the life of a process"
+    )
 
 
 @pytest.mark.parametrize("same", ["command", "claimer"])
@@ -268,7 +270,7 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
     stale, other = claims(connection), claims(connection)
     with CommandBus(dsn) as bus:
         bus.send("payments", "Debit")
-        _, [lost] = stale.step(connection, [], want(1))
+        _, [lost] = stale.settle_and_claim(connection, [], want(1))
         if same == "command":
             again, claimer = lost.command_id, other.incarnation
         else:
@@ -278,14 +280,14 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
         )
         before = connection.execute("SELECT * FROM cmdbus.ready").fetchall()
         if outcome is None:
-            assert stale.step(connection, [done(lost)], want(0)) == ([lost], [])
+            assert stale.settle_and_claim(connection, [done(lost)], want(0)) == ([lost], [])
         assert stale.settle(connection, [done(lost, outcome)]) == [lost]
         with connect(dsn) as within:
             stale.begin(within, statement=5, idle=5, marker="x")
             assert stale.settle_within(within, done(lost, outcome), "x")[0] is False
             stale.roll_back(within)
         assert stale.renew(connection, {stale.incarnation: [lost]}) == [lost]
-        assert stale.hand_back(connection, [lost], [1], "why") == []
+        assert stale.release_dead(connection, [lost], [1], "why") == []
         assert connection.execute("SELECT * FROM cmdbus.ready").fetchall() == before
 
 
@@ -298,19 +300,19 @@ def test_of_two_claims_with_one_id_only_the_lost_one_is_reported(
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         bus.send("payments", "Debit")
-        _, [lost] = worker.step(connection, [], want(1))
+        _, [lost] = worker.settle_and_claim(connection, [], want(1))
         connection.execute("UPDATE cmdbus.ready SET command_id = %s", (uuid4(),))
         connection.execute("UPDATE cmdbus.ready SET token = 0, claimer = NULL, lease_until = NULL")
-        _, [again] = worker.step(connection, [], want(1))
+        _, [again] = worker.settle_and_claim(connection, [], want(1))
     assert again[:4] == lost[:4]
     both = [again, lost]
     assert worker.renew(connection, {worker.incarnation: both}) == [lost]
     assert worker.still_held(connection, both) == [again]
     with connect(dsn) as other, other.transaction(force_rollback=True):
-        assert worker.hand_back(other, both, [1, 1], "why") == [again]
+        assert worker.release_dead(other, both, [1, 1], "why") == [again]
     ended = [done(again, outcome), done(lost, outcome)]
     if outcome is None:
-        assert worker.step(connection, ended, want(0)) == ([lost], [])
+        assert worker.settle_and_claim(connection, ended, want(0)) == ([lost], [])
     else:
         assert worker.settle(connection, ended) == [lost]
 
@@ -323,7 +325,7 @@ def test_an_ended_session_counts_a_loss_unless_the_server_was_restarted(
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         bus.send("payments", "Debit")
-    _, [claim] = worker.step(connection, [], want(1))
+    _, [claim] = worker.settle_and_claim(connection, [], want(1))
     if restarted:
         connection.execute(
             "UPDATE cmdbus.ready SET claimed_at = pg_postmaster_start_time() - interval '1 s'"
@@ -358,15 +360,15 @@ def test_a_command_that_has_begun_is_released_with_a_loss_or_a_reason(
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         bus.send("payments", "Debit")
-    _, [claim] = worker.step(connection, [], want(1))
+    _, [claim] = worker.settle_and_claim(connection, [], want(1))
     if code == "refused":
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="without a loss"):
-            worker.hand_back(connection, [claim, claim], [None, losses], "why", reason)
+            worker.release_dead(connection, [claim, claim], [None, losses], "why", reason)
         assert connection.execute("SELECT claimer FROM cmdbus.ready").fetchall() == [
             (worker.incarnation,)
         ]
         return
-    assert worker.hand_back(connection, [claim], [losses], "why", reason) == [claim]
+    assert worker.release_dead(connection, [claim], [losses], "why", reason) == [claim]
     events = connection.execute("SELECT kind, code, message FROM cmdbus.event").fetchall()
     assert events == ([] if code is None else [("LOST", code, "why")])
     rows = connection.execute("SELECT losses, attempts FROM cmdbus.ready").fetchall()
@@ -382,17 +384,19 @@ def test_a_claim_after_a_lease_ended_writes_who_had_lost_it(
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit")
         connection.execute("UPDATE cmdbus.ready SET losses = %s", (losses,))
-        _, [released] = other.step(connection, [], want(1))
+        _, [released] = other.settle_and_claim(connection, [], want(1))
         other.release(connection, [released])
-        _, [lost] = slow.step(connection, [], want(1))
+        _, [lost] = slow.settle_and_claim(connection, [], want(1))
         assert connection.execute("SELECT FROM cmdbus.event").fetchall() == []
         connection.execute("SELECT pg_sleep(0.005)")
         if losses:
-            [again] = Claims("cmdbus", 30, Share.SUSPECT).step(connection, [], want(1))[1]
+            [again] = Claims("cmdbus", 30, ClaimScope.SUSPECT).settle_and_claim(
+                connection, [], want(1)
+            )[1]
         else:
-            [again] = other.step(connection, [], want(1))[1]
+            [again] = other.settle_and_claim(connection, [], want(1))[1]
         assert again.losses == losses + 1
-        assert slow.ends(connection, [lost]) == [End.LOST]
+        assert slow.ends(connection, [lost]) == [OutcomeLabel.LOST]
         assert other.ends(connection, [lost]) == [None]
         audit = [(event.kind, event.code) for event in bus.audit("payments", id_)]
         assert audit == [
@@ -410,9 +414,9 @@ def test_a_late_settlement_is_not_claimed_again_by_its_own_step(
     worker = claims(connection, lease=0.001)
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit")
-        _, [claim] = worker.step(connection, [], want(1))
+        _, [claim] = worker.settle_and_claim(connection, [], want(1))
         connection.execute("SELECT pg_sleep(0.005)")
-        assert worker.step(connection, [done(claim)], want(5)) == ([], [])
+        assert worker.settle_and_claim(connection, [done(claim)], want(5)) == ([], [])
         assert bus.wait("payments", id_, 1).status is Status.COMPLETED
         assert len(bus.query()) == 1
 
@@ -423,9 +427,9 @@ def test_what_is_given_back_is_uncharged_and_no_loss(
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         bus.send("payments", "Debit")
-        _, [first] = worker.step(connection, [], want(1))
+        _, [first] = worker.settle_and_claim(connection, [], want(1))
         worker.release(connection, [first])
-        _, [again] = worker.step(connection, [], want(1))
+        _, [again] = worker.settle_and_claim(connection, [], want(1))
         assert (again.attempts, again.losses) == (0, 0)
         assert again.token > first.token
 
@@ -437,7 +441,7 @@ def test_a_renewal_passes_by_what_is_being_settled_and_waits_for_nobody(
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 2)
-        _, [one, two] = worker.step(connection, [], want(2))
+        _, [one, two] = worker.settle_and_claim(connection, [], want(2))
         with psycopg.connect(dsn) as settling, connect(dsn) as keeper:
             worker.settle(settling, [done(one)])
             keeper.execute("SET lock_timeout = '100ms'")
@@ -453,7 +457,7 @@ def test_settlements_and_renewals_of_the_same_rows_never_deadlock(
     with CommandBus(dsn) as bus, connect(dsn) as keeper:
         for _ in range(30):
             bus.send_many([SendRequest("payments", "Debit")] * 40)
-            _, found = worker.step(connection, [], want(40))
+            _, found = worker.settle_and_claim(connection, [], want(40))
 
             def renew(found: list[Claim] = found) -> None:
                 try:
@@ -464,7 +468,7 @@ def test_settlements_and_renewals_of_the_same_rows_never_deadlock(
 
             thread = threading.Thread(target=renew)
             thread.start()
-            worker.step(connection, [done(claim) for claim in found], want(0))
+            worker.settle_and_claim(connection, [done(claim) for claim in found], want(0))
             thread.join(10)
         assert failures == []
         assert bus.snapshot("payments")["in_progress"] == 0
@@ -485,7 +489,7 @@ def test_promotion_brings_what_is_due_oldest_first_and_nothing_early(
         connection.execute("SELECT pg_sleep_until(%s)", (due + timedelta(seconds=0.05),))
         assert worker.promote(connection, 1, 10**6) == 1
         assert worker.promote(connection, 100, 10**6) == 1
-        _, found = worker.step(connection, [], want(9))
+        _, found = worker.settle_and_claim(connection, [], want(9))
         assert [claim.command_id for claim in found] == [ids[1], ids[0]]
 
 
@@ -503,7 +507,7 @@ def test_a_claim_reads_what_it_claims_and_not_the_backlog(
     before = pages_read(connection)
     finished: list[Finished] = []
     for _ in range(20):
-        _, found = worker.step(connection, finished, want(100))
+        _, found = worker.settle_and_claim(connection, finished, want(100))
         assert len(found) == 100
         finished = [done(claim) for claim in found]
     assert pages_read(connection) - before < 20 * 100 * 30
@@ -519,7 +523,7 @@ def test_urgent_commands_of_the_future_slow_and_starve_nobody(
         bus.send_many([future] * 10_000)
         normal = bus.send("payments", "Debit")
     before = pages_read(connection)
-    _, [found] = worker.step(connection, [], want(1))
+    _, [found] = worker.settle_and_claim(connection, [], want(1))
     assert found.command_id == normal
     assert pages_read(connection) - before < 100
     plan = connection.execute(
@@ -551,12 +555,12 @@ def test_claimers_never_share_and_never_fail(dsn: str) -> None:
     found: list[list[Claim]] = [[] for _ in range(8)]
     barrier = threading.Barrier(8)
 
-    def claim(place: int) -> None:
+    def claim(index: int) -> None:
         with connect(dsn) as connection:
             worker = claims(connection)
             barrier.wait(10)
-            while got := worker.step(connection, [], want(7))[1]:
-                found[place] += got
+            while got := worker.settle_and_claim(connection, [], want(7))[1]:
+                found[index] += got
 
     threads = [threading.Thread(target=claim, args=(place,)) for place in range(8)]
     for thread in threads:
@@ -572,16 +576,16 @@ def test_whoever_rings_between_an_empty_claim_and_the_rest_ends_the_rest(
 ) -> None:
     """A notification of what was sent after the claim had looked."""
     worker = claims(connection)
-    wake = Wake(worker, ["payments"], TYPES, 60.0, lambda: connect(dsn))
-    wake.start()
+    waiter = Wake(worker, ["payments"], TYPES, 60.0, lambda: connect(dsn))
+    waiter.start()
     rounds: list[int] = []
 
     def lead() -> None:
         for round_ in range(8):
-            wake.working(connection)
-            assert worker.step(connection, [], want(1)) == ([], [])
-            wake.ring()
-            wake.rest(connection, busy=lambda: False)
+            waiter.before_claim(connection)
+            assert worker.settle_and_claim(connection, [], want(1)) == ([], [])
+            waiter.wake()
+            waiter.wait_for_work(connection, busy=lambda: False)
             rounds.append(round_)
 
     thread = threading.Thread(target=lead)
@@ -589,9 +593,9 @@ def test_whoever_rings_between_an_empty_claim_and_the_rest_ends_the_rest(
     thread.join(10)
     in_time = list(rounds)
     while thread.is_alive():
-        wake.ring()
+        waiter.wake()
         thread.join(0.1)
-    wake.stop()
+    waiter.stop()
     assert in_time == list(range(8))
 
 
@@ -601,7 +605,7 @@ def test_a_settlement_waits_for_a_strangers_lock_no_longer_than_its_limit(
     worker = claims(connection)
     with CommandBus(dsn) as bus, psycopg.connect(dsn) as stranger:
         bus.send("payments", "Debit", command_id=uuid4())
-        _, [claim] = worker.step(connection, [], want(1))
+        _, [claim] = worker.settle_and_claim(connection, [], want(1))
         stranger.execute("SELECT * FROM cmdbus.ready FOR UPDATE")
         connection.execute("SET lock_timeout = '50ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -626,12 +630,12 @@ def test_leases_begin_and_end_by_the_clock_and_not_by_their_transaction(
         bus.send("payments", "Debit")
     with connection.transaction():
         before = value("SELECT clock_timestamp()")
-        _, [claim] = worker.step(connection, [], want(1))
+        _, [claim] = worker.settle_and_claim(connection, [], want(1))
         assert value(lease) >= before
         before = value("SELECT clock_timestamp()")
         assert worker.renew(connection, {worker.incarnation: [claim]}) == []
         assert value(lease) >= before
         # It ends within the transaction, after its now().
         connection.execute("UPDATE cmdbus.ready SET lease_until = clock_timestamp()")
-        _, [again] = other.step(connection, [], want(1))
+        _, [again] = other.settle_and_claim(connection, [], want(1))
         assert (again.id, again.token) == (claim.id, claim.token + 1)

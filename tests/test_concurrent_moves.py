@@ -12,9 +12,9 @@ import pytest
 from handlers import connect
 
 from cmdbus import CommandBus, CommandNotFoundError, InvalidOperationError, SendRequest
-from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.outcomes import Kind, Outcome, completed
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 
 pytestmark = pytest.mark.db
 
@@ -66,8 +66,10 @@ class Traffic:
         self, connection: psycopg.Connection, bus: CommandBus, claims: Claims, rand: random.Random
     ) -> None:
         """Ends each claim in one of all ways, some after their leases."""
-        want = Want(rand.choice([1, 5, 20]), rand.choice([0, 5]), DOMAINS, TYPES, TYPES, {})
-        _, claimed = claims.step(connection, [], want)
+        request = ClaimRequest(
+            rand.choice([1, 5, 20]), rand.choice([0, 5]), DOMAINS, TYPES, TYPES, {}
+        )
+        _, claimed = claims.settle_and_claim(connection, [], request)
         ways: tuple[list[Claim], ...] = ([], [], [])
         for claim in claimed:
             ways[
@@ -77,12 +79,14 @@ class Traffic:
         if rand.random() < 0.1:
             connection.execute("SELECT pg_sleep(%s)", (rand.random() * LEASE * 1.3,))
         claims.renew(connection, {claims.incarnation: release})
-        nothing = Want(0, 0, DOMAINS, TYPES, TYPES, {})
-        claims.step(connection, [Finished(c, completed(None), 3, 0.0) for c in complete], nothing)
-        kind = rand.choice([Kind.RETRY, Kind.TROUBLE, Kind.FAILED])
+        nothing = ClaimRequest(0, 0, DOMAINS, TYPES, TYPES, {})
+        claims.settle_and_claim(
+            connection, [Finished(c, completed(None), 3, 0.0) for c in complete], nothing
+        )
+        kind = rand.choice([OutcomeKind.RETRY, OutcomeKind.TROUBLE, OutcomeKind.FAILED])
         outcome = Outcome(kind=kind, delay=rand.random() * 0.3, code="C", message="", details="{}")
         claims.settle(connection, [Finished(c, outcome, 3, 0.0) for c in fail])
-        claims.hand_back(connection, release, [rand.choice([None, 1]) for _ in release], "why")
+        claims.release_dead(connection, release, [rand.choice([None, 1]) for _ in release], "why")
 
     def promote(
         self, connection: psycopg.Connection, bus: CommandBus, claims: Claims, rand: random.Random

@@ -118,8 +118,8 @@ def test_an_option_wins_over_the_environment_and_that_over_the_file(
     monkeypatch.setenv("CMDBUS_THREADS", "3")
     now = told("--procs", "4").settings
     assert (now.procs, now.threads, now.name) == (4, 3, "file")
-    said = sources("--procs", "4")
-    assert [said[name] for name in ("procs", "threads", "name", "schema")] == [
+    resolution = sources("--procs", "4")
+    assert [resolution[name] for name in ("procs", "threads", "name", "schema")] == [
         "--procs",
         "CMDBUS_THREADS",
         "cmdbus.toml",
@@ -219,7 +219,7 @@ def test_a_wrong_value_is_one_sentence_that_says_where_it_is() -> None:
     Path("cmdbus.toml").write_text("threads = 0\n")
     wrong_url = f"http://ann:{SECRET}@db"
     dsn = f"--dsn=postgresql://ann:{SECRET}@db/x"
-    for arguments, environment, said in (
+    for arguments, environment, text in (
         ([], {}, "--threads (from cmdbus.toml): it must be a whole number from 1 to 128, not '0'."),
         (["--procs", "0"], {}, "--procs: it must be a whole number from 1 to 512, not '0'."),
         ([], {"CMDBUS_PROCS": "x"}, "--procs (from CMDBUS_PROCS): it must be a whole number"),
@@ -229,7 +229,7 @@ def test_a_wrong_value_is_one_sentence_that_says_where_it_is() -> None:
     ):
         done = supervise(*arguments, **environment)
         assert (done.returncode, done.stdout) == (2, "")
-        assert said in done.stderr
+        assert text in done.stderr
         assert SECRET not in done.stderr
 
 

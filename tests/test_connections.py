@@ -16,7 +16,7 @@ from psycopg_pool import ConnectionPool
 
 from cmdbus import CommandBus, DatabaseUnavailableError, DuplicateCommandError, SendRequest
 from cmdbus.producer.requests import Limits
-from cmdbus.producer.sending import Call, Sender, new_call
+from cmdbus.producer.sending import SendAttempt, Sender, new_attempt
 from cmdbus.producer.store import Store
 
 pytestmark = pytest.mark.db
@@ -133,7 +133,7 @@ def test_a_first_try_that_arrives_after_its_repetition_does_nothing(dsn: str) ->
     store, limits = Store("cmdbus"), Limits.of(None, 1000)
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         for own in (None, uuid4()):
-            call = new_call()
+            call = new_attempt()
             spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
             command = limits.check(SendRequest("payments", "Debit", command_id=own), spare)
             answers = [
@@ -154,7 +154,7 @@ def test_a_repetition_of_what_landed_is_not_refused(dsn: str, shut: dict[str, An
         for own in (None, uuid4()):
             spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
             command = limits.check(SendRequest("payments", "Debit", command_id=own), spare)
-            call = new_call()
+            call = new_attempt()
             bus.configure("payments", max_depth=None, accepting=True)
             assert store.enqueue(connection, command, call=call, again=False).refusal is None
             bus.configure("payments", **shut)
@@ -171,14 +171,14 @@ def test_a_repetition_at_repeatable_read_sees_its_first_try(dsn: str) -> None:
         psycopg.connect(dsn) as first,
         ConnectionPool(dsn, kwargs={"options": options}, min_size=1, open=True) as pool,
     ):
-        call = new_call()
+        call = new_attempt()
         store.enqueue(first, command, call=call, again=False)
         answers: list[object] = []
 
         def repeat() -> None:
             with pool.connection() as connection:
                 sender = Sender(store)
-                sender.send(connection, command, Call(call, True))
+                sender.send(connection, command, SendAttempt(call, True))
                 answers.append("sent")
 
         thread = threading.Thread(target=repeat)
@@ -199,7 +199,7 @@ def test_a_duplicate_stays_one_when_the_call_is_repeated(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         for taken in (bus.send("payments", "D"), bus.send("payments", "D", command_id=uuid4())):
             command = limits.check(SendRequest("payments", "Debit", command_id=taken), taken)
-            call = new_call()
+            call = new_attempt()
             answers = [
                 store.enqueue(connection, command, call=call, again=again).refusal
                 for again in (False, True)

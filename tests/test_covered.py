@@ -71,7 +71,7 @@ def test_the_exit_code_says_whether_all_modules_reach_the_limit(
     modules = [
         str(path.relative_to(root))
         for each in ("common", "worker", "supervisor")
-        for path in (root / each).glob("*.py")
+        for path in (root / each).rglob("*.py")
     ]
     for missing, code in ((modules[:0], 0), (modules[:1], 1)):
         files = {

@@ -162,7 +162,7 @@ def test_the_script_runs_the_demo_and_ends_in_the_middle_of_it(home: Path) -> No
         demo.says("500 Quick")
         assert demo.interrupt() == 0
     stopping, stopped = (
-        demo.said.index(said) for said in ("\nStopping: ", "The demo has stopped.")
+        demo.said.index(text) for text in ("\nStopping: ", "The demo has stopped.")
     )
     assert stopping < stopped
     assert "Hang" not in demo.said

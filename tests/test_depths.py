@@ -12,7 +12,7 @@ from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import DatabaseUnavailableError
-from cmdbus.worker.claims.claim import Connection, Want
+from cmdbus.worker.claims.claim import ClaimRequest, Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.probes.depths import DepthGauge
 
@@ -34,8 +34,8 @@ def test_depths_are_counted_by_domain_and_state(dsn: str) -> None:
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
         bus.send_many([SendRequest("payments", "Debit", None) for _ in range(4)])
         bus.send_many([SendRequest("orders", "Place", None, delay=60) for _ in range(2)])
-        Claims("cmdbus", 30).step(
-            connection, [], Want(1, 0, ["payments"], ["payments Debit"], [], {})
+        Claims("cmdbus", 30).settle_and_claim(
+            connection, [], ClaimRequest(1, 0, ["payments"], ["payments Debit"], [], {})
         )
         connection.execute(
             "WITH gone AS (DELETE FROM cmdbus.ready WHERE claimer IS NULL AND id ="

@@ -114,9 +114,9 @@ def become(uid: int, dsn: str) -> str:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answer:
-        said = answer.read()
+        text = answer.read()
     os.waitpid(child, 0)
-    return said
+    return text
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

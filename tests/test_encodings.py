@@ -19,10 +19,9 @@ from cmdbus import (
 )
 from cmdbus.database.schema import install
 from cmdbus.errors import SchemaError
-from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claim import ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.encodings import escaped, escaped_json
-from cmdbus.worker.in_flight import key_of
 from cmdbus.worker.narrowing import Narrowing
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -132,8 +131,8 @@ def test_one_unreadable_claim_of_a_lost_reply_keeps_no_other_from_being_adopted(
     ):
         claims.register(session, "tester")
         sent = bus.send_many([SendRequest("payments", "Good", "x" * 100)] * 5)
-        want = Want(5, 0, ["payments"], ["payments Good"], [], {})
-        _, [running, *_] = claims.step(session, [], want)
+        request = ClaimRequest(5, 0, ["payments"], ["payments Good"], [], {})
+        _, [running, *_] = claims.settle_and_claim(session, [], request)
         admin.execute("ALTER DOMAIN cmdbus.name DROP CONSTRAINT name_check")
         admin.execute("SET client_encoding = SQL_ASCII")
         spoiled = "convert_from('\\x22ff22', 'SQL_ASCII')" + ("::json" if column == "data" else "")

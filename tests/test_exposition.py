@@ -11,18 +11,18 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from cmdbus.board.board import Board
-from cmdbus.board.counters import Counter, End
-from cmdbus.board.health import Levels
+from cmdbus.board.counters import Counter, OutcomeLabel
+from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import BUCKETS
-from cmdbus.board.seats import Ended, Role, Seat
+from cmdbus.board.seats import ExitRecord, Role, Seat
 from cmdbus.board.slots import Phase
 from cmdbus.board.views import Restart, SupervisorState
 from cmdbus.worker.probes.exposition import render
-from cmdbus.worker.probes.responses import Answer, live, ready, status
+from cmdbus.worker.probes.responses import Response, live, ready, status
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND
-AWAY = Levels(database_away=True)
+AWAY = HealthReport(database_away=True)
 
 
 @pytest.fixture
@@ -38,31 +38,31 @@ def show(
     board.supervise(pid=10, state=state, since=1, due=due, wanted=2)
 
 
-def worker(board: Board, number: int, levels: Levels = Levels(), **more: Any) -> Seat:  # noqa: B008
+def worker(board: Board, number: int, levels: HealthReport = HealthReport(), **more: Any) -> Seat:  # noqa: B008
     return process(board, Role.WORKER, number, number, levels, **more)
 
 
 def process(
     board: Board,
     role: Role,
-    place: int,
+    index: int,
     number: int,
-    levels: Levels = Levels(),  # noqa: B008
+    levels: HealthReport = HealthReport(),  # noqa: B008
     *,
     is_ready: bool = True,
     due: int = NOW + SECOND,
     since: int = 1,
 ) -> Seat:
-    seat = board.seat(place)
+    seat = board.seat(index)
     seat.assign(role, number=number, generation=1, now=since)
-    seat.enter(pid=100 + place, generation=1, now=since)
+    seat.enter(pid=100 + index, generation=1, now=since)
     if is_ready:
         seat.ready(since)
     seat.beat(due, levels)
     return seat
 
 
-def told(answer: Answer) -> tuple[int, list[str]]:
+def told(answer: Response) -> tuple[int, list[str]]:
     return answer.status, json.loads(answer.body)["reasons"]
 
 
@@ -114,9 +114,9 @@ def test_it_is_ready_when_a_worker_can_run_commands(board: Board) -> None:
 
 def test_degraded_is_ready_and_critical_is_not(board: Board) -> None:
     """R44, R47: the health of each worker is on the page."""
-    degraded = Levels(consecutive_failures=11, last_success=990.0)
+    degraded = HealthReport(consecutive_failures=11, last_success=990.0)
     worker(board, 0, degraded)
-    worker(board, 1, Levels(stuck_threads=4))
+    worker(board, 1, HealthReport(stuck_threads=4))
     answer = ready(board.snapshot(), NOW)
     assert told(answer) == (
         200,
@@ -130,7 +130,7 @@ def test_degraded_is_ready_and_critical_is_not(board: Board) -> None:
         **degraded.to_dict(),
         "last_success": 10.0,
     }
-    worker(board, 0, Levels(pool_exhaustions=6))
+    worker(board, 0, HealthReport(pool_exhaustions=6))
     assert readiness(board)[0] == 503
 
 
@@ -156,7 +156,7 @@ def test_it_is_not_ready_while_the_database_is_away(board: Board) -> None:
         worker(board, number)
     process(board, Role.STEWARD, 2, 0, AWAY)
     assert readiness(board) == (503, ["the database is away"])
-    worker(board, 1, Levels(last_success=NOW / SECOND - 1))
+    worker(board, 1, HealthReport(last_success=NOW / SECOND - 1))
     assert readiness(board) == (503, ["the database is away"])
     assert told(ready(board.snapshot(), NOW, away=False)) == (200, [])
     process(board, Role.STEWARD, 2, 0)
@@ -176,9 +176,9 @@ def test_it_is_not_ready_while_it_stops(board: Board) -> None:
 
 
 def test_a_successor_counts_as_soon_as_it_is_ready(board: Board) -> None:
-    worker(board, 0, Levels(stuck_threads=4))
-    worker(board, 1, Levels(stuck_threads=4))
-    board.seat(0).order_to_leave(0, 1, by=NOW, now=NOW)
+    worker(board, 0, HealthReport(stuck_threads=4))
+    worker(board, 1, HealthReport(stuck_threads=4))
+    board.seat(0).order_to_stop(0, 1, by=NOW, now=NOW)
     process(board, Role.WORKER, 2, 0, is_ready=False)
     assert readiness(board)[0] == 503
     process(board, Role.WORKER, 2, 0)
@@ -191,7 +191,9 @@ def test_a_successor_counts_as_soon_as_it_is_ready(board: Board) -> None:
 def test_status_shows_the_board_the_counters_and_the_queues(board: Board) -> None:
     """M160."""
     seat = worker(board, 0)
-    seat.slot(0).counters.ended(seat.kind("payments", "Debit").index, End.COMPLETED, 1)
+    seat.slot(0).counters.ended(
+        seat.command_type("payments", "Debit").index, OutcomeLabel.COMPLETED, 1
+    )
     depths = {("payments", "ready"): 3, ("payments", "scheduled"): 1}
     answer = status(board.snapshot(), board.counters(), depths, NOW)
     shown = json.loads(answer.body)
@@ -242,9 +244,9 @@ def test_series_whose_labels_are_known_are_there_before_their_first_event(board:
     assert values(found["cmdbus_slots"]) == {(phase.name.lower(),): 0 for phase in Phase}
     assert values(found["cmdbus_health"]) == {("0",): 4, ("1",): 4}
     seat = worker(board, 0)
-    seat.slot(0).counters.dequeue_latency.observe(seat.kind("payments", "Debit").index, 0.1)
+    seat.slot(0).counters.dequeue_latency.observe(seat.command_type("payments", "Debit").index, 0.1)
     assert values(families(board)["cmdbus_commands"]) == {
-        ("payments", "Debit", end.name.lower()): 0 for end in End
+        ("payments", "Debit", end.name.lower()): 0 for end in OutcomeLabel
     }
 
 
@@ -253,7 +255,7 @@ def test_counters_are_those_of_the_board(board: Board) -> None:
     for number, name in ((0, "Debit"), (1, "a.b:c-d_E")):
         seat = worker(board, number)
         counters = seat.slot(0).counters
-        counters.ended(seat.kind("payments", name).index, End.TROUBLE, 1)
+        counters.ended(seat.command_type("payments", name).index, OutcomeLabel.TROUBLE, 1)
         counters.add(Counter.BATCHES_PROCESSED, 3)
         counters.add(Counter.WAKEUPS_PIPE)
     board.count_restart(Restart.HUNG)
@@ -271,7 +273,7 @@ def test_counters_are_those_of_the_board(board: Board) -> None:
 def test_histograms_are_cumulative_and_end_with_all(board: Board) -> None:
     """M173, M174."""
     seat = worker(board, 0)
-    counters, kind = seat.slot(0).counters, seat.kind("payments", "Debit").index
+    counters, kind = seat.slot(0).counters, seat.command_type("payments", "Debit").index
     for seconds in (0.0005, 0.003, 0.003, 100.0):
         counters.handler_duration.observe(kind, seconds)
     family = families(board)["cmdbus_handler_duration_seconds"]
@@ -302,7 +304,7 @@ def test_depths_are_those_of_the_database_and_none_while_it_is_not_known(board: 
 def test_health_and_slots_are_those_of_the_living(board: Board) -> None:
     """R44."""
     seat = worker(board, 0, AWAY)
-    worker(board, 1, Levels(stuck_threads=4))
+    worker(board, 1, HealthReport(stuck_threads=4))
     for number, phase in enumerate((Phase.RUNNING, Phase.RUNNING, Phase.AWAY)):
         slot = seat.slot(number)
         slot.occupy(number, 1)
@@ -312,7 +314,7 @@ def test_health_and_slots_are_those_of_the_living(board: Board) -> None:
     assert values(found["cmdbus_health"]) == {("0",): 3, ("1",): 2}
     assert sum(values(found["cmdbus_slots"]).values()) == 3
     assert values(found["cmdbus_slots"])["running",] == 2
-    seat.bury(0, Ended(generation=1, pid=100, signal=9), now=NOW)
+    seat.record_exit(0, ExitRecord(generation=1, pid=100, signal=9), now=NOW)
     found = families(board)
     assert values(found["cmdbus_health"])["0",] == 4
     assert sum(values(found["cmdbus_slots"]).values()) == 0

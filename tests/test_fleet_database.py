@@ -35,7 +35,7 @@ from cmdbus.board.seats import Role
 from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.embedded.accounts import server_account
-from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
 #: Fleets of a busy machine take their time to boot.
@@ -85,10 +85,10 @@ def small(memory: Path | None, server: object, databases: Databases) -> Iterator
 
 
 @contextmanager
-def tablespace(databases: Databases, place: Path) -> Iterator[str]:
+def tablespace(databases: Databases, path: Path) -> Iterator[str]:
     name = f"cmdbus_test_{databases.run}_small"
     create = SQL("CREATE TABLESPACE {} LOCATION {}")
-    databases.admin.execute(create.format(Identifier(name), Literal(str(place))))
+    databases.admin.execute(create.format(Identifier(name), Literal(str(path))))
     try:
         yield name
     finally:
@@ -158,8 +158,8 @@ def test_no_command_completes_without_its_effect_after_a_restore_to_an_earlier_p
         own.start()
         with CommandBus(own.dsn) as bus, connect(own.dsn) as session:
             ids = bus.send_many([SendRequest("shop", "Debit")] * 4)
-            want = Want(4, 0, ["shop"], ["shop Debit"], [], {})
-            _, claims = other.step(session, [], want)
+            request = ClaimRequest(4, 0, ["shop"], ["shop Debit"], [], {})
+            _, claims = other.settle_and_claim(session, [], request)
             assert [(claim.id, claim.token) for claim in claims] == [(n, 1) for n in range(1, 5)]
             gate.open.set()
             eventually(lambda: worker.metrics()["cmdbus_lost_leases_total"] == 4, 10)

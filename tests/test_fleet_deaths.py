@@ -15,7 +15,7 @@ from fleet import Fleet, kill, make_effects, supervised, unstarted
 from cmdbus import CommandBus
 
 #: Fleets of a busy machine take their time to boot.
-from cmdbus.board.claim_table import KeyState
+from cmdbus.board.claim_table import ClaimState
 from cmdbus.board.seats import Role
 from cmdbus.database.schema import install
 from cmdbus.database.session_names import session_name
@@ -38,8 +38,8 @@ def running_gates(fleet: Fleet, count: int) -> list[UUID]:
     return ids
 
 
-def open_gate(place: Path) -> None:
-    (place / "open").touch()
+def open_gate(path: Path) -> None:
+    (path / "open").touch()
 
 
 def test_a_killed_worker_is_replaced_and_what_it_ran_runs_again(dsn: str, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_command_whose_process_is_killed_again_and_again_runs_alone(
         code, message, _ = fleet.trouble(id)
         assert code == "LOST"
         assert "3 workers" in message
-        eventually(lambda: not fleet.look().with_role(Role.ALONE))
+        eventually(lambda: not fleet.look().with_role(Role.QUARANTINE))
         assert len(fleet.wait_until_ready()) == 2
 
 
@@ -144,7 +144,7 @@ def crash_before_settlement(fleet: Fleet, returns: Path, aborts: Path) -> None:
 def finished_in(fleet: Fleet, pid: int) -> bool:
     """Whether a command has returned there, and is not settled."""
     seats = [seat for seat in fleet.look().seats if seat.pid == pid]
-    return any(key.state is KeyState.FINISHED for seat in seats for key in seat.keys)
+    return any(key.state is ClaimState.FINISHED for seat in seats for key in seat.claims)
 
 
 def test_a_killed_steward_is_replaced_while_work_goes_on(dsn: str, tmp_path: Path) -> None:
@@ -212,10 +212,10 @@ def test_a_board_of_another_database_harms_nobody(dsn: str, empty_dsn: str, tmp_
     """No claim and no session here has the number of an incarnation of another database."""
     install(empty_dsn)
     make_effects(empty_dsn)
-    place = tmp_path / "b"
-    place.mkdir()
+    path = tmp_path / "b"
+    path.mkdir()
     with (
-        supervised(empty_dsn, place, procs=1, name="b", alone=False) as innocent,
+        supervised(empty_dsn, path, procs=1, name="b", alone=False) as innocent,
         unstarted(dsn, tmp_path, procs=1, alone=False) as fleet,
     ):
         fleet.start()
@@ -223,13 +223,13 @@ def test_a_board_of_another_database_harms_nobody(dsn: str, empty_dsn: str, tmp_
         kill(fleet.pid)
         fleet.wait()
         eventually(lambda: not fleet.living())
-        ids = innocent.send("Gate", 4, str(place / "open"))
+        ids = innocent.send("Gate", 4, str(path / "open"))
         eventually(lambda: len(innocent.executing("Gate")) == 4)
         fleet.dsn = empty_dsn
         fleet.start()
         fleet.await_saying("the fleet is ready", 2)
         fleet.wait_until_ready()
-        (place / "open").touch()
+        (path / "open").touch()
         innocent.await_completed(ids)
         assert innocent.effects(ids) == {1: 4}
         assert innocent.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]

@@ -59,17 +59,17 @@ def test_a_command_that_hangs_is_given_up_and_its_process_replaced(
     with supervised(dsn, tmp_path, **SHORT) as fleet:
         before = fleet.pids()
         (id,) = fleet.send("Hang", max_attempts=1)
-        (guilty,) = eventually(lambda: fleet.executing("Hang"))
+        (gil_holder,) = eventually(lambda: fleet.executing("Hang"))
         innocents = fleet.send("Noop", 100) + fleet.send("Sleep", 12, data=0.5)
         code, message, details = await_trouble(fleet, id)
         assert (code, details["reason"]) == ("TIMEOUT", "EXHAUSTED")
         assert "gave up after 2 s" in message
         assert "in hang" in details["details"]["stack"]
         fleet.await_completed(innocents)
-        assert eventually(lambda: stuck_threads(fleet)) == {guilty: 1}
-        number = next(number for number, pid in before.items() if pid == guilty)
-        eventually(lambda: fleet.pids().get(number, guilty) != guilty)
-        eventually(lambda: guilty not in fleet.living())
+        assert eventually(lambda: stuck_threads(fleet)) == {gil_holder: 1}
+        number = next(number for number, pid in before.items() if pid == gil_holder)
+        eventually(lambda: fleet.pids().get(number, gil_holder) != gil_holder)
+        eventually(lambda: gil_holder not in fleet.living())
         after = fleet.wait_until_ready()
         assert after[1 - number] == before[1 - number]
         (report,) = fleet.said("is told to leave: a slot is stuck")
@@ -116,7 +116,7 @@ def test_a_command_that_crashes_its_process_is_found_among_innocent_ones(
         fleet.await_completed(innocents)
         assert fleet.effects(innocents) == {1: 200}
         fleet.wait_until_ready()
-        eventually(lambda: not fleet.look().with_role(Role.ALONE))
+        eventually(lambda: not fleet.look().with_role(Role.QUARANTINE))
 
 
 @pytest.mark.long
@@ -161,8 +161,8 @@ def test_a_process_that_does_not_come_back_is_replaced(dsn: str, tmp_path: Path)
         innocents = fleet.send("Gate", 11, data="open")
         eventually(lambda: len(fleet.executing("Gate")) == 11)
         (id,) = fleet.send("HoldGil", max_attempts=1)
-        (guilty,) = eventually(lambda: fleet.executing("HoldGil"))
-        stopped = next(pid for pid in before.values() if pid != guilty)
+        (gil_holder,) = eventually(lambda: fleet.executing("HoldGil"))
+        stopped = next(pid for pid in before.values() if pid != gil_holder)
         kill(stopped, signal.SIGSTOP)
         code, message, details = await_trouble(fleet, id)
         assert code == "TIMEOUT", (code, message)
@@ -177,9 +177,9 @@ def test_a_process_that_does_not_come_back_is_replaced(dsn: str, tmp_path: Path)
         fleet.await_completed(innocents)
         assert fleet.effects(innocents) == {1: 11}
         after = fleet.wait_until_ready()
-        kept = {number for number, pid in before.items() if pid not in (guilty, stopped)}
+        kept = {number for number, pid in before.items() if pid not in (gil_holder, stopped)}
         assert {number for number, pid in after.items() if before[number] == pid} == kept
-        assert not {guilty, stopped} & set(fleet.living())
+        assert not {gil_holder, stopped} & set(fleet.living())
         assert fleet.look().restarts["hung"] == 2
 
 

@@ -35,8 +35,8 @@ def running_gate(fleet: Fleet) -> list[UUID]:
     return ids
 
 
-def open_gate(place: Path) -> None:
-    (place / "open").touch()
+def open_gate(path: Path) -> None:
+    (path / "open").touch()
 
 
 def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(dsn: str, tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
 ) -> None:
     """Fault 18; exit codes 3 and 2: nothing is tried again that cannot get better."""
     places = [tmp_path / name for name in ("app", "schema", "usage")]
-    for place in places:
-        place.mkdir()
+    for path in places:
+        path.mkdir()
     app, schema, usage = places
     write_app(app, "import a_module_that_nobody_has")
     cases: tuple[tuple[Path, str, dict[str, Any], int, str], ...] = (
@@ -142,8 +142,8 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
         (usage, dsn, {"thread_timeout": 1}, 3, "--visibility-timeout"),
         (usage, dsn, {"threads": 0}, 2, "--threads"),
     )
-    for place, its_dsn, options, code, sentence in cases:
-        with unstarted(its_dsn, place, **options) as fleet:
+    for path, its_dsn, options, code, sentence in cases:
+        with unstarted(its_dsn, path, **options) as fleet:
             fleet.start()
             assert fleet.wait() == code
             assert sentence in fleet.log.read_text()

@@ -71,9 +71,9 @@ def test_a_runtime_directory_without_room_is_refused_with_a_sentence(
             both = mount if most == "64k" else f"{mount} && {{ {fill}; true; }}"
             fleet.start(shell=unshared("mount", first=both))
             assert fleet.wait() == 3
-            [said] = fleet.messages(level="error")
-            assert said.startswith(says)
-            assert "No space left on device; choose another place with --runtime-dir" in said
+            [text] = fleet.messages(level="error")
+            assert text.startswith(says)
+            assert "No space left on device; choose another place with --runtime-dir" in text
 
 
 def test_it_goes_on_when_its_runtime_directory_is_full_and_when_it_is_read_only(

@@ -47,8 +47,8 @@ FAMILIES = {
 }
 
 
-def get(fleet: Fleet, path: str, patience: float = PATIENCE) -> tuple[int, str]:
-    return fleet.ask(path, patience)
+def get(fleet: Fleet, path: str, timeout: float = PATIENCE) -> tuple[int, str]:
+    return fleet.ask(path, timeout)
 
 
 def code(fleet: Fleet, path: str) -> int:
@@ -216,8 +216,8 @@ def refused_while(fleet: Fleet, act: Callable[[], None]) -> int:
 def test_what_keeps_it_from_listening_is_one_sentence(dsn: str, tmp_path: Path) -> None:
     """Exit code 3."""
     with supervised(dsn, tmp_path, http=HERE, procs=1) as fleet:
-        [said] = fleet.said("probes, metrics and status are at")
-        taken = said.rpartition("/")[2]
+        [text] = fleet.said("probes, metrics and status are at")
+        taken = text.rpartition("/")[2]
         with unstarted(dsn, tmp_path, alone=False, http=taken, name="second") as second:
             second.start()
             assert second.wait() == 3

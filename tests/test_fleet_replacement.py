@@ -93,13 +93,13 @@ def test_there_can_be_more_processes_and_fewer(dsn: str, tmp_path: Path) -> None
         three = fleet.wait_until_ready(3)
         ids = fleet.send("Debit", 12, data=0.5)
         eventually(lambda: len(fleet.executing("Debit")) == 12)
-        for said in (
+        for text in (
             "2 worker processes from",
             "1 worker process from",
             "1 worker process stays",
         ):
             fleet.send_signal(signal.SIGTTOU)
-            fleet.await_saying(said)
+            fleet.await_saying(text)
         eventually(lambda: fleet.pids() == {0: three[0]})
         fleet.await_completed(ids)
         assert fleet.effects(ids) == {1: 12}

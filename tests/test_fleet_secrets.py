@@ -21,10 +21,10 @@ LADDER = {"visibility_timeout": 1.2, "thread_timeout": 1.4, "watchdog_timeout": 
 
 
 def pages(fleet: Fleet) -> Iterator[str]:
-    [said] = fleet.said("probes, metrics and status are at")
+    [text] = fleet.said("probes, metrics and status are at")
     for path in ("livez", "readyz", "metrics", "status", "secret"):
         try:
-            with urllib.request.urlopen(f"{said.split()[-1]}/{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"{text.split()[-1]}/{path}", timeout=5) as answer:
                 yield answer.read().decode()
         except urllib.error.HTTPError as error:
             yield error.read().decode()

@@ -296,7 +296,7 @@ def test_a_command_that_takes_all_memory_goes_to_a_person_and_charges_nobody(
         fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 0): 1}, within=40)
         assert fleet.trouble(id)[0] == "LOST"
         killed = fleet.said("perhaps out of memory (OOM)")
-        assert len([said for said in killed if "shop/Hog" in said]) == 3
+        assert len([text for text in killed if "shop/Hog" in text]) == 3
         fleet.await_completed(innocents)
         assert fleet.effects(innocents) == {1: 3}
         fleet.await_successors([])

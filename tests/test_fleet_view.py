@@ -8,9 +8,9 @@ import pytest
 from eventually import eventually
 
 from cmdbus.board.board import Board
-from cmdbus.board.seats import Ended, Role, Verdict
+from cmdbus.board.seats import ExitRecord, Role, Verdict
 from cmdbus.settings import Settings
-from cmdbus.supervisor.fleet import Company
+from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.policy import Kill, Start
 
 pytestmark = pytest.mark.process
@@ -25,13 +25,13 @@ def test_what_begins_while_the_supervisor_stalls_is_not_overdue(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hanging.py").write_text("import threading; threading.Event().wait()")
     board = Board.in_memory(8, 4)
-    company = Company(Settings(app="hanging:registry", dsn="host=nowhere"), board, tmp_path)
-    company.act(Start(role=Role.WORKER, number=0), time.monotonic())
-    eventually(lambda: company.look(time.monotonic(), judging=True, stop_by=None).processes[0].due)
+    fleet = Fleet(Settings(app="hanging:registry", dsn="host=nowhere"), board, tmp_path)
+    fleet.act(Start(role=Role.WORKER, number=0), time.monotonic())
+    eventually(lambda: fleet.look(time.monotonic(), judging=True, stop_by=None).processes[0].due)
     before_the_stall = time.monotonic() - 5.0
     began = time.monotonic_ns()
     board.seat(0).slot(0).begin(
-        board.seat(0).kind("payments", "Debit"),
+        board.seat(0).command_type("payments", "Debit"),
         priority=5,
         id=1,
         token=1,
@@ -40,24 +40,24 @@ def test_what_begins_while_the_supervisor_stalls_is_not_overdue(
         started=began,
         due=began + 35 * NS,
     )
-    [process] = company.look(before_the_stall, judging=True, stop_by=None).processes
+    [process] = fleet.look(before_the_stall, judging=True, stop_by=None).processes
     assert process.latest_due == pytest.approx(began / NS + 35)
-    company.act(Kill(process=process, verdict=Verdict.LATE), time.monotonic())
+    fleet.act(Kill(process=process, verdict=Verdict.LATE), time.monotonic())
     eventually(
-        lambda: not company.look(time.monotonic(), judging=True, stop_by=time.monotonic()).processes
+        lambda: not fleet.look(time.monotonic(), judging=True, stop_by=time.monotonic()).processes
     )
-    company.close()
+    fleet.close()
 
 
 def test_the_last_place_is_kept_for_a_steward_that_frees_those_of_the_dead(tmp_path: Path) -> None:
     board = Board.in_memory(4, 4)
-    company = Company(Settings(app="none:registry", dsn="host=nowhere"), board, tmp_path)
-    places: list[int | None] = []
-    for place in range(4):
-        places.append(company._free_place(Role.WORKER))
-        board.seat(place).bury(0, Ended(generation=1, pid=1, signal=9), now=1)
-        if place == 2:
-            assert company._free_place(Role.STEWARD) == 3
-    assert places == [0, 1, 2, None]
-    assert company._free_place(Role.STEWARD) is None
-    company.close()
+    fleet = Fleet(Settings(app="none:registry", dsn="host=nowhere"), board, tmp_path)
+    indexes: list[int | None] = []
+    for index in range(4):
+        indexes.append(fleet._free_index(Role.WORKER))
+        board.seat(index).record_exit(0, ExitRecord(generation=1, pid=1, signal=9), now=1)
+        if index == 2:
+            assert fleet._free_index(Role.STEWARD) == 3
+    assert indexes == [0, 1, 2, None]
+    assert fleet._free_index(Role.STEWARD) is None
+    fleet.close()

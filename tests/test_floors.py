@@ -13,7 +13,7 @@ from eventually import eventually
 from handlers import connect, running
 
 from cmdbus import CommandBus, HandlerRegistry, SendRequest
-from cmdbus.worker.claims.claim import Claim, Finished, Looked, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, ClaimResult, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.floors import OVERLAP, Floors
 from cmdbus.worker.claims.outcomes import completed
@@ -45,8 +45,8 @@ class Looks:
     ) -> None:
         self.now += after
         asked, below = self.floors.for_claim(self.now), self.floors.below(self.now)
-        looked = Looked(claims, False, seen_to, stopped_at, pages)
-        self.floors.looked(asked, below, QUEUES, looked, self.now)
+        result = ClaimResult(claims, False, seen_to, stopped_at, pages)
+        self.floors.looked(asked, below, QUEUES, result, self.now)
 
     def next(self, after: float = 0.01) -> dict[tuple[str, int], int]:
         return dict(self.floors.for_claim(self.now + after))
@@ -123,19 +123,21 @@ class Leader:
 
     def step(self, free: int = 5, ahead: int = 0, quick: Sequence[str] = ()) -> list[Claim]:
         self.now += 0.001
-        want = Want(free, ahead, ["payments"], TYPES, quick, self.floors.for_claim(self.now))
-        want = want._replace(
+        request = ClaimRequest(
+            free, ahead, ["payments"], TYPES, quick, self.floors.for_claim(self.now)
+        )
+        request = request._replace(
             below=self.floors.below(self.now), quick_floors=self.quick_floors.for_claim(self.now)
         )
-        looks: list[Looked] = []
-        _, claims = self.claims.step(self.connection, self.done, want, looks.append)
-        for looked in looks:
+        looks: list[ClaimResult] = []
+        _, claims = self.claims.settle_and_claim(self.connection, self.done, request, looks.append)
+        for result in looks:
             # Its number is that of many more rows.
-            looked = looked._replace(pages=10_000)
-            floors, asked = self.floors, want.floors
-            if looked.ahead:
-                floors, asked = self.quick_floors, want.quick_floors
-            floors.looked(asked, want.below, want.queues, looked, self.now)
+            result = result._replace(pages=10_000)
+            floors, asked = self.floors, request.floors
+            if result.prefetched:
+                floors, asked = self.quick_floors, request.quick_floors
+            floors.looked(asked, request.below, request.queues, result, self.now)
         self.done = [Finished(each, completed(None), 3, 0.0) for each in claims]
         return claims
 

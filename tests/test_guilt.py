@@ -14,7 +14,7 @@ from eventually import eventually
 from cmdbus.board.board import Board
 from cmdbus.board.seats import Role
 from cmdbus.board.views import SlotView
-from cmdbus.supervisor.gil_holder import burnt, guilty, is_stopped, stuck
+from cmdbus.supervisor.gil_holder import cpu_seconds, gil_holder, is_stopped, stuck
 
 #: Of the threads 11 and 12, the slots; 10 is the main thread.
 RUNNING = {0: 11, 1: 12}
@@ -50,15 +50,15 @@ RUNNING = {0: 11, 1: 12}
 def test_guilty_is_the_slot_whose_thread_burnt_what_its_process_did(
     after: dict[int, float], slot: int | None
 ) -> None:
-    assert guilty({10: 3.0, 11: 5.0, 12: 7.0}, after, 1.0, RUNNING) == slot
+    assert gil_holder({10: 3.0, 11: 5.0, 12: 7.0}, after, 1.0, RUNNING) == slot
 
 
 def test_a_thread_that_is_new_since_the_first_look_has_burnt_all_of_its_time() -> None:
-    assert guilty({}, {12: 0.6}, 1.0, RUNNING) == 1
+    assert gil_holder({}, {12: 0.6}, 1.0, RUNNING) == 1
 
 
 def test_who_runs_nothing_is_not_guilty() -> None:
-    assert guilty({11: 0.0}, {11: 1.0}, 1.0, {}) is None
+    assert gil_holder({11: 0.0}, {11: 1.0}, 1.0, {}) is None
 
 
 def slots(dues: dict[int, int], *, judged: int | None = None) -> tuple[SlotView, ...]:
@@ -66,22 +66,22 @@ def slots(dues: dict[int, int], *, judged: int | None = None) -> tuple[SlotView,
     board = Board.in_memory(1, 4)
     seat = board.seat(0)
     seat.assign(Role.WORKER, number=0, generation=1, now=1)
-    kind = seat.kind("shop", "Noop")
-    for place, due in dues.items():
-        slot = seat.slot(place)
-        slot.occupy(place, 1, thread=10 + place)
+    command_type = seat.command_type("shop", "Noop")
+    for index, due in dues.items():
+        slot = seat.slot(index)
+        slot.occupy(index, 1, thread=10 + index)
         slot.begin(
-            kind,
+            command_type,
             priority=5,
-            id=place,
+            id=index,
             token=1,
-            command_id=UUID(int=place),
+            command_id=UUID(int=index),
             attempt=1,
             started=1,
             due=due,
         )
-        if judged == place:
-            seat.judge(place, slot.sequence)
+        if judged == index:
+            seat.set_levels(index, slot.sequence)
     return board.seat_view(0).slots
 
 
@@ -112,7 +112,7 @@ def test_the_slot_that_keeps_a_process_from_ending(
     dues: dict[int, int], judged: int | None, gil_holder: int | None, expected: int | None
 ) -> None:
     found = stuck(slots(dues, judged=judged), gil_holder, now=100)
-    assert (found and found.place) == expected
+    assert (found and found.index) == expected
 
 
 @contextmanager
@@ -151,11 +151,11 @@ def test_the_thread_that_burns_the_processor_is_found_in_another_process() -> No
         os.close(writer)
         with os.fdopen(reader) as told:
             running = dict(enumerate([int(told.readline()), int(told.readline())]))
-        before, at = burnt(pid), time.monotonic()
+        before, at = cpu_seconds(pid), time.monotonic()
         assert set(running.values()) <= set(before)
 
         def found() -> bool:
-            return guilty(before, burnt(pid), time.monotonic() - at, running) == 1
+            return gil_holder(before, cpu_seconds(pid), time.monotonic() - at, running) == 1
 
         eventually(lambda: time.monotonic() > at + 0.2 and found(), 10)
 
@@ -165,7 +165,7 @@ def test_of_a_process_that_is_gone_nothing_is_known() -> None:
     with forked(signal.pause) as pid:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert burnt(pid) == {}
+        assert cpu_seconds(pid) == {}
         assert not is_stopped(pid)
 
 

@@ -19,7 +19,7 @@ from psycopg_pool import ConnectionPool
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperationError, RetryPolicy
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.connections import settings
+from cmdbus.worker.claims.connections import session_settings
 
 pytestmark = pytest.mark.db
 
@@ -229,10 +229,10 @@ def test_a_forked_process_has_no_connection(dsn: str, bus: CommandBus, by: str) 
                 os._exit(0)
         os.close(write)
         with os.fdopen(read) as pipe:
-            said = pipe.read()
+            text = pipe.read()
         os.waitpid(child, 0)
         leave_effect(command, context)
-        return said
+        return text
 
     with running(dsn, registry, concurrency=1):
         record = bus.wait("payments", bus.send("payments", "Debit"), 10)
@@ -278,7 +278,7 @@ def test_a_pools_own_class_of_connections_is_the_handlers_too(dsn: str, bus: Com
 
     options = " ".join(
         f"-c {name}={value}".replace("read ", "read\\ ")
-        for name, value in settings(Timeouts()).items()
+        for name, value in session_settings(Timeouts()).items()
     )
     with (
         ConnectionPool[Any](

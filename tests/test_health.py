@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cmdbus.board import health as module
-from cmdbus.board.health import WINDOW, Health, Levels, ProcessHealth
+from cmdbus.board.health import WINDOW, Health, HealthReport, ProcessHealth
 
 
 def health_of(process: ProcessHealth, now: float = 0.0) -> Health:
@@ -19,26 +19,26 @@ def health_of(process: ProcessHealth, now: float = 0.0) -> Health:
 
 
 def test_a_process_to_which_nothing_happened_is_healthy() -> None:
-    assert ProcessHealth().levels(0.0) == Levels()
-    assert Levels().health is Health.HEALTHY
-    assert Levels().reasons == []
+    assert ProcessHealth().levels(0.0) == HealthReport()
+    assert HealthReport().health is Health.HEALTHY
+    assert HealthReport().reasons == []
 
 
 @pytest.mark.parametrize(
     ("levels", "health"),
     [
-        (Levels(consecutive_failures=10), Health.HEALTHY),
-        (Levels(consecutive_failures=11), Health.DEGRADED),
-        (Levels(stuck_threads=3), Health.HEALTHY),
-        (Levels(stuck_threads=4), Health.CRITICAL),
-        (Levels(pool_exhaustions=5), Health.HEALTHY),
-        (Levels(pool_exhaustions=6), Health.CRITICAL),
-        (Levels(consecutive_failures=11, stuck_threads=4), Health.CRITICAL),
-        (Levels(stuck_threads=4, database_away=True), Health.DATABASE_AWAY),
-        (Levels(database_away=True), Health.DATABASE_AWAY),
+        (HealthReport(consecutive_failures=10), Health.HEALTHY),
+        (HealthReport(consecutive_failures=11), Health.DEGRADED),
+        (HealthReport(stuck_threads=3), Health.HEALTHY),
+        (HealthReport(stuck_threads=4), Health.CRITICAL),
+        (HealthReport(pool_exhaustions=5), Health.HEALTHY),
+        (HealthReport(pool_exhaustions=6), Health.CRITICAL),
+        (HealthReport(consecutive_failures=11, stuck_threads=4), Health.CRITICAL),
+        (HealthReport(stuck_threads=4, database_away=True), Health.DATABASE_AWAY),
+        (HealthReport(database_away=True), Health.DATABASE_AWAY),
     ],
 )
-def test_thresholds_are_more_than_ten_three_and_five(levels: Levels, health: Health) -> None:
+def test_thresholds_are_more_than_ten_three_and_five(levels: HealthReport, health: Health) -> None:
     """M123, M124."""
     assert levels.health is health
     assert bool(levels.reasons) is (health is not Health.HEALTHY)
@@ -53,7 +53,7 @@ def test_the_eleventh_failure_in_a_row_degrades_and_a_success_recovers() -> None
     process.failed(10)
     assert health_of(process, 10) is Health.DEGRADED
     process.succeeded(11)
-    assert process.levels(11) == Levels(last_success=11)
+    assert process.levels(11) == HealthReport(last_success=11)
     process.failed(12)
     assert process.levels(12).consecutive_failures == 1
 
@@ -118,7 +118,7 @@ def test_while_the_database_is_away_nobody_is_judged_and_nothing_counts() -> Non
     assert process.levels(4).health is Health.DATABASE_AWAY
     assert process.levels(4).reasons == ["the database is away"]
     assert (process.database_back(5), process.database_back(6)) == (3, None)
-    assert process.levels(5) == Levels(stuck_threads=1)
+    assert process.levels(5) == HealthReport(stuck_threads=1)
 
 
 def test_the_database_coming_back_twice_forgives_no_failure() -> None:
@@ -137,7 +137,7 @@ def test_a_thread_with_an_older_time_does_not_move_the_window_back() -> None:
 
 
 def test_reasons_name_the_numbers_and_the_limits() -> None:
-    levels = Levels(consecutive_failures=12, stuck_threads=4, pool_exhaustions=6)
+    levels = HealthReport(consecutive_failures=12, stuck_threads=4, pool_exhaustions=6)
     assert levels.reasons == [
         "4 stuck threads within 5 minutes, and more than 3 are too many",
         "6 pool exhaustions within 5 minutes, and more than 5 are too many",
@@ -169,7 +169,9 @@ def test_counts_are_exact_under_concurrent_updates() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda n: switching_at_each_opcode(lambda: hammer(n)), range(4)))
-    assert process.levels(0) == Levels(consecutive_failures=56, pool_exhaustions=8, stuck_threads=7)
+    assert process.levels(0) == HealthReport(
+        consecutive_failures=56, pool_exhaustions=8, stuck_threads=7
+    )
     assert next(new) == 7
 
 

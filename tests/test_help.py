@@ -34,16 +34,16 @@ def methods() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 @pytest.mark.parametrize(("name", "method"), list(methods()))
 def test_a_call_says_what_it_takes_and_raises(name: str, method: Callable[..., Any]) -> None:
-    said = inspect.getdoc(method) or ""
+    text = inspect.getdoc(method) or ""
     taken = set(inspect.signature(method).parameters) - {"self", "connection"}
-    assert {each for each in taken if f"`{each}" not in said} == set()
-    assert {each for each in RAISES.get(name.split(".")[1], ()) if each not in said} == set()
+    assert {each for each in taken if f"`{each}" not in text} == set()
+    assert {each for each in RAISES.get(name.split(".")[1], ()) if each not in text} == set()
 
 
 def test_what_each_call_takes_and_raises_is_said_once() -> None:
-    said = inspect.getdoc(CommandBus) or ""
+    text = inspect.getdoc(CommandBus) or ""
     for each in ("`connection`", "ValueError", "DatabaseUnavailableError", "SchemaError"):
-        assert each in said
+        assert each in text
     assert hasattr(errors, "DatabaseUnavailableError") and hasattr(errors, "SchemaError")
 
 

@@ -19,9 +19,9 @@ from cmdbus import CommandBus, SendRequest
 from cmdbus.database import schema
 from cmdbus.database.schema import install
 from cmdbus.database.statements import render
-from cmdbus.worker.claims.claim import Finished, Want
+from cmdbus.worker.claims.claim import ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.outcomes import Kind, Outcome, completed
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
 
 pytestmark = pytest.mark.db
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.db
 KINDS = ["payments Debit"]
 OUTCOMES = [
     completed({"ok": True}),
-    Outcome(kind=Kind.RETRY, delay=60, code="BUSY", message="later", details="{}"),
-    Outcome(kind=Kind.FAILED, code="NO", message="rule", details="{}"),
-    Outcome(kind=Kind.TROUBLE, code="GONE", message="never", details="{}"),
+    Outcome(kind=OutcomeKind.RETRY, delay=60, code="BUSY", message="later", details="{}"),
+    Outcome(kind=OutcomeKind.FAILED, code="NO", message="rule", details="{}"),
+    Outcome(kind=OutcomeKind.TROUBLE, code="GONE", message="never", details="{}"),
 ]
 FILES = Path(schema.__file__).parent / "sql"
 #: How a statement begins that has expressions; the others are settings and the like.
@@ -148,14 +148,16 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
         ids = bus.send_many([SendRequest("payments", "Debit", reply_to="orders")] * 9)
         later = [bus.send("payments", "Debit", delay=60, command_id=uuid4()) for _ in range(2)]
         connection.execute("SELECT cmdbus.send('payments', 'Debit')")
-        _, claims = worker.step(connection, [], Want(6, 2, ["payments"], KINDS, KINDS, {}))
-        done = [
+        _, claims = worker.settle_and_claim(
+            connection, [], ClaimRequest(6, 2, ["payments"], KINDS, KINDS, {})
+        )
+        finished = [
             Finished(claim, outcome, 3, 0.0)
             for claim, outcome in zip(claims, OUTCOMES, strict=False)
         ]
         assert worker.renew(connection, {worker.incarnation: claims}) == []
-        assert worker.settle(connection, done) == []
-        assert len(worker.hand_back(connection, claims[len(done) :], [1] * 4, "why")) == 4
+        assert worker.settle(connection, finished) == []
+        assert len(worker.release_dead(connection, claims[len(finished) :], [1] * 4, "why")) == 4
         worker.timers(connection, ["payments"], KINDS, leases=True)
         assert bus.troubleshooting.count() == 1
         bus.troubleshooting.retry(
@@ -175,7 +177,7 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
         bus.pause("payments")
         bus.resume("payments")
         assert bus.purge("payments") > 0
-        worker.leave(connection)
+        worker.remove_waiter(connection)
 
 
 def test_statements_use_postgresqls_own_operators_and_functions(dsn: str) -> None:

@@ -17,7 +17,7 @@ from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import completed
 
@@ -90,8 +90,8 @@ def worker(connection: psycopg.Connection) -> Claims:
     return made
 
 
-def want(count: int) -> Want:
-    return Want(count, 0, ["payments"], ["payments Debit"], [], {})
+def want(count: int) -> ClaimRequest:
+    return ClaimRequest(count, 0, ["payments"], ["payments Debit"], [], {})
 
 
 def finished(claims: Sequence[Claim]) -> list[Finished]:
@@ -152,9 +152,9 @@ def test_settling_a_run_and_claiming_the_next_is_one_statement_in_one_round_trip
         claims = worker(connection)
         done: list[Finished] = []
         for _ in range(WARM):
-            done = finished(claims.step(connection, done, want(BATCH))[1])
+            done = finished(claims.settle_and_claim(connection, done, want(BATCH))[1])
         wire.counts.clear()
-        assert len(claims.step(connection, done, want(BATCH))[1]) == BATCH
+        assert len(claims.settle_and_claim(connection, done, want(BATCH))[1]) == BATCH
         assert (wire.statements, wire.round_trips) == (1, 1)
 
 
@@ -166,7 +166,7 @@ def test_a_command_with_a_transaction_has_two_round_trips_of_its_own_beside_the_
     with connect(wire.dsn) as connection:
         claims = worker(connection)
         for _ in range(WARM + 1):
-            [claim] = claims.step(connection, [], want(1))[1]
+            [claim] = claims.settle_and_claim(connection, [], want(1))[1]
             wire.counts.clear()
             claims.begin(
                 connection, statement=TIMEOUTS.statement, idle=TIMEOUTS.thread, marker="1:1"
@@ -199,11 +199,11 @@ def test_a_claim_writes_each_row_once_and_a_settlement_moves_it(dsn: str) -> Non
     with connect(dsn) as connection:
         claims = worker(connection)
         with writes(connection) as written:
-            claimed = claims.step(connection, [], want(BATCH))[1]
+            claimed = claims.settle_and_claim(connection, [], want(BATCH))[1]
         assert written["ready"].pop("hot") > 0.8 * BATCH
         assert written == {"ready": {"updated": BATCH}}
         with writes(connection) as written:
-            claims.step(connection, finished(claimed), want(BATCH))
+            claims.settle_and_claim(connection, finished(claimed), want(BATCH))
         assert written == {"ready": {"deleted": BATCH}, "finished": {"inserted": BATCH}}
 
 

@@ -10,21 +10,21 @@ import pytest
 
 from cmdbus.supervisor.probe_socket import ListenError, listen
 from cmdbus.worker.probes.http import Server, respond
-from cmdbus.worker.probes.responses import Answer
+from cmdbus.worker.probes.responses import Response
 
 PAGE = "good\n" * 50_000
 
 
-def site(path: str) -> Answer | None:
+def site(path: str) -> Response | None:
     if path == "/broken":
         raise RuntimeError("broken")
-    return {"/livez": Answer(200, "yes\n"), "/long": Answer(200, PAGE)}.get(path)
+    return {"/livez": Response(200, "yes\n"), "/long": Response(200, PAGE)}.get(path)
 
 
 @contextmanager
-def serving(patience: float = 5.0) -> Iterator[int]:
+def serving(timeout: float = 5.0) -> Iterator[int]:
     with closing(listen("127.0.0.1", 0)) as listener:
-        server = Server(listener, site, host="127.0.0.1", patience=patience)
+        server = Server(listener, site, host="127.0.0.1", timeout=timeout)
         server.start()
         try:
             yield listener.getsockname()[1]
@@ -166,7 +166,7 @@ def test_slow_clients_keep_nobody_waiting_and_make_room(port: int) -> None:
 
 
 def test_a_client_whose_time_is_over_is_closed() -> None:
-    with serving(patience=0.2) as port, connect(port) as silent, connect(port) as slow:
+    with serving(timeout=0.2) as port, connect(port) as silent, connect(port) as slow:
         slow.sendall(b"GET /livez HTTP/1.1\r\n")
         assert is_closed(silent) and is_closed(slow)
         assert get(port).startswith(b"HTTP/1.1 200 ")

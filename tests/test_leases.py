@@ -13,12 +13,12 @@ import pytest
 from handlers import connect
 
 from cmdbus import CommandBus, InvalidOperationError
-from cmdbus.worker.claims.claim import Claim, Keyed, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRef, ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
 pytestmark = pytest.mark.db
 
-WANT = Want(9, 0, ["payments"], ["payments Debit"], [], {})
+WANT = ClaimRequest(9, 0, ["payments"], ["payments Debit"], [], {})
 LEASE = 60.0
 
 
@@ -28,9 +28,9 @@ class Node:
     session: psycopg.Connection
 
     def claim(self) -> list[Claim]:
-        return self.claims.step(self.session, [], WANT)[1]
+        return self.claims.settle_and_claim(self.session, [], WANT)[1]
 
-    def renew(self, *held: Claim) -> list[Keyed]:
+    def renew(self, *held: Claim) -> list[ClaimRef]:
         return self.claims.renew(self.session, {self.claims.incarnation: held})
 
 

@@ -8,10 +8,10 @@ import psycopg
 import pytest
 
 from cmdbus.board.board import Board
-from cmdbus.board.seats import Ended, Role
+from cmdbus.board.seats import ExitRecord, Role
 from cmdbus.board.views import SeatView
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.steward.stale_boards import LeftBehind
+from cmdbus.worker.steward.stale_boards import StaleBoards
 
 pytestmark = pytest.mark.db
 
@@ -32,15 +32,15 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
     """races.md 7: nothing is handed back before the sessions of the dead are gone."""
     answers, asked = [False, True], []
 
-    def hand_back(connection: Connection, seat: SeatView, ended: Ended) -> bool:
-        asked.append((seat.incarnation, ended.pid))
+    def hand_back(connection: Connection, seat: SeatView, exit_record: ExitRecord) -> bool:
+        asked.append((seat.incarnation, exit_record.pid))
         return answers.pop(0)
 
     with psycopg.connect(dsn, autocommit=True) as connection:
         path = tmp_path / "cmdbus.board.17"
         leave_a_board(path, 2**62)
         (tmp_path / "cmdbus.board.else").touch()
-        left_behind = LeftBehind(tmp_path, "cmdbus", hand_back)
+        left_behind = StaleBoards(tmp_path, "cmdbus", hand_back)
         assert left_behind.wait() == 0
         left_behind.rescue(lambda: connection)
         assert path.exists()
@@ -57,7 +57,7 @@ def test_what_a_living_process_holds_is_not_handed_back_before_it_is_gone(
 ) -> None:
     asked = []
 
-    def hand_back(connection: Connection, seat: SeatView, ended: Ended) -> bool:
+    def hand_back(connection: Connection, seat: SeatView, exit_record: ExitRecord) -> bool:
         asked.append(seat.pid)
         return True
 
@@ -67,7 +67,7 @@ def test_what_a_living_process_holds_is_not_handed_back_before_it_is_gone(
         psycopg.connect(dsn, autocommit=True) as connection,
     ):
         leave_a_board(path, 2**62, living.pid)
-        left_behind = LeftBehind(tmp_path, "cmdbus", hand_back)
+        left_behind = StaleBoards(tmp_path, "cmdbus", hand_back)
         left_behind.rescue(lambda: connection)
         assert asked == [] and path.exists()
         living.kill()
@@ -82,7 +82,7 @@ def test_what_is_no_board_is_left_and_not_tried_again(
     path = tmp_path / "cmdbus.board.17"
     path.write_bytes(b"no board")
     with psycopg.connect(dsn, autocommit=True) as connection:
-        left_behind = LeftBehind(tmp_path, "cmdbus", lambda *_: False)
+        left_behind = StaleBoards(tmp_path, "cmdbus", lambda *_: False)
         left_behind.rescue(lambda: connection)
     assert "claimable when its leases end" in caplog.text
     assert path.exists()
@@ -96,7 +96,7 @@ def test_without_a_database_it_is_not_tried_again_at_once(tmp_path: Path) -> Non
         raise psycopg.OperationalError("away")
 
     (tmp_path / "cmdbus.board.17").touch()
-    left_behind = LeftBehind(tmp_path, "cmdbus", lambda *_: True)
+    left_behind = StaleBoards(tmp_path, "cmdbus", lambda *_: True)
     with pytest.raises(psycopg.OperationalError):
         left_behind.rescue(connect)
     assert 0 < left_behind.wait() < 60

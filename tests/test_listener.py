@@ -31,14 +31,14 @@ class Ear:
     """What a listener said, in order: began, ended, and sets of channels."""
 
     listener: Listener = field(init=False)
-    said: list[str | set[str]] = field(default_factory=list)
+    text: list[str | set[str]] = field(default_factory=list)
 
     def heard(self, since: int) -> set[str]:
-        return {name for said in self.said[since:] if not isinstance(said, str) for name in said}
+        return {name for text in self.text[since:] if not isinstance(text, str) for name in text}
 
     @property
     def is_on(self) -> bool:
-        ends = [said for said in self.said if isinstance(said, str)]
+        ends = [text for text in self.text if isinstance(text, str)]
         return bool(ends) and ends[-1] == "began"
 
 
@@ -48,9 +48,9 @@ def listening(open: Callable[[], psycopg.Connection], **options: Any) -> Iterato
     ear.listener = Listener(
         open,
         Claims("cmdbus", 30),
-        began=lambda: ear.said.append("began"),
-        heard=ear.said.append,
-        ended=lambda: ear.said.append("ended"),
+        began=lambda: ear.text.append("began"),
+        heard=ear.text.append,
+        ended=lambda: ear.text.append("ended"),
         **options,
     )
     ear.listener.start()
@@ -76,11 +76,11 @@ def test_it_says_on_which_channels_it_heard_something(dsn: str, other: psycopg.C
         eventually(lambda: ear.is_on)
         assert ear.listener.session == 1
         other.execute("NOTIFY cmdbus_ready, 'payments'; NOTIFY elsewhere")
-        eventually(lambda: ear.said == ["began", {"cmdbus_ready"}])
+        eventually(lambda: ear.text == ["began", {"cmdbus_ready"}])
         with other.transaction():
             other.execute("NOTIFY cmdbus_due, '1'; NOTIFY cmdbus_ready, 'mail'")
         eventually(lambda: ear.heard(2) == {"cmdbus_due", "cmdbus_ready"})
-    assert ear.said[-1] == "ended"
+    assert ear.text[-1] == "ended"
     eventually(lambda: sessions(other) == [])
 
 
@@ -106,8 +106,8 @@ def test_a_session_that_was_ended_is_followed_by_the_next_at_once(
                 [(pid, _)] = sessions(other)
                 other.execute("SELECT pg_terminate_backend(%s)", (pid,))
         other.execute("NOTIFY cmdbus_ready")
-        eventually(lambda: {"cmdbus_ready"} in ear.said)
-    ends = [said for said in ear.said if isinstance(said, str)]
+        eventually(lambda: {"cmdbus_ready"} in ear.text)
+    ends = [text for text in ear.text if isinstance(text, str)]
     assert ends == ["began", "ended"] * 3
 
 
@@ -119,9 +119,9 @@ def test_a_server_that_has_gone_silent_is_noticed_and_left(
         eventually(lambda: ear.is_on)
         proxy.freeze()
         eventually(lambda: ear.listener.session > 1 and ear.is_on)
-        assert ear.said[:2] == ["began", "ended"]
+        assert ear.text[:2] == ["began", "ended"]
         other.execute("NOTIFY cmdbus_ready")
-        eventually(lambda: {"cmdbus_ready"} in ear.said)
+        eventually(lambda: {"cmdbus_ready"} in ear.text)
 
 
 def test_a_server_that_goes_silent_at_the_listen_is_left(dsn: str) -> None:
@@ -147,8 +147,8 @@ def test_a_quiet_server_that_answers_keeps_its_session(dsn: str, other: psycopg.
             [(pid, asked_at)] = sessions(other)
             eventually(lambda p=pid, a=asked_at: _asked_again(other, p, a))  # type: ignore[misc]
         other.execute("NOTIFY cmdbus_ready")
-        eventually(lambda: {"cmdbus_ready"} in ear.said)
-        assert ear.said == ["began", {"cmdbus_ready"}]
+        eventually(lambda: {"cmdbus_ready"} in ear.text)
+        assert ear.text == ["began", {"cmdbus_ready"}]
 
 
 def _asked_again(other: psycopg.Connection, pid: int, asked_at: object) -> bool:
@@ -169,7 +169,7 @@ def test_while_there_is_no_server_it_tries_until_there_is(dsn: str) -> None:
     with listening(open) as ear:
         eventually(lambda: ear.is_on)
         assert len(tried) == 4 and ear.listener.session == 1
-    assert ear.said == ["began", "ended"]
+    assert ear.text == ["began", "ended"]
 
 
 def test_a_session_lost_while_there_is_no_server_ends_once(
@@ -181,9 +181,9 @@ def test_a_session_lost_while_there_is_no_server_ends_once(
         eventually(lambda: ear.is_on)
         lost.set()
         other.execute("SELECT pg_terminate_backend(%s)", (sessions(other)[0][0],))
-        eventually(lambda: ear.said == ["began", "ended"])
+        eventually(lambda: ear.text == ["began", "ended"])
         lost.clear()
-        eventually(lambda: ear.said == ["began", "ended", "began"])
+        eventually(lambda: ear.text == ["began", "ended", "began"])
 
 
 def test_a_stop_interrupts_it_whatever_it_waits_for(dsn: str) -> None:
@@ -191,10 +191,10 @@ def test_a_stop_interrupts_it_whatever_it_waits_for(dsn: str) -> None:
         eventually(lambda: ear.is_on)
         ear.listener.stop()
         assert "cmdbus-listener" not in {thread.name for thread in threading.enumerate()}
-        assert ear.said == ["began", "ended"]
+        assert ear.text == ["began", "ended"]
     with listening(lambda: connect(make_conninfo(dsn, host="/nowhere"))) as ear:
         pass
-    assert ear.said == []
+    assert ear.text == []
 
 
 def test_one_that_was_never_started_can_be_stopped(dsn: str) -> None:
@@ -217,7 +217,7 @@ def test_it_listens_in_a_process_with_a_thousand_files_open(
             with listening(lambda: connect(dsn)) as ear:
                 eventually(lambda: ear.is_on)
                 other.execute("NOTIFY cmdbus_ready")
-                eventually(lambda: {"cmdbus_ready"} in ear.said)
+                eventually(lambda: {"cmdbus_ready"} in ear.text)
     finally:
         with suppress(ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

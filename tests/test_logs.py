@@ -20,7 +20,7 @@ import pytest
 
 from cmdbus.logs import JsonFormatter, StderrHandler, TextFormatter, set_up
 from cmdbus.printable import printable
-from cmdbus.supervisor.children import Child, Death, fork, wait
+from cmdbus.supervisor.children import Child, ExitStatus, fork, wait
 
 logger = logging.getLogger("cmdbus.test_logs")
 
@@ -150,14 +150,14 @@ def with_stderr(run: Callable[[], None], stderr: int, format: str = "json") -> C
     return fork(child, close=[])
 
 
-def ended(child: Child, within: float = 20.0) -> Death:
+def ended(child: Child, within: float = 20.0) -> ExitStatus:
     """Killed if it has not ended by then: it waits for somebody."""
     wait([child.descriptor], within)
     child.send(signal.SIGKILL)
     wait([child.descriptor], 5)
-    death = child.reap()
-    assert death is not None
-    return death
+    exit_status = child.reap()
+    assert exit_status is not None
+    return exit_status
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def test_a_pipe_that_nobody_reads_drops_lines_and_later_says_how_many() -> None:
         before = parsed(read_all(reader))
         os.write(go_on, b"!")
         child.send(signal.SIGCONT)
-        assert ended(child) == Death(0, 0)
+        assert ended(child) == ExitStatus(0, 0)
         notice, last = parsed(read_all(reader))
     assert [event["message"] for event in before] == [f"line {n}" for n in range(len(before))]
     dropped = 1_000 - len(before)
@@ -225,7 +225,7 @@ def test_who_reads_may_go_away(format: str) -> None:
     child = with_stderr(run, writer, format)
     os.close(reader)
     os.close(writer)
-    assert ended(child) == Death(0, 0)
+    assert ended(child) == ExitStatus(0, 0)
 
 
 @pytest.mark.process
@@ -245,7 +245,7 @@ def test_a_line_that_was_torn_spoils_no_other() -> None:
         beginning = read_all(reader)
         os.write(go_on, b"!")
         child.send(signal.SIGCONT)
-        assert ended(child) == Death(0, 0)
+        assert ended(child) == ExitStatus(0, 0)
         end, *rest = read_all(reader).split("\n", 1)
     assert "xxx" in beginning and "\n" not in beginning and end == ""
     assert [event["message"] for event in parsed(rest[0])] == [
@@ -267,7 +267,7 @@ def test_many_that_write_into_the_last_room_of_a_pipe_do_not_wait_for_each_other
         for _ in range(300):  # Now and then there is room again, and at last never.
             wait([reader], 10)
             os.read(reader, _SMALLEST_PIPE)
-        assert [ended(child, 5) for child in children] == [Death(0, 0)] * 4
+        assert [ended(child, 5) for child in children] == [ExitStatus(0, 0)] * 4
 
 
 @pytest.mark.process
@@ -281,7 +281,7 @@ def test_a_socket_that_nobody_reads_drops_lines_too() -> None:
 
     with ours, theirs:
         child = with_stderr(run, theirs.fileno())
-        assert ended(child) == Death(0, 0)
+        assert ended(child) == ExitStatus(0, 0)
 
 
 @pytest.mark.process
@@ -293,7 +293,7 @@ def test_a_full_disk_drops_lines() -> None:
             os.write(full, b"x")
         assert caught.value.errno == errno.ENOSPC
         child = with_stderr(lambda: logger.info("said"), full)
-        assert ended(child) == Death(0, 0)
+        assert ended(child) == ExitStatus(0, 0)
     finally:
         os.close(full)
 
@@ -327,9 +327,9 @@ def test_a_number_that_stderr_had_gets_no_line_once_it_is_another_files(
         logger.info("after")
 
     with log.open("wb") as stderr:
-        assert ended(with_stderr(run, stderr.fileno())) == Death(0, 0)
-    said = [event["message"] for event in parsed(log.read_text())]
-    assert said == (["before"] if closed == range(2, 100) else ["before", "after"])
+        assert ended(with_stderr(run, stderr.fileno())) == ExitStatus(0, 0)
+    resolution = [event["message"] for event in parsed(log.read_text())]
+    assert resolution == (["before"] if closed == range(2, 100) else ["before", "after"])
     assert not any(file.stat().st_size for file in files)
 
 
@@ -357,9 +357,9 @@ def test_an_application_that_configures_logging_does_not_silence_ours(
         logger.debug("below the level")
 
     with pipe() as (reader, writer):
-        assert ended(with_stderr(run, writer)) == Death(0, 0)
-        said = [event["message"] for event in parsed(read_all(reader))]
-    assert said == ["after dictConfig", "after basicConfig"]
+        assert ended(with_stderr(run, writer)) == ExitStatus(0, 0)
+        resolution = [event["message"] for event in parsed(read_all(reader))]
+    assert resolution == ["after dictConfig", "after basicConfig"]
 
 
 @pytest.mark.process
@@ -373,9 +373,9 @@ def test_a_line_of_ours_also_reaches_the_applications_handlers_and_stderr_once()
         logger.info("after")
 
     with pipe() as (reader, writer):
-        assert ended(with_stderr(run, writer)) == Death(0, 0)
-        said = [event["message"] for event in parsed(read_all(reader))]
-    assert said == ["before", "also theirs", "after", "after"]
+        assert ended(with_stderr(run, writer)) == ExitStatus(0, 0)
+        resolution = [event["message"] for event in parsed(read_all(reader))]
+    assert resolution == ["before", "also theirs", "after", "after"]
 
 
 @pytest.mark.process
@@ -391,9 +391,9 @@ def test_setting_up_again_leaves_one_handler_and_no_file() -> None:
         logger.warning("%s more files", after - before)
 
     with pipe() as (reader, writer):
-        assert ended(with_stderr(run, writer)) == Death(0, 0)
-        said = [event["message"] for event in parsed(read_all(reader))]
-    assert said == ["first", "said", "0 more files"]
+        assert ended(with_stderr(run, writer)) == ExitStatus(0, 0)
+        resolution = [event["message"] for event in parsed(read_all(reader))]
+    assert resolution == ["first", "said", "0 more files"]
 
 
 class ShippingDown(logging.Handler):
@@ -430,12 +430,12 @@ def test_an_application_whose_logging_raises_does_not_raise_in_ours(
         logger.info("second")
 
     with pipe() as (reader, writer):
-        assert ended(with_stderr(run, writer)) == Death(0, 0)
+        assert ended(with_stderr(run, writer)) == ExitStatus(0, 0)
         events = parsed(read_all(reader))
-    said = [event["message"] for event in events]
-    [report] = [each for each in said if "the application's logging has failed" in each]
-    said.remove(report)
-    assert said == ["first", "second"]
+    resolution = [event["message"] for event in events]
+    [report] = [each for each in resolution if "the application's logging has failed" in each]
+    resolution.remove(report)
+    assert resolution == ["first", "second"]
     assert {e.get("command_id") for e in events} == {7, None}
 
 
@@ -447,5 +447,5 @@ def test_logging_that_is_disabled_altogether_leaves_ours_enabled() -> None:
         logger.debug("below the level")
 
     with pipe() as (reader, writer):
-        assert ended(with_stderr(run, writer)) == Death(0, 0)
+        assert ended(with_stderr(run, writer)) == ExitStatus(0, 0)
         assert [event["message"] for event in parsed(read_all(reader))] == ["said"]

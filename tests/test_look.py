@@ -18,7 +18,7 @@ from cmdbus import (
     Status,
     Undecodable,
 )
-from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
 pytestmark = pytest.mark.db
@@ -200,7 +200,9 @@ def test_snapshots_agree_with_themselves_while_commands_move(dsn: str) -> None:
         for _ in range(30):
             connection.execute("UPDATE cmdbus.scheduled SET due_at = now() - interval '1 s'")
             claims.promote(connection, 10, 10**6)
-            claims.step(connection, [], Want(5, 0, ["payments"], ["payments Debit"], [], {}))
+            claims.settle_and_claim(
+                connection, [], ClaimRequest(5, 0, ["payments"], ["payments Debit"], [], {})
+            )
         eventually(lambda: len(snapshots) > 20)
         over.set()
         for thread in threads:

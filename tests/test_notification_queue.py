@@ -27,15 +27,15 @@ def small_dsn() -> Iterator[str]:
     """A database with the schema, on a server whose queue is full after 512 KiB."""
     if find_programs().major < _SMALL_QUEUES:
         pytest.skip(f"before PostgreSQL {_SMALL_QUEUES} the queue holds 8 GiB")
-    place = Path(tempfile.mkdtemp(prefix="cmdbus-test-", dir="/tmp"))
-    place.chmod(0o711)
+    path = Path(tempfile.mkdtemp(prefix="cmdbus-test-", dir="/tmp"))
+    path.chmod(0o711)
     settings: dict[str, str | int | float | bool] = {"max_notify_queue_pages": 64}
     try:
-        with EmbeddedPostgres(place / "pg", durable=False, settings=settings) as server:
+        with EmbeddedPostgres(path / "pg", durable=False, settings=settings) as server:
             install(server.dsn)
             yield server.dsn
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(path)
 
 
 @contextmanager

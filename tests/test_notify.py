@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from cmdbus.supervisor.systemd_notifier import Notifier, forget
+from cmdbus.supervisor.systemd_notifier import SystemdNotifier, clear_notify_env
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def test_the_manager_hears_of_each_change(
     """R50."""
     monkeypatch.chdir(tmp_path)
     name = None if kind == "abstract" else str(tmp_path / "n")
-    with manager(monkeypatch, name) as ours, closing(Notifier()) as notifier:
+    with manager(monkeypatch, name) as ours, closing(SystemdNotifier()) as notifier:
         notifier.ready("4 of 4 processes are ready")
         assert heard(ours) == ["READY=1", "STATUS=4 of 4 processes are ready"]
         notifier.reloading()
@@ -71,7 +71,7 @@ def test_the_watchdog_hears_twice_in_its_time(monkeypatch: pytest.MonkeyPatch) -
     """R50: a supervisor that hangs says nothing, and is restarted."""
     monkeypatch.setenv("WATCHDOG_USEC", "10000000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-    with manager(monkeypatch) as ours, closing(Notifier()) as notifier:
+    with manager(monkeypatch) as ours, closing(SystemdNotifier()) as notifier:
         assert notifier.watchdog == 5.0
         for now in (100.0, 101.0, 104.9):
             notifier.ping(now)
@@ -90,7 +90,7 @@ def test_a_watchdog_that_is_not_for_this_process_hears_nothing(
     monkeypatch.setenv("WATCHDOG_USEC", patience)
     if whom:
         monkeypatch.setenv("WATCHDOG_PID", whom)
-    with manager(monkeypatch) as ours, closing(Notifier()) as notifier:
+    with manager(monkeypatch) as ours, closing(SystemdNotifier()) as notifier:
         notifier.ping(100.0)
         assert nothing_more(ours)
 
@@ -101,13 +101,13 @@ def test_without_a_manager_nothing_happens(
 ) -> None:
     if path is not None:
         monkeypatch.setenv("NOTIFY_SOCKET", path)
-    with closing(Notifier()) as notifier:
+    with closing(SystemdNotifier()) as notifier:
         notifier.ready("all is well")
         notifier.stopping()
 
 
 def test_a_manager_that_does_not_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with manager(monkeypatch) as ours, closing(Notifier()) as notifier:
+    with manager(monkeypatch) as ours, closing(SystemdNotifier()) as notifier:
         for number in range(5000):  # more than any queue of datagrams holds
             notifier.status(f"number {number}")
         assert heard(ours) == ["STATUS=number 0"]
@@ -116,10 +116,11 @@ def test_a_manager_that_does_not_read_is_not_waited_for(monkeypatch: pytest.Monk
 def test_a_child_says_nothing_in_the_services_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "10000000")
     with manager(monkeypatch) as ours:
-        told = "from cmdbus.supervisor.systemd_notifier import *; forget(); Notifier().ready()"
+        text = "from cmdbus.supervisor.systemd_notifier import *; clear_notify_env();"
+        text += "SystemdNotifier().ready()"
         subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", told], check=True, env=dict(os.environ)
+            [sys.executable, "-W", "ignore", "-c", text], check=True, env=dict(os.environ)
         )
         assert nothing_more(ours)
-        forget()
+        clear_notify_env()
         assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & set(os.environ)

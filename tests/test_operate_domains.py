@@ -83,9 +83,9 @@ def test_commands_are_listed_newest_first(dsn: str, run: Run) -> None:
         ids = bus.send_many([SendRequest("payments", "Debit", n) for n in range(3)])
         other = bus.send("orders", "Ship", "secret data")
         bus.cancel("payments", ids[0])
-        told = done(run("list", "--limit", "2"))
-        assert told.startswith(str(other)) and "secret" not in told
-        assert "2 commands shown, and there are more" in told
+        text = done(run("list", "--limit", "2"))
+        assert text.startswith(str(other)) and "secret" not in text
+        assert "2 commands shown, and there are more" in text
         assert len(done(run("list")).splitlines()) == 4
         for arguments, expected in (
             (["payments", "--status", "canceled"], ids[:1]),
@@ -123,8 +123,8 @@ def test_all_of_a_domain_are_canceled_only_after_a_yes(dsn: str, run: Run) -> No
         assert "cancel 2 commands (domain payments, type Debit)?" in typed(dsn, asked, b"n\n", 1)
         assert bus.snapshot("payments")["depth"] == 3
         assert "canceled 2 commands" in typed(dsn, asked, b"y\n", 0)
-        told = done(run("cancel", "payments", "--all", "--yes", "--json"))
-        assert json.loads(told) == {"canceled": 1}
+        text = done(run("cancel", "payments", "--all", "--yes", "--json"))
+        assert json.loads(text) == {"canceled": 1}
         assert done(run("cancel", "payments", "--all")) == "canceled 0 commands\n"
         assert [record.error_message for record in bus.query(type="Debit")] == ["twice"] * 2
 

@@ -12,8 +12,8 @@ from cmdbus import (
 )
 from cmdbus.worker.claims.outcomes import (
     MAX_MESSAGE,
-    Kind,
     Outcome,
+    OutcomeKind,
     completed,
     failed,
     not_to_be_run,
@@ -30,29 +30,29 @@ def fate(error: BaseException, attempt: int = 1, retry_after: float | None = Non
         max_attempts=3,
         policy=POLICY,
         retry_after=retry_after,
-        dice=0.5,
+        rand=0.5,
     )
 
 
 @pytest.mark.parametrize(
     ("error", "attempt", "kind", "delay", "code", "reason"),
     [
-        (TransientCommandError("BUSY", "x"), 1, Kind.RETRY, 10, "BUSY", "TRANSIENT"),
-        (TransientCommandError("BUSY", "x"), 2, Kind.RETRY, 60, "BUSY", "TRANSIENT"),
-        (TransientCommandError("BUSY", "x"), 3, Kind.TROUBLE, None, "BUSY", "EXHAUSTED"),
-        (TransientCommandError("B", "x", None, 7), 1, Kind.RETRY, 7, "B", "TRANSIENT"),
-        (PermanentCommandError("GONE", "x"), 1, Kind.TROUBLE, None, "GONE", "PERMANENT"),
-        (BusinessRuleError("NO", "x"), 1, Kind.FAILED, None, "NO", "BUSINESS_RULE"),
-        (BusinessRuleError("NO", "x"), 3, Kind.FAILED, None, "NO", "BUSINESS_RULE"),
-        (ValueError("x"), 1, Kind.RETRY, 10, "ValueError", "TRANSIENT"),
-        (ValueError("x"), 3, Kind.TROUBLE, None, "ValueError", "EXHAUSTED"),
-        (SystemExit(1), 1, Kind.RETRY, 10, "SystemExit", "TRANSIENT"),
-        (KeyboardInterrupt(), 1, Kind.RETRY, 10, "KeyboardInterrupt", "TRANSIENT"),
-        (RecursionError("x"), 1, Kind.RETRY, 10, "RecursionError", "TRANSIENT"),
+        (TransientCommandError("BUSY", "x"), 1, OutcomeKind.RETRY, 10, "BUSY", "TRANSIENT"),
+        (TransientCommandError("BUSY", "x"), 2, OutcomeKind.RETRY, 60, "BUSY", "TRANSIENT"),
+        (TransientCommandError("BUSY", "x"), 3, OutcomeKind.TROUBLE, None, "BUSY", "EXHAUSTED"),
+        (TransientCommandError("B", "x", None, 7), 1, OutcomeKind.RETRY, 7, "B", "TRANSIENT"),
+        (PermanentCommandError("GONE", "x"), 1, OutcomeKind.TROUBLE, None, "GONE", "PERMANENT"),
+        (BusinessRuleError("NO", "x"), 1, OutcomeKind.FAILED, None, "NO", "BUSINESS_RULE"),
+        (BusinessRuleError("NO", "x"), 3, OutcomeKind.FAILED, None, "NO", "BUSINESS_RULE"),
+        (ValueError("x"), 1, OutcomeKind.RETRY, 10, "ValueError", "TRANSIENT"),
+        (ValueError("x"), 3, OutcomeKind.TROUBLE, None, "ValueError", "EXHAUSTED"),
+        (SystemExit(1), 1, OutcomeKind.RETRY, 10, "SystemExit", "TRANSIENT"),
+        (KeyboardInterrupt(), 1, OutcomeKind.RETRY, 10, "KeyboardInterrupt", "TRANSIENT"),
+        (RecursionError("x"), 1, OutcomeKind.RETRY, 10, "RecursionError", "TRANSIENT"),
     ],
 )
 def test_what_an_error_means(
-    error: BaseException, attempt: int, kind: Kind, delay: float, code: str, reason: str
+    error: BaseException, attempt: int, kind: OutcomeKind, delay: float, code: str, reason: str
 ) -> None:
     """R18, R19, R20, R21, R40."""
     outcome = fate(error, attempt)
@@ -68,8 +68,8 @@ def test_a_handler_may_say_when_it_wants_to_be_tried_again() -> None:
 
 def test_unexpected_errors_keep_their_traceback_and_expected_ones_their_details() -> None:
     assert json.loads(fate(ValueError("x")).details or "")["traceback"] == "the traceback"
-    said = json.loads(fate(PermanentCommandError("GONE", "x", {"account": 1})).details or "")
-    assert said == {"reason": "PERMANENT", "details": {"account": 1}}
+    resolution = json.loads(fate(PermanentCommandError("GONE", "x", {"account": 1})).details or "")
+    assert resolution == {"reason": "PERMANENT", "details": {"account": 1}}
 
 
 class Unspeakable(Exception):
@@ -112,4 +112,4 @@ def test_limits_are_looked_at_when_a_command_was_claimed(
 ) -> None:
     outcome = not_to_be_run(attempts, 3, losses)
     assert (outcome and outcome.code) == code
-    assert outcome is None or (outcome.kind is Kind.TROUBLE and not outcome.charged)
+    assert outcome is None or (outcome.kind is OutcomeKind.TROUBLE and not outcome.charged)

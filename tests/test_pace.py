@@ -1,35 +1,35 @@
 """How far ahead a worker claims, as values."""
 
-from cmdbus.worker.prefetch_policy import MAX_AHEAD, Pace
+from cmdbus.worker.prefetch_policy import MAX_PREFETCH, PrefetchPolicy
 
 
 def test_a_type_is_quick_after_a_quick_run_and_not_after_a_slow_one() -> None:
-    pace = Pace()
-    assert not pace.is_quick("payments", "Debit"), "nobody knows yet"
-    pace.ran("payments", "Debit", 0.049)
-    assert pace.is_quick("payments", "Debit")
-    pace.ran("payments", "Slow", 0.05)
-    assert not pace.is_quick("payments", "Slow")
+    prefetch = PrefetchPolicy()
+    assert not prefetch.is_quick("payments", "Debit"), "nobody knows yet"
+    prefetch.ran("payments", "Debit", 0.049)
+    assert prefetch.is_quick("payments", "Debit")
+    prefetch.ran("payments", "Slow", 0.05)
+    assert not prefetch.is_quick("payments", "Slow")
 
 
 def test_one_slow_run_among_many_quick_ones_leaves_a_type_quick() -> None:
     """Its thread may have waited for a CPU."""
-    pace = Pace()
+    prefetch = PrefetchPolicy()
     for _ in range(3):
         for _ in range(150):
-            pace.ran("payments", "Debit", 0.001)
-        pace.ran("payments", "Debit", 0.2)
-        assert pace.is_quick("payments", "Debit")
+            prefetch.ran("payments", "Debit", 0.001)
+        prefetch.ran("payments", "Debit", 0.2)
+        assert prefetch.is_quick("payments", "Debit")
 
 
 def test_a_type_that_turned_slow_is_quick_again_after_a_hundred_quick_runs() -> None:
-    pace = Pace()
-    pace.ran("payments", "Debit", 0.001)
+    prefetch = PrefetchPolicy()
+    prefetch.ran("payments", "Debit", 0.001)
     for _ in range(10):
-        pace.ran("payments", "Debit", 0.2)
+        prefetch.ran("payments", "Debit", 0.2)
     runs = 0
-    while not pace.is_quick("payments", "Debit"):
-        pace.ran("payments", "Debit", 0.001)
+    while not prefetch.is_quick("payments", "Debit"):
+        prefetch.ran("payments", "Debit", 0.001)
         runs += 1
     assert 50 <= runs <= 100
 
@@ -39,22 +39,22 @@ class Steps:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.pace = Pace()
+        self.pace = PrefetchPolicy()
 
     def step(self, after: float, takes: float, claims: int) -> int:
         """How far ahead to claim by the next one."""
         self.now += after
         began = self.now
         self.now += takes
-        self.pace.stepped(claims, began, self.now)
-        return self.pace.ahead(10**6)
+        self.pace.claimed(claims, began, self.now)
+        return self.pace.prefetch(10**6)
 
 
 def test_claimed_ahead_is_what_is_started_within_20_ms() -> None:
     steps = Steps()
     assert steps.step(after=0, takes=0.001, claims=16) == 0, "the pace is not known"
     assert steps.step(after=0.02, takes=0.001, claims=16) == 16, "16 in 20 ms"
-    assert steps.step(after=0.001, takes=0.001, claims=16) == MAX_AHEAD
+    assert steps.step(after=0.001, takes=0.001, claims=16) == MAX_PREFETCH
 
 
 def test_where_steps_are_slow_claims_are_large() -> None:

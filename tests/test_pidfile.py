@@ -12,7 +12,7 @@ import pytest
 from cmdbus.board.board import Board
 from cmdbus.board.views import SupervisorState
 from cmdbus.errors import BoardError
-from cmdbus.supervisor.children import Death, fork, wait
+from cmdbus.supervisor.children import ExitStatus, fork, wait
 from cmdbus.supervisor.pidfile import NameTakenError, Pidfile, check_board_free, check_free
 
 
@@ -132,7 +132,7 @@ def test_the_lock_of_one_that_was_killed_is_free(path: Path) -> None:
             Pidfile(path, "cmdbus")
         child.send(signal.SIGKILL)
         wait([child.descriptor], 10)
-        assert child.reap() == Death(signal.SIGKILL, 0)
+        assert child.reap() == ExitStatus(signal.SIGKILL, 0)
     with closing(Pidfile(path, "cmdbus")):
         assert path.read_text() == f"{os.getpid()}\n"
 
@@ -223,7 +223,7 @@ def test_of_those_who_race_for_it_never_two_have_it(path: Path, tmp_path: Path) 
         racer.send(signal.SIGKILL)
         wait([racer.descriptor], 5)
         ends.append(racer.reap())
-    assert ends == [Death(0, 0)] * 4
+    assert ends == [ExitStatus(0, 0)] * 4
     assert not path.exists()
 
 

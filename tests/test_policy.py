@@ -22,7 +22,7 @@ from policies import (
     worker,
 )
 
-from cmdbus.board.health import Levels
+from cmdbus.board.health import HealthReport
 from cmdbus.board.seats import Role, Verdict
 from cmdbus.board.views import Restart
 from cmdbus.supervisor.policy import (
@@ -32,9 +32,9 @@ from cmdbus.supervisor.policy import (
     UNDEAD_SECONDS,
     Action,
     Dump,
-    Fleet,
+    FleetView,
     Kill,
-    Process,
+    ProcessView,
     Start,
     decide,
 )
@@ -45,7 +45,7 @@ def test_a_fleet_of_healthy_processes_is_left_alone() -> None:
 
 
 def test_a_fleet_begins_with_its_steward_and_all_its_workers() -> None:
-    empty = Fleet(processes=[], wanted=3)
+    empty = FleetView(processes=[], wanted=3)
     steward = Start(role=Role.STEWARD, number=0)
     assert decided(empty) == [steward, started(0), started(1), started(2)]
 
@@ -53,11 +53,11 @@ def test_a_fleet_begins_with_its_steward_and_all_its_workers() -> None:
 def test_who_was_told_to_leave_is_killed_at_its_deadline_and_not_before() -> None:
     """Also after a round that came late: it was told when."""
     for judging in (True, False):
-        leaving = worker(0, leave_by=NOW, due=NOW - 50)
-        there = fleet(leaving, worker(0, place=1, generation=2), judging=judging)
+        leaving = worker(0, stop_by=NOW, due=NOW - 50)
+        there = fleet(leaving, worker(0, index=1, generation=2), can_judge=judging)
         assert decided(there, now=NOW - MOMENT) == []
         assert decided(there) == [
-            Kill(process=leaving, verdict=Verdict.LATE, judging=judging),
+            Kill(process=leaving, verdict=Verdict.LATE, measured=judging),
         ]
 
 
@@ -66,23 +66,23 @@ def test_a_process_told_to_leave_for_a_verdict_is_killed_for_that_verdict(
     verdict: Verdict,
 ) -> None:
     """A verdict is no order: its commands do not go back as if nothing had been."""
-    leaving = worker(0, leave_by=NOW, verdict=verdict)
-    there = fleet(leaving, worker(0, place=1, generation=2))
+    leaving = worker(0, stop_by=NOW, verdict=verdict)
+    there = fleet(leaving, worker(0, index=1, generation=2))
     assert decided(there) == [Kill(process=leaving, verdict=verdict)]
     stopping = replace(there, processes=[leaving], stop_by=NOW)
     assert decided(stopping)[0] == Kill(process=leaving, verdict=verdict)
 
 
-@pytest.mark.parametrize("role", [Role.WORKER, Role.STEWARD, Role.ALONE])
-@pytest.mark.parametrize("levels", [Levels(), AWAY], ids=["at hand", "away"])
-def test_a_main_thread_past_its_due_has_its_stacks_dumped(role: Role, levels: Levels) -> None:
+@pytest.mark.parametrize("role", [Role.WORKER, Role.STEWARD, Role.QUARANTINE])
+@pytest.mark.parametrize("levels", [HealthReport(), AWAY], ids=["at hand", "away"])
+def test_a_main_thread_past_its_due_has_its_stacks_dumped(role: Role, levels: HealthReport) -> None:
     """Fault 6. Also while the database is away: the main thread has nothing to do with it."""
-    late = Process(place=5, role=role, number=0, generation=1, due=NOW, levels=levels)
+    late = ProcessView(index=5, role=role, number=0, generation=1, due=NOW, levels=levels)
     others = [p for p in (STEWARD, worker(0)) if p.role is not role]
-    there = Fleet(processes=[late, *others], wanted=1, suspects=role is Role.ALONE)
+    there = FleetView(processes=[late, *others], wanted=1, suspects=role is Role.QUARANTINE)
     assert decided(there, now=NOW - MOMENT) == []
     assert decided(there) == [Dump(process=late)]
-    assert decided(replace(there, judging=False)) == []
+    assert decided(replace(there, can_judge=False)) == []
 
 
 def test_a_due_time_beyond_any_promise_counts_as_past() -> None:
@@ -101,9 +101,9 @@ def test_after_the_dump_it_is_killed() -> None:
 def test_between_dump_and_kill_a_late_round_lets_it_come_back_first() -> None:
     """Faults 13, 29: the machine was suspended just then."""
     there = fleet(worker(0, due=NOW - 90, dumped_at=NOW - 90))
-    assert decided(replace(there, judging=False)) == []
+    assert decided(replace(there, can_judge=False)) == []
     # But at the deadline of a stop there is no time left for that.
-    stopping = replace(there, judging=False, stop_by=NOW)
+    stopping = replace(there, can_judge=False, stop_by=NOW)
     assert [type(action) for action in decided(stopping)] == [Kill]
     assert decided(stopping, now=NOW - MOMENT) == []
 
@@ -113,46 +113,46 @@ def test_a_process_that_has_not_promised_anything_is_not_late() -> None:
 
 
 def test_nobody_is_killed_twice() -> None:
-    killed = worker(0, due=NOW - 9, leave_by=NOW - 9, dumped_at=NOW - 9, killed_at=NOW - 1)
+    killed = worker(0, due=NOW - 9, stop_by=NOW - 9, dumped_at=NOW - 9, killed_at=NOW - 1)
     assert not [a for a in decided(fleet(killed)) if not isinstance(a, Start)]
 
 
-@pytest.mark.parametrize("role", [Role.WORKER, Role.ALONE])
+@pytest.mark.parametrize("role", [Role.WORKER, Role.QUARANTINE])
 def test_a_slot_as_late_as_layer_5_is_above_layer_4_makes_its_process_leave(role: Role) -> None:
     """M125: layer 5 for the slot is its due and watchdog - thread."""
-    stuck = Process(place=5, role=role, number=0, generation=1, latest_due=NOW - LAYER_5)
+    stuck = ProcessView(index=5, role=role, number=0, generation=1, latest_due=NOW - LAYER_5)
     others = [STEWARD] if role is Role.WORKER else [STEWARD, worker(0)]
-    there = Fleet(processes=[stuck, *others], wanted=1)
+    there = FleetView(processes=[stuck, *others], wanted=1)
     assert decided(there, now=NOW - MOMENT) == []
     assert decided(there) == [left(stuck, Restart.STUCK, verdict=Verdict.STUCK)]
 
 
 def test_a_slot_of_the_steward_is_its_own_main_threads_to_judge() -> None:
     steward = replace(STEWARD, latest_due=NOW - 1000, levels=CRITICAL)
-    assert decided(Fleet(processes=[steward, worker(0)], wanted=1)) == []
+    assert decided(FleetView(processes=[steward, worker(0)], wanted=1)) == []
 
 
 @pytest.mark.parametrize(
     ("levels", "reason"),
     [
-        (Levels(stuck_threads=3), None),
-        (Levels(stuck_threads=4), Restart.STUCK),
-        (Levels(pool_exhaustions=5), None),
-        (Levels(pool_exhaustions=6), Restart.DEGRADED),
-        (Levels(pool_exhaustions=6, stuck_threads=3), Restart.DEGRADED),
-        (Levels(pool_exhaustions=6, stuck_threads=4), Restart.STUCK),
-        (Levels(consecutive_failures=10), None),
-        (Levels(consecutive_failures=1_000), None),
+        (HealthReport(stuck_threads=3), None),
+        (HealthReport(stuck_threads=4), Restart.STUCK),
+        (HealthReport(pool_exhaustions=5), None),
+        (HealthReport(pool_exhaustions=6), Restart.DEGRADED),
+        (HealthReport(pool_exhaustions=6, stuck_threads=3), Restart.DEGRADED),
+        (HealthReport(pool_exhaustions=6, stuck_threads=4), Restart.STUCK),
+        (HealthReport(consecutive_failures=10), None),
+        (HealthReport(consecutive_failures=1_000), None),
     ],
 )
 def test_critical_is_replaced_at_once_and_degraded_is_not(
-    levels: Levels, reason: Restart | None
+    levels: HealthReport, reason: Restart | None
 ) -> None:
     """M123, M124, M125, R45: CRITICAL restarts, DEGRADED only warns."""
     sick = worker(1, levels=levels)
     expected = [] if reason is None else [left(sick, reason, verdict=Verdict.CRITICAL)]
     assert decided(fleet(worker(0), sick)) == expected
-    assert decided(fleet(worker(0), sick, judging=False)) == []
+    assert decided(fleet(worker(0), sick, can_judge=False)) == []
 
 
 def test_while_the_database_is_away_no_slot_and_no_level_is_judged() -> None:
@@ -169,17 +169,17 @@ def test_a_number_without_a_process_gets_one_at_once_or_after_its_pause() -> Non
 
 
 def test_another_numbers_pause_and_another_roles_keep_nobody_waiting() -> None:
-    later = {(Role.WORKER, 1): NOW + 9, (Role.ALONE, 0): NOW + 9, (Role.STEWARD, 0): NOW + 9}
+    later = {(Role.WORKER, 1): NOW + 9, (Role.QUARANTINE, 0): NOW + 9, (Role.STEWARD, 0): NOW + 9}
     assert decided(fleet(worker(1), wanted=2, not_before=later)) == [started(0)]
 
 
 def test_who_leaves_for_good_reason_has_its_successor_beside_it() -> None:
-    leaving = worker(0, leave_by=NOW + 9)
+    leaving = worker(0, stop_by=NOW + 9)
     assert decided(fleet(leaving, worker(1))) == [started(0)]
     # A second one waits until one of them is gone: no more live than wanted and one.
-    assert decided(fleet(leaving, worker(1, leave_by=NOW + 9))) == [started(0)]
-    another = worker(0, place=2, generation=2)
-    assert decided(fleet(leaving, another, worker(1, leave_by=NOW + 9))) == []
+    assert decided(fleet(leaving, worker(1, stop_by=NOW + 9))) == [started(0)]
+    another = worker(0, index=2, generation=2)
+    assert decided(fleet(leaving, another, worker(1, stop_by=NOW + 9))) == []
 
 
 def test_one_that_cannot_die_is_given_up_and_replaced() -> None:
@@ -190,24 +190,24 @@ def test_one_that_cannot_die_is_given_up_and_replaced() -> None:
 
 
 def test_there_is_no_second_steward_before_the_first_is_dead() -> None:
-    leaving = replace(STEWARD, leave_by=NOW + 9)
+    leaving = replace(STEWARD, stop_by=NOW + 9)
     killed = replace(STEWARD, killed_at=NOW - UNDEAD_SECONDS + MOMENT)
     for gone in (leaving, killed):
-        assert decided(Fleet(processes=[gone, worker(0)], wanted=1)) == []
+        assert decided(FleetView(processes=[gone, worker(0)], wanted=1)) == []
     undead = replace(STEWARD, killed_at=NOW - UNDEAD_SECONDS)
     for processes in ([undead, worker(0)], [worker(0)]):
-        there = Fleet(processes=processes, wanted=1)
+        there = FleetView(processes=processes, wanted=1)
         assert decided(there) == [Start(role=Role.STEWARD, number=0)]
 
 
 def test_suspects_get_one_process_of_their_own() -> None:
     """Fault 23."""
     there = fleet(worker(0), suspects=True)
-    alone = Start(role=Role.ALONE, number=0)
+    alone = Start(role=Role.QUARANTINE, number=0)
     assert decided(there) == [alone]
-    assert decided(replace(there, not_before={(Role.ALONE, 0): NOW + MOMENT})) == []
-    running = Process(place=7, role=Role.ALONE, number=0, generation=1)
-    for there_already in (running, replace(running, leave_by=NOW + 1)):
+    assert decided(replace(there, not_before={(Role.QUARANTINE, 0): NOW + MOMENT})) == []
+    running = ProcessView(index=7, role=Role.QUARANTINE, number=0, generation=1)
+    for there_already in (running, replace(running, stop_by=NOW + 1)):
         assert decided(fleet(worker(0), there_already, suspects=True)) == []
 
 
@@ -216,7 +216,7 @@ def test_numbers_that_nobody_wants_leave() -> None:
     expected = [left(process) for process in surplus]
     assert decided(fleet(worker(0), *surplus, wanted=1)) == expected
     old = worker(1)
-    young = worker(1, place=3, generation=2)
+    young = worker(1, index=3, generation=2)
     assert decided(fleet(worker(0), old, young, wanted=1)) == [left(old), left(young)]
 
 
@@ -260,9 +260,9 @@ def test_who_is_outdated_gets_a_successor_first(
     steward = replace(STEWARD, app=1)
     healthy = worker(0, app=1, born=NOW)
 
-    def with_second(said: dict[str, Any]) -> list[Action]:
-        second = worker(1, **{"app": 1, "born": NOW, **said})
-        return decide(Fleet(processes=[steward, healthy, second], wanted=2, app=1), those, NOW)
+    def with_second(given: dict[str, Any]) -> list[Action]:
+        second = worker(1, **{"app": 1, "born": NOW, **given})
+        return decide(FleetView(processes=[steward, healthy, second], wanted=2, app=1), those, NOW)
 
     assert with_second(below) == []
     assert with_second(at) == [started(1, reason)]
@@ -270,24 +270,24 @@ def test_who_is_outdated_gets_a_successor_first(
 
 
 def test_who_has_a_ready_successor_leaves() -> None:
-    old, young = worker(0), worker(0, place=1, generation=2)
+    old, young = worker(0), worker(0, index=1, generation=2)
     assert decided(fleet(old, replace(young, ready=False))) == []
     assert decided(fleet(old, young)) == [left(old)]
     assert decided(fleet(replace(old, ready=False), young)) == [left(replace(old, ready=False))]
-    assert decided(fleet(replace(old, leave_by=NOW + 1), young)) == []
+    assert decided(fleet(replace(old, stop_by=NOW + 1), young)) == []
 
 
 def test_one_after_another_is_reloaded_and_the_steward_last() -> None:
     """Fault 11: the next successor starts when the predecessor before has left."""
     olds = [worker(n) for n in range(2)]
-    news = [worker(n, place=n + 2, generation=2, app=1) for n in range(2)]
+    news = [worker(n, index=n + 2, generation=2, app=1) for n in range(2)]
     assert decided(fleet(*olds, app=1)) == [started(0, Restart.RELOADED)]
     assert decided(fleet(*olds, replace(news[0], ready=False), app=1)) == []
     assert decided(fleet(*olds, news[0], app=1)) == [left(olds[0])]
-    drains = replace(olds[0], leave_by=NOW + 9)
+    drains = replace(olds[0], stop_by=NOW + 9)
     assert decided(fleet(drains, olds[1], news[0], app=1)) == []
     assert decided(fleet(news[0], olds[1], app=1)) == [started(1, Restart.RELOADED)]
-    drains = replace(olds[1], leave_by=NOW + 9)
+    drains = replace(olds[1], stop_by=NOW + 9)
     assert decided(fleet(drains, *news, app=1)) == []
     assert decided(fleet(*news, app=1)) == [left(STEWARD, Restart.RELOADED)]
 
@@ -315,7 +315,7 @@ def test_all_degraded_or_the_rest_away_and_nobody_is_replaced() -> None:
         assert decided(fleet(first, worker(1, levels=others))) == []
         assert decided(fleet(first)) == []
     first = worker(0, levels=DEGRADED, degraded_since=NOW - 600)
-    assert decided(fleet(first, worker(1), judging=False)) == [], "nor after a late round"
+    assert decided(fleet(first, worker(1), can_judge=False)) == [], "nor after a late round"
     assert decided(fleet(first, worker(1))) == [started(0, Restart.DEGRADED)]
 
 
@@ -323,7 +323,7 @@ def test_all_degraded_or_the_rest_away_and_nobody_is_replaced() -> None:
 
 
 def test_a_fleet_that_stops_tells_all_but_the_steward_by_when_they_must_have() -> None:
-    alone = Process(place=7, role=Role.ALONE, number=0, generation=1)
+    alone = ProcessView(index=7, role=Role.QUARANTINE, number=0, generation=1)
     processes = [worker(0), worker(1, ready=False), alone]
     by = NOW + 20
     expected = [left(process, by=by) for process in processes]
@@ -331,7 +331,7 @@ def test_a_fleet_that_stops_tells_all_but_the_steward_by_when_they_must_have() -
 
 
 def test_a_second_signal_brings_the_deadline_forward_and_a_later_one_moves_nothing() -> None:
-    early, late = worker(0, leave_by=NOW + 5), worker(1, leave_by=NOW + 30)
+    early, late = worker(0, stop_by=NOW + 5), worker(1, stop_by=NOW + 30)
     assert decided(fleet(early, late, stop_by=NOW + 9)) == [left(late, by=NOW + 9)]
     assert decided(fleet(early, late, stop_by=NOW + 60)) == []
 
@@ -344,7 +344,7 @@ def test_a_hung_one_has_its_stacks_dumped_also_while_the_fleet_stops() -> None:
 def test_the_steward_leaves_when_all_that_was_left_is_handed_back() -> None:
     by = NOW + 20
     steward = left(STEWARD, by=NOW + RESCUE_SECONDS)
-    assert decided(fleet(worker(0, leave_by=by), stop_by=by)) == []
+    assert decided(fleet(worker(0, stop_by=by), stop_by=by)) == []
     assert decided(fleet(stop_by=by, unrescued=1)) == []
     assert decided(fleet(stop_by=by)) == [steward]
 
@@ -353,14 +353,14 @@ def test_the_steward_waits_for_hand_backs_and_for_the_undead_only_so_long() -> N
     by = NOW - RESCUE_SECONDS
     assert decided(fleet(stop_by=by, unrescued=1), now=NOW - MOMENT) == []
     assert decided(fleet(stop_by=by, unrescued=1)) == [left(STEWARD, by=NOW + RESCUE_SECONDS)]
-    undead = worker(0, leave_by=NOW - 2, killed_at=NOW - UNDEAD_SECONDS)
+    undead = worker(0, stop_by=NOW - 2, killed_at=NOW - UNDEAD_SECONDS)
     assert decided(fleet(undead, stop_by=by), now=NOW - MOMENT) == []
     assert decided(fleet(undead, stop_by=by)) == [left(STEWARD, by=NOW + RESCUE_SECONDS)]
 
 
 def test_a_steward_that_was_leaving_at_its_leisure_is_hurried() -> None:
-    slow = replace(STEWARD, leave_by=NOW + 30)
+    slow = replace(STEWARD, stop_by=NOW + 30)
     hurried = left(slow, by=NOW + RESCUE_SECONDS)
-    assert decided(Fleet(processes=[slow], wanted=1, stop_by=NOW)) == [hurried]
-    prompt = replace(STEWARD, leave_by=NOW + RESCUE_SECONDS - MOMENT)
-    assert decided(Fleet(processes=[prompt], wanted=1, stop_by=NOW)) == []
+    assert decided(FleetView(processes=[slow], wanted=1, stop_by=NOW)) == [hurried]
+    prompt = replace(STEWARD, stop_by=NOW + RESCUE_SECONDS - MOMENT)
+    assert decided(FleetView(processes=[prompt], wanted=1, stop_by=NOW)) == []

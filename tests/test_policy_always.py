@@ -7,28 +7,28 @@ from dataclasses import replace
 import pytest
 from policies import AWAY, CRITICAL, DEGRADED, EXHAUSTED, LAYER_5, NOW, STEWARD, starts, worker
 
-from cmdbus.board.health import Levels
+from cmdbus.board.health import HealthReport
 from cmdbus.board.seats import Role
 from cmdbus.board.views import Restart
 from cmdbus.supervisor.policy import (
     DUMP_SECONDS,
+    MAX_SURGE,
     RSS_SAMPLES,
-    SURGE,
     UNDEAD_SECONDS,
     Action,
     Dump,
-    Fleet,
+    FleetView,
     Kill,
-    Leave,
     Limits,
-    Process,
+    ProcessView,
     Start,
+    Stop,
     decide,
     next_look,
 )
 
 
-def random_fleets(count: int, seed: int) -> Iterator[tuple[Fleet, Limits]]:
+def random_fleets(count: int, seed: int) -> Iterator[tuple[FleetView, Limits]]:
     for number in range(count):
         dice = random.Random(seed * 1_000_000 + number)
         yield _random_fleet(dice), _random_limits(dice)
@@ -38,24 +38,24 @@ def _random_limits(dice: random.Random) -> Limits:
     return Limits(
         thread=35,
         watchdog=60,
-        drain=dice.choice([0.5, 30]),
+        stop=dice.choice([0.5, 30]),
         max_commands=dice.choice([None, 100]),
         max_age=dice.choice([None, None, 60]),
     )
 
 
-def _random_fleet(dice: random.Random) -> Fleet:
+def _random_fleet(dice: random.Random) -> FleetView:
     wanted = dice.randint(1, 4)
     app = dice.choice([0, 0, 1])
-    processes: list[Process] = []
+    processes: list[ProcessView] = []
     for number in range(dice.randint(1, 5)):
         for generation in range(dice.choice([0, 1, 1, 1, 1, 2])):
             processes.append(_random_process(dice, len(processes), Role.WORKER, number, generation))
-    for role in (Role.STEWARD, Role.ALONE):
+    for role in (Role.STEWARD, Role.QUARANTINE):
         if dice.random() < 0.8:
             processes.append(_random_process(dice, len(processes), role, 0, 1))
     dice.shuffle(processes)
-    return Fleet(
+    return FleetView(
         processes=processes,
         wanted=wanted,
         app=app,
@@ -63,20 +63,20 @@ def _random_fleet(dice: random.Random) -> Fleet:
         stop_by=_around(dice) if dice.random() < 0.2 else None,
         unrescued=dice.choice([0, 0, 1]),
         suspects=dice.random() < 0.2,
-        judging=dice.random() < 0.8,
+        can_judge=dice.random() < 0.8,
     )
 
 
 def _random_process(
-    dice: random.Random, place: int, role: Role, number: int, generation: int
-) -> Process:
-    levels = dice.choice([Levels()] * 5 + [DEGRADED, DEGRADED, CRITICAL, EXHAUSTED, AWAY])
+    dice: random.Random, index: int, role: Role, number: int, generation: int
+) -> ProcessView:
+    levels = dice.choice([HealthReport()] * 5 + [DEGRADED, DEGRADED, CRITICAL, EXHAUSTED, AWAY])
 
     def perhaps(chance: float, earlier: float = 0.0) -> float | None:
         return _around(dice) - earlier if dice.random() < chance else None
 
-    return Process(
-        place=place,
+    return ProcessView(
+        index=index,
         role=role,
         number=number,
         generation=generation,
@@ -90,7 +90,7 @@ def _random_process(
         commands=dice.choice([0, 0, 105, 200]),
         rss_over=dice.choice([0, 0, 0, RSS_SAMPLES]),
         spread=dice.choice([0.0, 0.1]),
-        leave_by=perhaps(0.2),
+        stop_by=perhaps(0.2),
         dumped_at=perhaps(0.1, earlier=DUMP_SECONDS),
         killed_at=perhaps(0.1, earlier=UNDEAD_SECONDS),
     )
@@ -100,11 +100,11 @@ def _around(dice: random.Random) -> float:
     return NOW + dice.choice([dice.uniform(-2, 2), dice.uniform(-0.2, 0.2), 0.0])
 
 
-def lives(process: Process) -> bool:
+def lives(process: ProcessView) -> bool:
     return process.killed_at is None or process.killed_at + UNDEAD_SECONDS > NOW
 
 
-def living(a_fleet: Fleet, role: Role = Role.WORKER) -> list[Process]:
+def living(a_fleet: FleetView, role: Role = Role.WORKER) -> list[ProcessView]:
     return [p for p in a_fleet.processes if p.role is role and lives(p)]
 
 
@@ -116,11 +116,11 @@ def test_never_more_than_the_wanted_and_the_surge_are_alive() -> None:
     for there, limits in random_fleets(MANY, 1):
         new = starts(decide(there, limits, NOW))
         seen += len(new)
-        assert not new or len(living(there)) + len(new) <= there.wanted + SURGE
+        assert not new or len(living(there)) + len(new) <= there.wanted + MAX_SURGE
     assert seen > 100
 
 
-@pytest.mark.parametrize("role", [Role.STEWARD, Role.ALONE])
+@pytest.mark.parametrize("role", [Role.STEWARD, Role.QUARANTINE])
 def test_there_are_never_two_stewards_or_two_that_run_suspects(role: Role) -> None:
     seen = 0
     for there, limits in random_fleets(MANY, 2):
@@ -133,13 +133,13 @@ def test_there_are_never_two_stewards_or_two_that_run_suspects(role: Role) -> No
 def test_on_a_round_that_does_not_judge_only_told_deadlines_are_kept() -> None:
     seen = 0
     for there, limits in random_fleets(MANY, 3):
-        if there.judging:
+        if there.can_judge:
             continue
         for action in decide(there, limits, NOW):
             assert not isinstance(action, Dump)
             if isinstance(action, Kill):
                 seen += 1
-                told = action.process.leave_by, there.stop_by
+                told = action.process.stop_by, there.stop_by
                 assert any(by is not None and by <= NOW for by in told), action
             elif not isinstance(action, Start):
                 assert action.reason not in (Restart.STUCK, Restart.HUNG, Restart.DEGRADED)
@@ -151,7 +151,7 @@ def test_nobody_is_killed_who_was_not_warned() -> None:
     for there, limits in random_fleets(MANY, 4):
         for action in decide(there, limits, NOW):
             if isinstance(action, Kill):
-                leave_by, dumped_at = action.process.leave_by, action.process.dumped_at
+                leave_by, dumped_at = action.process.stop_by, action.process.dumped_at
                 late = leave_by is not None and leave_by <= NOW
                 assert late or (dumped_at is not None and dumped_at + DUMP_SECONDS <= NOW)
 
@@ -166,9 +166,9 @@ def test_a_stopping_fleet_starts_nobody() -> None:
 def test_each_process_has_one_order_at_a_time_and_each_number_one_successor() -> None:
     for there, limits in random_fleets(MANY, 6):
         actions = decide(there, limits, NOW)
-        places = [action.process.place for action in actions if not isinstance(action, Start)]
+        indexes = [action.process.index for action in actions if not isinstance(action, Start)]
         numbers = [(a.role, a.number) for a in actions if isinstance(a, Start)]
-        assert len(set(places)) == len(places) and len(set(numbers)) == len(numbers), actions
+        assert len(set(indexes)) == len(indexes) and len(set(numbers)) == len(numbers), actions
 
 
 def test_a_pause_is_kept_whatever_the_start_is_for() -> None:
@@ -185,12 +185,12 @@ def test_one_at_a_time_is_replaced_gently_and_its_successor_comes_first() -> Non
         gentle = [a for a in starts(actions) if a.reason is not None]
         seen += len(gentle)
         assert len(gentle) <= 1
-        ready = [p for p in there.processes if p.stays and p.role is Role.WORKER and p.ready]
+        ready = [p for p in there.processes if p.is_staying and p.role is Role.WORKER and p.ready]
         for start in gentle:
             assert {p.number for p in ready} >= set(range(there.wanted)), "all are there"
             assert len([p for p in ready if p.number == start.number]) == 1
         for action in actions:
-            if not isinstance(action, Leave) or action.process.role is not Role.WORKER:
+            if not isinstance(action, Stop) or action.process.role is not Role.WORKER:
                 continue
             process = action.process
             if there.stop_by is None and process.number < there.wanted and action.reason is None:
@@ -208,7 +208,7 @@ def test_nobody_is_replaced_for_being_degraded_when_all_are() -> None:
             for p in there.processes
         ]
         for action in decide(replace(there, processes=sick), limits, NOW):
-            if isinstance(action, Start | Leave):
+            if isinstance(action, Start | Stop):
                 assert action.reason is not Restart.DEGRADED
 
 
@@ -216,7 +216,7 @@ def test_a_fleet_to_which_nothing_happened_is_left_alone_by_any_limits() -> None
     for there, limits in random_fleets(MANY, 10):
         calm = [worker(number, app=there.app, born=NOW) for number in range(there.wanted)]
         steward = replace(STEWARD, app=there.app)
-        fine = Fleet(processes=[steward, *calm], wanted=there.wanted, app=there.app)
+        fine = FleetView(processes=[steward, *calm], wanted=there.wanted, app=there.app)
         assert decide(fine, limits, NOW) == []
 
 
@@ -225,8 +225,8 @@ def kinds(actions: list[Action]) -> list[tuple[object, ...]]:
     return [
         (
             type(a),
-            (a.role, a.number, a.reason) if isinstance(a, Start) else a.process.place,
-            a.reason if isinstance(a, Leave) else None,
+            (a.role, a.number, a.reason) if isinstance(a, Start) else a.process.index,
+            a.reason if isinstance(a, Stop) else None,
             a.verdict if isinstance(a, Kill) else None,
         )
         for a in actions

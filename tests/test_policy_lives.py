@@ -20,20 +20,20 @@ from policies import (
     worker,
 )
 
-from cmdbus.board.health import Health, Levels
+from cmdbus.board.health import Health, HealthReport
 from cmdbus.board.seats import Role
 from cmdbus.board.views import Restart
 from cmdbus.supervisor.policy import (
-    SURGE,
+    MAX_SURGE,
     UNDEAD_SECONDS,
     Action,
     Dump,
-    Fleet,
+    FleetView,
     Kill,
-    Leave,
     Limits,
-    Process,
+    ProcessView,
     Start,
+    Stop,
     decide,
     next_look,
 )
@@ -46,7 +46,7 @@ class World:
     dice: random.Random
     limits: Limits
     wanted: int
-    processes: dict[int, Process] = field(default_factory=dict)
+    processes: dict[int, ProcessView] = field(default_factory=dict)
     app: int = 0
     now: float = 0.0
     stop_by: float | None = None
@@ -57,18 +57,18 @@ class World:
     undead: set[int] = field(default_factory=set)
     lowest: list[int] = field(default_factory=list)
 
-    def fleet(self) -> Fleet:
-        return Fleet(
+    def fleet(self) -> FleetView:
+        return FleetView(
             processes=list(self.processes.values()),
             wanted=self.wanted,
             app=self.app,
             stop_by=self.stop_by,
-            judging=self.judging,
+            can_judge=self.judging,
         )
 
     def turn(self) -> None:
-        for place in list(self.processes):
-            self._live(place)
+        for index in list(self.processes):
+            self._live(index)
         there = self.fleet()
         actions = decide(there, self.limits, self.now)
         for action in actions:
@@ -76,28 +76,28 @@ class World:
         self._check(there, actions)
         self.now = max(self.now + 0.01, min(next_look(there, self.limits, self.now), self.now + 5))
 
-    def _live(self, place: int) -> None:
-        process = self.processes[place]
+    def _live(self, index: int) -> None:
+        process = self.processes[index]
         if process.killed_at is not None:
-            if place not in self.undead and self.dice.random() < 0.7:
-                del self.processes[place]
+            if index not in self.undead and self.dice.random() < 0.7:
+                del self.processes[index]
             return
-        if place in self.hung:
+        if index in self.hung:
             return
         process = replace(process, due=self.now + 2)
         if not process.ready and self.dice.random() < 0.5:
             process = replace(process, ready=True)
-        if process.leave_by is not None and self.dice.random() < 0.2:
-            del self.processes[place]
+        if process.stop_by is not None and self.dice.random() < 0.2:
+            del self.processes[index]
             return
-        self.processes[place] = process
+        self.processes[index] = process
 
     def _act(self, action: Action) -> None:
         match action:
             case Start():
                 self.generations += 1
-                self.processes[self.generations] = Process(
-                    place=self.generations,
+                self.processes[self.generations] = ProcessView(
+                    index=self.generations,
                     role=action.role,
                     number=action.number,
                     generation=self.generations,
@@ -105,52 +105,52 @@ class World:
                     born=self.now,
                     due=self.now + 30,
                 )
-            case Leave():
-                self._mark(action.process.place, leave_by=action.by)
+            case Stop():
+                self._mark(action.process.index, stop_by=action.by)
             case Dump():
-                self._mark(action.process.place, dumped_at=self.now)
+                self._mark(action.process.index, dumped_at=self.now)
             case Kill():
-                self._mark(action.process.place, killed_at=self.now)
+                self._mark(action.process.index, killed_at=self.now)
 
-    def _mark(self, place: int, **said: Any) -> None:
-        self.processes[place] = replace(self.processes[place], **said)
+    def _mark(self, index: int, **given: Any) -> None:
+        self.processes[index] = replace(self.processes[index], **given)
 
-    def _check(self, there: Fleet, actions: list[Action]) -> None:
+    def _check(self, there: FleetView, actions: list[Action]) -> None:
         stewards = [p for p in self.processes.values() if p.role is Role.STEWARD and self._lives(p)]
         assert len(stewards) <= 1
         alive = [p for p in self.processes.values() if p.role is Role.WORKER and self._lives(p)]
-        assert len(alive) <= self.wanted + SURGE or not starts(actions)
+        assert len(alive) <= self.wanted + MAX_SURGE or not starts(actions)
         if there.stop_by is not None:
             assert not starts(actions)
 
-    def _lives(self, process: Process) -> bool:
+    def _lives(self, process: ProcessView) -> bool:
         return process.killed_at is None or process.killed_at + UNDEAD_SECONDS > self.now
 
     @property
-    def serving(self) -> list[Process]:
+    def serving(self) -> list[ProcessView]:
         return [
             p
-            for place, p in self.processes.items()
-            if p.role is Role.WORKER and p.stays and p.ready and place not in self.hung
+            for index, p in self.processes.items()
+            if p.role is Role.WORKER and p.is_staying and p.ready and index not in self.hung
         ]
 
     def hurt(self) -> None:
         """Something happens to somebody."""
         if not self.processes:
             return
-        place = self.dice.choice(list(self.processes))
+        index = self.dice.choice(list(self.processes))
         match self.dice.randrange(5):
             case 0:
-                del self.processes[place]
+                del self.processes[index]
             case 1:
-                self.hung.add(place)
+                self.hung.add(index)
             case 2:
-                self.hung.add(place)
-                self.undead.add(place)
+                self.hung.add(index)
+                self.undead.add(index)
             case 3:
-                self._mark(place, latest_due=self.now - LAYER_5)
+                self._mark(index, latest_due=self.now - LAYER_5)
             case 4:
-                self.processes[place] = replace(self.processes[place], levels=CRITICAL)
+                self.processes[index] = replace(self.processes[index], levels=CRITICAL)
 
     def settle(self) -> None:
         """Until it does nothing more by itself."""
@@ -212,14 +212,14 @@ def test_health_is_what_the_policy_reads_of_it() -> None:
 
 def test_who_alone_cannot_reach_the_database_is_replaced_and_nobody_when_all_cannot() -> None:
     """Out of descriptors, say: another one had success since, or the steward goes on working."""
-    away = worker(levels=Levels(database_away=True), degraded_since=NOW - 100)
+    away = worker(levels=HealthReport(database_away=True), degraded_since=NOW - 100)
     idle = worker(1)
-    works = worker(1, levels=Levels(last_success=NOW - 50))
-    before = worker(1, levels=Levels(last_success=NOW - 150))
-    lost = replace(STEWARD, levels=Levels(database_away=True))
+    works = worker(1, levels=HealthReport(last_success=NOW - 50))
+    before = worker(1, levels=HealthReport(last_success=NOW - 150))
+    lost = replace(STEWARD, levels=HealthReport(database_away=True))
 
-    def replaced(*processes: Process) -> bool:
-        told = decide(Fleet(processes=processes, wanted=2), LIMITS, NOW)
+    def replaced(*processes: ProcessView) -> bool:
+        told = decide(FleetView(processes=processes, wanted=2), LIMITS, NOW)
         return Start(role=Role.WORKER, number=0, reason=Restart.DEGRADED) in told
 
     assert replaced(away, works, lost)
@@ -227,7 +227,7 @@ def test_who_alone_cannot_reach_the_database_is_replaced_and_nobody_when_all_can
     assert not replaced(away, idle, lost)
     assert not replaced(away, before, lost)
     assert not replaced(away, replace(works, away_at=NOW - 59), lost), "it has only just come back"
-    hasty = Limits(thread=3, watchdog=5, drain=30)
+    hasty = Limits(thread=3, watchdog=5, stop=30)
     soon = replace(away, degraded_since=NOW - 6)
-    told = decide(Fleet(processes=(soon, idle, STEWARD), wanted=2), hasty, NOW)
+    told = decide(FleetView(processes=(soon, idle, STEWARD), wanted=2), hasty, NOW)
     assert told == [], "it may not have noticed yet"

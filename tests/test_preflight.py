@@ -25,8 +25,8 @@ from cmdbus.database.statements import migrations
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.settings import Settings
 from cmdbus.supervisor.pidfile import Pidfile
-from cmdbus.supervisor.preflight_process import examine
-from cmdbus.supervisor.vacancy import look_at_host
+from cmdbus.supervisor.preflight_process import run_preflight
+from cmdbus.supervisor.vacancy import check_host
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.boot.preflight import preflight
 
@@ -37,9 +37,9 @@ SMALL = Settings(procs=1, threads=2)
 def checks(dsn: str, **changes: object) -> dict[str, Check]:
     """The worst of each name, in order."""
     given = {"app": "cmdbus.worker.demo:registry", "procs": 1, "threads": 2, **changes, "dsn": dsn}
-    told = Settings(**given)  # type: ignore[arg-type]
+    settings = Settings(**given)  # type: ignore[arg-type]
     found: dict[str, Check] = {}
-    for check in preflight(told):
+    for check in preflight(settings):
         found[check.name] = max(
             check, found.get(check.name, check), key=lambda each: list(Finding).index(each.finding)
         )
@@ -110,13 +110,13 @@ def test_a_schema_that_is_missing_older_or_newer_is_one_line_with_the_command(
     assert "is not installed" in missing.sentence and "run cmdbus init" in missing.sentence
     install(empty_dsn)
     with psycopg.connect(empty_dsn, autocommit=True) as connection:
-        for change, said in (
+        for change, text in (
             (f"DELETE FROM cmdbus.migration WHERE version = {known}", f"has version {known - 1}"),
             ("UPDATE cmdbus.migration SET version = 99 WHERE version = 1", "has version 99"),
         ):
             connection.execute(change)
             found = checks(empty_dsn)["schema"]
-            assert found.finding is FATAL and said in found.sentence
+            assert found.finding is FATAL and text in found.sentence
             assert "\n" not in str(found)
 
 
@@ -179,10 +179,10 @@ def test_a_role_that_may_only_read_is_refused_with_who_says_so(guarded: Guarded)
 
 @pytest.mark.db
 def test_a_pooler_that_cannot_listen_is_recognised(dsn: str) -> None:
-    for instead, said in ((b"--     ", "no notification arrived"), (b"LISTEM ", "is refused")):
+    for instead, text in ((b"--     ", "no notification arrived"), (b"LISTEM ", "is refused")):
         with Proxy(dsn, replacing(b"LISTEN ", instead)) as pooler:
             found = checks(pooler.dsn)["listen"]
-            assert (found.finding, said in found.sentence) == (FATAL, True)
+            assert (found.finding, text in found.sentence) == (FATAL, True)
             assert "run with --wake poll" in found.fix
             assert troubles(pooler.dsn, listen=False) == []
 
@@ -227,12 +227,12 @@ def test_the_sessions_of_others_are_a_warning_and_a_full_house_is_waited_for(
 
 @pytest.mark.db
 def test_a_role_without_a_workers_rights_is_told_how_to_get_them(guarded: Guarded) -> None:
-    for grants, said in (((), "lacks USAGE on"), (("producer",), "lacks [A-Z]+ on [a-z]+, ")):
+    for grants, text in (((), "lacks USAGE on"), (("producer",), "lacks [A-Z]+ on [a-z]+, ")):
         with guarded.role(*grants) as dsn:
             name = conninfo_to_dict(dsn)["user"]
             found = checks(dsn)["rights"]
             assert found.finding is FATAL
-            assert re.search(said, found.sentence)
+            assert re.search(text, found.sentence)
             assert f"cmdbus init --worker {name}" in found.fix
 
 
@@ -242,7 +242,7 @@ def test_each_refusal_of_a_connection_is_one_sentence_without_the_password(
 ) -> None:
     """Fault 44; secrets never appear."""
     with guarded.role("worker") as dsn:
-        for changed, finding, said in (
+        for changed, finding, text in (
             ({"password": "wrong-and-secret"}, FATAL, "the password is wrong"),
             ({"password": ""}, FATAL, "none was given"),
             ({"user": "nobody_we_know"}, FATAL, "there is no such role"),
@@ -254,7 +254,7 @@ def test_each_refusal_of_a_connection_is_one_sentence_without_the_password(
             found = checks(make_conninfo(dsn, **changed))
             assert list(found) == ["app", "connection"]
             assert found["connection"].finding is finding, found
-            assert said in str(found["connection"])
+            assert text in str(found["connection"])
             assert "wrong-and-secret" not in str(found["connection"])
             assert "\n" not in str(found["connection"])
         name = str(conninfo_to_dict(dsn)["user"])
@@ -308,8 +308,8 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def in_child(dsn: str, timeout: float = 20.0, **changes: object) -> dict[str, Check]:
-    told = Settings(**{"app": "shop_checked:registry", **changes, "dsn": dsn})  # type: ignore[arg-type]
-    return {check.name: check for check in examine(told, timeout)}
+    settings = Settings(**{"app": "shop_checked:registry", **changes, "dsn": dsn})  # type: ignore[arg-type]
+    return {check.name: check for check in run_preflight(settings, timeout)}
 
 
 @pytest.mark.db
@@ -332,7 +332,7 @@ def test_the_app_is_loaded_and_its_mistakes_are_found_in_the_child(app: Path, ds
 def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
     app: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for line, said in (
+    for line, text in (
         ("threading.Event().wait()", "no answer within 1 s while shop_checked:registry was"),
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
@@ -343,7 +343,7 @@ def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
         app.write_text(APP + line + "\n")
         found = in_child("host=127.0.0.1 port=1", timeout=1.0)["app"]
         assert found.fix
-        assert (found.finding, said in found.sentence) == (FATAL, True), found
+        assert (found.finding, text in found.sentence) == (FATAL, True), found
     capfd.readouterr()
 
 
@@ -401,19 +401,19 @@ def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, ds
 
 def test_a_name_and_a_port_that_are_taken_are_found(tmp_path: Path) -> None:
     def found(directory: Path) -> list[tuple[str, Finding, bool]]:
-        told = Settings(http=("127.0.0.1", port), runtime_dir=directory)
-        return [(c.name, c.finding, c.sentence in said) for c in look_at_host(told)]
+        settings = Settings(http=("127.0.0.1", port), runtime_dir=directory)
+        return [(c.name, c.finding, c.sentence in text) for c in check_host(settings)]
 
-    said: list[str] = []
+    text: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        said.append(
+        text.append(
             f"cannot listen on 127.0.0.1:{port} (--http): the port is taken by another process"
         )
         assert found(tmp_path / "none") == [("name", OK, False), ("http", FATAL, True)]
         tmp_path.chmod(0o700)
         with closing(Pidfile(tmp_path / "cmdbus.pid", "cmdbus")):
-            said.append(
+            text.append(
                 f"a supervisor named 'cmdbus' runs already (pid {os.getpid()}): stop it, or "
                 f"choose another --name or --runtime-dir"
             )

@@ -77,7 +77,7 @@ def test_ps_shows_it(tmp_path: Path) -> None:
         slot = seat.slot(0)
         slot.occupy(0, now)
         slot.begin(
-            seat.kind("payments", "\x1b[2J\nfatal"),
+            seat.command_type("payments", "\x1b[2J\nfatal"),
             priority=5,
             id=9,
             token=1,

@@ -17,11 +17,11 @@ from cli import CALL, cmdbus, environment_without_ours, here
 from eventually import eventually
 
 from cmdbus.board.board import Board
-from cmdbus.board.counters import End
-from cmdbus.board.health import Levels
+from cmdbus.board.counters import OutcomeLabel
+from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import HEAD
-from cmdbus.board.pid_state import Presence, presence
-from cmdbus.board.seats import Ended, Role, Verdict
+from cmdbus.board.pid_state import PidState, pid_state
+from cmdbus.board.seats import ExitRecord, Role, Verdict
 from cmdbus.board.slots import Phase, Slot
 from cmdbus.board.views import Restart, SupervisorState
 from cmdbus.supervisor.runtime import board_path
@@ -63,13 +63,13 @@ def supervised(
 
 
 def taken(
-    board: Board, place: int, role: Role, number: int = 0, levels: Levels | None = None
+    board: Board, index: int, role: Role, number: int = 0, levels: HealthReport | None = None
 ) -> Slot:
     """A seat with one busy slot."""
-    now, seat = time.monotonic_ns(), board.seat(place)
-    seat.assign(role, number=number, generation=place + 1, now=now)
-    seat.enter(pid=os.getpid(), generation=place + 1, now=now)
-    seat.beat(now + 60 * SECOND, levels or Levels())
+    now, seat = time.monotonic_ns(), board.seat(index)
+    seat.assign(role, number=number, generation=index + 1, now=now)
+    seat.enter(pid=os.getpid(), generation=index + 1, now=now)
+    seat.beat(now + 60 * SECOND, levels or HealthReport())
     slot = seat.slot(0)
     slot.occupy(0, now)
     seat.slot(1).occupy(1, now)
@@ -77,10 +77,10 @@ def taken(
     return slot
 
 
-def begin(board: Board, place: int, slot: Slot, command_id: UUID, type: str = "Debit") -> None:
+def begin(board: Board, index: int, slot: Slot, command_id: UUID, type: str = "Debit") -> None:
     now = time.monotonic_ns()
     slot.begin(
-        board.seat(place).kind("payments", type),
+        board.seat(index).command_type("payments", type),
         priority=5,
         id=9,
         token=1,
@@ -92,10 +92,10 @@ def begin(board: Board, place: int, slot: Slot, command_id: UUID, type: str = "D
 
 
 @contextmanager
-def another(place: Path, due: int = 60 * SECOND) -> "Iterator[subprocess.Popen[str]]":
+def another(path: Path, due: int = 60 * SECOND) -> "Iterator[subprocess.Popen[str]]":
     """A supervisor with its board; killed at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, str(place), str(due)],
+        [sys.executable, "-c", SUPERVISOR, str(path), str(due)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -106,23 +106,23 @@ def another(place: Path, due: int = 60 * SECOND) -> "Iterator[subprocess.Popen[s
         process.kill()
 
 
-def ps(place: Path, *arguments: str) -> str:
-    result = here("ps", "--runtime-dir", str(place.parent), *arguments)
+def ps(path: Path, *arguments: str) -> str:
+    result = here("ps", "--runtime-dir", str(path.parent), *arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     return result.stdout
 
 
-def ps_of_one_that_is_gone(place: Path, *arguments: str) -> str:
-    result = here("ps", "--runtime-dir", str(place.parent), *arguments)
+def ps_of_one_that_is_gone(path: Path, *arguments: str) -> str:
+    result = here("ps", "--runtime-dir", str(path.parent), *arguments)
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: the supervisor 'cmdbus' is ")
     return result.stdout
 
 
-def state(place: Path, ps: Callable[..., str] = ps) -> str:
-    told: str = json.loads(ps(place, "--json"))["state"]
-    assert ps(place).splitlines()[0].startswith(f"cmdbus: {told}, ")
-    return told
+def state(path: Path, ps: Callable[..., str] = ps) -> str:
+    text: str = json.loads(ps(path, "--json"))["state"]
+    assert ps(path).splitlines()[0].startswith(f"cmdbus: {text}, ")
+    return text
 
 
 def test_what_runs_is_shown_with_its_command_and_times(place: Path, board: Board) -> None:
@@ -149,10 +149,10 @@ def test_what_runs_is_shown_with_its_command_and_times(place: Path, board: Board
 def test_an_unhealthy_process_and_a_stuck_slot_are_shown_with_the_reasons(
     place: Path, board: Board
 ) -> None:
-    levels = Levels(consecutive_failures=12, stuck_threads=4)
+    levels = HealthReport(consecutive_failures=12, stuck_threads=4)
     slot = taken(board, 1, Role.WORKER, levels=levels)
     begin(board, 1, slot, uuid4())
-    board.seat(1).judge(0, board.slot_view(1, 0).sequence)
+    board.seat(1).set_levels(0, board.slot_view(1, 0).sequence)
     text = ps(place)
     assert "CRITICAL" in text
     assert "4 stuck threads within 5 minutes, and more than 3 are too many" in text
@@ -163,7 +163,7 @@ def test_an_unhealthy_process_and_a_stuck_slot_are_shown_with_the_reasons(
 
 def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
     command_id = uuid4()
-    begin(board, 0, taken(board, 0, Role.ALONE), command_id)
+    begin(board, 0, taken(board, 0, Role.QUARANTINE), command_id)
     text = ps(place)
     assert "alone: pid" in text and str(command_id) in text
     assert json.loads(ps(place, "--json"))["quarantine"]["slots"][0]["type"] == "Debit"
@@ -172,10 +172,10 @@ def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
 def test_who_leaves_and_who_has_died_are_shown(place: Path, board: Board) -> None:
     command_id, now = uuid4(), time.monotonic_ns()
     begin(board, 1, taken(board, 1, Role.WORKER), command_id)
-    board.seat(1).order_to_leave(0, 2, now + 3600 * SECOND, now)
+    board.seat(1).order_to_stop(0, 2, now + 3600 * SECOND, now)
     taken(board, 2, Role.WORKER, 1)
-    ended = Ended(generation=3, pid=4711, signal=9, verdict=Verdict.STUCK)
-    board.seat(2).bury(1, ended, now)
+    exit_record = ExitRecord(generation=3, pid=4711, signal=9, verdict=Verdict.STUCK)
+    board.seat(2).record_exit(1, exit_record, now)
     text = ps(place)
     assert f"leaving: pid {os.getpid()}, which must be gone in 60m" in text
     assert str(command_id) in text
@@ -187,7 +187,7 @@ def test_as_json_it_has_the_documented_form(place: Path, board: Board) -> None:
     command_id = uuid4()
     slot = taken(board, 1, Role.WORKER)
     begin(board, 1, slot, command_id)
-    board.seat(1).weigh(123_000_000)
+    board.seat(1).set_rss(123_000_000)
     assert "   117M  1 busy, 1 idle" in ps(place)
     value = json.loads(ps(place, "--json"))
     assert set(value) == {"name", "pid", "state", "seats", "steward", "quarantine"}
@@ -219,8 +219,8 @@ def test_a_supervisor_that_is_gone_is_dead_whatever_it_wrote_last(place: Path) -
         assert state(place, ps_of_one_that_is_gone) == "dead"  # not reaped yet
         supervisor.wait(10)
         assert state(place, ps_of_one_that_is_gone) == "dead"
-        told = ps_of_one_that_is_gone(place)
-        assert "Its process is gone; this is what was last written" in told
+        text = ps_of_one_that_is_gone(place)
+        assert "Its process is gone; this is what was last written" in text
 
 
 def test_a_frozen_supervisor_is_said_to_be_frozen_at_once(place: Path) -> None:
@@ -228,17 +228,17 @@ def test_a_frozen_supervisor_is_said_to_be_frozen_at_once(place: Path) -> None:
         supervisor.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, supervisor.pid, os.WSTOPPED | os.WNOWAIT)
         assert state(place) == "running"
-        head, told, *_ = ps(place).splitlines()
+        head, text, *_ = ps(place).splitlines()
         assert head.startswith("cmdbus: running, but frozen, pid ")
-        assert told.startswith("A signal has stopped it")
+        assert text.startswith("A signal has stopped it")
 
 
 def test_a_supervisor_that_does_not_come_back_is_said_to_be_late(place: Path) -> None:
     with another(place, due=-5 * SECOND):
         assert state(place) == "running"
-        head, told, *_ = ps(place).splitlines()
+        head, text, *_ = ps(place).splitlines()
         assert head.startswith("cmdbus: running, but late, pid ")
-        assert told.startswith("Hung or starved: it should have been back 5.")
+        assert text.startswith("Hung or starved: it should have been back 5.")
 
 
 def test_one_that_has_stopped_is_neither_dead_nor_late(place: Path, board: Board) -> None:
@@ -255,8 +255,8 @@ def test_a_number_that_somebody_else_has_now_is_not_the_supervisor(
         pid=os.getpid(), state=SupervisorState.RUNNING, since=SECOND, due=2 * SECOND, wanted=1
     )
     assert state(place, ps_of_one_that_is_gone) == "dead"
-    found = [presence(os.getpid(), since) for since in (None, SECOND, time.monotonic_ns())]
-    assert found == [Presence.HERE, Presence.GONE, Presence.HERE]
+    found = [pid_state(os.getpid(), since) for since in (None, SECOND, time.monotonic_ns())]
+    assert found == [PidState.RUNNING, PidState.GONE, PidState.RUNNING]
 
 
 def test_a_board_of_another_boot_shows_no_times(place: Path, board: Board) -> None:
@@ -334,11 +334,11 @@ def test_watching_shows_the_pace_survives_another_board_and_ends_with_ctrl_c(
         with closing(Board.create(place, 2, 3)) as first:
             supervised(first)
             slot = taken(first, 0, Role.WORKER)
-            kind = first.seat(0).kind("payments", "Debit")
+            command_type = first.seat(0).command_type("payments", "Debit")
 
             def counted() -> bool:
                 for claim in range(100):
-                    slot.counters.ended(kind.index, End.COMPLETED, claim)
+                    slot.counters.ended(command_type.index, OutcomeLabel.COMPLETED, claim)
                 return "per second: " in log.read_text()
 
             eventually(counted)

@@ -13,12 +13,12 @@ from handlers import connect, leave_effect, running
 from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, Status
 from cmdbus import failpoints as points
 from cmdbus.database.session_names import PATTERN
-from cmdbus.worker.claims.claim import Finished, Want
+from cmdbus.worker.claims.claim import ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import Hand, Unpooled
-from cmdbus.worker.claims.outcomes import Kind, Outcome, completed
-from cmdbus.worker.in_flight import Holding
-from cmdbus.worker.unsettled import Done
+from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
+from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.unsettled import Unsettled
 from cmdbus.worker.worker import _record_of_one
 
 pytestmark = pytest.mark.db
@@ -79,12 +79,12 @@ class Held:
 @contextmanager
 def held(point: str) -> Iterator[Held]:
     hold = Held(point)
-    points.at_points(hold.reached)
+    points.set_failpoint_action(hold.reached)
     try:
         yield hold
     finally:
         hold.let_go()
-        points.at_points(None)
+        points.set_failpoint_action(None)
 
 
 def effects(dsn: str, ids: list[UUID]) -> list[int]:
@@ -142,7 +142,7 @@ def test_a_claim_that_comes_after_the_stop_goes_back_uncharged(
         claiming.wait()
         stopping = threading.Thread(target=worker.stop)
         stopping.start()
-        eventually(lambda: worker._crew is not None and worker._crew._stopping.is_set())
+        eventually(lambda: worker._threads is not None and worker._threads._stopping.is_set())
         claiming.let_go()
         stopping.join(10)
     for id_ in ids:
@@ -190,10 +190,10 @@ def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: Comm
     """Race 3: one that the server refuses goes to a person, and one whose row a stranger holds
     is settled when he lets it go."""
     ids = bus.send_many([SendRequest("payments", "Debit")] * 4)
-    claims, record = Claims("cmdbus", 30), _record_of_one()
-    held_claims = Holding(claims, record.seat)
-    done = Done(claims, record, held_claims)
-    _, place = record.take_place()
+    claims, telemetry = Claims("cmdbus", 30), _record_of_one()
+    held_claims = InFlight(claims, telemetry.seat)
+    unsettled = Unsettled(claims, telemetry, held_claims)
+    _, slot = telemetry.acquire_slot()
 
     def patient() -> psycopg.Connection:
         return psycopg.connect(dsn, autocommit=True, options="-c lock_timeout=50ms")
@@ -205,23 +205,23 @@ def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: Comm
 
     with patient() as connection, psycopg.connect(dsn) as stranger:
         claims.register(connection, "tester")
-        _, claimed = claims.step(
-            connection, [], Want(4, 0, ["payments"], ["payments Debit"], [], {})
+        _, claimed = claims.settle_and_claim(
+            connection, [], ClaimRequest(4, 0, ["payments"], ["payments Debit"], [], {})
         )
         held_claims.take(claimed, lambda: False)
-        refused = Outcome(kind=Kind.COMPLETED, result="{")
+        refused = Outcome(kind=OutcomeKind.COMPLETED, result="{")
         for claim in claimed:
             is_second = claim.command_id == ids[1]
-            done.add(Finished(claim, refused if is_second else completed(None), 3, 0.0))
+            unsettled.add(Finished(claim, refused if is_second else completed(None), 3, 0.0))
         stranger.execute("SELECT FROM cmdbus.ready WHERE command_id = %s FOR UPDATE", (ids[2],))
-        hand = Hand(Unpooled(patient))
-        done.settle(hand, place, done.take())
-        done.settle(hand, place, done.take())
+        hand = ThreadConnection(Unpooled(patient))
+        unsettled.settle(hand, slot, unsettled.take())
+        unsettled.settle(hand, slot, unsettled.take())
         assert [status(index) for index in (0, 3)] == [Status.COMPLETED] * 2
         assert status(1) is Status.IN_TROUBLESHOOTING_QUEUE
-        assert status(2) is Status.IN_PROGRESS and done.any_left
+        assert status(2) is Status.IN_PROGRESS and unsettled.any_left
         stranger.rollback()
-        done.settle_all(hand, place)
+        unsettled.settle_all(hand, slot)
         assert status(2) is Status.COMPLETED
         assert not held_claims.known()
         hand.close()

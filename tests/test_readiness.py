@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cmdbus.database.connect_errors import refusal
+from cmdbus.database.connect_errors import classify
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.registry import Handler
 from cmdbus.timeouts import Timeouts
@@ -58,25 +58,25 @@ FATAL_TEXTS = [
 
 @pytest.mark.parametrize("text", AWAY_TEXTS)
 def test_what_may_pass_by_itself_is_waited_for(text: str) -> None:
-    assert refusal(f"connection failed: {text}").finding is AWAY
+    assert classify(f"connection failed: {text}").finding is AWAY
 
 
 @pytest.mark.parametrize(("text", "said"), FATAL_TEXTS)
 def test_what_a_restart_would_find_again_is_fatal(text: str, said: str) -> None:
     """Fault 44."""
-    found = refusal(f"connection failed: {text}")
+    found = classify(f"connection failed: {text}")
     assert found.finding is FATAL
     assert said in found.sentence + found.fix
 
 
 def test_with_several_hosts_the_one_that_may_come_back_is_waited_for() -> None:
     (refused, *_), ((password, _), *_) = AWAY_TEXTS, FATAL_TEXTS
-    assert refusal(f"{password}\n{refused}").finding is AWAY
+    assert classify(f"{password}\n{refused}").finding is AWAY
 
 
 def test_a_sqlstate_says_it_in_every_language() -> None:
-    assert refusal("FATAL:  ...", "28P01").finding is FATAL
-    assert refusal("FATAL:  ...", "57P03").finding is AWAY
+    assert classify("FATAL:  ...", "28P01").finding is FATAL
+    assert classify("FATAL:  ...", "57P03").finding is AWAY
 
 
 def test_the_worst_finding_counts() -> None:
@@ -86,7 +86,7 @@ def test_the_worst_finding_counts() -> None:
     assert worst([]) is OK
 
 
-NEED = Need(procs=4, threads=8, relief=2)
+NEED = Need(procs=4, threads=8, housekeeping=2)
 
 
 def limited(size: int, others: int = 0, name: str = "the limit is") -> Limit:
@@ -131,7 +131,7 @@ def test_what_is_said_to_fit_fits() -> None:
                 procs = int(p)
             case ["--procs", p, "--threads", t]:
                 procs, threads = int(p), int(t)
-        fits = Need(procs=procs, threads=threads, relief=2).most <= size
+        fits = Need(procs=procs, threads=threads, housekeeping=2).most <= size
         assert fits or (procs, threads) == (4, 8)
 
 

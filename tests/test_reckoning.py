@@ -14,17 +14,17 @@ from psycopg.conninfo import make_conninfo
 
 from cmdbus import CommandBus, HandlerRegistry, SendRequest
 from cmdbus.board.board import Board
-from cmdbus.board.counters import End, mark
-from cmdbus.board.seats import Ended, Role
+from cmdbus.board.counters import OutcomeLabel, mark
+from cmdbus.board.seats import ExitRecord, Role
 from cmdbus.board.views import SeatView
 from cmdbus.errors import BusinessRuleError, PermanentCommandError, TransientCommandError
 from cmdbus.retry import RetryPolicy
-from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import Outcome, completed, failed, interrupted
-from cmdbus.worker.in_flight import Holding
-from cmdbus.worker.steward.attribution import blame
-from cmdbus.worker.steward.reckoning import reckon
+from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.steward.attribution import attribute
+from cmdbus.worker.steward.reckoning import recover_counters
 from cmdbus.worker.steward.rescue import rescue
 
 pytestmark = pytest.mark.db
@@ -47,11 +47,11 @@ class Dying:
         self.seat.assign(Role.WORKER, number=0, generation=1, now=1)
         self.seat.enter(pid=os.getpid(), generation=1, now=1)
         self.seat.register(claims.incarnation)
-        self.held = Holding(claims, self.seat)
+        self.held = InFlight(claims, self.seat)
 
     def claim(self, count: int) -> list[Claim]:
-        want = Want(count, 0, ["payments"], ["payments Debit"], [], {})
-        claimed = self.claims.step(self.session, [], want)[1]
+        request = ClaimRequest(count, 0, ["payments"], ["payments Debit"], [], {})
+        claimed = self.claims.settle_and_claim(self.session, [], request)[1]
         return self.held.take(claimed, late=lambda: False)
 
     def run(self, claim: Claim, *, finished: bool = True) -> None:
@@ -63,13 +63,15 @@ class Dying:
         finished = Finished(claim, outcome, 3, time.monotonic())
         assert not self.claims.settle(self.session, [finished])
 
-    def count(self, slot: int, claim: Claim, end: End) -> None:
-        kind = self.seat.kind(claim.domain, claim.type)
-        self.seat.slot(slot).counters.ended(kind.index, end, mark(claim.id, claim.token))
+    def count(self, slot: int, claim: Claim, end: OutcomeLabel) -> None:
+        command_type = self.seat.command_type(claim.domain, claim.type)
+        self.seat.slot(slot).counters.ended(command_type.index, end, mark(claim.id, claim.token))
 
-    def die(self, number: int = signal.SIGKILL, *, alone: bool = False) -> SeatView:
-        ended = Ended(generation=1, pid=os.getpid(), signal=number, alone=alone)
-        self.seat.bury(0, ended, now=2)
+    def die(self, number: int = signal.SIGKILL, *, quarantined: bool = False) -> SeatView:
+        exit_record = ExitRecord(
+            generation=1, pid=os.getpid(), signal=number, quarantined=quarantined
+        )
+        self.seat.record_exit(0, exit_record, now=2)
         return self.view()
 
     def view(self) -> SeatView:
@@ -101,16 +103,16 @@ def handed_back(dsn: str, dying: Dying, dead: SeatView) -> None:
     with connect(dsn) as connection:
         steward = Claims("cmdbus", 30)
         steward.register(connection, "steward")
-        assert dead.ended is not None
+        assert dead.exit is not None
         assert rescue(
-            connection, steward, registry, blame(dead, dead.ended, ""), within=5
+            connection, steward, registry, attribute(dead, dead.exit, ""), within=5
         ).sessions_ended
-        reckon(connection, steward, dying.board, dead, registry.domains)
+        recover_counters(connection, steward, dying.board, dead, registry.domains)
 
 
 def error(error: Exception) -> Outcome:
     return failed(
-        error, "", attempt=1, max_attempts=3, policy=RetryPolicy(), retry_after=None, dice=0.5
+        error, "", attempt=1, max_attempts=3, policy=RetryPolicy(), retry_after=None, rand=0.5
     )
 
 
@@ -141,7 +143,7 @@ def test_what_was_settled_and_not_counted_is_counted_as_it_ended(
             "interrupted": 1,
             "lost": 2,
         }
-        assert worker.view().keys == ()
+        assert worker.view().claims == ()
         handed_back(dsn, worker, worker.view())
         assert sum(worker.counted().values()) == 7
 
@@ -151,14 +153,14 @@ def test_what_ran_beyond_the_named_domains_is_counted_by_the_domains_of_the_app(
 ) -> None:
     with dying(dsn) as worker:
         for number in range(64):
-            worker.seat.kind(f"domain{number}", "Debit")
+            worker.seat.command_type(f"domain{number}", "Debit")
         claims = worker.claim(2)
         for claim in claims:
             worker.run(claim)
         worker.settle(claims[0], completed(None))
         handed_back(dsn, worker, worker.die())
         assert worker.counted() == {"completed": 1, "lost": 1}
-        assert worker.view().keys == ()
+        assert worker.view().claims == ()
 
 
 def test_who_is_charged_for_a_crash_is_counted_like_any_other(dsn: str, sent: list[UUID]) -> None:
@@ -166,7 +168,7 @@ def test_who_is_charged_for_a_crash_is_counted_like_any_other(dsn: str, sent: li
     with dying(dsn) as worker:
         [claim] = worker.claim(1)
         worker.run(claim, finished=False)
-        handed_back(dsn, worker, worker.die(signal.SIGSEGV, alone=True))
+        handed_back(dsn, worker, worker.die(signal.SIGSEGV, quarantined=True))
         assert worker.counted() == {"trouble": 1}
 
 
@@ -179,10 +181,10 @@ def test_what_was_counted_before_its_key_was_freed_is_not_counted_again(
         for claim in claims:
             worker.run(claim)
             worker.settle(claim, completed(None))
-        worker.count(0, claims[0], End.COMPLETED)
+        worker.count(0, claims[0], OutcomeLabel.COMPLETED)
         worker.held.free(claims[0])
-        worker.count(0, claims[1], End.COMPLETED)
-        worker.count(2, claims[2], End.COMPLETED)
+        worker.count(0, claims[1], OutcomeLabel.COMPLETED)
+        worker.count(2, claims[2], OutcomeLabel.COMPLETED)
         handed_back(dsn, worker, worker.die())
         assert worker.counted() == {"completed": 6}
 
@@ -197,9 +199,9 @@ def test_who_is_killed_while_counting_for_the_dead_is_followed_by_one_who_goes_o
             worker.run(claim)
             worker.settle(claim, completed(None))
         worker.die()
-        worker.count(0, claims[0], End.COMPLETED)
+        worker.count(0, claims[0], OutcomeLabel.COMPLETED)
         worker.held.free(claims[0])
-        worker.count(0, claims[1], End.COMPLETED)
+        worker.count(0, claims[1], OutcomeLabel.COMPLETED)
         handed_back(dsn, worker, worker.view())
         assert worker.counted() == {"completed": 4}
 
@@ -216,7 +218,7 @@ def test_a_command_that_is_lost_again_is_counted_again(dsn: str, sent: list[UUID
         again.seat = worker.board.seat(SEAT)
         again.seat.enter(pid=os.getpid(), generation=1, now=1)
         again.seat.register(again.claims.incarnation)
-        again.held = Holding(again.claims, again.seat)
+        again.held = InFlight(again.claims, again.seat)
         claimed = again.claim(10)
         [same] = [each for each in claimed if each.id == claim.id]
         again.run(same, finished=False)

@@ -23,7 +23,7 @@ from cmdbus import (
     Timeouts,
 )
 from cmdbus.worker import Worker
-from cmdbus.worker.claims.claim import Claim, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.halving import in_halves
 from cmdbus.worker.claims.rejections import Cause, cause_of
@@ -223,17 +223,17 @@ def test_a_queue_that_is_locked_sends_no_command_to_troubleshooting(
     dsn: str, bus: CommandBus
 ) -> None:
     bus.send_many([SendRequest("payments", "Good")] * 5)
-    want = Want(5, 0, ["payments"], ["payments Good"], [], {})
+    request = ClaimRequest(5, 0, ["payments"], ["payments Good"], [], {})
     claims, taken = Claims("cmdbus", 30.0), list[Claim]()
     narrowing = Narrowing(claims)
     with connect(dsn) as mine, psycopg.connect(dsn) as locking:
         mine.execute("SET lock_timeout = '50ms'")
         locking.execute("LOCK TABLE cmdbus.ready IN SHARE MODE")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            narrowing.claim(mine, want, taken.extend)
+            narrowing.claim(mine, request, taken.extend)
         locking.rollback()
         assert bus.troubleshooting.count("payments") == 0
-        assert narrowing.claim(mine, want, taken.extend) == len(taken) == 5
+        assert narrowing.claim(mine, request, taken.extend) == len(taken) == 5
 
 
 @pytest.mark.db
@@ -241,17 +241,17 @@ def test_a_server_that_stalls_sends_no_command_to_troubleshooting(
     dsn: str, bus: CommandBus
 ) -> None:
     bus.send_many([SendRequest("payments", "Good")] * 3)
-    want = Want(5, 0, ["payments"], ["payments Good"], [], {})
+    request = ClaimRequest(5, 0, ["payments"], ["payments Good"], [], {})
     taken: list[Claim] = []
     narrowing = Narrowing(Claims("cmdbus", 30.0))
     with connect(dsn) as mine, psycopg.connect(dsn) as stalling:
         mine.execute("SET statement_timeout = '100ms'")
         stalling.execute("LOCK TABLE cmdbus.ready IN EXCLUSIVE MODE")
-        assert narrowing.claim(mine, want, taken.extend) == 0
+        assert narrowing.claim(mine, request, taken.extend) == 0
         stalling.rollback()
         mine.execute("SET statement_timeout = '20s'")
-        narrowing.claim(mine, want, taken.extend)
-        narrowing.claim(mine, want, taken.extend)
+        narrowing.claim(mine, request, taken.extend)
+        narrowing.claim(mine, request, taken.extend)
         assert len(taken) == 3
         assert bus.troubleshooting.count("payments") == 0
 

@@ -8,7 +8,7 @@ import pytest
 from handlers import connect
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims.claim import Claim, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.renewal import Renewal
 
@@ -50,8 +50,8 @@ class Holder:
         self.dsn, self.connection = dsn, connection
         self.claims = Claims("cmdbus", 30)
         self.claims.register(connection, "tester")
-        want = Want(4, 0, ["payments"], ["payments Debit"], [], {})
-        self.held: list[Claim] = self.claims.step(connection, [], want)[1]
+        request = ClaimRequest(4, 0, ["payments"], ["payments Debit"], [], {})
+        self.held: list[Claim] = self.claims.settle_and_claim(connection, [], request)[1]
         self.renewal = Renewal(self.claims)
         connection.execute(SLOW)
 

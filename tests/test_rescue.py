@@ -25,11 +25,11 @@ from cmdbus.board.board import Board
 from cmdbus.board.slots import Phase
 from cmdbus.board.views import SeatView
 from cmdbus.database.schema import install
-from cmdbus.worker.claims.claim import Claim, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.in_flight import Holding, key_of
+from cmdbus.worker.in_flight import InFlight
 from cmdbus.worker.narrowing import Narrowing
-from cmdbus.worker.steward.attribution import Death
+from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
 
 pytestmark = pytest.mark.db
@@ -54,15 +54,15 @@ class Dead:
 
     claims: Claims
     board: Board
-    held: Holding
+    in_flight: InFlight
     session: psycopg.Connection
 
     def claim(self, count: int) -> list[Claim]:
-        want = Want(count, 0, ["payments"], ["payments Debit"], [], {})
-        return self.claims.step(self.session, [], want)[1]
+        request = ClaimRequest(count, 0, ["payments"], ["payments Debit"], [], {})
+        return self.claims.settle_and_claim(self.session, [], request)[1]
 
     def take(self, *claims: Claim) -> None:
-        self.held.take(list(claims), lambda: False)
+        self.in_flight.take(list(claims), lambda: False)
 
     def run(self, claim: Claim, slot: int) -> None:
         """As far as the board knows."""
@@ -70,7 +70,7 @@ class Dead:
         place = seat.slot(slot)
         place.occupy(slot, 1)
         place.begin(
-            seat.kind(claim.domain, claim.type),
+            seat.command_type(claim.domain, claim.type),
             priority=claim.priority,
             id=claim.id,
             token=claim.token,
@@ -80,12 +80,12 @@ class Dead:
             due=2,
         )
 
-    def death(self, guilty: dict[Claim, TransientCommandError] | None = None) -> Death:
-        return Death(
+    def death(self, gil_holder: dict[Claim, TransientCommandError] | None = None) -> Attribution:
+        return Attribution(
             incarnation=self.claims.incarnation,
             seat=self.board.seat_view(0),
             why=WHY,
-            guilty={key_of(c): error for c, error in (guilty or {}).items()},
+            causes={key_of(c): error for c, error in (gil_holder or {}).items()},
         )
 
 
@@ -96,14 +96,14 @@ def dead(dsn: str) -> Iterator[Dead]:
         claims.register(connection, "dead")
     board = Board.in_memory(1, 8)
     with connect(dsn, application_name=claims.application_name) as session:
-        yield Dead(claims, board, Holding(claims, board.seat(0)), session)
+        yield Dead(claims, board, InFlight(claims, board.seat(0)), session)
 
 
-def rescued(dsn: str, death: Death, within: float = 10.0) -> Rescued:
+def rescued(dsn: str, attribution: Attribution, within: float = 10.0) -> Rescued:
     with connect(dsn, options="-c lock_timeout=100ms") as connection:
         steward = Claims("cmdbus", 30)
         steward.register(connection, "steward")
-        return rescue(connection, steward, registry(), death, within=within)
+        return rescue(connection, steward, registry(), attribution, within=within)
 
 
 def rows(dsn: str, query: str, *values: object) -> list[tuple[object, ...]]:
@@ -123,7 +123,7 @@ def test_a_command_that_has_the_id_and_token_of_one_that_ran_counts_no_loss(
     with dead(dsn) as gone:
         (ran,) = gone.claim(1)
         gone.take(ran)
-        gone.held.start(ran)
+        gone.in_flight.start(ran)
         gone.run(ran, 0)
         other = uuid4()
         gone.session.execute("UPDATE cmdbus.ready SET command_id = %s", (other,))
@@ -141,7 +141,7 @@ def test_what_the_board_shows_is_handed_back_however_many_rows_there_are(
     with dead(dsn) as gone, connect(dsn, options="-c lock_timeout=100ms") as connection:
         claimed, started, _ = gone.claim(3)
         gone.take(claimed, started)
-        gone.held.start(started)
+        gone.in_flight.start(started)
         steward = Claims("cmdbus", 30)
         with crowded(connection, "others", lambda: steward.claimed_by(connection, 1)):
             found = rescue(connection, steward, registry(), gone.death())
@@ -175,9 +175,9 @@ def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
     with dead(dsn) as gone:
         claimed, started, finished, unshown, unkeyed = gone.claim(5)
         gone.take(claimed, started, finished)
-        gone.held.start(started)
-        gone.held.start(finished)
-        gone.held.finish(finished)
+        gone.in_flight.start(started)
+        gone.in_flight.start(finished)
+        gone.in_flight.finish(finished)
         gone.run(started, 0)
         gone.run(unkeyed, 1)
         found = rescued(dsn, gone.death())
@@ -214,7 +214,7 @@ def test_the_guilty_command_is_charged_and_logged_with_what_is_known(
         claims = gone.claim(3)
         gone.take(*claims)
         for slot, claim in enumerate(claims):
-            gone.held.start(claim)
+            gone.in_flight.start(claim)
             gone.run(claim, slot)
         found = rescued(dsn, gone.death(dict.fromkeys(claims[:2], crash)))
     assert ids(found.charged) == {first, last}
@@ -275,11 +275,11 @@ def test_a_session_that_waits_for_a_lock_is_ended_and_one_of_a_later_pid_is_not(
     with dead(dsn) as gone, psycopg.connect(dsn) as stranger, connect(dsn) as unnamed:
         [claim] = gone.claim(1)
         gone.take(claim)
-        gone.held.start(claim)
+        gone.in_flight.start(claim)
         stranger.execute("LOCK TABLE effect")
-        place = gone.board.seat(0).slot(0)
-        place.occupy(0, 1)
-        place.session(unnamed.info.backend_pid, 1)  # some other session has its pid now
+        slot = gone.board.seat(0).slot(0)
+        slot.occupy(0, 1)
+        slot.session(unnamed.info.backend_pid, 1)  # some other session has its pid now
 
         def wait() -> None:
             with pytest.raises(psycopg.OperationalError):
@@ -296,7 +296,7 @@ def test_a_session_that_waits_for_a_lock_is_ended_and_one_of_a_later_pid_is_not(
             f"{start} FROM pg_stat_activity WHERE pid = pg_backend_pid()".encode()
         ).fetchone()
         assert row is not None
-        place.session(unnamed.info.backend_pid, row[0])
+        slot.session(unnamed.info.backend_pid, row[0])
         assert rescued(dsn, gone.death()).sessions_ended
         with pytest.raises(psycopg.OperationalError):
             unnamed.execute("SELECT 1")
@@ -310,14 +310,14 @@ def test_rows_that_somebody_holds_are_waited_for_no_longer_than_it_may_take(
     with dead(dsn) as gone:
         claims = gone.claim(3)
         gone.take(*claims)
-        death = gone.death({claims[0]: crash})
+        attribution = gone.death({claims[0]: crash})
         held = "SELECT FROM cmdbus.ready WHERE id = ANY (%s) FOR UPDATE"
         with psycopg.connect(dsn) as stranger:
             stranger.execute(held, ([claim.id for claim in claims[:2]],))
-            found = rescued(dsn, death, within=0.5)
+            found = rescued(dsn, attribution, within=0.5)
             assert ids(found.released) == ids([claims[2]])
             assert ids(found.left) == ids(claims[:2])
-        found = rescued(dsn, death)
+        found = rescued(dsn, attribution)
         assert (ids(found.released), ids(found.charged)) == (ids([claims[1]]), ids([claims[0]]))
 
 
@@ -330,16 +330,16 @@ def test_a_row_that_the_database_rejects_keeps_no_others_from_being_handed_back(
         claims = gone.claim(6)
         gone.take(*claims)
         for slot, claim in enumerate(claims[:4]):
-            gone.held.start(claim)
+            gone.in_flight.start(claim)
             gone.run(claim, slot)
-        death = gone.death(dict.fromkeys(claims[:2], crash))
+        attribution = gone.death(dict.fromkeys(claims[:2], crash))
         with connect(dsn) as admin:
             for table, claim in (("scheduled", claims[0]), ("ready", claims[2])):
                 admin.execute(
                     f"ALTER TABLE cmdbus.{table} ADD CHECK (losses + attempts = 0"
                     f" OR command_id <> '{claim.command_id}')".encode()
                 )
-        found = rescued(dsn, death, within=0.5)
+        found = rescued(dsn, attribution, within=0.5)
     assert ids(found.charged) == ids(claims[:2])
     assert ids(found.lost) == ids([claims[3]])
     assert ids(found.released) == ids(claims[4:])
@@ -356,7 +356,7 @@ def test_a_workers_rights_suffice_for_what_is_in_the_tables(dsn: str, bus: Comma
     with connect(dsn) as admin, dead(dsn) as gone:
         [claim] = gone.claim(1)
         gone.take(claim)
-        gone.held.start(claim)
+        gone.in_flight.start(claim)
         gone.session.close()
         name = sql.Identifier(f"cmdbus_test_{uuid4().hex[:8]}")
         admin.execute(sql.SQL("CREATE ROLE {}").format(name))
@@ -424,7 +424,7 @@ def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
         worker.wait()
 
 
-def _death(dsn: str, seat: SeatView) -> Death:
+def _death(dsn: str, seat: SeatView) -> Attribution:
     assert [slot.phase for slot in seat.slots if slot.command] == [Phase.RUNNING]
     [(incarnation,)] = rows(dsn, "SELECT id FROM cmdbus.incarnation")
-    return Death(incarnation=int(str(incarnation)), seat=seat, why=WHY)
+    return Attribution(incarnation=int(str(incarnation)), seat=seat, why=WHY)

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from cmdbus.board.board import Board
-from cmdbus.board.claim_table import KeyState
+from cmdbus.board.claim_table import ClaimState
 from cmdbus.board.seats import Role
 from cmdbus.board.views import SeatView
 from cmdbus.exits import Exit
@@ -33,7 +33,7 @@ def test_the_first_successor_starts_at_once_and_the_pause_doubles_up_to_30_s() -
     restarts, now = Restarts(), NOW
     pauses = []
     for _ in range(9):
-        pauses.append(restarts.died_early("a", now, dice=0.0))
+        pauses.append(restarts.died_early("a", now, rand=0.0))
         assert restarts.not_before("a") == now + pauses[-1]
         now += pauses[-1]
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 30, 30]
@@ -139,7 +139,7 @@ def test_a_fork_that_fails_waits_as_long_as_a_death_would_but_is_none() -> None:
     assert not restarts.too_many(1, now)
 
 
-def seat_with_command(state: KeyState | None) -> SeatView:
+def seat_with_command(state: ClaimState | None) -> SeatView:
     """A worker's, ready; it shows a command in this state."""
     board = Board.in_memory(1, 1)
     seat = board.seat(0)
@@ -147,11 +147,11 @@ def seat_with_command(state: KeyState | None) -> SeatView:
     seat.enter(pid=1, generation=1, now=1)
     seat.ready(1)
     if state is not None:
-        place = seat.keys.claimed(seat.kind("shop", "Noop"), 5, 1, 1, UUID(int=1))
-        if state >= KeyState.STARTED:
-            seat.keys.started(place)
-        if state >= KeyState.FINISHED:
-            seat.keys.finished(place)
+        index = seat.keys.claimed(seat.command_type("shop", "Noop"), 5, 1, 1, UUID(int=1))
+        if state >= ClaimState.STARTED:
+            seat.keys.started(index)
+        if state >= ClaimState.FINISHED:
+            seat.keys.finished(index)
     return board.seat_view(0)
 
 
@@ -163,7 +163,7 @@ def seat_with_slot(*, judged: bool) -> SeatView:
     slot = seat.slot(0)
     slot.occupy(0, 1)
     slot.begin(
-        seat.kind("shop", "Noop"),
+        seat.command_type("shop", "Noop"),
         priority=5,
         id=1,
         token=1,
@@ -173,7 +173,7 @@ def seat_with_slot(*, judged: bool) -> SeatView:
         due=2,
     )
     if judged:
-        seat.judge(0, slot.sequence)
+        seat.set_levels(0, slot.sequence)
     return board.seat_view(0)
 
 
@@ -185,30 +185,32 @@ def test_a_slot_that_was_given_up_and_settled_keeps_no_process_busy(judged: bool
 
 def test_a_quarantine_that_exits_after_a_timeout_has_not_crashed() -> None:
     running, timed_out = seat_with_slot(judged=False), seat_with_slot(judged=True)
-    assert is_expected(Role.ALONE, timed_out, Exit.DONE, ordered=False)
-    assert not is_expected(Role.ALONE, running, Exit.DONE, ordered=False), "os._exit in a handler"
-    assert not is_expected(Role.ALONE, timed_out, Exit.ERROR, ordered=False)
+    assert is_expected(Role.QUARANTINE, timed_out, Exit.DONE, ordered=False)
+    assert not is_expected(Role.QUARANTINE, running, Exit.DONE, ordered=False), (
+        "os._exit in a handler"
+    )
+    assert not is_expected(Role.QUARANTINE, timed_out, Exit.ERROR, ordered=False)
     assert not is_expected(Role.WORKER, timed_out, Exit.DONE, ordered=False)
-    for role in (Role.WORKER, Role.ALONE):
+    for role in (Role.WORKER, Role.QUARANTINE):
         assert is_expected(role, running, Exit.UNFINISHED, ordered=True)
         assert not is_expected(role, running, Exit.ERROR, ordered=True)
     idle = seat_with_command(None)
-    assert not is_expected(Role.ALONE, idle, Exit.TERMINATED, ordered=False), "by an outsider"
-    finished = seat_with_command(KeyState.FINISHED)
-    assert not is_expected(Role.ALONE, finished, Exit.DONE, ordered=False), "it is not settled"
+    assert not is_expected(Role.QUARANTINE, idle, Exit.TERMINATED, ordered=False), "by an outsider"
+    finished = seat_with_command(ClaimState.FINISHED)
+    assert not is_expected(Role.QUARANTINE, finished, Exit.DONE, ordered=False), "it is not settled"
 
 
 @pytest.mark.parametrize(
     ("state", "early"),
     [
         (None, True),
-        (KeyState.CLAIMED, True),
-        (KeyState.STARTED, False),
-        (KeyState.FINISHED, False),
+        (ClaimState.CLAIMED, True),
+        (ClaimState.STARTED, False),
+        (ClaimState.FINISHED, False),
     ],
 )
 def test_a_crash_with_a_command_in_progress_is_no_early_death(
-    state: KeyState | None, early: bool
+    state: ClaimState | None, early: bool
 ) -> None:
     """The command is attributed: no command can make the supervisor give up."""
     seat = seat_with_command(state)

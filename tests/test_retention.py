@@ -16,7 +16,7 @@ from cmdbus import (
     PermanentCommandError,
     SendRequest,
 )
-from cmdbus.worker.claims.claim import Finished, Want
+from cmdbus.worker.claims.claim import ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import interrupted, troubled
 from cmdbus.worker.steward.maintenance import Maintenance
@@ -353,7 +353,9 @@ def test_an_incarnation_is_removed_when_it_is_long_dead_and_nothing_refers_to_it
     for claims in made:
         claims.register(connection, "worker")
     for claims, table in ((holds, "ready"), (schedules, "scheduled"), (troubles, "")):
-        [claim] = claims.step(connection, [], Want(1, 0, ["held"], ["held Work"], [], {}))[1]
+        [claim] = claims.settle_and_claim(
+            connection, [], ClaimRequest(1, 0, ["held"], ["held Work"], [], {})
+        )[1]
         outcome = troubled("X", "x") if not table else interrupted("X", "x", 3600.0, lost=False)
         if table != "ready":
             claims.settle(connection, [Finished(claim, outcome, 3, 0.0)])

@@ -196,20 +196,20 @@ def test_an_operator_looks_and_decides_and_sends_nothing(dsn: str) -> None:
             for id_ in ids[:3]:
                 owner.execute(TROUBLE, [id_])
         mine: dict[str, Any] = {"connection": connection}
-        queue, said = bus.troubleshooting, {"operator": "ann", **mine}
+        queue, resolution = bus.troubleshooting, {"operator": "ann", **mine}
         assert [len(queue.list(**mine)), queue.count(**mine), len(bus.query(**mine))] == [3, 3, 4]
-        queue.retry("payments", ids[0], **said)
-        queue.cancel("payments", ids[1], **said)
-        assert queue.complete_all(**said) == 1
-        bus.cancel("payments", ids[3], **said)
-        bus.pause("payments", **said)
-        bus.resume("payments", **said)
-        bus.configure("payments", max_depth=10, **said)
+        queue.retry("payments", ids[0], **resolution)
+        queue.cancel("payments", ids[1], **resolution)
+        assert queue.complete_all(**resolution) == 1
+        bus.cancel("payments", ids[3], **resolution)
+        bus.pause("payments", **resolution)
+        bus.resume("payments", **resolution)
+        bus.configure("payments", max_depth=10, **resolution)
         assert [event.operator for event in bus.domain_audit("payments", **mine)] == ["ann"] * 3
         assert bus.snapshot("payments", **mine)["depth"] == 1
-        bus.reschedule("payments", ids[0], delay=60, **said)
+        bus.reschedule("payments", ids[0], delay=60, **resolution)
         assert bus.count_waiting("payments", **mine) == 1
-        assert bus.cancel_all("payments", **said) == 1
+        assert bus.cancel_all("payments", **resolution) == 1
         [record] = bus.domains("payments", **mine)
         assert record.keep == timedelta(days=7)
         assert len(bus.audit("payments", ids[1], **mine)) == 2

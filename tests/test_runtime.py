@@ -55,17 +55,17 @@ def test_somebody_elses_runtime_directory_is_not_used(
 
 
 def test_it_is_made_for_its_user_alone_and_can_be_made_again(tmp_path: Path) -> None:
-    place = tmp_path / "above" / "cmdbus"
+    path = tmp_path / "above" / "cmdbus"
     umask = os.umask(0o777)
     try:
         os.umask(0o022)
-        place.parent.mkdir()
+        path.parent.mkdir()
         os.umask(0o777)
-        make_runtime_directory(place)
+        make_runtime_directory(path)
     finally:
         os.umask(umask)
-    assert stat.S_IMODE(place.stat().st_mode) == 0o700
-    assert make_runtime_directory(place) == place
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert make_runtime_directory(path) == path
     assert make_runtime_directory(tmp_path / "new" / "one").is_dir()
 
 
@@ -75,14 +75,14 @@ def test_a_directory_that_others_could_write_to_is_refused(tmp_path: Path) -> No
     file.touch()
     open_.mkdir()
     open_.chmod(0o755)
-    for place, sentence in (
+    for path, sentence in (
         (link, "is a symbolic link"),
         (file, "is not a directory"),
         (open_, f"is open to others: run chmod 700 {open_}"),
         (file / "below", "Not a directory"),
     ):
         with pytest.raises(BoardError, match=sentence):
-            make_runtime_directory(place)
+            make_runtime_directory(path)
     (open_ / "cmdbus.board").touch()
     with pytest.raises(BoardError, match="run chmod 700"):
         make_runtime_directory(open_)
@@ -97,13 +97,13 @@ def test_a_directory_that_others_use_is_not_to_be_closed_for_them(tmp_path: Path
 
 
 def test_whether_it_can_be_made_is_tried_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "new" / "one"):
-        check_makeable(place)
+    for path in (tmp_path, tmp_path / "new" / "one"):
+        check_makeable(path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    for place in (Path("/proc/nowhere/cmdbus"), tmp_path / "file" / "below"):
-        with pytest.raises(BoardError, match=f"the runtime directory {place} cannot be made: "):
-            check_makeable(place)
+    for path in (Path("/proc/nowhere/cmdbus"), tmp_path / "file" / "below"):
+        with pytest.raises(BoardError, match=f"the runtime directory {path} cannot be made: "):
+            check_makeable(path)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", ".hidden", "x" * 65, "a\n", "ä"])

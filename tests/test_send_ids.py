@@ -74,15 +74,15 @@ def test_of_many_who_send_one_id_at_once_exactly_one_is_accepted(dsn: str, isola
         for _ in range(20):
             id_ = uuid4()
 
-            def send(place: int, id_: UUID = id_) -> object:
-                delay = 60 if place % 2 else None
-                if place % 4 < 2:
+            def send(index: int, id_: UUID = id_) -> object:
+                delay = 60 if index % 2 else None
+                if index % 4 < 2:
                     return bus.send(
-                        "payments", "D", command_id=id_, delay=delay, connection=connections[place]
+                        "payments", "D", command_id=id_, delay=delay, connection=connections[index]
                     )
                 return bus.send_many(
                     [SendRequest("payments", "D", command_id=id_, delay=delay)],
-                    connection=connections[place],
+                    connection=connections[index],
                 )
 
             results = race([lambda p=place: send(p) for place in range(20)])  # type: ignore[misc]
@@ -196,15 +196,15 @@ def test_callers_own_ids_of_version_8_are_no_ids_of_the_bus(dsn: str, level: str
 def test_numbers_of_calls_do_not_come_from_the_sessions_dice(dsn: str) -> None:
     with connect(dsn) as connection:
         id_ = uuid4()
-        for place in range(2):
+        for index in range(2):
             connection.execute("SELECT setseed(0.5)")
             try:
                 connection.execute(
                     "SELECT cmdbus.send('payments', 'D', p_command_id => %s)", (id_,)
                 )
-                assert place == 0
+                assert index == 0
             except psycopg.errors.UniqueViolation:
-                assert place == 1
+                assert index == 1
 
 
 def test_ten_first_sends_to_a_new_domain_at_once_are_all_accepted(dsn: str) -> None:

@@ -97,14 +97,14 @@ def test_the_manifest_is_started_as_it_says(
     text = MANIFEST.read_text()
     arguments = re.findall(r"^ +- (--\S+)$", text, re.MULTILINE)
     with main.make_context("cmdbus-supervise", arguments) as context:
-        told = configured(context).settings
-    assert (told.procs, told.threads) == (4, 8)
+        settings = configured(context).settings
+    assert (settings.procs, settings.threads) == (4, 8)
     (port,) = re.findall(r"containerPort: (\d+)", text)
-    assert told.http == ("0.0.0.0", int(port))
+    assert settings.http == ("0.0.0.0", int(port))
     (grace,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
-    assert int(grace) > told.drain_timeout
+    assert int(grace) > settings.drain_timeout
     assert set(re.findall(r"name: (CMDBUS_\w+)", text)) == {"CMDBUS_DSN"} <= variables()
     paths = re.findall(r"(\w+)Probe:\n +httpGet:\n +path: (\S+)\n +port: http$", text, re.MULTILINE)
     assert paths == [("startup", "/livez"), ("liveness", "/livez"), ("readiness", "/readyz")]
-    mount = str(told.runtime_dir and told.runtime_dir.parent)
+    mount = str(settings.runtime_dir and settings.runtime_dir.parent)
     assert f"mountPath: {mount}\n" in text

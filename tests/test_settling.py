@@ -13,18 +13,18 @@ from handlers import connect, running
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
 from cmdbus.board.slots import Slot as Place
-from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import Hand, Unpooled
-from cmdbus.worker.claims.outcomes import Kind, Outcome, completed
-from cmdbus.worker.in_flight import Holding
-from cmdbus.worker.telemetry import Record
-from cmdbus.worker.unsettled import MAX_BYTES, Done, first_part
+from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
+from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.telemetry import Telemetry
+from cmdbus.worker.unsettled import MAX_BYTES, Unsettled, first_part
 from cmdbus.worker.worker import _record_of_one
 
 pytestmark = pytest.mark.db
 
-WANT = Want(1, 0, ["payments"], ["payments Debit"], [], {})
+WANT = ClaimRequest(1, 0, ["payments"], ["payments Debit"], [], {})
 
 
 class Lost:
@@ -33,20 +33,20 @@ class Lost:
     def __init__(self, dsn: str, connection: psycopg.Connection) -> None:
         claims = Claims("cmdbus", 30)
         claims.register(connection, "tester")
-        self.record: Record = _record_of_one()
-        self.held = Holding(claims, self.record.seat)
-        self.done = Done(claims, self.record, self.held)
-        [claim] = claims.step(connection, [], WANT)[1]
+        self.record: Telemetry = _record_of_one()
+        self.held = InFlight(claims, self.record.seat)
+        self.done = Unsettled(claims, self.record, self.held)
+        [claim] = claims.settle_and_claim(connection, [], WANT)[1]
         self.held.take([claim], lambda: False)
         connection.execute("DELETE FROM cmdbus.ready")
         self.done.not_settled(claim, 3)
         self.dsn = dsn
 
-    def hand(self) -> Hand:
-        return Hand(Unpooled(lambda: connect(self.dsn)))
+    def hand(self) -> ThreadConnection:
+        return ThreadConnection(Unpooled(lambda: connect(self.dsn)))
 
     def place(self) -> Place:
-        return self.record.take_place()[1]
+        return self.record.acquire_slot()[1]
 
     @property
     def counted(self) -> object:
@@ -61,27 +61,27 @@ def lost(dsn: str) -> Iterator[Lost]:
 
 
 def test_an_error_while_an_end_is_counted_keeps_no_claim(lost: Lost) -> None:
-    hand, ended = lost.hand(), lost.place()
+    connection, ended = lost.hand(), lost.place()
     cells, ended.counters = ended.counters, None  # type: ignore[assignment]
     with pytest.raises(AttributeError):
-        lost.done.find_out(hand, ended)
+        lost.done.find_out(connection, ended)
     ended.counters = cells
-    lost.done.find_out(hand, ended)
+    lost.done.find_out(connection, ended)
     assert (lost.counted, lost.held.known()) == (1, set())
-    hand.close()
+    connection.close()
 
 
 def test_two_threads_that_find_out_the_same_end_count_it_once(lost: Lost) -> None:
     errors: list[BaseException] = []
 
     def find_out() -> None:
-        hand = lost.hand()
+        connection = lost.hand()
         try:
-            lost.done.find_out(hand, lost.place())
+            lost.done.find_out(connection, lost.place())
         except BaseException as error:
             errors.append(error)
         finally:
-            hand.close()
+            connection.close()
 
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     with connect(lost.dsn) as watcher, psycopg.connect(lost.dsn) as busy:
@@ -124,7 +124,9 @@ def test_a_settlement_has_a_bounded_number_of_bytes(results: list[str], first: i
 
 def test_a_settlement_has_one_outcome_however_large_it_is() -> None:
     [large, small] = finished("x", "y")
-    large = large._replace(outcome=Outcome(kind=Kind.COMPLETED, result="x" * (MAX_BYTES + 1)))
+    large = large._replace(
+        outcome=Outcome(kind=OutcomeKind.COMPLETED, result="x" * (MAX_BYTES + 1))
+    )
     assert first_part([large, small]) == ([large], [small])
 
 

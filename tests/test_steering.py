@@ -53,8 +53,8 @@ def trouble(dsn: str, code: str = "GONE", message: str = "it is gone") -> None:
 
 def test_a_command_is_sent_with_everything_that_can_be_said(dsn: str, run: Run) -> None:
     id_, correlation_id = str(uuid4()), str(uuid4())
-    said = f"--priority high --id {id_} --correlation-id {correlation_id} --reply-to orders"
-    arguments = [*said.split(), "--max-attempts", "7", "--delay", "5m"]
+    text = f"--priority high --id {id_} --correlation-id {correlation_id} --reply-to orders"
+    arguments = [*text.split(), "--max-attempts", "7", "--delay", "5m"]
     told = done(run("send", "payments", "Debit", '{"amount": 5}', *arguments))
     assert told == f"{id_}\n"
     with CommandBus(dsn) as bus:
@@ -121,9 +121,9 @@ def test_data_comes_from_the_line_a_file_or_standard_input(
 def test_mistakes_and_refusals_get_one_sentence(
     run: Run, arguments: list[str], code: int, sentence: str
 ) -> None:
-    told = refusal(run(*arguments), code)
-    assert sentence in told
-    assert len(told) < 600 and "Traceback" not in told
+    text = refusal(run(*arguments), code)
+    assert sentence in text
+    assert len(text) < 600 and "Traceback" not in text
 
 
 def test_a_role_without_the_right_and_a_missing_schema_are_said(empty_dsn: str, dsn: str) -> None:
@@ -134,13 +134,13 @@ def test_a_role_without_the_right_and_a_missing_schema_are_said(empty_dsn: str, 
         done(here("init", "--dsn", dsn, "--producer", name))
         limited = f"{dsn} options='-c role={name}'"
         done(here("send", "payments", "Debit", "--dsn", limited))
-        told = refusal(here("tsq", "retry", "--all", "--dsn", limited), 1)
-        assert "permission denied" in told and f"cmdbus init --operator {name}" in told
+        text = refusal(here("tsq", "retry", "--all", "--dsn", limited), 1)
+        assert "permission denied" in text and f"cmdbus init --operator {name}" in text
         with CommandBus(limited) as bus, pytest.raises(MissingRightError, match="init --operator"):
             bus.query("payments")
-        told = refusal(here("init", "--schema", "other", "--dsn", limited), 1)
-        assert "permission denied for database" in told and "as the schema's owner" in told
-        assert "Traceback" not in told and len(told.splitlines()) == 1
+        text = refusal(here("init", "--schema", "other", "--dsn", limited), 1)
+        assert "permission denied for database" in text and "as the schema's owner" in text
+        assert "Traceback" not in text and len(text.splitlines()) == 1
         done(here("init", "--dsn", dsn, "--operator", name))
         assert "retried 0 commands" in done(here("tsq", "retry", "--all", "--dsn", limited))
     finally:
@@ -151,11 +151,11 @@ def test_a_command_is_shown_with_all_that_happened(dsn: str, run: Run) -> None:
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit", {"amount": 5})
         bus.cancel("payments", id_, reason="\x1b[31mred", operator="ann")
-        told = done(run("get", "payments", str(id_)))
-        assert f"payments/Debit  {id_}  CANCELED" in told
-        assert '{"amount": 5}' in told and "operator=ann" in told
+        text = done(run("get", "payments", str(id_)))
+        assert f"payments/Debit  {id_}  CANCELED" in text
+        assert '{"amount": 5}' in text and "operator=ann" in text
         # A terminal must not obey what others wrote.
-        assert "\\x1b[31mred" in told and "\x1b" not in told
+        assert "\\x1b[31mred" in text and "\x1b" not in text
         value = json.loads(done(run("get", "payments", str(id_), "--json")))
         assert (value["status"], value["data"]) == ("CANCELED", {"amount": 5})
         assert [event["kind"] for event in value["audit"]] == ["SENT", "CANCELED"]
@@ -173,8 +173,8 @@ def test_a_command_is_canceled_by_the_one_at_the_keyboard(dsn: str, run: Run) ->
         running = bus.send("payments", "Debit")
         execute(dsn, "UPDATE cmdbus.ready SET lease_until = now() + interval '1 minute'")
         assert "it is in progress" in refusal(run("cancel", "payments", str(running)), 1)
-        told = done(run("cancel", "payments", str(running), "--running", "--json"))
-        assert json.loads(told)["status"] == "CANCELED"
+        text = done(run("cancel", "payments", str(running), "--running", "--json"))
+        assert json.loads(text)["status"] == "CANCELED"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is somebody else behind sudo")
@@ -205,17 +205,17 @@ def test_status_counts_by_domain_and_type_also_what_nobody_handles(dsn: str, run
         bus.pause("idle")
     assert "warn depth  10: never reached" in done(run("domain", "show", "idle"))
     assert "did you mean payments?" in refusal(run("status", "orders", "paymens"), 1)
-    told = done(run("status"))
-    rows = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line.strip()}
+    text = done(run("status"))
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
     assert rows["Debit"] == ["0", "1", "1", "2", "-"]
     assert rows["Typo"][:4] == ["1", "0", "0", "0"]
-    assert max(map(len, told.splitlines())) <= 100
-    assert "payments/Typo waits for 60m and none runs: does a worker have a handler" in told
-    assert "idle is paused: cmdbus resume idle" in told
+    assert max(map(len, text.splitlines())) <= 100
+    assert "payments/Typo waits for 60m and none runs: does a worker have a handler" in text
+    assert "idle is paused: cmdbus resume idle" in text
     assert (
-        "orders refuses sends" in told
-        and "orders is full: depth 1" in told
-        and "idle has" not in told
+        "orders refuses sends" in text
+        and "orders is full: depth 1" in text
+        and "idle has" not in text
     )
     value = json.loads(done(run("status", "payments", "--json")))
     [payments] = value["domains"]
@@ -252,9 +252,9 @@ def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:
         trouble(dsn, message="x" * 500)
         ship = bus.send("orders", "Ship")
         trouble(dsn, code="BUSY")
-        told = done(run("tsq", "list", "--limit", "2"))
-        assert told.startswith(str(ship)) and "2 of 4 commands" in told
-        assert max(map(len, told.splitlines())) <= 80
+        text = done(run("tsq", "list", "--limit", "2"))
+        assert text.startswith(str(ship)) and "2 of 4 commands" in text
+        assert max(map(len, text.splitlines())) <= 80
         for arguments, found in (
             (["orders"], 1),
             (["--domain", "payments", "--type", "Debit"], 3),
@@ -277,11 +277,11 @@ def test_single_commands_are_retried_canceled_and_completed(dsn: str, run: Run) 
     with CommandBus(dsn) as bus:
         ids = [bus.send("payments", "Debit", reply_to="orders") for _ in range(4)]
         trouble(dsn)
-        said = ["--operator", "ann", "--reason", "why"]
+        text = ["--operator", "ann", "--reason", "why"]
         first, second, third, fourth = map(str, ids)
         assert done(run("tsq", "retry", "payments", first, second)) == "retried 2 commands\n"
-        assert done(run("tsq", "cancel", "payments", third, *said)) == "canceled 1 command\n"
-        told = run("tsq", "complete", "payments", fourth, "--result", '{"a": 1}', "--json", *said)
+        assert done(run("tsq", "cancel", "payments", third, *text)) == "canceled 1 command\n"
+        told = run("tsq", "complete", "payments", fourth, "--result", '{"a": 1}', "--json", *text)
         assert json.loads(done(told)) == {"completed": 1}
         records = [bus.get("payments", id_) for id_ in ids]
         assert [record and record.status for record in records] == [
@@ -304,8 +304,8 @@ def test_many_are_resolved_only_after_a_yes(dsn: str, run: Run) -> None:
         bus.send("orders", "Ship")
         trouble(dsn)
         asked: Any = ["tsq", "retry", "payments", "--all", "--type", "Debit"]
-        told = refusal(run(*asked, stdin="y\n"), 2)
-        assert "5 commands would be retried, and there is no terminal to ask at: add --yes" in told
+        text = refusal(run(*asked, stdin="y\n"), 2)
+        assert "5 commands would be retried, and there is no terminal to ask at: add --yes" in text
         refused = at_terminal(*asked, "--dsn", dsn, answer="n\n")
         assert (refused.returncode, bus.troubleshooting.count()) == (1, 6)
         assert "retry 5 commands (domain payments, type Debit)? [y/N]" in refused.stderr

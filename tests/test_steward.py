@@ -14,14 +14,14 @@ from eventually import eventually
 
 from cmdbus import CommandBus, HandlerRegistry, SendRequest, Timeouts
 from cmdbus.board.board import Board
-from cmdbus.board.layout import KEY_COUNT
+from cmdbus.board.layout import CLAIM_COUNT
 from cmdbus.board.node import Node
-from cmdbus.board.seats import Ended, Role, Seat
-from cmdbus.board.wake_pipe import Wire
+from cmdbus.board.seats import ExitRecord, Role, Seat
+from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.settings import Settings
-from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.in_flight import Holding
+from cmdbus.worker.in_flight import InFlight
 from cmdbus.worker.steward.steward import Steward
 
 pytestmark = pytest.mark.db
@@ -37,13 +37,13 @@ class Idle:
 
     board: Board
     worker: Seat
-    wake: Wire
+    worker_pipe: WakePipe
     running: threading.Thread
 
     def is_woken(self) -> bool:
-        if not self.wake.pending:
+        if not self.worker_pipe.pending:
             return False
-        self.wake.drain()
+        self.worker_pipe.drain()
         return True
 
     def start(self) -> None:
@@ -58,29 +58,29 @@ def idle(dsn: str, tmp_path: Path) -> Iterator[Idle]:
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     with ExitStack() as opened:
-        board, wake, call = Board.in_memory(2, 2), Wire(8), Wire(1)
-        for what in (board, wake, call):
+        board, worker_pipe, steward_pipe = Board.in_memory(2, 2), WakePipe(8), WakePipe(1)
+        for what in (board, worker_pipe, steward_pipe):
             opened.callback(what.close)
         now = time.monotonic_ns()
-        for place, role in enumerate((Role.STEWARD, Role.WORKER)):
-            board.seat(place).assign(role, number=0, generation=1, now=now)
-            board.seat(place).enter(pid=os.getpid(), generation=1, now=now)
+        for index, role in enumerate((Role.STEWARD, Role.WORKER)):
+            board.seat(index).assign(role, number=0, generation=1, now=now)
+            board.seat(index).enter(pid=os.getpid(), generation=1, now=now)
         worker = board.seat(1)
         node = Node(
             board=board,
             seat=board.seat(0),
             generation=1,
             parent=os.getppid(),
-            wake=wake,
-            call=call,
+            worker_pipe=worker_pipe,
+            steward_pipe=steward_pipe,
         )
-        told = Settings(dsn=dsn, timeouts=TIMEOUTS, poll_interval=POLL)
-        steward = Steward(told, node, registry, tmp_path)
+        settings = Settings(dsn=dsn, timeouts=TIMEOUTS, poll_interval=POLL)
+        steward = Steward(settings, node, registry, tmp_path)
         running = threading.Thread(target=steward.run)
-        idle = Idle(board, worker, wake, running)
+        idle = Idle(board, worker, worker_pipe, running)
         idle.park()
         yield idle
-        steward.leave(time.monotonic())
+        steward.request_stop(time.monotonic())
         running.join(10)
 
 
@@ -131,7 +131,7 @@ def test_the_timers_are_read_50_ms_early_and_a_worker_is_woken_at_the_time(
             due = bus.send("payments", "Debit", delay=0.4)
             eventually(lambda: looks_within(other, 0.4))
             idle.is_woken()
-            looks = looks_until(other, lambda: idle.wake.pending > 0)
+            looks = looks_until(other, lambda: idle.worker_pipe.pending > 0)
             record = bus.get("payments", due)
             assert record is not None
             waits.append(record.due_at.timestamp() - looks[-1])
@@ -143,7 +143,7 @@ def test_the_timers_are_read_50_ms_early_and_a_worker_is_woken_at_the_time(
     assert max(waits) <= 0, waits
 
 
-@pytest.mark.parametrize(("domains", "count"), [(80, 80), (1, KEY_COUNT + 50)])
+@pytest.mark.parametrize(("domains", "count"), [(80, 80), (1, CLAIM_COUNT + 50)])
 def test_leases_are_renewed_beyond_what_the_board_can_show(
     idle: Idle, dsn: str, domains: int, count: int
 ) -> None:
@@ -152,12 +152,12 @@ def test_leases_are_renewed_beyond_what_the_board_can_show(
     claims = Claims("cmdbus", 3.0)
     idle.worker.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
     idle.worker.register(claims.incarnation)
-    held = Holding(claims, idle.worker)
+    in_flight = InFlight(claims, idle.worker)
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as session:
         bus.send_many([SendRequest(names[n % domains], "Debit") for n in range(count)])
-        want = Want(count, 0, names, [f"{name} Debit" for name in names], [], {})
-        _, claimed = claims.step(session, [], want)
-        assert len(held.take(claimed, lambda: False)) == count
+        request = ClaimRequest(count, 0, names, [f"{name} Debit" for name in names], [], {})
+        _, claimed = claims.settle_and_claim(session, [], request)
+        assert len(in_flight.take(claimed, lambda: False)) == count
         idle.start()
         renewed = (
             "SELECT count(*) FROM cmdbus.ready"
@@ -210,7 +210,9 @@ def test_what_cannot_be_handed_back_keeps_nothing_else_from_being_done(
 ) -> None:
     idle.worker.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
     idle.worker.register(17)
-    idle.board.seat(1).bury(0, Ended(generation=1, pid=1, signal=9), now=time.monotonic_ns())
+    idle.board.seat(1).record_exit(
+        0, ExitRecord(generation=1, pid=1, signal=9), now=time.monotonic_ns()
+    )
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as other:
         other.execute("ALTER FUNCTION cmdbus.finite RENAME TO finite_once")
         bus.send("payments", "Debit", delay=0.2)

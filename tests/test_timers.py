@@ -9,7 +9,7 @@ from crowd import crowded
 from eventually import eventually
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.timers import GRACE_SECONDS, Timers, seconds_to_look
 
@@ -44,7 +44,7 @@ def claimed(connection: psycopg.Connection, lease: float) -> Claims:
     """All of it, by some other worker."""
     claims = Claims("cmdbus", lease)
     claims.register(connection, "other")
-    claims.step(connection, [], Want(100, 0, ["payments"], [TYPE], [], {}))
+    claims.settle_and_claim(connection, [], ClaimRequest(100, 0, ["payments"], [TYPE], [], {}))
     return claims
 
 
@@ -76,7 +76,7 @@ def test_the_timers_are_read_ahead_of_the_earliest_and_at_its_time(
 def test_with_nothing_scheduled_there_is_nothing_to_wait_for(
     connection: psycopg.Connection, timers: Timers
 ) -> None:
-    assert timers.look(connection, leases=True) == float("inf")
+    assert timers.read(connection, leases=True) == float("inf")
 
 
 def test_the_ends_of_more_leases_than_can_be_read_keep_nothing_else_from_being_looked_at(
@@ -90,10 +90,10 @@ def test_the_ends_of_more_leases_than_can_be_read_keep_nothing_else_from_being_l
 
     with crowded(connection, "payments", read_all):
         bus.send("payments", "Debit", delay=HOUR)
-        assert timers.look(connection, leases=True) == pytest.approx(HOUR, abs=10.0)
-        assert 0 < timers.look(connection, leases=True) <= 60.0
+        assert timers.read(connection, leases=True) == pytest.approx(HOUR, abs=10.0)
+        assert 0 < timers.read(connection, leases=True) <= 60.0
         due_now(connection)
-        assert timers.look(connection, leases=True) == 0.0
+        assert timers.read(connection, leases=True) == 0.0
     assert count(connection, "scheduled") == 0
 
 
@@ -102,7 +102,7 @@ def test_it_says_how_long_it_is_until_the_earliest(
 ) -> None:
     for delay in (2 * HOUR, HOUR, 3 * HOUR):
         bus.send("payments", "Debit", delay=delay)
-    assert HOUR - 30 < timers.look(connection, leases=False) <= HOUR
+    assert HOUR - 30 < timers.read(connection, leases=False) <= HOUR
     assert count(connection, "ready") == 0
 
 
@@ -116,11 +116,11 @@ def test_what_is_due_is_moved_and_the_next_one_is_not_forgotten(
     bus.send("payments", "Debit", delay=2 * HOUR)
     newest = "SELECT max(id) FROM cmdbus.ready"
     before: Any = connection.execute(newest).fetchone()
-    assert timers.look(connection, leases=False) == 0.0
+    assert timers.read(connection, leases=False) == 0.0
     assert count(connection, "ready") == 2 and count(connection, "scheduled") == 1
     after: Any = connection.execute(newest).fetchone()
     assert after[0] > before[0], "a new id: below the floor nobody would look"
-    assert 2 * HOUR - 30 < timers.look(connection, leases=False) <= 2 * HOUR
+    assert 2 * HOUR - 30 < timers.read(connection, leases=False) <= 2 * HOUR
 
 
 def test_more_than_are_moved_at_once_are_moved_by_the_next_looks(
@@ -128,10 +128,10 @@ def test_more_than_are_moved_at_once_are_moved_by_the_next_looks(
 ) -> None:
     bus.send_many([SendRequest("payments", "Debit", delay=HOUR) for _ in range(1_500)])
     due_now(connection)
-    assert timers.look(connection, leases=False) == 0.0
+    assert timers.read(connection, leases=False) == 0.0
     assert count(connection, "scheduled") == 500
-    assert timers.look(connection, leases=False) == 0.0
-    assert timers.look(connection, leases=False) == float("inf")
+    assert timers.read(connection, leases=False) == 0.0
+    assert timers.read(connection, leases=False) == float("inf")
 
 
 def test_one_that_somebody_holds_is_looked_for_again_less_and_less_often(
@@ -142,16 +142,16 @@ def test_one_that_somebody_holds_is_looked_for_again_less_and_less_often(
     due_now(connection)
     with psycopg.connect(dsn) as holder:
         holder.execute("SELECT * FROM cmdbus.scheduled FOR UPDATE")
-        waits = [timers.look(connection, leases=False) for _ in range(15)]
+        waits = [timers.read(connection, leases=False) for _ in range(15)]
         holder.rollback()
     assert waits[:4] == [0.002, 0.004, 0.008, 0.016] and waits[-2:] == [5.0, 5.0]
-    assert timers.look(connection, leases=False) == 0.0
+    assert timers.read(connection, leases=False) == 0.0
     bus.send("payments", "Debit", delay=HOUR)
-    assert timers.look(connection, leases=False) > HOUR - 30
+    assert timers.read(connection, leases=False) > HOUR - 30
     due_now(connection)
     with psycopg.connect(dsn) as holder:
         holder.execute("SELECT * FROM cmdbus.scheduled FOR UPDATE")
-        assert timers.look(connection, leases=False) == 0.002, "it begins anew"
+        assert timers.read(connection, leases=False) == 0.002, "it begins anew"
         holder.rollback()
 
 
@@ -163,9 +163,9 @@ def test_one_that_somebody_holds_hides_none_that_is_due_after_it(
     bus.send("payments", "Debit", delay=1.0)
     with psycopg.connect(dsn) as holder:
         holder.execute("SELECT FROM cmdbus.scheduled WHERE due_at <= clock_timestamp() FOR UPDATE")
-        waits = [timers.look(connection, leases=False) for _ in range(12)]
+        waits = [timers.read(connection, leases=False) for _ in range(12)]
         assert 0 < waits[-1] <= 1.0, "after so many the wait for the row alone is 4 s"
-        eventually(lambda: timers.look(connection, leases=False) == 0.0, 5)
+        eventually(lambda: timers.read(connection, leases=False) == 0.0, 5)
         assert count(connection, "scheduled") == 1
 
 
@@ -176,14 +176,14 @@ def test_a_lease_of_another_worker_is_a_timer_for_whoever_asks(
     shows at the pace of renewals that it could renew."""
     bus.send("payments", "Debit")
     claimed(connection, lease=HOUR)
-    assert timers.look(connection, leases=False) == float("inf")
+    assert timers.read(connection, leases=False) == float("inf")
     assert count(connection, "node") == 0
-    assert timers.look(connection, leases=True) == 10
+    assert timers.read(connection, leases=True) == 10
     assert count(connection, "node") == 1
     connection.execute("UPDATE cmdbus.ready SET lease_until = clock_timestamp() + '5 s'")
-    assert 0 < timers.look(connection, leases=True) <= 5
+    assert 0 < timers.read(connection, leases=True) <= 5
     bus.send("payments", "Debit", delay=3)
-    assert timers.look(connection, leases=True) <= 3
+    assert timers.read(connection, leases=True) <= 3
 
 
 def test_a_lease_of_what_we_have_no_handler_for_is_none_of_our_timers(
@@ -193,4 +193,4 @@ def test_a_lease_of_what_we_have_no_handler_for_is_none_of_our_timers(
     claimed(connection, lease=HOUR)
     for domains, types in ((["mail"], ["mail Post"]), (["payments"], ["payments Credit"])):
         ours = Timers(Claims("cmdbus", 30), domains, types)
-        assert ours.look(connection, leases=True) == float("inf")
+        assert ours.read(connection, leases=True) == float("inf")

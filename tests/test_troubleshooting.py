@@ -26,7 +26,7 @@ from cmdbus import (
     SendRequest,
     Status,
 )
-from cmdbus.producer.troubleshooting import BATCH
+from cmdbus.producer.troubleshooting import CHUNK
 
 pytestmark = pytest.mark.db
 
@@ -246,13 +246,13 @@ def test_what_an_operator_says_is_checked_before_anything_is_written(
 ) -> None:
     with CommandBus(dsn) as bus:
         id_ = troubled(bus, dsn)
-        said = {"command_id": id_, "operator": "ann", **arguments}
+        resolution = {"command_id": id_, "operator": "ann", **arguments}
         with pytest.raises(ValueError, match=sentence):
-            bus.troubleshooting.complete("payments", **said)
+            bus.troubleshooting.complete("payments", **resolution)
         if "command_id" not in arguments:
-            del said["command_id"]
+            del resolution["command_id"]
             with pytest.raises(ValueError, match=sentence):
-                bus.troubleshooting.complete_all("payments", **said)
+                bus.troubleshooting.complete_all("payments", **resolution)
         assert bus.troubleshooting.count() == 1
 
 
@@ -274,15 +274,15 @@ def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
     """R41."""
     with CommandBus(dsn) as bus, psycopg.connect(dsn) as mine:
         ids = [troubled(bus, dsn, reply_to="orders") for _ in range(6)]
-        said: dict[str, Any] = {"operator": "ann", "connection": mine}
+        resolution: dict[str, Any] = {"operator": "ann", "connection": mine}
         queue = bus.troubleshooting
-        queue.retry("payments", ids[0], **said)
-        queue.cancel("payments", ids[1], **said)
-        queue.complete("payments", ids[2], **said)
+        queue.retry("payments", ids[0], **resolution)
+        queue.cancel("payments", ids[1], **resolution)
+        queue.complete("payments", ids[2], **resolution)
         assert queue.count(connection=mine) == len(queue.list(connection=mine)) == 3
-        assert queue.retry_all(limit=1, **said) == 1
-        assert queue.cancel_all(limit=1, **said) == 1
-        assert queue.complete_all(**said) == 1
+        assert queue.retry_all(limit=1, **resolution) == 1
+        assert queue.cancel_all(limit=1, **resolution) == 1
+        assert queue.complete_all(**resolution) == 1
         assert queue.count(connection=mine) == 0
         mine.rollback()
         assert queue.count() == 6
@@ -295,7 +295,7 @@ def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
 
 def test_many_are_resolved_at_once_by_condition_and_counted(dsn: str) -> None:
     """R26."""
-    many = 2 * BATCH + 50
+    many = 2 * CHUNK + 50
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         ids = bus.send_many([SendRequest("payments", "Debit", n) for n in range(many)])
         assert trouble(dsn) == many
@@ -337,7 +337,7 @@ def test_many_large_ones_are_resolved_in_batches_bounded_by_bytes(dsn: str) -> N
 def test_what_fails_again_while_many_are_retried_is_not_retried_twice(dsn: str) -> None:
     """A worker brings each batch back at once."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
-        bus.send_many([SendRequest("payments", "Debit")] * (BATCH + 1))
+        bus.send_many([SendRequest("payments", "Debit")] * (CHUNK + 1))
         trouble(dsn)
         connection.execute(
             "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -349,8 +349,8 @@ def test_what_fails_again_while_many_are_retried_is_not_retried_twice(dsn: str) 
             " FOR EACH ROW EXECUTE FUNCTION fail()"
         )
         soon = datetime.now(UTC) + timedelta(hours=1)
-        assert bus.troubleshooting.retry_all(until=soon, operator="ann") == BATCH + 1
-        assert bus.troubleshooting.count() == BATCH + 1
+        assert bus.troubleshooting.retry_all(until=soon, operator="ann") == CHUNK + 1
+        assert bus.troubleshooting.count() == CHUNK + 1
 
 
 def test_two_operators_resolve_nothing_twice(dsn: str) -> None:

@@ -55,7 +55,7 @@ def test_the_backoff_follows_the_schedule_and_its_last_entry_repeats() -> None:
 
 def test_jitter_spreads_in_both_directions_by_its_share() -> None:
     policy = RetryPolicy(backoff=(100,), jitter=0.1)
-    assert [policy.delay(1, dice) for dice in (0.0, 0.5, 1.0)] == [90, 100, pytest.approx(110)]
+    assert [policy.delay(1, rand) for rand in (0.0, 0.5, 1.0)] == [90, 100, pytest.approx(110)]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from cmdbus import (
     TransientCommandError,
 )
 from cmdbus.database.statements import statement
-from cmdbus.producer.steering import BATCH, BATCH_BYTES
+from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
 
 pytestmark = pytest.mark.db
 
@@ -184,8 +184,8 @@ def test_what_is_claimed_meanwhile_stays(dsn: str, act: str) -> None:
 
 def test_all_that_waits_is_canceled_with_events_and_replies(dsn: str) -> None:
     with CommandBus(dsn) as bus:
-        ids = bus.send_many([SendRequest("payments", "Debit", n) for n in range(BATCH + 50)])
-        ids += bus.send_many([SendRequest("payments", "Debit", delay=9e6)] * (BATCH + 1))
+        ids = bus.send_many([SendRequest("payments", "Debit", n) for n in range(CHUNK + 50)])
+        ids += bus.send_many([SendRequest("payments", "Debit", delay=9e6)] * (CHUNK + 1))
         asked = bus.send("payments", "Debit", reply_to="replies")
         running, other = bus.send("payments", "Debit"), bus.send("payments", "Other")
         elsewhere = bus.send("orders", "Debit")
@@ -222,10 +222,10 @@ def test_a_batch_is_bounded_in_bytes_and_leaves_locked_rows(dsn: str) -> None:
         for delay in (None, 60):
             ids = bus.send_many([SendRequest("payments", "Debit", data, delay=delay)] * 4)
         values: dict[str, object] = dict.fromkeys(("type", "since", "operator", "reason"))
-        values |= {"domain": "payments", "count": BATCH, "until": datetime.now(UTC)}
+        values |= {"domain": "payments", "count": CHUNK, "until": datetime.now(UTC)}
         values |= {"command_id": None, "priority": -1, "id": 0}
         size = connection.execute("SELECT min(pg_column_size(data)) FROM cmdbus.ready").fetchone()
-        assert size is not None and BATCH * size[0] > BATCH_BYTES
+        assert size is not None and CHUNK * size[0] > CHUNK_BYTES
         for name in ("cancel_scheduled", "cancel_ready"):
             for allowed, expected in ((1, 1), (size[0] + 1, 2)):
                 row = connection.execute(

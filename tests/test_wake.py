@@ -15,7 +15,7 @@ from eventually import eventually
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.database.schema import install
-from cmdbus.worker.claims.claim import Want
+from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
 pytestmark = pytest.mark.db
@@ -321,8 +321,8 @@ def test_what_is_given_back_wakes_who_waits_for_it(dsn: str) -> None:
         claims = Claims("cmdbus", 30)
         claims.register(worker, "tester")
         bus.send("payments", "Debit")
-        want = Want(1, 0, ["payments"], ["payments Debit"], [], {})
-        _, claimed = claims.step(worker, [], want)
+        request = ClaimRequest(1, 0, ["payments"], ["payments Debit"], [], {})
+        _, claimed = claims.settle_and_claim(worker, [], request)
         arm(worker, "payments", node=99)
         assert heard(listener) == []
         claims.release(worker, claimed)

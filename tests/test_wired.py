@@ -13,8 +13,8 @@ from eventually import eventually
 from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter
 from cmdbus.board.node import Node
-from cmdbus.board.wake_pipe import Wire
-from cmdbus.worker.waiting.node_waiter import LeavingWake, WiredWake
+from cmdbus.board.wake_pipe import WakePipe
+from cmdbus.worker.waiting.node_waiter import NodeWaiter, QuarantineWaiter
 
 #: These wakes talk to the board and to wires alone.
 NO_CONNECTION: psycopg.Connection = None  # type: ignore[assignment]
@@ -29,7 +29,7 @@ def busy() -> bool:
     return True
 
 
-class CountingWire(Wire):
+class CountingWire(WakePipe):
     """Says how many bytes were put into it."""
 
     def __init__(self, capacity: int) -> None:
@@ -46,58 +46,58 @@ class Fleet:
     """Workers of one node, each of which is only its leader."""
 
     board: Board
-    wake: CountingWire
-    call: Wire
+    worker_pipe: CountingWire
+    steward_pipe: WakePipe
     opened: ExitStack
     #: What rests on threads of the test ended with.
     ended: list[Counter | None] = field(default_factory=list)
 
-    def worker(self, place: int = 0, jitter_ms: int = 0, poll: float = 60.0) -> WiredWake:
+    def worker(self, index: int = 0, jitter_ms: int = 0, poll: float = 60.0) -> NodeWaiter:
         node = Node(
             board=self.board,
-            seat=self.board.seat(place),
+            seat=self.board.seat(index),
             generation=1,
             parent=1,
-            wake=self.wake,
-            call=self.call,
+            worker_pipe=self.worker_pipe,
+            steward_pipe=self.steward_pipe,
         )
-        wake = WiredWake(node, poll, jitter_ms, look=0.01)
-        self.opened.callback(wake.stop)
-        return wake
+        waiter = NodeWaiter(node, poll, jitter_ms, look=0.01)
+        self.opened.callback(waiter.stop)
+        return waiter
 
-    def parked(self, place: int = 0) -> bool:
-        return self.board.seat_view(place).parked is not None
+    def parked(self, index: int = 0) -> bool:
+        return self.board.seat_view(index).parked is not None
 
     @contextmanager
-    def resting(self, worker: WiredWake, place: int = 0) -> Iterator[None]:
+    def resting(self, worker: NodeWaiter, index: int = 0) -> Iterator[None]:
         """On a thread, which must have ended at the end."""
 
         def rest() -> None:
-            self.ended.append(worker.rest(NO_CONNECTION, idle))
+            self.ended.append(worker.wait_for_work(NO_CONNECTION, idle))
 
         thread = threading.Thread(target=rest)
         thread.start()
         try:
-            eventually(lambda: self.parked(place))
+            eventually(lambda: self.parked(index))
             yield
             thread.join(10)
             assert not thread.is_alive()
         finally:
-            worker.ring()
+            worker.wake()
             thread.join(10)
 
 
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     with ExitStack() as opened:
-        board, wake, call = Board.in_memory(4, 2), CountingWire(8), Wire(1)
-        for what in (board, wake, call):
+        board, worker_pipe, steward_pipe = Board.in_memory(4, 2), CountingWire(8), WakePipe(1)
+        for what in (board, worker_pipe, steward_pipe):
             opened.callback(what.close)
-        for place in range(4):
-            board.seat(place).enter(pid=1, generation=1, now=1)
+        for index in range(4):
+            board.seat(index).enter(pid=1, generation=1, now=1)
         board.set_listening(True)
         board.set_armed(1)
-        yield Fleet(board, wake, call, opened)
+        yield Fleet(board, worker_pipe, steward_pipe, opened)
 
 
 # Parking.
@@ -109,10 +109,10 @@ def test_whoever_rests_shows_it_before_it_looks_for_the_last_time(fleet: Fleet) 
     seen = []
 
     def look() -> bool:
-        seen.append((fleet.parked(), fleet.call.pending))
+        seen.append((fleet.parked(), fleet.steward_pipe.pending))
         return True
 
-    assert fleet.worker().rest(NO_CONNECTION, look) is None
+    assert fleet.worker().wait_for_work(NO_CONNECTION, look) is None
     assert seen == [(True, 0)]
     assert not fleet.parked()
 
@@ -123,9 +123,9 @@ def test_whoever_parks_while_nothing_is_armed_calls_the_steward(
 ) -> None:
     fleet.board.set_armed(number)
     worker = fleet.worker()
-    fleet.wake.put()
-    worker.rest(NO_CONNECTION, idle)
-    assert fleet.call.pending == calls
+    fleet.worker_pipe.put()
+    worker.wait_for_work(NO_CONNECTION, idle)
+    assert fleet.steward_pipe.pending == calls
 
 
 def test_a_rest_that_fails_leaves_nobody_parked(fleet: Fleet) -> None:
@@ -133,7 +133,7 @@ def test_a_rest_that_fails_leaves_nobody_parked(fleet: Fleet) -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        fleet.worker().rest(NO_CONNECTION, look)
+        fleet.worker().wait_for_work(NO_CONNECTION, look)
     assert not fleet.parked()
 
 
@@ -143,11 +143,11 @@ def test_whoever_rests_says_so_again_where_it_was_written_over(fleet: Fleet) -> 
     worker = fleet.worker()
     with fleet.resting(worker):
         since = fleet.board.seat_view(0).parked
-        fleet.call.drain()
+        fleet.steward_pipe.drain()
         fleet.board.seat(0).unpark()
         eventually(lambda: fleet.board.seat_view(0).parked == since)
-        eventually(lambda: fleet.call.pending)
-        fleet.wake.put()
+        eventually(lambda: fleet.steward_pipe.pending)
+        fleet.worker_pipe.put()
 
 
 # Bytes.
@@ -157,82 +157,82 @@ def test_a_byte_wakes_one_and_it_is_that_ones(fleet: Fleet) -> None:
     """M061: a competing consumer."""
     first, second = fleet.worker(0), fleet.worker(1)
     with fleet.resting(first, 0), fleet.resting(second, 1):
-        fleet.wake.put()
+        fleet.worker_pipe.put()
         eventually(lambda: fleet.ended == [Counter.WAKEUPS_PIPE])
         assert [fleet.parked(0), fleet.parked(1)].count(True) == 1
-        assert fleet.wake.pending == 0
-        fleet.wake.put()
+        assert fleet.worker_pipe.pending == 0
+        fleet.worker_pipe.put()
     assert fleet.ended == [Counter.WAKEUPS_PIPE] * 2
 
 
 def test_woken_and_with_a_full_claim_one_passes_one_on(fleet: Fleet) -> None:
     """M070: and only the first claim after the wake does."""
     worker = fleet.worker()
-    fleet.wake.put()
-    assert worker.rest(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
+    fleet.worker_pipe.put()
+    assert worker.wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
     for _ in range(5):
-        worker.working(NO_CONNECTION)
-        worker.stepped(full=True)
-    assert fleet.wake.pending == 1
+        worker.before_claim(NO_CONNECTION)
+        worker.after_claim(full=True)
+    assert fleet.worker_pipe.pending == 1
 
 
 def test_woken_and_with_less_than_a_full_claim_one_passes_none_on(fleet: Fleet) -> None:
     """M072: a wake that finds no more than it can do itself ends there."""
     worker = fleet.worker()
-    fleet.wake.put()
-    worker.rest(NO_CONNECTION, idle)
-    worker.stepped(full=False)
-    worker.stepped(full=True)
-    assert fleet.wake.pending == 0
+    fleet.worker_pipe.put()
+    worker.wait_for_work(NO_CONNECTION, idle)
+    worker.after_claim(full=False)
+    worker.after_claim(full=True)
+    assert fleet.worker_pipe.pending == 0
 
 
 def test_a_tight_loop_sends_nothing(fleet: Fleet) -> None:
     """M074."""
     worker = fleet.worker()
     for _ in range(1_000):
-        worker.working(NO_CONNECTION)
-        worker.stepped(full=True)
-    assert fleet.wake.put_so_far == 0
+        worker.before_claim(NO_CONNECTION)
+        worker.after_claim(full=True)
+    assert fleet.worker_pipe.put_so_far == 0
 
 
 def test_whoever_is_busy_does_not_take_a_byte(fleet: Fleet) -> None:
     """Race 1i (3)."""
-    fleet.wake.put()
-    assert fleet.worker().rest(NO_CONNECTION, busy) is None
-    assert fleet.wake.pending == 1
+    fleet.worker_pipe.put()
+    assert fleet.worker().wait_for_work(NO_CONNECTION, busy) is None
+    assert fleet.worker_pipe.pending == 1
 
 
 def test_a_byte_taken_by_one_that_got_busy_meanwhile_goes_back(fleet: Fleet) -> None:
     """Race 1i (3): claim, or write it back."""
     answers = iter([False, True])
     worker = fleet.worker()
-    fleet.wake.put()
-    assert worker.rest(NO_CONNECTION, lambda: next(answers)) is None
-    assert fleet.wake.pending == 1
-    worker.stepped(full=True)
-    assert fleet.wake.pending == 1, "and is not passed on besides"
+    fleet.worker_pipe.put()
+    assert worker.wait_for_work(NO_CONNECTION, lambda: next(answers)) is None
+    assert fleet.worker_pipe.pending == 1
+    worker.after_claim(full=True)
+    assert fleet.worker_pipe.pending == 1, "and is not passed on besides"
 
 
 def test_a_byte_whose_claim_was_not_made_before_the_stop_goes_back(fleet: Fleet) -> None:
     stops, done = fleet.worker(0), fleet.worker(1)
     for worker in (stops, done):
-        fleet.wake.put()
-        worker.rest(NO_CONNECTION, idle)
-    done.stepped(full=False)
+        fleet.worker_pipe.put()
+        worker.wait_for_work(NO_CONNECTION, idle)
+    done.after_claim(full=False)
     done.stop()
-    assert fleet.wake.pending == 0
+    assert fleet.worker_pipe.pending == 0
     stops.stop()
-    assert fleet.wake.pending == 1
+    assert fleet.worker_pipe.pending == 1
 
 
 def test_a_byte_whose_claim_failed_is_still_to_be_passed_on_by_the_next(fleet: Fleet) -> None:
     worker = fleet.worker()
-    fleet.wake.put()
-    worker.rest(NO_CONNECTION, idle)
-    worker.working(NO_CONNECTION)  # And the statement fails: there is no `stepped`.
-    worker.working(NO_CONNECTION)
-    worker.stepped(full=True)
-    assert fleet.wake.pending == 1
+    fleet.worker_pipe.put()
+    worker.wait_for_work(NO_CONNECTION, idle)
+    worker.before_claim(NO_CONNECTION)  # And the statement fails: there is no `stepped`.
+    worker.before_claim(NO_CONNECTION)
+    worker.after_claim(full=True)
+    assert fleet.worker_pipe.pending == 1
 
 
 def test_jitter_spreads_claims_after_a_wake_up_over_its_whole_length(fleet: Fleet) -> None:
@@ -241,11 +241,11 @@ def test_jitter_spreads_claims_after_a_wake_up_over_its_whole_length(fleet: Flee
         worker = fleet.worker(jitter_ms=jitter_ms)
         found = []
         for _ in range(100):
-            fleet.wake.put()
+            fleet.worker_pipe.put()
             began = time.monotonic()
-            assert worker.rest(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
+            assert worker.wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
             found.append(time.monotonic() - began)
-            worker.stepped(full=False)
+            worker.after_claim(full=False)
         return sorted(found)
 
     without, spread = pauses(0), pauses(10)
@@ -261,28 +261,28 @@ def test_jitter_spreads_claims_after_a_wake_up_over_its_whole_length(fleet: Flee
 
 def test_whoever_rings_after_the_claim_ends_the_rest_that_follows(fleet: Fleet) -> None:
     worker = fleet.worker()
-    worker.working(NO_CONNECTION)
-    worker.ring()
-    fleet.wake.put()
-    assert worker.rest(NO_CONNECTION, idle) is None
-    assert fleet.wake.pending == 1, "the byte is left to another one"
+    worker.before_claim(NO_CONNECTION)
+    worker.wake()
+    fleet.worker_pipe.put()
+    assert worker.wait_for_work(NO_CONNECTION, idle) is None
+    assert fleet.worker_pipe.pending == 1, "the byte is left to another one"
 
 
 def test_whoever_rang_before_the_claim_has_been_heard_by_it(fleet: Fleet) -> None:
     worker = fleet.worker()
-    worker.ring()
-    worker.ring()
-    worker.working(NO_CONNECTION)
-    fleet.wake.put()
-    assert worker.rest(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
+    worker.wake()
+    worker.wake()
+    worker.before_claim(NO_CONNECTION)
+    fleet.worker_pipe.put()
+    assert worker.wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
 
 
 def test_the_bell_for_one_that_rests_is_only_for_one_that_rests(fleet: Fleet) -> None:
     worker = fleet.worker()
-    worker.ring_if_resting()
+    worker.wake_if_waiting()
     with fleet.resting(worker):
         assert fleet.ended == []
-        worker.ring_if_resting()
+        worker.wake_if_waiting()
     assert fleet.ended == [None]
 
 
@@ -291,11 +291,11 @@ def test_after_the_stop_nobody_is_rung_and_no_other_file_gets_the_byte(fleet: Fl
 
     def stopped_meanwhile() -> bool:
         worker.stop()
-        worker.ring_if_resting()
-        worker.ring()
+        worker.wake_if_waiting()
+        worker.wake()
         return True
 
-    assert worker.rest(NO_CONNECTION, stopped_meanwhile) is None
+    assert worker.wait_for_work(NO_CONNECTION, stopped_meanwhile) is None
 
 
 # Polling.
@@ -305,7 +305,7 @@ def test_a_rest_is_over_when_something_is_to_be_looked_at_again(fleet: Fleet) ->
     """Though the node is armed, and no byte comes."""
     worker = fleet.worker()
     until = time.monotonic() + 0.02
-    assert worker.rest(NO_CONNECTION, idle, until) is Counter.WAKEUPS_TIMER
+    assert worker.wait_for_work(NO_CONNECTION, idle, until) is Counter.WAKEUPS_TIMER
     assert until <= time.monotonic() < until + 5
     assert not fleet.parked()
 
@@ -314,11 +314,11 @@ def test_until_then_it_counts_as_a_worker_that_has_something_to_do(fleet: Fleet)
     """--drain ends a fleet whose workers have been parked for a second."""
     worker = fleet.worker()
     until = time.monotonic() + 60
-    thread = threading.Thread(target=worker.rest, args=(NO_CONNECTION, idle, until))
+    thread = threading.Thread(target=worker.wait_for_work, args=(NO_CONNECTION, idle, until))
     thread.start()
     eventually(fleet.parked)
     parked = fleet.board.seat_view(0).parked
-    worker.ring()
+    worker.wake()
     thread.join(10)
     assert parked == int(until * 1e9)
 
@@ -326,7 +326,7 @@ def test_until_then_it_counts_as_a_worker_that_has_something_to_do(fleet: Fleet)
 def test_while_nobody_listens_everybody_polls(fleet: Fleet) -> None:
     """The listener's connection died."""
     fleet.board.set_listening(False)
-    assert fleet.worker(poll=POLL).rest(NO_CONNECTION, idle) is Counter.WAKEUPS_POLL
+    assert fleet.worker(poll=POLL).wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_POLL
 
 
 def test_while_the_steward_listens_nobody_polls_and_when_it_does_not_any_more_all_do(
@@ -337,11 +337,11 @@ def test_while_the_steward_listens_nobody_polls_and_when_it_does_not_any_more_al
     worker = fleet.worker(poll=POLL)
     for _ in range(3):
         began = time.monotonic()
-        assert worker.rest(NO_CONNECTION, idle) is None
+        assert worker.wait_for_work(NO_CONNECTION, idle) is None
         assert POLL <= time.monotonic() - began < POLL + 1
         assert worker.only_own(), "it rests on, and claims nothing"
     fleet.board.set_listening(False)
-    assert worker.rest(NO_CONNECTION, idle) is Counter.WAKEUPS_POLL
+    assert worker.wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_POLL
 
 
 # Chains.
@@ -365,78 +365,78 @@ def drains(
             left[0] -= count
             return count
 
-    def lead(place: int) -> None:
-        wake = wakes[place]
+    def lead(index: int) -> None:
+        waiter = wakes[index]
         while not stopping.is_set():
-            wake.rest(NO_CONNECTION, stopping.is_set)
+            waiter.wait_for_work(NO_CONNECTION, stopping.is_set)
             while not stopping.is_set():
-                wake.working(NO_CONNECTION)
+                waiter.before_claim(NO_CONNECTION)
                 count = claim()
-                wake.stepped(full=count >= at_once)
+                waiter.after_claim(full=count >= at_once)
                 if not count:
-                    empty[place] += 1
+                    empty[index] += 1
                     break
-                if not got[place]:
+                if not got[index]:
                     barrier.wait(10)
-                got[place] += count
+                got[index] += count
 
     threads = [threading.Thread(target=lead, args=(place,)) for place in range(workers)]
     for thread in threads:
         thread.start()
     try:
         eventually(lambda: all(fleet.parked(place) for place in range(workers)))
-        fleet.wake.put()
+        fleet.worker_pipe.put()
         eventually(lambda: _all_rest(fleet, workers) and not left[0])
     finally:
         stopping.set()
         for wake in wakes:
-            wake.ring()
+            wake.wake()
         for thread in threads:
             thread.join(10)
     return got, empty
 
 
 def _all_rest(fleet: Fleet, workers: int) -> bool:
-    return not fleet.wake.pending and all(fleet.parked(place) for place in range(workers))
+    return not fleet.worker_pipe.pending and all(fleet.parked(index) for index in range(workers))
 
 
 def test_a_burst_wakes_all_in_a_chain_and_not_one_for_each_command(fleet: Fleet) -> None:
     """M071, M073, M075, M076: 4 workers, 100 commands: at most 8 bytes, and all of them work."""
     got, empty = drains(fleet, 4, 100, 5, together=4)
     assert sum(got) == 100 and min(got) > 0, got
-    assert fleet.wake.put_so_far <= 8
+    assert fleet.worker_pipe.put_so_far <= 8
     assert sum(empty) <= 5
-    assert fleet.wake.pending == 0
+    assert fleet.worker_pipe.pending == 0
 
 
 def test_a_single_command_wakes_one_worker(fleet: Fleet) -> None:
     """M072: it looks once more, and nobody else does."""
     got, empty = drains(fleet, 4, 1, 5, together=1)
     assert sorted(got) == [0, 0, 0, 1]
-    assert fleet.wake.put_so_far == 1
+    assert fleet.worker_pipe.put_so_far == 1
     assert sum(empty) == 1
 
 
 # Those that run suspects.
 
 
-def leaving(left: list[str]) -> LeavingWake:
-    return LeavingWake(lambda: left.append("left"))
+def leaving(left: list[str]) -> QuarantineWaiter:
+    return QuarantineWaiter(lambda: left.append("left"))
 
 
 def test_a_process_for_suspects_leaves_when_there_are_no_more() -> None:
     left: list[str] = []
-    wake = leaving(left)
-    wake.working(NO_CONNECTION)
-    thread = threading.Thread(target=wake.rest, args=(NO_CONNECTION, idle))
+    waiter = leaving(left)
+    waiter.before_claim(NO_CONNECTION)
+    thread = threading.Thread(target=waiter.wait_for_work, args=(NO_CONNECTION, idle))
     thread.start()
     eventually(lambda: left == ["left"])
-    wake.stop()
+    waiter.stop()
     thread.join(10)
     assert not thread.is_alive()
 
 
 def test_it_does_not_leave_with_something_to_settle() -> None:
     left: list[str] = []
-    assert leaving(left).rest(NO_CONNECTION, busy) is None
+    assert leaving(left).wait_for_work(NO_CONNECTION, busy) is None
     assert left == []

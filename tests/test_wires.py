@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from cmdbus.board.wake_pipe import Wire, wait_for
-from cmdbus.supervisor.children import Death, fork, wait
+from cmdbus.board.wake_pipe import WakePipe, wait_for
+from cmdbus.supervisor.children import ExitStatus, fork, wait
 
 
 @contextmanager
-def wire(capacity: int) -> Iterator[Wire]:
-    made = Wire(capacity)
+def wire(capacity: int) -> Iterator[WakePipe]:
+    made = WakePipe(capacity)
     try:
         yield made
     finally:
@@ -104,7 +104,7 @@ def test_of_many_processes_each_byte_has_one_reader() -> None:
             assert sum(int(line) for line in told) == count
         for child in children:
             wait([child.descriptor], 10)
-            assert child.reap() == Death(0, 0)
+            assert child.reap() == ExitStatus(0, 0)
 
 
 @pytest.mark.process
@@ -122,7 +122,7 @@ def test_who_is_killed_with_it_in_hand_keeps_nobody_from_it() -> None:
             wait_for([ours], 10)
             child.send(signal.SIGKILL)
             wait([child.descriptor], 10)
-            assert child.reap() == Death(signal.SIGKILL, 0)
+            assert child.reap() == ExitStatus(signal.SIGKILL, 0)
             ours.drain()
             ours.put()
             assert ours.take() and not ours.take()

@@ -209,7 +209,7 @@ def test_whatever_a_handler_raises_its_thread_goes_on(
         raise errors[command.data]
 
     with running(dsn, registry, concurrency=1):
-        ids = [bus.send("payments", "Debit", place) for place in range(len(errors))]
+        ids = [bus.send("payments", "Debit", index) for index in range(len(errors))]
         codes = [bus.wait("payments", id_, 5).error_code for id_ in ids]
     assert codes == [type(error).__name__ for error in errors]
     for id_ in ids:

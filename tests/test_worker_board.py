@@ -17,7 +17,7 @@ from cmdbus import (
     SendRequest,
     Timeouts,
 )
-from cmdbus.board.claim_table import KeyState
+from cmdbus.board.claim_table import ClaimState
 from cmdbus.board.slots import Phase
 from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
@@ -25,8 +25,8 @@ from cmdbus.worker import Worker
 pytestmark = pytest.mark.db
 
 
-def shown(seat: SeatView, *states: KeyState) -> set[tuple[str | None, int, int, int]]:
-    return {(k.domain, k.priority, k.id, k.token) for k in seat.keys if k.state in states}
+def shown(seat: SeatView, *states: ClaimState) -> set[tuple[str | None, int, int, int]]:
+    return {(k.domain, k.priority, k.id, k.token) for k in seat.claims if k.state in states}
 
 
 def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_settlement(
@@ -60,23 +60,23 @@ def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_sett
             def agrees() -> bool:
                 seat = seat_of(worker)
                 return (
-                    shown(seat, KeyState.FINISHED) == rows("priority = 3")
-                    and shown(seat, KeyState.STARTED) == rows("priority = 4")
-                    and shown(seat, KeyState.CLAIMED)
+                    shown(seat, ClaimState.FINISHED) == rows("priority = 3")
+                    and shown(seat, ClaimState.STARTED) == rows("priority = 4")
+                    and shown(seat, ClaimState.CLAIMED)
                     == rows("priority = 5 AND claimer IS NOT NULL")
                 )
 
-            eventually(lambda: agrees() and shown(seat_of(worker), KeyState.CLAIMED))
+            eventually(lambda: agrees() and shown(seat_of(worker), ClaimState.CLAIMED))
             [slot] = [slot for slot in seat_of(worker).slots if slot.phase is Phase.RUNNING]
             assert slot.command is not None
             assert {(slot.command.id, slot.command.token)} == {
-                key[2:] for key in shown(seat_of(worker), KeyState.STARTED)
+                key[2:] for key in shown(seat_of(worker), ClaimState.STARTED)
             }
-            eventually(lambda: agrees() and not shown(seat_of(worker), KeyState.CLAIMED))
+            eventually(lambda: agrees() and not shown(seat_of(worker), ClaimState.CLAIMED))
             stranger.rollback()
             gate.open.set()
             eventually(lambda: rows("true") == set())
-            eventually(lambda: seat_of(worker).keys == ())
+            eventually(lambda: seat_of(worker).claims == ())
             assert seat_of(worker).complete
 
 
@@ -86,7 +86,7 @@ def test_nothing_is_claimed_before_the_process_is_ready(dsn: str, bus: CommandBu
 
     @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
-        was_ready.append(workers[0]._record.seat._ready > 0)
+        was_ready.append(workers[0]._telemetry.seat._ready > 0)
 
     for _ in range(5):
         sent = bus.send("payments", "Debit")
@@ -124,11 +124,11 @@ def test_no_key_is_left_however_a_command_ends(dsn: str, bus: CommandBus) -> Non
         bus.send_many([*requests, *[SendRequest("payments", "Hang")] * 2])
         eventually(lambda: bus.snapshot("payments")["depth"] == 0, 20)
         eventually(lambda: bus.snapshot("payments")["in_progress"] == 0, 10)
-        eventually(lambda: seat_of(worker).keys == ())
+        eventually(lambda: seat_of(worker).claims == ())
         assert seat_of(worker).complete
         assert worker.metrics()["cmdbus_lost_leases_total"] != 0
         gate.open.set()
-    assert seat_of(worker).keys == ()
+    assert seat_of(worker).claims == ()
 
 
 def test_a_slot_shows_its_session_and_the_one_that_comes_after_it(

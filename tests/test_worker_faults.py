@@ -259,8 +259,8 @@ def test_an_error_that_cannot_be_reported_costs_no_thread(dsn: str, bus: Command
         raise errors[command.data]
 
     with running(dsn, registry, concurrency=1):
-        for place in range(len(errors)):
-            record = bus.wait("payments", bus.send("payments", "Debit", place), 5)
+        for index in range(len(errors)):
+            record = bus.wait("payments", bus.send("payments", "Debit", index), 5)
             assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 1)
 
 

@@ -16,7 +16,7 @@ from cmdbus import (
     RetryPolicy,
     SendRequest,
 )
-from cmdbus.worker.prefetch_policy import MAX_AHEAD
+from cmdbus.worker.prefetch_policy import MAX_PREFETCH
 
 pytestmark = pytest.mark.db
 
@@ -94,7 +94,7 @@ def test_a_drain_is_claimed_in_batches_and_waits_for_nothing(dsn: str, bus: Comm
 
     @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
-        if next(started) == 2000 - MAX_AHEAD - 50:
+        if next(started) == 2000 - MAX_PREFETCH - 50:
             while_more_waits.append((counted("empty_receives"), wakeups()))
 
     def counted(name: str) -> int:

@@ -54,7 +54,7 @@ def test_what_a_step_claimed_whose_reply_was_lost_runs_at_once_and_once(
         proxy.cut()
         gate.wait_for(3)
         eventually(lambda: bus.snapshot("payments")["in_progress"] == 0, 10)
-        eventually(lambda: seat_of(one).keys == ())
+        eventually(lambda: seat_of(one).claims == ())
         assert ends(one) == {"completed": 4}
         assert one.metrics()["cmdbus_lost_leases_total"] == 0
     # Not by the first claim for certain: what has not begun goes back when a new listening
@@ -90,7 +90,7 @@ def test_a_commit_whose_reply_was_lost_is_counted_as_what_it_was(dsn: str, bus: 
         proxy.cut()
         assert bus.wait("payments", bus.send("payments", "Debit"), 10).status == "COMPLETED"
         eventually(lambda: ends(one) == {"completed": 2})
-        eventually(lambda: seat_of(one).keys == ())
+        eventually(lambda: seat_of(one).claims == ())
     assert rows(dsn, "SELECT count(*) FROM effect") == [(2,)]
 
 
@@ -112,7 +112,7 @@ def test_a_step_whose_server_is_silent_is_given_up_and_another_leads(
         gate.open.set()
         assert bus.wait("payments", later, 20).status == "COMPLETED"
         eventually(lambda: ends(one) == {"completed": 3})
-        eventually(lambda: seat_of(one).keys == ())
+        eventually(lambda: seat_of(one).claims == ())
 
         def leaders() -> int:
             phases = [slot.phase for slot in seat_of(one).slots if slot.number >= 0]

@@ -32,10 +32,10 @@ def test_nothing_starts_that_was_claimed_ahead_before_a_pause(dsn: str, bus: Com
         eventually(lambda: bus.snapshot("payments")["depth"] == 0)
         bus.send_many([SendRequest("payments", "Debit")] * 300 + slow(100))
         gate.wait_for(2)
-        assert worker._wake is not None
-        heard = worker._wake.pauses
+        assert worker._waiter is not None
+        heard = worker._waiter.pauses
         bus.pause("payments")
-        eventually(lambda: worker._wake is not None and worker._wake.pauses > heard)
+        eventually(lambda: worker._waiter is not None and worker._waiter.pauses > heard)
         gate.open.set()
         bus.send("orders", "Ship")
         assert ran.acquire(timeout=10)

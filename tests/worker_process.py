@@ -12,7 +12,7 @@ from pathlib import Path
 from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, Timeouts
 from cmdbus.board.board import Board
 from cmdbus.worker import Worker
-from cmdbus.worker.telemetry import PLACES, Record
+from cmdbus.worker.telemetry import SLOTS, Telemetry
 
 registry = HandlerRegistry()
 
@@ -31,10 +31,10 @@ def main() -> None:
     timeouts = Timeouts(lease * 0.8, lease, lease, lease * 10, lease * 20)
     worker = Worker(sys.argv[1], registry, concurrency=4, timeouts=timeouts)
     if len(sys.argv) > 3:
-        board = Board.create(Path(sys.argv[3]), seats=1, slots=PLACES)
+        board = Board.create(Path(sys.argv[3]), seats=1, slots=SLOTS)
         seat = board.seat(0)
         seat.enter(pid=os.getpid(), generation=0, now=time.monotonic_ns())
-        worker._record = Record(board, seat)
+        worker._telemetry = Telemetry(board, seat)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop(timeout=10))
     print("ready", flush=True)
     worker.run()

@@ -29,13 +29,13 @@ from cmdbus.settings import Settings
 from cmdbus.worker.demo import BACKOFF, DOMAIN
 
 _QUICK, _TRANSFERS, _FLAKY = 500, 20, 12
-_MOST_SLOW = 64
+_MAX_SLOW = 64
 _SLOW_SECONDS, _DELAY_SECONDS = 0.5, 2.0
 #: One transfer of so many fails at first.
 _FAILING = 4
 _LOOK_SECONDS = 0.05
 #: What is not settled after that is told as it is.
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 _LIVING = (SupervisorState.STARTING, SupervisorState.RUNNING)
 _TROUBLE = Status.IN_TROUBLESHOOTING_QUEUE
 
@@ -43,7 +43,7 @@ Records = Sequence[CommandRecord]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class DemoCase:
     """Commands of one type, and what is said when each of them has come to its end."""
 
     type: str
@@ -53,7 +53,7 @@ class Scene:
     sentence: Callable[[Records], str]
 
 
-def narrate(settings: Settings, board: Board, log: Path | None) -> Exit:
+def report(settings: Settings, board: Board, log: Path | None) -> Exit:
     """Tells the story once, and leaves; earlier if the supervisor stops."""
     assert settings.dsn is not None
     with (
@@ -61,11 +61,11 @@ def narrate(settings: Settings, board: Board, log: Path | None) -> Exit:
         CommandBus(settings.dsn, schema=settings.schema) as bus,
     ):
         connection.execute(statement("demo_table", settings.schema))
-        _Narrator(settings, board, bus, connection).tell(log)
+        _DemoReport(settings, board, bus, connection).report(log)
     return Exit.DONE
 
 
-class _Narrator:
+class _DemoReport:
     def __init__(
         self, settings: Settings, board: Board, bus: CommandBus, connection: psycopg.Connection
     ) -> None:
@@ -77,10 +77,10 @@ class _Narrator:
         #: What is shown to be looked at.
         self._crashed = UUID(int=0)
 
-    def tell(self, log: Path | None) -> None:
-        told = self._settings
+    def report(self, log: Path | None) -> None:
+        settings = self._settings
         beside = f"; its log is in {log}" if log else ""
-        _say(f"cmdbus, the demo: {told.procs} x {told.threads} threads are ready{beside}")
+        _say(f"cmdbus, the demo: {settings.procs} x {settings.threads} threads are ready{beside}")
         _say()
         for act in self._acts():
             if not self._play(act):
@@ -90,49 +90,49 @@ class _Narrator:
         for line in self._what_next():
             _say(line)
 
-    def _acts(self) -> Iterable[list[Scene]]:
+    def _acts(self) -> Iterable[list[DemoCase]]:
         """The crash comes last: what runs beside it would run again, alone."""
-        slow = min(self._settings.procs * self._settings.threads, _MOST_SLOW)
+        slow = min(self._settings.procs * self._settings.threads, _MAX_SLOW)
         transfers = [{"amount": n, "fails": n % _FAILING == 0} for n in range(_TRANSFERS)]
         yield [
-            _scene("Quick", [{"n": n} for n in range(_QUICK)], Status.COMPLETED, _quick),
-            _scene("Slow", [{"seconds": _SLOW_SECONDS}] * slow, Status.COMPLETED, _slow),
-            _scene("Transfer", transfers, Status.COMPLETED, self._transfer),
-            _scene("Flaky", [None] * _FLAKY, Status.COMPLETED, _flaky),
-            _scene("Overdraw", [{"amount": 1000}], Status.FAILED, _overdraw),
-            _scene("Mistake", [{"account": "?"}], _TROUBLE, _mistake),
-            _scene("Later", [None], Status.COMPLETED, _later, delay=_DELAY_SECONDS),
-            _scene("Hang", [None], Status.COMPLETED, self._hang),
+            _case("Quick", [{"n": n} for n in range(_QUICK)], Status.COMPLETED, _quick),
+            _case("Slow", [{"seconds": _SLOW_SECONDS}] * slow, Status.COMPLETED, _slow),
+            _case("Transfer", transfers, Status.COMPLETED, self._transfer),
+            _case("Flaky", [None] * _FLAKY, Status.COMPLETED, _flaky),
+            _case("Overdraw", [{"amount": 1000}], Status.FAILED, _overdraw),
+            _case("Mistake", [{"account": "?"}], _TROUBLE, _mistake),
+            _case("Later", [None], Status.COMPLETED, _later, delay=_DELAY_SECONDS),
+            _case("Hang", [None], Status.COMPLETED, self._hang),
         ]
-        yield [_scene("Crash", [None], _TROUBLE, self._crash)]
+        yield [_case("Crash", [None], _TROUBLE, self._crash)]
 
-    def _play(self, scenes: list[Scene]) -> bool:
+    def _play(self, scenes: list[DemoCase]) -> bool:
         """False if the supervisor stops meanwhile."""
         ids = self._bus.send_many([request for scene in scenes for request in scene.requests])
         first = self._bus.get(DOMAIN, ids[0])
         assert first is not None
         cast = dict(zip((s.type for s in scenes), _split(ids, scenes), strict=True))
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         waiting = list(scenes)
         while waiting:
             if self._board.snapshot(keys=False).state not in _LIVING:
                 return False
             late = time.monotonic() > deadline
-            for scene in list(waiting):
-                sent = self._bus.query(DOMAIN, type=scene.type, since=first.created_at, limit=1000)
-                records = [record for record in sent if record.command_id in cast[scene.type]]
+            for case in list(waiting):
+                sent = self._bus.query(DOMAIN, type=case.type, since=first.created_at, limit=1000)
+                records = [record for record in sent if record.command_id in cast[case.type]]
                 if late or all(map(_has_ended, records)):
-                    waiting.remove(scene)
-                    self._tell_of(scene, records)
+                    waiting.remove(case)
+                    self._report_case(case, records)
             time.sleep(_LOOK_SECONDS)
         return True
 
-    def _tell_of(self, scene: Scene, records: Records) -> None:
+    def _report_case(self, case: DemoCase, records: Records) -> None:
         ends = Counter(record.status for record in records)
         self._ends += ends
-        as_expected = set(ends) == {scene.end}
-        sentence = scene.sentence(records) if as_expected else _counted(ends)
-        _say(f"{len(records):6} {scene.type:9} {sentence}")
+        as_expected = set(ends) == {case.end}
+        sentence = case.sentence(records) if as_expected else _counted(ends)
+        _say(f"{len(records):6} {case.type:9} {sentence}")
 
     def _transfer(self, records: Records) -> str:
         ids = {"command_ids": [record.command_id for record in records]}
@@ -170,24 +170,24 @@ class _Narrator:
         yield "  cmdbus-supervise --app MODULE:REGISTRY --dsn DSN"
 
 
-def _scene(
+def _case(
     type: str,
     data: Sequence[object],
     end: Status,
     sentence: Callable[[Records], str],
     *,
     delay: float | None = None,
-) -> Scene:
-    return Scene(
+) -> DemoCase:
+    return DemoCase(
         type, [SendRequest(DOMAIN, type, each, delay=delay) for each in data], end, sentence
     )
 
 
-def _split(ids: list[UUID], scenes: list[Scene]) -> Iterable[set[UUID]]:
+def _split(ids: list[UUID], scenes: list[DemoCase]) -> Iterable[set[UUID]]:
     at = 0
-    for scene in scenes:
-        yield set(ids[at : at + len(scene.requests)])
-        at += len(scene.requests)
+    for case in scenes:
+        yield set(ids[at : at + len(case.requests)])
+        at += len(case.requests)
 
 
 def _has_ended(record: CommandRecord) -> bool:

@@ -14,20 +14,20 @@ from functools import partial
 
 import psycopg
 
-from cmdbus.board.counters import End
+from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
-from cmdbus.exits import lacks_room
+from cmdbus.exits import cannot_start_thread
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.claim import Connection, Keyed
+from cmdbus.worker.claims.claim import ClaimRef, Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import Hand, Source
+from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.execution.execution import Execution
-from cmdbus.worker.telemetry import Record
-from cmdbus.worker.thread_pool import Crew
-from cmdbus.worker.worker_thread import Slot, Work
+from cmdbus.worker.telemetry import Telemetry
+from cmdbus.worker.thread_pool import ThreadPool
+from cmdbus.worker.worker_thread import CurrentWork, WorkerThread
 
 logger = logging.getLogger(__name__)
 
@@ -36,42 +36,42 @@ _SETTLE_WITHIN = 0.05
 #: After a verdict could not be carried out, seconds until it is tried again.
 _AFTER_FAILURE = 1.0
 #: A duty promises to be back within the statement timeout and so many seconds more.
-_DUTY_SPARE = 5.0
+_ROUND_SPARE_SECONDS = 5.0
 #: So many thirds of a lease after the steward has renewed last, it is done here.
 _STEWARD_MISSES = 1.5
 #: The keeper has left so many seconds after it was told to, or its session is cut.
 _ENDS_WITHIN = 1.0
 
 
-class Keeper:
+class Housekeeping:
     def __init__(
         self,
-        crew: Crew,
+        threads: ThreadPool,
         claims: Claims,
         timeouts: Timeouts,
-        record: Record,
-        source: Source,
+        telemetry: Telemetry,
+        source: PooledConnections,
         *,
         steward_renewed: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`steward_renewed`: when the node's steward did it last, where there is one."""
-        self._crew = crew
+        self._pool = threads
         self._claims = claims
         self._renewal = Renewal(claims)
         self._renew_every = timeouts.lease / 3
         self._steward_renewed = steward_renewed
-        self._patience = timeouts.statement + _DUTY_SPARE
+        self._timeout = timeouts.statement + _ROUND_SPARE_SECONDS
         #: When it will be back from the database; the main thread cuts it off if not.
         self._due: float | None = None
-        self._index, self._place = record.take_place()
-        self._hand = Hand(source, self._place.session)
-        self._record = record
+        self._index, self._slot = telemetry.acquire_slot()
+        self._connection = ThreadConnection(source, self._slot.session)
+        self._telemetry = telemetry
         #: Slots that were given up, with what they were doing and where.
-        self._verdicts: deque[tuple[Slot, Work, str]] = deque()
+        self._verdicts: deque[tuple[WorkerThread, CurrentWork, str]] = deque()
         self._verdicts_at = 0.0
         self._renew_at = 0.0
         #: The latest complaint, which is not repeated.
-        self._said = ""
+        self._last_warning = ""
         self._stopping = threading.Event()
         #: What ended its thread before it was told to stop.
         self._ended_by: BaseException | None = None
@@ -82,19 +82,19 @@ class Keeper:
 
     def stop(self, deadline: float) -> None:
         self._stopping.set()
-        self._crew.working.set()
+        self._pool.working.set()
         self._thread.join(max(_ENDS_WITHIN, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._hand.cut()
+            self._connection.abort_io()
             self._thread.join(_ENDS_WITHIN)
 
-    def relieve(self, slot: Slot, work: Work, stack: str) -> None:
+    def take_over(self, thread: WorkerThread, work: CurrentWork, stack: str) -> None:
         """Called by the main thread, which decides and never touches the database."""
-        self._verdicts.append((slot, work, stack))
-        self._crew.working.set()
+        self._verdicts.append((thread, work, stack))
+        self._pool.working.set()
 
     @property
-    def owes(self) -> bool:
+    def has_pending_verdicts(self) -> bool:
         """A verdict is not carried out yet."""
         return bool(self._verdicts)
 
@@ -109,105 +109,112 @@ class Keeper:
         due = self._due
         if due is not None and now > due:
             self._due = None
-            self._hand.cut()
+            self._connection.abort_io()
             logger.warning("relief waits for a database that does not answer: reconnecting")
 
     def _run(self) -> None:
-        self._place.occupy(-1, time.monotonic_ns())
+        self._slot.occupy(-1, time.monotonic_ns())
         try:
-            self._keep(self._place)
+            self._run_round(self._slot)
         except BaseException as error:
             self._ended_by = error
         finally:
-            self._hand.close()
-            self._record.give_place(self._index, self._place)
+            self._connection.close()
+            self._telemetry.release_slot(self._index, self._slot)
 
-    def _keep(self, place: Place) -> None:
-        duties = (self._carry_out, self._renew, self._settle_old, self._give_back)
+    def _run_round(self, slot: Place) -> None:
+        duties = (self._carry_out, self._renew, self._settle_old, self._release_stale)
         while not self._stopping.wait(_SETTLE_WITHIN):
-            if not self._crew.busy:
-                self._rest()
+            if not self._pool.busy:
+                self._wait()
             for duty in duties:
                 # Each by itself: what keeps one from being done keeps none of the others.
-                self._due = time.monotonic() + self._patience
+                self._due = time.monotonic() + self._timeout
                 try:
-                    duty(place)
+                    duty(slot)
                 except psycopg.Error as error:
-                    self._complain(reason(error))
-                    self._hand.heed(error)
-                    if self._hand.lost():
-                        self._hand.close()
+                    self._warn_once(reason(error))
+                    self._connection.discard_if_read_only(error)
+                    if self._connection.lost():
+                        self._connection.close()
                 except Exception as error:
-                    if isinstance(error, RuntimeError) and lacks_room(error):
-                        self._complain(str(error))
+                    if isinstance(error, RuntimeError) and cannot_start_thread(error):
+                        self._warn_once(str(error))
                         continue
                     logger.exception("relief failed, and is tried again")
-                    self._hand.drop()
+                    self._connection.drop()
                 finally:
                     self._due = None
-            self._crew.done.log()
+            self._pool.unsettled.log()
 
-    def _complain(self, error: str) -> None:
-        if error != self._said:
+    def _warn_once(self, error: str) -> None:
+        if error != self._last_warning:
             logger.warning("relief failed, and is tried again: %s", error)
-        self._said = error
+        self._last_warning = error
 
-    def _settle_old(self, place: Place) -> None:
-        self._crew.done.settle_old(self._hand, place, _SETTLE_WITHIN)
-        self._crew.done.find_out(self._hand, place)
+    def _settle_old(self, slot: Place) -> None:
+        self._pool.unsettled.settle_old(self._connection, slot, _SETTLE_WITHIN)
+        self._pool.unsettled.find_out(self._connection, slot)
 
-    def _give_back(self, _: Place) -> None:
-        self._crew.give_back_stale(self._hand)
+    def _release_stale(self, _: Place) -> None:
+        self._pool.release_stale(self._connection)
 
-    def _rest(self) -> None:
+    def _wait(self) -> None:
         """Until something is claimed. Clear first, then look: who claims does the opposite."""
-        self._said = ""
-        self._crew.working.clear()
-        if not (self._crew.busy or self._verdicts or self._stopping.is_set()):
-            self._crew.working.wait()
+        self._last_warning = ""
+        self._pool.working.clear()
+        if not (self._pool.busy or self._verdicts or self._stopping.is_set()):
+            self._pool.working.wait()
 
-    def _carry_out(self, place: Place) -> None:
+    def _carry_out(self, slot: Place) -> None:
         while self._verdicts and time.monotonic() >= self._verdicts_at:
             # Before it fails: an error of another duty must not put the verdicts off.
             self._verdicts_at = time.monotonic() + _AFTER_FAILURE
-            self._carry_out_one(place, *self._verdicts[0])
+            self._carry_out_one(slot, *self._verdicts[0])
             self._verdicts.popleft()
             self._verdicts_at = 0.0
 
-    def _carry_out_one(self, place: Place, slot: Slot, work: Work, stack: str) -> None:
+    def _carry_out_one(
+        self, place: Place, thread: WorkerThread, work: CurrentWork, stack: str
+    ) -> None:
         """The session is ended before the command is settled: until then it could still
         commit. May be repeated from the start."""
         if work.execution is None:
-            self._relieve_lead(slot, stack)
+            self._replace_leader(thread, stack)
             return
         if not work.settled:
-            self._settle_late(place, slot, work, work.execution, stack)
-        self._crew.replace(slot)
+            self._settle_late(place, thread, work, work.execution, stack)
+        self._pool.replace(thread)
 
     def _settle_late(
-        self, place: Place, slot: Slot, work: Work, execution: Execution, stack: str
+        self,
+        place: Place,
+        thread: WorkerThread,
+        work: CurrentWork,
+        execution: Execution,
+        stack: str,
     ) -> None:
-        connection = self._hand.connection()
-        session = slot.hand.session
+        connection = self._connection.connection()
+        session = thread.hand.session
         activity = self._claims.activity_of(connection, session[0]) if session else {}
-        slot.hand.cut()
+        thread.hand.abort_io()
         if session:
             self._claims.end_sessions(connection, [session])
-        slot.hand.take_away()
+        thread.hand.take_away()
         if work.finished is None:
             work.finished = execution.timed_out(stack, activity)
         work.settled = True
-        self._record.health.stuck((slot.index, work.finished.claim.token), time.monotonic())
-        self._crew.done.settle(self._hand, place, [work.finished])
+        self._telemetry.health.stuck((thread.index, work.finished.claim.token), time.monotonic())
+        self._pool.unsettled.settle(self._connection, place, [work.finished])
 
-    def _relieve_lead(self, slot: Slot, stack: str) -> None:
+    def _replace_leader(self, thread: WorkerThread, stack: str) -> None:
         """Its session is ended by the next one, before that adopts what it has claimed."""
-        self._crew.lead.doubt(slot.hand.session)
-        slot.hand.cut()
-        slot.hand.take_away()
-        self._crew.replace(slot, with_lead=True)
+        self._pool.leader.mark_in_doubt(thread.hand.session)
+        thread.hand.abort_io()
+        thread.hand.take_away()
+        self._pool.replace(thread, with_lead=True)
         message = "the leader is stuck in a round trip: another thread takes over\n%s"
-        self._crew.done.log_later(partial(logger.error, message, stack))
+        self._pool.unsettled.log_later(partial(logger.error, message, stack))
 
     def _renew(self, _: Place) -> None:
         now = time.monotonic()
@@ -215,16 +222,16 @@ class Keeper:
         if now < max(self._renew_at, self._steward_renewed() + _STEWARD_MISSES * self._renew_every):
             return
         self._renew_at = now + self._renew_every
-        held = self._crew.held.unsettled()
+        held = self._pool.in_flight.unsettled()
         if held:
-            connection = self._hand.connection()
+            connection = self._connection.connection()
             lost = self._renewal.renew(connection, {self._claims.incarnation: held})
             if lost:
                 self._report_lost(connection, lost)
 
-    def _report_lost(self, connection: Connection, lost: Sequence[Keyed]) -> None:
-        running = [claim for claim in self._crew.held.unfinished() if claim in lost]
+    def _report_lost(self, connection: Connection, lost: Sequence[ClaimRef]) -> None:
+        running = [claim for claim in self._pool.in_flight.unfinished() if claim in lost]
         for claim, end in zip(running, self._claims.ends(connection, running), strict=True):
-            if end is not End.CANCELED:
+            if end is not OutcomeLabel.CANCELED:
                 message = "the lease of a running command (row %s) is lost"
-                self._crew.done.log_later(partial(logger.warning, message, claim.id))
+                self._pool.unsettled.log_later(partial(logger.warning, message, claim.id))

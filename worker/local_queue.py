@@ -7,27 +7,27 @@ from queue import Empty, SimpleQueue
 
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim
-from cmdbus.worker.in_flight import Holding
+from cmdbus.worker.in_flight import InFlight
 
 #: What was claimed and is not started within so many seconds goes back.
 _STARTED_WITHIN = 1.0
 
 
-class Sign:
+class ControlItem:
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 #: A nudge lets a thread see that there are too many.
-LEAD, LEAVE, NUDGE = Sign("lead"), Sign("leave"), Sign("nudge")
+LEAD, LEAVE, NUDGE = ControlItem("lead"), ControlItem("leave"), ControlItem("nudge")
 
 
-class Backlog:
+class LocalQueue:
     """Used by every thread; each operation is atomic."""
 
-    def __init__(self, held: Holding) -> None:
-        self._held = held
-        self._queue: SimpleQueue[Claim | Sign] = SimpleQueue()
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+        self._queue: SimpleQueue[Claim | ControlItem] = SimpleQueue()
         self._filled_at = 0.0
         #: Number of pauses that were known when the claim of these commands began.
         self._pauses = 0
@@ -47,34 +47,34 @@ class Backlog:
         """Whether something is to be drawn now."""
         return not self._queue.empty()
 
-    def turn_back_stale(self) -> None:
+    def release_stale(self) -> None:
         """What was claimed ahead of the threads and not started in time, because a type that
         was quick is not any more."""
         late = time.monotonic() - self._filled_at >= _STARTED_WITHIN
         if late and self._queue.qsize() >= 2:
-            self._turn_back_claims()
+            self._release_claims()
 
     def is_older(self, pauses: int) -> bool:
         """Whether what was drawn was claimed before the latest of these pauses."""
         return self._pauses < pauses
 
-    def turn_back_with(self, claim: Claim) -> None:
+    def release_of_thread(self, claim: Claim) -> None:
         """All commands that no thread has started, and the one that was just drawn."""
-        self._turn_back_claims()
-        self._held.turn_back([claim])
+        self._release_claims()
+        self._in_flight.mark_released([claim])
 
-    def turn_back_all(self) -> None:
+    def release_all(self) -> None:
         """Only once the worker stops, as the lead goes, too."""
-        if LEAVE in self._turn_back():
+        if LEAVE in self._release():
             self._queue.put(LEAVE)
 
-    def _turn_back_claims(self) -> None:
-        for sign in self._turn_back():
+    def _release_claims(self) -> None:
+        for sign in self._release():
             self._queue.put(sign)
 
-    def _turn_back(self) -> list[Sign]:
+    def _release(self) -> list[ControlItem]:
         claims: list[Claim] = []
-        signs: list[Sign] = []
+        signs: list[ControlItem] = []
         with suppress(Empty):
             while True:
                 item = self._queue.get_nowait()
@@ -82,5 +82,5 @@ class Backlog:
                     claims.append(item)
                 else:
                     signs.append(item)
-        self._held.turn_back(claims)
+        self._in_flight.mark_released(claims)
         return signs

@@ -9,11 +9,10 @@ is tried again by the next claim. Keys are read without data.
 import logging
 from collections.abc import Callable, Container
 
-from cmdbus.worker.claims.claim import Claim, ClaimKey, Connection, Want
+from cmdbus.worker.claims.claim import Claim, ClaimKey, ClaimRequest, Connection, Key, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.rejected_rows import RejectedRows
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason, was_executed
-from cmdbus.worker.in_flight import Key, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +31,12 @@ class Narrowing:
         self._rejected = RejectedRows(claims)
 
     def claim(
-        self, connection: Connection, want: Want, take_on: Callable[[list[Claim]], None]
+        self, connection: Connection, request: ClaimRequest, take_on: Callable[[list[Claim]], None]
     ) -> int:
         """Passes each claim on immediately; returns how many rows are claimed or moved away."""
         count, payload, waits = 0, 0, 0
         keys = self._claims.claimable(
-            connection, want, min(want.free, _MAX_ROWS), self._rejected.skipped
+            connection, request, min(request.free, _MAX_ROWS), self._rejected.skipped
         )
         if not keys:
             self._rejected.succeeded()
@@ -58,7 +57,7 @@ class Narrowing:
                     take_on([claim])
                     count += 1
                     payload += len(claim.data)
-            if payload >= want.bytes:
+            if payload >= request.bytes:
                 break
         return count
 

@@ -10,13 +10,13 @@ _WEIGHT = 25
 _HEAVIEST = 4 * _WEIGHT
 #: Claimed ahead is what will be started within this time, or while a step takes if that is
 #: longer, and never more than the limit.
-_AHEAD_SECONDS = 0.02
+_PREFETCH_SECONDS = 0.02
 #: By the first claim after a rest: about what it takes to wake somebody else for them.
 _FIRST_SECONDS = 0.002
-MAX_AHEAD = 256
+MAX_PREFETCH = 256
 
 
-class Pace:
+class PrefetchPolicy:
     """Written by all threads: each operation is atomic, and a lost update costs nothing."""
 
     def __init__(self) -> None:
@@ -39,16 +39,16 @@ class Pace:
     def is_quick(self, domain: str, type: str) -> bool:
         return self._weights.get((domain, type), _HEAVIEST) <= _WEIGHT
 
-    def stepped(self, claimed: int, began: float, ended: float, payload: int = 0) -> None:
+    def claimed(self, claimed: int, began: float, ended: float, payload: int = 0) -> None:
         if claimed:
             self._payload = payload / claimed
         if self._claimed:
             self._rate = self._claimed / max(began - self._stepped_at, 0.0001)
         self._claimed, self._took, self._stepped_at = claimed, ended - began, ended
 
-    def ahead(self, payload: int) -> int:
+    def prefetch(self, payload: int) -> int:
         """`payload`: bytes that there is room for. A claim takes no more than fit, but it locks
         all rows that it is asked for, and until it ends no other claim finds these."""
-        busy = max(_AHEAD_SECONDS, self._took)
+        busy = max(_PREFETCH_SECONDS, self._took)
         started = int(self._rate * (busy if self._claimed else _FIRST_SECONDS))
-        return min(MAX_AHEAD, started, int(payload / max(self._payload, 1.0)))
+        return min(MAX_PREFETCH, started, int(payload / max(self._payload, 1.0)))

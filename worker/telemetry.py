@@ -9,21 +9,25 @@ from collections import deque
 from typing import NamedTuple
 
 from cmdbus.board.board import Board
-from cmdbus.board.counters import Counter, End, HistogramView, mark
+from cmdbus.board.counters import Counter, HistogramView, OutcomeLabel, mark
 from cmdbus.board.health import ProcessHealth
 from cmdbus.board.seats import Seat
 from cmdbus.board.slots import Phase
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim, Finished
-from cmdbus.worker.claims.outcomes import Kind as Fate
+from cmdbus.worker.claims.outcomes import OutcomeKind as Fate
 
 logger = logging.getLogger(__name__)
 
 #: Places on a board in memory; those that nobody uses take none.
-PLACES = 256
+SLOTS = 256
 _LATEST = 100
-_ENDS = {Fate.COMPLETED: End.COMPLETED, Fate.FAILED: End.FAILED, Fate.TROUBLE: End.TROUBLE}
+_ENDS = {
+    Fate.COMPLETED: OutcomeLabel.COMPLETED,
+    Fate.FAILED: OutcomeLabel.FAILED,
+    Fate.TROUBLE: OutcomeLabel.TROUBLE,
+}
 
 
 class FailedExecution(NamedTuple):
@@ -32,7 +36,7 @@ class FailedExecution(NamedTuple):
     error: str
 
 
-class Record:
+class Telemetry:
     """Threads write to places of their own; whoever leaves gives its place back."""
 
     def __init__(self, board: Board, seat: Seat) -> None:
@@ -45,13 +49,13 @@ class Record:
         self._steps = 0
         self._step_seconds = 0.0
 
-    def take_place(self) -> tuple[int, Place]:
+    def acquire_slot(self) -> tuple[int, Place]:
         """Called by the thread that will write to it, or before that begins."""
         index = self._free.popleft()
         return index, self.seat.slot(index)
 
-    def give_place(self, index: int, place: Place) -> None:
-        place.leave()
+    def release_slot(self, index: int, slot: Place) -> None:
+        slot.release()
         self._free.append(index)
 
     def database_back(self) -> None:
@@ -63,10 +67,10 @@ class Record:
     def beat(self, due: float) -> None:
         self.seat.beat(_ns(due), self.health.levels(time.monotonic()))
 
-    def begins(self, place: Place, claim: Claim, began: float, due: float) -> None:
-        kind = self.seat.kind(claim.domain, claim.type)
-        place.begin(
-            kind,
+    def begins(self, slot: Place, claim: Claim, began: float, due: float) -> None:
+        command_type = self.seat.command_type(claim.domain, claim.type)
+        slot.begin(
+            command_type,
             priority=claim.priority,
             id=claim.id,
             token=claim.token,
@@ -75,38 +79,38 @@ class Record:
             started=_ns(began),
             due=_ns(due),
         )
-        place.counters.dequeue_latency.observe(kind.index, claim.waited)
+        slot.counters.dequeue_latency.observe(command_type.index, claim.waited)
 
-    def ended(self, place: Place, claim: Claim, began: float) -> None:
+    def ended(self, slot: Place, claim: Claim, began: float) -> None:
         now = time.monotonic()
-        kind = self.seat.kind(claim.domain, claim.type)
-        place.counters.handler_duration.observe(kind.index, now - began)
-        place.end(_ns(now))
+        command_type = self.seat.command_type(claim.domain, claim.type)
+        slot.counters.handler_duration.observe(command_type.index, now - began)
+        slot.end(_ns(now))
 
-    def leads(self, place: Place, due: float) -> None:
-        place.enter(Phase.LEADING, _now(), _ns(due))
+    def leads(self, slot: Place, due: float) -> None:
+        slot.enter(Phase.LEADING, _now(), _ns(due))
 
-    def waits(self, place: Place, phase: Phase) -> None:
-        place.enter(phase, _now(), 0)
+    def waits(self, slot: Place, phase: Phase) -> None:
+        slot.enter(phase, _now(), 0)
 
-    def stepped(self, place: Place, claimed: int, seconds: float) -> None:
+    def settled_and_claimed(self, slot: Place, claimed: int, seconds: float) -> None:
         counter = Counter.BATCHES_PROCESSED if claimed else Counter.EMPTY_RECEIVES
-        place.counters.add(counter)
+        slot.counters.add(counter)
         self._steps += 1
         self._step_seconds += seconds
 
-    def claim_failed(self, place: Place) -> None:
-        place.counters.add(Counter.CLAIM_FAILURES)
+    def claim_failed(self, slot: Place) -> None:
+        slot.counters.add(Counter.CLAIM_FAILURES)
         self.health.failed(time.monotonic())
 
-    def settled(self, place: Place, finished: Finished) -> bool:
+    def settled(self, slot: Place, finished: Finished) -> bool:
         """The claim's key is to be freed next; True if the end is to be logged after that."""
         claim, outcome, *_ = finished
         end = _ENDS.get(outcome.kind)
         if end is None:
-            end = End.RETRY if outcome.charged else End.INTERRUPTED
-        self._count(place, claim, end)
-        if end is End.COMPLETED or end is End.FAILED:
+            end = OutcomeLabel.RETRY if outcome.charged else OutcomeLabel.INTERRUPTED
+        self._count(slot, claim, end)
+        if end is OutcomeLabel.COMPLETED or end is OutcomeLabel.FAILED:
             self.health.succeeded(time.monotonic())
         elif outcome.charged:
             self.health.failed(time.monotonic())
@@ -115,21 +119,21 @@ class Record:
                     str(claim.command_id), claim.type, f"{outcome.code}: {outcome.message}"
                 )
             )
-        return end is not End.COMPLETED
+        return end is not OutcomeLabel.COMPLETED
 
-    def _count(self, place: Place, claim: Claim, end: End) -> None:
-        kind = self.seat.kind(claim.domain, claim.type)
-        place.counters.ended(kind.index, end, mark(claim.id, claim.token))
+    def _count(self, slot: Place, claim: Claim, end: OutcomeLabel) -> None:
+        command_type = self.seat.command_type(claim.domain, claim.type)
+        slot.counters.ended(command_type.index, end, mark(claim.id, claim.token))
 
-    def ended_elsewhere(self, place: Place, claim: Claim, end: End) -> None:
+    def ended_elsewhere(self, slot: Place, claim: Claim, end: OutcomeLabel) -> None:
         """LOST or CANCELED. The claim's key is to be freed next, and this to be logged after."""
-        self._count(place, claim, end)
-        if end is End.LOST:
-            place.counters.add(Counter.LOST_LEASES)
+        self._count(slot, claim, end)
+        if end is OutcomeLabel.LOST:
+            slot.counters.add(Counter.LOST_LEASES)
 
-    def lost(self, place: Place, claim: Claim) -> None:
+    def lost(self, slot: Place, claim: Claim) -> None:
         """An error outside of the handler. The claim's key is to be freed next."""
-        self._count(place, claim, End.LOST)
+        self._count(slot, claim, OutcomeLabel.LOST)
         self.health.failed(time.monotonic())
 
     def log_canceled(self, claim: Claim) -> None:

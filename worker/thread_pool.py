@@ -27,17 +27,17 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import Hand, Source
+from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.execution.execution import Execution
-from cmdbus.worker.in_flight import Holding
-from cmdbus.worker.leader import Lead
-from cmdbus.worker.local_queue import LEAD, LEAVE, NUDGE, Backlog
-from cmdbus.worker.prefetch_policy import Pace
-from cmdbus.worker.telemetry import Record
-from cmdbus.worker.unsettled import Done
-from cmdbus.worker.waiting.wake import Waking
-from cmdbus.worker.worker_thread import Slot, Work
+from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.leader import Leader
+from cmdbus.worker.local_queue import LEAD, LEAVE, NUDGE, LocalQueue
+from cmdbus.worker.prefetch_policy import PrefetchPolicy
+from cmdbus.worker.telemetry import Telemetry
+from cmdbus.worker.unsettled import Unsettled
+from cmdbus.worker.waiting.wake import Waiter
+from cmdbus.worker.worker_thread import CurrentWork, WorkerThread
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _STEP_SPARE = 5.0
 _MAX_FAULTS = 5
 
 
-class Crew:
+class ThreadPool:
     """The threads of one process and what they share: each operation on that is atomic."""
 
     def __init__(
@@ -61,31 +61,31 @@ class Crew:
         concurrency: int,
         claim_bytes: int,
         timeouts: Timeouts,
-        source: Source,
-        wake: Waking,
-        record: Record,
+        source: PooledConnections,
+        waiter: Waiter,
+        telemetry: Telemetry,
     ) -> None:
         self._claims = claims
         self._registry = registry
         self._concurrency = concurrency
         self._timeouts = timeouts
         self._source = source
-        self._wake = wake
-        self._record = record
-        self._pace = Pace()
-        self.held = Holding(claims, record.seat)
-        self._backlog = Backlog(self.held)
-        self.done = Done(claims, record, self.held)
+        self._waiter = waiter
+        self._telemetry = telemetry
+        self._prefetch = PrefetchPolicy()
+        self.in_flight = InFlight(claims, telemetry.seat)
+        self._queue = LocalQueue(self.in_flight)
+        self.unsettled = Unsettled(claims, telemetry, self.in_flight)
         self._stopping = threading.Event()
         #: Set when something was claimed; cleared by the keeper when it finds nothing to do.
         self.working = threading.Event()
-        self.lead = Lead(
+        self.leader = Leader(
             claims=claims,
-            held=self.held,
-            done=self.done,
-            pace=self._pace,
-            wake=wake,
-            record=record,
+            in_flight=self.in_flight,
+            unsettled=self.unsettled,
+            prefetch=self._prefetch,
+            waiter=waiter,
+            telemetry=telemetry,
             domains=domains,
             types=types,
             claim_bytes=claim_bytes,
@@ -93,7 +93,7 @@ class Crew:
             stopping=self._stopping,
         )
         #: By number. Main and relief add, a thread that leaves removes itself.
-        self._slots: dict[int, Slot] = {}
+        self._threads: dict[int, WorkerThread] = {}
         #: What ended a thread that should have gone on.
         self._ended_by: BaseException | None = None
         #: Of the latest steps, those that have failed in a row for a reason other than the
@@ -108,33 +108,33 @@ class Crew:
     def claim(self) -> None:
         """From now on; after the process has shown that it is ready, as its exit codes mean
         something else before."""
-        self._backlog.put(LEAD)
+        self._queue.put(LEAD)
 
     def set_concurrency(self, threads: int) -> None:
         self._concurrency = threads
         for number in range(threads):
-            if number not in self._slots:
+            if number not in self._threads:
                 self.fill(number)
-        for _ in range(len(self._slots) - threads):
-            self._backlog.put(NUDGE)
+        for _ in range(len(self._threads) - threads):
+            self._queue.put(NUDGE)
 
     def fill(self, number: int) -> None:
         """A fresh thread for a slot."""
-        index, place = self._record.take_place()
-        hand = Hand(self._source, place.session)
-        before = self._slots.get(number)
-        slot = self._slots[number] = Slot(number, hand, index, place)
-        slot.thread = threading.Thread(
-            target=self._run_slot, args=(slot,), name=f"worker-{number}", daemon=True
+        index, slot = self._telemetry.acquire_slot()
+        connection = ThreadConnection(self._source, slot.session)
+        before = self._threads.get(number)
+        thread = self._threads[number] = WorkerThread(number, connection, index, slot)
+        thread.thread = threading.Thread(
+            target=self._run_thread, args=(thread,), name=f"worker-{number}", daemon=True
         )
         try:
-            slot.thread.start()
+            thread.thread.start()
         except RuntimeError:  # The system has no room for another one.
-            self._record.give_place(index, place)
+            self._telemetry.release_slot(index, slot)
             if before is None:
-                del self._slots[number]
+                del self._threads[number]
             else:
-                self._slots[number] = before
+                self._threads[number] = before
             raise
 
     @property
@@ -146,118 +146,120 @@ class Crew:
         return "" if error is None else f"a thread was ended by {type(error).__name__}"
 
     def next_due(self) -> float | None:
-        return min((due for slot in self._alive() if (due := slot.due) is not None), default=None)
+        return min(
+            (due for thread in self._alive() if (due := thread.due) is not None), default=None
+        )
 
     def put_off(self, seconds: float) -> None:
         """What was promised before the process stood still for so long."""
-        for slot in self._alive():
-            slot.put_off(seconds)
+        for thread in self._alive():
+            thread.put_off(seconds)
 
-    def give_up_late(self, now: float) -> list[tuple[Slot, Work]]:
+    def give_up_late(self, now: float) -> list[tuple[WorkerThread, CurrentWork]]:
         """The verdict on every slot that is past its due; carried out by relief."""
         late = [(slot, work) for slot in self._alive() if (work := slot.give_up_if_late(now))]
-        for slot, work in late:
+        for thread, work in late:
             if work.execution is None:
-                slot.hand.cut()  # and its outcomes are free, whatever relief waits for
+                thread.hand.abort_io()  # and its outcomes are free, whatever relief waits for
         return late
 
     def cut_all(self) -> None:
-        for slot in self._alive():
-            slot.hand.cut()
+        for thread in self._alive():
+            thread.hand.abort_io()
 
-    def replace(self, slot: Slot, *, with_lead: bool = False) -> None:
+    def replace(self, thread: WorkerThread, *, with_lead: bool = False) -> None:
         """A fresh thread for a slot that was given up, and a new lead if it had that; the old
         one leaves when it comes back, and puts none."""
-        if self._slots.get(slot.number) is slot and not self._stopping.is_set():
-            self.fill(slot.number)
+        if self._threads.get(thread.number) is thread and not self._stopping.is_set():
+            self.fill(thread.number)
             if with_lead:
-                self._backlog.put(LEAD)
+                self._queue.put(LEAD)
 
-    def _alive(self) -> list[Slot]:
-        return list(self._slots.values())
+    def _alive(self) -> list[WorkerThread]:
+        return list(self._threads.values())
 
     def stop_claiming(self) -> None:
         """Lets the threads leave once they have finished what they run; what nobody has
         started is to be given back."""
         self._stopping.set()
-        self._wake.ring()
-        self._backlog.turn_back_all()
-        self._backlog.put(LEAVE)
+        self._waiter.wake()
+        self._queue.release_all()
+        self._queue.put(LEAVE)
 
-    def join(self, deadline: float) -> list[Slot]:
+    def join(self, deadline: float) -> list[WorkerThread]:
         """Waits until the deadline; returns the slots whose threads have not left, and are not
         given up."""
-        for slot in self._alive():
-            if not slot.given_up:
-                slot.join(deadline - time.monotonic())
+        for thread in self._alive():
+            if not thread.given_up:
+                thread.join(deadline - time.monotonic())
         return [slot for slot in self.left() if not slot.given_up]
 
-    def left(self) -> list[Slot]:
+    def left(self) -> list[WorkerThread]:
         """Whose threads have not left."""
-        return [slot for slot in self._alive() if slot.running]
+        return [thread for thread in self._alive() if thread.running]
 
-    def settle_accounts(self, hand: Hand, place: Place) -> None:
+    def settle_all(self, connection: ThreadConnection, slot: Place) -> None:
         """For the last time: nothing that is the database's to know stays here."""
-        self.done.settle_all(hand, place)
-        if self.lead.doubts:
-            orphans = self.lead.orphans(hand.connection(), self.lead.doubts)
-            self.held.turn_back(orphans)
-        if self.held.anything_back:
-            self.held.give_back(hand.connection())
+        self.unsettled.settle_all(connection, slot)
+        if self.leader.sessions_in_doubt:
+            orphans = self.leader.orphans(connection.connection(), self.leader.sessions_in_doubt)
+            self.in_flight.mark_released(orphans)
+        if self.in_flight.any_released:
+            self.in_flight.release(connection.connection())
 
     @property
     def busy(self) -> bool:
-        return bool(self.held.any_unsettled or self.done or self.done.any_left)
+        return bool(self.in_flight.any_unsettled or self.unsettled or self.unsettled.any_left)
 
-    def give_back_stale(self, hand: Hand) -> None:
-        self._backlog.turn_back_stale()
-        if self.held.anything_back:
-            self.held.give_back(hand.connection())
+    def release_stale(self, connection: ThreadConnection) -> None:
+        self._queue.release_stale()
+        if self.in_flight.any_released:
+            self.in_flight.release(connection.connection())
 
     # What a thread does.
 
-    def _run_slot(self, slot: Slot) -> None:
-        slot.place.occupy(slot.number, time.monotonic_ns())
+    def _run_thread(self, thread: WorkerThread) -> None:
+        thread.place.occupy(thread.number, time.monotonic_ns())
         try:
-            while (item := self._backlog.draw()) is not LEAVE:
+            while (item := self._queue.draw()) is not LEAVE:
                 if isinstance(item, Claim):
                     stays = True
-                    if self._backlog.is_older(self._wake.pauses):
+                    if self._queue.is_older(self._waiter.pauses):
                         # A domain was paused since. Housekeeping releases what has not started,
                         # and the next claim takes what may go on again.
-                        self._backlog.turn_back_with(item)
+                        self._queue.release_of_thread(item)
                     else:
-                        stays = self._survive(slot, item)
+                        stays = self._survive(thread, item)
                 elif item is LEAD:
-                    stays = self._lead(slot)
+                    stays = self._settle_and_claim(thread)
                 else:
-                    stays = len(self._slots) <= self._concurrency
+                    stays = len(self._threads) <= self._concurrency
                 if not stays:
                     break
             else:
-                self._backlog.put(LEAVE)  # for the next one
+                self._queue.put(LEAVE)  # for the next one
         except BaseException as error:
-            if not slot.given_up:
+            if not thread.given_up:
                 self._ended_by = error
             if self._stopping.is_set():
-                self._backlog.put(LEAVE)  # It may have been drawn.
+                self._queue.put(LEAVE)  # It may have been drawn.
         finally:
             # One that was given up is replaced by relief.
-            if self._slots.get(slot.number) is slot and not slot.given_up:
-                del self._slots[slot.number]
-            slot.hand.close()
-            self._record.give_place(slot.index, slot.place)
+            if self._threads.get(thread.number) is thread and not thread.given_up:
+                del self._threads[thread.number]
+            thread.hand.close()
+            self._telemetry.release_slot(thread.index, thread.place)
 
-    def _survive(self, slot: Slot, claim: Claim) -> bool:
+    def _survive(self, thread: WorkerThread, claim: Claim) -> bool:
         """Whatever a handler left behind, its thread goes on."""
         try:
-            return self._run(slot, claim)
+            return self._run(thread, claim)
         except BaseException:
-            stays = slot.end()
+            stays = thread.end()
             if stays:
-                slot.place.end(time.monotonic_ns())
-                self._record.lost(slot.place, claim)
-                self.held.free(claim)
+                thread.place.end(time.monotonic_ns())
+                self._telemetry.lost(thread.place, claim)
+                self.in_flight.free(claim)
             logger.exception(
                 "the thread of command %s (%s/%s) met an error outside of its handler: the "
                 "command runs again when its lease ends",
@@ -267,98 +269,98 @@ class Crew:
             )
             return stays
 
-    def _run(self, slot: Slot, claim: Claim) -> bool:
-        if self.done and not self._pace.is_quick(claim.domain, claim.type):
+    def _run(self, slot: WorkerThread, claim: Claim) -> bool:
+        if self.unsettled and not self._prefetch.is_quick(claim.domain, claim.type):
             # What is finished waits for nothing that may be long.
             with suppress(psycopg.Error):
-                self.done.settle(slot.hand, slot.place, self.done.take())
+                self.unsettled.settle(slot.hand, slot.place, self.unsettled.take())
         execution = self._execution(slot, claim)
         thread = threading.current_thread()
         thread.name = f"worker-{claim.domain}-{slot.number}"
         began = time.monotonic()
-        work = Work(execution, began + execution.timeout)
-        self.held.start(claim)
+        work = CurrentWork(execution, began + execution.timeout)
+        self.in_flight.start(claim)
         slot.begin(work)
-        self._record.begins(slot.place, claim, began, work.due)
+        self._telemetry.begins(slot.place, claim, began, work.due)
         execution.extended = partial(slot.extend, work)
         try:
             finished = execution.run()
         finally:
             stays = slot.end()
-            self._record.ended(slot.place, claim, began)
+            self._telemetry.ended(slot.place, claim, began)
             thread.name = f"worker-{slot.number}"
-        self._pace.ran(claim.domain, claim.type, time.monotonic() - began)
+        self._prefetch.ran(claim.domain, claim.type, time.monotonic() - began)
         if not stays:
             pass  # Whoever gave it up finds out what became of it.
         elif execution.committed is not None:
-            self.done.settled(slot.place, [execution.committed])
+            self.unsettled.settled(slot.place, [execution.committed])
         elif finished is None:
-            self.done.not_settled(claim, execution.max_attempts)
+            self.unsettled.not_settled(claim, execution.max_attempts)
         else:
-            self.held.finish(claim)
+            self.in_flight.finish(claim)
             # First append, then look whether the leader rests; it does the opposite.
-            self.done.add(finished)
-        self._wake.ring_if_resting()
-        self.done.log()
+            self.unsettled.add(finished)
+        self._waiter.wake_if_waiting()
+        self.unsettled.log()
         return stays
 
-    def _execution(self, slot: Slot, claim: Claim) -> Execution:
+    def _execution(self, thread: WorkerThread, claim: Claim) -> Execution:
         handler = self._registry.find(claim.domain, claim.type)
         assert handler is not None, "only types with a handler are claimed"
         return Execution(
             claim,
             handler,
             claims=self._claims,
-            connect=lambda: slot.hand.connection(self._stopping),
+            connect=lambda: thread.hand.connection(self._stopping),
             timeouts=self._timeouts,
         )
 
-    def _lead(self, slot: Slot) -> bool:
+    def _settle_and_claim(self, thread: WorkerThread) -> bool:
         """With the lead in hand; it goes back into the queue whatever happens."""
         due = time.monotonic() + self._timeouts.statement + _STEP_SPARE
-        slot.begin(Work(None, due))
-        self._record.leads(slot.place, due)
+        thread.begin(CurrentWork(None, due))
+        self._telemetry.leads(thread.place, due)
         stays = True
         try:
             if self._stopping.is_set():
-                self.done.settle(slot.hand, slot.place, self.done.take())
-                stays = slot.end()
+                self.unsettled.settle(thread.hand, thread.place, self.unsettled.take())
+                stays = thread.end()
             else:
-                slot.pauses = self._wake.pauses
-                found = self.lead.step(slot, self._concurrency)
+                thread.pauses = self._waiter.pauses
+                found = self.leader.settle_and_claim(thread, self._concurrency)
                 self._faults.clear()
-                stays = slot.end()
+                stays = thread.end()
                 # What it has adopted may wait for this very thread.
-                if not found and stays and not self._backlog:
-                    self._rest(slot)
-                    stays = slot.end()
+                if not found and stays and not self._queue:
+                    self._wait_for_work(thread)
+                    stays = thread.end()
         except Exception as error:
-            stays = slot.end() and stays
-            self._record.claim_failed(slot.place)
+            stays = thread.end() and stays
+            self._telemetry.claim_failed(thread.place)
             if stays:
                 if not isinstance(error, psycopg.Error):
                     self._faults.append(error)
-                self.lead.recover(slot, error)
+                self.leader.recover(thread, error)
         finally:
-            slot.place.end(time.monotonic_ns())
+            thread.place.end(time.monotonic_ns())
             if stays and not self._stopping.is_set():
-                self._backlog.put(LEAD)
-        self.done.log()
+                self._queue.put(LEAD)
+        self.unsettled.log()
         return stays
 
-    def _rest(self, slot: Slot) -> None:
+    def _wait_for_work(self, thread: WorkerThread) -> None:
         rests = True
         while rests:
-            patience = self._wake.poll_interval + self._timeouts.statement + _STEP_SPARE
-            slot.begin(Work(None, time.monotonic() + patience))
-            self.done.log()
-            rests = self.lead.rest(slot) and slot.end()
+            timeout = self._waiter.poll_interval + self._timeouts.statement + _STEP_SPARE
+            thread.begin(CurrentWork(None, time.monotonic() + timeout))
+            self.unsettled.log()
+            rests = self.leader.wait_for_work(thread) and thread.end()
 
-    def _take_on(self, slot: Slot, claims: list[Claim]) -> None:
-        self._backlog.fill(self.held.take(claims, lambda: slot.given_up), slot.pauses)
+    def _take_on(self, thread: WorkerThread, claims: list[Claim]) -> None:
+        self._queue.fill(self.in_flight.take(claims, lambda: thread.given_up), thread.pauses)
         if claims:
             self.working.set()
         if self._stopping.is_set():
             # Too late: whoever stops has already looked for what was not started.
-            self._backlog.turn_back_all()
-            self.held.give_back(slot.hand.connection())
+            self._queue.release_all()
+            self.in_flight.release(thread.hand.connection())

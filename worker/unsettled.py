@@ -11,25 +11,25 @@ from functools import partial
 
 import psycopg
 
-from cmdbus.board.counters import End
+from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
 from cmdbus.database import schema as schemas
-from cmdbus.failpoints import COUNTED, SETTLED, reach
-from cmdbus.worker.claims.claim import Claim, Connection, Finished
+from cmdbus.failpoints import COUNTED, SETTLED, failpoint
+from cmdbus.worker.claims.claim import Claim, Connection, Finished, Key, key_of
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import Hand
+from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import (
     MAX_MESSAGE,
-    Kind,
     Outcome,
+    OutcomeKind,
     ascii_text,
     completed,
     troubled,
 )
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
-from cmdbus.worker.in_flight import Holding, Key, key_of
-from cmdbus.worker.telemetry import Record, log_end
+from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.telemetry import Telemetry, log_end
 
 logger = logging.getLogger(__name__)
 
@@ -41,30 +41,30 @@ _DEFERRED_SECONDS = 1.0
 #: have them in memory more than once until the statement has ended.
 MAX_BYTES = 8 * 2**20
 _KINDS = {
-    End.COMPLETED: Kind.COMPLETED,
-    End.FAILED: Kind.FAILED,
-    End.RETRY: Kind.RETRY,
-    End.INTERRUPTED: Kind.RETRY,
-    End.TROUBLE: Kind.TROUBLE,
+    OutcomeLabel.COMPLETED: OutcomeKind.COMPLETED,
+    OutcomeLabel.FAILED: OutcomeKind.FAILED,
+    OutcomeLabel.RETRY: OutcomeKind.RETRY,
+    OutcomeLabel.INTERRUPTED: OutcomeKind.RETRY,
+    OutcomeLabel.TROUBLE: OutcomeKind.TROUBLE,
 }
 
 
-class Done:
+class Unsettled:
     """Shared by all threads; every operation on a deque or a dict is atomic."""
 
-    def __init__(self, claims: Claims, record: Record, held: Holding) -> None:
+    def __init__(self, claims: Claims, telemetry: Telemetry, in_flight: InFlight) -> None:
         self._claims = claims
-        self._record = record
-        self._held = held
+        self._telemetry = telemetry
+        self._in_flight = in_flight
         self._waiting: deque[Finished] = deque()
         #: Outcomes whose rows another session has locked, or that could not even be set aside: the
         #: leader skips them and the keeper tries them again.
-        self._barred: deque[Finished] = deque()
-        self._barred_until = 0.0
+        self._row_locked: deque[Finished] = deque()
+        self._row_locked_until = 0.0
         #: Why the latest outcome could not be stored, which is logged once.
-        self._complained = ""
+        self._last_warning = ""
         #: Settled before, by a statement whose reply was lost, or not ours any more.
-        self._rowless: dict[Key, Finished] = {}
+        self._row_missing: dict[Key, Finished] = {}
         #: What is settled and not logged yet: a handler that hangs may hold the lock of the log,
         #: and must not keep a thread from settling, or the lead from the queue.
         self._unlogged: deque[Callable[[], None]] = deque()
@@ -75,7 +75,7 @@ class Done:
     @property
     def any_left(self) -> bool:
         """For relief alone."""
-        return bool(self._barred or self._rowless)
+        return bool(self._row_locked or self._row_missing)
 
     def add(self, finished: Finished) -> None:
         self._waiting.append(finished)
@@ -92,157 +92,163 @@ class Done:
                 return
             message()
 
-    def put_back(self, done: Sequence[Finished]) -> None:
-        self._waiting.extendleft(reversed(done))
+    def put_back(self, finished: Sequence[Finished]) -> None:
+        self._waiting.extendleft(reversed(finished))
 
     def take(self) -> list[Finished]:
         """All of them, in the order in which settlements may wait for their rows: so no two
         wait in a circle."""
-        done: list[Finished] = []
+        finished: list[Finished] = []
         with suppress(IndexError):
             while True:
-                done.append(self._waiting.popleft())
-        return sorted(done, key=_key)
+                finished.append(self._waiting.popleft())
+        return sorted(finished, key=_key)
 
-    def settle_old(self, hand: Hand, place: Place, older: float) -> None:
+    def settle_old(self, connection: ThreadConnection, slot: Place, older: float) -> None:
         """If something was finished longer ago than `older`, while all threads were busy."""
         oldest = time.monotonic()
         with suppress(IndexError):
             oldest = self._waiting[0].at
         if time.monotonic() - oldest > older:
-            self.settle(hand, place, self.take())
-        if self._barred and time.monotonic() > self._barred_until:
-            self._settle_barred(hand, place)
+            self.settle(connection, slot, self.take())
+        if self._row_locked and time.monotonic() > self._row_locked_until:
+            self._settle_row_locked(connection, slot)
 
-    def settle_all(self, hand: Hand, place: Place) -> None:
+    def settle_all(self, connection: ThreadConnection, slot: Place) -> None:
         """For the last time."""
-        self._unbar()
-        self.settle(hand, place, self.take())
-        self.find_out(hand, place)
+        self._retry_row_locked()
+        self.settle(connection, slot, self.take())
+        self.find_out(connection, slot)
 
-    def _settle_barred(self, hand: Hand, place: Place) -> None:
+    def _settle_row_locked(self, connection: ThreadConnection, slot: Place) -> None:
         """One of them: if that is let in, so are the others."""
         try:
-            first = self._barred.popleft()
+            first = self._row_locked.popleft()
         except IndexError:  # another thread has taken it
             return
-        self.settle_singly(hand, place, [first])
-        if first not in self._barred:
-            self._complained = ""
-            self._unbar()
+        self.settle_singly(connection, slot, [first])
+        if first not in self._row_locked:
+            self._last_warning = ""
+            self._retry_row_locked()
 
-    def _unbar(self) -> None:
+    def _retry_row_locked(self) -> None:
         with suppress(IndexError):
             while True:
-                self._waiting.append(self._barred.popleft())
+                self._waiting.append(self._row_locked.popleft())
 
-    def settle(self, hand: Hand, place: Place, done: list[Finished]) -> None:
+    def settle(self, connection: ThreadConnection, slot: Place, finished: list[Finished]) -> None:
         """Outcomes of any kind. Raises only what says nothing about them: then they are back."""
-        while done:
-            some, done = first_part(done)
+        while finished:
+            some, finished = first_part(finished)
             try:
-                self._settle(hand, place, some)
+                self._settle(connection, slot, some)
             except BaseException:
-                self.put_back(done)
+                self.put_back(finished)
                 raise
 
-    def _settle(self, hand: Hand, place: Place, done: list[Finished]) -> None:
+    def _settle(self, connection: ThreadConnection, slot: Place, finished: list[Finished]) -> None:
         try:
-            lost = self._claims.settle(hand.connection(), done)
+            lost = self._claims.settle(connection.connection(), finished)
         except BaseException as error:
             cause = cause_of(error)
             if cause is Cause.ELSEWHERE:
-                self.put_back(done)
+                self.put_back(finished)
                 raise
         else:
-            self.settled(place, done, lost)
+            self.settled(slot, finished, lost)
             return
         if cause is Cause.ROWS:
             # A session that a handler has spoilt would reject each of them.
-            hand.drop()
-        self.settle_singly(hand, place, done)
+            connection.drop()
+        self.settle_singly(connection, slot, finished)
 
-    def settled(self, place: Place, done: Sequence[Finished], lost: Sequence[Claim] = ()) -> None:
+    def settled(self, slot: Place, done: Sequence[Finished], lost: Sequence[Claim] = ()) -> None:
         """Tells whom it concerns, of one after another: so that whatever kills this process, at
         most one in each thread is counted and not free. Of those that found no row, relief
         finds out."""
         if done:
-            reach(SETTLED)
+            failpoint(SETTLED)
         if lost:
             keys = {key_of(claim) for claim in lost}
             for finished in done:
                 if key_of(finished.claim) in keys:
-                    self._rowless[key_of(finished.claim)] = finished
+                    self._row_missing[key_of(finished.claim)] = finished
             done = [finished for finished in done if key_of(finished.claim) not in keys]
         for finished in done:
-            if self._record.settled(place, finished):
+            if self._telemetry.settled(slot, finished):
                 self.log_later(partial(log_end, finished))
-            reach(COUNTED)
-            self._held.free(finished.claim)
+            failpoint(COUNTED)
+            self._in_flight.free(finished.claim)
 
-    def find_out(self, hand: Hand, place: Place) -> None:
+    def find_out(self, connection: ThreadConnection, slot: Place) -> None:
         """By relief and, at the end, by the thread that stops the worker; each takes out what
         it counts, and puts it back after an error."""
-        rowless = list(self._rowless.values())
+        rowless = list(self._row_missing.values())
         if not rowless:
             return
-        ends = self._claims.ends(hand.connection(), [finished.claim for finished in rowless])
+        ends = self._claims.ends(connection.connection(), [finished.claim for finished in rowless])
         for finished, end in zip(rowless, ends, strict=True):
             key = key_of(finished.claim)
-            if self._rowless.pop(key, None) is None:
+            if self._row_missing.pop(key, None) is None:
                 continue
             try:
-                self._found_out(place, finished, end)
+                self._found_out(slot, finished, end)
             except BaseException:
-                self._rowless[key] = finished
+                self._row_missing[key] = finished
                 raise
 
-    def _found_out(self, place: Place, finished: Finished, end: End | None) -> None:
-        if end is None or end is End.LOST or end is End.CANCELED:
-            self._record.ended_elsewhere(place, finished.claim, end or End.LOST)
-            self._held.free(finished.claim)
-            log = self._record.log_canceled if end is End.CANCELED else self._record.log_lost
+    def _found_out(self, slot: Place, finished: Finished, end: OutcomeLabel | None) -> None:
+        if end is None or end is OutcomeLabel.LOST or end is OutcomeLabel.CANCELED:
+            self._telemetry.ended_elsewhere(slot, finished.claim, end or OutcomeLabel.LOST)
+            self._in_flight.free(finished.claim)
+            log = (
+                self._telemetry.log_canceled
+                if end is OutcomeLabel.CANCELED
+                else self._telemetry.log_lost
+            )
             self.log_later(partial(log, finished.claim))
             return
-        kind, charged = _KINDS[end], end is not End.INTERRUPTED
+        kind, charged = _KINDS[end], end is not OutcomeLabel.INTERRUPTED
         if kind is not finished.outcome.kind:
             # In its own transaction, or given up before that was known.
             finished = finished._replace(outcome=Outcome(kind=kind, charged=charged))
-        self.settled(place, [finished])
+        self.settled(slot, [finished])
 
     def not_settled(self, claim: Claim, max_attempts: int) -> None:
         """Its own transaction found no row: housekeeping finds out why."""
-        self._held.finish(claim)
+        self._in_flight.finish(claim)
         finished = Finished(claim, completed(None), max_attempts, time.monotonic())
-        self._rowless[key_of(claim)] = finished
+        self._row_missing[key_of(claim)] = finished
 
-    def settle_singly(self, hand: Hand, place: Place, done: list[Finished]) -> None:
+    def settle_singly(
+        self, connection: ThreadConnection, slot: Place, done: list[Finished]
+    ) -> None:
         """One of them is rejected, or its row is locked: the others need not wait."""
         waits = 0
         for number, finished in enumerate(done):
             if waits == _MAX_WAITS:
-                self._bar(done[number:])
+                self._defer_row_locked(done[number:])
                 return
             try:
-                settled, lost = settle_one(self._claims, hand.connection(), finished)
+                settled, lost = settle_one(self._claims, connection.connection(), finished)
             except BaseException as error:
                 cause = cause_of(error)
                 if cause is Cause.ELSEWHERE:
                     self.put_back(done[number:])
                     raise
-                self._bar([finished])
-                self._complain(finished, cause, error)
+                self._defer_row_locked([finished])
+                self._warn_once(finished, cause, error)
                 waits += cause is not Cause.ROWS
             else:
-                self.settled(place, [settled], lost)
+                self.settled(slot, [settled], lost)
 
-    def _bar(self, done: Sequence[Finished]) -> None:
-        self._barred.extend(done)
-        self._barred_until = time.monotonic() + _DEFERRED_SECONDS
+    def _defer_row_locked(self, finished: Sequence[Finished]) -> None:
+        self._row_locked.extend(finished)
+        self._row_locked_until = time.monotonic() + _DEFERRED_SECONDS
 
-    def _complain(self, finished: Finished, cause: Cause, error: BaseException) -> None:
+    def _warn_once(self, finished: Finished, cause: Cause, error: BaseException) -> None:
         why = reason(error)
-        if why != self._complained:
+        if why != self._last_warning:
             level, what = (
                 (logging.ERROR, "can neither be stored nor moved to the troubleshooting queue")
                 if cause is Cause.ROWS
@@ -261,7 +267,7 @@ class Done:
                     _DEFERRED_SECONDS,
                 )
             )
-        self._complained = why
+        self._last_warning = why
 
 
 def first_part(done: list[Finished]) -> tuple[list[Finished], list[Finished]]:

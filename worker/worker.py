@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 import psycopg
 
 from cmdbus.board.board import Board
-from cmdbus.board.health import Levels
+from cmdbus.board.health import HealthReport
 from cmdbus.board.node import Node
 from cmdbus.checks import check_name, check_seconds, check_whole
 from cmdbus.clock import time
@@ -27,28 +27,28 @@ from cmdbus.printable import joined
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.claim import STOPPED, Claim, Connection, Share
+from cmdbus.worker.claims.claim import STOPPED, Claim, ClaimScope, Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import (
     HEADROOM,
-    Hand,
     Pool,
-    Source,
+    PooledConnections,
+    ThreadConnection,
+    abort_io_at,
     check_pool,
     complete,
-    cut_at,
     open_pool,
     parts_of,
 )
 from cmdbus.worker.claims.halving import release
 from cmdbus.worker.claims.rejections import lacks_a_right, reason
-from cmdbus.worker.housekeeping import Keeper
+from cmdbus.worker.housekeeping import Housekeeping
 from cmdbus.worker.monkey_patches import patched
-from cmdbus.worker.telemetry import PLACES, FailedExecution, Record
-from cmdbus.worker.thread_pool import Crew
-from cmdbus.worker.waiting.node_waiter import LeavingWake, WiredWake
-from cmdbus.worker.waiting.wake import Wake, Waking, check_poll_interval
-from cmdbus.worker.worker_thread import Slot
+from cmdbus.worker.telemetry import SLOTS, FailedExecution, Telemetry
+from cmdbus.worker.thread_pool import ThreadPool
+from cmdbus.worker.waiting.node_waiter import NodeWaiter, QuarantineWaiter
+from cmdbus.worker.waiting.wake import Waiter, Wake, check_poll_interval
+from cmdbus.worker.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +61,18 @@ _AWAY = (
 )
 
 #: Threads that hang keep their places until they come back: half are for those.
-MAX_THREADS = PLACES // 2
+MAX_THREADS = SLOTS // 2
 #: The main thread looks at its slots at least so often, in seconds: a verdict is late by
 #: no more than this.
 _BEAT = 1.0
 #: Late by more, it was stopped, or a handler held the GIL: what is past its due is not to blame.
-_STOOD_STILL_SECONDS = 1.0
+_STALL_SECONDS = 1.0
 #: A process that has nothing more to run has left within so many seconds.
-_LEAVES_SECONDS = 5.0
+_ABANDON_SECONDS = 5.0
 #: Between two tries to reach a database that is away.
 _AWAY_SECONDS = 1.0
 #: After the deadline of a stop: so many seconds for telling the database what is left.
-_TOLD_WITHIN = 1.0
+_RELEASE_SECONDS = 1.0
 #: Seconds for which a stopping worker tries to release rows that other sessions have locked, at
 #: least and after its deadline, and between two tries.
 _LOCKED_WITHIN, _LOCKED_PAUSE = 0.5, 0.02
@@ -114,7 +114,7 @@ class Worker:
         #: In a fleet: its seat and its wires.
         self._node = node
         self._wake_jitter_ms = wake_jitter_ms
-        self._record = Record(node.board, node.seat) if node else _record_of_one()
+        self._telemetry = Telemetry(node.board, node.seat) if node else _record_of_one()
         #: Deadlines by which to have stopped. A queue, because a signal handler may put: an
         #: Event's lock could be held by the very thread that the handler interrupts.
         self._orders: SimpleQueue[float] = SimpleQueue()
@@ -123,8 +123,8 @@ class Worker:
         #: Commands that ran when it had to stop, and were given back.
         self.abandoned = 0
         self._runner: int | None = None
-        self._crew: Crew | None = None
-        self._wake: Waking | None = None
+        self._threads: ThreadPool | None = None
+        self._waiter: Waiter | None = None
 
     def run(self) -> None:
         """Runs commands until `stop` is called, then returns once they have ended."""
@@ -145,61 +145,61 @@ class Worker:
     def stop(self, timeout: float = 30.0) -> None:
         """Stops claiming, lets running commands end within `timeout` seconds, and releases the
         others. Waits until the worker has stopped, except in the thread that runs `run`."""
-        self.leave(time.monotonic() + check_seconds("timeout", timeout))
+        self.request_stop(time.monotonic() + check_seconds("timeout", timeout))
         if self._runner is not None and self._runner != threading.get_ident():
             self._ended.wait()
 
-    def leave(self, by: float) -> None:
+    def request_stop(self, by: float) -> None:
         """Asks the worker to stop by this monotonic time, and returns; safe in signal handlers."""
         self._orders.put(by)
 
     def set_concurrency(self, threads: int) -> None:
         """Changes the number of threads; surplus threads end after their current command."""
         self._concurrency = _check_threads(threads)
-        if self._crew is not None:
+        if self._threads is not None:
             if isinstance(self._opened, SessionPool):
                 self._opened.resize(threads, threads + HEADROOM)
             else:
                 check_pool(self._opened, threads, self._timeouts)
-            self._crew.set_concurrency(threads)
+            self._threads.set_concurrency(threads)
 
     def set_poll_interval(self, seconds: float) -> None:
         """Applies from the next time the worker waits for commands."""
         self._poll_interval = check_poll_interval(seconds)
-        if self._wake is not None:
-            self._wake.poll_interval = self._poll_interval
-            self._wake.ring()
+        if self._waiter is not None:
+            self._waiter.poll_interval = self._poll_interval
+            self._waiter.wake()
 
     @property
-    def health(self) -> Levels:
+    def health(self) -> HealthReport:
         """Measured levels of the last minutes; `.health` and `.reasons` say what they mean."""
-        return self._record.health.levels(time.monotonic())
+        return self._telemetry.health.levels(time.monotonic())
 
     @property
     def last_exceptions(self) -> list[FailedExecution]:
         """The latest 100 failed executions, oldest first."""
-        return list(self._record.latest)
+        return list(self._telemetry.latest)
 
     def metrics(self) -> dict[str, object]:
-        return self._record.metrics()
+        return self._telemetry.metrics()
 
     def _open_patiently(self) -> Pool | SessionPool:
         """In a fleet a database that is away is waited for, and so is a right that is missing,
         until it is told to leave."""
-        said = False
+        warned = False
         while True:
             try:
                 return self._open()
             except _AWAY as error:
-                self._record.health.database_away(time.monotonic())
+                self._telemetry.health.database_away(time.monotonic())
                 self._beat()
                 why = reason(error)
-                if not said:
+                if not warned:
                     what = "granted" if lacks_a_right(error) else "there"
                     logger.warning("%s; waiting until it is %s", why, what)
-                said = True
+                warned = True
                 with suppress(Empty):
-                    self.leave(self._orders.get(timeout=_AWAY_SECONDS))
+                    self.request_stop(self._orders.get(timeout=_AWAY_SECONDS))
                     raise DatabaseUnavailableError(why) from None
 
     def _open(self) -> Pool | SessionPool:
@@ -210,20 +210,22 @@ class Worker:
             schemas.check(connection, self._claims.schema)
             schemas.make_partitions(connection, self._claims.schema)
             self._claims.register(connection, self._name)
-            self._record.seat.register(self._claims.incarnation)
+            self._telemetry.seat.register(self._claims.incarnation)
         if self._pool is not None:
             check_pool(self._pool, self._concurrency, self._timeouts)
             return self._pool
         return open_pool(self._parts, self._concurrency, self._timeouts)
 
-    def _build(self, pool: Pool | SessionPool) -> tuple[Crew, Waking, Keeper]:
+    def _build(self, pool: Pool | SessionPool) -> tuple[ThreadPool, Waiter, Housekeeping]:
         claims, domains = self._claims, self._domains
         types = [f"{h.domain} {h.type}" for h in self._registry if h.domain in domains]
         claims.types = types
-        wake = self._waking(types)
-        record = self._record
-        source = Source(pool, self._parts, lambda: record.health.pool_exhausted(time.monotonic()))
-        crew = Crew(
+        waiter = self._waking(types)
+        telemetry = self._telemetry
+        source = PooledConnections(
+            pool, self._parts, lambda: telemetry.health.pool_exhausted(time.monotonic())
+        )
+        threads = ThreadPool(
             claims=claims,
             registry=self._registry,
             domains=domains,
@@ -232,22 +234,29 @@ class Worker:
             claim_bytes=self._claim_bytes,
             timeouts=self._timeouts,
             source=source,
-            wake=wake,
-            record=record,
+            waiter=waiter,
+            telemetry=telemetry,
         )
-        keeper = Keeper(
-            crew, claims, self._timeouts, record, source, steward_renewed=self._steward_renewed
+        housekeeping = Housekeeping(
+            threads,
+            claims,
+            self._timeouts,
+            telemetry,
+            source,
+            steward_renewed=self._steward_renewed,
         )
-        return crew, wake, keeper
+        return threads, waiter, housekeeping
 
     def _steward_renewed(self) -> float:
         return 0.0 if self._node is None else self._node.board.renewed / 1e9
 
-    def _waking(self, types: list[str]) -> Waking:
+    def _waking(self, types: list[str]) -> Waiter:
         if self._node is not None:
-            if self._node.alone:
-                return LeavingWake(lambda: self.leave(time.monotonic() + _LEAVES_SECONDS))
-            return WiredWake(self._node, self._poll_interval, self._wake_jitter_ms)
+            if self._node.quarantine:
+                return QuarantineWaiter(
+                    lambda: self.request_stop(time.monotonic() + _ABANDON_SECONDS)
+                )
+            return NodeWaiter(self._node, self._poll_interval, self._wake_jitter_ms)
         return Wake(
             self._claims,
             self._domains,
@@ -257,54 +266,54 @@ class Worker:
         )
 
     def _run(self, pool: Pool | SessionPool) -> None:
-        crew, wake, keeper = self._build(pool)
-        self._crew, self._wake = crew, wake
-        wake.start()
-        crew.start()
-        keeper.start()
-        self._record.database_back()
+        threads, waiter, housekeeping = self._build(pool)
+        self._threads, self._waiter = threads, waiter
+        waiter.start()
+        threads.start()
+        housekeeping.start()
+        self._telemetry.database_back()
         self._beat()
-        self._record.seat.ready(time.monotonic_ns())
+        self._telemetry.seat.ready(time.monotonic_ns())
         logger.info(
             "worker %s runs %s with %s",
             self._name,
             ", ".join(self._domains),
             count_of(self._concurrency, "thread"),
         )
-        crew.claim()
+        threads.claim()
         try:
-            self._watch(crew, keeper)
+            self._watch(threads, housekeeping)
         except BaseException:
             # A process of a fleet ends, and is replaced; here the threads would go on alone.
             if self._node is None:
-                self._deadline = time.monotonic() + _TOLD_WITHIN
-                self._drain(crew, keeper, wake, pool)
+                self._deadline = time.monotonic() + _RELEASE_SECONDS
+                self._drain(threads, housekeeping, waiter, pool)
             raise
-        self._drain(crew, keeper, wake, pool)
+        self._drain(threads, housekeeping, waiter, pool)
 
-    def _watch(self, crew: Crew, keeper: Keeper) -> None:
+    def _watch(self, threads: ThreadPool, housekeeping: Housekeeping) -> None:
         """Until `stop`: judges what is past its due, and hands the verdicts to relief."""
         beat = self._beat_seconds
         while True:
-            due = crew.next_due()
+            due = threads.next_due()
             began = time.monotonic()
             pause = beat if due is None else min(beat, max(due - began, 0.0))
             with suppress(Empty):
                 self._deadline = self._orders.get(timeout=pause)
                 return
             late = time.monotonic() - began - pause
-            if late > _STOOD_STILL_SECONDS:
-                crew.put_off(late)
+            if late > _STALL_SECONDS:
+                threads.put_off(late)
             self._beat()
-            self._judge(crew, keeper)
-            self._check_threads(crew, keeper)
-            if late > _STOOD_STILL_SECONDS:
+            self._check_threads_due(threads, housekeeping)
+            self._check_threads(threads, housekeeping)
+            if late > _STALL_SECONDS:
                 logger.warning("the process stood still for %.1f s: all get that much longer", late)
 
-    def _check_threads(self, crew: Crew, keeper: Keeper) -> None:
+    def _check_threads(self, threads: ThreadPool, housekeeping: Housekeeping) -> None:
         """An exception that was sent to a thread may have ended it anywhere, and descriptors that
         were closed may be another's now: of what this process holds, nothing is certain."""
-        fault = crew.fault or keeper.fault
+        fault = threads.fault or housekeeping.fault
         if not fault:
             return
         if self._node is not None:
@@ -316,90 +325,103 @@ class Worker:
     def _beat_seconds(self) -> float:
         return min(_BEAT, self._timeouts.thread / 4)
 
-    def _judge(self, crew: Crew, keeper: Keeper) -> None:
-        for slot, work in crew.give_up_late(time.monotonic()):
-            self._record.seat.judge(slot.index, slot.place.sequence)
-            keeper.relieve(slot, work, slot.stack())
-        keeper.cut_if_late(time.monotonic())
+    def _check_threads_due(self, threads: ThreadPool, housekeeping: Housekeeping) -> None:
+        for thread, work in threads.give_up_late(time.monotonic()):
+            self._telemetry.seat.set_levels(thread.index, thread.place.sequence)
+            housekeeping.take_over(thread, work, thread.stack())
+        housekeeping.cut_if_late(time.monotonic())
 
     def _beat(self) -> None:
         """Past the due that this shows, the process is hung."""
         if self._node is not None and os.getppid() != self._node.parent:
             logger.error("the supervisor is gone: this process leaves at once")
             os._exit(Exit.ERROR)
-        self._record.beat(time.monotonic() + self._timeouts.watchdog)
+        self._telemetry.beat(time.monotonic() + self._timeouts.watchdog)
 
-    def _drain(self, crew: Crew, keeper: Keeper, wake: Waking, pool: Pool | SessionPool) -> None:
-        crew.stop_claiming()
+    def _drain(
+        self,
+        threads: ThreadPool,
+        housekeeping: Housekeeping,
+        waiter: Waiter,
+        pool: Pool | SessionPool,
+    ) -> None:
+        threads.stop_claiming()
         logger.info("worker %s stops: what runs may end, the rest is released", self._name)
-        patience = partial(self._remaining, 1.0)
-        hand = Hand(Source(pool, self._parts, patience=patience))
+        timeout = partial(self._remaining, 1.0)
+        connection = ThreadConnection(PooledConnections(pool, self._parts, timeout=timeout))
         try:
-            with cut_at(self._deadline + _TOLD_WITHIN, hand.cut):
-                self._settle_accounts(crew, keeper, hand)
+            with abort_io_at(self._deadline + _RELEASE_SECONDS, connection.abort_io):
+                self._settle_all(threads, housekeeping, connection)
         except Exception as error:
             logger.warning(
                 "the database cannot be told (%s): what this worker holds is claimable again when "
                 "its leases end",
                 joined(str(error)),
             )
-            self.abandoned = max(self.abandoned, len(crew.held.known()))
+            self.abandoned = max(self.abandoned, len(threads.in_flight.known()))
         finally:
-            keeper.stop(self._deadline)
-            crew.cut_all()
-            hand.close()
-            wake.stop()
-            crew.done.log()
+            housekeeping.stop(self._deadline)
+            threads.cut_all()
+            connection.close()
+            waiter.stop()
+            threads.unsettled.log()
 
     def _remaining(self, at_least: float) -> float:
         return max(at_least, self._deadline - time.monotonic())
 
-    def _settle_accounts(self, crew: Crew, keeper: Keeper, hand: Hand) -> None:
-        if crew.held.anything_back:
-            crew.held.give_back(hand.connection())
-        stuck = self._await_end(crew, keeper)
-        keeper.stop(self._deadline)
-        index, place = self._record.take_place()
-        crew.settle_accounts(hand, place)
-        self._record.give_place(index, place)
-        self._release_locked(crew, hand)
+    def _settle_all(
+        self, threads: ThreadPool, housekeeping: Housekeeping, connection: ThreadConnection
+    ) -> None:
+        if threads.in_flight.any_released:
+            threads.in_flight.release(connection.connection())
+        stuck = self._await_end(threads, housekeeping)
+        housekeeping.stop(self._deadline)
+        index, slot = self._telemetry.acquire_slot()
+        threads.settle_all(connection, slot)
+        self._telemetry.release_slot(index, slot)
+        self._release_locked(threads, connection)
         if stuck:
-            self._abandon(crew, stuck, hand.connection())
-        self._claims.leave(hand.connection())
+            self._abandon(threads, stuck, connection.connection())
+        self._claims.remove_waiter(connection.connection())
 
-    def _release_locked(self, crew: Crew, hand: Hand) -> None:
+    def _release_locked(self, threads: ThreadPool, connection: ThreadConnection) -> None:
         """Claims whose rows other sessions had locked: a claim of another worker may lock the
         rows that this one has just claimed, until it commits."""
         until = max(self._deadline, time.monotonic() + _LOCKED_WITHIN)
-        while crew.held.anything_back and time.monotonic() < until:
+        while threads.in_flight.any_released and time.monotonic() < until:
             time.sleep(_LOCKED_PAUSE)
-            crew.held.give_back(hand.connection())
+            threads.in_flight.release(connection.connection())
 
-    def _await_end(self, crew: Crew, keeper: Keeper) -> list[Slot]:
+    def _await_end(self, threads: ThreadPool, housekeeping: Housekeeping) -> list[WorkerThread]:
         """Of what runs, until the deadline; what hangs is given up meanwhile as ever."""
         while (now := time.monotonic()) < self._deadline:
-            self._judge(crew, keeper)
-            if not crew.join(min(self._deadline, now + self._beat_seconds)) and not keeper.owes:
+            self._check_threads_due(threads, housekeeping)
+            if (
+                not threads.join(min(self._deadline, now + self._beat_seconds))
+                and not housekeeping.has_pending_verdicts
+            ):
                 return []
-        return crew.left()
+        return threads.left()
 
     @property
     def _is_ordered(self) -> bool:
         """To stop: by the supervisor or, without one, by a call of `stop`."""
-        return self._node is None or bool(self._record.seat.leave_by)
+        return self._node is None or bool(self._telemetry.seat.stop_by)
 
-    def _abandon(self, crew: Crew, stuck: list[Slot], connection: Connection) -> None:
+    def _abandon(
+        self, threads: ThreadPool, stuck: list[WorkerThread], connection: Connection
+    ) -> None:
         """What did not end in time: its sessions are ended before its commands are given
         back, since until then they could still commit. They count no loss if the worker was
         ordered to stop; they do after a verdict, and after a signal that was no order: it may be
         the command's own doing."""
-        held = crew.held.unfinished()
+        held = threads.in_flight.unfinished()
         self.abandoned = len(held)
         sessions = [session for slot in stuck if (session := slot.hand.session)]
-        for slot in stuck:
-            slot.hand.cut()
+        for thread in stuck:
+            thread.hand.abort_io()
         self._claims.end_sessions(connection, sessions)
-        verdict, ordered = self._record.seat.leave_verdict, self._is_ordered
+        verdict, ordered = self._telemetry.seat.stop_verdict, self._is_ordered
         why = (
             "its worker was replaced"
             if verdict
@@ -410,7 +432,7 @@ class Worker:
         loss = int(bool(verdict) or not ordered)
 
         def hand_back(claims: Sequence[Claim]) -> list[Claim]:
-            return self._claims.hand_back(
+            return self._claims.release_dead(
                 connection,
                 claims,
                 [loss] * len(claims),
@@ -425,7 +447,7 @@ class Worker:
             more, locked = release(self._claims, connection, locked, hand_back)
             given += more
         for claim in held:
-            crew.held.free(claim)
+            threads.in_flight.free(claim)
         for claim in given:
             logger.error(
                 "command %s (%s/%s) did not end in time: given back, it runs again",
@@ -435,18 +457,18 @@ class Worker:
             )
 
 
-def _share(node: Node | None) -> Share:
+def _share(node: Node | None) -> ClaimScope:
     if node is None:
-        return Share.ANY
-    return Share.SUSPECT if node.alone else Share.INNOCENT
+        return ClaimScope.ANY
+    return ClaimScope.SUSPECT if node.quarantine else ClaimScope.INNOCENT
 
 
-def _record_of_one() -> Record:
+def _record_of_one() -> Telemetry:
     """Of a worker without a supervisor: nobody else reads its board."""
-    board = Board.in_memory(1, PLACES)
+    board = Board.in_memory(1, SLOTS)
     seat = board.seat(0)
     seat.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
-    return Record(board, seat)
+    return Telemetry(board, seat)
 
 
 def _check_threads(threads: int) -> int:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from cmdbus.board.slots import Slot as Place
 from cmdbus.worker.claims.claim import Finished
-from cmdbus.worker.claims.connections import Hand
+from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class CurrentWork:
     """What a thread does and may get stuck in."""
 
     #: None for a step of the lead.
@@ -24,29 +24,29 @@ class Work:
     settled: bool = False
 
 
-class Slot:
+class WorkerThread:
     """Written by its thread; judged by the worker's main thread.
 
     The lock makes the verdict one about the very work that is late: either the thread
     has ended it before, or it will find at its end that it was given up, and leave.
     """
 
-    def __init__(self, number: int, hand: Hand, index: int, place: Place) -> None:
+    def __init__(self, number: int, connection: ThreadConnection, index: int, slot: Place) -> None:
         self.number = number
-        self.hand = hand
+        self.hand = connection
         #: Where it shows what it does on the board.
         self.index = index
-        self.place = place
+        self.place = slot
         self.thread: threading.Thread | None = None
         #: The session in which this slot last led, and registered its worker.
         self.registered: tuple[int, int] | None = None
         #: Pauses of domains that were heard of before it led last.
         self.pauses = 0
         self._lock = threading.Lock()
-        self._work: Work | None = None
+        self._work: CurrentWork | None = None
         self._given_up = False
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: CurrentWork) -> None:
         self._work = work
 
     def end(self) -> bool:
@@ -56,7 +56,7 @@ class Slot:
             self._work = None
             return not self._given_up
 
-    def extend(self, work: Work, due: float) -> None:
+    def extend(self, work: CurrentWork, due: float) -> None:
         """Whoever asks for the handler: also a thread that it left behind, which is too late."""
         with self._lock:
             if self._work is work and not self._given_up:
@@ -77,7 +77,7 @@ class Slot:
         if (work := self._work) is not None:
             self.extend(work, work.due + seconds)
 
-    def give_up_if_late(self, now: float) -> Work | None:
+    def give_up_if_late(self, now: float) -> CurrentWork | None:
         """The work, if it is past its due; then it is nobody's but the caller's."""
         with self._lock:
             if self._work is None or self._given_up or self._work.due > now:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 from uuid import UUID
 
-from cmdbus.board.board_memory import Cells, encode_name
+from cmdbus.board.board_memory import BoardMemory, encode_name
 from cmdbus.board.counters import CountersView
 from cmdbus.board.layout import (
     ARMED,
@@ -40,7 +40,7 @@ from cmdbus.board.views import BoardView, Restart, SeatView, SlotView, Superviso
 from cmdbus.errors import BoardError
 
 #: Types that a seat counts apart; the others share a row.
-KINDS = 64
+COMMAND_TYPES = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -50,27 +50,35 @@ class Board:
     def __init__(self, memory: mmap.mmap, layout: Layout, this_boot: bool) -> None:
         self.layout = layout
         self._this_boot = this_boot
-        self._memory = Cells(memory)
+        self._memory = BoardMemory(memory)
         self._reader = Reader(self._memory, layout)
 
     @classmethod
-    def in_memory(cls, seats: int, slots: int, *, kinds: int = KINDS, name: str = "cmdbus") -> Self:
+    def in_memory(
+        cls, seats: int, slots: int, *, command_types: int = COMMAND_TYPES, name: str = "cmdbus"
+    ) -> Self:
         """For this process and those that it forks."""
-        layout = Layout(seats, slots, kinds)
+        layout = Layout(seats, slots, command_types)
         memory = mmap.mmap(-1, layout.size)
         _write_head(memory, layout, name)
         return cls(memory, layout, this_boot=True)
 
     @classmethod
     def create(
-        cls, path: Path, seats: int, slots: int, *, kinds: int = KINDS, name: str = "cmdbus"
+        cls,
+        path: Path,
+        seats: int,
+        slots: int,
+        *,
+        command_types: int = COMMAND_TYPES,
+        name: str = "cmdbus",
     ) -> Self:
         """Replaces what has this path; only one process at a time may do so.
 
         `slots` is every thread that writes: those that run commands, as many for the
         successors of stuck ones as a process may have, the main thread and the relief.
         """
-        layout = Layout(seats, slots, kinds)
+        layout = Layout(seats, slots, command_types)
         new = path.with_name(f".{path.name}.new")
         try:
             new.unlink(missing_ok=True)  # of a maker that was killed
@@ -107,10 +115,10 @@ class Board:
 
     def snapshot(self, *, keys: bool = True) -> BoardView:
         """Without keys, which only matter to who hands back and renews, it costs a fifth."""
-        return self._reader.look(self._this_boot, keys)
+        return self._reader.read(self._this_boot, keys)
 
-    def seat_view(self, place: int) -> SeatView:
-        return self._reader.seat(place)
+    def seat_view(self, index: int) -> SeatView:
+        return self._reader.seat(index)
 
     def slot_view(self, seat: int, slot: int) -> SlotView:
         """A second look, before something is done to it."""
@@ -119,13 +127,13 @@ class Board:
     def counters(self) -> CountersView:
         return self._reader.counters()
 
-    def last_counted(self, place: int) -> set[int]:
+    def last_counted(self, index: int) -> set[int]:
         """Marks of what the threads of a seat have counted last."""
-        return self._reader.last_counted(place)
+        return self._reader.last_counted(index)
 
-    def executed(self, place: int) -> int:
+    def executed(self, index: int) -> int:
         """Executions that have ended in this seat, over all its processes."""
-        return self._reader.executed(place)
+        return self._reader.executed(index)
 
     # For the supervisor.
 
@@ -183,8 +191,8 @@ class Board:
 
     # For the process that has the seat, and the supervisor that assigns it.
 
-    def seat(self, place: int) -> Seat:
-        return Seat(self._memory, self.layout, place)
+    def seat(self, index: int) -> Seat:
+        return Seat(self._memory, self.layout, index)
 
 
 def _reserve(path: Path, size: int) -> mmap.mmap:
@@ -213,7 +221,7 @@ def _map_to_read(path: Path) -> tuple[mmap.mmap, int]:
 
 def _write_head(memory: mmap.mmap, layout: Layout, name: str) -> None:
     """Before anybody else can see it."""
-    shape = (layout.seats, layout.slots, layout.kinds, layout.size)
+    shape = (layout.seats, layout.slots, layout.command_types, layout.size)
     memory[: HEAD.size] = HEAD.pack(MAGIC, VERSION, *shape, _boot_id())
     memory[BOARD_NAME * CELL : BOARD_NAME * CELL + NAME] = encode_name(name)
 
@@ -222,7 +230,7 @@ def _read_head(memory: mmap.mmap, size: int) -> tuple[Layout, bool]:
     """A ValueError says what is wrong with it."""
     if size < HEAD.size:
         raise ValueError(f"it has only {size} bytes")
-    magic, version, seats, slots, kinds, said, boot_id = HEAD.unpack(memory[: HEAD.size])
+    magic, version, seats, slots, kinds, resolution, boot_id = HEAD.unpack(memory[: HEAD.size])
     if magic != MAGIC:
         raise ValueError("it is something else")
     if version != VERSION:
@@ -231,7 +239,7 @@ def _read_head(memory: mmap.mmap, size: int) -> tuple[Layout, bool]:
             f"use the one that the supervisor runs with"
         )
     layout = Layout(seats, slots, kinds)
-    if not size == said == layout.size:
+    if not size == resolution == layout.size:
         raise ValueError(f"it has {size} bytes, and its sizes need {layout.size}: it is damaged")
     return layout, boot_id == _boot_id()
 

@@ -12,10 +12,10 @@ from cmdbus.board.layout import CELL, NAME
 #: A reader looks so often for a record that is not being written, the later times after
 #: letting others run: the writer may have lost its processor in the middle.
 _TRIES = 24
-_AT_ONCE = 4
+_SPINS = 4
 
 
-class Cells:
+class BoardMemory:
     """What a process sees of the board. Every writer and reader has the same two views."""
 
     __slots__ = ("_memory", "bytes", "cells")
@@ -66,7 +66,7 @@ def tries() -> range:
 
 
 def pause(attempt: int) -> None:
-    if attempt >= _AT_ONCE:
+    if attempt >= _SPINS:
         os.sched_yield()
 
 

@@ -5,9 +5,9 @@ from enum import IntEnum
 from hashlib import blake2b
 from uuid import UUID
 
-from cmdbus.board.board_memory import Cells
-from cmdbus.board.layout import CELL, KEY_CELLS, KEY_COUNT, KEYS, OVERFLOWED
-from cmdbus.board.slots import Kind
+from cmdbus.board.board_memory import BoardMemory
+from cmdbus.board.layout import CELL, CLAIM_CELLS, CLAIM_COUNT, CLAIMS, OVERFLOWED
+from cmdbus.board.slots import CommandType
 
 _PRIORITIES = 16
 #: Bytes of a domain's hash in a key: a name would not fit, and no table of names holds them all.
@@ -16,14 +16,14 @@ _STATES = 4
 _ID = 4  # cells from the key's beginning
 
 
-class KeyState(IntEnum):
+class ClaimState(IntEnum):
     FREE = 0
     CLAIMED = 1
     STARTED = 2
     FINISHED = 3
 
 
-class Keys:
+class ClaimTable:
     """The settle keys of everything that this process has claimed and not settled.
 
     One table for the process, not one for each thread: a command is claimed by one thread,
@@ -46,45 +46,47 @@ class Keys:
 
     __slots__ = ("_beyond", "_bytes", "_cells", "_free", "_overflowed")
 
-    def __init__(self, memory: Cells, seat_at: int) -> None:
+    def __init__(self, memory: BoardMemory, seat_at: int) -> None:
         self._cells = memory.cells
         self._bytes = memory.bytes
         self._overflowed = seat_at + OVERFLOWED
-        places = [seat_at + KEYS + n * KEY_CELLS for n in range(KEY_COUNT + 1)]
-        self._beyond = places.pop()
-        self._free = deque(places)
+        indexes = [seat_at + CLAIMS + n * CLAIM_CELLS for n in range(CLAIM_COUNT + 1)]
+        self._beyond = indexes.pop()
+        self._free = deque(indexes)
 
     @property
-    def room(self) -> int:
+    def free_count(self) -> int:
         """How many more can be shown; the most that a claim should ask for."""
         return len(self._free)
 
-    def claimed(self, kind: Kind, priority: int, id: int, token: int, command_id: UUID) -> int:
+    def claimed(
+        self, command_type: CommandType, priority: int, id: int, token: int, command_id: UUID
+    ) -> int:
         """The key's place, by which the other methods know it."""
         cells = self._cells
         try:
-            place = self._free.popleft()
+            index = self._free.popleft()
         except IndexError:
             cells[self._overflowed] = 1
             return self._beyond
-        cells[place + 1] = id
-        cells[place + 2] = token
-        cells[place + 3] = kind.packed + priority
-        named = (place + _ID) * CELL
+        cells[index + 1] = id
+        cells[index + 2] = token
+        cells[index + 3] = command_type.packed + priority
+        named = (index + _ID) * CELL
         self._bytes[named : named + 16] = command_id.bytes
-        cells[place] = (cells[place] | 3) + 2
-        return place
+        cells[index] = (cells[index] | 3) + 2
+        return index
 
-    def started(self, place: int) -> None:
-        self._cells[place] += 1
+    def started(self, index: int) -> None:
+        self._cells[index] += 1
 
-    def finished(self, place: int) -> None:
-        self._cells[place] += 1
+    def finished(self, index: int) -> None:
+        self._cells[index] += 1
 
-    def free(self, place: int) -> None:
-        self._cells[place] &= -_STATES
-        if place != self._beyond:
-            self._free.append(place)
+    def free(self, index: int) -> None:
+        self._cells[index] &= -_STATES
+        if index != self._beyond:
+            self._free.append(index)
 
 
 def packed(index: int, domain: str) -> int:

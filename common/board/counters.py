@@ -49,7 +49,7 @@ _WAKEUPS = "WAKEUPS_"
 _LAST, _LAST_AT, _LAST_BEFORE = 5, 6, 7
 
 
-class End(IntEnum):
+class OutcomeLabel(IntEnum):
     """How executions end, as `commands_total` names it (in lower case). LOST: its lease or its
     process was, before it was settled."""
 
@@ -95,7 +95,7 @@ class Counters:
     def add(self, counter: Counter, n: int = 1) -> None:
         self._cells[self._at + counter] += n
 
-    def ended(self, kind: int, end: End, claim: int) -> None:
+    def ended(self, kind: int, end: OutcomeLabel, claim: int) -> None:
         """Counts an execution; its key is freed next. These are two stores, and a process may
         die between them: whoever finds the key then asks `last_counted` on which side.
         `claim` is its mark."""
@@ -160,11 +160,11 @@ class Sum:
         self._counters = [0] * 16
         self._rows: dict[tuple[str, str], list[int]] = {}
 
-    def add(self, slot_at: int, kinds: list[tuple[int, tuple[str, str]]]) -> None:
+    def add(self, slot_at: int, command_types: list[tuple[int, tuple[str, str]]]) -> None:
         """`kinds`: row and name of those that may have counted something."""
         counters = self._cells[slot_at + COUNTERS : slot_at + COUNTERS + 16].tolist()
         self._counters = _added(self._counters, counters)
-        for index, name in kinds:
+        for index, name in command_types:
             at = slot_at + ROWS + index * ROW_CELLS
             row = self._cells[at : at + ROW_CELLS].tolist()
             if any(row):
@@ -178,7 +178,7 @@ class Sum:
             commands={
                 (*name, end.name.lower()): row[end]
                 for name, row in rows.items()
-                for end in End
+                for end in OutcomeLabel
                 if row[end]
             },
             batches_processed=plain[Counter.BATCHES_PROCESSED],

@@ -1,4 +1,4 @@
-"""How one process is doing, from what happened to it in the last five minutes. Pure: the time
+"""How one process is doing, from what happened to it in the last five minutes. The time
 is passed in, in seconds of one monotonic clock.
 
     HEALTHY         none of the below
@@ -20,7 +20,7 @@ MAX_FAILURES = 10
 MAX_STUCK = 3
 MAX_EXHAUSTIONS = 5
 #: So many events of a sort are remembered: two hundred times what is critical.
-_MOST = 1_000
+_MAX_KNOWN = 1_000
 
 
 class Health(StrEnum):
@@ -31,7 +31,7 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
+class HealthReport:
     """What was measured, and what it means."""
 
     last_success: float | None = None
@@ -89,10 +89,10 @@ class ProcessHealth:
         self._now = float("-inf")
         self._last_success: float | None = None
         self._failures = 0
-        self._stuck: deque[float] = deque(maxlen=_MOST)
+        self._stuck: deque[float] = deque(maxlen=_MAX_KNOWN)
         #: Executions that were counted as stuck, and when they were last said to be.
         self._known: dict[Hashable, float] = {}
-        self._exhaustions: deque[float] = deque(maxlen=_MOST)
+        self._exhaustions: deque[float] = deque(maxlen=_MAX_KNOWN)
         #: Since when the database is away.
         self._away_since: float | None = None
 
@@ -142,10 +142,10 @@ class ProcessHealth:
             self._away_since, self._failures = None, 0
             return at - since
 
-    def levels(self, now: float) -> Levels:
+    def levels(self, now: float) -> HealthReport:
         with self._lock:
             self._at(now)
-            return Levels(
+            return HealthReport(
                 last_success=self._last_success,
                 consecutive_failures=self._failures,
                 stuck_threads=len(self._stuck),

@@ -91,24 +91,24 @@ HEAD_CELLS = 6 * LINE
 # A seat, from its beginning.
 SEATING_AT = 0
 SEATING = Struct("=4q")  # role, number, generation, since
-LEAVE_BY = 5
-LEAVE_VERDICT = 6
+STOP_BY = 5
+STOP_VERDICT = 6
 RSS = 7
 PROCESS_AT = 1 * LINE
 #: pid, generation, incarnation, since, ready, due; last success, failures, stuck, exhaustions, away
 PROCESS = Struct("=11q")
-ENDED_AT = 3 * LINE
+EXIT_AT = 3 * LINE
 #: generation, pid, signal, code, verdict, slot, token, alone; command id
-ENDED = Struct("=8q16s")
+EXIT = Struct("=8q16s")
 PARKED = 5 * LINE
 OVERFLOWED = PARKED + 1
 RESCUED = PARKED + 2
-KEYS = 6 * LINE
-KEY_COUNT = 512
-KEY_CELLS = 6
+CLAIMS = 6 * LINE
+CLAIM_COUNT = 512
+CLAIM_CELLS = 6
 #: One more key than there are: where those go that find no place. Nobody reads it.
-KINDS = KEYS + KEY_COUNT * KEY_CELLS + LINE
-KIND_CELLS = 4 * LINE
+COMMAND_TYPES = CLAIMS + CLAIM_COUNT * CLAIM_CELLS + LINE
+COMMAND_TYPE_CELLS = 4 * LINE
 
 # A slot, from its beginning.
 SLOT_AT = 0
@@ -138,21 +138,25 @@ class Layout:
 
     seats: int
     slots: int
-    kinds: int
+    command_types: int
 
     def __post_init__(self) -> None:
-        for name, least, most in (("seats", 1, 1024), ("slots", 1, 4096), ("kinds", 1, 4096)):
+        for name, least, most in (
+            ("seats", 1, 1024),
+            ("slots", 1, 4096),
+            ("command_types", 1, 4096),
+        ):
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be {least} to {most}, not {getattr(self, name)}")
 
     @property
     def slot_cells(self) -> int:
-        return ROWS + (self.kinds + 1) * ROW_CELLS
+        return ROWS + (self.command_types + 1) * ROW_CELLS
 
     @property
     def slots_at(self) -> int:
         """From the seat's beginning."""
-        return KINDS + self.kinds * KIND_CELLS
+        return COMMAND_TYPES + self.command_types * COMMAND_TYPE_CELLS
 
     @property
     def seat_cells(self) -> int:

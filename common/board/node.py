@@ -5,7 +5,7 @@ from socket import socket
 
 from cmdbus.board.board import Board
 from cmdbus.board.seats import Seat
-from cmdbus.board.wake_pipe import Wire
+from cmdbus.board.wake_pipe import WakePipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +17,10 @@ class Node:
     #: The supervisor; a child that has another parent leaves.
     parent: int
     #: A byte sends one worker to look for commands.
-    wake: Wire
+    worker_pipe: WakePipe
     #: A byte makes the steward look at the board.
-    call: Wire
+    steward_pipe: WakePipe
     #: Where the steward answers probes.
     http: socket | None = None
     #: Runs nothing but commands that may kill their process.
-    alone: bool = False
+    quarantine: bool = False

@@ -11,24 +11,24 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _STATE, _START = 0, 19
 
 
-class Presence(Enum):
-    HERE = "here"
+class PidState(Enum):
+    RUNNING = "here"
     #: Stopped by a signal, until another one lets it go on.
-    FROZEN = "frozen"
+    STOPPED = "frozen"
     GONE = "gone"
 
 
-def presence(pid: int, since: int | None) -> Presence:
+def pid_state(pid: int, since: int | None) -> PidState:
     """`since`: when it said that it was there, in monotonic nanoseconds; who has begun after
     that is somebody else with its number."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return Presence.GONE
+        return PidState.GONE
     fields = stat.rpartition(b")")[2].split()
     if fields[_STATE] in (b"Z", b"X") or _began_after(int(fields[_START]), since):
-        return Presence.GONE
-    return Presence.FROZEN if fields[_STATE] in (b"T", b"t") else Presence.HERE
+        return PidState.GONE
+    return PidState.STOPPED if fields[_STATE] in (b"T", b"t") else PidState.RUNNING
 
 
 def _began_after(start_ticks: int, since: int | None) -> bool:

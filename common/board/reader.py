@@ -6,23 +6,22 @@ from typing import TypeVar
 from uuid import UUID
 from zlib import crc32
 
-from cmdbus.board.board_memory import Cells, cell, decode_name, pause, tries
-from cmdbus.board.claim_table import KeyState, hash_of, unpacked
-from cmdbus.board.counters import OTHER, CountersView, End, Sum, last_counted
-from cmdbus.board.health import Levels
+from cmdbus.board.board_memory import BoardMemory, cell, decode_name, pause, tries
+from cmdbus.board.claim_table import ClaimState, hash_of, unpacked
+from cmdbus.board.counters import OTHER, CountersView, OutcomeLabel, Sum, last_counted
+from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import (
     ARMED,
     BOARD_NAME,
     CELL,
-    ENDED,
-    ENDED_AT,
+    CLAIM_CELLS,
+    CLAIM_COUNT,
+    CLAIMS,
+    COMMAND_TYPE_CELLS,
+    COMMAND_TYPES,
+    EXIT,
+    EXIT_AT,
     IDENT,
-    KEY_CELLS,
-    KEY_COUNT,
-    KEYS,
-    KIND_CELLS,
-    KINDS,
-    LEAVE_BY,
     LISTENING,
     NAME,
     NAMES_AT,
@@ -39,6 +38,7 @@ from cmdbus.board.layout import (
     SEATING_AT,
     SLOT,
     SLOT_AT,
+    STOP_BY,
     SUPERVISOR,
     SUPERVISOR_AT,
     SUSPECTS,
@@ -46,12 +46,12 @@ from cmdbus.board.layout import (
     VERDICT,
     Layout,
 )
-from cmdbus.board.seats import Ended, Role, Verdict, names_of
+from cmdbus.board.seats import ExitRecord, Role, Verdict, names_of
 from cmdbus.board.slots import Phase
 from cmdbus.board.views import (
     BoardView,
+    ClaimView,
     CommandView,
-    KeyView,
     Restart,
     SeatView,
     SlotView,
@@ -59,7 +59,7 @@ from cmdbus.board.views import (
 )
 
 _NS = 1_000_000_000
-_MOST_PID = 2**22
+_MAX_PID = 2**22
 _SLOT_BYTES = (IDENT + 1) * CELL
 _BODY = slice((SLOT_AT + 1) * CELL, (SLOT_AT + 1) * CELL + SLOT.size)
 _NAMES = slice(NAMES_AT * CELL, NAMES_AT * CELL + 2 * NAME)
@@ -70,14 +70,14 @@ _IDENT = slice(IDENT * CELL, (IDENT + 1) * CELL)
 class Reader:
     """Reads one board, again and again: a slot that has not changed is not made anew."""
 
-    def __init__(self, memory: Cells, layout: Layout) -> None:
+    def __init__(self, memory: BoardMemory, layout: Layout) -> None:
         self._memory = memory
         self._layout = layout
         self._known: dict[int, tuple[bytes, SlotView]] = {}
         # Made from the shape each time they are asked for, which is for every slot of a look.
         self._slots_at, self._slot_cells = layout.slots_at, layout.slot_cells
 
-    def look(self, this_boot: bool, keys: bool = True) -> BoardView:
+    def read(self, this_boot: bool, keys: bool = True) -> BoardView:
         memory, cells = self._memory, self._memory.cells
         name = bytes(memory.bytes[BOARD_NAME * CELL : BOARD_NAME * CELL + NAME])
         supervisor = memory.read(SUPERVISOR_AT, SUPERVISOR)
@@ -106,9 +106,9 @@ class Reader:
             process = (0,) * 11
         pid, _, incarnation, since, ready, due, *levels = process
         cells = self._memory.cells
-        ended = self._ended(at, generation)
+        exit_record = self._ended(at, generation)
         return SeatView(
-            place=seat,
+            index=seat,
             role=_member(Role, role),
             number=number,
             generation=generation,
@@ -118,22 +118,22 @@ class Reader:
             ready=_time(ready),
             due=_time(due),
             levels=_levels(*levels),
-            leave_by=_time(cells[at + LEAVE_BY]),
+            stop_by=_time(cells[at + STOP_BY]),
             rss_bytes=cells[at + RSS] if cells[at + RSS] > 0 else None,
-            ended=ended,
-            rescued=ended is not None and cells[at + RESCUED] == generation,
+            exit=exit_record,
+            rescued=exit_record is not None and cells[at + RESCUED] == generation,
             parked=_time(cells[at + PARKED]),
             slots=tuple(self._slots(at)) if role != Role.SPARE else (),
-            keys=tuple(self._keys(at)) if role != Role.SPARE and keys else (),
+            claims=tuple(self._claims(at)) if role != Role.SPARE and keys else (),
             complete=cells[at + OVERFLOWED] == 0,
         )
 
-    def _ended(self, seat_at: int, generation: int) -> Ended | None:
-        record = self._memory.read(seat_at + ENDED_AT, ENDED)
+    def _ended(self, seat_at: int, generation: int) -> ExitRecord | None:
+        record = self._memory.read(seat_at + EXIT_AT, EXIT)
         if record is None or record[0] != generation:
             return None
         _, pid, signal, code, verdict, slot, token, alone, command_id = record
-        return Ended(
+        return ExitRecord(
             generation=generation,
             pid=pid,
             signal=signal,
@@ -141,7 +141,7 @@ class Reader:
             verdict=_member(Verdict, verdict) or Verdict.NONE,
             slot=slot,
             token=token,
-            alone=alone == 1,
+            quarantined=alone == 1,
             command_id=UUID(bytes=command_id),
         )
 
@@ -153,9 +153,9 @@ class Reader:
         total = 0
         for slot in range(layout.slots):
             rows = layout.slot(seat, slot) + ROWS
-            for kind in range(layout.kinds + 1):
+            for kind in range(layout.command_types + 1):
                 at = rows + kind * ROW_CELLS
-                total += sum(cells[at : at + len(End)])
+                total += sum(cells[at : at + len(OutcomeLabel)])
         return total
 
     def last_counted(self, seat: int) -> set[int]:
@@ -166,11 +166,13 @@ class Reader:
         layout, total = self._layout, Sum(self._memory.cells)
         for seat in range(layout.seats):
             at = layout.seat(seat)
-            names = names_of(self._memory, at + KINDS, KIND_CELLS, layout.kinds, 2)
-            kinds = [(index, (domain, type)) for index, (domain, type) in enumerate(names)]
-            kinds.append((layout.kinds, OTHER))
+            names = names_of(
+                self._memory, at + COMMAND_TYPES, COMMAND_TYPE_CELLS, layout.command_types, 2
+            )
+            command_types = [(index, (domain, type)) for index, (domain, type) in enumerate(names)]
+            command_types.append((layout.command_types, OTHER))
             for slot in range(layout.slots):
-                total.add(layout.slot(seat, slot), kinds)
+                total.add(layout.slot(seat, slot), command_types)
         return total.view()
 
     def _slots(self, seat_at: int) -> Iterable[SlotView]:
@@ -180,7 +182,7 @@ class Reader:
             if cells[at + SLOT_AT]:
                 yield self._slot(at, slot)
 
-    def _slot(self, at: int, place: int) -> SlotView:
+    def _slot(self, at: int, index: int) -> SlotView:
         raw = b""
         for attempt in tries():
             raw = bytes(self._memory.bytes[at * CELL : at * CELL + _SLOT_BYTES])
@@ -188,39 +190,41 @@ class Reader:
             if known is not None and known[0] == raw:
                 return known[1]
             if _is_whole(raw):
-                view = _slot_view(raw, place)
+                view = _slot_view(raw, index)
                 self._known[at] = raw, view
                 return view
             pause(attempt)
-        return _unknown_slot(place)
+        return _unknown_slot(index)
 
-    def _keys(self, seat_at: int) -> Iterable[KeyView]:
-        start, end = seat_at + KEYS, seat_at + KEYS + KEY_COUNT * KEY_CELLS
+    def _claims(self, seat_at: int) -> Iterable[ClaimView]:
+        start, end = seat_at + CLAIMS, seat_at + CLAIMS + CLAIM_COUNT * CLAIM_CELLS
         raw = bytes(self._memory.bytes[start * CELL : end * CELL])
         cells = memoryview(raw).cast("q").tolist()
-        if not any(state & 3 for state in cells[::KEY_CELLS]):
+        if not any(state & 3 for state in cells[::CLAIM_CELLS]):
             return
-        after = self._memory.cells[start:end:KEY_CELLS].tolist()
-        kinds = names_of(self._memory, seat_at + KINDS, KIND_CELLS, self._layout.kinds, 2)
+        after = self._memory.cells[start:end:CLAIM_CELLS].tolist()
+        kinds = names_of(
+            self._memory, seat_at + COMMAND_TYPES, COMMAND_TYPE_CELLS, self._layout.command_types, 2
+        )
         domains = {hash_of(domain): domain for domain, _ in kinds}
         for index, then in enumerate(after):
-            at = index * KEY_CELLS
+            at = index * CLAIM_CELLS
             before, id, token, packed = cells[at : at + 4]
             if before >> 2 != then >> 2 or not before & 3 or not then & 3:
                 continue  # It was taken or let go meanwhile.
             if id <= 0 or token <= 0:
                 continue
             kind, domain_hash, priority = unpacked(packed)
-            yield KeyView(
+            yield ClaimView(
                 domain=domains.get(domain_hash),
                 domain_hash=domain_hash,
                 priority=priority,
                 id=id,
                 token=token,
-                command_id=UUID(bytes=raw[(at + 4) * CELL : (at + KEY_CELLS) * CELL]),
-                state=KeyState(then & 3),
-                place=start + at,
-                kind=min(kind, self._layout.kinds),
+                command_id=UUID(bytes=raw[(at + 4) * CELL : (at + CLAIM_CELLS) * CELL]),
+                state=ClaimState(then & 3),
+                index=start + at,
+                command_type=min(kind, self._layout.command_types),
             )
 
 
@@ -230,7 +234,7 @@ def _is_whole(raw: bytes) -> bool:
     return cell(raw[SLOT_AT * CELL :]) == crc32(body, crc32(raw[_NAMES]) if named else 0)
 
 
-def _slot_view(raw: bytes, place: int) -> SlotView:
+def _slot_view(raw: bytes, index: int) -> SlotView:
     (
         sequence,
         phase,
@@ -261,7 +265,7 @@ def _slot_view(raw: bytes, place: int) -> SlotView:
         )
     judged = cell(raw[_VERDICT]) == sequence
     return SlotView(
-        place=place,
+        index=index,
         number=number,
         phase=Phase.STUCK if judged else _member(Phase, phase),
         command=command,
@@ -275,10 +279,10 @@ def _slot_view(raw: bytes, place: int) -> SlotView:
     )
 
 
-def _unknown_slot(place: int) -> SlotView:
+def _unknown_slot(index: int) -> SlotView:
     return SlotView(
-        place=place,
-        number=place,
+        index=index,
+        number=index,
         phase=None,
         command=None,
         since=None,
@@ -291,8 +295,10 @@ def _unknown_slot(place: int) -> SlotView:
     )
 
 
-def _levels(last_success: int, failures: int, stuck: int, exhaustions: int, away: int) -> Levels:
-    return Levels(
+def _levels(
+    last_success: int, failures: int, stuck: int, exhaustions: int, away: int
+) -> HealthReport:
+    return HealthReport(
         last_success=last_success / _NS if last_success > 0 else None,
         consecutive_failures=max(0, failures),
         stuck_threads=max(0, stuck),
@@ -312,7 +318,7 @@ def _member(kind: type[_Member], value: int) -> _Member | None:
 
 
 def _pid(value: int) -> int | None:
-    return value if 0 < value <= _MOST_PID else None
+    return value if 0 < value <= _MAX_PID else None
 
 
 def _time(value: int) -> int | None:

@@ -9,19 +9,17 @@ from enum import IntEnum
 from uuid import UUID
 from zlib import crc32
 
-from cmdbus.board.board_memory import Cells, decode_name, encode_name
-from cmdbus.board.claim_table import Keys, KeyState, packed
-from cmdbus.board.health import Levels
+from cmdbus.board.board_memory import BoardMemory, decode_name, encode_name
+from cmdbus.board.claim_table import ClaimState, ClaimTable, packed
+from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import (
-    ENDED,
-    ENDED_AT,
+    CLAIM_CELLS,
+    CLAIMS,
+    COMMAND_TYPE_CELLS,
+    COMMAND_TYPES,
+    EXIT,
+    EXIT_AT,
     IDENT,
-    KEY_CELLS,
-    KEYS,
-    KIND_CELLS,
-    KINDS,
-    LEAVE_BY,
-    LEAVE_VERDICT,
     NAME,
     PARKED,
     PROCESS,
@@ -31,10 +29,12 @@ from cmdbus.board.layout import (
     SEATING,
     SEATING_AT,
     SLOT_AT,
+    STOP_BY,
+    STOP_VERDICT,
     VERDICT,
     Layout,
 )
-from cmdbus.board.slots import Kind, Slot
+from cmdbus.board.slots import CommandType, Slot
 
 _NS = 1_000_000_000
 #: The command of a verdict for which no slot is known.
@@ -51,9 +51,9 @@ class Role(IntEnum):
     WORKER = 1
     STEWARD = 2
     #: Runs a suspect command in a process of its own.
-    ALONE = 3
+    QUARANTINE = 3
     #: Ordered to leave; another process has its number, or nobody needs one.
-    LEAVING = 4
+    STOPPING = 4
     #: Its process has ended, and what that held is not handed back yet.
     DEAD = 5
 
@@ -75,7 +75,7 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ExitRecord:
     """How a process came to its end."""
 
     generation: int
@@ -90,7 +90,7 @@ class Ended:
     token: int = 0
     command_id: UUID = NO_COMMAND
     #: It ran nothing but a suspect.
-    alone: bool = False
+    quarantined: bool = False
     #: Its supervisor had died before, so that how it ended is not known. Never on the board.
     orphaned: bool = False
 
@@ -99,20 +99,20 @@ class Seat:
     """One process's place. Make it after the fork, once; only its main thread beats, judges
     and registers. `kind` may be called by any thread."""
 
-    def __init__(self, memory: Cells, layout: Layout, seat: int) -> None:
+    def __init__(self, memory: BoardMemory, layout: Layout, seat: int) -> None:
         self._memory = memory
         self._layout = layout
-        self._number = seat
+        self._index = seat
         self._at = at = layout.seat(seat)
         self._lock = threading.Lock()
-        self._kinds: dict[tuple[str, str], Kind] = {}
-        self.keys = Keys(memory, at)
+        self._command_types: dict[tuple[str, str], CommandType] = {}
+        self.keys = ClaimTable(memory, at)
         self._pid = self._generation = self._incarnation = 0
         self._since = self._ready = self._due = 0
-        self._levels = Levels()
+        self._levels = HealthReport()
 
     def slot(self, number: int) -> Slot:
-        return Slot(self._memory, self._layout.slot(self._number, number))
+        return Slot(self._memory, self._layout.slot(self._index, number))
 
     # For the supervisor.
 
@@ -120,74 +120,74 @@ class Seat:
         """Gives the seat to a process to come. The one before must be dead, and what it left
         must have been read: all but the counters is cleared."""
         memory, at = self._memory, self._at
-        memory.zero(at + PROCESS_AT, KEYS - PROCESS_AT)
-        for key in range(at + KEYS, at + KINDS, KEY_CELLS):
-            memory.cells[key] &= -len(KeyState)
+        memory.zero(at + PROCESS_AT, CLAIMS - PROCESS_AT)
+        for key in range(at + CLAIMS, at + COMMAND_TYPES, CLAIM_CELLS):
+            memory.cells[key] &= -len(ClaimState)
         for slot in range(self._layout.slots):
-            start = self._layout.slot(self._number, slot)
+            start = self._layout.slot(self._index, slot)
             memory.zero(start + SLOT_AT, 1)
             memory.zero(start + SLOT_AT + 2, IDENT - 2 + 1)
-        memory.cells[at + LEAVE_BY] = memory.cells[at + LEAVE_VERDICT] = 0
+        memory.cells[at + STOP_BY] = memory.cells[at + STOP_VERDICT] = 0
         memory.cells[at + RSS] = 0
-        self.say_whose(role, number, generation, now)
+        self.set_identity(role, number, generation, now)
 
-    def order_to_leave(
+    def order_to_stop(
         self, number: int, generation: int, by: int, now: int, verdict: Verdict = Verdict.NONE
     ) -> None:
         """The process looks at it when it gets a TERM, and at every beat."""
-        self._memory.cells[self._at + LEAVE_VERDICT] = verdict
-        self._memory.cells[self._at + LEAVE_BY] = by
-        self.say_whose(Role.LEAVING, number, generation, now)
+        self._memory.cells[self._at + STOP_VERDICT] = verdict
+        self._memory.cells[self._at + STOP_BY] = by
+        self.set_identity(Role.STOPPING, number, generation, now)
 
-    def weigh(self, rss_bytes: int) -> None:
+    def set_rss(self, rss_bytes: int) -> None:
         """The resident memory of its process, measured now and then."""
         self._memory.cells[self._at + RSS] = rss_bytes
 
-    def bury(self, number: int, ended: Ended, now: int) -> None:
+    def record_exit(self, number: int, exit_record: ExitRecord, now: int) -> None:
         """After the process was reaped. What it held is the steward's to hand back."""
-        body = ENDED.pack(
-            ended.generation,
-            ended.pid,
-            ended.signal,
-            ended.code,
-            ended.verdict,
-            ended.slot,
-            ended.token,
-            ended.alone,
-            ended.command_id.bytes,
+        body = EXIT.pack(
+            exit_record.generation,
+            exit_record.pid,
+            exit_record.signal,
+            exit_record.code,
+            exit_record.verdict,
+            exit_record.slot,
+            exit_record.token,
+            exit_record.quarantined,
+            exit_record.command_id.bytes,
         )
-        self._memory.write(self._at + ENDED_AT, body)
-        self.say_whose(Role.DEAD, number, ended.generation, now)
+        self._memory.write(self._at + EXIT_AT, body)
+        self.set_identity(Role.DEAD, number, exit_record.generation, now)
 
     def clear(self, now: int) -> None:
         """Nothing is left of the dead: the seat is free."""
-        self.say_whose(Role.SPARE, 0, 0, now)
+        self.set_identity(Role.SPARE, 0, 0, now)
 
-    def say_whose(self, role: Role, number: int, generation: int, now: int) -> None:
+    def set_identity(self, role: Role, number: int, generation: int, now: int) -> None:
         """Whose it is; also where something else was written over that."""
         self._memory.write(self._at + SEATING_AT, SEATING.pack(role, number, generation, now))
 
     # For the steward.
 
-    def rescue(self, generation: int) -> None:
+    def set_rescued(self, generation: int) -> None:
         """What the dead process of this generation held is handed back."""
         self._memory.cells[self._at + RESCUED] = generation
 
     def free(self, key: int) -> None:
         """The same for one of its keys, by the place that its view names."""
-        self._memory.cells[key] &= -len(KeyState)
+        self._memory.cells[key] &= -len(ClaimState)
 
     # For the process.
 
     @property
-    def leave_by(self) -> int:
+    def stop_by(self) -> int:
         """When it must have left; 0 while it may stay."""
-        return self._memory.cells[self._at + LEAVE_BY]
+        return self._memory.cells[self._at + STOP_BY]
 
     @property
-    def leave_verdict(self) -> int:
+    def stop_verdict(self) -> int:
         """The verdict that it must leave for; 0 (NONE) for an order to stop."""
-        return self._memory.cells[self._at + LEAVE_VERDICT]
+        return self._memory.cells[self._at + STOP_VERDICT]
 
     def enter(self, *, pid: int, generation: int, now: int) -> None:
         """The first thing that a process does; its seat shows nothing of it before."""
@@ -207,14 +207,14 @@ class Seat:
         self._ready = now
         self._write()
 
-    def beat(self, due: int, levels: Levels) -> None:
+    def beat(self, due: int, levels: HealthReport) -> None:
         """`due`: when the main thread will be back here at the latest."""
         self._due, self._levels = due, levels
         self._write()
 
-    def judge(self, slot: int, sequence: int) -> None:
+    def set_levels(self, slot: int, sequence: int) -> None:
         """The slot's thread is given up, if it still shows the sequence that was judged."""
-        self._memory.cells[self._layout.slot(self._number, slot) + VERDICT] = sequence
+        self._memory.cells[self._layout.slot(self._index, slot) + VERDICT] = sequence
 
     def park(self, now: int) -> None:
         """For who has the lead: before it looks at the arming for the last time."""
@@ -223,30 +223,32 @@ class Seat:
     def unpark(self) -> None:
         self._memory.cells[self._at + PARKED] = 0
 
-    def kind(self, domain: str, type: str) -> Kind:
+    def command_type(self, domain: str, type: str) -> CommandType:
         """The same for the same names. Beyond what the table holds, those share a row."""
-        return self._kinds.get((domain, type)) or self._add_kind(domain, type)
+        return self._command_types.get((domain, type)) or self._add_command_type(domain, type)
 
-    def _add_kind(self, domain: str, type: str) -> Kind:
+    def _add_command_type(self, domain: str, type: str) -> CommandType:
         encoded = encode_name(domain, type)
         with self._lock:
-            index = self._index(encoded)
-            kind = Kind(index, domain, type, packed(index, domain), encoded, crc32(encoded))
-            return self._kinds.setdefault((domain, type), kind)
+            index = self._command_type_index(encoded)
+            command_type = CommandType(
+                index, domain, type, packed(index, domain), encoded, crc32(encoded)
+            )
+            return self._command_types.setdefault((domain, type), command_type)
 
-    def _index(self, name: bytes) -> int:
+    def _command_type_index(self, name: bytes) -> int:
         """Where a name is in the table of kinds, or now is; the row of all others if the table
         is full. A name that was being written when its process was killed is overwritten:
         nothing is counted by it."""
-        for index in range(self._layout.kinds):
-            at = self._at + KINDS + index * KIND_CELLS
+        for index in range(self._layout.command_types):
+            at = self._at + COMMAND_TYPES + index * COMMAND_TYPE_CELLS
             found = self._memory.read_bytes(at, len(name))
             if found is None:
                 self._memory.write(at, name)
                 return index
             if found == name:
                 return index
-        return self._layout.kinds
+        return self._layout.command_types
 
     def _write(self) -> None:
         levels = self._levels
@@ -266,7 +268,9 @@ class Seat:
         self._memory.write(self._at + PROCESS_AT, body)
 
 
-def names_of(memory: Cells, at: int, stride: int, count: int, names: int) -> list[tuple[str, ...]]:
+def names_of(
+    memory: BoardMemory, at: int, stride: int, count: int, names: int
+) -> list[tuple[str, ...]]:
     """A seat's table of names, up to the first place that is empty."""
     found: list[tuple[str, ...]] = []
     for index in range(count):

@@ -6,7 +6,7 @@ from enum import IntEnum
 from uuid import UUID
 from zlib import crc32
 
-from cmdbus.board.board_memory import Cells
+from cmdbus.board.board_memory import BoardMemory
 from cmdbus.board.counters import Counters
 from cmdbus.board.layout import CELL, IDENT, NAME, NAMES_AT, SLOT, SLOT_AT
 
@@ -30,7 +30,7 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CommandType:
     """A domain and type, with its row among the counters; made by `Seat.kind`."""
 
     index: int
@@ -69,7 +69,7 @@ class Slot:
     #: attempt, priority, id, token, command id
     _NO_COMMAND = (0, 0, 0, 0, bytes(16))
 
-    def __init__(self, memory: Cells, at: int) -> None:
+    def __init__(self, memory: BoardMemory, at: int) -> None:
         self._bytes = memory.bytes
         self._cells = memory.cells
         self._seal = at + SLOT_AT
@@ -77,7 +77,7 @@ class Slot:
         self._ident = at + IDENT
         names = (at + NAMES_AT) * CELL
         self._names_at = slice(names, names + 2 * NAME)
-        self._named: Kind | None = None
+        self._named: CommandType | None = None
         self._crc = 0
         #: Goes on where the last thread of this slot stopped.
         self._sequence = self._cells[self._seal + 1] & _SEQUENCES
@@ -102,7 +102,7 @@ class Slot:
 
     def begin(
         self,
-        kind: Kind,
+        command_type: CommandType,
         *,
         priority: int,
         id: int,
@@ -112,10 +112,10 @@ class Slot:
         started: int,
         due: int,
     ) -> None:
-        if kind is not self._named:
-            self._named = kind
-            self._bytes[self._names_at] = kind.encoded
-        self._crc = kind.crc
+        if command_type is not self._named:
+            self._named = command_type
+            self._bytes[self._names_at] = command_type.encoded
+        self._crc = command_type.crc
         self._command = (attempt, priority, id, token, command_id.bytes)
         self._phase, self._since, self._due = Phase.RUNNING, started, due
         self._write()
@@ -136,7 +136,7 @@ class Slot:
         self._due = due
         self._write()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """The thread ends: its slot is nobody's."""
         self._cells[self._seal] = 0
 

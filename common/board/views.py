@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from uuid import UUID
 
-from cmdbus.board.claim_table import KeyState
-from cmdbus.board.health import Health, Levels
-from cmdbus.board.seats import Ended, Role
+from cmdbus.board.claim_table import ClaimState
+from cmdbus.board.health import Health, HealthReport
+from cmdbus.board.seats import ExitRecord, Role
 from cmdbus.board.slots import Phase
 
 _NS = 1_000_000_000
@@ -52,7 +52,7 @@ class SlotView:
     """Times in monotonic nanoseconds."""
 
     #: Where it is in the seat; and what operators call it, -1 if it runs no commands.
-    place: int
+    index: int
     number: int
     phase: Phase | None
     command: CommandView | None
@@ -81,7 +81,7 @@ class SlotView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyView:
+class ClaimView:
     """Claimed and not settled."""
 
     #: None if the seat's table of kinds was full; then only its hash is known.
@@ -91,17 +91,17 @@ class KeyView:
     id: int
     token: int
     command_id: UUID
-    state: KeyState
+    state: ClaimState
     #: Where it is on the board, and the row of its kind among the seat's counters.
-    place: int
-    kind: int
+    index: int
+    command_type: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatView:
     """`pid` is None while no process has entered, or it cannot be known."""
 
-    place: int
+    index: int
     role: Role | None
     number: int
     generation: int
@@ -112,20 +112,20 @@ class SeatView:
     ready: int | None
     #: When its main thread promised to be back.
     due: int | None
-    levels: Levels
+    levels: HealthReport
     #: By when it was told to leave.
-    leave_by: int | None
+    stop_by: int | None
     #: Resident memory as the supervisor measured it last; None before that.
     rss_bytes: int | None
     #: How its process came to its end; None while it lives.
-    ended: Ended | None
+    exit: ExitRecord | None
     #: Whether what the dead process held is handed back.
     rescued: bool
     #: Since when its leader rests.
     parked: int | None
     #: Only those that a thread has, or had when its process died.
     slots: tuple[SlotView, ...]
-    keys: tuple[KeyView, ...]
+    claims: tuple[ClaimView, ...]
     #: False if the process has ever had more keys at once than the board can show.
     complete: bool
 
@@ -177,7 +177,7 @@ class BoardView:
     def to_dict(self, now: int, gone: Container[int] = ()) -> dict[str, object]:
         """As `cmdbus ps --json` shows it: `since` in seconds ago, `due` in seconds to come.
         Pids that are `gone` have no health."""
-        stewards, alone = self.with_role(Role.STEWARD), self.with_role(Role.ALONE)
+        stewards, alone = self.with_role(Role.STEWARD), self.with_role(Role.QUARANTINE)
         steward = stewards[0] if stewards else None
         workers = {s.number: s.to_dict(now, gone) for s in self.with_role(Role.WORKER)}
         numbers = sorted({*workers, *range(self.wanted)})

@@ -15,7 +15,7 @@ from contextlib import suppress
 _COUNT_BYTES = 4
 
 
-class Wire:
+class WakePipe:
     """Made before the fork by whoever shares it."""
 
     def __init__(self, capacity: int) -> None:
@@ -57,9 +57,9 @@ class Wire:
         os.close(self._writer)
 
 
-def wait_for(wires: Iterable[Wire], seconds: float) -> None:
+def wait_for(pipes: Iterable[WakePipe], seconds: float) -> None:
     """Until there is a byte on one of them, or the time is over."""
     poll = select.poll()
-    for wire in wires:
-        poll.register(wire, select.POLLIN)
+    for pipe in pipes:
+        poll.register(pipe, select.POLLIN)
     poll.poll(None if seconds == float("inf") else max(0.0, seconds) * 1000)

@@ -30,7 +30,7 @@ _IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
 #: Seconds after which a waiting thread looks whether the one before it still waits.
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 #: Seconds beyond its deadline after which a waiting thread counts as gone. An attempt to connect
 #: may take that much longer than it was allowed.
 _GRACE_SECONDS = 10.0
@@ -192,7 +192,7 @@ class SessionPool:
                         return None
                 if now >= waiter.deadline:
                     raise PoolTimeout("no connection was free in time") from self._failure
-                wake_at = min(waiter.deadline, now + _LOOK_SECONDS)
+                wake_at = min(waiter.deadline, now + _CHECK_SECONDS)
                 if self._retry_at > now:
                     wake_at = min(wake_at, self._retry_at)
             waiter.rest(wake_at - now)

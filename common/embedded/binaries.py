@@ -109,8 +109,8 @@ def _output(*command: str | Path) -> str:
 def _candidates() -> Iterator[Path]:
     yield from _newest_first(Path("/usr/lib/postgresql"), "*/bin")  # Debian
     yield from _newest_first(Path("/usr"), "pgsql-*/bin")  # postgresql.org's RPMs
-    if told := _output("pg_config", "--bindir"):
-        yield Path(told)
+    if text := _output("pg_config", "--bindir"):
+        yield Path(text)
     for prefix in ("/opt/homebrew", "/usr/local", "/home/linuxbrew/.linuxbrew"):
         yield from _newest_first(Path(prefix), "opt/postgresql@*/bin")
     if initdb := shutil.which("initdb"):

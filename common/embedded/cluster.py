@@ -66,14 +66,14 @@ class Cluster:
         answer = self.account.run(path, *arguments, timeout=timeout, stdin=stdin)
         if answer.returncode == 0:
             return
-        said = f"{answer.stdout}\n{self.last_words()}"
-        if "No space left on device" in said:
+        text = f"{answer.stdout}\n{self.last_words()}"
+        if "No space left on device" in text:
             raise EmbeddedError(
                 f"the disk that holds {self.directory} is full: free some of it, or set "
                 "XDG_STATE_HOME to a directory on another"
             )
         raise EmbeddedError(
-            f"{program} failed (exit {answer.returncode}) for {self.directory}: {_tail(said)}"
+            f"{program} failed (exit {answer.returncode}) for {self.directory}: {_tail(text)}"
         )
 
     def create_log(self) -> None:

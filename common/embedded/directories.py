@@ -111,11 +111,11 @@ def _choose_socket_directory(directory: Path, account: Account) -> Path:
     places = [directory / "s", Path(tempfile.gettempdir()) / name]
     if os.geteuid() != 0 and os.access(runtime, os.W_OK | os.X_OK):
         places.insert(1, Path(runtime) / name)
-    for place in places:
-        plain = re.fullmatch(r"[\w./+@%=~-]+", str(place), re.ASCII)
-        short = len(os.fsencode(place / _SOCKET)) <= _SOCKET_PATH_BYTES
-        if plain and short and account.reaches(place.parent):
-            return place
+    for path in places:
+        plain = re.fullmatch(r"[\w./+@%=~-]+", str(path), re.ASCII)
+        short = len(os.fsencode(path / _SOCKET)) <= _SOCKET_PATH_BYTES
+        if plain and short and account.reaches(path.parent):
+            return path
     raise EmbeddedError(
         f"no place for a socket whose path has at most {_SOCKET_PATH_BYTES} plain characters "
         f"and that {account.name} can reach, not even {places[-1]}: "

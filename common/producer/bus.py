@@ -23,7 +23,7 @@ from cmdbus.producer.connections import Connection, Connections, Pool
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.records import AuditEvent, CommandRecord, DomainRecord, Status, check_status
 from cmdbus.producer.requests import Limits, SendRequest
-from cmdbus.producer.sending import Batch, Call, Sender, new_call
+from cmdbus.producer.sending import BulkSend, SendAttempt, Sender, new_attempt
 from cmdbus.producer.steering import Steering
 from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
@@ -138,7 +138,7 @@ class CommandBus:
         if self._on_send is not None:
             request = self._seen(request)
         command = self._limits.check(request, new_id())
-        self._run(connection, lambda c, call: self._sender.send(c, command, call))
+        self._run(connection, lambda c, attempt: self._sender.send(c, command, attempt))
         return command.command_id
 
     def send_many(
@@ -149,11 +149,11 @@ class CommandBus:
         Raises what `send` raises.
         """
         seen = map(self._seen, requests) if self._on_send else requests
-        batch = Batch(list(seen))
-        if batch.requests:
+        bulk = BulkSend(list(seen))
+        if bulk.requests:
             check = self._limits.check
-            self._run(connection, lambda c, call: self._sender.send_all(c, batch, check, call))
-        return batch.ids
+            self._run(connection, lambda c, attempt: self._sender.send_all(c, bulk, check, attempt))
+        return bulk.ids
 
     def get(
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
@@ -161,7 +161,7 @@ class CommandBus:
         """The command as it is now, or None if `domain` has none with this `command_id`."""
         check_name("domain", domain)
         id_ = check_id("command_id", command_id)
-        return self._look(connection, lambda c: self._store.read(c, domain, id_))
+        return self._read(connection, lambda c: self._store.read(c, domain, id_))
 
     def wait(self, domain: str, command_id: UUID | str, timeout: float = 30.0) -> CommandRecord:
         """Returns the command `command_id` of `domain` once it is terminal or in
@@ -300,7 +300,7 @@ class CommandBus:
             "limit": check_whole("limit", limit, 1),
             "offset": check_whole("offset", offset, 0),
         }
-        return self._look(connection, lambda c: self._store.query(c, **conditions))
+        return self._read(connection, lambda c: self._store.query(c, **conditions))
 
     def audit(
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
@@ -309,20 +309,20 @@ class CommandBus:
         is none with this id."""
         check_name("domain", domain)
         id_ = check_id("command_id", command_id)
-        return self._look(connection, lambda c: self._store.audit(c, domain, id_))
+        return self._read(connection, lambda c: self._store.audit(c, domain, id_))
 
     def snapshot(self, domain: str, *, connection: Connection | None = None) -> dict[str, Any]:
         """Counts of `domain` at one moment: depth (ready + scheduled), ready, scheduled,
         in_progress, troubleshooting; oldest_age in seconds; shutdown, whether sends are
         refused."""
         check_name("domain", domain)
-        return self._look(connection, lambda c: self._store.snapshot(c, domain))
+        return self._read(connection, lambda c: self._store.snapshot(c, domain))
 
     def domains(self, *names: str, connection: Connection | None = None) -> list[DomainRecord]:
         """Every domain, or those of `names`, that has commands to run or settings, with counts
         by type: a type that no worker knows stays here, and grows old."""
         checked = [check_name("domain", name) for name in names] or None
-        return self._look(connection, lambda c: self._store.domains(c, checked), "monitor")
+        return self._read(connection, lambda c: self._store.domains(c, checked), "monitor")
 
     def configure(
         self,
@@ -393,7 +393,7 @@ class CommandBus:
                 f"purge of domain {domain!r} refused: it destroys commands without a trace; "
                 f"make the bus with CommandBus(..., purge_allowed=True) where that is wanted"
             )
-        return self._look(connection, lambda c: self._store.purge(c, domain), "owner")
+        return self._read(connection, lambda c: self._store.purge(c, domain), "owner")
 
     def close(self) -> None:
         """Closes its connections, but not a pool of the caller's; calls fail from now on."""
@@ -418,15 +418,15 @@ class CommandBus:
         return changed
 
     def _run(
-        self, connection: Connection | None, send: Callable[[Connection, Call | None], None]
+        self, connection: Connection | None, send: Callable[[Connection, SendAttempt | None], None]
     ) -> None:
         """Sends in the caller's transaction, or as a call that may be repeated."""
         if connection is not None:
             return self._connections.use(connection, lambda c, _: send(c, None), "producer")
-        number = new_call()
-        self._connections.run(lambda c, again: send(c, Call(number, again)), "producer")
+        number = new_attempt()
+        self._connections.run(lambda c, again: send(c, SendAttempt(number, again)), "producer")
 
-    def _look(
+    def _read(
         self,
         connection: Connection | None,
         work: Callable[[Connection], T],

@@ -101,7 +101,7 @@ class Connections:
         try:
             with pool.connection() as connection:
                 try:
-                    return _tell_death(connection, lambda c: work(c, again))
+                    return discard_dead(connection, lambda c: work(c, again))
                 except psycopg.errors.InsufficientPrivilege as error:
                     raise self._missing_right(error, connection, needs) from None
         except PoolTimeout as error:
@@ -186,7 +186,7 @@ class _DiedError(Exception):
         self.error = error
 
 
-def _tell_death(connection: Connection, work: Callable[[Connection], T]) -> T:
+def discard_dead(connection: Connection, work: Callable[[Connection], T]) -> T:
     """A _DiedError if the connection is of no more use, whatever its pool."""
     try:
         return work(check_connection(connection))

@@ -12,18 +12,18 @@ UNHANDLED_AFTER_SECONDS = 60.0
 MAX_KEEP = timedelta(days=36525)
 
 
-def check_settings(said: Mapping[str, object]) -> None:
+def check_settings(text: Mapping[str, object]) -> None:
     """What a caller wants changed; None takes a limit away."""
-    if not said:
+    if not text:
         raise ValueError(f"configure needs at least one setting: {', '.join(SETTINGS)}")
     for name in ("max_depth", "warn_depth"):
-        if said.get(name) is not None:
-            check_whole(name, said[name], 1)
-    keep = said.get("keep", timedelta(0))
+        if text.get(name) is not None:
+            check_whole(name, text[name], 1)
+    keep = text.get("keep", timedelta(0))
     if not isinstance(keep, timedelta) or not timedelta(0) <= keep <= MAX_KEEP:
         raise ValueError(
             f"keep must be a timedelta from 0 to {MAX_KEEP.days} days, not {keep!r:.80}"
         )
-    accepting = said.get("accepting", True)
+    accepting = text.get("accepting", True)
     if not isinstance(accepting, bool):
         raise ValueError(f"accepting must be True or False, not {accepting!r:.80}")

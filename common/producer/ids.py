@@ -25,6 +25,6 @@ def new_ids(count: int) -> list[UUID]:
     pool = os.urandom(_RANDOM_BYTES * count)
     ids = []
     for start in range(0, len(pool), _RANDOM_BYTES):
-        dice = int.from_bytes(pool[start : start + _RANDOM_BYTES], "big")
-        ids.append(UUID(int=stamp | (dice & _RANDOM)))
+        rand = int.from_bytes(pool[start : start + _RANDOM_BYTES], "big")
+        ids.append(UUID(int=stamp | (rand & _RANDOM)))
     return ids

@@ -146,15 +146,15 @@ class AuditEvent:
 
     def __str__(self) -> str:
         """All that it holds, safe for a terminal; only lines of details follow the first."""
-        said = [self.at.isoformat(sep=" ", timespec="milliseconds"), self.kind]
-        said += [
+        text = [self.at.isoformat(sep=" ", timespec="milliseconds"), self.kind]
+        text += [
             f"{field.name}={getattr(self, field.name)}"
             for field in fields(self)[2:6]
             if getattr(self, field.name) is not None
         ]
         if self.message is not None:
-            said.append(self.message)
-        return "\n".join([one_line(" ".join(said)), *_shown(self.details, "    ")])
+            text.append(self.message)
+        return "\n".join([one_line(" ".join(text)), *_shown(self.details, "    ")])
 
 
 def record_of(row: Sequence[Any]) -> CommandRecord:

@@ -18,7 +18,7 @@ from cmdbus.errors import DuplicateCommandError, QueueFullError, ShutdownError
 from cmdbus.producer.depth import DepthAlarm, retry_after
 from cmdbus.producer.ids import new_ids
 from cmdbus.producer.requests import Outgoing, SendRequest
-from cmdbus.producer.store import Answer, Connection, Store
+from cmdbus.producer.store import AdmissionResult, Connection, Store
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +26,18 @@ Key = tuple[str, UUID]
 Check = Callable[[SendRequest, UUID], Outgoing]
 
 
-class Call(NamedTuple):
+class SendAttempt(NamedTuple):
     """A send of the bus's own, which is repeated once if its connection dies."""
 
     number: int
-    again: bool
+    repeated: bool
 
 
-def new_call() -> int:
+def new_attempt() -> int:
     return secrets.randbits(63)
 
 
-class Batch:
+class BulkSend:
     """Requests to send together. What is known of them before they are checked one by one."""
 
     def __init__(self, requests: Sequence[SendRequest]) -> None:
@@ -73,72 +73,74 @@ class Sender:
         self._store = store
         self._alarm = DepthAlarm()
 
-    def send(self, connection: Connection, command: Outgoing, call: Call | None) -> None:
-        number, again = call or (None, False)
-        if call and again:
-            self._store.wait_for_call(connection, call.number)
-        answer = self._store.enqueue(connection, command, call=number, again=again)
-        if answer.refusal == "duplicate":
+    def send(self, connection: Connection, command: Outgoing, attempt: SendAttempt | None) -> None:
+        number, again = attempt or (None, False)
+        if attempt and again:
+            self._store.wait_for_send(connection, attempt.number)
+        admission = self._store.enqueue(connection, command, call=number, again=again)
+        if admission.refusal == "duplicate":
             raise DuplicateCommandError(command.domain, [command.command_id])
-        self._heed(command.domain, answer, 1)
+        self._check_admission(command.domain, admission, 1)
 
     def send_all(
-        self, connection: Connection, batch: Batch, check: Check, call: Call | None
+        self, connection: Connection, bulk: BulkSend, check: Check, attempt: SendAttempt | None
     ) -> None:
-        if call and call.again:
-            self._store.wait_for_call(connection, call.number)
+        if attempt and attempt.repeated:
+            self._store.wait_for_send(connection, attempt.number)
         # In a caller's transaction this is a savepoint.
         with connection.transaction():
-            if call and self._landed(connection, batch, call):
+            if attempt and self._already_sent(connection, bulk, attempt):
                 return
-            admissions = self._store.admit(connection, batch.counts)
-            for domain, answer, _ in admissions:
-                self._heed(domain, answer, batch.counts[domain])
-            self._identify(connection, batch, call)
+            admissions = self._store.admit(connection, bulk.counts)
+            for domain, admission, _ in admissions:
+                self._check_admission(domain, admission, bulk.counts[domain])
+            self._identify(connection, bulk, attempt)
             # Checked while they are copied, so that both processes work at once.
-            checked = map(check, batch.requests, batch.ids)
+            checked = map(check, bulk.requests, bulk.ids)
             self._store.copy(connection, checked, admissions[0].now)
 
-    def _landed(self, connection: Connection, batch: Batch, call: Call) -> bool:
-        key = (batch.brought or batch.keys)[0]
-        brought = bool(batch.brought)
-        return self._store.landed(
-            connection, key, brought=brought, call=call.number, again=call.again
+    def _already_sent(self, connection: Connection, bulk: BulkSend, attempt: SendAttempt) -> bool:
+        key = (bulk.brought or bulk.keys)[0]
+        brought = bool(bulk.brought)
+        return self._store.already_sent(
+            connection, key, brought=brought, call=attempt.number, again=attempt.repeated
         )
 
-    def _identify(self, connection: Connection, batch: Batch, call: Call | None) -> None:
+    def _identify(
+        self, connection: Connection, bulk: BulkSend, attempt: SendAttempt | None
+    ) -> None:
         """Takes the ids that the caller brought and, in the caller's transaction, also the
         bus's: he learns them before the commit, and may send one again."""
-        number = call.number if call else new_call()
-        made = set(batch.keys).difference(batch.brought) if call is None else ()
+        number = attempt.number if attempt else new_attempt()
+        made = set(bulk.keys).difference(bulk.brought) if attempt is None else ()
         refused = []
-        for keys, brought in ((batch.brought, True), (list(made), False)):
+        for keys, brought in ((bulk.brought, True), (list(made), False)):
             if keys:
                 refused += self._store.identify(connection, keys, number, brought=brought)
         if refused:
             domain = refused[0][0]
             raise DuplicateCommandError(domain, [id_ for d, id_, _ in refused if d == domain])
 
-    def _heed(self, domain: str, answer: Answer, count: int) -> None:
+    def _check_admission(self, domain: str, admission: AdmissionResult, count: int) -> None:
         """Raises what a domain's limits forbid, and warns of what they warn of."""
-        if answer.refusal == "closed":
+        if admission.refusal == "closed":
             raise ShutdownError(domain)
-        if answer.refusal == "full":
+        if admission.refusal == "full":
             raise QueueFullError(
                 domain,
-                answer.depth or 0,
-                answer.max_depth or 0,
-                retry_after(answer.oldest_age or 0.0),
+                admission.depth or 0,
+                admission.max_depth or 0,
+                retry_after(admission.oldest_age or 0.0),
             )
-        assert answer.refusal in (None, "repeated"), answer
-        if answer.depth is None:
+        assert admission.refusal in (None, "repeated"), admission
+        if admission.depth is None:
             return
-        depth = answer.depth + count
-        if answer.warn_depth and self._alarm.rings(domain, depth, answer.warn_depth):
+        depth = admission.depth + count
+        if admission.warn_depth and self._alarm.rings(domain, depth, admission.warn_depth):
             logger.warning(
                 "domain %s has %s commands waiting, its warn_depth is %s: "
                 "look whether its workers keep up",
                 domain,
                 depth,
-                answer.warn_depth,
+                admission.warn_depth,
             )

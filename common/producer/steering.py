@@ -22,8 +22,8 @@ from cmdbus.producer.store import Store
 
 #: Commands canceled in one transaction, and bytes of their stored data: what one statement
 #: copies into the history stays far below a second.
-BATCH = 200
-BATCH_BYTES = 8 * 1024**2
+CHUNK = 200
+CHUNK_BYTES = 8 * 1024**2
 
 #: Why not, by what was asked for and where the command is.
 _REFUSALS = {
@@ -146,8 +146,8 @@ class Steering:
         batch: dict[str, object] = {
             **_conditions(domain, type, since, until),
             **_remark(operator, reason),
-            "count": BATCH,
-            "bytes": BATCH_BYTES,
+            "count": CHUNK,
+            "bytes": CHUNK_BYTES,
         }
         return sum(self._canceled(batch, connection))
 

@@ -49,7 +49,7 @@ _SNAPSHOT = (
 )
 
 
-class Answer(NamedTuple):
+class AdmissionResult(NamedTuple):
     """What a domain says to commands that arrive; see admit and enqueue in the schema."""
 
     #: None, "closed", "full", "duplicate" or "repeated".
@@ -64,12 +64,12 @@ class Answer(NamedTuple):
 
 class Admission(NamedTuple):
     domain: str
-    answer: Answer
+    admission: AdmissionResult
     #: The server's clock.
     now: datetime
 
 
-class ResolvedBatch(NamedTuple):
+class ResolvedChunk(NamedTuple):
     resolved: int
     #: From when to when the next batch is; last is None if there is none.
     last: datetime | None
@@ -84,18 +84,18 @@ class Store:
 
     def enqueue(
         self, connection: Connection, command: Outgoing, *, call: int | None, again: bool
-    ) -> Answer:
+    ) -> AdmissionResult:
         """Sends one. `call` and `again` make a repetition harmless; see the schema's enqueue."""
         delay = None if command.delay is None else command.delay.total_seconds()
         values = {**command._asdict(), "delay": delay, "call": call, "again": again}
         row = self._row(connection, "enqueue", values)
-        return Answer(*row)
+        return AdmissionResult(*row)
 
     def admit(self, connection: Connection, counts: dict[str, int]) -> list[Admission]:
         rows = self._rows(
             connection, "admit", {"domains": list(counts), "counts": list(counts.values())}
         )
-        return [Admission(domain, Answer(*answer), now) for domain, *answer, now in rows]
+        return [Admission(domain, AdmissionResult(*answer), now) for domain, *answer, now in rows]
 
     def identify(
         self, connection: Connection, keys: Sequence[tuple[str, UUID]], call: int, *, brought: bool
@@ -111,7 +111,7 @@ class Store:
         }
         return [(row[0], row[1], row[2]) for row in self._rows(connection, "identify", parameters)]
 
-    def landed(
+    def already_sent(
         self,
         connection: Connection,
         key: tuple[str, UUID],
@@ -130,7 +130,7 @@ class Store:
         }
         return bool(self._row(connection, "landed", parameters)[0])
 
-    def wait_for_call(self, connection: Connection, call: int) -> None:
+    def wait_for_send(self, connection: Connection, call: int) -> None:
         """Until a call's first try has ended, and with a fresh snapshot after it."""
         self._execute(connection, "wait_for_call", {"call": call})
         if not connection.autocommit:
@@ -183,10 +183,10 @@ class Store:
         """The status in which it was found, None if it is unknown; see the schema's resolve."""
         return self._found(connection, "resolve", parameters)
 
-    def resolve_batch(
+    def resolve_chunk(
         self, connection: Connection, parameters: Mapping[str, object]
-    ) -> ResolvedBatch:
-        return ResolvedBatch(*self._row(connection, "resolve_batch", parameters))
+    ) -> ResolvedChunk:
+        return ResolvedChunk(*self._row(connection, "resolve_batch", parameters))
 
     def configure(
         self,

@@ -23,11 +23,11 @@ from cmdbus.data import MAX_BYTES, encode
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.connections import Connection, Connections
 from cmdbus.producer.records import Status, TroubleCount, TroubleRecord
-from cmdbus.producer.steering import BATCH_BYTES
-from cmdbus.producer.store import ResolvedBatch, Store
+from cmdbus.producer.steering import CHUNK_BYTES
+from cmdbus.producer.store import ResolvedChunk, Store
 
 #: Commands in one transaction, when many are resolved at once.
-BATCH = 200
+CHUNK = 200
 
 
 class Action(StrEnum):
@@ -132,7 +132,7 @@ class Troubleshooting:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
-        said = _said(operator, reason)
+        said = resolution(operator, reason)
         self._resolve(Action.RETRY, domain, command_id, said, connection)
 
     def cancel(
@@ -150,7 +150,7 @@ class Troubleshooting:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
-        said = _said(operator, reason)
+        said = resolution(operator, reason)
         self._resolve(Action.CANCEL, domain, command_id, said, connection)
 
     def complete(
@@ -170,7 +170,7 @@ class Troubleshooting:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
-        said = {**_said(operator, reason), "result": self._encoded(result)}
+        said = {**resolution(operator, reason), "result": self._encoded(result)}
         self._resolve(Action.COMPLETE, domain, command_id, said, connection)
 
     def retry_all(
@@ -190,7 +190,7 @@ class Troubleshooting:
         `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
         conditions = _conditions(domain, type, error_code, since, until)
-        said = _said(operator, reason)
+        said = resolution(operator, reason)
         return self._resolve_all(Action.RETRY, conditions, limit, said, connection)
 
     def cancel_all(
@@ -210,7 +210,7 @@ class Troubleshooting:
         `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
         conditions = _conditions(domain, type, error_code, since, until)
-        said = _said(operator, reason)
+        said = resolution(operator, reason)
         return self._resolve_all(Action.CANCEL, conditions, limit, said, connection)
 
     def complete_all(
@@ -231,7 +231,7 @@ class Troubleshooting:
         condition (`domain`, `type`, `error_code`, `since`, `until`), to the `limit` oldest
         where one is given, for `operator` and `reason`; returns how many."""
         conditions = _conditions(domain, type, error_code, since, until)
-        said = {**_said(operator, reason), "result": self._encoded(result)}
+        said = {**resolution(operator, reason), "result": self._encoded(result)}
         return self._resolve_all(Action.COMPLETE, conditions, limit, said, connection)
 
     def _resolve(
@@ -239,14 +239,15 @@ class Troubleshooting:
         action: Action,
         domain: str,
         command_id: UUID | str,
-        said: dict[str, object],
+        resolution: dict[str, object],
         connection: Connection | None,
     ) -> None:
         check_name("domain", domain)
         id_ = check_id("command_id", command_id)
         key: dict[str, object] = {"action": action.value, "domain": domain, "command_id": id_}
         was = self._connections.use(
-            connection, lambda c, again: self._store.resolve(c, {**key, **said, "again": again})
+            connection,
+            lambda c, again: self._store.resolve(c, {**key, **resolution, "again": again}),
         )
         if was is None:
             raise CommandNotFoundError(domain, id_)
@@ -261,25 +262,25 @@ class Troubleshooting:
         action: Action,
         conditions: dict[str, object],
         limit: int | None,
-        said: dict[str, object],
+        resolution: dict[str, object],
         connection: Connection | None,
     ) -> int:
         left = float("inf") if limit is None else check_whole("limit", limit, 1)
         total = 0
         while True:
-            limits = {"count": int(min(BATCH, left)), "bytes": BATCH_BYTES}
-            batch = {"action": action.value, **limits, **conditions, **said}
-            done = self._connections.use(connection, partial(self._resolve_batch, batch))
+            limits = {"count": int(min(CHUNK, left)), "bytes": CHUNK_BYTES}
+            batch = {"action": action.value, **limits, **conditions, **resolution}
+            done = self._connections.use(connection, partial(self._resolve_chunk, batch))
             total, left = total + done.resolved, left - done.resolved
             if done.last is None or left <= 0:
                 return total
             conditions = {**conditions, "since": done.last, "until": done.before}
 
-    def _resolve_batch(
+    def _resolve_chunk(
         self, batch: dict[str, object], connection: Connection, again: bool
-    ) -> ResolvedBatch:
+    ) -> ResolvedChunk:
         # Repeated, it takes those that the first try did not: only the count may miss some.
-        return self._store.resolve_batch(connection, batch)
+        return self._store.resolve_chunk(connection, batch)
 
     def _encoded(self, result: object) -> str:
         return encode(result, what="result", max_bytes=self._max_bytes)
@@ -301,7 +302,7 @@ def _conditions(
     }
 
 
-def _said(operator: str, reason: str | None) -> dict[str, object]:
+def resolution(operator: str, reason: str | None) -> dict[str, object]:
     return {
         "operator": check_operator(operator),
         "reason": check_text("reason", reason),

@@ -23,7 +23,7 @@ from cmdbus.database import dsn as dsns
 from cmdbus.database import schema
 from cmdbus.producer.bus import CommandBus
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.claim import Claim, Finished, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import completed
 
@@ -126,8 +126,10 @@ def insert(command: Command, context: Context) -> None:
 
 def _run_singly(connection: psycopg.Connection, claims: Claims) -> None:
     types = [f"{BARE} {TYPE}"]
-    want = Want(free=1, ahead=0, domains=[BARE], types=types, quick_types=[], floors={})
-    while claimed := claims.step(connection, [], want)[1]:
+    request = ClaimRequest(
+        free=1, prefetch=0, domains=[BARE], types=types, quick_types=[], floors={}
+    )
+    while claimed := claims.settle_and_claim(connection, [], request)[1]:
         [claim] = claimed
         marker = f"{claim.id}:{claim.token}"
         claims.begin(

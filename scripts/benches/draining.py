@@ -18,41 +18,41 @@ _BLOAT_TIMES = 3.75
 _PROCESSES, _THREADS = 2, 8
 
 
-def drain(place: Place) -> Found:
+def drain(slot: Place) -> Found:
     """Workers with a handler that does nothing, 2 x 8, which have waited with an empty queue,
     against two bare processes that settle 100 and claim 100 in one statement. CPU is that of all
     processes and backends for a command, between 8 % and 92 % of the drain: the bare loop's over
     ours."""
-    ours, theirs = _requests(place)
+    ours, theirs = _requests(slot)
     with (
-        yard(place) as here,
-        crew(_PROCESSES, bare.loop, place.dsn) as loops,
-        _fleet(place) as running,
+        yard(slot) as here,
+        crew(_PROCESSES, bare.loop, slot.dsn) as loops,
+        _fleet(slot) as running,
     ):
-        pairs = place.alternate(
-            lambda seconds: here.drain_bare(loops, _part(place, theirs, seconds)),
-            lambda seconds: here.drain(running, _part(place, ours, seconds)),
+        pairs = slot.alternate(
+            lambda seconds: here.drain_bare(loops, _part(slot, theirs, seconds)),
+            lambda seconds: here.drain(running, _part(slot, ours, seconds)),
         )
     return rates_and_cpu("drain", pairs, **_configuration(len(ours)))
 
 
-def drain_full(place: Place) -> Found:
+def drain_full(slot: Place) -> Found:
     """The same, with workers that are started when all commands wait; counted from the first
     claim."""
-    ours, theirs = _requests(place)
-    with yard(place) as here, crew(_PROCESSES, bare.loop, place.dsn) as loops:
-        pairs = place.alternate(
-            lambda seconds: here.drain_bare(loops, _part(place, theirs, seconds)),
-            lambda seconds: _drain_full(here, _part(place, ours, seconds)),
+    ours, theirs = _requests(slot)
+    with yard(slot) as here, crew(_PROCESSES, bare.loop, slot.dsn) as loops:
+        pairs = slot.alternate(
+            lambda seconds: here.drain_bare(loops, _part(slot, theirs, seconds)),
+            lambda seconds: _drain_full(here, _part(slot, ours, seconds)),
         )
     return rates_and_cpu("drain-full", pairs, **_configuration(len(ours)))
 
 
-def threads(place: Place) -> Found:
+def threads(slot: Place) -> Found:
     """The drain with 2 x 8, against the same with 2 x 1."""
-    requests = commands(place.sizes.commands)
-    with yard(place) as here:
-        pairs = place.rounds(
+    requests = commands(slot.sizes.commands)
+    with yard(slot) as here:
+        pairs = slot.rounds(
             partial(_drain_by, here, requests, threads=1),
             partial(_drain_by, here, requests, threads=_THREADS),
         )
@@ -60,39 +60,39 @@ def threads(place: Place) -> Found:
     return {"threads": found["threads"]}
 
 
-def tx(place: Place) -> Found:
+def tx(slot: Place) -> Found:
     """Workers with a handler that inserts a row through context.connection, against bare
     loops of the same statements with as many connections, each claiming one at a time."""
-    with place.connect() as connection:
+    with slot.connect() as connection:
         connection.execute(bare.EFFECT)
-    ours, theirs = _requests(place, max(1, place.sizes.commands // _TX_PART))
+    ours, theirs = _requests(slot, max(1, slot.sizes.commands // _TX_PART))
     with (
-        yard(place) as here,
-        crew(_PROCESSES, bare.singly, place.dsn, _THREADS) as loops,
-        fleet(place.dsn, {TYPE: bare.insert}, processes=_PROCESSES, threads=_THREADS) as running,
+        yard(slot) as here,
+        crew(_PROCESSES, bare.singly, slot.dsn, _THREADS) as loops,
+        fleet(slot.dsn, {TYPE: bare.insert}, processes=_PROCESSES, threads=_THREADS) as running,
     ):
-        pairs = place.alternate(
-            lambda seconds: here.drain_bare(loops, _part(place, theirs, seconds)).rate,
-            lambda seconds: here.drain(running, _part(place, ours, seconds)).rate,
+        pairs = slot.alternate(
+            lambda seconds: here.drain_bare(loops, _part(slot, theirs, seconds)).rate,
+            lambda seconds: here.drain(running, _part(slot, ours, seconds)).rate,
         )
     return {"tx": Comparison(pairs=pairs, configuration=_configuration(len(ours)))}
 
 
-def bloat(place: Place) -> Found:
+def bloat(slot: Place) -> Found:
     """The drain while another session holds a snapshot from before the first command,
     against the same drain without."""
-    requests = commands(int(place.sizes.commands * _BLOAT_TIMES))
+    requests = commands(int(slot.sizes.commands * _BLOAT_TIMES))
 
     def held(here: Yard, running: Fleet, seconds: float) -> Drained:
-        with place.connect() as holder:
+        with slot.connect() as holder:
             here.clear()
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             holder.execute("SELECT 1")
-            return here.drain_uncleared(running, _part(place, requests, seconds))
+            return here.drain_uncleared(running, _part(slot, requests, seconds))
 
-    with yard(place) as here, _fleet(place) as running:
-        pairs = place.alternate(
-            lambda seconds: here.drain(running, _part(place, requests, seconds)),
+    with yard(slot) as here, _fleet(slot) as running:
+        pairs = slot.alternate(
+            lambda seconds: here.drain(running, _part(slot, requests, seconds)),
             lambda seconds: held(here, running, seconds),
         )
     without, snapshot = zip(*pairs, strict=True)
@@ -105,34 +105,34 @@ def bloat(place: Place) -> Found:
     return {"bloat": Comparison(pairs=rates, configuration=configuration)}
 
 
-def _fleet(place: Place) -> AbstractContextManager[Fleet]:
-    return fleet(place.dsn, {TYPE: nothing}, processes=_PROCESSES, threads=_THREADS)
+def _fleet(slot: Place) -> AbstractContextManager[Fleet]:
+    return fleet(slot.dsn, {TYPE: nothing}, processes=_PROCESSES, threads=_THREADS)
 
 
 def _drain_by(here: Yard, requests: Sequence[SendRequest], threads: int) -> Drained:
     handlers = {TYPE: nothing}
-    with fleet(here.place.dsn, handlers, processes=_PROCESSES, threads=threads) as running:
+    with fleet(here.slot.dsn, handlers, processes=_PROCESSES, threads=threads) as running:
         return here.drain_warm(running, requests)
 
 
 def _drain_full(here: Yard, requests: Sequence[SendRequest]) -> Drained:
     with fleet(
-        here.place.dsn, {TYPE: nothing}, processes=_PROCESSES, threads=_THREADS, started=False
+        here.slot.dsn, {TYPE: nothing}, processes=_PROCESSES, threads=_THREADS, started=False
     ) as waiting:
         return here.drain_full(waiting, requests)
 
 
 def _requests(
-    place: Place, count: int | None = None
+    slot: Place, count: int | None = None
 ) -> tuple[Sequence[SendRequest], Sequence[SendRequest]]:
     """For the fleet and for the bare loops."""
-    count = place.sizes.commands if count is None else count
+    count = slot.sizes.commands if count is None else count
     return commands(count), commands(count, domain=BARE)
 
 
-def _part(place: Place, requests: Sequence[SendRequest], seconds: float) -> Sequence[SendRequest]:
+def _part(slot: Place, requests: Sequence[SendRequest], seconds: float) -> Sequence[SendRequest]:
     """All of them in a round of full length."""
-    return requests[: max(1, int(len(requests) * seconds / place.sizes.seconds))]
+    return requests[: max(1, int(len(requests) * seconds / slot.sizes.seconds))]
 
 
 def _configuration(count: int) -> dict[str, object]:

@@ -38,15 +38,15 @@ _FILL = """
         SELECT gen_random_uuid() AS id FROM generate_series(1, %s)) made"""
 
 
-def instances(place: Place) -> Found:
+def instances(slot: Place) -> Found:
     """The drain by 10 instances of 4 x 8 (--instances) against 2 of them, beside that by 40
     bare loops against 2; our ratio against the bare one; and, of a thousand commands of the ten,
     how many no session has waited for longer than 10 ms (row locks, by the server's log)."""
-    many = place.sizes.instances
-    ours, theirs = (commands(place.sizes.commands, domain=each) for each in (DOMAIN, BARE))
+    many = slot.sizes.instances
+    ours, theirs = (commands(slot.sizes.commands, domain=each) for each in (DOMAIN, BARE))
     waits: list[int] = []
-    with yard(place) as here, _waits_logged(here.connection):
-        found = place.rounds(
+    with yard(slot) as here, _waits_logged(here.connection):
+        found = slot.rounds(
             partial(_drain_bare, here, theirs, _FEW_LOOPS),
             partial(_drain_bare, here, theirs, many * PROCESSES),
             partial(_drain_by, here, ours, _FEW_INSTANCES, []),
@@ -74,7 +74,7 @@ def instances(place: Place) -> Found:
 
 
 def _drain_bare(here: Yard, requests: Sequence[SendRequest], loops: int) -> float:
-    with crew(loops, bare.loop, here.place.dsn) as running:
+    with crew(loops, bare.loop, here.slot.dsn) as running:
         here.drain_bare(running, warming(requests))
         return here.drain_bare(running, requests).rate
 
@@ -82,9 +82,9 @@ def _drain_bare(here: Yard, requests: Sequence[SendRequest], loops: int) -> floa
 def _drain_by(
     here: Yard, requests: Sequence[SendRequest], instances: int, waits: list[int]
 ) -> float:
-    log = here.place.log
+    log = here.slot.log
     with fleet(
-        here.place.dsn,
+        here.slot.dsn,
         {TYPE: nothing},
         processes=PROCESSES,
         threads=THREADS,
@@ -114,30 +114,28 @@ def _waits_in(log: Path, begin: int) -> int:
         return sum(1 for line in file if _WAIT.search(line))
 
 
-def domains(place: Place) -> Found:
+def domains(slot: Place) -> Found:
     """CPU of all processes for a command, in a drain by 1 x 1 whose registry has handlers for 1
     domain, over that with 1,000; the commands are of one domain."""
-    requests = commands(max(1, place.sizes.commands // _DOMAINS_PART))
-    with yard(place) as here:
+    requests = commands(max(1, slot.sizes.commands // _DOMAINS_PART))
+    with yard(slot) as here:
 
         def side(count: int) -> Drained:
-            with fleet(
-                place.dsn, {TYPE: nothing}, processes=1, threads=1, domains=count
-            ) as running:
+            with fleet(slot.dsn, {TYPE: nothing}, processes=1, threads=1, domains=count) as running:
                 return here.drain_warm(running, requests)
 
-        pairs = place.rounds(partial(side, 1), partial(side, _MANY_DOMAINS))
+        pairs = slot.rounds(partial(side, 1), partial(side, _MANY_DOMAINS))
     found = rates_and_cpu("domains", [(one, two) for one, two in pairs], commands=len(requests))
     return {"domains": found["domains-cpu"]} if "domains-cpu" in found else {}
 
 
-def lease_look(place: Place) -> Found:
+def lease_look(slot: Place) -> Found:
     """The steward's look for due commands and ended leases with 10^4 commands waiting
     (--commands / 4), over that with 10^6."""
-    many = place.sizes.commands * _WAITING_TIMES
+    many = slot.sizes.commands * _WAITING_TIMES
     few = max(1, many // _FEW_WAITING_PART)
     claims = Claims(schema.DEFAULT, Timeouts().lease)
-    with place.connect() as connection:
+    with slot.connect() as connection:
         claims.register(connection, "bench")
 
         def look_ms(waiting: int) -> float:
@@ -146,7 +144,7 @@ def lease_look(place: Place) -> Found:
             connection.execute("VACUUM ANALYZE cmdbus.ready")
             return median(_look_ms(claims, connection) for _ in range(_LOOKS))
 
-        pairs = place.rounds(partial(look_ms, few), partial(look_ms, many))
+        pairs = slot.rounds(partial(look_ms, few), partial(look_ms, many))
     configuration = {"waiting": [few, many], "looks": _LOOKS}
     comparison = Comparison(
         pairs=[(one, two) for one, two in pairs], configuration=configuration, less=True

@@ -42,31 +42,31 @@ _LISTEN_S = 0.1
 _LEAD_S, _ANSWER_S = 0.02, 60.0
 
 
-def enqueue(place: Place) -> Found:
+def enqueue(slot: Place) -> Found:
     """bus.send of one command after the other, against a bare INSERT of one row into the same
     table with its trigger."""
-    with CommandBus(place.dsn) as bus, place.connect() as connection:
+    with CommandBus(slot.dsn) as bus, slot.connect() as connection:
 
         def insert() -> None:
             id_ = new_id()
             connection.execute(_INSERT, (DOMAIN, PRIORITY, id_, TYPE, JSON, id_))
 
-        pairs = place.alternate(
+        pairs = slot.alternate(
             lambda seconds: rate_of(insert, seconds),
             lambda seconds: rate_of(lambda: send(bus), seconds),
         )
     return {"enqueue": Comparison(pairs=pairs, configuration={"payload_bytes": len(JSON)})}
 
 
-def enqueue_bulk(place: Place) -> Found:
+def enqueue_bulk(slot: Place) -> Found:
     """bus.send_many of 1,000 at a time, against a bare COPY of the same lines, ready as text,
     into the same table with its trigger."""
-    rows = place.sizes.rows
+    rows = slot.sizes.rows
     requests = [SendRequest(DOMAIN, TYPE, DATA) for _ in range(rows)]
     lines = [f"{DOMAIN}\t{PRIORITY}\t{i}\t{TYPE}\t{JSON}\t{i}\t\\N\t\\N\n" for i in new_ids(rows)]
     starts = range(0, rows, _BULK)
     texts = ["".join(lines[start : start + _BULK]).encode() for start in starts]
-    with CommandBus(place.dsn) as bus, place.connect() as connection:
+    with CommandBus(slot.dsn) as bus, slot.connect() as connection:
 
         def copy(_: float) -> float:
             connection.execute("TRUNCATE cmdbus.ready")
@@ -83,19 +83,19 @@ def enqueue_bulk(place: Place) -> Found:
                 bus.send_many(requests[start : start + _BULK])
             return rows / (perf_counter() - began)
 
-        pairs = place.alternate(copy, send_many)
+        pairs = slot.alternate(copy, send_many)
     configuration = {"payload_bytes": len(JSON), "rows": rows, "at_a_time": _BULK}
     return {"enqueue-bulk": Comparison(pairs=pairs, configuration=configuration)}
 
 
-def enqueue_concurrent(place: Place) -> Found:
+def enqueue_concurrent(slot: Place) -> Found:
     """bus.send by many at once, against the same without the trigger: while no process waits,
     and while one is armed and listens, so that each commit notifies."""
-    with place.connect() as connection:
-        idle = _compare_trigger(place, connection)
-        with _listening(place):
+    with slot.connect() as connection:
+        idle = _compare_trigger(slot, connection)
+        with _listening(slot):
             connection.execute(_ARM, (_NODE, [DOMAIN], _ARMED_FOR, _ARMED_FOR))
-            armed = _compare_trigger(place, connection)
+            armed = _compare_trigger(slot, connection)
     return {"enqueue-concurrent": idle, "enqueue-concurrent-armed": armed}
 
 
@@ -103,9 +103,9 @@ def send(bus: CommandBus) -> None:
     bus.send(DOMAIN, TYPE, DATA)
 
 
-def _compare_trigger(place: Place, connection: psycopg.Connection) -> Comparison:
-    processes, threads = place.sizes.processes, place.sizes.threads
-    with crew(processes, senders, place.dsn, send, threads) as sending:
+def _compare_trigger(slot: Place, connection: psycopg.Connection) -> Comparison:
+    processes, threads = slot.sizes.processes, slot.sizes.threads
+    with crew(processes, senders, slot.dsn, send, threads) as sending:
 
         def rate(way: str, seconds: float) -> float:
             connection.execute("TRUNCATE cmdbus.ready")
@@ -115,7 +115,7 @@ def _compare_trigger(place: Place, connection: psycopg.Connection) -> Comparison
                 answers = sending.answers(each + _ANSWER_S)
             return float(sum(answers))
 
-        pairs = place.alternate(
+        pairs = slot.alternate(
             lambda seconds: rate("DISABLE", seconds),
             lambda seconds: rate("ENABLE ALWAYS", seconds),
         )
@@ -124,10 +124,10 @@ def _compare_trigger(place: Place, connection: psycopg.Connection) -> Comparison
 
 
 @contextmanager
-def _listening(place: Place) -> Iterator[None]:
+def _listening(slot: Place) -> Iterator[None]:
     """A session that takes the notifications as they come, as a waiting worker's does."""
     over = threading.Event()
-    with place.connect() as connection:
+    with slot.connect() as connection:
         connection.execute("LISTEN cmdbus_ready")
 
         def take() -> None:

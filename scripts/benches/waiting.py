@@ -43,15 +43,15 @@ _SEND_TO_START = """
     FROM cmdbus.finished WHERE type = %s ORDER BY (data ->> 'sent')::float8"""
 
 
-def io(place: Place) -> Found:
+def io(slot: Place) -> Found:
     """Handlers that sleep 20 ms in a fleet of 2 x 16 that was just started, against as many
     threads that only sleep; both from the first start to the last end."""
-    count = max(_IO_PROCESSES * _IO_THREADS, place.sizes.commands // _IO_PART)
+    count = max(_IO_PROCESSES * _IO_THREADS, slot.sizes.commands // _IO_PART)
     with (
-        yard(place) as here,
+        yard(slot) as here,
         crew(_IO_PROCESSES, bare.sleepers, _IO_THREADS, _IO_S) as sleepers,
     ):
-        pairs = place.rounds(partial(_sleep, sleepers, count), partial(_io, here, count))
+        pairs = slot.rounds(partial(_sleep, sleepers, count), partial(_io, here, count))
     configuration = {
         "commands": count,
         "handler_s": _IO_S,
@@ -70,22 +70,22 @@ def _sleep(sleepers: Crew, count: int) -> float:
 
 def _io(here: Yard, count: int) -> float:
     handlers = {TYPE: partial(sleep, _IO_S)}
-    with fleet(here.place.dsn, handlers, processes=_IO_PROCESSES, threads=_IO_THREADS) as running:
+    with fleet(here.slot.dsn, handlers, processes=_IO_PROCESSES, threads=_IO_THREADS) as running:
         here.drain(running, commands(count))
         began, ended = here.connection.execute(_SPAN, (TYPE,)).fetchall()[0]
     return count / float(ended - began)
 
 
-def latency(place: Place) -> Found:
+def latency(slot: Place) -> Found:
     """From before the send to the handler's first line in an idle fleet of 2 x 8 (p50), against
     the bare floor, in alternation: from before an INSERT with a NOTIFY to the end of the claim in
     another process that listens."""
-    count = max(place.sizes.rounds, place.sizes.commands // _LATENCY_PART)
+    count = max(slot.sizes.rounds, slot.sizes.commands // _LATENCY_PART)
     floors: list[float] = []
     with (
-        yard(place) as here,
-        crew(1, bare.claimer, place.dsn) as claimer,
-        fleet(place.dsn, {TYPE: show_start}, processes=2, threads=8) as running,
+        yard(slot) as here,
+        crew(1, bare.claimer, slot.dsn) as claimer,
+        fleet(slot.dsn, {TYPE: show_start}, processes=2, threads=8) as running,
     ):
         bare.create_plain(here.connection)
         here.clear()
@@ -98,7 +98,7 @@ def latency(place: Place) -> Found:
             here.send(TYPE, {"sent": time.time()})
         here.await_end(DOMAIN, running.check)
         ours = [ms for (ms,) in here.connection.execute(_SEND_TO_START, (TYPE,)).fetchall()]
-    pairs = list(zip(_medians(floors, place), _medians(ours, place), strict=True))
+    pairs = list(zip(_medians(floors, slot), _medians(ours, slot), strict=True))
     configuration = {
         "commands": count,
         "p99_ms": _p99(ours),
@@ -117,9 +117,9 @@ def _floor_ms(here: Yard, claimer: Crew) -> float:
     return 1000 * (float(claimed) - began)
 
 
-def _medians(times: Sequence[float], place: Place) -> list[float]:
+def _medians(times: Sequence[float], slot: Place) -> list[float]:
     """Of each round's share."""
-    rounds = place.sizes.rounds
+    rounds = slot.sizes.rounds
     return [median(times[number::rounds]) for number in range(rounds)]
 
 
@@ -127,14 +127,14 @@ def _p99(times: Sequence[float]) -> float:
     return round(quantiles([*times, *times], n=100)[-1], 2)
 
 
-def mixed(place: Place) -> Found:
+def mixed(slot: Place) -> Found:
     """Claim to start (p99) of quick handlers, at half of the rate at which the slots of
     2 x 8 are full with one handler of 2 s (2 x --seconds) among 100; against 100 ms."""
-    seconds = place.sizes.seconds
+    seconds = slot.sizes.seconds
     slow_s = 2 * seconds
     handlers: dict[str, HandlerFunction] = {TYPE: show_start, SLOW: partial(sleep, slow_s)}
-    count = max(_SLOW_ONE_IN, place.sizes.commands // _MIXED_PART)
-    with yard(place) as here, fleet(place.dsn, handlers, processes=2, threads=8) as running:
+    count = max(_SLOW_ONE_IN, slot.sizes.commands // _MIXED_PART)
+    with yard(slot) as here, fleet(slot.dsn, handlers, processes=2, threads=8) as running:
         mixture = [(SLOW if not n % _SLOW_ONE_IN else TYPE) for n in range(count)]
         requests = [request for type_ in mixture for request in commands(1, type_=type_)]
         capacity = here.drain(running, requests).rate
@@ -168,12 +168,12 @@ def _pace(here: Yard, running: Fleet, rate: float, seconds: float) -> float:
     return reached
 
 
-def idle(place: Place) -> Found:
+def idle(slot: Place) -> Found:
     """What a fleet of 4 x 8 sends while there is nothing to do, against one whose
     threads each ask once a second. Counted are transactions, of which each statement of a
     resting fleet is one."""
-    seconds = place.sizes.seconds
-    with yard(place) as here, fleet(place.dsn, {TYPE: nothing}, processes=4, threads=8):
+    seconds = slot.sizes.seconds
+    with yard(slot) as here, fleet(slot.dsn, {TYPE: nothing}, processes=4, threads=8):
         time.sleep(_STATISTICS_TIMES * seconds)
         window_s = _IDLE_TIMES * seconds
         # At least one, so that there is a ratio.

@@ -68,7 +68,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Yard:
-    place: Place
+    slot: Place
     bus: CommandBus
     connection: psycopg.Connection
 
@@ -175,9 +175,9 @@ def _is_postgres(pid: int) -> bool:
 
 
 @contextmanager
-def yard(place: Place) -> Iterator[Yard]:
-    with CommandBus(place.dsn) as bus, place.connect() as connection:
-        yield Yard(place, bus, connection)
+def yard(slot: Place) -> Iterator[Yard]:
+    with CommandBus(slot.dsn) as bus, slot.connect() as connection:
+        yield Yard(slot, bus, connection)
 
 
 def commands(count: int, *, domain: str = DOMAIN, type_: str = TYPE) -> list[SendRequest]:

@@ -14,7 +14,7 @@ _SPARE = 20
 
 
 def need(procs: int, threads: int) -> Need:
-    return Need(procs=procs, threads=threads, relief=HEADROOM)
+    return Need(procs=procs, threads=threads, housekeeping=HEADROOM)
 
 
 def wanted(instances: int, procs: int, threads: int) -> int:

@@ -50,7 +50,7 @@ class Ambushes:
                 self._world.killed(instance)
 
     def freeze(self, fault: Fault) -> None:
-        whole = fault.dice < _WHOLE
+        whole = fault.rand < _WHOLE
         if whole:
             self._occupy(self._world.plan.options.procs)
         victim = self._spring(fault, FREEZE, _AMBUSH_S)
@@ -73,20 +73,20 @@ class Ambushes:
         trap = self._traps.lay(instance.name, point, what)
         deadline = time.monotonic() + seconds
         while trap.exists() and (left := deadline - time.monotonic()) > 0:
-            self._lure(instance, point, fault.dice)
+            self._lure(instance, point, fault.rand)
             within(min(left, _COMES_S), lambda: not trap.exists(), _LOOK_S)
         trap.unlink(missing_ok=True)
         caught = self._traps.victims(instance.name, point, what)[before:]
         return caught[0] if caught else None
 
-    def _lure(self, instance: Instance, point: str, dice: float) -> None:
+    def _lure(self, instance: Instance, point: str, rand: float) -> None:
         """Nobody who has just begun: a fleet that is killed faster than it starts goes nowhere."""
         view = instance.look_alone()
         if view is None or (role := _LURES.get(point)) is None:
             return
         ready = [seat.pid for seat in view.with_role(role) if seat.ready and seat.pid]
         whole = len(ready) >= view.wanted if role is Role.WORKER else view.armed > 0
-        pid = chosen(ready, dice)
+        pid = chosen(ready, rand)
         if whole and pid is not None and instance.is_child(pid):
             self._world.killed(instance)
             kill(pid)

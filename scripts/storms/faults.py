@@ -133,8 +133,8 @@ class Storm:
             is_well = None
         ended = time.time()
         hurt = self._hurt(fault)
-        patience = max(_RECOVERS_S, self._ends_at + _RECOVERS_S - time.monotonic())
-        seconds = within(patience, lambda: self._is_well(hurt, is_well))
+        timeout = max(_RECOVERS_S, self._ends_at + _RECOVERS_S - time.monotonic())
+        seconds = within(timeout, lambda: self._is_well(hurt, is_well))
         seconds = None if seconds is None or (p := self._probed(hurt)) is None else seconds + p
         self.recoveries.append(
             Recovery(
@@ -204,7 +204,7 @@ class Storm:
 
     def _kill_worker(self, fault: Fault) -> object:
         instance = self._world.instances[fault.instance]
-        pid = chosen(self._workers(instance), fault.dice)
+        pid = chosen(self._workers(instance), fault.rand)
         self._kill(instance, pid)
         return lambda: pid not in self._workers(instance)
 
@@ -241,7 +241,7 @@ class Storm:
 
     def _stop_worker(self, fault: Fault) -> None:
         instance = self._world.instances[fault.instance]
-        self._stop([chosen(self._workers(instance), fault.dice)], fault.lasts)
+        self._stop([chosen(self._workers(instance), fault.rand)], fault.lasts)
 
     def _stop_steward(self, fault: Fault) -> None:
         self._stop([self._steward(self._world.instances[fault.instance])], fault.lasts)
@@ -306,15 +306,15 @@ class Storm:
 
     def _kill_producer(self, fault: Fault) -> None:
         producers = self._world.plan.producers
-        self._world.kill_producer(producers[int(fault.dice * len(producers))])
+        self._world.kill_producer(producers[int(fault.rand * len(producers))])
 
     # Commands.
 
     def _segfault(self, fault: Fault) -> object:
-        return self._guest(fault, "Segfault", times=1 if fault.dice < 0.7 else 99)
+        return self._guest(fault, "Segfault", times=1 if fault.rand < 0.7 else 99)
 
     def _exit(self, fault: Fault) -> object:
-        return self._guest(fault, "Exit", times=1 if fault.dice < 0.7 else 99)
+        return self._guest(fault, "Exit", times=1 if fault.rand < 0.7 else 99)
 
     def _gil(self, fault: Fault) -> object:
         return self._guest(fault, "Gil", times=1)
@@ -323,11 +323,11 @@ class Storm:
         return self._guest(fault, "GilShort", times=1)
 
     def _abort_later(self, fault: Fault) -> object:
-        times = 1 if fault.dice < 0.7 else 99
-        return self._guest(fault, "AbortLater", times=times, seconds=0.01 * fault.dice)
+        times = 1 if fault.rand < 0.7 else 99
+        return self._guest(fault, "AbortLater", times=times, seconds=0.01 * fault.rand)
 
     def _stuck(self, fault: Fault) -> object:
-        seconds = self._world.plan.options.thread + 2 + 4 * fault.dice
+        seconds = self._world.plan.options.thread + 2 + 4 * fault.rand
         return self._guest(fault, "Stuck", times=1, seconds=seconds)
 
     def _grow(self, fault: Fault) -> object:

@@ -26,7 +26,7 @@ _COUNT = (
     " (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
     f"  AND application_name ~ '{PATTERN}')"
 )
-_LIVING = (Role.WORKER, Role.LEAVING)
+_LIVING = (Role.WORKER, Role.STOPPING)
 
 
 class Observer:

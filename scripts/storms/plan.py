@@ -222,7 +222,7 @@ class Fault:
     instance: int
     lasts: float
     #: From 0 to 1: chooses among what is there when its time comes.
-    dice: float
+    rand: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +236,8 @@ class Plan:
     faults: tuple[Fault, ...]
 
     def __str__(self) -> str:
-        told = " ".join(f"{f.name}={getattr(self.options, f.name)}" for f in fields(Options))
-        lines = [f"seed {self.seed}, a storm of {self.storm_s:g} s", f"instances: {told}"]
+        text = " ".join(f"{f.name}={getattr(self.options, f.name)}" for f in fields(Options))
+        lines = [f"seed {self.seed}, a storm of {self.storm_s:g} s", f"instances: {text}"]
         lines += [
             f"producer {p.number}: seed={p.seed} calls_per_s={p.calls_per_s:g} "
             f"{'through the proxy' if p.by_proxy else 'direct'}"
@@ -245,7 +245,7 @@ class Plan:
         ]
         lines += [
             f"{f.at:7.2f} s  fault {f.number:<3} {f.kind:<22} instance {f.instance}  "
-            f"lasts {f.lasts:4.1f} s  dice {f.dice:.4f}"
+            f"lasts {f.lasts:4.1f} s  dice {f.rand:.4f}"
             for f in self.faults
         ]
         return "\n".join(lines)
@@ -323,7 +323,7 @@ def _faults(
                     kind=kind.name,
                     instance=dice.randrange(instances),
                     lasts=round(dice.uniform(*kind.lasts), 1),
-                    dice=round(dice.random(), 4),
+                    rand=round(dice.random(), 4),
                 )
             )
             if kind.apart:

@@ -22,7 +22,7 @@ def start_second(world: World, fault: Fault) -> None:
         return instance.pid == first and instance.code is None
 
     with world.refusing():
-        if fault.dice < _REMOVED:
+        if fault.rand < _REMOVED:
             instance.pidfile.unlink(missing_ok=True)
         second = instance.start_second()
         try:

@@ -79,7 +79,7 @@ class Server:
 
     def _end_sessions(self, fault: Fault) -> None:
         with self._world.connect() as connection:
-            for pid in _some(_sessions(connection), fault.dice):
+            for pid in _some(_sessions(connection), fault.rand):
                 connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
 
     def _notify(self, fault: Fault) -> None:
@@ -115,10 +115,10 @@ class Server:
 
     def _lock_table(self, fault: Fault) -> None:
         tables = (b"ready", b"scheduled", b"finished", b"event", b"waiter", b"identity")
-        mode = b"ACCESS EXCLUSIVE" if fault.dice < 0.5 else b"EXCLUSIVE"
+        mode = b"ACCESS EXCLUSIVE" if fault.rand < 0.5 else b"EXCLUSIVE"
         with self._world.connect() as connection, connection.transaction():
             connection.execute("SET LOCAL lock_timeout = '5s'")
-            connection.execute(_LOCK % (tables[int(fault.dice * len(tables) * 2) % 6], mode))
+            connection.execute(_LOCK % (tables[int(fault.rand * len(tables) * 2) % 6], mode))
             time.sleep(fault.lasts)
 
     def _hoard(self, fault: Fault) -> None:
@@ -136,7 +136,7 @@ class Server:
 
         with self._world.undoing(take, leave):
             ends_at = time.monotonic() + fault.lasts
-            for pid in _some(_sessions(hoarded[0]), fault.dice):
+            for pid in _some(_sessions(hoarded[0]), fault.rand):
                 hoarded[0].execute("SELECT pg_terminate_backend(%s)", (pid,))
             while time.monotonic() < ends_at:
                 take()
@@ -149,19 +149,19 @@ class Server:
         assert server is not None
         stop = partial(server.stop, "fast" if fault.kind == "server-fast" else "immediate")
         with self._world.server_lock, self._world.undoing(stop, server.start):
-            time.sleep(fault.lasts or 2 * fault.dice)
+            time.sleep(fault.lasts or 2 * fault.rand)
 
     def _stop_backends(self, fault: Fault) -> None:
         with ExitStack() as stack:
             with self._world.connect() as connection:
-                pids = _some(_sessions(connection), fault.dice)
+                pids = _some(_sessions(connection), fault.rand)
             for pid in pids:
                 stack.enter_context(self._world.frozen(pid))
             time.sleep(fault.lasts)
 
     def _be_read_only(self, fault: Fault) -> None:
         """In the sessions that there are, or as after a failover: in new ones."""
-        if self._world.server is not None and fault.dice < 0.5:
+        if self._world.server is not None and fault.rand < 0.5:
             do, undo = self._set_read_only, self._reset_read_only
         else:
             do, undo = self._fail_over, self._fail_back
@@ -257,8 +257,8 @@ def _sessions(connection: psycopg.Connection) -> list[int]:
     return [pid for (pid,) in connection.execute(_SESSIONS).fetchall()]
 
 
-def _some(pids: Sequence[int], dice: float) -> list[int]:
-    return sorted(pids)[:: 1 + int(4 * dice)]
+def _some(pids: Sequence[int], rand: float) -> list[int]:
+    return sorted(pids)[:: 1 + int(4 * rand)]
 
 
 def _count(connection: psycopg.Connection, query: str, *values: object) -> int:

@@ -87,7 +87,7 @@ class Surroundings:
     def _worker(self, fault: Fault) -> int | None:
         instance = self._world.instances[fault.instance]
         view = instance.look_alone()
-        return None if view is None else chosen(instance.living(view), fault.dice)
+        return None if view is None else chosen(instance.living(view), fault.rand)
 
     @contextmanager
     def _group(self, controller: str) -> Iterator[Path]:

@@ -44,8 +44,8 @@ class Traps:
     def __init__(self, directory: Path) -> None:
         self._traps, self._sprung = directory / TRAPS, directory / SPRUNG
         self._freed = directory / FREED
-        for place in (self._traps, self._sprung, self._freed):
-            place.mkdir(mode=0o700)
+        for path in (self._traps, self._sprung, self._freed):
+            path.mkdir(mode=0o700)
 
     def lay(self, instance: str, point: str, what: str) -> Path:
         trap = self._traps / f"{instance}.{point}"
@@ -78,7 +78,7 @@ def walk_into_them() -> None:
             _spring(directory, instance, point)
         has_counted = has_counted or point == points.COUNTED
 
-    points.at_points(action)
+    points.set_failpoint_action(action)
 
 
 def _spring(directory: Path, instance: str, point: str) -> None:

@@ -286,8 +286,8 @@ class World:
         self.journal.close()
 
 
-def chosen(things: Sequence[int], dice: float) -> int | None:
-    return sorted(things)[int(dice * len(things))] if things else None
+def chosen(things: Sequence[int], rand: float) -> int | None:
+    return sorted(things)[int(rand * len(things))] if things else None
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:

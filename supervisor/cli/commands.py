@@ -20,7 +20,7 @@ from cmdbus.supervisor.cli.output import (
     show_lines,
 )
 from cmdbus.supervisor.cli.parameters import parsed
-from cmdbus.supervisor.cli.session import Mistake, with_bus
+from cmdbus.supervisor.cli.session import UsageProblem, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
@@ -156,7 +156,7 @@ def list_(
 def one_domain(named: str | None, option: str | None) -> str | None:
     """The domain, which can be given by itself or with --domain."""
     if named and option and named != option:
-        raise Mistake(f"either domain {named} or --domain {option}")
+        raise UsageProblem(f"either domain {named} or --domain {option}")
     return named or option
 
 

@@ -11,7 +11,7 @@ from cmdbus.supervisor.cli import parameters
 from cmdbus.supervisor.cli.operators import operator_option, reason_option
 from cmdbus.supervisor.cli.output import show, show_json, show_lines, table
 from cmdbus.supervisor.cli.parameters import parsed
-from cmdbus.supervisor.cli.session import Mistake, check_known, with_bus
+from cmdbus.supervisor.cli.session import UsageProblem, check_known, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
@@ -99,7 +99,7 @@ def configure(bus: "CommandBus", as_json: bool, named: str, **given: Any) -> Non
         if settings.get(key) == parameters.NO_LIMIT:
             settings[key] = None
     if not set(settings) - {"operator", "reason"}:
-        raise Mistake(
+        raise UsageProblem(
             "no setting is given: --max-depth, --warn-depth, --keep, --accepting, --closed"
         )
     bus.configure(named, **settings)

@@ -19,7 +19,7 @@ from cmdbus.supervisor.cli.options import RedactingGroup, database_options
 from cmdbus.supervisor.cli.output import show, show_json, show_lines
 from cmdbus.supervisor.cli.ps import ps
 from cmdbus.supervisor.cli.queues import pause, resume, status
-from cmdbus.supervisor.cli.session import database, ignored_options, json_option, sentences
+from cmdbus.supervisor.cli.session import database, ignored_options, json_option, one_line_errors
 from cmdbus.supervisor.cli.troubleshoot import tsq
 from cmdbus.supervisor.cli.waiting import cancel, reschedule
 
@@ -61,11 +61,11 @@ def main(context: click.Context) -> None:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @json_option
 def check(options: tuple[str, ...], as_json: bool) -> None:
-    from cmdbus.supervisor.cli.supervise import look
     from cmdbus.supervisor.cli.supervise import main as supervise
+    from cmdbus.supervisor.cli.supervise import run_check
 
     with supervise.make_context("cmdbus check", list(options)) as context:
-        sys.exit(look(context, as_json=as_json))
+        sys.exit(run_check(context, as_json=as_json))
 
 
 @main.command(
@@ -98,9 +98,13 @@ def init(
     from cmdbus.database.sentences import in_one_sentence
 
     grants = {"worker": worker, "producer": producer, "operator": operator, "monitor": monitor}
-    with sentences():
+    with one_line_errors():
         check_schema(schema)
-    with sentences(), in_one_sentence(), database(dsn, embedded=embedded, schema=None) as where:
+    with (
+        one_line_errors(),
+        in_one_sentence(),
+        database(dsn, embedded=embedded, schema=None) as where,
+    ):
         done = install(where, schema, grants=grants)
     granted = {kind: roles for kind, roles in grants.items() if roles}
     if as_json:

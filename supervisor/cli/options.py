@@ -106,8 +106,8 @@ def _is_nearer_than_embedded(context: click.Context, option: click.Parameter) ->
 
 def _named_dsn(context: click.Context, dsn: str | None) -> str | None:
     """The DSN of --dsn or of --dsn-file, of the one that is given nearer."""
-    told = context.get_parameter_source("dsn")
-    if told is ParameterSource.COMMANDLINE and dsn and _PASSWORD.search(dsn):
+    source = context.get_parameter_source("dsn")
+    if source is ParameterSource.COMMANDLINE and dsn and _PASSWORD.search(dsn):
         click.echo(
             "Warning: a password in --dsn is visible in the process list; "
             "use --dsn-file, CMDBUS_DSN or a password file (~/.pgpass).",
@@ -116,12 +116,12 @@ def _named_dsn(context: click.Context, dsn: str | None) -> str | None:
     file: Path | None = context.meta["cmdbus.dsn_file"]
     named = context.get_parameter_source("dsn_file")
     # DATABASE_URL is not only for cmdbus: it gives way to a variable that is.
-    general = told is ParameterSource.ENVIRONMENT and not os.environ.get("CMDBUS_DSN")
-    if file is not None and told is named and not general:
+    general = source is ParameterSource.ENVIRONMENT and not os.environ.get("CMDBUS_DSN")
+    if file is not None and source is named and not general:
         pair = "CMDBUS_DSN and CMDBUS_DSN_FILE"
-        pair = pair if told is ParameterSource.ENVIRONMENT else "--dsn and --dsn-file"
+        pair = pair if source is ParameterSource.ENVIRONMENT else "--dsn and --dsn-file"
         raise click.UsageError(f"{pair} both name a database: give one of them")
-    if file is None or _is_nearer(told, named):
+    if file is None or _is_nearer(source, named):
         _refuse_empty(dsn)
         return dsn
     context.meta[DSN_FROM] = f"the file {file}"
@@ -189,7 +189,7 @@ class RedactingCommand(click.Command):
             sys.exit(error.exit_code)
         except click.ClickException as error:
             shown = type(error) if type(error) is click.ClickException else click.UsageError
-            told = shown(one_line(_URL.sub("(a DSN)", _told(error))))
+            told = shown(one_line(_URL.sub("(a DSN)", _message(error))))
             if isinstance(told, click.UsageError) and isinstance(error, click.UsageError):
                 told.ctx = error.ctx
             (error if isinstance(error, _HELP) else told).show()
@@ -206,18 +206,18 @@ class RedactingGroup(RedactingCommand, click.Group):
 def _missing(error: click.MissingParameter) -> str:
     """With the first of the examples that its help has."""
     assert error.param is not None and error.ctx is not None
-    told = f"{error.param.human_readable_name} is missing"
+    text = f"{error.param.human_readable_name} is missing"
     lines = (line.strip() for line in (error.ctx.command.help or "").splitlines())
     example = next((line for line in lines if line.startswith("cmdbus ")), None)
-    return f"{told}, as in: {example}" if example else told
+    return f"{text}, as in: {example}" if example else text
 
 
-def _told(error: click.ClickException) -> str:
+def _message(error: click.ClickException) -> str:
     """The message; about a value, with the variable or file that has it."""
     if not isinstance(error, click.BadParameter) or not error.param or not error.ctx:
         return error.format_message()
     if error.param_hint is not None:  # about another one, which knows where it is
         return error.format_message()
-    told = origin(error.ctx, error.param)
-    source = "" if told in error.param.opts else f" (from {told})"
+    text = origin(error.ctx, error.param)
+    source = "" if text in error.param.opts else f" (from {text})"
     return f"Invalid value for {error.param.opts[0]}{source}: {error.message}"

@@ -78,7 +78,7 @@ def moment(time: datetime) -> str:
     return time.isoformat(sep=" ", timespec="milliseconds")
 
 
-def cut(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 

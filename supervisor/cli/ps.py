@@ -11,13 +11,18 @@ from pathlib import Path
 import click
 
 from cmdbus.board.board import Board
-from cmdbus.board.pid_state import Presence, presence
+from cmdbus.board.pid_state import PidState, pid_state
 from cmdbus.board.views import BoardView
 from cmdbus.clock import time
 from cmdbus.errors import BoardError
 from cmdbus.supervisor.cli.output import show_json, show_lines
-from cmdbus.supervisor.cli.screen import Look, lines
-from cmdbus.supervisor.cli.session import board_options, ignored_options, json_option, sentences
+from cmdbus.supervisor.cli.screen import PsSnapshot, lines
+from cmdbus.supervisor.cli.session import (
+    board_options,
+    ignored_options,
+    json_option,
+    one_line_errors,
+)
 from cmdbus.supervisor.pidfile import NameTakenError, check_free, pidfile_path
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory
 
@@ -45,33 +50,33 @@ _EVERY = 1.0
 @json_option
 @ignored_options("--dsn", "--dsn-file", "--schema")
 def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
-    with sentences():
+    with one_line_errors():
         path = board_path(find_runtime_directory(runtime_dir), name)
         if watch:
             _watch(path, as_json)
             return
-        look = _look(path)
+        snapshot = _look(path)
         if as_json:
-            show_json(look.to_dict())
+            show_json(snapshot.to_dict())
         else:
-            show_lines(lines(look))
-        if look.is_over:
-            raise BoardError(f"the supervisor {look.view.name!r} is {look.state}")
+            show_lines(lines(snapshot))
+        if snapshot.is_over:
+            raise BoardError(f"the supervisor {snapshot.view.name!r} is {snapshot.state}")
 
 
 def _watch(path: Path, as_json: bool) -> None:
     """A new supervisor makes a new board: the path is opened at every look."""
-    before: Look | None = None
+    before: PsSnapshot | None = None
     try:
         while True:
             try:
-                look = _look(path)
+                snapshot = _look(path)
             except BoardError as error:
                 before = None
                 _draw([str(error)], {"error": str(error)} if as_json else None)
             else:
-                _draw(lines(look, before), look.to_dict() if as_json else None)
-                before = look
+                _draw(lines(snapshot, before), snapshot.to_dict() if as_json else None)
+                before = snapshot
             time.sleep(_EVERY)
     except KeyboardInterrupt:
         return
@@ -85,7 +90,7 @@ def _draw(text: Iterable[str], value: dict[str, object] | None) -> None:
     show_lines([*text, ""])
 
 
-def _look(path: Path) -> Look:
+def _look(path: Path) -> PsSnapshot:
     if not path.exists():
         raise BoardError(_missing(path))
     with closing(Board.open(path)) as board:
@@ -94,7 +99,7 @@ def _look(path: Path) -> Look:
             view = _timeless(view)
         counters = board.counters()
     now = time.monotonic_ns()
-    return Look(
+    return PsSnapshot(
         view=view,
         now=now,
         supervisor=_presence(view, now),
@@ -107,16 +112,16 @@ def _gone(view: BoardView) -> Iterator[int]:
     for seat in view.seats:
         if seat.pid is None:
             continue
-        if not view.this_boot or presence(seat.pid, seat.since) is Presence.GONE:
+        if not view.this_boot or pid_state(seat.pid, seat.since) is PidState.GONE:
             yield seat.pid
 
 
-def _presence(view: BoardView, now: int) -> Presence:
+def _presence(view: BoardView, now: int) -> PidState:
     if not view.this_boot or view.pid is None:
-        return Presence.GONE
+        return PidState.GONE
     # While it comes back as promised, nobody else can have its number.
     punctual = view.due is not None and view.due > now
-    return presence(view.pid, None if punctual else view.since)
+    return pid_state(view.pid, None if punctual else view.since)
 
 
 def _missing(path: Path) -> str:

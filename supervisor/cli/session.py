@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Mistake(click.ClickException):
+class UsageProblem(click.ClickException):
     """What was asked for makes no sense; like wrong usage, without its lines."""
 
     exit_code = 2
 
 
 @contextmanager
-def sentences() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """Expected errors are one sentence, without a traceback."""
     try:
         yield
     except ValueError as error:
-        raise Mistake(str(error)) from None
+        raise UsageProblem(str(error)) from None
     except CmdbusError as error:
         raise click.ClickException(str(error)) from None
 
@@ -72,22 +72,22 @@ def _embedded_server(*, start: bool) -> "EmbeddedPostgres":
     return server
 
 
-def _without_database() -> Mistake:
-    return Mistake(
+def _without_database() -> UsageProblem:
+    return UsageProblem(
         "no database is named, and no embedded PostgreSQL is running here: give --dsn-file, "
         "--dsn, CMDBUS_DSN or DATABASE_URL, or start an embedded one with --embedded"
     )
 
 
 @contextmanager
-def opened(dsn: str | None, schema: str, *, embedded: bool) -> "Iterator[CommandBus]":
+def open_bus(dsn: str | None, schema: str, *, embedded: bool) -> "Iterator[CommandBus]":
     from cmdbus.database.sentences import in_one_sentence
     from cmdbus.producer.bus import CommandBus
 
-    with sentences():
+    with one_line_errors():
         check_schema(schema)
     with (
-        sentences(),
+        one_line_errors(),
         in_one_sentence(),
         database(dsn, embedded=embedded, schema=schema) as where,
         CommandBus(where, schema=schema) as bus,
@@ -118,7 +118,7 @@ def confirm(verb: str, done: str, count: int, which: str) -> None:
     if not count:
         return
     if not sys.stdin.isatty():
-        raise Mistake(
+        raise UsageProblem(
             f"{count_of(count)} would be {done}, and there is no terminal to ask at: add --yes if "
             f"that is meant"
         )
@@ -170,7 +170,7 @@ def with_bus(command: F) -> F:
     @ignored_options("--runtime-dir", "--name")
     @functools.wraps(command)
     def run(dsn: str | None, embedded: bool, schema: str, as_json: bool, **arguments: Any) -> None:
-        with opened(dsn, schema, embedded=embedded) as bus:
+        with open_bus(dsn, schema, embedded=embedded) as bus:
             command(bus, as_json, **arguments)
 
     return run  # type: ignore[return-value]  # what click calls takes only names

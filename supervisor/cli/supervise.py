@@ -30,16 +30,16 @@ from cmdbus.supervisor.cli.values import (
 )
 from cmdbus.supervisor.cpus import usable_cpus
 from cmdbus.supervisor.embedded_schema import install_embedded
-from cmdbus.supervisor.preflight_process import examine
+from cmdbus.supervisor.preflight_process import run_preflight
 from cmdbus.supervisor.runtime import check_supervisor_name
-from cmdbus.supervisor.vacancy import look_at_host
+from cmdbus.supervisor.vacancy import check_host
 from cmdbus.timeouts import Timeouts
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULTS = Timeouts()
 _MOST_PROCS, _MOST_THREADS = 512, 128
-_LONGEST_JITTER_MS = 10
+_MAX_JITTER_MS = 10
 
 
 class _Command(RedactingCommand):
@@ -171,7 +171,7 @@ def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
 )
 @_option(
     "--wake-jitter",
-    partial(whole, least=0, most=_LONGEST_JITTER_MS),
+    partial(whole, least=0, most=_MAX_JITTER_MS),
     default="0",
     show_default=True,
     metavar="MS",
@@ -241,26 +241,31 @@ def _seconds(name: str, default: float, text: str) -> Callable[[F], F]:
 @click.pass_context
 def main(context: click.Context, /, check: bool, **_given: object) -> None:
     if check:
-        sys.exit(look(context, as_json=False))
+        sys.exit(run_check(context, as_json=False))
     with _can_start():
-        told = configured(context)
+        configured_settings = configured(context)
     from cmdbus.supervisor.supervise import supervise
 
-    sys.exit(supervise(told.settings))
+    sys.exit(supervise(configured_settings.settings))
 
 
-def look(context: click.Context, *, as_json: bool) -> Exit:
+def run_check(context: click.Context, *, as_json: bool) -> Exit:
     """What --check and `cmdbus check` print."""
     with _can_start():
-        told = configured(context)
-        set_up_for_terminal(told.settings.log_level)
+        configured_settings = configured(context)
+        set_up_for_terminal(configured_settings.settings.log_level)
         if not as_json:
-            _show([(entry.name, f"{entry.value}  ({entry.source})") for entry in told.entries])
+            _show(
+                [
+                    (entry.name, f"{entry.value}  ({entry.source})")
+                    for entry in configured_settings.entries
+                ]
+            )
             click.echo()
-        with _database(told.settings.with_demo()) as settings:
-            checks = [*look_at_host(settings), *examine(settings)]
+        with _database(configured_settings.settings.with_demo()) as settings:
+            checks = [*check_host(settings), *run_preflight(settings)]
     if as_json:
-        entries = [entry.to_dict() for entry in told.entries]
+        entries = [entry.to_dict() for entry in configured_settings.entries]
         found = {"settings": entries, "checks": [check.to_dict() for check in checks]}
         click.echo(json.dumps(found))
     else:

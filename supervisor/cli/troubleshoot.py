@@ -9,9 +9,9 @@ import click
 from cmdbus.counting import count_of
 from cmdbus.supervisor.cli.commands import get, one_domain
 from cmdbus.supervisor.cli.operators import operator_option, reason_option
-from cmdbus.supervisor.cli.output import ago, cut, show, show_json, show_lines, table
+from cmdbus.supervisor.cli.output import ago, shorten, show, show_json, show_lines, table
 from cmdbus.supervisor.cli.parameters import data, parsed, past
-from cmdbus.supervisor.cli.session import Mistake, confirm, with_bus
+from cmdbus.supervisor.cli.session import UsageProblem, confirm, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
@@ -128,9 +128,9 @@ tsq.add_command(get, "show")
 )
 @_targets
 @with_bus
-def retry(bus: "CommandBus", as_json: bool, **said: Any) -> None:
+def retry(bus: "CommandBus", as_json: bool, **resolution: Any) -> None:
     queue = bus.troubleshooting
-    _resolve(bus, as_json, ("retry", "retried"), queue.retry, queue.retry_all, **said)
+    _resolve(bus, as_json, ("retry", "retried"), queue.retry, queue.retry_all, **resolution)
 
 
 @tsq.command(
@@ -144,9 +144,9 @@ def retry(bus: "CommandBus", as_json: bool, **said: Any) -> None:
 )
 @_targets
 @with_bus
-def cancel(bus: "CommandBus", as_json: bool, **said: Any) -> None:
+def cancel(bus: "CommandBus", as_json: bool, **resolution: Any) -> None:
     queue = bus.troubleshooting
-    _resolve(bus, as_json, ("cancel", "canceled"), queue.cancel, queue.cancel_all, **said)
+    _resolve(bus, as_json, ("cancel", "canceled"), queue.cancel, queue.cancel_all, **resolution)
 
 
 @tsq.command(
@@ -162,9 +162,9 @@ def cancel(bus: "CommandBus", as_json: bool, **said: Any) -> None:
 )
 @_targets
 @with_bus
-def complete(bus: "CommandBus", as_json: bool, result: object, **said: Any) -> None:
+def complete(bus: "CommandBus", as_json: bool, result: object, **resolution: Any) -> None:
     queue, verbs = bus.troubleshooting, ("complete", "completed")
-    _resolve(bus, as_json, verbs, queue.complete, queue.complete_all, result=result, **said)
+    _resolve(bus, as_json, verbs, queue.complete, queue.complete_all, result=result, **resolution)
 
 
 def _resolve(
@@ -184,21 +184,21 @@ def _resolve(
     error_code: str | None,
     since: Any,
     until: Any,
-    **said: Any,
+    **resolution: Any,
 ) -> None:
     conditions = _conditions(domain, in_domain, type_, error_code, since, until)
     if every == bool(command_ids):
-        raise Mistake(f"name commands by DOMAIN and ID, or {verbs[0]} many with --all")
+        raise UsageProblem(f"name commands by DOMAIN and ID, or {verbs[0]} many with --all")
     if every:
         if not yes:
             count = bus.troubleshooting.count(**conditions)
             confirm(*verbs, min(count, limit or count), _which(conditions))
-        done = many(**conditions, limit=limit, **said)
+        done = many(**conditions, limit=limit, **resolution)
     else:
         if limit or set(conditions) - {"domain"}:
-            raise Mistake("filters and --limit go with --all, and not with an ID")
+            raise UsageProblem("filters and --limit go with --all, and not with an ID")
         for command_id in command_ids:
-            one(conditions["domain"], command_id, **said)
+            one(conditions["domain"], command_id, **resolution)
         done = len(command_ids)
     if as_json:
         show_json({verbs[1]: done})
@@ -230,4 +230,4 @@ def _lines(record: "TroubleRecord") -> Iterator[str]:
     error = " ".join(f"{reason}{record.error_code}: {record.error_message}".split())
     yield f"{record.command_id}  {record.domain}/{record.type}"
     yield f"  {ago(record.failed_at)}, {attempts}"
-    yield f"  {cut(error, _WIDTH - 2)}"
+    yield f"  {shorten(error, _WIDTH - 2)}"

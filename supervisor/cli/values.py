@@ -9,10 +9,10 @@ _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)(ms|[smhd]?)", re.ASCII)
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _SIZE = re.compile(r"(\d{1,15})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 #: A process with less could not start: whoever writes 512 has forgotten the unit.
-_LEAST_BYTES = 16 * 1024**2
+_MIN_BYTES = 16 * 1024**2
 _LEAST_PAYLOAD, _MOST_PAYLOAD = 1024, 1024**3
 _ADDRESS = re.compile(r"(?P<host>[^\s:\[\]]*|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})", re.ASCII)
-_LEAST_POLL = 0.1
+_MIN_POLL_SECONDS = 0.1
 
 
 def duration(text: str) -> float:
@@ -29,15 +29,15 @@ def seconds(text: str) -> float:
 
 def poll_seconds(text: str) -> float:
     found = seconds(text)
-    if found < _LEAST_POLL:
-        raise ValueError(f"it must be at least {_LEAST_POLL} seconds, not {text}")
+    if found < _MIN_POLL_SECONDS:
+        raise ValueError(f"it must be at least {_MIN_POLL_SECONDS} seconds, not {text}")
     return found
 
 
 def size(text: str) -> int:
     """Bytes, with K, M, G or T for powers of 1024."""
     bytes_ = _bytes(text)
-    if bytes_ < _LEAST_BYTES:
+    if bytes_ < _MIN_BYTES:
         raise ValueError(f"{bytes_} bytes are less than a process needs: write it like 512M")
     return bytes_
 

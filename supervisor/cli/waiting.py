@@ -10,7 +10,7 @@ from cmdbus.supervisor.cli import parameters
 from cmdbus.supervisor.cli.operators import operator_option, reason_option
 from cmdbus.supervisor.cli.output import moment, show, show_json
 from cmdbus.supervisor.cli.parameters import parsed
-from cmdbus.supervisor.cli.session import Mistake, confirm, with_bus
+from cmdbus.supervisor.cli.session import UsageProblem, confirm, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
@@ -57,10 +57,12 @@ def cancel(
     **conditions: Any,
 ) -> None:
     if every == (command_id is not None):
-        raise Mistake("name a command by DOMAIN and ID, or cancel all of a domain with --all")
+        raise UsageProblem("name a command by DOMAIN and ID, or cancel all of a domain with --all")
     if command_id is not None:
         if yes or any(value is not None for value in conditions.values()):
-            raise Mistake("--type, --since, --until and --yes go with --all, and not with an ID")
+            raise UsageProblem(
+                "--type, --since, --until and --yes go with --all, and not with an ID"
+            )
         bus.cancel(domain, command_id, reason=reason, running=running, operator=operator)
         if as_json:
             show_json({"domain": domain, "command_id": command_id, "status": "CANCELED"})
@@ -68,7 +70,7 @@ def cancel(
             show(f"canceled {domain} {command_id}")
         return
     if running:
-        raise Mistake("--running goes with an ID: --all cancels only what waits")
+        raise UsageProblem("--running goes with an ID: --all cancels only what waits")
     _cancel_all(bus, as_json, domain, yes, {"operator": operator, "reason": reason}, **conditions)
 
 
@@ -121,9 +123,9 @@ def reschedule(
 ) -> None:
     times = sum((now, run_at is not None, delay is not None))
     if times > 1:
-        raise Mistake("--now, --at and --delay each give a time: give one of them")
+        raise UsageProblem("--now, --at and --delay each give a time: give one of them")
     if not times and priority is None:
-        raise Mistake(
+        raise UsageProblem(
             "nothing is to be changed: give a time (--now, --at or --delay) or --priority"
         )
     delay = timedelta(0) if now else delay

@@ -125,10 +125,10 @@ def _made(app: str, factory: Callable[[], object]) -> object:
 
 def _failed(what: str, error: BaseException) -> AppError:
     """With the traceback, from the user's code on."""
-    told = traceback.TracebackException.from_exception(error)
-    theirs = [frame for frame in told.stack if not _is_ours(frame.filename)]
-    told.stack = traceback.StackSummary.from_list(theirs)
-    return AppError(f"{what} failed:\n{''.join(told.format()).rstrip()}")
+    trace = traceback.TracebackException.from_exception(error)
+    theirs = [frame for frame in trace.stack if not _is_ours(frame.filename)]
+    trace.stack = traceback.StackSummary.from_list(theirs)
+    return AppError(f"{what} failed:\n{''.join(trace.format()).rstrip()}")
 
 
 def _is_ours(filename: str) -> bool:

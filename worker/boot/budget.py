@@ -17,11 +17,11 @@ class Need:
     procs: int
     threads: int
     #: For relief, beside the threads.
-    relief: int
+    housekeeping: int
 
     @property
     def always(self) -> int:
-        return self.procs * self.threads + _STEWARD + self.relief
+        return self.procs * self.threads + _STEWARD + self.housekeeping
 
     @property
     def most(self) -> int:
@@ -31,12 +31,13 @@ class Need:
     def __str__(self) -> str:
         return (
             f"{self.procs} x {self.threads} threads + {_STEWARD} for the steward + "
-            f"{self.relief} for relief + {self.threads} for a replacement = {self.most} connections"
+            f"{self.housekeeping} for relief + {self.threads} for a replacement = "
+            f"{self.most} connections"
         )
 
     def fitting(self, limit: int) -> str:
         """The options of what a limit has room for."""
-        free = limit - _STEWARD - self.relief
+        free = limit - _STEWARD - self.housekeeping
         if (procs := free // self.threads - 1) >= 1:
             return f"--procs {procs}"
         if (threads := free // 2) >= 1:

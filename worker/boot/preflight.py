@@ -11,7 +11,7 @@ from cmdbus.counting import count_of
 from cmdbus.database import dsn as dsns
 from cmdbus.database import schema as schemas
 from cmdbus.database import session_names as sessions
-from cmdbus.database.connect_errors import is_read_only, refusal
+from cmdbus.database.connect_errors import classify, is_read_only
 from cmdbus.database.statements import statement
 from cmdbus.errors import AppError, SchemaError
 from cmdbus.readiness import Check, Finding, worst
@@ -26,7 +26,7 @@ from cmdbus.worker.claims.connections import (
     Connection,
     complete,
     session_of,
-    settings,
+    session_settings,
 )
 
 #: PostgreSQL's major versions that are tested.
@@ -39,20 +39,20 @@ _NOTIFIED_WITHIN = 2.0
 _THIS_MACHINE = ("127.", "localhost", "::1")
 
 
-def preflight(told: Settings) -> Iterator[Check]:
+def preflight(settings: Settings) -> Iterator[Check]:
     """Each check as soon as it is made, so that whoever waits knows which one hangs.
 
     Ends at the first that makes the following ones impossible. `told.dsn` must be given.
     """
-    yield from _look_at_http(told)
-    registry, checks = _look_at_app(told)
+    yield from _look_at_http(settings)
+    registry, checks = _look_at_app(settings)
     yield from checks
     try:
-        parts = dsns.parse(told.dsn or "")
+        parts = dsns.parse(settings.dsn or "")
     except ValueError as error:
         yield Check("connection", Finding.FATAL, str(error))
         return
-    parts = complete(parts, _APPLICATION, told.timeouts)
+    parts = complete(parts, _APPLICATION, settings.timeouts)
     try:
         connection = _connect(parts)
     except psycopg.Error as error:
@@ -61,24 +61,25 @@ def preflight(told: Settings) -> Iterator[Check]:
     yield Check("connection", Finding.OK, dsns.describe(parts))
     with connection:
         try:
-            yield from _look_at_database(connection, parts, told, list(registry or ()))
+            yield from _look_at_database(connection, parts, settings, list(registry or ()))
         except psycopg.OperationalError as error:
             yield _refused("cannot check", parts, error)
 
 
-def _look_at_http(told: Settings) -> Iterator[Check]:
-    if told.http and not told.http[0].startswith(_THIS_MACHINE):
+def _look_at_http(settings: Settings) -> Iterator[Check]:
+    if settings.http and not settings.http[0].startswith(_THIS_MACHINE):
         yield Check(
             "http",
             Finding.WARNING,
-            f"--http {told.http[0]}:{told.http[1]} is open to the network, without a password",
+            f"--http {settings.http[0]}:{settings.http[1]} is open to the network, "
+            "without a password",
             "let a firewall or a network policy decide who reaches it",
         )
 
 
-def _look_at_app(told: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
+def _look_at_app(settings: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
     try:
-        registry = load(told.app)
+        registry = load(settings.app)
     except AppError as error:
         return None, [Check("app", Finding.FATAL, str(error))]
     handled = registry.domains
@@ -86,25 +87,25 @@ def _look_at_app(told: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
         Check(
             "app",
             Finding.FATAL,
-            f"{told.app} has no handler for domain {domain!r}{did_you_mean(domain, handled)}",
+            f"{settings.app} has no handler for domain {domain!r}{did_you_mean(domain, handled)}",
         )
-        for domain in told.domains
+        for domain in settings.domains
         if domain not in handled
     ]
-    domains = ", ".join(told.domains or handled)
+    domains = ", ".join(settings.domains or handled)
     return registry, missing or [
         Check(
             "app",
             Finding.OK,
-            f"{told.app}: {count_of(len(registry), 'handler')}, domains {domains}",
+            f"{settings.app}: {count_of(len(registry), 'handler')}, domains {domains}",
             types=len(registry),
         )
     ]
 
 
-def _longest(handlers: Sequence[Handler], told: Settings) -> float:
+def _longest(handlers: Sequence[Handler], settings: Settings) -> float:
     own = (handler.timeout or 0.0 for handler in handlers)
-    return max((told.timeouts.thread, *own))
+    return max((settings.timeouts.thread, *own))
 
 
 def _connect(parts: dsns.Parts) -> Connection:
@@ -120,7 +121,7 @@ def _connect(parts: dsns.Parts) -> Connection:
 
 
 def _refused(what: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
-    found = refusal(str(error), error.sqlstate)
+    found = classify(str(error), error.sqlstate)
     # libpq's own advice is indented; ours says more.
     lines = [line for line in str(error).splitlines() if line[:1] != "\t"]
     reason = dsns.redact(" ".join(" ".join(lines).split()), parts)
@@ -129,10 +130,10 @@ def _refused(what: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
 
 
 def _look_at_database(
-    connection: Connection, parts: dsns.Parts, told: Settings, handlers: Sequence[Handler]
+    connection: Connection, parts: dsns.Parts, settings: Settings, handlers: Sequence[Handler]
 ) -> Iterator[Check]:
     yield _look_at_version(connection)
-    row = connection.execute(statement("read_server", told.schema)).fetchone()
+    row = connection.execute(statement("read_server", settings.schema)).fetchone()
     assert row is not None
     server_encoding, client_encoding, standby, role, database, current, ends_sessions = row
     yield _look_at_encoding(server_encoding, client_encoding)
@@ -145,10 +146,10 @@ def _look_at_database(
     if pooling.finding is Finding.FATAL:
         return
     session = effective.Session(
-        settings=_settings(connection, told.schema),
+        settings=_settings(connection, settings.schema),
         role=role,
         database=database,
-        asked=settings(told.timeouts),
+        asked=session_settings(settings.timeouts),
     )
     if standby:
         yield Check(
@@ -158,15 +159,15 @@ def _look_at_database(
             "name the primary, or several hosts with target_session_attrs=read-write",
         )
         return
-    schema = list(_look_at_schema(connection, told.schema, role))
+    schema = list(_look_at_schema(connection, settings.schema, role))
     yield from schema
     if worst(schema) is Finding.OK:
-        yield try_claim(connection, told.dsn or "", told.schema)
-    yield from effective.judge(session, told.timeouts, _longest(handlers, told))
-    yield from effective.judge_handlers(handlers, told.timeouts)
-    yield _look_at_budget(connection, told)
-    if told.listen:
-        yield _look_at_listening(connection, parts, told.schema)
+        yield try_claim(connection, settings.dsn or "", settings.schema)
+    yield from effective.judge(session, settings.timeouts, _longest(handlers, settings))
+    yield from effective.judge_handlers(handlers, settings.timeouts)
+    yield _look_at_budget(connection, settings)
+    if settings.listen:
+        yield _look_at_listening(connection, parts, settings.schema)
 
 
 def _look_at_version(connection: Connection) -> Check:
@@ -267,9 +268,9 @@ def _look_at_schema(connection: Connection, schema: str, role: str) -> Iterator[
     yield Check("schema", Finding.OK, f"{schema}, of this version, and {role!r} has its rights")
 
 
-def _look_at_budget(connection: Connection, told: Settings) -> Check:
+def _look_at_budget(connection: Connection, settings: Settings) -> Check:
     values = {"node": sessions.PATTERN}
-    row = connection.execute(statement("read_budget", told.schema), values).fetchone()
+    row = connection.execute(statement("read_budget", settings.schema), values).fetchone()
     assert row is not None
     most, reserved, of_database, of_role, others, in_database, by_role, nodes = row
     limits = [
@@ -292,7 +293,7 @@ def _look_at_budget(connection: Connection, told: Settings) -> Check:
             fix="raise it (ALTER ROLE ... CONNECTION LIMIT)",
         ),
     ]
-    need = budget.Need(procs=told.procs, threads=told.threads, relief=HEADROOM)
+    need = budget.Need(procs=settings.procs, threads=settings.threads, housekeeping=HEADROOM)
     return budget.judge(need, [limit for limit in limits if limit.size >= 0], nodes)
 
 

@@ -16,13 +16,13 @@ from threading import Thread
 from cmdbus.board.node import Node
 from cmdbus.clock import time
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError
-from cmdbus.exits import Exit, lacks_room
+from cmdbus.exits import Exit, cannot_start_thread
 from cmdbus.logs import protect
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.timeouts import BOOT_SECONDS
 from cmdbus.worker.boot.app import load
-from cmdbus.worker.probes.endpoints import answering
+from cmdbus.worker.probes.endpoints import serving
 from cmdbus.worker.steward.steward import Steward
 from cmdbus.worker.worker import Worker
 
@@ -42,15 +42,15 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
     # What the application has brought stays: no collection looks through it again (600,000
     # objects took 90 ms, in which no thread runs).
     gc.freeze()
-    stop = _Stop(node, settings, worker.leave)
+    stop = _Stop(node, settings, worker.request_stop)
     unblock()
     try:
         worker.run()
     except DatabaseUnavailableError:
         return stop.code(Exit.DONE)  # told to leave while it waited for the database
     except RuntimeError as error:
-        if lacks_room(error):
-            return Exit.NO_ROOM
+        if cannot_start_thread(error):
+            return Exit.NO_RESOURCES
         raise
     except CmdbusError as error:
         logger.error("%s", error)
@@ -68,11 +68,11 @@ def run_steward(
     is imported, which may take long."""
     descriptor = enter(node, stacks)
     try:
-        with answering(settings, node) as threads:
+        with serving(settings, node) as threads:
             return _run_steward(settings, node, stacks, descriptor, unblock, threads)
     except RuntimeError as error:
-        if lacks_room(error):
-            return Exit.NO_ROOM
+        if cannot_start_thread(error):
+            return Exit.NO_RESOURCES
         raise
 
 
@@ -89,7 +89,7 @@ def _run_steward(
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
-    stop = _Stop(node, settings, steward.leave)
+    stop = _Stop(node, settings, steward.request_stop)
     unblock()
     return stop.code(steward.run())
 
@@ -138,7 +138,7 @@ def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker
         settings.dsn or "",
         registry,
         domains=settings.domains or None,
-        concurrency=1 if node.alone else settings.threads,
+        concurrency=1 if node.quarantine else settings.threads,
         poll_interval=settings.poll_interval,
         timeouts=settings.timeouts,
         schema=settings.schema,
@@ -160,9 +160,9 @@ class _Stop:
 
     def _on_term(self, *_: object) -> None:
         self._came = True
-        by = self._node.seat.leave_by
+        by = self._node.seat.stop_by
         self._leave(by / 1e9 if by else time.monotonic() + self._drain_timeout)
 
     def code(self, code: Exit) -> Exit:
         """The exit code of a process that would exit with `code` after an order."""
-        return Exit.TERMINATED if self._came and not self._node.seat.leave_by else code
+        return Exit.TERMINATED if self._came and not self._node.seat.stop_by else code

@@ -7,7 +7,7 @@ from cmdbus.clock import time
 from cmdbus.data import Undecodable, decode
 from cmdbus.producer.bus import CommandBus
 from cmdbus.readiness import Check, Finding
-from cmdbus.worker.claims.claim import Claim, Connection, Finished, Want
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, Connection, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import completed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
@@ -52,7 +52,7 @@ def _run_one(connection: Connection, bus: CommandBus, claims: Claims) -> str:
     """What is not as it should be; empty if nothing is."""
     domain = f"cmdbus-check-{uuid4().hex}"
     sent = bus.send(domain, _TYPE, _DATA, connection=connection)
-    _, claimed = claims.step(connection, [], _want(domain))
+    _, claimed = claims.settle_and_claim(connection, [], _request(domain))
     if [claim.command_id for claim in claimed] != [sent]:
         return f"{len(claimed)} commands were claimed instead of the one that was sent"
     data = decode(claimed[0].data)
@@ -64,8 +64,8 @@ def _run_one(connection: Connection, bus: CommandBus, claims: Claims) -> str:
     return "" if record and record.status == "COMPLETED" else "it is not in the history"
 
 
-def _want(domain: str) -> Want:
-    return Want(1, 0, [domain], [f"{domain} {_TYPE}"], [], {})
+def _request(domain: str) -> ClaimRequest:
+    return ClaimRequest(1, 0, [domain], [f"{domain} {_TYPE}"], [], {})
 
 
 def _finished(claim: Claim) -> Finished:

@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 
 from cmdbus.settings import CLAIM_BYTES
-from cmdbus.worker.claims.outcomes import Kind, Outcome
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
@@ -62,7 +62,7 @@ class ClaimKey(NamedTuple):
         return self._replace(token=self.token + 1, claimer=incarnation)
 
 
-class Keyed(Protocol):
+class ClaimRef(Protocol):
     """What names a claim: a Claim, or its key on the board."""
 
     @property
@@ -88,16 +88,16 @@ class Finished(NamedTuple):
     @property
     def plain(self) -> bool:
         """Completed, and no reply was asked for: can be settled with a hundred others."""
-        return self.outcome.kind is Kind.COMPLETED and self.claim.reply_to is None
+        return self.outcome.kind is OutcomeKind.COMPLETED and self.claim.reply_to is None
 
 
-class Want(NamedTuple):
+class ClaimRequest(NamedTuple):
     """What to claim."""
 
     #: Number of commands of any type: that of the free slots.
     free: int
     #: Number of further commands, of the types that are known to be quick.
-    ahead: int
+    prefetch: int
     #: In this order; which changes, so that domains take turns.
     domains: Sequence[str]
     #: "domain type", as the schema's claim compares them.
@@ -118,12 +118,12 @@ class Want(NamedTuple):
         return [(domain, priority) for domain in self.domains for priority in _PRIORITIES]
 
 
-class Looked(NamedTuple):
+class ClaimResult(NamedTuple):
     """How far a claim has read."""
 
     claims: Sequence[Claim]
     #: Of the types that are claimed ahead, and not of all.
-    ahead: bool
+    prefetched: bool
     #: No later command has this id or a lower one, unless it was being sent meanwhile.
     seen_to: int
     #: The domain and priority at which it had enough; None if it has read all of them.
@@ -132,7 +132,7 @@ class Looked(NamedTuple):
     pages: int
 
 
-class Seen(NamedTuple):
+class TimerReading(NamedTuple):
     """A reading of the timers."""
 
     #: Seconds until a command is due, and until a lease ends; None if none is.
@@ -148,7 +148,7 @@ class Seen(NamedTuple):
     next_due: float | None = None
 
 
-class Share(Enum):
+class ClaimScope(Enum):
     """Which commands a worker claims, by what they may have done to those that ran them."""
 
     #: All: there is no other process for suspects.
@@ -157,3 +157,13 @@ class Share(Enum):
     INNOCENT = 1
     #: Only one of those.
     SUSPECT = 2
+
+
+#: Id, token and command: a row whose lease was lost may come to us again, and a server that
+#: was restored to an earlier point gives an id and a token again, to another command.
+Key = tuple[int, int, int]
+
+
+def key_of(claim: Claim | ClaimKey) -> Key:
+    # Not the UUID itself, whose hash is computed in Python.
+    return claim[2], claim[3], claim[4].int

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 
-from cmdbus.board.counters import End
+from cmdbus.board.counters import OutcomeLabel
 from cmdbus.clock import time
 from cmdbus.database.adapters import own_cursor
 from cmdbus.database.session_names import PATTERN, incarnation_of, session_name
@@ -22,15 +22,15 @@ from cmdbus.worker.claims.arrays import ids, numbers, texts
 from cmdbus.worker.claims.claim import (
     Claim,
     ClaimKey,
+    ClaimRef,
+    ClaimRequest,
+    ClaimResult,
+    ClaimScope,
     Connection,
     Finished,
-    Keyed,
-    Looked,
     Row,
-    Seen,
     Session,
-    Share,
-    Want,
+    TimerReading,
 )
 from cmdbus.worker.claims.encodings import escaped
 from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, storable
@@ -38,9 +38,9 @@ from cmdbus.worker.claims.rejections import was_executed
 
 Item = TypeVar("Item")
 
-_MOST_LOSSES = 2**15 - 1
+_MAX_LOSSES = 2**15 - 1
 #: What a timeout of PostgreSQL can hold.
-_LONGEST_MS = 2**31 - 1
+_MAX_MS = 2**31 - 1
 #: Seconds to wait until terminated sessions are gone; and between two checks, doubling.
 _GONE_WITHIN = 5.0
 _FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.1
@@ -49,9 +49,9 @@ _FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.1
 class Claims:
     """The statements of one worker, under its incarnation's number."""
 
-    def __init__(self, schema: str, lease: float, company: Share = Share.ANY) -> None:
+    def __init__(self, schema: str, lease: float, scope: ClaimScope = ClaimScope.ANY) -> None:
         self.schema = schema
-        self._company = company
+        self._scope = scope
         #: What this node handles, as "domain type"; written with each renewal.
         self.types: list[str] = []
         self._has_suspect = False
@@ -89,21 +89,21 @@ class Claims:
         theirs.incarnation = incarnation
         return theirs
 
-    def step(
+    def settle_and_claim(
         self,
         connection: Connection,
         done: Sequence[Finished],
-        want: Want,
-        looked: Callable[[Looked], None] = lambda _: None,
+        request: ClaimRequest,
+        result: Callable[[ClaimResult], None] = lambda _: None,
     ) -> tuple[list[Claim], list[Claim]]:
         """Settles plain completions and claims the next run; returns lost claims and new ones.
         `looked` is called for each of its claims, but not for suspects."""
-        if self._company is Share.SUSPECT:
-            return self.settle(connection, done) if done else [], self._suspect(connection, want)
+        if self._scope is ClaimScope.SUSPECT:
+            return self.settle(connection, done) if done else [], self._suspect(connection, request)
         outcomes = [finished.outcome for finished in done]
-        queues = want.queues
+        queues = request.queues
         # Neither of the two claims knows what the other one takes.
-        half = want.bytes // 2 if want.ahead else want.bytes
+        half = request.bytes // 2 if request.prefetch else request.bytes
         cursor = self._execute(
             connection,
             "step",
@@ -114,13 +114,13 @@ class Claims:
                 "results": texts(outcome.result for outcome in outcomes),
                 "claim_domains": [domain for domain, _ in queues],
                 "claim_priorities": numbers(priority for _, priority in queues),
-                "floors": numbers(want.floors.get(queue, 0) for queue in queues),
-                "quick_floors": numbers(want.quick_floors.get(queue, 0) for queue in queues),
-                "below": want.below,
-                "types": list(want.types),
-                "quick_types": list(want.quick_types),
-                "free": want.free,
-                "ahead": want.ahead,
+                "floors": numbers(request.floors.get(queue, 0) for queue in queues),
+                "quick_floors": numbers(request.quick_floors.get(queue, 0) for queue in queues),
+                "below": request.below,
+                "types": list(request.types),
+                "quick_types": list(request.quick_types),
+                "free": request.free,
+                "ahead": request.prefetch,
                 "bytes": half,
                 "bytes_ahead": half,
                 "most_losses": self._losses[1],
@@ -130,21 +130,21 @@ class Claims:
         )
         rows = cursor.fetchall()
         claims: list[Claim] = []
-        for each in _looks(rows, ahead=not want.free):
-            looked(each)
+        for each in _looks(rows, ahead=not request.free):
+            result(each)
             claims += each.claims
-        place = {domain: turn for turn, domain in enumerate(want.domains)}
+        place = {domain: turn for turn, domain in enumerate(request.domains)}
         claims.sort(key=lambda claim: (place[claim.domain], claim.priority, claim.id))
         return _at(rows[0][0], [finished.claim for finished in done]), claims
 
-    def _suspect(self, connection: Connection, want: Want) -> list[Claim]:
+    def _suspect(self, connection: Connection, request: ClaimRequest) -> list[Claim]:
         """One in the life of its process: what crashes it later must not be taken for the next
         one's doing."""
         if self._has_suspect:
             return []
         values = {
-            "domains": list(want.domains),
-            "types": list(want.types),
+            "domains": list(request.domains),
+            "types": list(request.types),
             "losses": SUSPECT_LOSSES,
             "claimer": self.incarnation,
             "lease": self._lease,
@@ -160,15 +160,15 @@ class Claims:
         return [Claim._make(row) for row in rows]
 
     def claimable(
-        self, connection: Connection, want: Want, count: int, skipped: Iterable[int]
+        self, connection: Connection, request: ClaimRequest, count: int, skipped: Iterable[int]
     ) -> list[ClaimKey]:
         """Rows that a claim of any of the wanted types would take; locks none."""
         least, most = self._losses
-        queues = want.queues
+        queues = request.queues
         values = {
             "domains": [domain for domain, _ in queues],
             "priorities": numbers(priority for _, priority in queues),
-            "types": list(want.types),
+            "types": list(request.types),
             "least_losses": least,
             "most_losses": most,
             "skipped": numbers(skipped),
@@ -183,7 +183,7 @@ class Claims:
         row = self._execute(connection, "claim_row", values).fetchone()
         if row is None:
             return None
-        self._has_suspect = self._company is Share.SUSPECT
+        self._has_suspect = self._scope is ClaimScope.SUSPECT
         return Claim._make(row)
 
     def keys_of(self, connection: Connection, incarnation: int) -> list[ClaimKey]:
@@ -217,9 +217,9 @@ class Claims:
     @property
     def _losses(self) -> tuple[int, int]:
         """Losses that a row has at least and at most, with this claim's."""
-        if self._company is Share.SUSPECT:
-            return SUSPECT_LOSSES, _MOST_LOSSES
-        return 0, SUSPECT_LOSSES - 1 if self._company is Share.INNOCENT else _MOST_LOSSES
+        if self._scope is ClaimScope.SUSPECT:
+            return SUSPECT_LOSSES, _MAX_LOSSES
+        return 0, SUSPECT_LOSSES - 1 if self._scope is ClaimScope.INNOCENT else _MAX_LOSSES
 
     def suspects_wait(self, connection: Connection, types: Sequence[str]) -> bool:
         values = {"losses": SUSPECT_LOSSES, "types": list(types)}
@@ -245,9 +245,9 @@ class Claims:
     def release(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
         """Releases those of these claims, none of which has begun, that this worker still has;
         returns those that were released, as `hand_back` does."""
-        return self.hand_back(connection, claims, [None] * len(claims), "")
+        return self.release_dead(connection, claims, [None] * len(claims), "")
 
-    def hand_back(
+    def release_dead(
         self,
         connection: Connection,
         claims: Sequence[Claim],
@@ -295,7 +295,7 @@ class Claims:
             claim._replace(data=payloads[claim[2:4]]) for claim in claims if claim[2:4] in payloads
         ]
 
-    def ends(self, connection: Connection, claims: Sequence[Keyed]) -> list[End | None]:
+    def ends(self, connection: Connection, claims: Sequence[ClaimRef]) -> list[OutcomeLabel | None]:
         """How the executions of claims whose rows are gone ended; None if nobody said."""
         values = {
             "domains": texts(claim.domain for claim in claims),
@@ -304,7 +304,7 @@ class Claims:
             "claimer": self.incarnation,
         }
         rows = self._execute(connection, "find_ends", values).fetchall()
-        return [None if end is None else End[end] for (end,) in rows]
+        return [None if end is None else OutcomeLabel[end] for (end,) in rows]
 
     def depths(self, connection: Connection) -> dict[tuple[str, str], int]:
         """Commands by domain and state."""
@@ -323,7 +323,9 @@ class Claims:
         """For how many seconds somebody has kept dead rows from being removed."""
         return float(self._value(connection, "read_oldest_snapshot", {}))
 
-    def renew(self, connection: Connection, claims: Mapping[int, Sequence[Keyed]]) -> list[Keyed]:
+    def renew(
+        self, connection: Connection, claims: Mapping[int, Sequence[ClaimRef]]
+    ) -> list[ClaimRef]:
         """Renews the leases of claims, by incarnation; returns those that were lost.
         Without claims it shows that this node is there and can renew."""
         held = [(claim, claimer) for claimer, each in claims.items() for claim in each]
@@ -400,7 +402,7 @@ class Claims:
 
     def timers(
         self, connection: Connection, domains: Sequence[str], types: Sequence[str], *, leases: bool
-    ) -> Seen:
+    ) -> TimerReading:
         """`leases`: also when the next lease of another worker ends."""
         values = {
             "domains": list(domains),
@@ -410,7 +412,7 @@ class Claims:
         }
         row = self._execute(connection, "read_timers", values).fetchone()
         assert row is not None
-        return Seen._make(row)
+        return TimerReading._make(row)
 
     def arm(
         self, connection: Connection, domains: Sequence[str], looks_in: float, lasts: float
@@ -424,7 +426,7 @@ class Claims:
         }
         return bool(self._value(connection, "arm", values))
 
-    def leave(self, connection: Connection) -> None:
+    def remove_waiter(self, connection: Connection) -> None:
         """Neither armed nor looking any more."""
         self._value(connection, "leave", {"node": self.incarnation})
 
@@ -544,8 +546,8 @@ def _at(positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
 
 def _limits(statement: float, idle: float) -> dict[str, int]:
     return {
-        "statement_ms": min(int(statement * 1000), _LONGEST_MS),
-        "idle_ms": min(int(idle * 1000), _LONGEST_MS),
+        "statement_ms": min(int(statement * 1000), _MAX_MS),
+        "idle_ms": min(int(idle * 1000), _MAX_MS),
     }
 
 
@@ -560,7 +562,7 @@ def _storable(connection: Connection, done: Sequence[Finished]) -> Sequence[Fini
     return [finished._replace(outcome=storable(finished.outcome, encoding)) for finished in done]
 
 
-def _looks(rows: Sequence[Row], *, ahead: bool) -> Iterator[Looked]:
+def _looks(rows: Sequence[Row], *, ahead: bool) -> Iterator[ClaimResult]:
     """Of a step's rows: each of its claims ends with one that has no token."""
     claims: list[Claim] = []
     for _, *columns in rows:
@@ -569,7 +571,7 @@ def _looks(rows: Sequence[Row], *, ahead: bool) -> Iterator[Looked]:
             claims.append(Claim._make(columns))
         elif id_ is not None:
             stopped_at = None if domain is None else (domain, priority)
-            yield Looked(claims, ahead, id_, stopped_at, int(columns[-1]))
+            yield ClaimResult(claims, ahead, id_, stopped_at, int(columns[-1]))
             claims, ahead = [], True
 
 

@@ -54,7 +54,7 @@ _IDLE = psycopg.pq.TransactionStatus.IDLE
 Connection = psycopg.Connection[Any]
 
 
-class Sessions(Protocol):
+class ConnectionSource(Protocol):
     """Where a hand gets its connections, and leaves them."""
 
     def get(self) -> Connection: ...
@@ -75,7 +75,7 @@ class PoolExhausted(PoolTimeout):
     """The pool has no connection to give, although the database answers."""
 
 
-class Source:
+class PooledConnections:
     """Where hands get their connections: a pool that may be used up, or cut off."""
 
     def __init__(
@@ -83,12 +83,12 @@ class Source:
         pool: Pool | SessionPool,
         parts: dsns.Parts,
         exhausted: Callable[[], None] | None = None,
-        patience: Callable[[], float | None] = lambda: None,
+        timeout: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._pool = pool
         self._parts = parts
         #: Seconds to wait for a connection; None is the pool's own timeout.
-        self._patience = patience
+        self._timeout = timeout
         #: Told when the pool has none to give, although the database answers.
         self._exhausted = exhausted
         self._drained_at = 0.0
@@ -97,7 +97,7 @@ class Source:
 
     def get(self) -> Connection:
         try:
-            connection: Connection = self._pool.getconn(self._patience())
+            connection: Connection = self._pool.getconn(self._timeout())
             return connection
         except PoolTimeout as error:
             # A pool of the worker's own says why it could open none.
@@ -132,11 +132,11 @@ class Source:
         return time.monotonic() < self._away_at + _RECOVERS_SECONDS
 
 
-class Hand:
+class ThreadConnection:
     """A thread's connection, kept from one command to the next."""
 
     def __init__(
-        self, source: Sessions, show: Callable[[int, int], None] = lambda pid, start: None
+        self, source: ConnectionSource, show: Callable[[int, int], None] = lambda pid, start: None
     ) -> None:
         self._source = source
         #: Told each new session's pid and start, and zeros before it is sought.
@@ -187,7 +187,7 @@ class Hand:
                     raise
                 pause = min(pause * 2, _RETRY_LONGEST)
 
-    def heed(self, error: BaseException) -> None:
+    def discard_if_read_only(self, error: BaseException) -> None:
         """A session whose server lets nobody write any more is left: the next one is sought
         until there is one that may."""
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
@@ -217,9 +217,9 @@ class Hand:
 
     # From another thread, when this one does not come back.
 
-    def cut(self) -> None:
+    def abort_io(self) -> None:
         """Frees it from whatever it waits for, even from a server that has gone silent."""
-        cut(self._connection)
+        abort_io(self._connection)
 
     def take_away(self) -> None:
         """The connection's place in the pool is free for another; after `cut`."""
@@ -229,7 +229,7 @@ class Hand:
 
 
 @contextmanager
-def cut_at(deadline: float, abort: Callable[[], None]) -> Iterator[None]:
+def abort_io_at(deadline: float, abort: Callable[[], None]) -> Iterator[None]:
     """Calls `abort` from the monotonic time on, again and again until the block has ended: it
     frees the block from whatever it waits for in the database."""
     over = threading.Event()
@@ -263,7 +263,7 @@ def session_of(connection: Connection) -> tuple[int, int]:
     return int(pid), int(start)
 
 
-def cut(connection: Connection | None) -> None:
+def abort_io(connection: Connection | None) -> None:
     """Frees a thread from whatever it waits for there."""
     if connection is not None and not connection.closed:
         with (
@@ -278,7 +278,7 @@ def end_session(connection: Connection) -> None:
     end of a session only after its statement, whose locks would block the command's retry."""
     with suppress(psycopg.Error):
         connection.cancel_safe(timeout=_LEAVES_DRIVER_SECONDS)
-    cut(connection)
+    abort_io(connection)
     _close_unused(connection)
 
 
@@ -298,7 +298,7 @@ def _at_rest(connection: Connection) -> bool:
     return connection.closed or connection.info.transaction_status is _IDLE
 
 
-def settings(timeouts: Timeouts) -> dict[str, str]:
+def session_settings(timeouts: Timeouts) -> dict[str, str]:
     """What the server enforces for every session of a worker."""
     return {
         "statement_timeout": f"{timeouts.statement:g}s",
@@ -310,7 +310,9 @@ def settings(timeouts: Timeouts) -> dict[str, str]:
 
 
 def complete(parts: dsns.Parts, application_name: str, timeouts: Timeouts) -> dsns.Parts:
-    return dsns.complete(parts, application_name=application_name, settings=settings(timeouts))
+    return dsns.complete(
+        parts, application_name=application_name, settings=session_settings(timeouts)
+    )
 
 
 def parts_of(pool: Pool) -> dsns.Parts:
@@ -340,7 +342,7 @@ def check_pool(pool: Pool, threads: int, timeouts: Timeouts) -> None:
                 f"the pool's connections have DateStyle = {style}, in which timestamps cannot be "
                 f"read: put the style ISO into the DSN (options='-c DateStyle=ISO')"
             )
-        for name, wanted in settings(timeouts).items():
+        for name, wanted in session_settings(timeouts).items():
             row = (
                 own_cursor(connection)
                 .execute(statement("read_setting", "cmdbus"), {"name": name, "wanted": wanted})

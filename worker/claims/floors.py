@@ -14,7 +14,7 @@ another at its end (`look_again_at`). So a wrong floor costs seconds, never a co
 
 from collections.abc import Mapping, Sequence
 
-from cmdbus.worker.claims.claim import Looked
+from cmdbus.worker.claims.claim import ClaimResult
 
 #: Seconds between two claims that begin at zero, while anything is below a floor.
 SWEEP_SECONDS = 1.0
@@ -68,26 +68,26 @@ class Floors:
         asked: Mapping[Key, int],
         below: bool,
         queues: Sequence[Key],
-        looked: Looked,
+        result: ClaimResult,
         now: float,
     ) -> None:
         """What a claim has found that was asked to look above `asked`, and perhaps `below` that,
         at these domains and priorities in this order."""
         above = any(
-            claim.id > asked.get((claim.domain, claim.priority), 0) for claim in looked.claims
+            claim.id > asked.get((claim.domain, claim.priority), 0) for claim in result.claims
         )
         swept = not asked or (below and not above)
         if swept:
             self._swept_at, self._pause = (
                 now,
-                pause_after(looked.pages - _PAGES_PER_CLAIM * len(looked.claims)),
+                pause_after(result.pages - _PAGES_PER_CLAIM * len(result.claims)),
             )
-        self._missed = not swept and not looked.claims
+        self._missed = not swept and not result.claims
         lowest: dict[Key, int] = {}
-        for claim in looked.claims:
+        for claim in result.claims:
             key = claim.domain, claim.priority
             lowest[key] = min(claim.id, lowest.get(key, claim.id))
         # Also downwards: a claim may have found what was below.
         self._floors.update({key: id_ - 1 for key, id_ in lowest.items()})
-        stop = len(queues) if looked.stopped_at is None else queues.index(looked.stopped_at)
-        self._floors.update(dict.fromkeys(queues[:stop], max(0, looked.seen_to - OVERLAP)))
+        stop = len(queues) if result.stopped_at is None else queues.index(result.stopped_at)
+        self._floors.update(dict.fromkeys(queues[:stop], max(0, result.seen_to - OVERLAP)))

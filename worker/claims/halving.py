@@ -48,7 +48,7 @@ def release(
 
     def complain(claim: Claim, error: Exception) -> None:
         rejected.append(claim)
-        complain_of_release(claim, error)
+        warn_of_release(claim, error)
 
     released = in_halves(work, held, complain)
     ended = {*released, *rejected}
@@ -56,7 +56,7 @@ def release(
     return released, claims.still_held(connection, skipped) if skipped else []
 
 
-def complain_of_release(claim: Claim, error: Exception) -> None:
+def warn_of_release(claim: Claim, error: Exception) -> None:
     logger.error(
         "cannot release command %s (%s/%s) (%s): it can be claimed when its lease ends",
         claim.command_id,

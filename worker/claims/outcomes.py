@@ -26,7 +26,7 @@ MAX_LOSSES = 3
 _CLASS_NAME = type.__dict__["__name__"]
 
 
-class Kind(StrEnum):
+class OutcomeKind(StrEnum):
     """Where the command goes; see settle in the schema."""
 
     COMPLETED = "COMPLETED"
@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    kind: Kind
+    kind: OutcomeKind
     #: Whether the execution counts against max_attempts.
     charged: bool = True
     #: Whether it counts a loss: so many of them, and a person decides. None: unless the server
@@ -54,7 +54,7 @@ class Outcome:
 
 
 #: The result of most handlers.
-_NOTHING = Outcome(kind=Kind.COMPLETED, result="null")
+_NOTHING = Outcome(kind=OutcomeKind.COMPLETED, result="null")
 
 
 def completed(result: object) -> Outcome:
@@ -62,7 +62,7 @@ def completed(result: object) -> Outcome:
     return (
         _NOTHING
         if result is None
-        else Outcome(kind=Kind.COMPLETED, result=encode(result, what="result"))
+        else Outcome(kind=OutcomeKind.COMPLETED, result=encode(result, what="result"))
     )
 
 
@@ -74,24 +74,24 @@ def failed(
     max_attempts: int,
     policy: RetryPolicy,
     retry_after: float | None,
-    dice: float,
+    rand: float,
 ) -> Outcome:
     """What the `attempt`-th execution's error means: again later, failed, or a person decides."""
     if isinstance(error, BusinessRuleError):
-        kind, reason = Kind.FAILED, "BUSINESS_RULE"
+        kind, reason = OutcomeKind.FAILED, "BUSINESS_RULE"
     elif isinstance(error, PermanentCommandError):
-        kind, reason = Kind.TROUBLE, "PERMANENT"
+        kind, reason = OutcomeKind.TROUBLE, "PERMANENT"
     elif attempt >= max_attempts:
-        kind, reason = Kind.TROUBLE, "EXHAUSTED"
+        kind, reason = OutcomeKind.TROUBLE, "EXHAUSTED"
     else:
-        kind, reason = Kind.RETRY, "TRANSIENT"
+        kind, reason = OutcomeKind.RETRY, "TRANSIENT"
     if isinstance(error, TransientCommandError) and error.retry_after is not None:
         retry_after = error.retry_after
-    delay = policy.delay(attempt, dice) if retry_after is None else retry_after
+    delay = policy.delay(attempt, rand) if retry_after is None else retry_after
     expected = isinstance(error, CommandError)
     return Outcome(
         kind=kind,
-        delay=delay if kind is Kind.RETRY else None,
+        delay=delay if kind is OutcomeKind.RETRY else None,
         code=_text(error.code if isinstance(error, CommandError) else class_name(error), 100),
         message=_message(error),
         details=_details(
@@ -105,7 +105,7 @@ def failed(
 def troubled(code: str, message: str) -> Outcome:
     """Not executed, and not to be: a person decides."""
     return Outcome(
-        kind=Kind.TROUBLE, charged=False, code=code, message=message, details=_details(code)
+        kind=OutcomeKind.TROUBLE, charged=False, code=code, message=message, details=_details(code)
     )
 
 
@@ -113,7 +113,7 @@ def interrupted(code: str, message: str, delay: float, *, lost: bool | None) -> 
     """The execution was cut off by something that is not its failure; uncharged. `lost` if
     the command itself may be what cut it off."""
     return Outcome(
-        kind=Kind.RETRY,
+        kind=OutcomeKind.RETRY,
         charged=False,
         lost=lost,
         delay=delay,
@@ -176,14 +176,14 @@ def ascii_text(text: str, limit: int) -> str:
 
 
 def _details(reason: str, details: object = None, traceback: str | None = None) -> str:
-    said: dict[str, object] = {"reason": reason}
+    resolution: dict[str, object] = {"reason": reason}
     if details is not None:
         try:
             encode(details, what="details", max_bytes=MAX_DETAILS)
-            said["details"] = details
+            resolution["details"] = details
         except ValueError as error:
-            said["details"] = f"(not kept: {error})"
+            resolution["details"] = f"(not kept: {error})"
     if traceback is not None:
         # The end says where it happened.
-        said["traceback"] = _text(traceback[-MAX_TRACEBACK:], MAX_TRACEBACK)
-    return encode(said)
+        resolution["traceback"] = _text(traceback[-MAX_TRACEBACK:], MAX_TRACEBACK)
+    return encode(resolution)

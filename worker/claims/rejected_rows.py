@@ -7,11 +7,10 @@ import logging
 from collections.abc import Set
 from typing import Literal
 
-from cmdbus.worker.claims.claim import ClaimKey, Connection
+from cmdbus.worker.claims.claim import ClaimKey, Connection, Key, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason
-from cmdbus.worker.in_flight import Key, key_of
 
 logger = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 from cmdbus.clock import time
-from cmdbus.worker.claims.claim import Connection, Keyed
+from cmdbus.worker.claims.claim import ClaimRef, Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.rejections import may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)
 
 #: A claim with the incarnation that has it.
-_Held = tuple[int, Keyed]
+_Held = tuple[int, ClaimRef]
 
 #: Claims of the largest statement: more than a node holds.
-_MOST = 2**20
+_MAX_ROWS = 2**20
 #: Seconds below which a call is quick.
 _QUICK = 1.0
 
@@ -33,18 +33,20 @@ class Renewal:
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
         #: Claims of the next call's first statement.
-        self._size = _MOST
+        self._size = _MAX_ROWS
         #: The number of the latest statement for each claim; empty after a call without failures.
         self._tried: dict[tuple[int, int, UUID], int] = {}
 
-    def renew(self, connection: Connection, held: Mapping[int, Sequence[Keyed]]) -> list[Keyed]:
+    def renew(
+        self, connection: Connection, held: Mapping[int, Sequence[ClaimRef]]
+    ) -> list[ClaimRef]:
         """Of these claims, by incarnation, also of none; returns those that were lost."""
         waiting = deque(self._in_order(held))
         if not waiting:
             return self._claims.renew(connection, {})
         began = time.monotonic()
         sizes = _Sizes(self._size)
-        lost: list[Keyed] = []
+        lost: list[ClaimRef] = []
         try:
             while waiting:
                 some = [waiting.popleft() for _ in range(min(sizes.size, len(waiting)))]
@@ -55,7 +57,7 @@ class Renewal:
                         raise
                     sizes.failed(len(some))
                     if len(some) == 1:
-                        _complain(some[0][1], error)
+                        _warn(some[0][1], error)
                     else:
                         waiting.extend(some)
                 else:
@@ -66,15 +68,15 @@ class Renewal:
             self._tried.clear()
         return lost
 
-    def _in_order(self, held: Mapping[int, Sequence[Keyed]]) -> list[_Held]:
+    def _in_order(self, held: Mapping[int, Sequence[ClaimRef]]) -> list[_Held]:
         pairs = [(incarnation, key) for incarnation, keys in held.items() for key in keys]
         tried = {name: self._tried.get(name, 0) for name in map(_name, pairs)}
         self._tried = {name: number for name, number in tried.items() if number}
         return sorted(pairs, key=lambda pair: tried[_name(pair)])
 
-    def _renew(self, connection: Connection, some: Iterable[_Held]) -> list[Keyed]:
+    def _renew(self, connection: Connection, some: Iterable[_Held]) -> list[ClaimRef]:
         number = max(self._tried.values(), default=0) + 1
-        grouped: dict[int, list[Keyed]] = {}
+        grouped: dict[int, list[ClaimRef]] = {}
         for pair in some:
             self._tried[_name(pair)] = number
             grouped.setdefault(pair[0], []).append(pair[1])
@@ -100,14 +102,14 @@ class _Sizes:
         """The size with which the next call begins."""
         if self.any_failed:
             return self._worked or self.size
-        return min(self.size * 2, _MOST) if seconds < _QUICK else self.size
+        return min(self.size * 2, _MAX_ROWS) if seconds < _QUICK else self.size
 
 
 def _name(pair: _Held) -> tuple[int, int, UUID]:
     return pair[0], pair[1].id, pair[1].command_id
 
 
-def _complain(key: Keyed, error: Exception) -> None:
+def _warn(key: ClaimRef, error: Exception) -> None:
     logger.error(
         "cannot renew the lease of command %s (%s): it can be claimed when that ends",
         key.command_id,

@@ -25,7 +25,7 @@ from cmdbus.errors import (
     InvalidOperationError,
     TransientCommandError,
 )
-from cmdbus.failpoints import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, reach
+from cmdbus.failpoints import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, failpoint
 from cmdbus.printable import joined
 from cmdbus.registry import Handler
 from cmdbus.retry import RetryPolicy
@@ -130,7 +130,7 @@ class Execution:
         context = self._context(command)
         try:
             try:
-                reach(BEFORE_EFFECT)
+                failpoint(BEFORE_EFFECT)
                 try:
                     result = self._handler.function(command, context)
                 finally:
@@ -138,11 +138,11 @@ class Execution:
                         _leave_fork()
                 outcome = _storable(result)
                 if self._transaction is None:
-                    reach(AFTER_RETURN)
+                    failpoint(AFTER_RETURN)
                     return outcome
                 finished = self._finished(outcome)
                 self._transaction.complete(finished)
-                reach(AFTER_COMMIT)
+                failpoint(AFTER_COMMIT)
                 self.committed = finished
                 return None
             finally:
@@ -167,12 +167,12 @@ class Execution:
         try:
             return self._failed(error, context)
         except BaseException as second:
-            told = TransientCommandError(
+            error_reported = TransientCommandError(
                 "UNREPORTABLE",
                 f"{class_name(error)} could not be reported: {class_name(second)} "
                 f"while it was looked at",
             )
-            return self._fate(told, "", context.attempt, None)
+            return self._fate(error_reported, "", context.attempt, None)
 
     def _failed(self, error: BaseException, context: Context) -> Outcome:
         if isinstance(error, _SESSION_ERRORS) and self._session_is_gone():
@@ -216,7 +216,7 @@ class Execution:
             max_attempts=self.max_attempts,
             policy=self._policy,
             retry_after=retry_after,
-            dice=random.random(),
+            rand=random.random(),
         )
 
     def _command(self, data: Any) -> Command:

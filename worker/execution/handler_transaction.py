@@ -10,7 +10,7 @@ from cmdbus.errors import (
     PermanentCommandError,
     TransientCommandError,
 )
-from cmdbus.failpoints import BEFORE_COMMIT, reach
+from cmdbus.failpoints import BEFORE_COMMIT, failpoint
 from cmdbus.worker.claims.claim import Connection, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import end_session
@@ -95,7 +95,7 @@ class HandlerTransaction:
             )
         if not settled:
             raise LeaseLostError
-        reach(BEFORE_COMMIT)
+        failpoint(BEFORE_COMMIT)
         self._claims.commit(self._session, prepared)
         self._clean = True
 

@@ -13,7 +13,7 @@ from cmdbus.clock import time
 from cmdbus.errors import CmdbusError
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import cut, cut_at
+from cmdbus.worker.claims.connections import abort_io, abort_io_at
 from cmdbus.worker.probes.responses import Depths
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 #: Counted at most so often.
 _FRESH_SECONDS = 5.0
 #: Who asks waits so long for a new count; an older one is the answer for so long.
-_PATIENCE_SECONDS = 0.02
+_TIMEOUT_SECONDS = 0.02
 _STALE_SECONDS = 60.0
 #: Seconds after which a count that has not ended is given up: its server has gone silent.
 _COUNT_SECONDS = 10.0
@@ -58,7 +58,7 @@ class DepthGauge:
         if self._age() > _FRESH_SECONDS:
             self._counted.clear()
             self._asked.set()
-            self._counted.wait(_PATIENCE_SECONDS)
+            self._counted.wait(_TIMEOUT_SECONDS)
         latest = self._latest
         return latest[1] if latest is not None and self._age() < _STALE_SECONDS else None
 
@@ -88,7 +88,7 @@ class DepthGauge:
         """The session to go on with."""
         try:
             connection = connection or self._connect()
-            with cut_at(time.monotonic() + self._within, partial(cut, connection)):
+            with abort_io_at(time.monotonic() + self._within, partial(abort_io, connection)):
                 depths = self._claims.depths(connection)
                 oldest = self._claims.oldest_snapshot(connection)
             self._latest = time.monotonic(), depths, oldest

@@ -14,13 +14,13 @@ from cmdbus.database import dsn as dsns
 from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import complete, settings
+from cmdbus.worker.claims.connections import complete, session_settings
 from cmdbus.worker.probes import exposition
 from cmdbus.worker.probes import responses as answers
 from cmdbus.worker.probes.depths import DepthGauge
 from cmdbus.worker.probes.http import Server
 from cmdbus.worker.probes.reachability import Reachability
-from cmdbus.worker.probes.responses import Answer
+from cmdbus.worker.probes.responses import Response
 
 #: Counting a million commands takes a fifth of a second.
 _STATEMENT_SECONDS = 2.0
@@ -41,7 +41,7 @@ class Endpoints:
         self._gauge = gauge
         self._reachability = reachability
 
-    def answer(self, path: str) -> Answer | None:
+    def answer(self, path: str) -> Response | None:
         """None if there is nothing at this path."""
         match path:
             case "/livez":
@@ -56,7 +56,7 @@ class Endpoints:
                 depths = self._depths()
                 oldest = self._gauge.oldest_snapshot if self._gauge else None
                 page = exposition.render(self._view(), self._board.counters(), depths, oldest)
-                return Answer(200, page, exposition.CONTENT_TYPE)
+                return Response(200, page, exposition.CONTENT_TYPE)
         return None
 
     def _depths(self) -> answers.Depths | None:
@@ -67,18 +67,18 @@ class Endpoints:
 
 
 @contextmanager
-def answering(told: Settings, node: Node) -> Iterator[Sequence[Thread]]:
+def serving(settings: Settings, node: Node) -> Iterator[Sequence[Thread]]:
     """Meanwhile, if there is a socket; the threads that do it."""
-    if node.http is None or told.http is None:
+    if node.http is None or settings.http is None:
         yield ()
         return
-    claims = Claims(told.schema, told.timeouts.lease)
-    gauge = DepthGauge(lambda: _connect(told, claims.application_name), claims)
+    claims = Claims(settings.schema, settings.timeouts.lease)
+    gauge = DepthGauge(lambda: _connect(settings, claims.application_name), claims)
     reachability = Reachability(
-        lambda: _connect_to_writable(told, claims.application_name), told.schema
+        lambda: _connect_to_writable(settings, claims.application_name), settings.schema
     )
     endpoints = Endpoints(node.board, gauge, reachability)
-    server = Server(node.http, endpoints.answer, host=told.http[0])
+    server = Server(node.http, endpoints.answer, host=settings.http[0])
     gauge.start()
     reachability.start()
     server.start()
@@ -90,23 +90,23 @@ def answering(told: Settings, node: Node) -> Iterator[Sequence[Thread]]:
         reachability.stop(_STOP_SECONDS)
 
 
-def answer_for_none(told: Settings, board: Board, listener: socket) -> None:
+def serve_startup_probes(settings: Settings, board: Board, listener: socket) -> None:
     """While there is no steward: for as long as this process's parent lives, and its thread."""
-    assert told.http is not None
-    server = Server(listener, Endpoints(board).answer, host=told.http[0])
+    assert settings.http is not None
+    server = Server(listener, Endpoints(board).answer, host=settings.http[0])
     server.start()
     parent = os.getppid()
     while os.getppid() == parent and server.thread.is_alive():
         time.sleep(_LOOK_SECONDS)
 
 
-def _connect(told: Settings, application_name: str) -> Connection:
+def _connect(settings: Settings, application_name: str) -> Connection:
     limits = {
-        **settings(told.timeouts),
-        "statement_timeout": f"{min(_STATEMENT_SECONDS, told.timeouts.statement):g}s",
+        **session_settings(settings.timeouts),
+        "statement_timeout": f"{min(_STATEMENT_SECONDS, settings.timeouts.statement):g}s",
         "default_transaction_read_only": "on",
     }
-    parts = dsns.parse(told.dsn or "")
+    parts = dsns.parse(settings.dsn or "")
     parts = dsns.with_defaults(parts, target_session_attrs="read-write")
     if parts["target_session_attrs"] == "read-write":
         # By its own setting above no session of it may write.
@@ -114,6 +114,6 @@ def _connect(told: Settings, application_name: str) -> Connection:
     return dsns.connect(dsns.complete(parts, application_name=application_name, settings=limits))
 
 
-def _connect_to_writable(told: Settings, application_name: str) -> Connection:
-    parts = dsns.parse(told.dsn or "")
-    return dsns.connect(complete(parts, application_name, told.timeouts))
+def _connect_to_writable(settings: Settings, application_name: str) -> Connection:
+    parts = dsns.parse(settings.dsn or "")
+    return dsns.connect(complete(parts, application_name, settings.timeouts))

@@ -1,4 +1,4 @@
-"""The page of metrics, in Prometheus' text format 0.0.4. Pure.
+"""The page of metrics, in Prometheus' text format 0.0.4.
 
 Every family is on every page, and every series whose labels are known from the start:
 what appears only with its first event has no rate for it.
@@ -7,7 +7,7 @@ what appears only with its first event has no rate for it.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cmdbus.board.counters import CountersView, End, HistogramView
+from cmdbus.board.counters import CountersView, HistogramView, OutcomeLabel
 from cmdbus.board.health import Health
 from cmdbus.board.layout import BUCKETS
 from cmdbus.board.seats import Role
@@ -156,7 +156,7 @@ def _commands(counters: CountersView) -> list[Sample]:
             counters.commands.get((domain, type, outcome), 0),
         )
         for domain, type in kinds
-        for outcome in (end.name.lower() for end in End)
+        for outcome in (end.name.lower() for end in OutcomeLabel)
     ]
 
 
@@ -195,7 +195,7 @@ def _depths(counters: CountersView, depths: Mapping[tuple[str, str], int] | None
 def _slots(view: BoardView) -> list[Sample]:
     counts = dict.fromkeys(Phase, 0)
     for seat in view.seats:
-        if seat.role in (Role.WORKER, Role.ALONE, Role.LEAVING) and seat.pid is not None:
+        if seat.role in (Role.WORKER, Role.QUARANTINE, Role.STOPPING) and seat.pid is not None:
             for slot in seat.slots:
                 if slot.number >= 0 and slot.phase is not None:
                     counts[slot.phase] += 1

@@ -19,19 +19,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 
-from cmdbus.board.wake_pipe import Wire
+from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.clock import time
-from cmdbus.worker.probes.responses import Answer
+from cmdbus.worker.probes.responses import Response
 
 logger = logging.getLogger(__name__)
 
 #: Answers by path; None is 404.
-Site = Callable[[str], Answer | None]
+Site = Callable[[str], Response | None]
 
-_MOST_CLIENTS = 64
+_MAX_CLIENTS = 64
 _CLIENT_SECONDS = 5.0
-_MOST_BYTES = 8192
-_AT_ONCE = 4096
+_MAX_BYTES = 8192
+_CHUNK_BYTES = 4096
 #: After the system had no descriptor for another client.
 _PAUSE_SECONDS = 0.1
 
@@ -46,10 +46,10 @@ class Server:
     """On a listening socket that does not block, and that others may accept from, too."""
 
     def __init__(
-        self, listener: socket.socket, site: Site, *, host: str, patience: float = _CLIENT_SECONDS
+        self, listener: socket.socket, site: Site, *, host: str, timeout: float = _CLIENT_SECONDS
     ) -> None:
         """`host`: by which name its address was given; `patience`: seconds for each client."""
-        self._patience = patience
+        self._patience = timeout
         self._listener = listener
         self._site = site
         #: How it must be called if only this machine can mean it: by another name a browser
@@ -58,7 +58,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         #: The oldest first.
         self._clients: dict[int, _Client] = {}
-        self._bell = Wire(1)
+        self._wake_pipe = WakePipe(1)
         #: The latest warning, which is not repeated until a client is accepted.
         self._last_warning = ""
         self._stopping = False
@@ -70,12 +70,12 @@ class Server:
     def stop(self, seconds: float) -> None:
         """Takes no more clients, and leaves those that are there."""
         self._stopping = True
-        self._bell.put()
+        self._wake_pipe.put()
         self.thread.join(seconds)
 
     def _run(self) -> None:
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._selector.register(self._wake_pipe, selectors.EVENT_READ)
         while not self._stopping:
             for key, _ in self._selector.select(self._pause()):
                 if key.fileobj is self._listener:
@@ -86,7 +86,7 @@ class Server:
         for client in list(self._clients.values()):
             self._close(client)
         self._selector.close()
-        self._bell.close()
+        self._wake_pipe.close()
 
     def _pause(self) -> float | None:
         oldest = next(iter(self._clients.values()), None)
@@ -103,7 +103,7 @@ class Server:
             self._close_oldest()
             time.sleep(_PAUSE_SECONDS)
             return
-        if len(self._clients) >= _MOST_CLIENTS:
+        if len(self._clients) >= _MAX_CLIENTS:
             self._close_oldest()
         client = _Client(connection, time.monotonic() + self._patience)
         self._clients[connection.fileno()] = client
@@ -126,9 +126,9 @@ class Server:
             self._close(client)
 
     def _read(self, client: "_Client") -> None:
-        data = client.connection.recv(_AT_ONCE)
+        data = client.connection.recv(_CHUNK_BYTES)
         client.received += data
-        if not data or (client.lingers and len(client.received) > 2 * _MOST_BYTES):
+        if not data or (client.lingers and len(client.received) > 2 * _MAX_BYTES):
             self._close(client)
         elif not client.lingers and (head := client.head()) is not None:
             client.to_send = memoryview(self._answer(head))
@@ -184,13 +184,13 @@ class _Client:
         end = _HEAD_END.search(self.received)
         if end is not None:
             return bytes(self.received[: end.start()])
-        return bytes(self.received) if len(self.received) > _MOST_BYTES else None
+        return bytes(self.received) if len(self.received) > _MAX_BYTES else None
 
 
-def respond(head: bytes, site: Site, *, host: str | None) -> tuple[Answer, bool]:
+def respond(head: bytes, site: Site, *, host: str | None) -> tuple[Response, bool]:
     """The answer, and whether only its head is wanted. `host`: it must name this one, or this
     machine; None lets it name any."""
-    if len(head) > _MOST_BYTES:
+    if len(head) > _MAX_BYTES:
         return _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), False
     line, *fields = _LINE_END.split(head.decode("latin-1"))
     request = _REQUEST.fullmatch(line)
@@ -221,11 +221,11 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def _plain(status: HTTPStatus) -> Answer:
-    return Answer(status, f"{status.value} {status.phrase}\n", "text/plain; charset=utf-8")
+def _plain(status: HTTPStatus) -> Response:
+    return Response(status, f"{status.value} {status.phrase}\n", "text/plain; charset=utf-8")
 
 
-def _page(answer: Answer, only_head: bool) -> bytes:
+def _page(answer: Response, only_head: bool) -> bytes:
     status = HTTPStatus(answer.status)
     body = answer.body.encode()
     lines = [

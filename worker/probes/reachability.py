@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psycopg
 
 from cmdbus.clock import time
-from cmdbus.database.connect_errors import refusal
+from cmdbus.database.connect_errors import classify
 from cmdbus.database.statements import statement
 from cmdbus.errors import CmdbusError
 from cmdbus.worker.claims.claim import Connection
@@ -92,7 +92,7 @@ class Reachability:
                 return False
             except (psycopg.Error, CmdbusError, OSError) as error:
                 if fresh:
-                    return _TOO_MANY_CONNECTIONS in refusal(str(error)).sqlstates
+                    return _TOO_MANY_CONNECTIONS in classify(str(error)).sqlstates
         return False
 
     def _close(self) -> None:

@@ -21,18 +21,18 @@ Depths = Mapping[tuple[str, str], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     status: int
     body: str
     type: str = "application/json"
 
 
-def live(view: BoardView, now: int) -> Answer:
+def live(view: BoardView, now: int) -> Response:
     reasons = list(_beyond_help(view, now))
-    return _answer({"live": not reasons, "reasons": reasons}, good=not reasons)
+    return _response({"live": not reasons, "reasons": reasons}, good=not reasons)
 
 
-def ready(view: BoardView, now: int, *, away: bool | None = None) -> Answer:
+def ready(view: BoardView, now: int, *, away: bool | None = None) -> Response:
     """Reasons are given also while it is ready: they are what should not stay as it is.
 
     `away`: whether the database does not answer; None if that was not tested, and then the
@@ -42,9 +42,9 @@ def ready(view: BoardView, now: int, *, away: bool | None = None) -> Answer:
     fit = [seat for seat in seats.values() if seat is not None and _can_run(seat, now)]
     if away is None:
         away = any(steward.levels.database_away for steward in view.with_role(Role.STEWARD))
-    told = view.state in (SupervisorState.STARTING, SupervisorState.RUNNING)
-    good = told and bool(fit) and not away
-    reasons = [] if told else [f"the supervisor is {_name(view.state)}"]
+    is_starting = view.state in (SupervisorState.STARTING, SupervisorState.RUNNING)
+    good = is_starting and bool(fit) and not away
+    reasons = [] if is_starting else [f"the supervisor is {_name(view.state)}"]
     if away:
         reasons.append("the database is away")
     reasons += [lack for n, seat in seats.items() if (lack := _lack(n, seat, now))]
@@ -55,10 +55,10 @@ def ready(view: BoardView, now: int, *, away: bool | None = None) -> Answer:
         "reasons": reasons,
         "seats": [_levels(number, seat, now) for number, seat in seats.items()],
     }
-    return _answer(body, good=good)
+    return _response(body, good=good)
 
 
-def status(view: BoardView, counters: CountersView, depths: Depths | None, now: int) -> Answer:
+def status(view: BoardView, counters: CountersView, depths: Depths | None, now: int) -> Response:
     body = {
         **view.to_dict(now),
         "restarts": view.restarts,
@@ -66,7 +66,7 @@ def status(view: BoardView, counters: CountersView, depths: Depths | None, now: 
         "counters": _counters(counters),
         "queues": None if depths is None else _queues(depths),
     }
-    return _answer(body, good=True)
+    return _response(body, good=True)
 
 
 def _beyond_help(view: BoardView, now: int) -> Iterator[str]:
@@ -144,5 +144,5 @@ def _name(state: SupervisorState | None) -> str:
     return "unknown" if state is None else state.name.lower().replace("_", " ")
 
 
-def _answer(body: dict[str, object], *, good: bool) -> Answer:
-    return Answer(200 if good else 503, json.dumps(body) + "\n")
+def _response(body: dict[str, object], *, good: bool) -> Response:
+    return Response(200 if good else 503, json.dumps(body) + "\n")

@@ -19,9 +19,9 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from cmdbus.board.claim_table import KeyState
-from cmdbus.board.seats import Ended, Verdict
-from cmdbus.board.views import CommandView, KeyView, SeatView
+from cmdbus.board.claim_table import ClaimState
+from cmdbus.board.seats import ExitRecord, Verdict
+from cmdbus.board.views import ClaimView, CommandView, SeatView
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
 from cmdbus.exits import Exit
 from cmdbus.worker.claims.claim import STOPPED, Claim
@@ -33,13 +33,13 @@ Key = tuple[int, int, int]
 
 #: What somebody sends who means the process, and not what it runs.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_BEGUN = (KeyState.STARTED, KeyState.FINISHED)
+_BEGUN = (ClaimState.STARTED, ClaimState.FINISHED)
 #: Of an event's details, what is not the stack.
 _REST = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class Attribution:
     """`seat` as it was read after the process had died, and before its seat is assigned anew."""
 
     incarnation: int
@@ -53,76 +53,91 @@ class Death:
     reason: str | None = None
     #: Those of the begun ones that are to be charged, with code (CRASHED or TIMEOUT),
     #: message, and details: signal, pid, stack.
-    guilty: Mapping[Key, CommandError] = field(default_factory=dict)
+    causes: Mapping[Key, CommandError] = field(default_factory=dict)
 
 
-def blame(seat: SeatView, ended: Ended, dump: str) -> Death:
+def attribute(seat: SeatView, exit_record: ExitRecord, dump: str) -> Attribution:
     """`dump`: the stacks that the process wrote when it crashed or was asked for them."""
     assert seat.incarnation is not None, "who had none has claimed nothing"
-    why = f"its process {ended.pid} {_said(ended)}"
-    stack = stack_of(dump, _ident(seat, ended))
-    details = {"pid": ended.pid, "signal": ended.signal, "code": ended.code, "stack": _end(stack)}
-    return Death(
+    why = f"its process {exit_record.pid} {_sentence(exit_record)}"
+    stack = stack_of(dump, _ident(seat, exit_record))
+    details = {
+        "pid": exit_record.pid,
+        "signal": exit_record.signal,
+        "code": exit_record.code,
+        "stack": _end(stack),
+    }
+    return Attribution(
         incarnation=seat.incarnation,
         seat=seat,
         why=why,
-        losses=_losses(ended),
-        reason=STOPPED if ended.verdict is Verdict.LATE else None,
-        guilty=_guilty(seat, ended, why, details),
+        losses=_losses(exit_record),
+        reason=STOPPED if exit_record.verdict is Verdict.LATE else None,
+        causes=_causes(seat, exit_record, why, details),
     )
 
 
-def _ident(seat: SeatView, ended: Ended) -> int | None:
+def _ident(seat: SeatView, exit_record: ExitRecord) -> int | None:
     """Of who hung; none of who crashed: of that the dump knows."""
-    if ended.verdict is Verdict.NONE:
+    if exit_record.verdict is Verdict.NONE:
         return None
     busy = [slot for slot in seat.slots if slot.command is not None]
-    return next((slot.ident for slot in busy if ended.alone or slot.place == ended.slot), None)
+    return next(
+        (slot.ident for slot in busy if exit_record.quarantined or slot.index == exit_record.slot),
+        None,
+    )
 
 
 def begun(seat: SeatView) -> set[Key]:
     """The commands that its threads had started, and whose outcome was not settled."""
-    known = {_key(key): key.state for key in seat.keys}
+    known = {_key(key): key.state for key in seat.claims}
     started = {key for key, state in known.items() if state in _BEGUN}
     shown = {_key(slot.command) for slot in seat.slots if slot.command}
     # A slot whose command has no key: there were more at once than can be shown.
     return started | {key for key in shown if key not in known}
 
 
-def _guilty(
-    seat: SeatView, ended: Ended, why: str, details: Mapping[str, object]
+def _causes(
+    seat: SeatView, exit_record: ExitRecord, why: str, details: Mapping[str, object]
 ) -> dict[Key, CommandError]:
-    if ended.alone and _is_suspicious(ended):
+    if exit_record.quarantined and _is_suspicious(exit_record):
         error = PermanentCommandError("CRASHED", f"it ran alone, and {why}", details)
         return dict.fromkeys(begun(seat), error)
-    slots = [s.command for s in seat.slots if s.place == ended.slot and s.command is not None]
+    slots = [s.command for s in seat.slots if s.index == exit_record.slot and s.command is not None]
     return {
         _key(command): TransientCommandError(
             "TIMEOUT", f"it held up its whole process: {why}", details
         )
         for command in slots
-        if (command.token, command.command_id) == (ended.token, ended.command_id)
+        if (command.token, command.command_id) == (exit_record.token, exit_record.command_id)
     }
 
 
-def _key(view: KeyView | CommandView) -> Key:
+def _key(view: ClaimView | CommandView) -> Key:
     return view.id, view.token, view.command_id.int
 
 
-def _losses(ended: Ended) -> Callable[[Claim], int]:
-    if ended.verdict is Verdict.LATE:
+def _losses(exit_record: ExitRecord) -> Callable[[Claim], int]:
+    if exit_record.verdict is Verdict.LATE:
         return lambda claim: 0
-    if _is_suspicious(ended) and ended.verdict is not Verdict.STUCK and ended.slot < 0:
+    if (
+        _is_suspicious(exit_record)
+        and exit_record.verdict is not Verdict.STUCK
+        and exit_record.slot < 0
+    ):
         return lambda claim: max(1, SUSPECT_LOSSES - claim.losses)
     return lambda claim: 1
 
 
-def _is_suspicious(ended: Ended) -> bool:
+def _is_suspicious(exit_record: ExitRecord) -> bool:
     """What it ran may be the cause."""
-    if ended.verdict is Verdict.NONE:
-        from_outside = not ended.signal and ended.code in (Exit.NO_ROOM, Exit.TERMINATED)
-        return ended.signal not in _FROM_OUTSIDE and not from_outside
-    return ended.verdict in (Verdict.HUNG, Verdict.STUCK)
+    if exit_record.verdict is Verdict.NONE:
+        from_outside = not exit_record.signal and exit_record.code in (
+            Exit.NO_RESOURCES,
+            Exit.TERMINATED,
+        )
+        return exit_record.signal not in _FROM_OUTSIDE and not from_outside
+    return exit_record.verdict in (Verdict.HUNG, Verdict.STUCK)
 
 
 def _end(stack: str) -> str:
@@ -133,18 +148,18 @@ def _end(stack: str) -> str:
     return kept
 
 
-def _said(ended: Ended) -> str:
-    if ended.orphaned:
+def _sentence(exit_record: ExitRecord) -> str:
+    if exit_record.orphaned:
         return "ended with its supervisor, which had died"
-    if ended.verdict is not Verdict.NONE:
-        return f"was killed: {_SENTENCES[ended.verdict]}"
-    if ended.signal == signal.SIGKILL:
+    if exit_record.verdict is not Verdict.NONE:
+        return f"was killed: {_SENTENCES[exit_record.verdict]}"
+    if exit_record.signal == signal.SIGKILL:
         return "was killed from outside (SIGKILL), or because memory ran out"
-    if ended.signal:
-        return f"died of {_name(ended.signal)}"
-    if ended.code == Exit.TERMINATED:
+    if exit_record.signal:
+        return f"died of {_name(exit_record.signal)}"
+    if exit_record.code == Exit.TERMINATED:
         return "was stopped from outside (SIGTERM)"
-    return f"left by itself with exit code {ended.code}"
+    return f"left by itself with exit code {exit_record.code}"
 
 
 _SENTENCES = {

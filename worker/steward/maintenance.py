@@ -18,7 +18,7 @@ from cmdbus.database import schema as schemas
 from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import cut, cut_at
+from cmdbus.worker.claims.connections import abort_io, abort_io_at
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
 from cmdbus.worker.steward.unhandled import Unhandled
@@ -63,11 +63,11 @@ class Maintenance:
             try:
                 with (
                     self._connect() as connection,
-                    cut_at(time.monotonic() + _LONGEST_SECONDS, partial(cut, connection)),
+                    abort_io_at(time.monotonic() + _LONGEST_SECONDS, partial(abort_io, connection)),
                 ):
                     pause = self.maintain(connection)
             except (psycopg.Error, CmdbusError, OSError) as error:
-                _complain("maintain the schema", error)
+                _warn("maintain the schema", error)
 
     def maintain(self, connection: Connection) -> float:
         """Does what is due; returns the seconds until the next time."""
@@ -87,7 +87,7 @@ class Maintenance:
         except (psycopg.Error, SchemaError) as error:
             if connection.closed:
                 raise
-            _complain("make partitions of history", error)
+            _warn("make partitions of history", error)
         removed = self._retention.remove_days(connection)
         records = self._retention.remove_records(connection)
         if records:
@@ -96,5 +96,5 @@ class Maintenance:
             logger.info("removed %s days of history that no domain keeps any longer", removed)
 
 
-def _complain(what: str, error: Exception) -> None:
+def _warn(what: str, error: Exception) -> None:
     logger.warning("cannot %s: %s; trying again later", what, reason(error))

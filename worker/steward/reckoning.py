@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cmdbus.board.board import Board
-from cmdbus.board.claim_table import KeyState, hash_of
-from cmdbus.board.counters import End, mark
-from cmdbus.board.views import KeyView, SeatView
+from cmdbus.board.claim_table import ClaimState, hash_of
+from cmdbus.board.counters import OutcomeLabel, mark
+from cmdbus.board.views import ClaimView, SeatView
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
 
 
-def reckon(
+def recover_counters(
     connection: Connection,
     claims: Claims,
     board: Board,
@@ -26,24 +26,24 @@ def reckon(
 ) -> None:
     """After the claims of the dead were released. If this process is killed in the middle, the
     next one goes on from there. `domains` are those of the app: a seat shows no more than 64."""
-    seat = board.seat(dead.place)
-    counted = board.last_counted(dead.place)
+    seat = board.seat(dead.index)
+    counted = board.last_counted(dead.index)
     # These first: what is counted here writes over what its threads have counted last.
-    for key in dead.keys:
+    for key in dead.claims:
         if _mark(key) in counted:
-            seat.free(key.place)
-    left = _with_domains([key for key in dead.keys if _mark(key) not in counted], domains)
+            seat.free(key.index)
+    left = _with_domains([key for key in dead.claims if _mark(key) not in counted], domains)
     ends = claims.of(dead.incarnation or 0).ends(connection, left) if left else []
     counters = seat.slot(0).counters
     for key, said in zip(left, ends, strict=True):
         # The lease of what had not begun may have ended, too.
-        end = _unsaid(key) if said in (None, End.LOST) else said
+        end = _unsaid(key) if said in (None, OutcomeLabel.LOST) else said
         if end is not None:
-            counters.ended(key.kind, end, _mark(key))
-        seat.free(key.place)
+            counters.ended(key.command_type, end, _mark(key))
+        seat.free(key.index)
 
 
-def _with_domains(keys: list[KeyView], domains: Iterable[str]) -> list[KeyView]:
+def _with_domains(keys: list[ClaimView], domains: Iterable[str]) -> list[ClaimView]:
     """Without the keys of domains that neither their seat nor the app names any longer: their
     ends cannot be found."""
     if all(key.domain for key in keys):
@@ -53,10 +53,10 @@ def _with_domains(keys: list[KeyView], domains: Iterable[str]) -> list[KeyView]:
     return [key for key in known if key.domain]
 
 
-def _unsaid(key: KeyView) -> End | None:
+def _unsaid(key: ClaimView) -> OutcomeLabel | None:
     """What had begun and was not settled, runs again."""
-    return None if key.state is KeyState.CLAIMED else End.LOST
+    return None if key.state is ClaimState.CLAIMED else OutcomeLabel.LOST
 
 
-def _mark(key: KeyView) -> int:
+def _mark(key: ClaimView) -> int:
     return mark(key.id, key.token)

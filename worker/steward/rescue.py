@@ -14,16 +14,15 @@ import psycopg
 
 from cmdbus.board.views import SeatView
 from cmdbus.clock import time
-from cmdbus.failpoints import AFTER_RESCUE, IN_RESCUE, reach
+from cmdbus.failpoints import AFTER_RESCUE, IN_RESCUE, failpoint
 from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
-from cmdbus.worker.claims.claim import Claim, Connection, Finished, Session
+from cmdbus.worker.claims.claim import Claim, Connection, Finished, Session, key_of
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.halving import complain_of_release, in_halves
+from cmdbus.worker.claims.halving import in_halves, warn_of_release
 from cmdbus.worker.claims.outcomes import failed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
-from cmdbus.worker.in_flight import key_of
-from cmdbus.worker.steward.attribution import Death, begun
+from cmdbus.worker.steward.attribution import Attribution, begun
 from cmdbus.worker.telemetry import log_end
 from cmdbus.worker.unsettled import settle_one
 
@@ -55,39 +54,43 @@ def rescue(
     connection: Connection,
     claims: Claims,
     registry: HandlerRegistry,
-    death: Death,
+    attribution: Attribution,
     *,
     within: float = 10.0,
 ) -> Rescued:
     """Bounded by `within` seconds, and may be repeated. The connection's own limits apply: a
     guilty one's settlement waits for its row as long as lock_timeout says."""
     deadline = time.monotonic() + within
-    sessions = _sessions_of(death.seat)
+    sessions = _sessions_of(attribution.seat)
     if not claims.end_sessions(
-        connection, sessions, incarnation=death.incarnation, within=within / 2
+        connection, sessions, incarnation=attribution.incarnation, within=within / 2
     ):
         return Rescued(sessions_ended=False)
-    reach(IN_RESCUE)
-    rescuer = _Rescuer(connection, claims, registry, death)
+    failpoint(IN_RESCUE)
+    rescuer = _Rescuer(connection, claims, registry, attribution)
     pause = _FIRST_PAUSE
     while (left := rescuer.left()) and time.monotonic() < deadline:
         rescuer.hand_back(left)
         if rescuer.obstructed:
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
-    reach(AFTER_RESCUE)
+    failpoint(AFTER_RESCUE)
     return rescuer.rescued(left)
 
 
 class _Rescuer:
     def __init__(
-        self, connection: Connection, claims: Claims, registry: HandlerRegistry, death: Death
+        self,
+        connection: Connection,
+        claims: Claims,
+        registry: HandlerRegistry,
+        attribution: Attribution,
     ) -> None:
         self._connection = connection
-        self._theirs = claims.of(death.incarnation)
+        self._theirs = claims.of(attribution.incarnation)
         self._registry = registry
-        self._death = death
-        self._begun = begun(death.seat)
+        self._attribution = attribution
+        self._begun = begun(attribution.seat)
         self._released: list[Claim] = []
         self._lost: list[Claim] = []
         self._charged: list[Claim] = []
@@ -113,49 +116,49 @@ class _Rescuer:
         if self._too_many or (claims and first):
             return claims
         try:
-            return self._theirs.claimed_by(self._connection, self._death.incarnation)
+            return self._theirs.claimed_by(self._connection, self._attribution.incarnation)
         except psycopg.errors.QueryCanceled as error:
             self._too_many = True
             logger.warning(
                 "cannot look for more claims of pid %s (%s): they can be claimed when their "
                 "leases end",
-                self._death.seat.pid,
+                self._attribution.seat.pid,
                 reason(error),
             )
             return claims
 
     def _shown(self) -> list[Claim]:
-        seat = self._death.seat
-        shown = [key.command_id for key in seat.keys]
+        seat = self._attribution.seat
+        shown = [key.command_id for key in seat.claims]
         shown += [slot.command.command_id for slot in seat.slots if slot.command]
         if not shown:
             return []
-        return self._theirs.claimed_by(self._connection, self._death.incarnation, shown)
+        return self._theirs.claimed_by(self._connection, self._attribution.incarnation, shown)
 
     def hand_back(self, claims: list[Claim]) -> None:
-        guilty = [claim for claim in claims if key_of(claim) in self._death.guilty]
-        others = [claim for claim in claims if key_of(claim) not in self._death.guilty]
+        causes = [claim for claim in claims if key_of(claim) in self._attribution.causes]
+        others = [claim for claim in claims if key_of(claim) not in self._attribution.causes]
         lost = {claim for claim in others if key_of(claim) in self._begun}
         given = self._release(others, lost)
         self._released += [c for c in others if c in given and c not in lost]
         self._lost += [claim for claim in lost if claim in given]
-        charged = [claim for claim in guilty if self._charge(claim)]
+        charged = [claim for claim in causes if self._charge(claim)]
         self._charged += charged
         self.obstructed = len(given) + len(charged) < len(claims)
 
     def _release(self, claims: list[Claim], lost: set[Claim]) -> set[Claim]:
         def work(some: Sequence[Claim]) -> list[Claim]:
-            losses = [self._death.losses(claim) if claim in lost else None for claim in some]
-            return self._theirs.hand_back(
-                self._connection, some, losses, self._death.why, self._death.reason
+            losses = [self._attribution.losses(claim) if claim in lost else None for claim in some]
+            return self._theirs.release_dead(
+                self._connection, some, losses, self._attribution.why, self._attribution.reason
             )
 
-        return set(in_halves(work, claims, self._complain))
+        return set(in_halves(work, claims, self._warn))
 
-    def _complain(self, claim: Claim, error: Exception) -> None:
+    def _warn(self, claim: Claim, error: Exception) -> None:
         """Once for each."""
         if claim not in self._rejected:
-            complain_of_release(claim, error)
+            warn_of_release(claim, error)
         self._rejected.add(claim)
 
     def _charge(self, claim: Claim) -> bool:
@@ -163,13 +166,13 @@ class _Rescuer:
         policy = (handler and handler.retry) or _DEFAULT_POLICY
         max_attempts = claim.max_attempts or policy.max_attempts
         outcome = failed(
-            self._death.guilty[key_of(claim)],
+            self._attribution.causes[key_of(claim)],
             "",
             attempt=claim.attempts + 1,
             max_attempts=max_attempts,
             policy=policy,
             retry_after=None,
-            dice=random.random(),
+            rand=random.random(),
         )
         finished = Finished(claim, outcome, max_attempts, time.monotonic())
         try:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cmdbus.board.board import Board
-from cmdbus.board.pid_state import Presence, presence
-from cmdbus.board.seats import Ended, Role
+from cmdbus.board.pid_state import PidState, pid_state
+from cmdbus.board.seats import ExitRecord, Role
 from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.errors import BoardError
@@ -23,15 +23,15 @@ _AGAIN_SECONDS = 5.0
 #: Seconds between checks whether a process that outlived its supervisor has exited.
 _LIVING_SECONDS = 1.0
 #: What a supervisor could not say any more of a process that died with it.
-KILLED = Ended(generation=0, pid=0, signal=signal.SIGKILL, orphaned=True)
+KILLED = ExitRecord(generation=0, pid=0, signal=signal.SIGKILL, orphaned=True)
 
 
-class LeftBehind:
+class StaleBoards:
     def __init__(
         self,
         directory: Path,
         name: str,
-        hand_back: Callable[[Connection, SeatView, Ended], bool],
+        hand_back: Callable[[Connection, SeatView, ExitRecord], bool],
     ) -> None:
         self._hand_back = hand_back
         boards = sorted(directory.glob(f"{name}.board.*"))
@@ -75,10 +75,12 @@ class LeftBehind:
             if view.this_boot and _lives(seat):
                 self._pause = _LIVING_SECONDS
                 continue
-            ended = seat.ended or replace(KILLED, pid=seat.pid or 0)
-            if (path, seat.place) not in self._done and self._hand_back(connection, seat, ended):
-                self._done.add((path, seat.place))
-        is_done = all((path, seat.place) in self._done for seat in ours)
+            exit_record = seat.exit or replace(KILLED, pid=seat.pid or 0)
+            if (path, seat.index) not in self._done and self._hand_back(
+                connection, seat, exit_record
+            ):
+                self._done.add((path, seat.index))
+        is_done = all((path, seat.index) in self._done for seat in ours)
         if is_done:
             with suppress(OSError):  # Else the next supervisor finds that nothing is left to do.
                 path.unlink()
@@ -87,4 +89,4 @@ class LeftBehind:
 
 def _lives(seat: SeatView) -> bool:
     """Whether its process still runs its commands: releasing them would run them twice."""
-    return seat.pid is not None and presence(seat.pid, seat.since) is not Presence.GONE
+    return seat.pid is not None and pid_state(seat.pid, seat.since) is not PidState.GONE

@@ -23,37 +23,37 @@ from typing import TypeVar
 import psycopg
 
 from cmdbus.board.counters import Counter
-from cmdbus.board.health import Levels
+from cmdbus.board.health import HealthReport
 from cmdbus.board.node import Node
-from cmdbus.board.seats import Ended, Role
+from cmdbus.board.seats import ExitRecord, Role
 from cmdbus.board.slots import Phase
 from cmdbus.board.views import BoardView, SeatView
-from cmdbus.board.wake_pipe import Wire, wait_for
+from cmdbus.board.wake_pipe import WakePipe, wait_for
 from cmdbus.clock import time
 from cmdbus.database import dsn as dsns
 from cmdbus.database import schema as schemas
 from cmdbus.database import statements
 from cmdbus.errors import CmdbusError, SchemaError
-from cmdbus.exits import Exit, lacks_room
+from cmdbus.exits import Exit, cannot_start_thread
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
-from cmdbus.worker.claims.claim import Connection, Keyed
+from cmdbus.worker.claims.claim import ClaimRef, Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import Hand, Unpooled, settings
+from cmdbus.worker.claims.connections import ThreadConnection, Unpooled, session_settings
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
-from cmdbus.worker.steward.attribution import blame
+from cmdbus.worker.steward.attribution import attribute
 from cmdbus.worker.steward.maintenance import Maintenance
-from cmdbus.worker.steward.reckoning import reckon
+from cmdbus.worker.steward.reckoning import recover_counters
 from cmdbus.worker.steward.rescue import Rescued, rescue
-from cmdbus.worker.steward.stale_boards import KILLED, LeftBehind
+from cmdbus.worker.steward.stale_boards import KILLED, StaleBoards
 from cmdbus.worker.waiting.arming import Arming
 from cmdbus.worker.waiting.listener import Listener
 from cmdbus.worker.waiting.timers import Timers, seconds_to_look
 
 logger = logging.getLogger(__name__)
 
-_LIVING = (Role.WORKER, Role.ALONE, Role.LEAVING)
+_LIVING = (Role.WORKER, Role.QUARANTINE, Role.STOPPING)
 #: One statement of the steward is short; and a round is late after so long.
 _STATEMENT_SECONDS = 5.0
 _ROUND_SECONDS = 10.0
@@ -61,7 +61,7 @@ _MAINTENANCE_SECONDS = 60.0
 #: Timeout of a statement that moves one row: 16 MiB at 0.3 MB/s.
 _ONE_ROW_SECONDS = 60.0
 #: Handing back what whole fleets have left.
-_LEFT_BEHIND_SECONDS = 60.0
+_STALE_BOARDS_SECONDS = 60.0
 #: Handing back after one death: in a round of its own, if it takes longer.
 _RESCUE_SECONDS = 3.0
 #: Where it shows what its threads do.
@@ -71,43 +71,47 @@ _RETRY_SECONDS = 0.5
 _RENEW_AGAIN_SECONDS = 3.0
 _COMPLAIN_SECONDS = 30.0
 #: Of the server's queue of notifications.
-_FULLEST = 0.5
+_MAX_QUEUE_USAGE = 0.5
 #: Characters of a process's stacks.
-_MOST_STACKS = 1_000_000
+_MAX_STACKS = 1_000_000
 Value = TypeVar("Value")
 
 
 class Steward:
     def __init__(
         self,
-        told: Settings,
+        settings: Settings,
         node: Node,
         registry: HandlerRegistry,
         stacks: Path,
         beside: Sequence[threading.Thread] = (),
     ) -> None:
         """`beside`: further threads of the process, without which it is replaced, too."""
-        self._told = told
+        self._settings = settings
         self._node = node
         self._board = node.board
-        self._wake = node.wake
+        self._worker_pipe = node.worker_pipe
         self._registry = registry
         #: Where the node's processes write their stacks, by place.
         self._stacks = stacks
-        domains = [d for d in registry.domains if not told.domains or d in told.domains]
+        domains = [d for d in registry.domains if not settings.domains or d in settings.domains]
         self._types = types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
-        self._claims = Claims(told.schema, told.timeouts.lease)
+        self._claims = Claims(settings.schema, settings.timeouts.lease)
         self._claims.types = types
         self._renewal = Renewal(self._claims)
         self._arming = Arming(
-            self._claims, node.board, node.wake, domains, look=lambda: self._due_earlier.set()
+            self._claims,
+            node.board,
+            node.worker_pipe,
+            domains,
+            look=lambda: self._due_earlier.set(),
         )
-        self._timers = Timers(self._claims, domains, types, patience=self._be_patient)
+        self._timers = Timers(self._claims, domains, types, timeout=self._be_patient)
         self._listener = Listener(
             self._connect, self._claims, began=self._began, heard=self._heard, ended=self._ended
         )
-        self._hand = Hand(Unpooled(self._connect))
-        self._left_behind = LeftBehind(stacks.parent, told.name, self._hand_back)
+        self._session = ThreadConnection(Unpooled(self._connect))
+        self._stale_boards = StaleBoards(stacks.parent, settings.name, self._hand_back)
         self._maintenance = Maintenance(
             self._claims, lambda: self._connect(statement=_MAINTENANCE_SECONDS), domains
         )
@@ -122,7 +126,7 @@ class Steward:
         self._full = False
         #: When the timers are read again, and when a worker is woken because the earliest of them
         #: is due, in monotonic time.
-        self._look_at = self._due_at = 0.0
+        self._timers_at = self._due_at = 0.0
         #: Whether nobody else wakes a worker then: the promotion of due commands notifies.
         self._wakes = True
         #: The latest look was for the ends of leases, too.
@@ -130,19 +134,19 @@ class Steward:
         self._renew_at = 0.0
         #: When what is going on with the database is late; infinite in between.
         self._late_at = float("inf")
-        self._complained_at = float("-inf")
+        self._warned_at = float("-inf")
         #: Since when what is tried finds no database.
         self._away_since: float | None = None
         #: The last thing that was tried has not succeeded.
         self._failed = False
         self._stopping = threading.Event()
         self._orders: SimpleQueue[float] = SimpleQueue()
-        self._bell = Wire(1)
+        self._wake_event = WakePipe(1)
         self._serving = threading.Thread(target=self._serve, name="steward", daemon=True)
         threads = self._serving, self._listener.thread, self._maintenance.thread
         self._threads = [*threads, *beside]
 
-    def leave(self, by: float) -> None:
+    def request_stop(self, by: float) -> None:
         """For a signal handler."""
         self._orders.put(by)
 
@@ -153,13 +157,13 @@ class Steward:
         self._serving.start()
         self._watch()
         self._stopping.set()
-        self._bell.put()
+        self._wake_event.put()
         self._maintenance.stop()
-        if self._told.listen:
+        if self._settings.listen:
             self._listener.stop()
         self._serving.join(_ROUND_SECONDS)
         if not self._serving.is_alive():
-            self._bell.close()
+            self._wake_event.close()
         self._board.set_listening(False)
         return Exit.DONE
 
@@ -167,7 +171,7 @@ class Steward:
 
     def _watch(self) -> None:
         """Until it is told to leave. Past the due that this shows, the steward is hung."""
-        promise = max(2.0, self._told.timeouts.lease / 3)
+        promise = max(2.0, self._settings.timeouts.lease / 3)
         while True:
             now = time.monotonic()
             if os.getppid() != self._node.parent:
@@ -176,9 +180,9 @@ class Steward:
                 logger.error("a thread of the steward has ended: another steward takes over")
                 os._exit(Exit.ERROR)
             if now > self._late_at:
-                self._hand.cut()
+                self._session.abort_io()
             if now <= self._late_at + _ROUND_SECONDS:
-                self._node.seat.beat(_ns(now + promise), Levels(database_away=self._is_away))
+                self._node.seat.beat(_ns(now + promise), HealthReport(database_away=self._is_away))
             with suppress(Empty):
                 self._orders.get(timeout=min(1.0, promise / 4))
                 return
@@ -186,40 +190,40 @@ class Steward:
     # The thread that serves.
 
     def _serve(self) -> None:
-        place = self._node.seat.slot(_SERVING)
-        place.occupy(-1, time.monotonic_ns())
+        slot = self._node.seat.slot(_SERVING)
+        slot.occupy(-1, time.monotonic_ns())
         try:
             self._begin()
         except RuntimeError as error:
-            if lacks_room(error):
-                os._exit(Exit.NO_ROOM)
+            if cannot_start_thread(error):
+                os._exit(Exit.NO_RESOURCES)
             raise
         while not self._stopping.is_set():
-            place.enter(Phase.LEADING, time.monotonic_ns(), 0)
-            if self._left_behind.wait() == 0:
-                self._bounded(self._rescue_left_behind, None, _LEFT_BEHIND_SECONDS)
+            slot.enter(Phase.LEADING, time.monotonic_ns(), 0)
+            if self._stale_boards.wait() == 0:
+                self._bounded(self._rescue_stale_boards, None, _STALE_BOARDS_SECONDS)
             pause = self._bounded(self._round, _RETRY_SECONDS)
             # Who trusts it does not poll: it must hear, and arm, and look at the timers.
             self._board.set_listening(self._is_listening and not self._failed)
-            place.enter(Phase.RESTING, time.monotonic_ns(), 0)
-            self._rest(min(pause, self._left_behind.wait()))
-        if not self._hand.lost():
-            self._bounded(lambda: self._claims.leave(self._hand.connection()), None)
-        self._hand.close()
+            slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
+            self._rest(min(pause, self._stale_boards.wait()))
+        if not self._session.lost():
+            self._bounded(lambda: self._claims.remove_waiter(self._session.connection()), None)
+        self._session.close()
 
     def _begin(self) -> None:
         """An incarnation of its own, as soon as the database is there."""
         while not self._stopping.is_set() and not self._bounded(self._register, False):
             self._stopping.wait(_RETRY_SECONDS)
-        if self._told.listen and not self._stopping.is_set():
+        if self._settings.listen and not self._stopping.is_set():
             self._listener.start()
         self._maintenance.start()
         # Also what a byte was for that a dead one had taken.
-        self._wake.put()
+        self._worker_pipe.put()
 
     def _register(self) -> bool:
-        connection = self._hand.connection()
-        schemas.check(connection, self._told.schema)
+        connection = self._session.connection()
+        schemas.check(connection, self._settings.schema)
         self._claims.register(connection, f"steward:{os.getpid()}")
         self._node.seat.register(self._claims.incarnation)
         self._node.seat.ready(time.monotonic_ns())
@@ -246,13 +250,13 @@ class Steward:
             logger.error("%s", error)
             os._exit(Exit.CANNOT_START)
         except (psycopg.Error, CmdbusError) as error:
-            self._complain(reason(error))
-            self._hand.heed(error)
+            self._warn_once(reason(error))
+            self._session.discard_if_read_only(error)
         except Exception:
             logger.exception("the steward tries again")
-            self._hand.drop()
+            self._session.drop()
         self._failed = True
-        if self._hand.lost():
+        if self._session.lost():
             self._away_since = self._away_since or time.monotonic()
             self._arming.forget()
         return otherwise
@@ -267,16 +271,16 @@ class Steward:
             self._away_since = None
             logger.info("the database is back after %.1f s", seconds)
 
-    def _complain(self, why: str) -> None:
+    def _warn_once(self, why: str) -> None:
         """Not each time, while the database is away."""
         now = time.monotonic()
-        if not self._stopping.is_set() and now >= self._complained_at + _COMPLAIN_SECONDS:
-            self._complained_at = now
+        if not self._stopping.is_set() and now >= self._warned_at + _COMPLAIN_SECONDS:
+            self._warned_at = now
             logger.warning("the steward cannot work and keeps trying: %s", why)
 
     def _round(self) -> float:
         """Seconds until the next."""
-        connection = self._hand.connection()
+        connection = self._session.connection()
         if self._doubtful.is_set():
             self._doubtful.clear()
             self._claims.ping(connection)
@@ -290,7 +294,7 @@ class Steward:
                 if _is_to_rescue(seat)
             ),
             lambda: self._look_for_suspects(connection, view),
-            lambda: self._look(connection, view, time.monotonic()),
+            lambda: self._read_timers(connection, view, time.monotonic()),
             lambda: self._arm(connection),
         ]
         pauses, failures = list[float](), list[Exception]()
@@ -299,7 +303,7 @@ class Steward:
             try:
                 pauses.append(duty())
             except Exception as error:
-                if self._hand.lost():
+                if self._session.lost():
                     raise
                 failures.append(error)
         if failures:
@@ -312,7 +316,7 @@ class Steward:
         return float("inf")
 
     def _arm(self, connection: Connection) -> float:
-        return self._arming.step(
+        return self._arming.update(
             connection,
             parked=self._is_parked(self._board.snapshot()),
             session=self._listener.session if self._is_listening else 0,
@@ -321,26 +325,28 @@ class Steward:
 
     def _rescue(self, connection: Connection, seat: SeatView) -> float:
         """What the dead held is handed back; a byte, because one of them may have taken it."""
-        if self._hand_back(connection, seat, seat.ended or KILLED):
-            reckon(connection, self._claims, self._board, seat, self._registry.domains)
-            self._board.seat(seat.place).rescue(seat.generation)
-            self._wake.put()
+        if self._hand_back(connection, seat, seat.exit or KILLED):
+            recover_counters(connection, self._claims, self._board, seat, self._registry.domains)
+            self._board.seat(seat.index).set_rescued(seat.generation)
+            self._worker_pipe.put()
         # Else the next round tries again.
         return float("inf")
 
-    def _hand_back(self, connection: Connection, seat: SeatView, ended: Ended) -> bool:
+    def _hand_back(self, connection: Connection, seat: SeatView, exit_record: ExitRecord) -> bool:
         """False if sessions of the dead did not end in time."""
         if seat.incarnation is None:
             return True  # It has never claimed.
-        death = blame(seat, ended, read_stack(self._stacks, seat.place))
-        rescued = rescue(connection, self._claims, self._registry, death, within=_RESCUE_SECONDS)
+        attribution = attribute(seat, exit_record, read_stack(self._stacks, seat.index))
+        rescued = rescue(
+            connection, self._claims, self._registry, attribution, within=_RESCUE_SECONDS
+        )
         if rescued.sessions_ended:
-            _tell(seat, rescued)
+            _log_rescue(seat, rescued)
         return rescued.sessions_ended
 
-    def _rescue_left_behind(self) -> None:
-        self._left_behind.rescue(self._hand.connection)
-        self._wake.put()
+    def _rescue_stale_boards(self) -> None:
+        self._stale_boards.rescue(self._session.connection)
+        self._worker_pipe.put()
 
     def _renew(self, connection: Connection, view: BoardView, now: float) -> float:
         """All that living processes hold."""
@@ -360,17 +366,19 @@ class Steward:
         self._board.set_renewed(_ns(now))
         return self._renew_at - now
 
-    def _held_by(self, connection: Connection, seat: SeatView, incarnation: int) -> Sequence[Keyed]:
+    def _held_by(
+        self, connection: Connection, seat: SeatView, incarnation: int
+    ) -> Sequence[ClaimRef]:
         """From the database if the board has no place for all of it."""
-        return seat.keys if seat.complete else self._claims.keys_of(connection, incarnation)
+        return seat.claims if seat.complete else self._claims.keys_of(connection, incarnation)
 
-    def _look(self, connection: Connection, view: BoardView, now: float) -> float:
+    def _read_timers(self, connection: Connection, view: BoardView, now: float) -> float:
         """Promotes what is due, which notifies, and wakes a worker for a lease that has ended, or
         because nothing else has for long."""
         if self._heard_ready.is_set():
             # Another node may have it: from its first renewal on its lease is watched.
             self._heard_ready.clear()
-            self._look_at = min(self._look_at, now + self._claims.renewal_seconds)
+            self._timers_at = min(self._timers_at, now + self._claims.renewal_seconds)
         parked = self._is_parked(view)
         # Not put off before it has come, or each reading would be followed by another.
         latest = self._due_at if self._due_at > now else float("inf")
@@ -379,22 +387,22 @@ class Steward:
         elif parked and self._is_listening and not (self._arming.is_up and self._leases_known):
             # From now on no process polls: the leases of other nodes must be read.
             latest = float("inf")
-        elif now < self._look_at:
-            return self._look_at - now
+        elif now < self._timers_at:
+            return self._timers_at - now
         elif now >= self._due_at and (self._wakes or not self._is_listening):
-            self._wake.put()
-        seconds = self._timers.look(connection, leases=parked)
+            self._worker_pipe.put()
+        seconds = self._timers.read(connection, leases=parked)
         self._leases_known = parked
         self._board.set_suspects(self._timers.seen.suspects)
         self._watch_queue(self._timers.seen.queue_usage)
         now = time.monotonic()
-        poll = self._told.poll_interval
+        poll = self._settings.poll_interval
         if now + min(seconds, poll) < latest:
             self._wakes = not self._timers.only_promotes_within(min(seconds, poll))
         fallback = min(poll, max(0.0, latest - now))
         self._due_at = now + min(seconds, fallback)
-        self._look_at = now + seconds_to_look(seconds, fallback)
-        return self._look_at - now
+        self._timers_at = now + seconds_to_look(seconds, fallback)
+        return self._timers_at - now
 
     def _be_patient(self) -> float:
         """Before a statement that may take longer than a round."""
@@ -404,8 +412,8 @@ class Steward:
     def _watch_queue(self, usage: float) -> None:
         """Of notifications, which are all databases' together: full, it fails senders' commits.
         Above half, ours are not asked for, and everybody polls."""
-        full = usage > _FULLEST
-        if full != self._full and self._told.listen:
+        full = usage > _MAX_QUEUE_USAGE
+        if full != self._full and self._settings.listen:
             self._full = full
             logger.log(
                 logging.WARNING if full else logging.INFO,
@@ -422,18 +430,21 @@ class Steward:
         return any(seat.parked for seat in view.seats if seat.role is Role.WORKER)
 
     def _rest(self, seconds: float) -> None:
-        wait_for([self._node.call, self._bell], seconds)
-        self._node.call.drain()
-        self._bell.drain()
+        wait_for([self._node.steward_pipe, self._wake_event], seconds)
+        self._node.steward_pipe.drain()
+        self._wake_event.drain()
 
     # The thread that listens.
 
     def _connect(self, statement: float = _STATEMENT_SECONDS) -> Connection:
         return dsns.connect(
             dsns.complete(
-                dsns.parse(self._told.dsn or ""),
+                dsns.parse(self._settings.dsn or ""),
                 application_name=self._claims.application_name,
-                settings={**settings(self._told.timeouts), "statement_timeout": f"{statement:g}s"},
+                settings={
+                    **session_settings(self._settings.timeouts),
+                    "statement_timeout": f"{statement:g}s",
+                },
             )
         )
 
@@ -447,16 +458,16 @@ class Steward:
             self._board.count_pause()
         # Notifications sent in the gap, of earlier due times too, reached no session.
         self._due_earlier.set()
-        self._bell.put()
+        self._wake_event.put()
 
     def _heard(self, channels: set[str]) -> None:
         self._counters.counters.add(Counter.NOTIFICATION_WAKEUPS)
         if any(channel.endswith("_ready") for channel in channels):
-            self._wake.put()
+            self._worker_pipe.put()
             self._heard_ready.set()
         if any(channel.endswith("_due") for channel in channels):
             self._due_earlier.set()
-            self._bell.put()
+            self._wake_event.put()
         if any(channel.endswith("_pause") for channel in channels):
             self._board.count_pause()
 
@@ -464,23 +475,23 @@ class Steward:
         self._listening = False
         self._doubtful.set()
         self._board.set_listening(False)
-        self._bell.put()
+        self._wake_event.put()
 
 
 def _is_to_rescue(seat: SeatView) -> bool:
     return seat.role is Role.DEAD and not seat.rescued
 
 
-def read_stack(stacks: Path, place: int) -> str:
+def read_stack(stacks: Path, index: int) -> str:
     """What the process of a place wrote last."""
     try:
-        return (stacks / str(place)).read_text(errors="replace")[-_MOST_STACKS:].strip()
+        return (stacks / str(index)).read_text(errors="replace")[-_MAX_STACKS:].strip()
     except OSError:
         return ""
 
 
-def _tell(seat: SeatView, rescued: Rescued) -> None:
-    told = ", ".join(
+def _log_rescue(seat: SeatView, rescued: Rescued) -> None:
+    text = ", ".join(
         f"{len(claims)} {what}"
         for claims, what in (
             (rescued.released, "given back"),
@@ -490,7 +501,7 @@ def _tell(seat: SeatView, rescued: Rescued) -> None:
         )
         if claims
     )
-    logger.info("the commands of worker %s, pid %s: %s", seat.number, seat.pid, told or "none")
+    logger.info("the commands of worker %s, pid %s: %s", seat.number, seat.pid, text or "none")
 
 
 def _ns(seconds: float) -> int:

@@ -18,9 +18,9 @@ once more.
 from collections.abc import Callable, Sequence
 
 from cmdbus.board.board import Board
-from cmdbus.board.wake_pipe import Wire
+from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.clock import time
-from cmdbus.failpoints import ARMED, reach
+from cmdbus.failpoints import ARMED, failpoint
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
 
@@ -42,14 +42,14 @@ class Arming:
         self,
         claims: Claims,
         board: Board,
-        wake: Wire,
+        worker_pipe: WakePipe,
         domains: Sequence[str],
         look: Callable[[], None],
     ) -> None:
         """`look` asks for a look at the timers, in the next round."""
         self._claims = claims
         self._board = board
-        self._wake = wake
+        self._wake = worker_pipe
         self._domains = domains
         self._look = look
         #: The listening session that the flag is up for; 0 while it is down.
@@ -65,7 +65,7 @@ class Arming:
         self._unseen: set[str] | None = None
         self._unseen_pause = _FIRST_PAUSE
 
-    def step(
+    def update(
         self,
         connection: Connection,
         *,
@@ -109,7 +109,7 @@ class Arming:
         before, self._session = self._session, _UNSURE
         fresh = self._publish(connection, self._domains, looks_at, now)
         if fresh or session != before:
-            reach(ARMED)
+            failpoint(ARMED)
             self._board.set_armed(0)
             self._writers = self._claims.writers(connection)
             self._pause = _FIRST_PAUSE

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from cmdbus.board.counters import Counter
 from cmdbus.board.node import Node
-from cmdbus.board.wake_pipe import Wire, wait_for
+from cmdbus.board.wake_pipe import WakePipe, wait_for
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.waiting.wake import check_poll_interval
@@ -24,7 +24,7 @@ from cmdbus.worker.waiting.wake import check_poll_interval
 _LOOK_SECONDS = 5.0
 
 
-class WiredWake:
+class NodeWaiter:
     """Only who has the lead calls `rest`, `working` and `stepped`."""
 
     def __init__(
@@ -32,13 +32,13 @@ class WiredWake:
     ) -> None:
         self._board = node.board
         self._seat = node.seat
-        self._wake = node.wake
-        self._call = node.call
-        self._bell = Wire(1)
+        self._worker_pipe = node.worker_pipe
+        self._steward_pipe = node.steward_pipe
+        self._bell = WakePipe(1)
         self.poll_interval = check_poll_interval(poll_interval)
         self._jitter_ms = jitter_ms
         self._look = look
-        self._resting = False
+        self._waiting = False
         #: A byte was taken, and the claim that it asked for was not made yet.
         self._woken = False
         self._stopped = threading.Event()
@@ -55,32 +55,32 @@ class WiredWake:
             return
         self._stopped.set()
         if self._woken:
-            self._wake.put()
+            self._worker_pipe.put()
         self._bell.close()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         if not self._stopped.is_set():
             self._bell.put()
 
-    def ring_if_resting(self) -> None:
-        if self._resting:
-            self.ring()
+    def wake_if_waiting(self) -> None:
+        if self._waiting:
+            self.wake()
 
-    def working(self, connection: Connection) -> None:
+    def before_claim(self, connection: Connection) -> None:
         """Before each claim: whoever rings after it has looked ends the rest that follows."""
         self._bell.drain()
 
-    def stepped(self, *, full: bool) -> None:
+    def after_claim(self, *, full: bool) -> None:
         """After each claim. One that was woken and got all that it asked for sends another
         one to look: there may be more. In a tight loop nobody was woken."""
         if self._woken and full:
-            self._wake.put()
+            self._worker_pipe.put()
         self._woken = False
 
-    def rest(
+    def wait_for_work(
         self, connection: Connection, busy: Callable[[], bool], until: float = float("inf")
     ) -> Counter | None:
-        self._resting = True
+        self._waiting = True
         # A worker that must claim again soon does not count as idle: --drain would end the fleet.
         since = time.monotonic_ns() if until == float("inf") else int(until * 1e9)
         self._seat.park(since)
@@ -91,7 +91,7 @@ class WiredWake:
             return self._wait(busy, since, until)
         finally:
             self._seat.unpark()
-            self._resting = False
+            self._waiting = False
 
     def only_own(self) -> bool:
         """While the node is armed, whatever comes is a byte."""
@@ -100,7 +100,7 @@ class WiredWake:
 
     def _call_if_unarmed(self) -> None:
         if not self._board.armed:
-            self._call.put()
+            self._steward_pipe.put()
 
     def _wait(self, busy: Callable[[], bool], since: int, until: float) -> Counter | None:
         began = time.monotonic()
@@ -114,10 +114,10 @@ class WiredWake:
             if now >= ends_at:
                 return None  # It has not hung, and rests on.
             pause = self._look if now >= polls_at else min(polls_at - now, self._look)
-            wait_for([self._wake, self._bell], min(pause, ends_at - now, until - now))
+            wait_for([self._worker_pipe, self._bell], min(pause, ends_at - now, until - now))
             if self._bell.pending:
                 return None
-            if self._wake.take():
+            if self._worker_pipe.take():
                 return self._taken(busy)
             # If something else was written there, nobody knew that we wait.
             self._seat.park(since)
@@ -125,7 +125,7 @@ class WiredWake:
 
     def _taken(self, busy: Callable[[], bool]) -> Counter | None:
         if busy():
-            self._wake.put()
+            self._worker_pipe.put()
             return None
         self._woken = True
         if self._jitter_ms:
@@ -133,7 +133,7 @@ class WiredWake:
         return Counter.WAKEUPS_PIPE
 
 
-class LeavingWake:
+class QuarantineWaiter:
     """For a process that runs suspects, and leaves when there are no more."""
 
     poll_interval = 60.0
@@ -150,19 +150,19 @@ class LeavingWake:
     def stop(self) -> None:
         self._bell.set()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         self._bell.set()
 
-    def ring_if_resting(self) -> None:
+    def wake_if_waiting(self) -> None:
         self._bell.set()
 
-    def working(self, connection: Connection) -> None:
+    def before_claim(self, connection: Connection) -> None:
         self._bell.clear()
 
-    def stepped(self, *, full: bool) -> None:
+    def after_claim(self, *, full: bool) -> None:
         """Nobody else is to be woken."""
 
-    def rest(
+    def wait_for_work(
         self, connection: Connection, busy: Callable[[], bool], until: float = float("inf")
     ) -> Counter | None:
         if not busy():

@@ -27,11 +27,11 @@ _QUICK, _SLOW = 0.25, 1.0
 class Promotion:
     """Used by one thread."""
 
-    def __init__(self, claims: Claims, patience: Callable[[], float]) -> None:
+    def __init__(self, claims: Claims, timeout: Callable[[], float]) -> None:
         """`patience` is called before one row is promoted by itself, and returns the seconds
         that it may take, or 0 for the session's own statement timeout."""
         self._claims = claims
-        self._patience = patience
+        self._timeout = timeout
         self._rows = _MAX_ROWS
         self._rejected = RejectedRows(claims)
         #: The latest warning, which is not repeated until a batch succeeds.
@@ -41,7 +41,7 @@ class Promotion:
         """One batch; whether another one may follow immediately."""
         rows, size = self._rows, _MAX_BYTES * self._rows // _MAX_ROWS
         first = self._first_due(connection) if rows == 1 else None
-        seconds = self._patience() if rows == 1 else 0.0
+        seconds = self._timeout() if rows == 1 else 0.0
         began = time.monotonic()
         try:
             promoted = self._claims.promote(connection, rows, size, self._rejected.skipped, seconds)

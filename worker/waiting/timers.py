@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import psycopg
 
 from cmdbus.clock import time
-from cmdbus.failpoints import PROMOTED, reach
-from cmdbus.worker.claims.claim import Connection, Seen
+from cmdbus.failpoints import PROMOTED, failpoint
+from cmdbus.worker.claims.claim import Connection, TimerReading
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.floors import pause_after
 from cmdbus.worker.waiting.promotion import Promotion
@@ -33,11 +33,11 @@ class Timers:
         claims: Claims,
         domains: Sequence[str],
         types: Sequence[str],
-        patience: Callable[[], float] = lambda: 0.0,
+        timeout: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`patience`: see Promotion."""
         self._claims = claims
-        self._promotion = Promotion(claims, patience)
+        self._promotion = Promotion(claims, timeout)
         self._domains = domains
         self._types = types
         self._locked_wait = _SHORTEST_WAIT
@@ -45,15 +45,15 @@ class Timers:
         self._leases_at = float("-inf")
         self._promoted = False
         #: By the latest look.
-        self.seen = Seen(None, None, suspects=False, queue_usage=0.0, pages=0)
+        self.seen = TimerReading(None, None, suspects=False, queue_usage=0.0, pages=0)
 
-    def look(self, connection: Connection, *, leases: bool) -> float:
+    def read(self, connection: Connection, *, leases: bool) -> float:
         """Seconds until the next command is due or, with `leases`, until somebody's lease
         ends; 0 if some were due and are claimable now. The earliest time is read anew each
         time: no later one is forgotten."""
         self._promoted = self._promotion.step(connection)
         if self._promoted:
-            reach(PROMOTED)
+            failpoint(PROMOTED)
             return 0.0
         self.seen = self._read(connection, leases)
         if self.seen.lease_ends is not None:
@@ -80,12 +80,12 @@ class Timers:
         due, lease_ends = self.seen.due, self.seen.lease_ends
         return due is not None and due <= seconds and (lease_ends is None or lease_ends > seconds)
 
-    def _read(self, connection: Connection, leases: bool) -> Seen:
+    def _read(self, connection: Connection, leases: bool) -> TimerReading:
         """Where reading the leases takes many pages, there are pauses in between."""
         now = time.monotonic()
         walks = leases and now >= self._leases_at
         try:
-            seen = self._claims.timers(connection, self._domains, self._types, leases=walks)
+            reading = self._claims.timers(connection, self._domains, self._types, leases=walks)
         except psycopg.errors.QueryCanceled:
             if not walks:
                 raise
@@ -93,9 +93,9 @@ class Timers:
             self._leases_at = time.monotonic() + _LEASES_AGAIN_SECONDS
             return self._claims.timers(connection, self._domains, self._types, leases=False)
         if walks:
-            ends_in = float("inf") if seen.lease_ends is None else seen.lease_ends
-            self._leases_at = time.monotonic() + min(ends_in, pause_after(seen.pages))
+            ends_in = float("inf") if reading.lease_ends is None else reading.lease_ends
+            self._leases_at = time.monotonic() + min(ends_in, pause_after(reading.pages))
         elif leases:
             # Others may have claimed since then: they are read again after the pause.
-            return seen._replace(lease_ends=self._leases_at - now)
-        return seen
+            return reading._replace(lease_ends=self._leases_at - now)
+        return reading

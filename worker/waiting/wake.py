@@ -23,7 +23,7 @@ from typing import Protocol
 from cmdbus.board.counters import Counter
 from cmdbus.checks import check_seconds
 from cmdbus.clock import time
-from cmdbus.failpoints import ARMED, reach
+from cmdbus.failpoints import ARMED, failpoint
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.listener import Listener
@@ -44,7 +44,7 @@ def check_poll_interval(seconds: float) -> float:
     return float(seconds)
 
 
-class Waking(Protocol):
+class Waiter(Protocol):
     """What a crew needs to know when to look; see Wake here, and wired.py."""
 
     poll_interval: float
@@ -55,11 +55,11 @@ class Waking(Protocol):
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
-    def ring(self) -> None: ...
-    def ring_if_resting(self) -> None: ...
-    def working(self, connection: Connection) -> None: ...
-    def stepped(self, *, full: bool) -> None: ...
-    def rest(
+    def wake(self) -> None: ...
+    def wake_if_waiting(self) -> None: ...
+    def before_claim(self, connection: Connection) -> None: ...
+    def after_claim(self, *, full: bool) -> None: ...
+    def wait_for_work(
         self, connection: Connection, busy: Callable[[], bool], until: float = ...
     ) -> Counter | None: ...
     def only_own(self) -> bool: ...
@@ -108,21 +108,21 @@ class Wake:
     def stop(self) -> None:
         self._listener.stop()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         self._bell.set()
 
-    def ring_if_resting(self) -> None:
+    def wake_if_waiting(self) -> None:
         if self._resting:
             self._bell.set()
 
-    def working(self, connection: Connection) -> None:
+    def before_claim(self, connection: Connection) -> None:
         """Before each claim: what cannot wait until the next rest. The bell is cleared here,
         so that whoever rings after the claim has looked ends the rest that follows."""
         self._bell.clear()
         now = time.monotonic()
         if self._due_earlier or now >= self._look_at:
             self._due_earlier = False
-            seconds = self._timers.look(connection, leases=False)
+            seconds = self._timers.read(connection, leases=False)
             self._look_at = now + min(seconds, _BUSY_SECONDS)
         if self._busy_since is None:
             self._busy_since = now
@@ -130,10 +130,10 @@ class Wake:
             self._armed_for = 0
             self._claims.disarm(connection)
 
-    def stepped(self, *, full: bool) -> None:
+    def after_claim(self, *, full: bool) -> None:
         """Nobody else is to be woken."""
 
-    def rest(
+    def wait_for_work(
         self, connection: Connection, busy: Callable[[], bool], until: float = float("inf")
     ) -> Counter | None:
         """One move towards waiting safely, or the wait. `busy` says that there is something
@@ -156,7 +156,7 @@ class Wake:
 
     def _move(self, connection: Connection, until: float) -> Counter | None:
         self._due_earlier = False
-        seconds = min(self.poll_interval, self._timers.look(connection, leases=True))
+        seconds = min(self.poll_interval, self._timers.read(connection, leases=True))
         if seconds <= 0:
             self._look_at = 0.0
             return Counter.WAKEUPS_TIMER
@@ -169,7 +169,7 @@ class Wake:
         fresh = self._claims.arm(connection, self._domains, seconds, seconds + _ARMED_LONGER)
         self._look_at = self._published = looks_at
         if fresh or put_off or session != self._armed_for:
-            reach(ARMED)
+            failpoint(ARMED)
             self._armed_for = session
             self._writers = self._claims.writers(connection)
             self._pause = _FIRST_PAUSE
@@ -192,7 +192,7 @@ class Wake:
     def _began(self) -> None:
         if self._listener.session > 1:  # Notifications sent in the gap reached no session.
             self.pauses += 1
-        self.ring()
+        self.wake()
 
     def _hear(self, channels: set[str]) -> None:
         if any(channel.endswith("_pause") for channel in channels):
@@ -200,4 +200,4 @@ class Wake:
         if any(channel.endswith("_due") for channel in channels):
             self._due_earlier = True
         self._notified = True
-        self.ring()
+        self.wake()
