@@ -1,5 +1,6 @@
 """Claims are bounded by the bytes of their payloads, as the worker receives them."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 from eventually import eventually
 from handlers import connect, running
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy, SendRequest
 from cmdbus.board.board import Board
 from cmdbus.supervisor.cli.values import payload_size
 from cmdbus.worker import Worker
@@ -179,6 +180,32 @@ def toast_pages(connection: psycopg.Connection) -> int:
     ).fetchone()
     assert row is not None
     return int(row[0])
+
+
+def test_payloads_of_finished_commands_are_freed_without_the_garbage_collector(
+    dsn: str, bus: CommandBus
+) -> None:
+    registry, threads = HandlerRegistry(), 2
+
+    def fail(command: Command, context: Context) -> None:
+        raise RuntimeError(command.type)
+
+    registry.register("payments", "Debit", lambda command, context: context.extend(1))
+    registry.register("payments", "Ship", fail, retry=RetryPolicy(max_attempts=1))
+    gc.disable()
+    try:
+        with running(dsn, registry, concurrency=threads):
+            for type in ("Debit", "Ship"):
+                send(bus, *[packed(64 * KB)] * 20, type=type)
+            eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+            # Each thread has its latest one, and the leader what it claimed last.
+            eventually(lambda: held_payloads() <= 2 * threads)
+    finally:
+        gc.enable()
+
+
+def held_payloads() -> int:
+    return sum(isinstance(o, Claim) and len(o.data) >= 64 * KB - 2 for o in gc.get_objects())
 
 
 def test_what_a_worker_has_claimed_is_found_and_given_back_without_its_payload(

@@ -29,7 +29,7 @@ from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
 from cmdbus.worker.claims.rejections import reason
-from cmdbus.worker.execution.execution import Execution
+from cmdbus.worker.execution.execution import Execution, too_late
 from cmdbus.worker.in_flight import InFlight
 from cmdbus.worker.leader import Leader
 from cmdbus.worker.local_queue import LEAD, LEAVE, NUDGE, LocalQueue
@@ -287,6 +287,7 @@ class ThreadPool:
             finished = execution.run()
         finally:
             stays = slot.end()
+            execution.extended = too_late
             self._telemetry.ended(slot.place, claim, began)
             thread.name = f"worker-{slot.number}"
         self._prefetch.ran(claim.domain, claim.type, time.monotonic() - began)

@@ -82,8 +82,10 @@ class Execution:
         self._claims = claims
         self._connect = connect
         self._timeouts = timeouts
-        #: Told the new deadline (monotonic) when the handler asks for more time.
-        self.extended: Callable[[float], None] = lambda due: None
+        #: Told the new deadline (monotonic) when the handler asks for more time, until it has
+        #: returned: what it refers to may refer to this execution, and the cycle would keep the
+        #: payload until the garbage collector runs.
+        self.extended: Callable[[float], None] = too_late
         self._policy = handler.retry or _DEFAULT_POLICY
         self.max_attempts = claim.max_attempts or self._policy.max_attempts
         self._transaction: HandlerTransaction | None = None
@@ -281,6 +283,10 @@ class Execution:
                 **self._limits(),
             )
         return self._transaction.connection
+
+
+def too_late(due: float) -> None:
+    """What a handler's request for more time does when nothing waits for the handler."""
 
 
 def _leave_fork() -> None:
