@@ -24,7 +24,6 @@ from cmdbus.board.counters import Counter
 from cmdbus.board.slots import Phase
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_CLAIM, failpoint
-from cmdbus.printable import joined
 from cmdbus.worker.claims.claim import (
     Claim,
     ClaimRequest,
@@ -286,7 +285,7 @@ class Leader:
             self._warn_once(error, f"trying again every {_AFTER_FAILURE:g} s")
             self._stopping.wait(_AFTER_FAILURE)
             return
-        why = joined(str(error))
+        why = reason(error)
         if why != self._last_warning:
             logger.warning(
                 "the database connection is lost (%s); reconnecting until it is back", why

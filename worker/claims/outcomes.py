@@ -17,7 +17,7 @@ from cmdbus.worker.claims.encodings import escaped, escaped_json
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 20_000
 MAX_DETAILS = 20_000
-#: So many claims that ended without a word (a crash, a lost node) make a command a suspect,
+#: So many executions without an outcome (a crash, a lost session or node) make a command a suspect,
 #: which a fleet runs in a process of its own; and so many are troubleshooting.
 SUSPECT_LOSSES = 2
 MAX_LOSSES = 3
@@ -130,7 +130,9 @@ def not_to_be_run(attempts: int, max_attempts: int, losses: int) -> Outcome | No
         return troubled("EXHAUSTED", f"all {max_attempts} attempts are used up")
     if losses >= MAX_LOSSES:
         return troubled(
-            "LOST", f"{losses} workers that had claimed it ended without a word about it"
+            "LOST",
+            f"{losses} of its executions ended without an outcome, together with their process or "
+            f"their database session",
         )
     return None
 

@@ -4,6 +4,8 @@ from enum import Enum
 
 import psycopg
 
+from cmdbus.printable import joined
+
 
 class Cause(Enum):
     #: A row or a value: the same statement without it succeeds.
@@ -69,4 +71,4 @@ def was_executed(error: BaseException) -> bool:
 def reason(error: BaseException) -> str:
     """In one line, without the values of rows that the server's DETAIL may show."""
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    return " ".join((primary or str(error) or type(error).__name__).split())
+    return joined(primary or str(error) or type(error).__name__)
