@@ -15,7 +15,9 @@ import pytest
 from conftest import Databases
 from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, write_app
-from psycopg.conninfo import conninfo_to_dict
+from handlers import connect
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import SQL, Identifier
 
 from cmdbus import CommandBus
 from cmdbus.board.board import Board
@@ -253,6 +255,20 @@ def test_without_notifications_the_poll_finds_everything(dsn: str, tmp_path: Pat
         watch_heartbeats_while_it_drains(fleet, seconds=3.0)
         assert fleet.query("SELECT last_value FROM cmdbus.armed") == [(0,)]
         assert fleet.query("SELECT max(token), max(attempts) FROM cmdbus.finished") == [(1, 1)]
+
+
+def test_due_commands_run_on_time_though_notifications_are_off_for_the_database(
+    dsn: str, tmp_path: Path
+) -> None:
+    database = Identifier(str(conninfo_to_dict(dsn)["dbname"]))
+    with connect(dsn) as admin:
+        admin.execute(SQL("ALTER DATABASE {} SET cmdbus.notify = off").format(database))
+    loud = make_conninfo(dsn, options="-c cmdbus.notify=on")
+    with supervised(dsn, tmp_path, procs=1, threads=2) as fleet:
+        eventually(lambda: is_at_rest(fleet))
+        with CommandBus(loud) as bus:
+            ids = [bus.send("shop", "Noop", delay=delay) for delay in (0.3, 0.6)]
+        fleet.await_completed(ids, within=10)
 
 
 @contextmanager

@@ -35,6 +35,8 @@ _DEFAULTS = {
 #: What our parsing of results and our arrays rely on. DateStyle is not among them: see Session.
 _PARSED = {"IntervalStyle": "postgres", "array_nulls": "on", "extra_float_digits": "1"}
 _PRODUCERS = {"default_transaction_isolation": "read committed"}
+#: Off for a role or a database, it would keep due commands waiting for the fallback poll.
+_WORKERS = {"cmdbus.notify": "on"}
 
 _DATE_STYLE_VARIABLE = "PGDATESTYLE"
 
@@ -95,7 +97,7 @@ def complete(parts: Parts, *, application_name: str, settings: Mapping[str, str]
     environment: a plain SET would leak to what uses the session next.
     """
     resolved = _resolved(parts)
-    options = [resolved.get("options", ""), _options({**_PARSED, **settings})]
+    options = [resolved.get("options", ""), _options({**_PARSED, **_WORKERS, **settings})]
     return {
         **_named(parts, resolved),
         "application_name": application_name,
