@@ -80,8 +80,8 @@ class Fleet:
         self.cannot_boot = False
         #: Causes that the log names only once.
         self._reported: set[str] = set()
-        #: Who was asked for stacks, with what the file said before; and when they are told.
-        self._stacks_wanted: dict[int, str] = {}
+        #: Processes asked for stacks, with the size of the file before; and when they are logged.
+        self._stacks_wanted: dict[int, int] = {}
         self._stacks_at = 0.0
         #: Descriptors of the supervisor's that no child may keep.
         self.private: list[int] = []
@@ -190,7 +190,7 @@ class Fleet:
     def report(self) -> None:
         """The board into the log, and everybody's stacks as soon as they are written."""
         for process in self._processes.values():
-            self._stacks_wanted[process.index] = self._stacks.read(process.index)
+            self._stacks_wanted[process.index] = self._stacks.size(process.index)
             process.child.send(signal.SIGUSR2)
         self._stacks_at = time.monotonic() + DUMP_SECONDS
         logger.info(
@@ -200,10 +200,8 @@ class Fleet:
     def _log_stacks(self) -> None:
         for index, before in self._stacks_wanted.items():
             if (process := self._processes.get(index)) is not None:
-                stack = self._stacks.read(index).removeprefix(before)
-                logger.info(
-                    "the stacks of %s, pid %s:\n%s", process, process.child.pid, stack.strip()
-                )
+                stack = self._stacks.read(index, before)
+                logger.info("the stacks of %s, pid %s:\n%s", process, process.child.pid, stack)
         self._stacks_wanted.clear()
 
     @property

@@ -4,6 +4,8 @@ import logging
 import os
 from pathlib import Path
 
+from cmdbus.board.stack_files import read_stacks, size_of
+
 logger = logging.getLogger(__name__)
 
 #: So much of them goes into the log.
@@ -31,12 +33,12 @@ class Stacks:
     def file(self, index: int) -> Path:
         return self._directory / str(index)
 
-    def read(self, index: int) -> str:
-        """All that its process has written so far."""
-        try:
-            return self.file(index).read_text(errors="replace").strip()
-        except OSError:
-            return ""
+    def size(self, index: int) -> int:
+        return size_of(self.file(index))
+
+    def read(self, index: int, since: int) -> str:
+        """What its process has written since the file had this size."""
+        return read_stacks(self.file(index), since)
 
     def last(self, index: int) -> str:
-        return self.read(index)[-_MAX_BYTES:]
+        return read_stacks(self.file(index))[-_MAX_BYTES:]

@@ -95,6 +95,25 @@ def test_a_fleet_whose_runtime_directory_is_removed_goes_on(dsn: str, tmp_path: 
         assert fleet.stop() == 0
 
 
+@pytest.mark.parametrize("kind", ["pipes", "huge files"])
+def test_nobody_waits_for_what_lies_where_stacks_are_written(
+    dsn: str, tmp_path: Path, kind: str
+) -> None:
+    """Neither the supervisor, which reads them, nor a process that is to write them."""
+    make_effects(dsn)
+    with supervised(dsn, tmp_path) as fleet:
+        for path in (fleet.directory / "cmdbus.stacks").iterdir():
+            if kind == "pipes":
+                path.unlink()
+                os.mkfifo(path)
+            else:
+                os.truncate(path, 1 << 36)
+        fleet.send_signal(signal.SIGUSR1)
+        fleet.await_saying("the stacks of worker", 2)
+        kill(fleet.pids()[1], signal.SIGABRT)
+        goes_on(fleet)
+
+
 def test_fleets_of_different_names_share_a_database_and_a_directory(
     dsn: str, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 from cmdbus.board.node import Node
+from cmdbus.board.stack_files import open_stacks
 from cmdbus.clock import time
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError
 from cmdbus.exits import Exit, cannot_start_thread
@@ -127,7 +128,7 @@ def _write_stacks_to(descriptor: int) -> None:
 def _open_stacks(stacks: Path) -> int:
     """Kept open for the life of the process: the handlers write to its descriptor."""
     try:
-        return os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        return open_stacks(stacks)
     except OSError as error:
         logger.debug("stacks go to the log: %s cannot be made (%s)", stacks, error.strerror)
         return _STDERR

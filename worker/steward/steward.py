@@ -27,6 +27,7 @@ from cmdbus.board.health import HealthReport
 from cmdbus.board.node import Node
 from cmdbus.board.seats import ExitRecord, Role
 from cmdbus.board.slots import Phase
+from cmdbus.board.stack_files import read_stacks
 from cmdbus.board.views import BoardView, SeatView
 from cmdbus.board.wake_pipe import WakePipe, wait_for
 from cmdbus.clock import time
@@ -72,8 +73,6 @@ _RENEW_AGAIN_SECONDS = 3.0
 _COMPLAIN_SECONDS = 30.0
 #: Of the server's queue of notifications.
 _MAX_QUEUE_USAGE = 0.5
-#: Characters of a process's stacks.
-_MAX_STACKS = 1_000_000
 Value = TypeVar("Value")
 
 
@@ -336,7 +335,7 @@ class Steward:
         """False if sessions of the dead did not end in time."""
         if seat.incarnation is None:
             return True  # It has never claimed.
-        attribution = attribute(seat, exit_record, read_stack(self._stacks, seat.index))
+        attribution = attribute(seat, exit_record, read_stacks(self._stacks / str(seat.index)))
         rescued = rescue(
             connection, self._claims, self._registry, attribution, within=_RESCUE_SECONDS
         )
@@ -480,14 +479,6 @@ class Steward:
 
 def _is_to_rescue(seat: SeatView) -> bool:
     return seat.role is Role.DEAD and not seat.rescued
-
-
-def read_stack(stacks: Path, index: int) -> str:
-    """What the process of a place wrote last."""
-    try:
-        return (stacks / str(index)).read_text(errors="replace")[-_MAX_STACKS:].strip()
-    except OSError:
-        return ""
 
 
 def _log_rescue(seat: SeatView, rescued: Rescued) -> None:

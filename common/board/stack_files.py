@@ -1,0 +1,45 @@
+"""The files to which processes write their stacks: opened and read without waiting, and within a
+bound, whatever lies at their place: a pipe, or a file that has grown without end."""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+#: Bytes of a file that are read at most: its end, with the latest stacks.
+MAX_BYTES = 1_000_000
+
+
+def open_stacks(path: Path) -> int:
+    """A descriptor of the emptied file, to write to; OSError if there can be none."""
+    return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+
+def size_of(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def read_stacks(path: Path, since: int = 0) -> str:
+    """What was written from the byte `since` on, if the file has not been emptied meanwhile."""
+    try:
+        descriptor = _opened(path, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        size = os.fstat(descriptor).st_size
+        begin = max(since if since <= size else 0, size - MAX_BYTES)
+        return os.pread(descriptor, size - begin, begin).decode(errors="replace").strip()
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path, flags: int) -> int:
+    # Without O_NONBLOCK, a pipe of this name would make us wait for its other end.
+    quick = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags | quick, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(0, "it is no ordinary file")

@@ -1,0 +1,42 @@
+"""The files of stacks: the latest of what was written, and never a wait."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cmdbus.board.stack_files import MAX_BYTES, open_stacks, read_stacks, size_of
+
+
+def test_what_was_written_since_a_size_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "0"
+    descriptor = open_stacks(path)
+    os.write(descriptor, b"first\n")
+    before = size_of(path)
+    os.write(descriptor, b"second\n")
+    assert (read_stacks(path), read_stacks(path, before)) == ("first\nsecond", "second")
+    os.close(open_stacks(path))
+    os.write(descriptor, b"third\n")
+    os.close(descriptor)
+    assert read_stacks(path, 1000).endswith("third"), "it was emptied meanwhile"
+
+
+def test_of_a_file_without_end_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "0"
+    path.touch()
+    os.truncate(path, 1 << 36)
+    with path.open("ab") as file:
+        file.write(b"the latest")
+    stacks = read_stacks(path)
+    assert stacks.endswith("the latest") and len(stacks) <= MAX_BYTES
+
+
+def test_nobody_waits_for_a_pipe_or_follows_a_link(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "file").write_text("a secret")
+    for name in ("pipe", "link"):
+        assert read_stacks(tmp_path / name) == ""
+        with pytest.raises(OSError):
+            open_stacks(tmp_path / name)
+    assert read_stacks(tmp_path / "missing") == "" and size_of(tmp_path / "missing") == 0
