@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
 
 import psycopg
 from psycopg.sql import SQL, Literal
@@ -30,16 +29,12 @@ from cmdbus.worker.claims.outcomes import completed
 EFFECT = "CREATE TABLE effect (command_id uuid)"
 _INSERT = "INSERT INTO effect (command_id) VALUES (%s)"
 
-#: Settles the latest run and claims the next hundred, with history. Each join is by the whole key:
-#: by the id alone, sessions that planned on an empty table read all rows of the domain for each.
+#: Settles the latest run and claims the next hundred, with history, by the key.
 _SETTLE_AND_CLAIM = f"""
     WITH gone AS (
-        DELETE FROM cmdbus.ready r
-        USING unnest(%s::text[], %s::smallint[], %s::bigint[], %s::bigint[])
-            o (domain, priority, id, token)
-        WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
-            AND r.token = o.token
-        RETURNING r.*
+        DELETE FROM cmdbus.ready
+        WHERE domain = '{BARE}' AND priority = 5 AND id = ANY (%s::bigint[]) AND claimer = %s
+        RETURNING *
     ), history AS (
         INSERT INTO cmdbus.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
@@ -47,16 +42,15 @@ _SETTLE_AND_CLAIM = f"""
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
             priority, 1, losses, domain, type, data, 'COMPLETED' FROM gone
     ), picked AS MATERIALIZED (
-        SELECT domain, priority, id FROM cmdbus.ready
+        SELECT id FROM cmdbus.ready
         WHERE domain = '{BARE}' AND priority = 5 AND claimer IS NULL
         ORDER BY domain, priority, id LIMIT 100 FOR UPDATE SKIP LOCKED
     )
     UPDATE cmdbus.ready r SET token = r.token + 1, claimer = %s, claimed_at = clock_timestamp(),
         lease_until = clock_timestamp() + interval '30 s'
-    FROM picked p WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
-    RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
-        r.data::text"""
-#: Plans as cmdbus's functions have them: by the key, whatever the statistics say.
+    WHERE r.domain = '{BARE}' AND r.priority = 5 AND r.id = ANY (ARRAY(SELECT id FROM picked))
+    RETURNING r.id, r.token, r.command_id, r.type::text, r.data::text"""
+#: Plans as cmdbus's functions have them.
 _PLANS = {
     **dict.fromkeys(
         [f"enable_{way}" for way in ("seqscan", "hashjoin", "mergejoin", "bitmapscan", "sort")],
@@ -92,15 +86,15 @@ def loop(dsn: str) -> Iterator[Callable[[None], None]]:
     with _connect(dsn, _PLANS) as connection:
 
         def drain(_: None) -> None:
-            # Domains, priorities, ids and tokens of the latest run.
-            keys: list[list[Any]] = [[], [], [], []]
+            me = connection.info.backend_pid
+            ids: list[int] = []
             while True:
-                values = (*keys, connection.info.backend_pid)
+                values = (ids, me, me)
                 with suppress(psycopg.errors.DeadlockDetected):  # again, at once
                     found = connection.execute(_SETTLE_AND_CLAIM, values, prepare=True).fetchall()
                     if not found:
                         return
-                    keys = [[row[column] for row in found] for column in range(4)]
+                    ids = [row[0] for row in found]
 
         yield drain
 

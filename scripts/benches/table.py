@@ -29,9 +29,9 @@ ROWS = {
     row.name: row
     for row in (
         Row("drain", drain, _RATE, 0.4, 0.85, _WAY),
-        Row("drain-cpu", drain, _CPU, 0.38, 0.7, _WAY_CPU),
+        Row("drain-cpu", drain, _CPU, 0.35, 0.7, _WAY_CPU),
         Row("drain-full", drain_full, _RATE, 0.38, 0.85, _FULL),
-        Row("drain-full-cpu", drain_full, _CPU, 0.36, 0.7, _WAY_CPU),
+        Row("drain-full-cpu", drain_full, _CPU, 0.33, 0.7, _WAY_CPU),
         Row("threads", threads, _RATE, 0.78, 1.0, _THREADS),
         Row("io", io, _RATE, 0.8, 0.99, _IO),
         Row("latency", latency, _MS, 0.38, 0.77, _LATENCY),
