@@ -211,6 +211,18 @@ def test_who_follows_answers_those_that_came_before_it() -> None:
             second.stop(5)
 
 
+def test_a_server_is_stopped_whose_thread_ends_before_it_is_woken() -> None:
+    """A client's request wakes it between the two steps of `stop`."""
+    with closing(listen("127.0.0.1", 0)) as listener:
+        server = Server(listener, site, host="127.0.0.1")
+        server.start()
+        server._stopping = True
+        with connect(listener.getsockname()[1]):
+            server.thread.join(5)
+        assert not server.thread.is_alive()
+        server.stop(5)
+
+
 # The socket.
 
 

@@ -72,6 +72,9 @@ class Server:
         self._stopping = True
         self._wake_pipe.put()
         self.thread.join(seconds)
+        if not self.thread.is_alive():
+            # The thread must not close it: it may end before there is a byte in it.
+            self._wake_pipe.close()
 
     def _run(self) -> None:
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -86,7 +89,6 @@ class Server:
         for client in list(self._clients.values()):
             self._close(client)
         self._selector.close()
-        self._wake_pipe.close()
 
     def _pause(self) -> float | None:
         oldest = next(iter(self._clients.values()), None)
