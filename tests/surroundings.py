@@ -157,7 +157,7 @@ class Namespace:
 _STRANGER = """
 import os, signal, sys
 wanted = int(sys.argv[1])
-while True:
+for _ in range(1000):
     with open("/proc/sys/kernel/ns_last_pid", "w") as last:
         last.write(str(wanted - 1))
     if (pid := os.fork()) == 0:
@@ -167,6 +167,8 @@ while True:
         break
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+else:
+    sys.exit(f"process id {wanted} is in use")
 print("there", flush=True)
 sys.stdin.read()
 print(os.waitpid(wanted, os.WNOHANG) == (0, 0), flush=True)
