@@ -472,6 +472,12 @@ class Claims:
         """Those of a worker that the session's role lacks."""
         return [right for (right,) in self._execute(connection, "read_missing_rights", None)]
 
+    def error_code(self, connection: Connection, claim: Claim) -> str | None:
+        """Of the command's latest execution; None of its first one."""
+        values = {"domain": claim.domain, "priority": claim.priority, "id": claim.id}
+        row = self._execute(connection, "read_error_code", values).fetchone()
+        return None if row is None else row[0]
+
     def activity_of(self, connection: Connection, pid: int) -> dict[str, object]:
         """For the details of an event: the statement that a handler is executing, or executed
         last in its transaction, and the sessions that block it, the longest first."""

@@ -185,7 +185,7 @@ class Execution:
                 lost=self._is_lost(error),
             )
         if isinstance(error, SettlementBlockedError):
-            return interrupted("SETTLEMENT_BLOCKED", str(error), _AFTER_OUTAGE, lost=False)
+            return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
         if self._plan_has_changed(error):
             return interrupted("PLAN_CHANGED", str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))

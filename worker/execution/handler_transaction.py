@@ -11,7 +11,7 @@ from cmdbus.errors import (
     TransientCommandError,
 )
 from cmdbus.failpoints import BEFORE_COMMIT, failpoint
-from cmdbus.worker.claims.claim import Connection, Finished
+from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import end_session
 from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_a_right, reason
@@ -20,6 +20,9 @@ from cmdbus.worker.execution.handler_connection import (
     HandlerConnection,
     handler_connection,
 )
+
+#: Codes of executions whose settlement was refused.
+_BLOCKED, _ROLE_CHANGED = "SETTLEMENT_BLOCKED", "ROLE_CHANGED"
 
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 _INERROR = psycopg.pq.TransactionStatus.INERROR
@@ -32,7 +35,11 @@ class LeaseLostError(CmdbusError):
 
 class SettlementBlockedError(CmdbusError):
     """Another session has locked what the settlement writes, or the worker's role lacks a right:
-    no fault of the handler's."""
+    no fault of the handler's, as far as is known."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class HandlerTransaction:
@@ -82,9 +89,10 @@ class HandlerTransaction:
         try:
             settled, prepared = self._claims.settle_within(self._session, finished, self._marker)
         except psycopg.Error as error:
+            if lacks_a_right(error):
+                raise self._refusal(error, finished.claim) from error
             if cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION):
-                self._check_rights(error)
-                raise SettlementBlockedError(reason(error)) from error
+                raise SettlementBlockedError(_BLOCKED, reason(error)) from error
             raise
         if settled is None:
             raise PermanentCommandError(
@@ -114,19 +122,21 @@ class HandlerTransaction:
         except psycopg.Error:
             self._session.close()
 
-    def _check_rights(self, error: psycopg.Error) -> None:
-        """A role that has all rights was not the transaction's, so the handler has changed it."""
-        if not lacks_a_right(error):
-            return
+    def _refusal(self, error: psycopg.Error, claim: Claim) -> CmdbusError:
+        """What a missing right means. If the worker's role has them all, the handler has changed
+        the role, unless the right was granted in this moment: that happens but once."""
         self._claims.roll_back(self._session)
         self._clean = True
-        if not self._claims.missing_rights(self._session):
-            raise TransientCommandError(
-                "ROLE_CHANGED",
-                f"the command cannot be settled in the transaction of context.connection "
-                f"({reason(error)}): a handler that changes its role (SET ROLE) must change it "
-                f"back before it returns (RESET ROLE)",
-            ) from error
+        if self._claims.missing_rights(self._session):
+            return SettlementBlockedError(_BLOCKED, reason(error))
+        message = (
+            f"the command cannot be settled in the transaction of context.connection "
+            f"({reason(error)}): a handler that changes its role (SET ROLE) must change it back "
+            f"before it returns (RESET ROLE)"
+        )
+        if self._claims.error_code(self._session, claim) != _ROLE_CHANGED:
+            return SettlementBlockedError(_ROLE_CHANGED, message)
+        return TransientCommandError(_ROLE_CHANGED, message)
 
     def _retire(self) -> None:
         handlers, self._handlers = self._handlers, None
