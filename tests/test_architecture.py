@@ -27,15 +27,16 @@ FLOOR_PLAN = {
 COMMON = [*FLOOR_PLAN]
 CLAIMS, EXECUTION = "cmdbus.worker.claims", "cmdbus.worker.execution"
 WAITING, PROBES = "cmdbus.worker.waiting", "cmdbus.worker.probes"
+STEWARD = "cmdbus.worker.steward"
 FLOOR_PLAN |= {
     CLAIMS: [*SHARED, "cmdbus.board", "cmdbus.database"],
     EXECUTION: [*SHARED, CLAIMS],
     WAITING: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
     PROBES: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
-    "cmdbus.worker": [*COMMON, CLAIMS, EXECUTION, WAITING],
-    "cmdbus.worker.steward": [*COMMON, CLAIMS, WAITING, "cmdbus.worker"],
+    STEWARD: [*COMMON, CLAIMS, WAITING],
+    "cmdbus.worker": [*COMMON, CLAIMS, EXECUTION, WAITING, STEWARD],
     "cmdbus.worker.boot": [
-        *[*COMMON, CLAIMS, PROBES, "cmdbus.worker", "cmdbus.worker.steward"],
+        *[*COMMON, CLAIMS, PROBES, "cmdbus.worker", STEWARD],
     ],
     "cmdbus.supervisor": [*SHARED, "cmdbus.board"],
     "cmdbus.supervisor.cli": [*SHARED, "cmdbus.board", "cmdbus.supervisor"],

@@ -175,29 +175,6 @@ class Telemetry:
         }
 
 
-def log_end(finished: Finished) -> None:
-    """Not before it is settled: a handler that hangs may hold the lock that this waits for."""
-    claim, outcome, max_attempts, _ = finished
-    name = f"command {claim.command_id} ({claim.domain}/{claim.type})"
-    if outcome.charged and outcome.code is not None:
-        logger.warning(
-            "%s failed in attempt %s of %s: %s: %s; %s",
-            name,
-            claim.attempts + 1,
-            max_attempts,
-            outcome.code,
-            " ".join((outcome.message or "").split()),
-            f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
-        )
-    if outcome.kind is Fate.TROUBLE:
-        logger.error(
-            "%s is in the troubleshooting queue, where a person must decide: %s: %s",
-            name,
-            outcome.code,
-            " ".join((outcome.message or "").split()),
-        )
-
-
 def _shown(
     histograms: dict[tuple[str, str], HistogramView],
 ) -> dict[tuple[str, str], dict[str, object]]:

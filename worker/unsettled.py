@@ -9,27 +9,22 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-import psycopg
-
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
-from cmdbus.database import schema as schemas
 from cmdbus.failpoints import COUNTED, SETTLED, failpoint
-from cmdbus.worker.claims.claim import Claim, Connection, Finished, Key, key_of
+from cmdbus.worker.claims.claim import Claim, Finished, Key, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import (
-    MAX_MESSAGE,
     Outcome,
     OutcomeKind,
-    ascii_text,
     completed,
-    troubled,
 )
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
+from cmdbus.worker.claims.settlement import log_end, settle_one
 from cmdbus.worker.in_flight import InFlight
-from cmdbus.worker.telemetry import Telemetry, log_end
+from cmdbus.worker.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -281,37 +276,6 @@ def first_part(done: list[Finished]) -> tuple[list[Finished], list[Finished]]:
         if taken > MAX_BYTES and number:
             return done[:number], done[number:]
     return done, []
-
-
-def settle_one(
-    claims: Claims, connection: Connection, finished: Finished
-) -> tuple[Finished, list[Claim]]:
-    """Settles an outcome by itself or, if it is rejected, moves its command to
-    troubleshooting. Returns the outcome that is stored, and its claim if that was lost.
-
-    Raises if the row is locked, if the error is none of the outcome's, or if even the move
-    is rejected."""
-    try:
-        return finished, claims.settle(connection, [finished])
-    except Exception as error:
-        if cause_of(error) is not Cause.ROWS:
-            raise
-        rejection = error
-    if _lacks_partition(rejection):
-        schemas.make_partitions(connection, claims.schema)
-        return finished, claims.settle(connection, [finished])
-    why = ascii_text(
-        f"its outcome {finished.outcome.kind} was rejected: {reason(rejection)}",
-        MAX_MESSAGE,
-    )
-    code = "OUTCOME_NOT_STORABLE"
-    moved = claims.set_aside(connection, claims.key(finished.claim), code, why)
-    return finished._replace(outcome=troubled(code, why)), [] if moved else [finished.claim]
-
-
-def _lacks_partition(error: Exception) -> bool:
-    """The same SQLSTATE as a CHECK's, without the name of a constraint."""
-    return isinstance(error, psycopg.errors.CheckViolation) and not error.diag.constraint_name
 
 
 def _key(finished: Finished) -> tuple[str, int, int]:

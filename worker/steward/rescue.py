@@ -22,9 +22,8 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.halving import in_halves, warn_of_release
 from cmdbus.worker.claims.outcomes import failed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
+from cmdbus.worker.claims.settlement import log_end, settle_one
 from cmdbus.worker.steward.attribution import Attribution, begun
-from cmdbus.worker.telemetry import log_end
-from cmdbus.worker.unsettled import settle_one
 
 logger = logging.getLogger(__name__)
 

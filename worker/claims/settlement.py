@@ -1,0 +1,67 @@
+"""The end of one execution by itself: settled, and then logged."""
+
+import logging
+
+import psycopg
+
+from cmdbus.database import schema as schemas
+from cmdbus.worker.claims.claim import Claim, Connection, Finished
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import MAX_MESSAGE, OutcomeKind, ascii_text, troubled
+from cmdbus.worker.claims.rejections import Cause, cause_of, reason
+
+logger = logging.getLogger(__name__)
+
+
+def settle_one(
+    claims: Claims, connection: Connection, finished: Finished
+) -> tuple[Finished, list[Claim]]:
+    """Settles an outcome by itself or, if it is rejected, moves its command to
+    troubleshooting. Returns the outcome that is stored, and its claim if that was lost.
+
+    Raises if the row is locked, if the error is none of the outcome's, or if even the move
+    is rejected."""
+    try:
+        return finished, claims.settle(connection, [finished])
+    except Exception as error:
+        if cause_of(error) is not Cause.ROWS:
+            raise
+        rejection = error
+    if _lacks_partition(rejection):
+        schemas.make_partitions(connection, claims.schema)
+        return finished, claims.settle(connection, [finished])
+    why = ascii_text(
+        f"its outcome {finished.outcome.kind} was rejected: {reason(rejection)}",
+        MAX_MESSAGE,
+    )
+    code = "OUTCOME_NOT_STORABLE"
+    moved = claims.set_aside(connection, claims.key(finished.claim), code, why)
+    return finished._replace(outcome=troubled(code, why)), [] if moved else [finished.claim]
+
+
+def _lacks_partition(error: Exception) -> bool:
+    """The same SQLSTATE as a CHECK's, without the name of a constraint."""
+    return isinstance(error, psycopg.errors.CheckViolation) and not error.diag.constraint_name
+
+
+def log_end(finished: Finished) -> None:
+    """Not before it is settled: a handler that hangs may hold the lock that this waits for."""
+    claim, outcome, max_attempts, _ = finished
+    name = f"command {claim.command_id} ({claim.domain}/{claim.type})"
+    if outcome.charged and outcome.code is not None:
+        logger.warning(
+            "%s failed in attempt %s of %s: %s: %s; %s",
+            name,
+            claim.attempts + 1,
+            max_attempts,
+            outcome.code,
+            " ".join((outcome.message or "").split()),
+            f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
+        )
+    if outcome.kind is OutcomeKind.TROUBLE:
+        logger.error(
+            "%s is in the troubleshooting queue, where a person must decide: %s: %s",
+            name,
+            outcome.code,
+            " ".join((outcome.message or "").split()),
+        )
