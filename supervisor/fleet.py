@@ -16,9 +16,8 @@ from typing import assert_never
 
 from cmdbus.board.board import Board
 from cmdbus.board.health import Health
-from cmdbus.board.seats import NO_COMMAND, ExitRecord, Role, Verdict
-from cmdbus.board.slots import Phase
-from cmdbus.board.views import BoardView, Restart, SeatView, SlotView
+from cmdbus.board.records import NO_COMMAND, ExitRecord, Phase, Restart, Role, Verdict
+from cmdbus.board.views import BoardView, SeatView, SlotView
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.clock import time
 from cmdbus.counting import count_of
@@ -276,7 +275,7 @@ class Fleet:
 
     def _main(self, role: Role, index: int, generation: int) -> int:
         """In the child. Only here is loaded what talks to the database, or is the user's."""
-        from cmdbus.board.node import Node
+        from cmdbus.board.board import Node
         from cmdbus.worker.boot import process
 
         clear_notify_env()

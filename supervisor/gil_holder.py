@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import Phase
 from cmdbus.board.views import SlotView
 
 #: A thread that holds the GIL burns at least so much of what its process burns.

@@ -6,8 +6,7 @@ import signal
 from dataclasses import replace
 
 from cmdbus.board.board import Board
-from cmdbus.board.seats import Role
-from cmdbus.board.views import SupervisorState
+from cmdbus.board.records import Role, SupervisorState
 from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.errors import BoardError

@@ -21,8 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cmdbus.board.health import MAX_STUCK, Health, HealthReport
-from cmdbus.board.seats import Role, Verdict
-from cmdbus.board.views import Restart
+from cmdbus.board.records import Restart, Role, Verdict
 from cmdbus.timeouts import BOOT_SECONDS
 
 #: A process that is to be killed for its main thread gets so long to write its stacks.

@@ -9,9 +9,7 @@ quiet: a process that dies later than early neither adds to the pause nor takes 
 from collections import deque
 from collections.abc import Hashable
 
-from cmdbus.board.claim_table import ClaimState
-from cmdbus.board.seats import Role
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import ClaimState, Phase, Role
 from cmdbus.board.views import SeatView
 from cmdbus.exits import Exit
 

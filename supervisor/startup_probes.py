@@ -11,8 +11,7 @@ from socket import socket
 
 from cmdbus.board.board import Board
 from cmdbus.board.health import HealthReport
-from cmdbus.board.seats import Role
-from cmdbus.board.views import SupervisorState
+from cmdbus.board.records import Role, SupervisorState
 from cmdbus.clock import time
 from cmdbus.exits import Exit, cannot_start_thread
 from cmdbus.settings import Settings

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cmdbus.board.board import Board
-from cmdbus.board.views import SupervisorState
+from cmdbus.board.records import SupervisorState
 from cmdbus.clock import time
 from cmdbus.errors import BoardError, CmdbusError, EmbeddedError
 from cmdbus.exits import Exit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cmdbus.board.board import Board
 from cmdbus.board.health import Health
-from cmdbus.board.seats import Role, Verdict
+from cmdbus.board.records import Role, Verdict
 from cmdbus.board.views import SeatView, SlotView
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child

@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 from uuid import UUID
 
 from cmdbus.board.board import Board
-from cmdbus.board.seats import Role, Seat
+from cmdbus.board.records import Role
+from cmdbus.board.seats import Seat
 from cmdbus.board.slots import Slot
 from cmdbus.board.views import SlotView
 

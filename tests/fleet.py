@@ -22,7 +22,7 @@ from eventually import eventually
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.board.board import Board
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 from cmdbus.board.views import BoardView, SeatView
 
 #: A ladder in which a process that hangs is found within seconds, and no busy machine looks

@@ -3,8 +3,7 @@
 from typing import Any
 
 from cmdbus.board.health import HealthReport
-from cmdbus.board.seats import Role, Verdict
-from cmdbus.board.views import Restart
+from cmdbus.board.records import Restart, Role, Verdict
 from cmdbus.supervisor.policy import (
     Action,
     FleetView,

@@ -12,9 +12,8 @@ from handlers import running
 from proxy import Proxy
 
 from cmdbus import CommandBus, HandlerRegistry
-from cmdbus.board.board import Board
-from cmdbus.board.node import Node
-from cmdbus.board.seats import Role
+from cmdbus.board.board import Board, Node
+from cmdbus.board.records import Role
 from cmdbus.board.wake_pipe import WakePipe
 
 pytestmark = pytest.mark.db

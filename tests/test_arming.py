@@ -14,8 +14,7 @@ import pytest
 from eventually import eventually
 
 from cmdbus import CommandBus
-from cmdbus.board.board import Board
-from cmdbus.board.node import Node
+from cmdbus.board.board import Board, Node
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.arming import Arming

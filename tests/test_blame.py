@@ -8,10 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from cmdbus.board.claim_table import ClaimState
 from cmdbus.board.health import HealthReport
-from cmdbus.board.seats import ExitRecord, Role, Verdict
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import ClaimState, ExitRecord, Phase, Role, Verdict
 from cmdbus.board.views import ClaimView, CommandView, SeatView, SlotView
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
 from cmdbus.exits import Exit

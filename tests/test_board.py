@@ -14,13 +14,20 @@ from boards import SECOND, begin, beyond, forked, is_of_one_write, taken
 from eventually import eventually
 
 from cmdbus.board.board import Board
-from cmdbus.board.claim_table import ClaimState, hash_of
+from cmdbus.board.claim_table import hash_of
 from cmdbus.board.counters import Counter
 from cmdbus.board.health import Health, HealthReport
 from cmdbus.board.layout import CELL, CLAIM_COUNT
-from cmdbus.board.seats import ExitRecord, Role, Verdict
-from cmdbus.board.slots import Phase
-from cmdbus.board.views import ClaimView, Restart, SupervisorState
+from cmdbus.board.records import (
+    ClaimState,
+    ExitRecord,
+    Phase,
+    Restart,
+    Role,
+    SupervisorState,
+    Verdict,
+)
+from cmdbus.board.views import ClaimView
 
 
 @pytest.fixture

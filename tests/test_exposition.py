@@ -14,9 +14,8 @@ from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter, OutcomeLabel
 from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import BUCKETS
-from cmdbus.board.seats import ExitRecord, Role, Seat
-from cmdbus.board.slots import Phase
-from cmdbus.board.views import Restart, SupervisorState
+from cmdbus.board.records import ExitRecord, Phase, Restart, Role, SupervisorState
+from cmdbus.board.seats import Seat
 from cmdbus.worker.probes.exposition import render
 from cmdbus.worker.probes.responses import Response, live, ready, status
 

@@ -31,7 +31,7 @@ from cmdbus import (
     Status,
 )
 from cmdbus.board.health import Health
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.embedded.accounts import server_account

@@ -15,8 +15,7 @@ from fleet import Fleet, kill, make_effects, supervised, unstarted
 from cmdbus import CommandBus
 
 #: Fleets of a busy machine take their time to boot.
-from cmdbus.board.claim_table import ClaimState
-from cmdbus.board.seats import Role
+from cmdbus.board.records import ClaimState, Role
 from cmdbus.database.schema import install
 from cmdbus.database.session_names import session_name
 

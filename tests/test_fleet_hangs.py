@@ -13,7 +13,7 @@ from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised
 from tracing import ends_other_threads
 
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]

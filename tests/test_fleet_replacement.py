@@ -9,7 +9,7 @@ import pytest
 from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, write_app
 
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]

@@ -8,7 +8,7 @@ import pytest
 from eventually import eventually
 
 from cmdbus.board.board import Board
-from cmdbus.board.seats import ExitRecord, Role, Verdict
+from cmdbus.board.records import ExitRecord, Role, Verdict
 from cmdbus.settings import Settings
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.policy import Kill, Start

@@ -21,7 +21,7 @@ from psycopg.sql import SQL, Identifier
 
 from cmdbus import CommandBus
 from cmdbus.board.board import Board
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 from cmdbus.database.session_names import session_name
 
 #: Fleets of a busy machine take their time to boot.

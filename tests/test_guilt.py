@@ -12,7 +12,7 @@ import pytest
 from eventually import eventually
 
 from cmdbus.board.board import Board
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 from cmdbus.board.views import SlotView
 from cmdbus.supervisor.gil_holder import cpu_seconds, gil_holder, is_stopped, stuck
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from cmdbus.board.board import Board
-from cmdbus.board.seats import ExitRecord, Role
+from cmdbus.board.records import ExitRecord, Role
 from cmdbus.board.views import SeatView
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.steward.stale_boards import StaleBoards

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cmdbus.board.board import Board
-from cmdbus.board.views import SupervisorState
+from cmdbus.board.records import SupervisorState
 from cmdbus.errors import BoardError
 from cmdbus.supervisor.children import ExitStatus, fork, wait
 from cmdbus.supervisor.pidfile import NameTakenError, Pidfile, check_board_free, check_free

@@ -20,7 +20,7 @@ from fleet import Fleet, kill, make_effects, unstarted
 
 from cmdbus import failpoints as points
 from cmdbus.board.board import Board
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 from cmdbus.errors import BoardError
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"

@@ -23,8 +23,7 @@ from policies import (
 )
 
 from cmdbus.board.health import HealthReport
-from cmdbus.board.seats import Role, Verdict
-from cmdbus.board.views import Restart
+from cmdbus.board.records import Restart, Role, Verdict
 from cmdbus.supervisor.policy import (
     DUMP_SECONDS,
     RESCUE_SECONDS,

@@ -8,8 +8,7 @@ import pytest
 from policies import AWAY, CRITICAL, DEGRADED, EXHAUSTED, LAYER_5, NOW, STEWARD, starts, worker
 
 from cmdbus.board.health import HealthReport
-from cmdbus.board.seats import Role
-from cmdbus.board.views import Restart
+from cmdbus.board.records import Restart, Role
 from cmdbus.supervisor.policy import (
     DUMP_SECONDS,
     MAX_SURGE,

@@ -21,8 +21,7 @@ from policies import (
 )
 
 from cmdbus.board.health import Health, HealthReport
-from cmdbus.board.seats import Role
-from cmdbus.board.views import Restart
+from cmdbus.board.records import Restart, Role
 from cmdbus.supervisor.policy import (
     MAX_SURGE,
     UNDEAD_SECONDS,

@@ -14,8 +14,7 @@ from cli import here
 
 from cmdbus import AuditEvent, CommandBus
 from cmdbus.board.board import Board
-from cmdbus.board.seats import Role
-from cmdbus.board.views import SupervisorState
+from cmdbus.board.records import Role, SupervisorState
 from cmdbus.logs import JsonFormatter, TextFormatter
 from cmdbus.printable import hanging, joined, one_line, printable
 from cmdbus.supervisor.runtime import board_path

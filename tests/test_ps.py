@@ -21,9 +21,8 @@ from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import HEAD
 from cmdbus.board.pid_state import PidState, pid_state
-from cmdbus.board.seats import ExitRecord, Role, Verdict
-from cmdbus.board.slots import Phase, Slot
-from cmdbus.board.views import Restart, SupervisorState
+from cmdbus.board.records import ExitRecord, Phase, Restart, Role, SupervisorState, Verdict
+from cmdbus.board.slots import Slot
 from cmdbus.supervisor.runtime import board_path
 
 SECOND = 1_000_000_000
@@ -32,7 +31,7 @@ SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
 from cmdbus.board.board import Board
-from cmdbus.board.views import SupervisorState
+from cmdbus.board.records import (SupervisorState)
 board = Board.create(Path(sys.argv[1]), 2, 2, name="cmdbus")
 now = time.monotonic_ns()
 state, due = SupervisorState.RUNNING, now + int(sys.argv[2])

@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from cmdbus import CommandBus, HandlerRegistry, SendRequest
 from cmdbus.board.board import Board
 from cmdbus.board.counters import OutcomeLabel, mark
-from cmdbus.board.seats import ExitRecord, Role
+from cmdbus.board.records import ExitRecord, Role
 from cmdbus.board.views import SeatView
 from cmdbus.errors import BusinessRuleError, PermanentCommandError, TransientCommandError
 from cmdbus.retry import RetryPolicy

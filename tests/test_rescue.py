@@ -22,7 +22,7 @@ from psycopg.conninfo import make_conninfo
 
 from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, TransientCommandError
 from cmdbus.board.board import Board
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import Phase
 from cmdbus.board.views import SeatView
 from cmdbus.database.schema import install
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, key_of

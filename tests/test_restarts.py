@@ -7,8 +7,7 @@ from uuid import UUID
 import pytest
 
 from cmdbus.board.board import Board
-from cmdbus.board.claim_table import ClaimState
-from cmdbus.board.seats import Role
+from cmdbus.board.records import ClaimState, Role
 from cmdbus.board.views import SeatView
 from cmdbus.exits import Exit
 from cmdbus.supervisor.restarts import (

@@ -13,10 +13,10 @@ import pytest
 from eventually import eventually
 
 from cmdbus import CommandBus, HandlerRegistry, SendRequest, Timeouts
-from cmdbus.board.board import Board
+from cmdbus.board.board import Board, Node
 from cmdbus.board.layout import CLAIM_COUNT
-from cmdbus.board.node import Node
-from cmdbus.board.seats import ExitRecord, Role, Seat
+from cmdbus.board.records import ExitRecord, Role
+from cmdbus.board.seats import Seat
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import ClaimRequest

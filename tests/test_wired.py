@@ -10,9 +10,8 @@ import psycopg
 import pytest
 from eventually import eventually
 
-from cmdbus.board.board import Board
+from cmdbus.board.board import Board, Node
 from cmdbus.board.counters import Counter
-from cmdbus.board.node import Node
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.worker.waiting.node_waiter import NodeWaiter, QuarantineWaiter
 

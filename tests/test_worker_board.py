@@ -17,8 +17,7 @@ from cmdbus import (
     SendRequest,
     Timeouts,
 )
-from cmdbus.board.claim_table import ClaimState
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import ClaimState, Phase
 from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
 

@@ -14,7 +14,7 @@ from handlers import Gate, connect, leave_effect, running, seat_of
 from proxy import Proxy
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Timeouts
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import Phase
 from cmdbus.worker import Worker
 
 pytestmark = [pytest.mark.db, pytest.mark.timeout(60)]

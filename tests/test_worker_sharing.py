@@ -17,7 +17,7 @@ from cmdbus import (
     HandlerRegistry,
     SendRequest,
 )
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import Phase
 
 pytestmark = pytest.mark.db
 

@@ -17,7 +17,7 @@ from uuid import UUID
 import psycopg
 
 from cmdbus.board.board import Board
-from cmdbus.board.views import SupervisorState
+from cmdbus.board.records import SupervisorState
 from cmdbus.clock import time
 from cmdbus.database import dsn as dsns
 from cmdbus.database.statements import statement

@@ -21,7 +21,7 @@ from functools import partial
 import psycopg
 
 from cmdbus.board.counters import Counter
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import Phase
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_CLAIM, failpoint
 from cmdbus.worker.claims.claim import (

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter, HistogramView, OutcomeLabel, mark
 from cmdbus.board.health import ProcessHealth
+from cmdbus.board.records import Phase
 from cmdbus.board.seats import Seat
-from cmdbus.board.slots import Phase
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim, Finished

@@ -11,9 +11,8 @@ from queue import Empty, SimpleQueue
 
 import psycopg
 
-from cmdbus.board.board import Board
+from cmdbus.board.board import Board, Node
 from cmdbus.board.health import HealthReport
-from cmdbus.board.node import Node
 from cmdbus.checks import check_name, check_seconds, check_whole
 from cmdbus.clock import time
 from cmdbus.counting import count_of

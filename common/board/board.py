@@ -10,7 +10,9 @@ import mmap
 import os
 import stat
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from socket import socket
 from typing import Self
 from uuid import UUID
 
@@ -35,8 +37,10 @@ from cmdbus.board.layout import (
     Layout,
 )
 from cmdbus.board.reader import Reader
+from cmdbus.board.records import Restart, SupervisorState
 from cmdbus.board.seats import Seat
-from cmdbus.board.views import BoardView, Restart, SeatView, SlotView, SupervisorState
+from cmdbus.board.views import BoardView, SeatView, SlotView
+from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.errors import BoardError
 
 #: Types that a seat counts apart; the others share a row.
@@ -193,6 +197,24 @@ class Board:
 
     def seat(self, index: int) -> Seat:
         return Seat(self._memory, self.layout, index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    board: Board
+    #: Its own; made after the fork.
+    seat: Seat
+    generation: int
+    #: The supervisor; a child that has another parent leaves.
+    parent: int
+    #: A byte sends one worker to look for commands.
+    worker_pipe: WakePipe
+    #: A byte makes the steward look at the board.
+    steward_pipe: WakePipe
+    #: Where the steward answers probes.
+    http: socket | None = None
+    #: Runs nothing but commands that may kill their process.
+    quarantine: bool = False
 
 
 def _reserve(path: Path, size: int) -> mmap.mmap:

@@ -1,26 +1,18 @@
 """What a process has claimed and not settled, for whoever hands it back after its death."""
 
 from collections import deque
-from enum import IntEnum
 from hashlib import blake2b
 from uuid import UUID
 
 from cmdbus.board.board_memory import BoardMemory
 from cmdbus.board.layout import CELL, CLAIM_CELLS, CLAIM_COUNT, CLAIMS, OVERFLOWED
-from cmdbus.board.slots import CommandType
+from cmdbus.board.records import CommandType
 
 _PRIORITIES = 16
 #: Bytes of a domain's hash in a key: a name would not fit, and no table of names holds them all.
 _HASH_BYTES = 5
 _STATES = 4
 _ID = 4  # cells from the key's beginning
-
-
-class ClaimState(IntEnum):
-    FREE = 0
-    CLAIMED = 1
-    STARTED = 2
-    FINISHED = 3
 
 
 class ClaimTable:

@@ -7,7 +7,7 @@ from uuid import UUID
 from zlib import crc32
 
 from cmdbus.board.board_memory import BoardMemory, cell, decode_name, pause, tries
-from cmdbus.board.claim_table import ClaimState, hash_of, unpacked
+from cmdbus.board.claim_table import hash_of, unpacked
 from cmdbus.board.counters import OTHER, CountersView, OutcomeLabel, Sum, last_counted
 from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import (
@@ -46,17 +46,16 @@ from cmdbus.board.layout import (
     VERDICT,
     Layout,
 )
-from cmdbus.board.seats import ExitRecord, Role, Verdict, names_of
-from cmdbus.board.slots import Phase
-from cmdbus.board.views import (
-    BoardView,
-    ClaimView,
-    CommandView,
+from cmdbus.board.records import (
+    ClaimState,
+    ExitRecord,
+    Phase,
     Restart,
-    SeatView,
-    SlotView,
+    Role,
     SupervisorState,
+    Verdict,
 )
+from cmdbus.board.views import BoardView, ClaimView, CommandView, SeatView, SlotView
 
 _NS = 1_000_000_000
 _MAX_PID = 2**22
@@ -226,6 +225,19 @@ class Reader:
                 index=start + at,
                 command_type=min(kind, self._layout.command_types),
             )
+
+
+def names_of(
+    memory: BoardMemory, at: int, stride: int, count: int, names: int
+) -> list[tuple[str, ...]]:
+    """A seat's table of names, up to the first place that is empty."""
+    found: list[tuple[str, ...]] = []
+    for index in range(count):
+        raw = memory.read_bytes(at + index * stride, names * NAME)
+        if raw is None:
+            break
+        found.append(tuple(decode_name(raw[n * NAME : (n + 1) * NAME]) for n in range(names)))
+    return found
 
 
 def _is_whole(raw: bytes) -> bool:

@@ -4,13 +4,10 @@ Nothing here waits for another process.
 """
 
 import threading
-from dataclasses import dataclass
-from enum import IntEnum
-from uuid import UUID
 from zlib import crc32
 
-from cmdbus.board.board_memory import BoardMemory, decode_name, encode_name
-from cmdbus.board.claim_table import ClaimState, ClaimTable, packed
+from cmdbus.board.board_memory import BoardMemory, encode_name
+from cmdbus.board.claim_table import ClaimTable, packed
 from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import (
     CLAIM_CELLS,
@@ -20,7 +17,6 @@ from cmdbus.board.layout import (
     EXIT,
     EXIT_AT,
     IDENT,
-    NAME,
     PARKED,
     PROCESS,
     PROCESS_AT,
@@ -34,65 +30,10 @@ from cmdbus.board.layout import (
     VERDICT,
     Layout,
 )
-from cmdbus.board.slots import CommandType, Slot
+from cmdbus.board.records import ClaimState, CommandType, ExitRecord, Role, Verdict
+from cmdbus.board.slots import Slot
 
 _NS = 1_000_000_000
-#: The command of a verdict for which no slot is known.
-NO_COMMAND = UUID(int=0)
-
-
-class Role(IntEnum):
-    """What a seat is used for. A process moves its seat through them:
-
-    SPARE -> WORKER | STEWARD | ALONE -> LEAVING -> DEAD -> SPARE
-    """
-
-    SPARE = 0
-    WORKER = 1
-    STEWARD = 2
-    #: Runs a suspect command in a process of its own.
-    QUARANTINE = 3
-    #: Ordered to leave; another process has its number, or nobody needs one.
-    STOPPING = 4
-    #: Its process has ended, and what that held is not handed back yet.
-    DEAD = 5
-
-
-class Verdict(IntEnum):
-    """Why the supervisor ended a process; NONE if it did not."""
-
-    NONE = 0
-    #: The slot was past its due for longer than the watchdog allows.
-    STUCK = 1
-    #: The main thread was.
-    HUNG = 2
-    #: It was told to leave, and had not left in time.
-    LATE = 3
-    #: Neither came back, as a signal from outside had stopped the process.
-    STOPPED = 4
-    #: It had more stuck threads or pool exhaustions than are healthy.
-    CRITICAL = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitRecord:
-    """How a process came to its end."""
-
-    generation: int
-    pid: int
-    #: What killed it; 0 if it exited, with `code`.
-    signal: int = 0
-    code: int = 0
-    verdict: Verdict = Verdict.NONE
-    #: Of the verdict: place of who is guilty, with its token and command; -1 if nobody is known to
-    #: be. Most commands have the same token, that of a first claim.
-    slot: int = -1
-    token: int = 0
-    command_id: UUID = NO_COMMAND
-    #: It ran nothing but a suspect.
-    quarantined: bool = False
-    #: Its supervisor had died before, so that how it ended is not known. Never on the board.
-    orphaned: bool = False
 
 
 class Seat:
@@ -266,16 +207,3 @@ class Seat:
             levels.database_away,
         )
         self._memory.write(self._at + PROCESS_AT, body)
-
-
-def names_of(
-    memory: BoardMemory, at: int, stride: int, count: int, names: int
-) -> list[tuple[str, ...]]:
-    """A seat's table of names, up to the first place that is empty."""
-    found: list[tuple[str, ...]] = []
-    for index in range(count):
-        raw = memory.read_bytes(at + index * stride, names * NAME)
-        if raw is None:
-            break
-        found.append(tuple(decode_name(raw[n * NAME : (n + 1) * NAME]) for n in range(names)))
-    return found

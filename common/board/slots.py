@@ -1,45 +1,16 @@
 """What a thread shows: its phase, its command, and when it has promised to be back."""
 
 import threading
-from dataclasses import dataclass
-from enum import IntEnum
 from uuid import UUID
 from zlib import crc32
 
 from cmdbus.board.board_memory import BoardMemory
 from cmdbus.board.counters import Counters
 from cmdbus.board.layout import CELL, IDENT, NAME, NAMES_AT, SLOT, SLOT_AT
+from cmdbus.board.records import CommandType, Phase
 
 #: Whatever was in the cell, so many more can be written.
 _SEQUENCES = 2**48 - 1
-
-
-class Phase(IntEnum):
-    """What a thread is doing."""
-
-    IDLE = 0
-    RUNNING = 1
-    #: Settling and claiming, with the lead in hand.
-    LEADING = 2
-    #: The leader, until somebody wakes it.
-    RESTING = 3
-    #: Waiting for the database to come back.
-    AWAY = 5
-    #: Never written by a thread: a verdict was passed on what its slot still shows.
-    STUCK = 6
-
-
-@dataclass(frozen=True, slots=True)
-class CommandType:
-    """A domain and type, with its row among the counters; made by `Seat.kind`."""
-
-    index: int
-    domain: str
-    type: str
-    #: See Keys.
-    packed: int
-    encoded: bytes
-    crc: int
 
 
 class Slot:

@@ -4,36 +4,12 @@ None. Times are monotonic nanoseconds.
 
 from collections.abc import Container
 from dataclasses import dataclass
-from enum import IntEnum
 from uuid import UUID
 
-from cmdbus.board.claim_table import ClaimState
 from cmdbus.board.health import Health, HealthReport
-from cmdbus.board.seats import ExitRecord, Role
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import ClaimState, ExitRecord, Phase, Role, SupervisorState
 
 _NS = 1_000_000_000
-
-
-class SupervisorState(IntEnum):
-    STARTING = 0
-    RUNNING = 1
-    STOPPING = 2
-    STOPPED = 3
-    #: Stopping, and for a reason that it cannot heal.
-    GIVING_UP = 4
-
-
-class Restart(IntEnum):
-    """Why a seat got another process, as `process_restarts_total` names it (in lower case)."""
-
-    CRASHED = 0
-    STUCK = 1
-    HUNG = 2
-    DEGRADED = 3
-    RECYCLED = 4
-    RELOADED = 5
-    TERMINATED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from cmdbus.board.board import Board
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 from cmdbus.board.views import BoardView, SeatView
 from cmdbus.errors import BoardError
 from cmdbus.supervisor.pidfile import pidfile_path

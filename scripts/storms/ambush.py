@@ -8,7 +8,7 @@ from collections.abc import Callable
 from loads.instances import Instance
 
 from cmdbus import failpoints as points
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 from storms.plan import Fault
 from storms.traps import FREEZE, KILL, pid_of
 from storms.world import World, chosen, kill, within

@@ -15,7 +15,7 @@ import psycopg
 from loads.instances import Instance
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 from cmdbus.errors import CmdbusError
 from storms.ambush import Ambushes
 from storms.handlers import DOMAIN, domain_of

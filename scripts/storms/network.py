@@ -6,7 +6,7 @@ from collections.abc import Callable
 from loads.instances import Instance
 
 from cmdbus.board.health import Health
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 from storms.handlers import DOMAINS
 from storms.plan import Fault
 from storms.world import World, within

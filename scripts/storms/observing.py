@@ -9,7 +9,7 @@ import psutil
 import psycopg
 
 from cmdbus.board.counters import CountersView
-from cmdbus.board.seats import Role
+from cmdbus.board.records import Role
 from cmdbus.database.session_names import PATTERN
 from cmdbus.errors import BoardError
 from storms.history import Count, Sample, Stall, Stray

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from cmdbus.board.counters import CountersView, OutcomeLabel
 from cmdbus.board.pid_state import PidState
-from cmdbus.board.seats import Role
-from cmdbus.board.slots import Phase
-from cmdbus.board.views import BoardView, SeatView, SlotView, SupervisorState
+from cmdbus.board.records import Phase, Role, SupervisorState
+from cmdbus.board.views import BoardView, SeatView, SlotView
 from cmdbus.counting import count_of
 from cmdbus.supervisor.cli.output import age, shorten
 

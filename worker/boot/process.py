@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
 
-from cmdbus.board.node import Node
+from cmdbus.board.board import Node
 from cmdbus.board.stack_files import open_stacks
 from cmdbus.clock import time
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from socket import socket
 from threading import Thread
 
-from cmdbus.board.board import Board
-from cmdbus.board.node import Node
+from cmdbus.board.board import Board, Node
 from cmdbus.board.views import BoardView
 from cmdbus.clock import time
 from cmdbus.database import dsn as dsns

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from cmdbus.board.counters import CountersView, HistogramView, OutcomeLabel
 from cmdbus.board.health import Health
 from cmdbus.board.layout import BUCKETS
-from cmdbus.board.seats import Role
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import Phase, Role
 from cmdbus.board.views import BoardView, SeatView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from cmdbus.board.counters import CountersView
 from cmdbus.board.health import Health
-from cmdbus.board.seats import Role
-from cmdbus.board.views import BoardView, SeatView, SupervisorState
+from cmdbus.board.records import Role, SupervisorState
+from cmdbus.board.views import BoardView, SeatView
 
 _NS = 1_000_000_000
 #: Commands by domain and state.

@@ -19,8 +19,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from cmdbus.board.claim_table import ClaimState
-from cmdbus.board.seats import ExitRecord, Verdict
+from cmdbus.board.records import ClaimState, ExitRecord, Verdict
 from cmdbus.board.views import ClaimView, CommandView, SeatView
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
 from cmdbus.exits import Exit

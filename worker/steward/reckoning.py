@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cmdbus.board.board import Board
-from cmdbus.board.claim_table import ClaimState, hash_of
+from cmdbus.board.claim_table import hash_of
 from cmdbus.board.counters import OutcomeLabel, mark
+from cmdbus.board.records import ClaimState
 from cmdbus.board.views import ClaimView, SeatView
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims

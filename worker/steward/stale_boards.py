@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cmdbus.board.board import Board
 from cmdbus.board.pid_state import PidState, pid_state
-from cmdbus.board.seats import ExitRecord, Role
+from cmdbus.board.records import ExitRecord, Role
 from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.errors import BoardError

@@ -22,11 +22,10 @@ from typing import TypeVar
 
 import psycopg
 
+from cmdbus.board.board import Node
 from cmdbus.board.counters import Counter
 from cmdbus.board.health import HealthReport
-from cmdbus.board.node import Node
-from cmdbus.board.seats import ExitRecord, Role
-from cmdbus.board.slots import Phase
+from cmdbus.board.records import ExitRecord, Phase, Role
 from cmdbus.board.stack_files import read_stacks
 from cmdbus.board.views import BoardView, SeatView
 from cmdbus.board.wake_pipe import WakePipe, wait_for

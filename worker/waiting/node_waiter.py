@@ -13,8 +13,8 @@ import random
 import threading
 from collections.abc import Callable
 
+from cmdbus.board.board import Node
 from cmdbus.board.counters import Counter
-from cmdbus.board.node import Node
 from cmdbus.board.wake_pipe import WakePipe, wait_for
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Connection
