@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from eventually import eventually
-from fleet import goes_on, kill, make_effects, supervised, unstarted
+from fleet import goes_on, kill, make_effects, supervised, unstarted, write_app
 from surroundings import control_group
 
 from cmdbus.board.board import Board
@@ -184,6 +184,36 @@ def test_a_process_without_descriptors_fails_the_attempt_and_the_fleet_goes_on(
         pids = fleet.pids()
         fleet.send_signal(signal.SIGHUP)
         fleet.await_successors(pids.values())
+
+
+OUT_OF_DESCRIPTORS = """
+import resource
+from pathlib import Path
+from fleet_app import registry as registry
+
+@registry.handler("shop", "Narrow")
+def narrow(command, context):
+    context.connection.execute("INSERT INTO effect VALUES (%s)", (command.command_id,))
+    if not Path(command.data).exists():
+        Path(command.data).touch()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            context.connection.execute("SELECT 1")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+"""
+
+
+def test_a_session_that_the_system_lets_nobody_wait_for_charges_nobody(
+    dsn: str, tmp_path: Path
+) -> None:
+    make_effects(dsn)
+    write_app(tmp_path, OUT_OF_DESCRIPTORS)
+    with supervised(dsn, tmp_path, procs=1) as fleet:
+        ids = fleet.send("Narrow", data="was there")
+        fleet.await_completed(ids)
+        assert (tmp_path / "was there").exists() and fleet.effects(ids) == {1: 1}
 
 
 def test_a_steward_without_descriptors_works_again_when_it_has_some(

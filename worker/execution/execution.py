@@ -184,6 +184,8 @@ class Execution:
                 _AFTER_OUTAGE,
                 lost=self._is_lost(error),
             )
+        if self._touched and _is_of_driver(error):
+            return interrupted("DATABASE_AWAY", joined(str(error)), _AFTER_OUTAGE, lost=True)
         if isinstance(error, SettlementBlockedError):
             return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
         if self._plan_has_changed(error):
@@ -287,6 +289,16 @@ class Execution:
 
 def too_late(due: float) -> None:
     """What a handler's request for more time does when nothing waits for the handler."""
+
+
+def _is_of_driver(error: BaseException) -> bool:
+    """Whether the system refused to let the driver wait for a session: its descriptor was closed,
+    or the process has run out of something, which any of its commands may have caused."""
+    if not isinstance(error, OSError):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module: str = frames[-1].f_globals.get("__name__", "")
+    return module.startswith("psycopg")
 
 
 def _leave_fork() -> None:
