@@ -294,12 +294,12 @@ class Fleet:
         patterns = [f"{self.name}.{kind}" for kind in ("pid", "stacks", "board", "board.[0-9]*")]
         assert not [path for each in patterns for path in self.directory.glob(each)]
 
-    def assert_sound(self, *, quarantined: bool = True) -> None:
+    def assert_sound(self, *, alone: bool = True) -> None:
         """No traceback of our own code, and no session in the database if it was alone."""
         told = [e for e in self.events() if "traceback" in e]
         assert not told, told
         assert not [line for line in self.unstructured() if "Traceback" in line]
-        if not quarantined:
+        if not alone:
             return
         sessions = (
             "SELECT pid, application_name, state, left(query, 100) FROM pg_stat_activity"
@@ -336,7 +336,7 @@ def supervised(dsn: str, path: Path, **options: Any) -> Iterator[Fleet]:
 
 
 @contextmanager
-def unstarted(dsn: str, path: Path, *, quarantined: bool = True, **options: Any) -> Iterator[Fleet]:
+def unstarted(dsn: str, path: Path, *, alone: bool = True, **options: Any) -> Iterator[Fleet]:
     """`options` are the supervisor's, with underscores; `alone`: on its database."""
     named = {name.replace("_", "-"): value for name, value in options.items()}
     fleet = Fleet(dsn, path, named)
@@ -344,7 +344,7 @@ def unstarted(dsn: str, path: Path, *, quarantined: bool = True, **options: Any)
         write_app(path, "from fleet_app import registry as registry")
     try:
         yield fleet
-        fleet.assert_sound(quarantined=quarantined)
+        fleet.assert_sound(alone=alone)
     except BaseException:
         with suppress(OSError):
             print(fleet.log.read_text(errors="replace")[-20_000:])

@@ -455,8 +455,8 @@ def test_the_operators_command_checks_the_same(dsn: str, app: Path) -> None:
 def test_the_parent_of_the_checks_loads_no_database_driver(app: Path) -> None:
     script = (
         "import sys; from cmdbus.settings import Settings;"
-        "from cmdbus.supervisor.preflight_process import examine;"
-        "examine(Settings(app='shop_checked:registry', dsn='host=127.0.0.1 port=1'));"
+        "from cmdbus.supervisor.preflight_process import run_preflight;"
+        "run_preflight(Settings(app='shop_checked:registry', dsn='host=127.0.0.1 port=1'));"
         "print([m for m in sys.modules if m.startswith(('psycopg', 'shop_checked'))])"
     )
     done = subprocess.run(
