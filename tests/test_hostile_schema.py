@@ -7,7 +7,6 @@ PostgreSQL 14, and `public` is in the default search path.
 
 import re
 from datetime import timedelta
-from pathlib import Path
 from threading import Event
 from uuid import uuid4
 
@@ -16,9 +15,8 @@ import pytest
 from psycopg.sql import SQL, Literal
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.database import schema
 from cmdbus.database.schema import install
-from cmdbus.database.statements import render
+from cmdbus.database.statements import load, render
 from cmdbus.worker.claims.claim import ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
@@ -33,7 +31,6 @@ OUTCOMES = [
     Outcome(kind=OutcomeKind.FAILED, code="NO", message="rule", details="{}"),
     Outcome(kind=OutcomeKind.TROUBLE, code="GONE", message="never", details="{}"),
 ]
-FILES = Path(schema.__file__).parent / "sql"
 #: How a statement begins that has expressions; the others are settings and the like.
 WITH_EXPRESSIONS = ("SELECT", "WITH", "INSERT", "UPDATE", "DELETE")
 TYPES = [
@@ -183,12 +180,10 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
 def test_statements_use_postgresqls_own_operators_and_functions(dsn: str) -> None:
     attack(dsn)
     foreign: dict[str, list[str]] = {}
-    for file in sorted(FILES.glob("*.sql")):
-        text = re.sub(r"--.*", "", render(file.stem, "cmdbus")).strip()
-        if file.stem.startswith("migration_") or not text.startswith(WITH_EXPRESSIONS):
-            continue
-        if found := foreign_dependencies(dsn, text):
-            foreign[file.stem] = found
+    for name in sorted(load()):
+        text = re.sub(r"--.*", "", render(name, "cmdbus")).strip()
+        if text.startswith(WITH_EXPRESSIONS) and (found := foreign_dependencies(dsn, text)):
+            foreign[name] = found
     assert foreign == {}
 
 

@@ -13,7 +13,7 @@ from cli import CALL, cmdbus, here
 from click.testing import CliRunner
 from roles import role
 
-from cmdbus.database.statements import migrations
+from cmdbus.database.statements import versions
 from cmdbus.supervisor.cli.operate import main
 from cmdbus.supervisor.cli.supervise import main as supervise
 
@@ -29,7 +29,7 @@ ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--jso
 @pytest.mark.db
 def test_init_installs_the_schema_and_says_so(empty_dsn: str) -> None:
     first = cmdbus("init", "--dsn", empty_dsn)
-    version = len(migrations())
+    version = len(versions())
     assert first.stdout.startswith(f"schema cmdbus: installed, version {version}, in database")
     assert (first.returncode, first.stderr) == (0, "")
     second = cmdbus("init", CMDBUS_DSN=empty_dsn)

@@ -1,16 +1,23 @@
 """The schema: installed once by however many starters, compared, granted, plans held."""
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 
+import cmdbus
 from cmdbus import CommandBus, SchemaError, SendRequest
+from cmdbus.database import schema
 from cmdbus.database.schema import check, install, make_partitions
-from cmdbus.database.statements import migrations, render, statement
+from cmdbus.database.statements import render, statement, versions
 
 pytestmark = pytest.mark.db
 
@@ -41,17 +48,16 @@ def at_once(count: int, work: Callable[[], object]) -> list[object]:
 
 def test_installing_again_changes_nothing(empty_dsn: str) -> None:
     first, second = install(empty_dsn), install(empty_dsn)
-    assert (first.before, first.after) == (0, len(migrations()))
+    assert (first.before, first.after) == (0, len(versions()))
     assert (second.before, second.after) == (first.after, first.after)
 
 
 def test_many_starters_install_it_once(empty_dsn: str) -> None:
-    """M078, fault 51."""
     befores = [getattr(done, "before", done) for done in at_once(8, lambda: install(empty_dsn))]
-    assert sorted(befores, key=str) == [0] + [len(migrations())] * 7
+    assert sorted(befores, key=str) == [0] + [len(versions())] * 7
     with connect(empty_dsn) as connection:
         rows = connection.execute("SELECT count(*) FROM cmdbus.migration").fetchone()
-        assert rows == (len(migrations()),)
+        assert rows == (len(versions()),)
 
 
 def test_a_schema_that_holds_something_else_is_refused(empty_dsn: str) -> None:
@@ -72,9 +78,9 @@ def test_a_schema_that_holds_something_else_is_refused(empty_dsn: str) -> None:
 
 
 def test_two_schemas_in_one_database_are_two_buses(empty_dsn: str) -> None:
-    """M066; one of them is named by a reserved word."""
-    for schema in ("cmdbus", "order"):
-        install(empty_dsn, schema)
+    """One of them is named by a reserved word."""
+    for name in ("cmdbus", "order"):
+        install(empty_dsn, name)
     with CommandBus(empty_dsn) as one, CommandBus(empty_dsn, schema="order") as other:
         id_ = uuid4()
         one.send("payments", "Debit", command_id=id_)
@@ -95,7 +101,6 @@ def test_a_newer_database_is_refused(dsn: str) -> None:
 
 
 def test_a_missing_schema_is_said_with_the_command_that_helps(empty_dsn: str) -> None:
-    """R05."""
     calls: list[Callable[[CommandBus], object]] = [
         lambda bus: bus.send("payments", "Debit"),
         lambda bus: bus.send_many([SendRequest("payments", "Debit")]),
@@ -108,19 +113,60 @@ def test_a_missing_schema_is_said_with_the_command_that_helps(empty_dsn: str) ->
                 call(bus)
 
 
-def test_an_older_schema_is_said(dsn: str) -> None:
-    """R05."""
+UPGRADE = """
+import sys, psycopg
+from cmdbus.database import schema
+with psycopg.connect(sys.argv[1]) as connection:
+    try:
+        schema.check(connection, "cmdbus")
+    except schema.SchemaError as error:
+        print(error)
+print(schema.install(sys.argv[1]))
+"""
+MIGRATION = """
+CREATE OR REPLACE FUNCTION {schema}.writers() RETURNS text[] LANGUAGE sql
+AS $$ SELECT '{}'::text[] $$;
+CREATE FUNCTION {schema}.added() RETURNS integer LANGUAGE sql AS $$ SELECT 2 $$;
+"""
+
+
+def test_a_later_version_upgrades_an_older_schema_and_secures_its_functions(
+    dsn: str, tmp_path: Path
+) -> None:
+    """The next release in miniature: this one, and a migration."""
+    package = tmp_path / "cmdbus"
+    shutil.copytree(Path(schema.__file__).parent, package / "database")
+    for entry in Path(cmdbus.__file__).parent.iterdir():
+        if entry.name != "database":
+            (package / entry.name).symlink_to(entry)
+    migrations = package / "database/sql/migrations"
+    migrations.mkdir()
+    (migrations / "0002_added.sql").write_text(MIGRATION)
+    done = subprocess.run(
+        [sys.executable, "-c", UPGRADE, dsn],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert "has version 1 in database" in done.stdout, done.stderr
+    assert "this code needs version 2: run cmdbus init" in done.stdout
+    assert "Installed(before=1, after=2," in done.stdout
     with connect(dsn) as connection:
-        connection.execute("DELETE FROM cmdbus.migration WHERE version > 2")
-        with pytest.raises(SchemaError, match=r"has version 2 .* run cmdbus init"):
+        settings = connection.execute(
+            "SELECT DISTINCT proconfig FROM pg_proc WHERE proname IN ('writers', 'added')"
+            " AND NOT has_function_privilege('pg_monitor', oid, 'EXECUTE')"
+        )
+        assert settings.fetchall() == [(["search_path=pg_catalog, pg_temp"],)]
+        with pytest.raises(SchemaError, match="has version 2, and this code knows versions up to"):
             check(connection, "cmdbus")
 
 
 def test_a_schema_of_another_build_is_refused_in_one_sentence(dsn: str) -> None:
-    """R05. Also one from before it was recorded by what it was made."""
+    """Also one with more migrations than this one has versions, or without digests."""
     for change in (
-        "UPDATE cmdbus.migration SET digest = 'another' WHERE version = 2",
-        "DELETE FROM cmdbus.migration WHERE version > 2",
+        "UPDATE cmdbus.migration SET digest = 'another' WHERE version = 1",
+        "INSERT INTO cmdbus.migration VALUES (13, 'migration_0013_domains', 'another')",
         "ALTER TABLE cmdbus.migration DROP COLUMN digest",
     ):
         with connect(dsn) as connection:
@@ -199,7 +245,6 @@ BY_ID = {
 def test_looks_use_indexes(
     dsn: str, name: str, parameters: dict[str, object], indexes: dict[str, set[str]]
 ) -> None:
-    """R22, R27."""
     with connect(dsn) as connection:
         connection.execute(FILL.encode())
         parameters = {"domain": "payments", "command_id": uuid4(), **parameters}

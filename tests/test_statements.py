@@ -1,9 +1,13 @@
 """The files of SQL, as a process has them."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from cmdbus.database import statements
 
 WITHOUT_DESCRIPTORS = """
 import os, resource
@@ -18,6 +22,12 @@ except OSError:
 # What else runs at the end of the process, as a measurement of coverage does, may open files.
 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 """
+
+
+def test_each_statement_has_a_name_of_its_own() -> None:
+    queries = Path(statements.__file__).parent / "sql/queries"
+    names = re.findall(r"^-- name: (.+)$", "".join(map(Path.read_text, queries.iterdir())), re.M)
+    assert len(names) == len(set(names)) and set(names) <= set(statements.load())
 
 
 @pytest.mark.process

@@ -9,13 +9,13 @@ from cmdbus.checks import check_schema
 from cmdbus.database import dsn as dsns
 from cmdbus.database.adapters import own_cursor
 from cmdbus.database.sentences import primary_message
-from cmdbus.database.statements import digest, migrations, render, statement
+from cmdbus.database.statements import digest, render, statement, versions
 from cmdbus.errors import MissingRightError, SchemaError
 
 DEFAULT = "cmdbus"
-#: What `install` can grant; see sql/grant_*.sql.
+#: The kinds of roles that `install` grants rights to; see sql/queries/installing.sql.
 ROLES = ("worker", "producer", "operator", "monitor")
-#: Partitions of history are made so far ahead, because without one nothing settles.
+#: Days for which partitions of history are made ahead, because nothing settles without one.
 DAYS_AHEAD = 14
 #: The encoding in which the server checks no text.
 UNCHECKED = "SQL_ASCII"
@@ -26,7 +26,7 @@ _PARTITION_TRIES = 50
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What `install` found and did; versions count migrations, 0 is none."""
+    """The versions of the schema before and after `install`; 0 is none."""
 
     before: int
     after: int
@@ -56,7 +56,7 @@ def install(
                 f"upgrade schema {schema!r}; run cmdbus init as the schema's owner, or as a role "
                 f"that may create schemas (GRANT CREATE ON DATABASE {connection.info.dbname})"
             ) from error
-        return Installed(before, len(migrations()), dsns.describe(parts))
+        return Installed(before, len(versions()), dsns.describe(parts))
 
 
 def _install(
@@ -81,7 +81,7 @@ def _install(
 
 def check(connection: psycopg.Connection, schema: str) -> None:
     """A SchemaError says what is wrong with the schema for this code, and what to do."""
-    known = len(migrations())
+    known = len(versions())
     version = _version(connection, schema)
     if version < known:
         found = f"has version {version}" if version else "is not installed"
@@ -121,27 +121,26 @@ def _migrate(connection: psycopg.Connection, schema: str) -> int:
             f"{_LOCK_WAIT_SECONDS} s: look for its session and try again"
         ) from None
     version = _version(connection, schema)
-    names = migrations()
     if version == 0:
         _refuse_foreign(connection, schema)
         connection.execute(render("create_schema", schema))
-    for number, name in enumerate(names[version:], start=version + 1):
+    for number, name in enumerate(versions()[version:], start=version + 1):
         connection.execute(render(name, schema))
         recorded = {"version": number, "name": name, "digest": digest(name)}
         connection.execute(statement("insert_migration", schema), recorded)
-    connection.execute(render("revoke_public", schema))
+    connection.execute(render("functions", schema))
     return version
 
 
 def _refuse_foreign(connection: psycopg.Connection, schema: str) -> None:
-    """What somebody else put into the schema would run with the owner's rights."""
+    """Objects of another owner's making would run with the owner's rights."""
     row = connection.execute(
         statement("read_foreign_schema", schema), {"schema": schema}
     ).fetchone()
     if row is not None:
         raise SchemaError(
             f"schema {schema!r} exists already and {row[0]}: name another one (--schema), "
-            f"or drop it if nobody needs it"
+            f"or drop it if it is not needed"
         )
 
 
@@ -153,17 +152,17 @@ def _version(connection: psycopg.Connection, schema: str) -> int:
     if row is None or row[0] is None:
         return 0
     applied = cursor.execute(statement("read_migrations", schema)).fetchall()
-    version, names = max((row[0] for row in applied), default=0), migrations()
-    if version > len(names):
-        raise SchemaError(_too_new(schema, version, len(names)))
+    version, names = max((row[0] for row in applied), default=0), versions()
     for number, name, recorded in applied:
-        if recorded != digest(names[number - 1]):
+        if number <= len(names) and recorded != digest(names[number - 1]):
             raise SchemaError(
                 f"schema {schema!r} in database {connection.info.dbname!r} was made by another "
                 f"build of cmdbus (its {name} is not this one's): use that build, or, "
-                f'if nobody needs what it holds, run DROP SCHEMA "{schema}" CASCADE there and '
+                f'if its commands are not needed, run DROP SCHEMA "{schema}" CASCADE there and '
                 f"cmdbus init"
             )
+    if version > len(names):
+        raise SchemaError(_too_new(schema, version, len(names)))
     return version
 
 

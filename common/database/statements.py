@@ -1,5 +1,10 @@
-"""The SQL files, rendered for a schema. Nothing else in the project holds SQL."""
+"""The SQL of the project, rendered for a schema. No other module holds SQL.
 
+sql/schema/ holds the schema in chapters, which together are version 1. Each later version is a
+file of sql/migrations/. sql/queries/ holds statements, each below a line "-- name: x".
+"""
+
+import re
 from functools import cache
 from hashlib import sha256
 from importlib import resources
@@ -7,49 +12,55 @@ from importlib import resources
 from cmdbus.checks import check_schema
 
 _FOLDER = resources.files("cmdbus.database") / "sql"
-
-
-def load() -> None:
-    """Reads all of them now: later the process may have no descriptor left, or another version
-    may have been installed over this one."""
-    for file in _FOLDER.iterdir():
-        _text(file.name)
+_BASELINE = "baseline"
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 @cache
-def _text(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8")
+def load() -> dict[str, str]:
+    """Reads all files now: later the process may have no descriptor left, or another version may
+    have been installed over this one."""
+    chapters = _files("schema")
+    texts = {"functions": chapters.pop("functions"), _BASELINE: "\n".join(chapters.values())}
+    for queries in _files("queries").values():
+        _, *named = _NAME.split(queries)
+        texts.update(zip(named[::2], named[1::2], strict=True))
+    return texts | _files("migrations")
+
+
+def _files(folder: str) -> dict[str, str]:
+    """Text by name, in the order of names."""
+    if not (_FOLDER / folder).is_dir():
+        return {}
+    files = sorted((_FOLDER / folder).iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".sql"): file.read_text(encoding="utf-8") for file in files}
 
 
 @cache
 def statement(name: str, schema: str) -> bytes:
-    """sql/<name>.sql, ready to be executed with parameters."""
+    """A named statement, ready to be executed with parameters."""
     return render(name, schema).encode()
 
 
 def render(name: str, schema: str, **more: str) -> str:
-    """Replaces {schema}, {channel} and what `more` names; an identifier is quoted here.
+    """Replaces {schema}, {channel} and the names of `more`; an identifier is quoted here.
 
     Names are checked before, so that they mean the same in identifiers, literals
     and function bodies.
     """
-    text = (
-        _text(f"{name}.sql")
-        .replace("{schema}", f'"{check_schema(schema)}"')
-        .replace("{channel}", schema)
-    )
+    identifier = f'"{check_schema(schema)}"'
+    text = load()[name].replace("{schema}", identifier).replace("{channel}", schema)
     for key, value in more.items():
         text = text.replace(f"{{{key}}}", value)
     return text
 
 
-def migrations() -> list[str]:
-    """Names of the migration files, in order; a file's place in the list is its version."""
-    names = (entry.name.removesuffix(".sql") for entry in _FOLDER.iterdir())
-    return sorted(name for name in names if name.startswith("migration_"))
+def versions() -> list[str]:
+    """Names of the texts that make the schema; a text's place in the list is its version."""
+    return [name for name in load() if name == _BASELINE or name[0].isdigit()]
 
 
 @cache
-def digest(name: str) -> str:
-    """Tells sql/<name>.sql from what it was in another build."""
-    return sha256(_text(f"{name}.sql").encode()).hexdigest()[:16]
+def digest(version: str) -> str:
+    """Distinguishes a version's text from that of another build."""
+    return sha256(load()[version].encode()).hexdigest()[:16]

@@ -179,7 +179,7 @@ def trouble_count_of(row: Sequence[Any]) -> TroubleCount:
 
 
 def domains_of(rows: Iterable[Sequence[Any]]) -> list[DomainRecord]:
-    """From the rows of read_domains.sql, which are in the domains' order."""
+    """From the rows of read_domains, which are in the domains' order."""
     return [_domain_of(list(group)) for _, group in groupby(rows, key=itemgetter(0))]
 
 
@@ -223,7 +223,7 @@ def _domain_of(rows: Sequence[Sequence[Any]]) -> DomainRecord:
 
 
 def _values(row: Sequence[Any]) -> dict[str, Any]:
-    """From a row of read_*.sql: data and result as text, times never out of Python's range."""
+    """From a row of read_*: data and result as text, times never out of Python's range."""
     values = dict(zip((field.name for field in fields(CommandRecord)), row, strict=True))
     values["status"] = Status(values["status"])
     for name in ("data", "result"):

@@ -262,7 +262,7 @@ class Store:
 
     def _row(self, connection: Connection, name: str, parameters: Mapping[str, Any]) -> Row:
         row = self._execute(connection, name, parameters).fetchone()
-        assert row is not None, f"{name}.sql returns exactly one row"
+        assert row is not None, f"{name} returns exactly one row"
         return row
 
     def _copy(self, connection: Connection, name: str, lines: Iterator[str]) -> None:

@@ -541,7 +541,7 @@ class Claims:
 
     def _value(self, connection: Connection, name: str, values: dict[str, Any]) -> Any:
         row = self._execute(connection, name, values).fetchone()
-        assert row is not None, f"{name}.sql returns exactly one row"
+        assert row is not None, f"{name} returns exactly one row"
         return row[0]
 
 

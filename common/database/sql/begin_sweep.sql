@@ -1,1 +1,0 @@
-SELECT {schema}.begin_sweep(%(domain)s, %(seconds)s);

@@ -1,6 +1,0 @@
-SELECT count(*) FROM {schema}.troubleshooting t
-WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
-    AND (%(type)s::text IS NULL OR t.type = %(type)s)
-    AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
-    AND (%(since)s::timestamptz IS NULL OR t.failed_at >= %(since)s)
-    AND (%(until)s::timestamptz IS NULL OR t.failed_at < %(until)s);

@@ -1,1 +1,0 @@
-SELECT {schema}.disarm(%(node)s);

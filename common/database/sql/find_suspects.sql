@@ -1,1 +1,0 @@
-SELECT {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint);

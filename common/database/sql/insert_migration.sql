@@ -1,2 +1,0 @@
-INSERT INTO {schema}.migration (version, name, digest)
-VALUES (%(version)s, %(name)s, %(digest)s);

@@ -1,1 +1,0 @@
-SELECT {schema}.leave(%(node)s);

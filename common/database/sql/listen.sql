@@ -1,3 +1,0 @@
-LISTEN {channel}_ready;
-LISTEN {channel}_due;
-LISTEN {channel}_pause;

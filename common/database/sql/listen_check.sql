@@ -1,1 +1,0 @@
-LISTEN {channel}_check;

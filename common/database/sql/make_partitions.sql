@@ -1,1 +1,0 @@
-SELECT {schema}.make_partitions(%(days_ahead)s);

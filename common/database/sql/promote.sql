@@ -1,1 +1,0 @@
-SELECT {schema}.promote(%(rows)s, %(bytes)s, %(skipped)s::bigint[]);

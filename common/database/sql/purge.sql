@@ -1,1 +1,0 @@
-SELECT {schema}.purge(%(domain)s, %(count)s);

@@ -1,0 +1,220 @@
+-- What workers claim, release and settle by.
+
+-- name: register
+-- Again after each new connection: a server restored to an earlier point has forgotten it.
+INSERT INTO {schema}.incarnation (id, worker, lease) VALUES (%(incarnation)s, %(worker)s, %(lease)s)
+ON CONFLICT DO NOTHING;
+
+-- name: step
+-- Settles what was completed, then claims the next run: one round trip, one commit.
+-- First as many of any type as there are free slots, then, ahead, of the types that
+-- are known to be quick. The claims come second because their counts are asked of the
+-- settlement, and see what that did, each being a statement of its own inside its
+-- function. (As CTEs of one statement the claim runs first, and takes again what is
+-- being settled.)
+SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
+    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited
+FROM {schema}.complete(
+        %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[],
+        %(tokens)s::bigint[], %(command_ids)s::uuid[], %(claimer)s,
+        %(attempts)s::smallint[], %(max_attempts)s::smallint[],
+        %(results)s::json[]) s (lost)
+    LEFT JOIN LATERAL (
+        SELECT * FROM {schema}.claim(
+            %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(floors)s::bigint[],
+            %(below)s, %(types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(free)s::integer END,
+            1, %(bytes)s, %(most_losses)s::smallint, %(claimer)s, %(lease)s)
+        UNION ALL
+        SELECT * FROM {schema}.claim(
+            %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(quick_floors)s::bigint[],
+            false, %(quick_types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(ahead)s::integer END,
+            0, %(bytes_ahead)s, %(most_losses)s::smallint, %(claimer)s, %(lease)s)
+    ) c ON true;
+
+-- name: settle
+SELECT {schema}.settle(
+    %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[],
+    %(tokens)s::bigint[], %(command_ids)s::uuid[], %(claimer)s,
+    %(kinds)s::text[], %(attempts)s::smallint[], %(losses)s::smallint[],
+    %(max_attempts)s::smallint[], %(results)s::json[],
+    %(delays)s::double precision[], %(codes)s::text[], %(messages)s::text[],
+    %(details)s::json[]);
+
+-- name: settle_within
+-- Settles a command inside its handler's transaction. NULL: that transaction has ended, or has
+-- another isolation level. And which statements SQL has prepared in this session, which outlive
+-- the transaction.
+SELECT CASE
+    WHEN current_setting('cmdbus.transaction', true) = %(marker)s
+        AND current_setting('transaction_isolation') = 'read committed'
+    THEN {schema}.settle(
+        %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[],
+        %(tokens)s::bigint[], %(command_ids)s::uuid[], %(claimer)s,
+        %(kinds)s::text[], %(attempts)s::smallint[], %(losses)s::smallint[],
+        %(max_attempts)s::smallint[], %(results)s::json[],
+        %(delays)s::double precision[], %(codes)s::text[], %(messages)s::text[],
+        %(details)s::json[])
+    END,
+    (SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql);
+
+-- name: claim_suspect
+SELECT c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts, c.losses,
+    c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited
+FROM {schema}.claim_suspect(
+    %(domains)s::text[], %(types)s::text[], %(losses)s::smallint, %(claimer)s, %(lease)s) c;
+
+-- name: find_claimable
+-- Keys of the rows that a claim would take; see claim in the schema.
+SELECT c.domain, c.priority, c.id, c.token, c.command_id, c.claimer
+FROM unnest(%(domains)s::text[], %(priorities)s::smallint[]) q (domain, priority),
+    LATERAL (
+        SELECT r.domain, r.priority, r.id, r.token, r.command_id, r.claimer
+        FROM {schema}.ready r
+        WHERE r.domain = q.domain AND r.priority = q.priority
+            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+            AND (r.domain || ' ' || r.type) = ANY (%(types)s::text[])
+            AND r.losses + (r.claimer IS NOT NULL)::integer
+                BETWEEN %(least_losses)s AND %(most_losses)s
+            AND r.id <> ALL (%(skipped)s::bigint[])
+        ORDER BY r.domain, r.priority, r.id
+        LIMIT %(count)s
+    ) c
+WHERE NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
+LIMIT %(count)s;
+
+-- name: claim_row
+-- Claims one row by its key; the columns of a claim.
+WITH picked AS MATERIALIZED (
+    SELECT r.domain, r.priority, r.id FROM {schema}.ready r
+    WHERE r.domain = %(domain)s AND r.priority = %(priority)s AND r.id = %(id)s
+        AND r.token = %(token)s AND r.command_id = %(command_id)s
+        AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE {schema}.ready r SET
+    token = r.token + 1,
+    losses = r.losses + (r.claimer IS NOT NULL)::integer,
+    claimer = %(claimer)s::bigint,
+    claimed_at = clock_timestamp(),
+    lease_until = clock_timestamp() + %(lease)s::interval
+FROM picked p, LATERAL {schema}.note_lost(
+    ARRAY[p.domain]::text[], ARRAY[p.priority]::smallint[], ARRAY[p.id]) noted
+WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
+RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
+    r.losses, r.max_attempts, r.correlation_id, r.reply_to, {schema}.finite(r.created_at),
+    extract(epoch FROM clock_timestamp()
+        - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
+
+-- name: find_claimed
+-- What a worker has claimed and neither settled nor released: the columns of a claim,
+-- without the payload, which may be large and which a rescue has no use for.
+-- No index leads there, which would cost each claim its HOT update: asked for once for
+-- a death or a lost reply, it reads all of ready.
+SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
+    correlation_id, reply_to, {schema}.finite(created_at),
+    extract(epoch FROM claimed_at
+        - {schema}.finite(coalesce(due_at, created_at)))::double precision
+FROM {schema}.ready
+WHERE claimer = %(claimer)s;
+
+-- name: find_claimed_among
+-- Like find_claimed, of these commands only: by ready_command.
+SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
+    correlation_id, reply_to, {schema}.finite(created_at),
+    extract(epoch FROM claimed_at
+        - {schema}.finite(coalesce(due_at, created_at)))::double precision
+FROM {schema}.ready
+WHERE command_id = ANY (%(command_ids)s::uuid[]) AND claimer = %(claimer)s;
+
+-- name: find_keys
+-- Keys of what a worker has claimed; reads all of ready, like find_claimed.
+SELECT domain, priority, id, token, command_id, claimer
+FROM {schema}.ready
+WHERE claimer = %(claimer)s;
+
+-- name: find_held
+-- The positions of these claims that their claimer still has.
+SELECT k.position FROM {schema}.ready r
+JOIN unnest(
+    %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[], %(tokens)s::bigint[],
+    %(command_ids)s::uuid[])
+    WITH ORDINALITY k (domain, priority, id, token, command_id, position)
+    ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id AND r.token = k.token
+    AND r.claimer = %(claimer)s AND r.command_id = k.command_id;
+
+-- name: read_claim
+-- One of a worker's claims; the columns of a claim.
+SELECT domain, priority, id, token, command_id, type, data::text, attempts, losses, max_attempts,
+    correlation_id, reply_to, {schema}.finite(created_at),
+    extract(epoch FROM claimed_at
+        - {schema}.finite(coalesce(due_at, created_at)))::double precision
+FROM {schema}.ready
+WHERE domain = %(domain)s AND priority = %(priority)s AND id = %(id)s AND token = %(token)s
+    AND command_id = %(command_id)s AND claimer = %(claimer)s;
+
+-- name: read_payloads
+-- The payloads of claims that are still their claimer's: of the first that hold at most so
+-- many bytes together, and of one at least.
+WITH sized AS (
+    SELECT k.domain, k.priority, k.id, k.token, k.command_id,
+        sum(octet_length(r.data::text)) OVER (ORDER BY k.place) AS upto,
+        row_number() OVER (ORDER BY k.place) AS nth
+    FROM unnest(
+            %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[],
+            %(tokens)s::bigint[], %(command_ids)s::uuid[])
+        WITH ORDINALITY k (domain, priority, id, token, command_id, place)
+    JOIN {schema}.ready r ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
+        AND r.token = k.token AND r.command_id = k.command_id AND r.claimer = %(claimer)s
+)
+SELECT r.id, r.token, r.data::text
+FROM sized s
+JOIN {schema}.ready r ON r.domain = s.domain AND r.priority = s.priority AND r.id = s.id
+    AND r.token = s.token AND r.command_id = s.command_id
+WHERE s.upto <= %(bytes)s::bigint OR s.nth = 1;
+
+-- name: release
+SELECT {schema}.release(
+    %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[], %(tokens)s::bigint[],
+    %(command_ids)s::uuid[], %(claimer)s, %(losses)s::smallint[], %(reason)s, %(why)s);
+
+-- name: renew
+SELECT {schema}.renew(
+    %(command_ids)s::uuid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(claimers)s::bigint[],
+    %(node)s, %(lease)s, %(types)s::text[]);
+
+-- name: set_aside
+SELECT {schema}.set_aside(
+    %(table)s, %(domain)s, %(priority)s::smallint, %(id)s, %(token)s, %(command_id)s,
+    %(claimer)s::bigint, %(code)s, %(message)s);
+
+-- name: find_ends
+-- How the executions of an incarnation ended, in the order of their claims; NULL where that
+-- is not known. Anything but a completion leaves an event of the claim's token; that comes
+-- first, as an operator may have completed the command since. By the primary keys of event
+-- and finished.
+SELECT coalesce(
+    (SELECT CASE e.kind
+            WHEN 'LOST' THEN 'LOST'
+            WHEN 'BUSINESS_RULE_FAILED' THEN 'FAILED'
+            WHEN 'MOVED_TO_TROUBLESHOOTING_QUEUE' THEN 'TROUBLE'
+            ELSE CASE e.details ->> 'reason'::text WHEN 'INTERRUPTED' THEN 'INTERRUPTED'
+                ELSE 'RETRY' END END
+        FROM {schema}.event e
+        WHERE e.domain = k.domain AND e.command_id = k.command_id AND e.token = k.token
+            AND e.claimer = %(claimer)s
+            AND e.kind IN ('LOST', 'BUSINESS_RULE_FAILED', 'MOVED_TO_TROUBLESHOOTING_QUEUE',
+                'FAILED')
+        ORDER BY e.id
+        LIMIT 1),
+    (SELECT f.status FROM {schema}.finished f
+        WHERE f.domain = k.domain AND f.command_id = k.command_id AND f.token = k.token
+            AND f.claimer = %(claimer)s AND f.status IN ('COMPLETED', 'CANCELED')
+        LIMIT 1))
+FROM unnest(%(domains)s::text[], %(command_ids)s::uuid[], %(tokens)s::bigint[])
+    WITH ORDINALITY k (domain, command_id, token, place)
+ORDER BY place;
+
+-- name: read_error_code
+-- Of the latest execution of a claimed command.
+SELECT error_code FROM {schema}.ready
+WHERE domain = %(domain)s AND priority = %(priority)s AND id = %(id)s;

@@ -1,0 +1,106 @@
+-- What cmdbus init executes.
+
+-- name: create_database
+CREATE DATABASE cmdbus;
+
+-- name: narrow_search_path
+-- Until the transaction ends. The installer may be a superuser: no operator or function in a
+-- schema where other roles may CREATE is called here, even if its argument types match better.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
+-- name: lock_migrations
+-- One starter at a time migrates one schema; released when its transaction ends.
+SELECT pg_advisory_xact_lock('pg_catalog.pg_namespace'::regclass::oid::integer, hashtext(%(schema)s));
+
+-- name: find_migrations
+SELECT to_regclass('{schema}.migration')::text;
+
+-- name: read_migrations
+-- A schema that was made before digests were recorded has no such column.
+SELECT version, name, to_jsonb(m) ->> 'digest'::text
+FROM {schema}.migration m
+ORDER BY version;
+
+-- name: read_foreign_schema
+-- A schema of this name that is not ours alone, and why; no row if it may be used.
+SELECT CASE WHEN n.nspowner <> current_user::regrole::oid THEN 'belongs to ' || n.nspowner::regrole::text
+            ELSE 'holds something else' END
+FROM pg_namespace n
+WHERE n.nspname = %(schema)s
+    AND (n.nspowner <> current_user::regrole::oid
+         OR EXISTS (SELECT FROM pg_class WHERE relnamespace = n.oid)
+         OR EXISTS (SELECT FROM pg_proc WHERE pronamespace = n.oid)
+         OR EXISTS (SELECT FROM pg_type WHERE typnamespace = n.oid)
+         OR EXISTS (SELECT FROM pg_operator WHERE oprnamespace = n.oid));
+
+-- name: create_schema
+CREATE SCHEMA IF NOT EXISTS {schema};
+
+CREATE TABLE {schema}.migration (
+    version integer PRIMARY KEY,
+    name text NOT NULL,
+    -- Of the migration's text, to tell it from another build's.
+    digest text NOT NULL DEFAULT '',
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- name: insert_migration
+INSERT INTO {schema}.migration (version, name, digest)
+VALUES (%(version)s, %(name)s, %(digest)s);
+
+-- name: grant_worker
+-- May run commands, operate, send and read. History only grows: what a worker may remove of it
+-- is what retain_day and retain_domain remove, which have the owner's rights.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON
+    {schema}.ready, {schema}.scheduled, {schema}.waiter, {schema}.node TO {role};
+GRANT SELECT, INSERT ON
+    {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation TO {role};
+GRANT SELECT ON
+    {schema}.command, {schema}.domain, {schema}.domain_event, {schema}.migration TO {role};
+GRANT SELECT, UPDATE ON SEQUENCE {schema}.armed, {schema}.alarm, {schema}.patience TO {role};
+GRANT SELECT ON SEQUENCE {schema}.ready_id_seq TO {role};
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
+
+-- name: grant_producer
+-- May send and cancel; may read nothing of what others sent.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT ON {schema}.migration TO {role};
+GRANT EXECUTE ON FUNCTION
+    {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.identify, {schema}.landed,
+    {schema}.cancel, {schema}.wake, {schema}.notify, {schema}.domain_bit TO {role};
+GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm TO {role};
+-- For bulk sends, which COPY; the columns of claims and attempts are not theirs.
+GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts)
+    ON {schema}.ready TO {role};
+GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts,
+              due_at) ON {schema}.scheduled TO {role};
+
+-- name: grant_operator
+-- May read everything, cancel and reschedule, resolve what is in troubleshooting, and steer
+-- domains; may not send, run, or change a command or its history in any other way.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT ON
+    {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.troubleshooting,
+    {schema}.event, {schema}.incarnation, {schema}.domain,
+    {schema}.domain_event, {schema}.migration TO {role};
+GRANT EXECUTE ON FUNCTION
+    {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.reschedule,
+    {schema}.resolve, {schema}.resolve_batch, {schema}.configure_domain, {schema}.set_paused,
+    {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
+    {schema}.is_waiting TO {role};
+GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
+
+-- name: grant_monitor
+-- May see what there is and how it goes, but no payload, result or message.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT ON {schema}.migration TO {role};
+GRANT SELECT (domain, command_id, type, status, priority, attempts, max_attempts, error_code,
+              correlation_id, reply_to, batch_id, created_at, due_at, started_at, finished_at,
+              worker) ON {schema}.command TO {role};
+-- What counts of domains and of troubleshooting read.
+GRANT SELECT (domain, type, created_at, due_at, lease_until) ON {schema}.ready TO {role};
+GRANT SELECT (domain, type) ON {schema}.scheduled TO {role};
+GRANT SELECT (domain, type, error_code, failed_at) ON {schema}.troubleshooting TO {role};
+GRANT SELECT ON {schema}.domain TO {role};
+GRANT EXECUTE ON FUNCTION {schema}.is_handled TO {role};

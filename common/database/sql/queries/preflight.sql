@@ -1,0 +1,74 @@
+-- What is checked before a fleet starts.
+
+-- name: read_server
+-- What kind of server this is, and as whom we are there; whether
+-- the current role sees and ends the sessions of the one that has logged in.
+SELECT current_setting('server_encoding'), current_setting('client_encoding'),
+    pg_is_in_recovery(), session_user::text, current_database()::text,
+    current_user::text,
+    pg_has_role(session_user, 'USAGE')
+    OR pg_has_role('pg_read_all_stats', 'USAGE') AND pg_has_role('pg_signal_backend', 'USAGE');
+
+-- name: read_effective
+-- What applies to this session, timeouts in milliseconds, and who says so.
+SELECT name, setting, source FROM pg_settings WHERE name = ANY (%(names)s);
+
+-- name: read_missing_rights
+-- What a worker must be allowed to do and this role is not; see grant_worker.sql. Names
+-- the schema only as a value: to look into one without USAGE would be an error.
+WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
+    wanted AS (
+        SELECT unnest(tables) AS relname, privileges
+        FROM (VALUES
+            ('{ready,scheduled,waiter,node}'::text[], '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
+            ('{troubleshooting,finished,event,incarnation}', '{SELECT,INSERT}'),
+            ('{command,domain,domain_event,migration}', '{SELECT}')) v (tables, privileges)
+    )
+SELECT 'USAGE on the schema' FROM home WHERE NOT has_schema_privilege(oid, 'USAGE')
+UNION ALL
+SELECT privilege || ' on ' || c.relname::text
+FROM home JOIN pg_class c ON c.relnamespace = home.oid
+JOIN wanted w ON w.relname = c.relname::text, unnest(w.privileges) privilege
+WHERE NOT has_table_privilege(c.oid, privilege)
+UNION ALL
+SELECT privilege || ' on ' || relname::text
+FROM home JOIN pg_class c ON c.relnamespace = home.oid
+JOIN (VALUES ('armed', 'SELECT'), ('armed', 'UPDATE'), ('alarm', 'SELECT'), ('alarm', 'UPDATE'),
+             ('patience', 'SELECT'), ('patience', 'UPDATE'), ('ready_id_seq', 'SELECT')) p (sequence, privilege) ON p.sequence = relname::text
+WHERE NOT has_sequence_privilege(c.oid, privilege)
+UNION ALL
+SELECT 'EXECUTE on ' || proname::text
+FROM home JOIN pg_proc f ON f.pronamespace = home.oid
+WHERE NOT has_function_privilege(f.oid, 'EXECUTE');
+
+-- name: read_budget
+-- The limits on connections that hold for this role here, -1 for none, and how many there
+-- are beside this one. Whose sessions they are is visible to every role.
+WITH role AS (SELECT oid, rolsuper, rolconnlimit FROM pg_roles WHERE rolname = session_user),
+    others AS (
+        SELECT usesysid, datname, application_name ~ %(node)s::text AS node
+        FROM pg_stat_activity
+        WHERE usesysid IS NOT NULL AND pid <> pg_backend_pid()
+            AND coalesce(backend_type, 'client backend') = 'client backend'
+    )
+SELECT current_setting('max_connections')::integer,
+    CASE WHEN rolsuper THEN 0 ELSE current_setting('superuser_reserved_connections')::integer
+        + CASE WHEN EXISTS (
+            SELECT FROM pg_roles
+            WHERE rolname = 'pg_use_reserved_connections' AND pg_has_role(oid, 'USAGE'))
+        THEN 0 ELSE coalesce(current_setting('reserved_connections', true)::integer, 0) END
+    END,
+    CASE WHEN rolsuper THEN -1 ELSE datconnlimit END,
+    CASE WHEN rolsuper THEN -1 ELSE rolconnlimit END,
+    (SELECT count(*) FROM others),
+    (SELECT count(*) FROM others o WHERE o.datname = current_database()),
+    (SELECT count(*) FROM others o WHERE o.usesysid = role.oid),
+    (SELECT count(*) FROM others WHERE node)
+FROM role, pg_database WHERE pg_database.datname = current_database();
+
+-- name: listen_check
+LISTEN {channel}_check;
+
+-- name: notify_check
+-- By another session than the one that listens, as it will be.
+SELECT pg_notify('{channel}_check', %(token)s);

@@ -1,0 +1,215 @@
+-- What reports on commands and domains.
+
+-- name: read_command
+-- One command, wherever it is; a single statement, so that none is missed while it
+-- moves. Payloads as text, decoded with care; times within Python's range.
+SELECT domain, command_id, type, status, priority, attempts, max_attempts,
+    data::text, result::text, error_code, error_message, correlation_id, reply_to, batch_id,
+    created_at, least(greatest(due_at, '0002-01-01'), '9998-12-31') AS due_at,
+    started_at, finished_at, worker
+FROM {schema}.command
+WHERE domain = %(domain)s AND command_id = %(command_id)s;
+
+-- name: query_commands
+-- The newest first. What was finished before `since` was sent before it: the
+-- condition on finished_at lets whole partitions of history go unread.
+SELECT domain, command_id, type, status, priority, attempts, max_attempts,
+    data::text, result::text, error_code, error_message, correlation_id, reply_to, batch_id,
+    created_at, least(greatest(due_at, '0002-01-01'), '9998-12-31') AS due_at,
+    started_at, finished_at, worker
+FROM {schema}.command
+WHERE (%(domain)s::text IS NULL OR domain = %(domain)s)
+    AND (%(status)s::text IS NULL OR status = %(status)s)
+    AND (%(type)s::text IS NULL OR type = %(type)s)
+    AND (%(since)s::timestamptz IS NULL
+         OR (created_at >= %(since)s AND (finished_at IS NULL OR finished_at >= %(since)s)))
+    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+ORDER BY created_at DESC, command_id DESC
+LIMIT %(limit)s OFFSET %(offset)s;
+
+-- name: read_audit
+-- The normal course is read from the command's own columns, the rest from event:
+-- a failed attempt's event also says when that attempt was received. Rows count the attempts
+-- that are charged; an uncharged one has the number of the next.
+WITH c AS MATERIALIZED (
+    SELECT * FROM {schema}.command
+    WHERE domain = %(domain)s AND command_id = %(command_id)s
+), e AS MATERIALIZED (
+    SELECT e.id, e.at, e.claimed_at, e.kind, e.attempt + u.uncharged::integer AS attempt, e.operator,
+        e.code, e.message || CASE WHEN u.uncharged THEN ' (does not count as an attempt)' ELSE '' END
+            AS message,
+        e.details, i.worker
+    FROM {schema}.event e
+    LEFT JOIN {schema}.incarnation i ON i.id = e.claimer,
+    LATERAL (SELECT e.kind = 'LOST'
+        OR coalesce(e.details ->> 'reason'::text = 'INTERRUPTED', false)) u (uncharged)
+    WHERE e.domain = %(domain)s AND e.command_id = %(command_id)s
+)
+SELECT at, kind, attempt, worker, operator, code, message, details::text
+FROM (
+    SELECT created_at AS at, 0 AS rank, 0::bigint AS id, 'SENT' AS kind, NULL::integer AS attempt,
+        NULL AS worker, NULL AS operator, NULL AS code, NULL AS message,
+        json_build_object('type', type, 'priority', priority, 'correlation_id', correlation_id,
+                          'reply_to', reply_to) AS details
+    FROM c
+    UNION ALL
+    SELECT started_at, 1, 0, 'RECEIVED',
+        attempts + (status IN ('PENDING', 'CANCELED'))::integer, worker, NULL, NULL, NULL, NULL
+    FROM c
+    WHERE started_at IS NOT NULL AND NOT EXISTS (SELECT FROM e WHERE e.claimed_at = c.started_at)
+    UNION ALL
+    SELECT DISTINCT ON (claimed_at)
+        claimed_at, 1, id, 'RECEIVED', attempt::integer, worker, NULL, NULL, NULL, NULL
+    FROM e WHERE claimed_at IS NOT NULL
+    UNION ALL
+    SELECT at, 2, id, kind, attempt, worker, operator, code, message, details FROM e
+    UNION ALL
+    SELECT finished_at, 3, 0, 'COMPLETED', attempts, worker, NULL, NULL, NULL, NULL
+    FROM c WHERE status = 'COMPLETED' AND NOT EXISTS (SELECT FROM e WHERE kind = 'OPERATOR_COMPLETE')
+) audit
+ORDER BY at, rank, id;
+
+-- name: read_domain_audit
+SELECT at, kind, NULL AS attempt, NULL AS worker, operator, NULL AS code, message, details::text
+FROM {schema}.domain_event WHERE domain = %(domain)s ORDER BY id;
+
+-- name: read_trouble
+-- The newest first. The reason is that of the event by which it came there.
+SELECT t.*, (
+    SELECT e.details ->> 'reason'::text FROM {schema}.event e
+    WHERE e.domain = t.domain AND e.command_id = t.command_id
+        AND e.kind = 'MOVED_TO_TROUBLESHOOTING_QUEUE'
+    ORDER BY e.id DESC LIMIT 1)
+FROM (
+    SELECT t.domain, t.command_id, t.type, 'IN_TROUBLESHOOTING_QUEUE' AS status, t.priority,
+        t.attempts::integer, t.max_attempts::integer, t.data::text, NULL AS result, t.error_code,
+        t.error_message, t.correlation_id, t.reply_to, NULL::uuid AS batch_id, t.created_at,
+        least(greatest(coalesce(t.due_at, t.created_at), '0002-01-01'), '9998-12-31') AS due_at,
+        t.claimed_at AS started_at, NULL::timestamptz AS finished_at, i.worker, t.failed_at
+    FROM {schema}.troubleshooting t LEFT JOIN {schema}.incarnation i ON i.id = t.claimer
+    WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
+        AND (%(type)s::text IS NULL OR t.type = %(type)s)
+        AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
+        AND (%(since)s::timestamptz IS NULL OR t.failed_at >= %(since)s)
+        AND (%(until)s::timestamptz IS NULL OR t.failed_at < %(until)s)
+    ORDER BY t.failed_at DESC, t.domain DESC, t.command_id DESC
+    LIMIT %(limit)s OFFSET %(offset)s
+) t
+ORDER BY t.failed_at DESC, t.domain DESC, t.command_id DESC;
+
+-- name: count_trouble
+SELECT count(*) FROM {schema}.troubleshooting t
+WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
+    AND (%(type)s::text IS NULL OR t.type = %(type)s)
+    AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
+    AND (%(since)s::timestamptz IS NULL OR t.failed_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR t.failed_at < %(until)s);
+
+-- name: summarize_trouble
+-- The most frequent first.
+SELECT domain, type, error_code, count(*), min(failed_at), max(failed_at)
+FROM {schema}.troubleshooting t
+WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
+    AND (%(type)s::text IS NULL OR t.type = %(type)s)
+    AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
+    AND (%(since)s::timestamptz IS NULL OR t.failed_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR t.failed_at < %(until)s)
+GROUP BY domain, type, error_code
+ORDER BY count(*) DESC, domain, type, error_code
+LIMIT %(limit)s;
+
+-- name: read_domains
+-- Every domain that has commands waiting, running or in troubleshooting, or settings; a
+-- row for each of its types, and one whose type is NULL for the settings.
+WITH counts AS (
+    SELECT domain, type,
+        count(*) FILTER (WHERE claimable) AS ready,
+        0::bigint AS scheduled,
+        count(*) FILTER (WHERE NOT claimable) AS in_progress,
+        0::bigint AS troubleshooting,
+        extract(epoch FROM clock_timestamp() - min(waits_since) FILTER (WHERE claimable))
+            ::double precision AS oldest_age
+    FROM (
+        SELECT domain, type, lease_until IS NULL OR lease_until <= clock_timestamp() AS claimable,
+            coalesce(due_at, created_at) AS waits_since
+        FROM {schema}.ready
+    ) r
+    GROUP BY domain, type
+    UNION ALL
+    SELECT domain, type, 0, count(*), 0, 0, NULL FROM {schema}.scheduled GROUP BY domain, type
+    UNION ALL
+    SELECT domain, type, 0, 0, 0, count(*), NULL FROM {schema}.troubleshooting
+    GROUP BY domain, type
+    UNION ALL
+    SELECT name, NULL, 0, 0, 0, 0, NULL FROM {schema}.domain
+)
+SELECT c.domain, c.type, c.ready, c.scheduled, c.in_progress, c.troubleshooting, c.oldest_age,
+    coalesce(d.paused, false), coalesce(d.accepting, true), d.max_depth, d.warn_depth,
+    coalesce(d.keep, interval '7 days'),
+    c.ready > 0 AND c.in_progress = 0 AND c.oldest_age >= %(unhandled_after)s
+        AND NOT coalesce(d.paused, false) AND NOT {schema}.is_handled(c.domain, c.type)
+FROM (
+    SELECT domain, type, sum(ready)::bigint AS ready, sum(scheduled)::bigint AS scheduled,
+        sum(in_progress)::bigint AS in_progress, sum(troubleshooting)::bigint AS troubleshooting,
+        coalesce(max(oldest_age), 0) AS oldest_age
+    FROM counts
+    WHERE %(domains)s::text[] IS NULL OR domain = ANY (%(domains)s)
+    GROUP BY domain, type
+) c
+LEFT JOIN {schema}.domain d ON d.name = c.domain
+ORDER BY c.domain, c.type;
+
+-- name: read_snapshot
+-- Counts of one domain, of one moment. oldest_age: seconds that the oldest command
+-- that could be claimed has waited since it was due.
+SELECT r.ready + s.scheduled AS depth, r.ready, s.scheduled, r.in_progress, t.troubleshooting,
+    coalesce(r.oldest_age, 0)::double precision AS oldest_age,
+    coalesce((SELECT NOT accepting FROM {schema}.domain WHERE name = %(domain)s), false)
+FROM (
+    SELECT count(*) FILTER (WHERE claimable) AS ready,
+        count(*) FILTER (WHERE NOT claimable) AS in_progress,
+        extract(epoch FROM clock_timestamp() - min(waits_since) FILTER (WHERE claimable))
+            AS oldest_age
+    FROM (
+        SELECT lease_until IS NULL OR lease_until <= clock_timestamp() AS claimable,
+            coalesce(due_at, created_at) AS waits_since
+        FROM {schema}.ready WHERE domain = %(domain)s
+    ) claims
+) r, (
+    SELECT count(*) AS scheduled FROM {schema}.scheduled WHERE domain = %(domain)s
+) s, (
+    SELECT count(*) AS troubleshooting FROM {schema}.troubleshooting WHERE domain = %(domain)s
+) t;
+
+-- name: read_depths
+-- How many commands are in which state, by domain: at most 10,000 rows, those with the most
+-- commands first, as a role that may send can name any number of domains. Reads all of ready,
+-- scheduled and troubleshooting.
+SELECT domain, state, depth
+FROM (
+    SELECT domain::text, CASE WHEN lease_until > clock_timestamp() THEN 'in_progress'
+                              ELSE 'ready' END AS state, count(*) AS depth
+    FROM {schema}.ready GROUP BY 1, 2
+    UNION ALL
+    SELECT domain::text, 'scheduled', count(*) FROM {schema}.scheduled GROUP BY 1
+    UNION ALL
+    SELECT domain, 'troubleshooting', count(*) FROM {schema}.troubleshooting GROUP BY 1
+) counts
+ORDER BY depth DESC LIMIT 10000;
+
+-- name: find_unhandled
+-- Types of some domains that no known worker handles, with the number of their commands: all of
+-- these are claimable, and the oldest has been for some time. The most frequent first. Reads all
+-- of ready.
+SELECT r.domain::text, r.type::text, count(*)
+FROM {schema}.ready r
+WHERE r.domain = ANY (%(domains)s::text[])
+    AND (r.domain || ' ' || r.type) <> ALL (%(types)s::text[])
+GROUP BY r.domain, r.type
+HAVING bool_and(r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+    AND min(coalesce(r.due_at, r.created_at))
+        <= clock_timestamp() - make_interval(secs => %(seconds)s::double precision)
+    AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
+    AND NOT {schema}.is_handled(r.domain, r.type)
+ORDER BY count(*) DESC, r.domain, r.type
+LIMIT %(count)s;

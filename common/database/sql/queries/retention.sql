@@ -1,0 +1,40 @@
+-- What removes old history.
+
+-- name: make_partitions
+SELECT {schema}.make_partitions(%(days_ahead)s);
+
+-- name: find_days
+-- The tables of history, detached ones included, and the time.
+SELECT c.relname, extract(epoch FROM clock_timestamp())::double precision
+FROM pg_class c
+WHERE c.relnamespace = '{schema}'::regnamespace::oid AND c.relkind = 'r'
+    AND c.relname::text ~ '^finished_[0-9]{8}$'
+ORDER BY c.relname;
+
+-- name: find_keeps
+-- For how many seconds domains keep their history, and how many seconds ago each was swept, NULL
+-- if that is not known. No interval, as Python's is shorter.
+SELECT name, extract(epoch FROM keep)::double precision,
+    CASE WHEN swept_at <= clock_timestamp()
+        THEN extract(epoch FROM clock_timestamp() - swept_at)::double precision END
+FROM {schema}.domain;
+
+-- name: find_living
+-- Names of the sessions of nodes in this database.
+SELECT DISTINCT application_name FROM pg_stat_activity
+WHERE datname = current_database() AND application_name ~ %(node)s::text;
+
+-- name: begin_sweep
+SELECT {schema}.begin_sweep(%(domain)s, %(seconds)s);
+
+-- name: retain_day
+SELECT {schema}.retain_day(%(partition)s, %(blocks)s);
+
+-- name: retain_domain
+SELECT {schema}.retain_domain(%(partition)s, %(domain)s, %(count)s);
+
+-- name: retain_domain_events
+SELECT {schema}.retain_domain_events();
+
+-- name: retain_incarnations
+SELECT {schema}.retain_incarnations(%(living)s::bigint[]);

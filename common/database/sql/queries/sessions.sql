@@ -1,0 +1,125 @@
+-- What opens, watches and ends sessions and transactions.
+
+-- name: open_transaction
+-- In one round trip. READ COMMITTED whatever the role's default is: a renewal of the
+-- lease would make any other level fail at settlement. The marker shows at the end
+-- whether this is still the same transaction.
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL lock_timeout = 0;
+SET LOCAL statement_timeout = {statement_ms};
+SET LOCAL idle_in_transaction_session_timeout = {idle_ms};
+SET LOCAL cmdbus.transaction = '{marker}';
+
+-- name: limit_transaction
+-- New limits of a handler's transaction, the one that cmdbus.transaction marks.
+SELECT pg_catalog.set_config('statement_timeout', '{statement_ms}', true),
+    pg_catalog.set_config('idle_in_transaction_session_timeout', '{idle_ms}', true);
+
+-- name: limit_statements
+-- Until the end of the transaction.
+SELECT set_config('statement_timeout', %(limit)s, true);
+
+-- name: commit_transaction
+-- And leaves nothing of the session to the next command. Not DISCARD ALL: it forgets
+-- the statements that the driver has prepared and still believes in.
+COMMIT;
+CLOSE ALL;
+RESET SESSION AUTHORIZATION;
+RESET ROLE;
+RESET ALL;
+UNLISTEN *;
+SELECT pg_advisory_unlock_all();
+DISCARD TEMP;
+DISCARD SEQUENCES;
+
+-- name: rollback_transaction
+-- Leaves nothing of the session to the next command. Not DISCARD ALL: it forgets
+-- the statements that the driver has prepared and still believes in.
+ROLLBACK;
+CLOSE ALL;
+RESET SESSION AUTHORIZATION;
+RESET ROLE;
+RESET ALL;
+UNLISTEN *;
+SELECT pg_advisory_unlock_all();
+DISCARD TEMP;
+DISCARD SEQUENCES;
+SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql;
+
+-- name: deallocate
+DEALLOCATE {identifier};
+
+-- name: ping
+-- To find a session that has ended, or a server that has gone silent.
+SELECT 1;
+
+-- name: read_pid
+SELECT pg_backend_pid();
+
+-- name: read_backend
+-- The server process of this session, and when it began, in microseconds since 1970: that tells
+-- it from a later one of the same pid. Behind a pooler the driver knows another pid, the pooler's.
+-- The start is NULL where the role may not see the sessions of the one that has logged in.
+SELECT pg_backend_pid(), (extract(epoch FROM backend_start) * 1000000::numeric)::bigint,
+    session_user::text, current_user::text
+FROM pg_stat_activity WHERE pid = pg_backend_pid();
+
+-- name: read_role
+SELECT current_user::text;
+
+-- name: read_setting
+-- Whether a session's setting is the wanted one, in whatever unit, or a stricter timeout.
+SELECT CASE WHEN name LIKE '%%timeout'
+        THEN setting::bigint BETWEEN 1
+            AND (extract(epoch FROM %(wanted)s::text::interval) * 1000::numeric)::bigint
+        ELSE setting = %(wanted)s END,
+    current_setting(name)
+FROM pg_settings WHERE name = %(name)s;
+
+-- name: read_session
+-- What a session executes, and which sessions it waits for. The last statement of an idle
+-- session is the bus's, and so is what opens and settles a handler's transaction. A prepared
+-- transaction that blocks has no process: its number is 0.
+SELECT
+    CASE
+        WHEN s.state <> 'idle' AND s.query NOT LIKE '%%cmdbus.transaction%%'
+        THEN s.state || ': ' || s.query
+    END,
+    ARRAY(
+        SELECT CASE
+            WHEN b.pid IS NULL THEN 'a prepared transaction'
+            ELSE format(
+                'pid %%s (%%s, role %%s, %%s, transaction of %%s s): %%s',
+                b.pid, coalesce(nullif(b.application_name, ''), b.backend_type), b.usename,
+                b.state, extract(epoch FROM clock_timestamp() - b.xact_start)::int,
+                left(b.query, 300))
+        END
+        FROM (
+            SELECT DISTINCT pid FROM unnest(pg_blocking_pids(s.pid)) AS blocking (pid)
+        ) AS blocking
+        LEFT JOIN pg_stat_activity b ON b.pid = blocking.pid
+        ORDER BY b.xact_start
+        LIMIT 10)
+FROM pg_stat_activity s
+WHERE s.pid = %(pid)s;
+
+-- name: end_sessions
+-- Ends sessions, known by pid and start, or by the name of their worker; says how many there
+-- still are. Until there is none, they may commit what is in their socket.
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+    AND (application_name = %(name)s
+        OR (pid, (extract(epoch FROM backend_start) * 1000000::numeric)::bigint) IN (
+            SELECT * FROM unnest(%(pids)s::integer[], %(starts)s::bigint[])));
+
+-- name: read_oldest_snapshot
+-- Since how many seconds the oldest transaction lasts that keeps this database from removing
+-- dead rows, as far as this role may see: those of others only as pg_monitor.
+SELECT COALESCE(max(extract(epoch FROM clock_timestamp() - began)), 0)::float8
+FROM (
+    SELECT xact_start AS began FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+        AND backend_type <> 'autovacuum worker'
+    UNION ALL
+    SELECT prepared FROM pg_prepared_xacts WHERE database = current_database()
+) open;

@@ -1,0 +1,54 @@
+-- What nodes wait by, and what they do when a time has come.
+
+-- name: arm
+SELECT {schema}.arm(
+    %(node)s, %(domains)s, clock_timestamp() + pg_catalog.make_interval(secs => %(looks_in)s),
+    pg_catalog.make_interval(secs => %(lasts)s));
+
+-- name: disarm
+SELECT {schema}.disarm(%(node)s);
+
+-- name: leave
+SELECT {schema}.leave(%(node)s);
+
+-- name: read_writers
+SELECT {schema}.writers();
+
+-- name: listen
+LISTEN {channel}_ready;
+LISTEN {channel}_due;
+LISTEN {channel}_pause;
+
+-- name: find_suspects
+SELECT {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint);
+
+-- name: read_timers
+-- Seconds until the first scheduled command is due, and until the next lease ends; none
+-- left where somebody holds the row just now. Leases have no index: read only
+-- after an empty claim, when few rows are left, and not soon again if that took long. And
+-- whether a suspect waits, how full the server's queue of notifications is, from 0 to 1, how many
+-- pages of ready were read for all that, and seconds until the first command that is not due yet is:
+-- another session may have locked one that is.
+SELECT
+    (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
+     WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
+    (SELECT extract(epoch FROM min(lease_until) - clock_timestamp()) FROM {schema}.ready
+     WHERE %(leases)s AND lease_until IS NOT NULL AND domain = ANY (%(domains)s)
+         AND (domain || ' ' || type) = ANY (%(types)s)
+         AND NOT EXISTS (
+            SELECT FROM {schema}.domain d WHERE d.name = domain AND d.paused))::double precision,
+    {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint),
+    pg_notification_queue_usage(),
+    pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages,
+    (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
+     WHERE isfinite(due_at) AND due_at > now() ORDER BY due_at, id LIMIT 1)::double precision
+FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages) began;
+
+-- name: promote
+SELECT {schema}.promote(%(rows)s, %(bytes)s, %(skipped)s::bigint[]);
+
+-- name: find_first_due
+-- The key of the command that a promotion of one row takes.
+SELECT s.domain, s.priority, s.id, s.token, s.command_id, s.claimer
+FROM {schema}.find_due(1, %(skipped)s::bigint[]) d
+JOIN {schema}.scheduled s ON s.due_at = d.due_at AND s.id = d.id;

@@ -1,1 +1,0 @@
-SELECT {schema}.retain_day(%(partition)s, %(blocks)s);

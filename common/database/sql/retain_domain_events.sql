@@ -1,1 +1,0 @@
-SELECT {schema}.retain_domain_events();

@@ -1,1 +1,0 @@
-SELECT {schema}.retain_incarnations(%(living)s::bigint[]);

@@ -1,0 +1,269 @@
+-- The tables. The state of a command is the table that holds its row: each table has one access
+-- pattern and only the indexes for it.
+
+-- Commands that are claimable or claimed now. A claim changes no indexed column, so it is a HOT
+-- update, and fillfactor leaves room for it on the same page (49,000 commands a second with
+-- 100, 92,000 with 50).
+CREATE TABLE {schema}.ready (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    token bigint NOT NULL DEFAULT 0,
+    claimer bigint,
+    claimed_at timestamptz,
+    lease_until timestamptz,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    due_at {schema}.finite_time,
+    command_id uuid NOT NULL,
+    correlation_id uuid NOT NULL,
+    priority {schema}.priority NOT NULL,
+    attempts smallint NOT NULL DEFAULT 0,
+    losses smallint NOT NULL DEFAULT 0,
+    max_attempts {schema}.attempt_limit,
+    domain {schema}.name NOT NULL,
+    type {schema}.name NOT NULL,
+    reply_to {schema}.name,
+    data {schema}.payload NOT NULL,
+    error_code text,
+    error_message text,
+    -- Claims and settlements find rows by it; no other index may be sorted by id.
+    PRIMARY KEY (domain, priority, id)
+) WITH (fillfactor = 50);
+
+-- Finds a command; identity keeps it unique. Not led by the domain: a session that planned its
+-- claims and settlements while the queue was empty would take such an index for as good as the
+-- key, and read a whole domain for each row (40 processes, 40,000 commands: 32 million entries
+-- read).
+CREATE INDEX ready_command ON {schema}.ready (command_id);
+
+-- Commands whose claims were lost before. It is empty for all others, whose claims stay HOT.
+CREATE INDEX ready_lost ON {schema}.ready (domain, priority, id) WHERE losses > 0;
+
+-- Delayed sends and retries, until they are due. A table of its own: a million future commands
+-- slow no claim, and an urgent one does not starve the others.
+CREATE TABLE {schema}.scheduled (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    token bigint NOT NULL DEFAULT 0,
+    claimer bigint,
+    claimed_at timestamptz,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    due_at {schema}.finite_time NOT NULL,
+    command_id uuid NOT NULL,
+    correlation_id uuid NOT NULL,
+    priority {schema}.priority NOT NULL,
+    attempts smallint NOT NULL DEFAULT 0,
+    losses smallint NOT NULL DEFAULT 0,
+    max_attempts {schema}.attempt_limit,
+    domain {schema}.name NOT NULL,
+    type {schema}.name NOT NULL,
+    reply_to {schema}.name,
+    data {schema}.payload NOT NULL,
+    error_code text,
+    error_message text,
+    PRIMARY KEY (due_at, id)
+);
+
+-- Finds a command.
+CREATE INDEX scheduled_command ON {schema}.scheduled (domain, command_id);
+
+-- Domains take turns by it, if more is due than one promotion moves.
+CREATE INDEX scheduled_turn ON {schema}.scheduled (domain, priority, due_at, id);
+
+-- Commands that need an operator.
+CREATE TABLE {schema}.troubleshooting (
+    token bigint NOT NULL,
+    claimer bigint,
+    claimed_at timestamptz,
+    created_at timestamptz NOT NULL,
+    due_at timestamptz,
+    failed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    command_id uuid NOT NULL,
+    correlation_id uuid NOT NULL,
+    priority smallint NOT NULL,
+    attempts smallint NOT NULL,
+    losses smallint NOT NULL,
+    -- The limit that applied, and the sender's limit, if any. A retry runs under the sender's, or
+    -- under the policy that the handler has then.
+    max_attempts smallint,
+    sent_max_attempts smallint,
+    domain text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    reply_to text COLLATE "C",
+    data json NOT NULL,
+    error_code text,
+    error_message text,
+    PRIMARY KEY (domain, command_id)
+);
+
+-- Lists the newest first.
+CREATE INDEX troubleshooting_newest ON {schema}.troubleshooting (failed_at);
+
+-- History, with a partition for each day (UTC), so that retention can drop a day.
+CREATE TABLE {schema}.finished (
+    token bigint NOT NULL,
+    claimer bigint,
+    claimed_at timestamptz,
+    created_at timestamptz NOT NULL,
+    due_at timestamptz,
+    finished_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    command_id uuid NOT NULL,
+    correlation_id uuid NOT NULL,
+    priority smallint NOT NULL,
+    attempts smallint NOT NULL,
+    losses smallint NOT NULL,
+    max_attempts smallint,
+    domain text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    reply_to text COLLATE "C",
+    status text NOT NULL,
+    data json NOT NULL,
+    result json,
+    error_code text,
+    error_message text,
+    PRIMARY KEY (domain, command_id, finished_at)
+) PARTITION BY RANGE (finished_at);
+
+-- query() lists the newest first.
+CREATE INDEX finished_newest ON {schema}.finished (created_at);
+
+-- What happened to commands beyond the normal course: failed attempts, lost leases, kills with
+-- their stack, operators' actions. The hot path writes none.
+CREATE TABLE {schema}.event (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    claimer bigint,
+    claimed_at timestamptz,
+    token bigint,
+    command_id uuid NOT NULL,
+    attempt smallint,
+    domain text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    operator text,
+    code text,
+    message text,
+    details json,
+    PRIMARY KEY (domain, command_id, id)
+);
+
+-- The ids that callers brought, each once over its command's whole life, written in the
+-- statement that writes the row. An id that is missing from RETURNING is a duplicate: correct
+-- at every isolation level, and moves between tables need nothing. (Tried and broken: reading
+-- all tables first, with or without an advisory lock. Concurrent senders wrote two rows.)
+CREATE TABLE {schema}.identity (
+    command_id uuid NOT NULL,
+    -- The call that brought it: the same call repeated is no duplicate.
+    call bigint,
+    domain {schema}.name NOT NULL,
+    PRIMARY KEY (domain, command_id)
+);
+
+-- The settings of a domain; a domain without settings has no row.
+CREATE TABLE {schema}.domain (
+    name {schema}.name PRIMARY KEY,
+    accepting boolean NOT NULL DEFAULT true,
+    paused boolean NOT NULL DEFAULT false,
+    max_depth integer CHECK (max_depth > 0),
+    warn_depth integer CHECK (warn_depth > 0),
+    keep interval NOT NULL DEFAULT '7 days'
+        CHECK (keep BETWEEN interval '0' AND interval '36525 days'),
+    -- When a steward last began to remove history that the domain no longer keeps.
+    swept_at timestamptz
+);
+
+-- What operators changed in a domain; message is the reason.
+CREATE TABLE {schema}.domain_event (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    domain text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    operator text,
+    message text,
+    details json,
+    PRIMARY KEY (domain, id)
+);
+
+-- A life of a worker process. The process draws its number at random, because a server that was
+-- restored to an earlier point would give a number again.
+CREATE TABLE {schema}.incarnation (
+    id bigint PRIMARY KEY,
+    worker text NOT NULL,
+    -- Of its claims: no lease ends later than this after its renewal.
+    lease interval NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- When retention last saw a session of it.
+    seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- Nodes that renew leases, with the time of the last renewal and the types that their workers
+-- handle, as 'domain type'. A node that holds no claims and whose processes all wait renews
+-- nothing.
+CREATE TABLE {schema}.node (
+    id bigint PRIMARY KEY,
+    lease interval NOT NULL,
+    renewed_at timestamptz NOT NULL,
+    types text[] COLLATE "C" NOT NULL
+);
+
+-- What each node waits for, and until when.
+CREATE TABLE {schema}.waiter (
+    node bigint PRIMARY KEY,
+    bits bigint NOT NULL,
+    looks_at timestamptz NOT NULL,
+    armed_until timestamptz NOT NULL
+);
+
+-- How far the ids and events of a day's commands are removed, in blocks of its table. Each
+-- block is read once, by whichever steward: an id that is free again may be sent again, and
+-- then belongs to another command.
+CREATE TABLE {schema}.removal (
+    name text PRIMARY KEY,
+    block bigint NOT NULL DEFAULT 0
+);
+
+-- Three values outside MVCC: last_value of a sequence, read by a VOLATILE function, is current
+-- at every isolation level, survives a rollback and leaves no dead rows.
+--   armed     a bit for each domain that a node waits for (see domain_bit); 0: none waits
+--   alarm     the earliest time at which a node will read what is due anyway; 0: none will
+--   patience  until when nodes may renew, after a time in which none of them could; see
+--             waits_for_renewals
+-- Times are in microseconds since 1970.
+CREATE SEQUENCE {schema}.armed MINVALUE 0;
+CREATE SEQUENCE {schema}.alarm MINVALUE 0;
+CREATE SEQUENCE {schema}.patience MINVALUE 0;
+SELECT pg_catalog.setval('{schema}.armed', 0::bigint),
+    pg_catalog.setval('{schema}.alarm', 0::bigint),
+    pg_catalog.setval('{schema}.patience', 0::bigint);
+
+-- One row for each command, wherever it is. A condition reaches the tables' indexes only if a
+-- column has the same type in all of them: that of troubleshooting and finished.
+CREATE VIEW {schema}.command AS
+SELECT c.domain, c.command_id, c.type, c.status, c.priority,
+    -- Charged executions, and the running one.
+    (c.attempts + CASE WHEN c.status = 'IN_PROGRESS' THEN 1 ELSE 0 END)::integer AS attempts,
+    c.max_attempts::integer AS max_attempts,
+    c.data, c.result, c.error_code, c.error_message, c.correlation_id, c.reply_to,
+    NULL::uuid AS batch_id,
+    c.created_at, c.due_at, c.claimed_at AS started_at, c.finished_at, i.worker
+FROM (
+    SELECT domain::text, command_id, type::text,
+        CASE WHEN lease_until > clock_timestamp() THEN 'IN_PROGRESS' ELSE 'PENDING' END AS status,
+        priority::smallint, attempts, max_attempts::smallint, data::json, NULL::json AS result,
+        error_code, error_message, correlation_id, reply_to::text, created_at,
+        coalesce(due_at::timestamptz, created_at) AS due_at, claimed_at,
+        NULL::timestamptz AS finished_at, claimer
+    FROM {schema}.ready
+    UNION ALL
+    SELECT domain::text, command_id, type::text, 'PENDING', priority::smallint, attempts,
+        max_attempts::smallint, data::json, NULL, error_code, error_message, correlation_id,
+        reply_to::text, created_at, due_at::timestamptz, claimed_at, NULL, claimer
+    FROM {schema}.scheduled
+    UNION ALL
+    SELECT domain, command_id, type, 'IN_TROUBLESHOOTING_QUEUE', priority, attempts, max_attempts,
+        data, NULL, error_code, error_message, correlation_id, reply_to, created_at,
+        coalesce(due_at, created_at), claimed_at, NULL, claimer
+    FROM {schema}.troubleshooting
+    UNION ALL
+    SELECT domain, command_id, type, status, priority, attempts, max_attempts, data, result,
+        error_code, error_message, correlation_id, reply_to, created_at,
+        coalesce(due_at, created_at), claimed_at, finished_at, claimer
+    FROM {schema}.finished
+) c
+LEFT JOIN {schema}.incarnation i ON i.id = c.claimer;

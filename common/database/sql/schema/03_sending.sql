@@ -1,0 +1,270 @@
+-- How commands come in. Every single send goes through enqueue; only bulk sends COPY rows into
+-- the tables, after admit and identify.
+
+-- An id that the bus makes: 48 bits of milliseconds, so that indexes grow at their end; 8cb5,
+-- the version and the bus's mark; the variant and 62 random bits (see ids.py).
+CREATE FUNCTION {schema}.new_id() RETURNS uuid
+LANGUAGE sql VOLATILE
+RETURN (
+    lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000)::bigint), 12, '0')
+    || '8cb5' || substr(replace(gen_random_uuid()::text, '-', ''), 17)
+)::uuid;
+
+-- Whether an id has the mark of the bus. So have 1 in 4,096 of the ids of version 8 that others
+-- make.
+CREATE FUNCTION {schema}.has_mark(p_id uuid) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN substr(p_id::text, 15, 4) = '8cb5';
+
+-- Whether an id of the bus can belong to a command that this transaction's snapshot is too old
+-- to show: its time is at most a day before the transaction or ahead of the clock.
+CREATE FUNCTION {schema}.may_be_newer(p_id uuid) RETURNS boolean
+LANGUAGE sql VOLATILE
+RETURN ('x' || left(replace(p_id::text, '-', ''), 12))::bit(48)::bigint
+    BETWEEN (extract(epoch FROM now() - interval '1 day') * 1000)::bigint
+        AND (extract(epoch FROM clock_timestamp() + interval '1 day') * 1000)::bigint;
+
+-- Whether p_domain takes p_count more commands; called by enqueue and bulk sends. refusal:
+-- NULL, 'closed' or 'full'. depth counts what waits now, only if the domain has limits and only
+-- as far as they need; oldest_age is the age of the oldest in seconds. Locks nothing and sees
+-- what is committed: concurrent senders can pass the limit by what they have in flight.
+CREATE FUNCTION {schema}.admit(
+    p_domain text, p_count bigint,
+    OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
+    OUT oldest_age double precision
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    open boolean;
+    enough bigint;
+BEGIN
+    SELECT d.accepting, d.max_depth, d.warn_depth INTO open, max_depth, warn_depth
+    FROM {schema}.domain d WHERE d.name = p_domain;
+    IF NOT open THEN
+        refusal := 'closed';
+    END IF;
+    IF refusal IS NOT NULL OR coalesce(max_depth, warn_depth) IS NULL THEN
+        RETURN;
+    END IF;
+    enough := greatest(max_depth, warn_depth)::bigint + 1;
+    SELECT count(*), extract(epoch FROM clock_timestamp() - min(since))
+    INTO depth, oldest_age
+    FROM (
+        (SELECT r.created_at AS since FROM {schema}.ready r
+         WHERE r.domain = p_domain
+             AND (r.lease_until IS NULL OR r.lease_until <= clock_timestamp())
+         LIMIT enough)
+        UNION ALL
+        (SELECT s.created_at FROM {schema}.scheduled s WHERE s.domain = p_domain LIMIT enough)
+    ) waiting;
+    IF depth + p_count > max_depth THEN
+        refusal := 'full';
+    END IF;
+END
+$$;
+
+-- Whether a command is in any table; called by whatever sends or operates on one command.
+CREATE FUNCTION {schema}.exists_anywhere(p_domain text, p_command_id uuid) RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    -- One statement: a row on its way between two tables is seen in one of them.
+    SELECT EXISTS (SELECT FROM {schema}.ready
+                   WHERE domain = p_domain AND command_id = p_command_id)
+        OR EXISTS (SELECT FROM {schema}.scheduled
+                   WHERE domain = p_domain AND command_id = p_command_id)
+        OR EXISTS (SELECT FROM {schema}.troubleshooting
+                   WHERE domain = p_domain AND command_id = p_command_id)
+        OR EXISTS (SELECT FROM {schema}.finished
+                   WHERE domain = p_domain AND command_id = p_command_id)
+$$;
+
+-- Takes ids for p_call, all or none; called by enqueue, landed and bulk sends. Returns each id
+-- that another call has ('duplicate'), or one row if this very call took them before
+-- ('repeated'). Waits for a transaction that inserts the same id. Ids made by the bus and sent
+-- by a call of its own are not in identity: where a caller brings one (p_brought), the tables
+-- are searched for it.
+CREATE FUNCTION {schema}.identify(
+    p_domains text[], p_command_ids uuid[], p_call bigint, p_brought boolean
+) RETURNS TABLE (domain text, command_id uuid, refusal text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+#variable_conflict use_column
+DECLARE
+    taken bigint;
+BEGIN
+    IF p_brought AND current_setting('transaction_isolation') <> 'read committed'
+        AND EXISTS (SELECT FROM unnest(p_command_ids) c
+                    WHERE {schema}.has_mark(c) AND {schema}.may_be_newer(c))
+    THEN
+        RAISE object_not_in_prerequisite_state USING MESSAGE =
+            'an id that the bus made can be sent again only at READ COMMITTED: an older '
+            'snapshot does not show whether the command is there';
+    END IF;
+    -- Sorted, so that two calls with the same ids cannot deadlock.
+    INSERT INTO {schema}.identity (domain, command_id, call)
+    SELECT w.domain, w.command_id, p_call
+    FROM unnest(p_domains, p_command_ids) w (domain, command_id)
+    WHERE CASE WHEN p_brought AND {schema}.has_mark(w.command_id)
+               THEN NOT {schema}.exists_anywhere(w.domain, w.command_id) ELSE true END
+    ORDER BY w.domain COLLATE "C", w.command_id
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS taken = ROW_COUNT;
+    IF taken = cardinality(p_command_ids) THEN
+        RETURN;
+    END IF;
+    -- A second statement: its snapshot shows what the first one waited for.
+    RETURN QUERY
+        SELECT w.domain, w.command_id, 'duplicate'
+        FROM unnest(p_domains, p_command_ids) w (domain, command_id)
+        LEFT JOIN {schema}.identity i ON i.domain = w.domain AND i.command_id = w.command_id
+        WHERE i.call IS DISTINCT FROM p_call;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT p_domains[1], p_command_ids[1], 'repeated';
+    END IF;
+END
+$$;
+
+-- Whether a call has been carried out before; called by enqueue and bulk sends. A call whose
+-- connection died is repeated on another one, while the first try may still be under way. The
+-- advisory lock of the call makes them take turns, and the later one finds the other's trace,
+-- in identity or in the tables.
+CREATE FUNCTION {schema}.landed(
+    p_domain text, p_command_id uuid, p_brought boolean, p_call bigint, p_again boolean
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(p_call);
+    IF p_again AND NOT p_brought THEN
+        RETURN {schema}.exists_anywhere(p_domain, p_command_id)
+            OR EXISTS (SELECT FROM {schema}.identify(
+                ARRAY[p_domain], ARRAY[p_command_id], p_call, false));
+    END IF;
+    IF p_again = p_brought THEN
+        RETURN EXISTS (SELECT FROM {schema}.identity i
+                       WHERE i.domain = p_domain AND i.command_id = p_command_id
+                           AND i.call = p_call);
+    END IF;
+    RETURN false;
+END
+$$;
+
+-- Puts one command into ready or, if it is due later, into scheduled; called by CommandBus.send
+-- and send. refusal: NULL (accepted), 'closed', 'full', 'duplicate' or 'repeated' (accepted
+-- when this call was tried before). Nothing is written unless it is NULL, and the caller's
+-- transaction stays usable. p_call is NULL in a caller's transaction: there identity also takes
+-- the bus's ids, because the caller learns them before the commit, and may send one again after
+-- an unknown end.
+CREATE FUNCTION {schema}.enqueue(
+    p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
+    p_priority integer, p_delay double precision, p_run_at timestamptz, p_correlation_id uuid,
+    p_reply_to text, p_max_attempts integer, p_call bigint, p_again boolean,
+    OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
+    OUT oldest_age double precision
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    due timestamptz := coalesce(p_run_at, clock_timestamp() + make_interval(secs => p_delay));
+BEGIN
+    IF p_call IS NOT NULL AND (p_again OR NOT p_own)
+        AND {schema}.landed(p_domain, p_command_id, p_own, p_call, p_again)
+    THEN
+        refusal := 'repeated';
+        RETURN;
+    END IF;
+    IF EXISTS (SELECT FROM {schema}.domain d WHERE d.name = p_domain) THEN
+        SELECT a.refusal, a.depth, a.max_depth, a.warn_depth, a.oldest_age
+        INTO refusal, depth, max_depth, warn_depth, oldest_age
+        FROM {schema}.admit(p_domain, 1) a;
+    END IF;
+    IF refusal IS NULL AND (p_own OR p_call IS NULL) THEN
+        SELECT i.refusal INTO refusal
+        FROM {schema}.identify(ARRAY[p_domain], ARRAY[p_command_id],
+                      coalesce(p_call, hashtextextended(gen_random_uuid()::text, 0)), p_own) i;
+    END IF;
+    IF refusal IS NOT NULL THEN
+        RETURN;
+    END IF;
+    IF due > clock_timestamp() THEN
+        INSERT INTO {schema}.scheduled (domain, priority, command_id, type, data, correlation_id,
+                               reply_to, max_attempts, due_at)
+        VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
+                p_reply_to, p_max_attempts, due);
+    ELSE
+        INSERT INTO {schema}.ready (domain, priority, command_id, type, data, correlation_id,
+                           reply_to, max_attempts)
+        VALUES (p_domain, p_priority, p_command_id, p_type, p_data, p_correlation_id,
+                p_reply_to, p_max_attempts);
+    END IF;
+END
+$$;
+
+-- Sends a command from any SQL client, in its own transaction. Reports a wrong argument before
+-- it writes. A day of p_delay has 24 hours in every time zone.
+CREATE FUNCTION {schema}.send(
+    p_domain text, p_type text, p_data jsonb DEFAULT NULL, p_command_id uuid DEFAULT NULL,
+    p_priority integer DEFAULT 5, p_delay interval DEFAULT NULL,
+    p_correlation_id uuid DEFAULT NULL, p_reply_to text DEFAULT NULL,
+    p_max_attempts integer DEFAULT NULL
+) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    command_id uuid := coalesce(p_command_id, {schema}.new_id());
+    data json := coalesce(p_data, 'null')::json;
+    answer record;
+BEGIN
+    PERFORM {schema}.check_send(
+        p_domain, p_type, data, p_priority, p_delay, p_reply_to, p_max_attempts);
+    SELECT e.refusal, e.depth, e.max_depth INTO answer
+    FROM {schema}.enqueue(p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority,
+                 NULL, (clock_timestamp() AT TIME ZONE 'UTC' + p_delay) AT TIME ZONE 'UTC',
+                 coalesce(p_correlation_id, command_id), p_reply_to,
+                 p_max_attempts, NULL, false) e;
+    CASE answer.refusal
+        WHEN 'duplicate' THEN
+            RAISE unique_violation USING MESSAGE = format(
+                'command %s was sent to domain %s before: an id is taken once',
+                command_id, p_domain);
+        WHEN 'full' THEN
+            RAISE configuration_limit_exceeded USING MESSAGE = format(
+                'domain %s is full: %s commands wait, the limit is %s; send again later',
+                p_domain, answer.depth, answer.max_depth);
+        WHEN 'closed' THEN
+            RAISE object_not_in_prerequisite_state USING MESSAGE = format(
+                'domain %s does not accept commands: configure it with accepting=True', p_domain);
+        ELSE
+            RETURN command_id;
+    END CASE;
+END
+$$;
+
+-- The limits of checks.py, data.py and requests.py, for send.
+CREATE FUNCTION {schema}.check_send(
+    p_domain text, p_type text, p_data json, p_priority integer, p_delay interval,
+    p_reply_to text, p_max_attempts integer
+) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+DECLARE
+    name constant text := '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$';
+    problem text := CASE
+        WHEN p_domain IS NULL OR p_domain !~ name THEN 'p_domain must match ' || name
+        WHEN p_type IS NULL OR p_type !~ name THEN 'p_type must match ' || name
+        WHEN p_reply_to !~ name THEN 'p_reply_to must match ' || name
+        WHEN p_priority IS NULL OR p_priority NOT BETWEEN 0 AND 10 THEN
+            'p_priority must be from 0 (first) to 10 (last)'
+        WHEN p_delay < interval '0' OR p_delay > interval '100 years' THEN
+            'p_delay must be from 0 to 100 years'
+        WHEN p_max_attempts NOT BETWEEN 1 AND 32767 THEN 'p_max_attempts must be from 1 to 32767'
+        WHEN octet_length(p_data::text) > 1048576 THEN
+            format('p_data has %s bytes: at most 1048576 are taken', octet_length(p_data::text))
+    END;
+BEGIN
+    IF problem IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = problem;
+    END IF;
+END
+$$;

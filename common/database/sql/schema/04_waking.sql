@@ -1,0 +1,165 @@
+-- How a waiting node learns of work. A NOTIFY on every insert would serialise commits (32
+-- concurrent senders fall from 25,000 a second to 7,000), so it is sent only while a flag shows
+-- that a node waits.
+
+-- The bit of a domain in armed. Two domains may share one; the notification's payload tells
+-- them apart.
+CREATE FUNCTION {schema}.domain_bit(p_domain text) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 1::bigint << ((hashtextextended(p_domain, 0) & 9223372036854775807) % 62)::integer;
+
+-- Arms a node for p_domains; called by stewards. True: the node was not armed before, so it
+-- must wait for the writers (see writers) and claim before it waits for work. Locks waiter
+-- against other nodes. The flags are set before the commit: a failure in between leaves a bit
+-- too many, which costs a notification and loses none.
+CREATE FUNCTION {schema}.arm(
+    p_node bigint, p_domains text[], p_looks_at timestamptz, p_for interval
+) RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    wanted bigint := (SELECT coalesce(bit_or({schema}.domain_bit(d)), 0) FROM unnest(p_domains) d);
+    fresh boolean;
+BEGIN
+    LOCK TABLE {schema}.waiter IN SHARE ROW EXCLUSIVE MODE;
+    fresh := NOT EXISTS (
+        SELECT FROM {schema}.waiter
+        WHERE node = p_node AND bits & wanted = wanted AND armed_until > clock_timestamp()
+    );
+    INSERT INTO {schema}.waiter (node, bits, looks_at, armed_until)
+    VALUES (p_node, wanted, p_looks_at, clock_timestamp() + p_for)
+    ON CONFLICT (node) DO UPDATE SET
+        bits = EXCLUDED.bits, looks_at = EXCLUDED.looks_at, armed_until = EXCLUDED.armed_until;
+    PERFORM {schema}.set_flags();
+    RETURN fresh;
+END
+$$;
+
+-- Ends a node's wait; called by stewards. Locks waiter against other nodes.
+CREATE FUNCTION {schema}.disarm(p_node bigint) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    LOCK TABLE {schema}.waiter IN SHARE ROW EXCLUSIVE MODE;
+    UPDATE {schema}.waiter SET bits = 0 WHERE node = p_node;
+    PERFORM {schema}.set_flags();
+END
+$$;
+
+-- Removes a node that ends; called by stewards. A node that was killed leaves its row until
+-- that expires. Locks waiter against other nodes.
+CREATE FUNCTION {schema}.leave(p_node bigint) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    LOCK TABLE {schema}.waiter IN SHARE ROW EXCLUSIVE MODE;
+    DELETE FROM {schema}.waiter WHERE node = p_node;
+    DELETE FROM {schema}.node WHERE id = p_node;
+    PERFORM {schema}.set_flags();
+END
+$$;
+
+-- Sets armed and alarm from the rows that have not expired; called by arm, disarm and leave,
+-- under their lock. A time that has passed does not count: its node reads what is due just now,
+-- or has died. If there is no other, the alarm is so late that everything is earlier.
+CREATE FUNCTION {schema}.set_flags() RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    DELETE FROM {schema}.waiter WHERE armed_until <= clock_timestamp();
+    PERFORM setval('{schema}.armed', coalesce(bit_or(bits), 0)),
+            setval('{schema}.alarm', CASE WHEN count(*) = 0 THEN 0 ELSE coalesce(
+                extract(epoch FROM min(looks_at) FILTER (WHERE looks_at > clock_timestamp()))
+                * 1000000, 9223372036854775807)::bigint END)
+    FROM {schema}.waiter;
+END
+$$;
+
+-- Transactions that may hold an insert which saw the flag down; called by stewards. After
+-- arming, a node claims until all of these have ended. (Comparing xids or snapshots misses a
+-- sender that began after the snapshot's latest completed transaction.)
+CREATE FUNCTION {schema}.writers() RETURNS text[]
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT coalesce(array_agg(DISTINCT virtualtransaction), '{}')
+    FROM pg_locks
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND relation IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass)
+        AND pid IS DISTINCT FROM pg_backend_pid()
+$$;
+
+-- Sends a notification; called by wake, wake_for_scheduled and set_paused. A two-phase
+-- transaction switches it off (PREPARE TRANSACTION rejects a NOTIFY); the fallback poll finds
+-- its commands. A full queue, which one session that listens and does not read can cause for
+-- all databases, would fail the COMMIT of a send, a retry, a promotion or a reply. So none is
+-- added to a queue that is three quarters full; nodes poll from one half on.
+CREATE FUNCTION {schema}.notify(p_channel text, p_payload text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    IF current_setting('cmdbus.notify', true) IS DISTINCT FROM 'off'
+        AND pg_notification_queue_usage() < 0.75
+    THEN
+        PERFORM pg_notify(p_channel, p_payload);
+    END IF;
+END
+$$;
+
+-- Wakes the nodes that wait for a domain; called after whatever makes commands claimable in
+-- another way than an insert into ready.
+CREATE FUNCTION {schema}.wake(p_domain text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    IF (SELECT last_value FROM {schema}.armed) & {schema}.domain_bit(p_domain) <> 0 THEN
+        PERFORM {schema}.notify('{channel}_ready', p_domain);
+    END IF;
+END
+$$;
+
+-- The trigger of ready. VOLATILE here and in wake: a STABLE function would read the flag as of
+-- the statement's beginning, and lose a node that arms meanwhile.
+CREATE FUNCTION {schema}.wake_for_ready() RETURNS trigger
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    IF (SELECT last_value FROM {schema}.armed) <> 0 THEN
+        PERFORM {schema}.wake(domain) FROM (SELECT DISTINCT domain FROM arrived) d;
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- The trigger of scheduled: notifies of a command that is due before the alarm, also while all
+-- nodes are busy. An alarm that has passed is that of a dead node, so the others' alarms are
+-- unknown.
+CREATE FUNCTION {schema}.wake_for_scheduled() RETURNS trigger
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    looks_at bigint := (SELECT last_value FROM {schema}.alarm);
+    due bigint;
+BEGIN
+    IF looks_at = 0 THEN
+        RETURN NULL;
+    END IF;
+    SELECT extract(epoch FROM min(due_at)) * 1000000 INTO due FROM arrived WHERE isfinite(due_at);
+    IF due < looks_at OR looks_at < extract(epoch FROM clock_timestamp()) * 1000000 THEN
+        PERFORM {schema}.notify('{channel}_due', (due / 1000)::text);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER wake AFTER INSERT ON {schema}.ready
+    REFERENCING NEW TABLE AS arrived
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.wake_for_ready();
+
+CREATE TRIGGER wake AFTER INSERT ON {schema}.scheduled
+    REFERENCING NEW TABLE AS arrived
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.wake_for_scheduled();
+
+-- Also where triggers are off: in sessions that restore or replicate rows.
+ALTER TABLE {schema}.ready ENABLE ALWAYS TRIGGER wake;
+ALTER TABLE {schema}.scheduled ENABLE ALWAYS TRIGGER wake;

@@ -1,0 +1,544 @@
+-- How workers claim commands, keep their claims and give them back.
+--
+-- The fence: settling, releasing and renewing match the command and the claimer as well as the
+-- key and the token, because a server that was restored to an earlier point gives ids and
+-- tokens again, to other commands. (IS NOT DISTINCT FROM is an = that no index can answer: a
+-- plan by ready_command would find the same rows in random order.)
+--
+-- The planner settings (see functions.sql) keep plans independent of statistics: right after a
+-- burst these still say "empty", and a claim that sorts the backlog falls from 80,000 commands
+-- a second to 2,000.
+
+-- The nearest time that Python's datetime can hold in every time zone, and from which an age
+-- can be computed.
+CREATE FUNCTION {schema}.finite(p_time timestamptz) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
+             '9998-12-31 00:00+00'::timestamptz);
+
+-- Until when ended leases stay claimed: NULL if they do not, 'infinity' if a wait has to begin.
+-- When no node has renewed for two thirds of a lease, the cause is the server (its clock was
+-- set, ready was locked), and not the nodes. From then on they have half a lease for a renewal,
+-- which comes each third of a lease; a node that has not renewed by then is gone. Called by
+-- waits_for_renewals and is_waiting.
+CREATE FUNCTION {schema}.renewals_awaited_until() RETURNS timestamptz
+LANGUAGE plpgsql STABLE
+AS $$
+DECLARE
+    present timestamptz;
+    latest timestamptz;
+    longest interval;
+    set_back boolean;
+    ends timestamptz;
+BEGIN
+    -- A renewal at a future time is from before the clock was set back. Until a node renews,
+    -- which removes it, a wait that ended before the latest lease may be from then, too.
+    SELECT coalesce(max(n.renewed_at) FILTER (WHERE n.renewed_at <= clock_timestamp()),
+                    '-infinity'), max(n.lease), bool_or(n.renewed_at > clock_timestamp())
+    INTO latest, longest, set_back FROM {schema}.node n;
+    SELECT to_timestamp(last_value / 1000000.0::float8) INTO ends FROM {schema}.patience;
+    present := clock_timestamp();
+    RETURN CASE
+        WHEN longest IS NULL THEN NULL
+        WHEN ends > present AND ends <= present + longest / 2 THEN ends
+        WHEN latest >= present - longest * (2 / 3.0::float8) THEN NULL
+        WHEN ends BETWEEN latest AND present AND (NOT set_back OR ends > present - longest)
+            THEN NULL
+        ELSE 'infinity' END;
+END
+$$;
+
+-- Whether ended leases stay claimed for now; begins the wait if there is a reason. Called by
+-- each takeover of an ended lease, each renewal and each operator's statement that takes what
+-- waits. Writes no table: in a long transaction that would keep the nodes from renewing.
+CREATE FUNCTION {schema}.waits_for_renewals() RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    ends timestamptz := {schema}.renewals_awaited_until();
+BEGIN
+    IF ends = 'infinity' THEN
+        PERFORM setval('{schema}.patience',
+            (SELECT extract(epoch FROM clock_timestamp() + max(n.lease) / 2) * 1000000::numeric
+             FROM {schema}.node n)::bigint);
+    END IF;
+    RETURN ends IS NOT NULL;
+END
+$$;
+
+-- Whether the time of a lease is over. So is one that ends later than its claimer ever asks
+-- for: the clock was set back, and the claimer has not renewed since.
+CREATE FUNCTION {schema}.lease_time_is_over(p_claimer bigint, p_lease_until timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql STABLE
+AS $$
+DECLARE
+    present timestamptz := clock_timestamp();
+BEGIN
+    RETURN p_lease_until <= present OR EXISTS (
+        SELECT FROM {schema}.incarnation i
+        WHERE i.id = p_claimer AND p_lease_until > present + i.lease + i.lease / 3);
+END
+$$;
+
+-- Whether a claim's lease has ended, so that its command can be claimed by another worker.
+CREATE FUNCTION {schema}.lease_is_over(p_claimer bigint, p_lease_until timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    RETURN {schema}.lease_time_is_over(p_claimer, p_lease_until)
+        AND NOT {schema}.waits_for_renewals();
+END
+$$;
+
+-- The same for statements that only read, and for rows without a claim.
+CREATE FUNCTION {schema}.is_waiting(p_claimer bigint, p_lease_until timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+AS $$
+BEGIN
+    RETURN p_lease_until IS NULL OR {schema}.lease_time_is_over(p_claimer, p_lease_until)
+        AND {schema}.renewals_awaited_until() IS NULL;
+END
+$$;
+
+-- The number of leading rows whose payloads together hold at most p_bytes as the worker
+-- receives them, which only unpacking shows of a packed one. Called by claim, which has locked
+-- the rows.
+CREATE FUNCTION {schema}.fitting(
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_bytes bigint
+) RETURNS integer
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    taken bigint := 0;
+BEGIN
+    FOR place IN 1..cardinality(p_ids) LOOP
+        taken := taken + (
+            SELECT CASE WHEN pg_column_compression(r.data) IS NULL THEN pg_column_size(r.data)
+                        ELSE octet_length(r.data::text) END
+            FROM {schema}.ready r
+            WHERE r.domain = p_domains[place] AND r.priority = p_priorities[place]
+                AND r.id = p_ids[place]);
+        IF taken > p_bytes THEN
+            RETURN place - 1;
+        END IF;
+    END LOOP;
+    RETURN cardinality(p_ids);
+END
+$$;
+
+-- Claims up to p_count commands; called by a leader's round trip. Locks the rows that it reads
+-- and skips locked ones. Takes the first (domain, priority) that has any, then the next, each
+-- in the order of ids above its floor; with p_below, and if there is nothing above the floors,
+-- below them. It stops before the payloads exceed p_bytes together, but claims the first
+-- p_least whatever they hold. A row that its last claimer neither settled nor released counts a
+-- loss; rows with more than p_most_losses are left to the quarantine process. The lease test is
+-- in the WHERE clause of SKIP LOCKED, so that it is repeated on the row's latest version.
+--
+-- A payload that is not packed has the size of its column. A packed one that lies in its row is
+-- unpacked for its size, which is quick; for one outside the row the size is estimated at the
+-- most that lz4 can pack (255 bytes into one), and only if that is too much does fitting unpack
+-- it.
+--
+-- The last row has no token and is no claim. It shows how far the claim has read: in every
+-- (domain, priority) before its own, or in all if it has none, no claimable row is left of the
+-- ids up to its id, except rows that others were inserting or had locked; waited is the number
+-- of pages read. So the next claim need not read them again.
+CREATE FUNCTION {schema}.claim(
+    p_domains text[], p_priorities smallint[], p_floors bigint[], p_below boolean, p_types text[],
+    p_count integer, p_least integer, p_bytes bigint, p_most_losses smallint, p_claimer bigint,
+    p_lease interval
+) RETURNS TABLE (
+    domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
+    data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
+    reply_to text, created_at timestamptz, waited double precision
+)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    lows bigint[] := p_floors;
+    highs bigint[] := array_fill(9223372036854775807, ARRAY[cardinality(p_floors)]);
+    domains text[];
+    priorities smallint[];
+    ids bigint[];
+    weight bigint;
+    any_lost boolean;
+    fit integer := 0;
+    pages bigint := pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass);
+    -- Before the rows are read: a row that is committed later may have a lower id.
+    -- (A function is quicker than a query of the sequence; NULL is one without any value.)
+    seen_to bigint := coalesce(pg_sequence_last_value('{schema}.ready_id_seq'::regclass), 0);
+    stop integer;
+    present timestamptz := clock_timestamp();
+    -- The latest end of a lease that is as long as this one.
+    latest_end timestamptz := present + p_lease + p_lease / 3;
+BEGIN
+    IF p_count = 0 THEN
+        RETURN;
+    END IF;
+    LOOP
+        SELECT array_agg(p.domain::text), array_agg(p.priority::smallint), array_agg(p.id),
+            sum(p.bytes), bool_or(p.was_claimed)
+        INTO domains, priorities, ids, weight, any_lost
+        FROM (
+            SELECT c.domain, c.priority, c.id, c.bytes, c.was_claimed
+            FROM unnest(p_domains, p_priorities, lows, highs) q (domain, priority, low, high),
+                LATERAL (
+                    SELECT r.domain, r.priority, r.id,
+                        CASE WHEN pg_column_compression(r.data) IS NULL
+                             THEN pg_column_size(r.data)
+                             WHEN pg_column_size(r.data) < 2048 THEN octet_length(r.data::text)
+                             ELSE pg_column_size(r.data) * 255::bigint END AS bytes,
+                        r.claimer IS NOT NULL AS was_claimed
+                    FROM {schema}.ready r
+                    WHERE r.domain = q.domain AND r.priority = q.priority
+                        AND r.id > q.low AND r.id <= q.high
+                        AND (r.lease_until IS NULL
+                             OR r.lease_until NOT BETWEEN present AND latest_end
+                             AND {schema}.lease_is_over(r.claimer, r.lease_until))
+                        AND (r.domain || ' ' || r.type) = ANY (p_types)
+                        AND r.losses + (r.claimer IS NOT NULL)::integer <= p_most_losses
+                    ORDER BY r.domain, r.priority, r.id
+                    LIMIT p_count
+                    FOR UPDATE SKIP LOCKED
+                ) c
+            WHERE NOT EXISTS (
+                SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
+            LIMIT p_count
+        ) p;
+        EXIT WHEN ids IS NOT NULL OR NOT p_below OR highs = p_floors OR 0 = ALL (p_floors);
+        lows := array_fill(0::bigint, ARRAY[cardinality(p_floors)]);
+        highs := p_floors;
+    END LOOP;
+    waited := pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - pages;
+    id := seen_to;
+    IF ids IS NULL THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    fit := cardinality(ids);
+    IF weight > p_bytes THEN
+        fit := greatest(p_least, {schema}.fitting(domains, priorities, ids, p_bytes));
+    END IF;
+    IF any_lost THEN
+        PERFORM {schema}.note_lost(domains[:fit], priorities[:fit], ids[:fit]);
+    END IF;
+    RETURN QUERY
+    UPDATE {schema}.ready r SET
+        token = r.token + 1,
+        losses = r.losses + (r.claimer IS NOT NULL)::integer,
+        claimer = p_claimer,
+        claimed_at = clock_timestamp(),
+        lease_until = clock_timestamp() + p_lease
+    FROM unnest(domains[:fit], priorities[:fit], ids[:fit]) p (domain, priority, id)
+    WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
+    RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
+        r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
+        r.reply_to::text, {schema}.finite(r.created_at),
+        extract(epoch FROM clock_timestamp()
+            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
+    IF fit < cardinality(ids) OR fit = p_count THEN
+        stop := least(fit + 1, cardinality(ids));
+        domain := domains[stop];
+        priority := priorities[stop];
+    END IF;
+    RETURN NEXT;
+END
+$$;
+
+-- Writes an event for each of these rows whose claim was lost because its lease ended; called
+-- by the claims, which have locked the rows and overwrite the claimer next.
+CREATE FUNCTION {schema}.note_lost(
+    p_domains text[], p_priorities smallint[], p_ids bigint[]
+) RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO {schema}.event (
+        claimer, claimed_at, token, command_id, attempt, domain, kind, code, message)
+    SELECT r.claimer, r.claimed_at, r.token, r.command_id, r.attempts, r.domain, 'LOST',
+        'LEASE_ENDED', 'its lease ended, because its worker or its node was gone'
+    FROM unnest(p_domains, p_priorities, p_ids) k (domain, priority, id)
+    JOIN {schema}.ready r
+        ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
+    WHERE r.claimer IS NOT NULL
+$$;
+
+-- Whether a suspect waits: a command with p_losses or more. Called by stewards and workers.
+-- Reads the small index of lost commands, and locks nothing.
+CREATE FUNCTION {schema}.suspect_waits(p_types text[], p_losses smallint) RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.ready r
+        WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
+            AND (r.domain || ' ' || r.type) = ANY (p_types)
+            AND (r.lease_until IS NULL
+                 OR {schema}.lease_is_over(r.claimer, r.lease_until))
+            AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused))
+$$;
+
+-- Claims the first suspect; called by the quarantine process. Locks one row and skips locked
+-- ones.
+CREATE FUNCTION {schema}.claim_suspect(
+    p_domains text[], p_types text[], p_losses smallint, p_claimer bigint, p_lease interval
+) RETURNS TABLE (
+    domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
+    data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
+    reply_to text, created_at timestamptz, waited double precision
+)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    picked record;
+BEGIN
+    SELECT r.domain, r.priority, r.id INTO picked
+    FROM {schema}.ready r
+    WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
+        AND r.domain = ANY (p_domains)
+        AND (r.domain || ' ' || r.type) = ANY (p_types)
+        AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+        AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
+    ORDER BY r.id
+    LIMIT 1
+    FOR UPDATE OF r SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}.note_lost(
+        ARRAY[picked.domain]::text[], ARRAY[picked.priority]::smallint[], ARRAY[picked.id]);
+    RETURN QUERY
+    UPDATE {schema}.ready r SET
+        token = r.token + 1,
+        losses = r.losses + (r.claimer IS NOT NULL)::integer,
+        claimer = p_claimer,
+        claimed_at = clock_timestamp(),
+        lease_until = clock_timestamp() + p_lease
+    WHERE r.domain = picked.domain AND r.priority = picked.priority AND r.id = picked.id
+    RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
+        r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
+        r.reply_to::text, {schema}.finite(r.created_at),
+        extract(epoch FROM clock_timestamp()
+            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
+END
+$$;
+
+-- Renews the leases of a node's claims, or shows with none that the node could; called by
+-- stewards. Returns the positions of claims that their claimers have lost. Finds rows by
+-- ready_command: a claim on the board may have no domain. Skips a locked row, which is being
+-- settled or lost.
+CREATE FUNCTION {schema}.renew(
+    p_command_ids uuid[], p_ids bigint[], p_tokens bigint[], p_claimers bigint[],
+    p_node bigint, p_lease interval, p_types text[]
+) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    PERFORM {schema}.waits_for_renewals();
+    -- A future time is from before the clock was set back.
+    UPDATE {schema}.node SET renewed_at = '-infinity'
+    WHERE id IN (
+        SELECT n.id FROM {schema}.node n WHERE n.renewed_at > clock_timestamp()
+        FOR UPDATE SKIP LOCKED);
+    WITH held AS MATERIALIZED (
+        SELECT r.domain, r.priority, r.id FROM {schema}.ready r
+        JOIN unnest(p_command_ids, p_ids, p_tokens, p_claimers) k (command_id, id, token, claimer)
+            ON r.command_id = k.command_id AND r.id = k.id AND r.token = k.token
+            AND r.claimer = k.claimer
+        FOR NO KEY UPDATE OF r SKIP LOCKED
+    )
+    UPDATE {schema}.ready r SET lease_until = clock_timestamp() + p_lease
+    FROM held h
+    WHERE r.domain = h.domain AND r.priority = h.priority AND r.id = h.id;
+    INSERT INTO {schema}.node AS n (id, lease, renewed_at, types)
+    VALUES (p_node, p_lease, clock_timestamp(), p_types)
+    -- An unchanged array is kept as it is: a long one is stored out of line.
+    ON CONFLICT (id) DO UPDATE SET lease = EXCLUDED.lease, renewed_at = EXCLUDED.renewed_at,
+        types = CASE WHEN n.types = EXCLUDED.types THEN n.types ELSE EXCLUDED.types END;
+    DELETE FROM {schema}.node
+    WHERE id IN (
+        SELECT n.id FROM {schema}.node n
+        WHERE n.renewed_at < clock_timestamp() - 10 * n.lease AND NOT {schema}.waits_for_renewals()
+        FOR UPDATE SKIP LOCKED);
+    RETURN ARRAY(
+        SELECT k.position
+        FROM unnest(p_command_ids, p_ids, p_tokens, p_claimers)
+            WITH ORDINALITY k (command_id, id, token, claimer, position)
+        WHERE NOT EXISTS (
+            SELECT FROM {schema}.ready r
+            WHERE r.command_id = k.command_id AND r.id = k.id AND r.token = k.token
+                AND r.claimer = k.claimer));
+END
+$$;
+
+-- Releases claims of p_claimer, uncharged; called by workers, and by stewards for dead ones. A
+-- row with another token belongs to another claim. p_losses has NULL for a command that had not
+-- begun, else the losses to count, with an event of p_why. An execution that has begun never
+-- ends without a trace: a loss of 0 is accepted only with one of these p_reasons:
+--   STOPPED        its worker was ordered to stop
+--   DATABASE_AWAY  it was cut off from its database
+-- Returns the positions of the released claims. Skips locked rows.
+CREATE FUNCTION {schema}.release(
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
+    p_command_ids uuid[], p_claimer bigint, p_losses smallint[], p_reason text, p_why text
+) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    given bigint[];
+BEGIN
+    IF 0 > ANY (p_losses) OR (0 = ANY (p_losses)
+        AND coalesce(p_reason, '') NOT IN ('STOPPED', 'DATABASE_AWAY'))
+    THEN
+        RAISE EXCEPTION 'a command that has begun is released without a loss and without a reason'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    WITH ours AS MATERIALIZED (
+        SELECT r.domain, r.priority, r.id, r.token, r.claimer, r.claimed_at, k.losses,
+            k.position
+        FROM {schema}.ready r
+        JOIN unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_losses)
+            WITH ORDINALITY k (domain, priority, id, token, command_id, losses, position)
+            ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
+            AND r.token = k.token AND r.claimer = p_claimer
+            AND r.command_id IS NOT DISTINCT FROM k.command_id
+        FOR UPDATE OF r SKIP LOCKED
+    ), back AS (
+        UPDATE {schema}.ready r SET
+            token = r.token + 1, losses = r.losses + coalesce(o.losses, 0), claimer = NULL,
+            lease_until = NULL
+        FROM ours o
+        WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
+        RETURNING o.position, r.domain, r.command_id, r.attempts, o.losses, o.token, o.claimer,
+            o.claimed_at
+    ), events AS (
+        INSERT INTO {schema}.event (
+            claimer, claimed_at, token, command_id, attempt, domain, kind, code, message)
+        SELECT claimer, claimed_at, token, command_id, attempts, domain, 'LOST',
+            CASE losses WHEN 0 THEN p_reason ELSE 'LOST' END, p_why
+        FROM back WHERE losses IS NOT NULL
+    )
+    SELECT array_agg(position) INTO given FROM back;
+    PERFORM {schema}.wake(d) FROM (SELECT DISTINCT unnest(p_domains) d) domains;
+    RETURN coalesce(given, '{}');
+END
+$$;
+
+-- Whether a node that renews leases has a handler of this type; called by whatever reports
+-- types without a handler.
+CREATE FUNCTION {schema}.is_handled(p_domain text, p_type text) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER
+AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.node n
+        WHERE n.renewed_at > clock_timestamp() - n.lease
+            AND (p_domain || ' ' || p_type) = ANY (n.types))
+$$;
+
+-- Moves up to p_count due commands, of p_bytes as stored or just one, from scheduled to ready;
+-- called by stewards. Each gets a new id, so that no claim's floor is above it. Skips locked
+-- rows.
+CREATE FUNCTION {schema}.promote(p_count integer, p_bytes bigint, p_skipped bigint[])
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    promoted bigint;
+BEGIN
+    WITH gone AS (
+        DELETE FROM {schema}.scheduled s
+        USING {schema}.find_due(p_count, p_skipped) d
+        WHERE s.due_at = d.due_at AND s.id = d.id AND (d.bytes <= p_bytes OR d.place = 1)
+        RETURNING s.token, s.claimed_at, s.created_at, s.due_at, s.command_id, s.correlation_id,
+            s.priority, s.attempts, s.losses, s.max_attempts, s.domain, s.type, s.reply_to,
+            s.data, s.error_code, s.error_message, s.id
+    )
+    INSERT INTO {schema}.ready (
+        token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
+        losses, max_attempts, domain, type, reply_to, data, error_code, error_message)
+    SELECT token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
+        losses, max_attempts, domain, type, reply_to, data, error_code, error_message
+    FROM gone ORDER BY due_at, id;
+    GET DIAGNOSTICS promoted = ROW_COUNT;
+    RETURN promoted;
+END
+$$;
+
+-- Locks up to p_count due commands, skips locked ones, and returns their keys with a running
+-- sum of bytes; called by promote. If more are due than that, domains take turns, and within a
+-- domain the most urgent priority comes first: only then is the first entry of each (domain,
+-- priority) read in the index scheduled_turn, as a few due commands among many domains must not
+-- pay for it.
+CREATE FUNCTION {schema}.find_due(p_count integer, p_skipped bigint[])
+RETURNS TABLE (due_at timestamptz, id bigint, place bigint, bytes bigint)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    -- A variable: no index is searched for the value of a VOLATILE function.
+    present timestamptz := clock_timestamp();
+BEGIN
+    PERFORM FROM {schema}.scheduled s
+    WHERE s.due_at <= present AND s.id <> ALL (p_skipped)
+    ORDER BY s.due_at, s.id
+    OFFSET p_count LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN QUERY
+        WITH picked AS MATERIALIZED (
+            SELECT s.due_at, s.id, pg_column_size(s.data) AS bytes FROM {schema}.scheduled s
+            WHERE s.due_at <= present AND s.id <> ALL (p_skipped)
+            ORDER BY s.due_at, s.id
+            LIMIT p_count
+            FOR UPDATE SKIP LOCKED
+        )
+        SELECT p.due_at::timestamptz, p.id, row_number() OVER (ORDER BY p.due_at, p.id),
+            sum(p.bytes) OVER (ORDER BY p.due_at, p.id)
+        FROM picked p;
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH RECURSIVE queue AS (
+        (SELECT s.domain, s.priority, s.due_at FROM {schema}.scheduled s
+         ORDER BY s.domain, s.priority, s.due_at, s.id LIMIT 1)
+        UNION ALL
+        SELECT n.domain, n.priority, n.due_at
+        FROM queue q, LATERAL (
+            SELECT s.domain, s.priority, s.due_at FROM {schema}.scheduled s
+            WHERE (s.domain, s.priority) > (q.domain, q.priority)
+            ORDER BY s.domain, s.priority, s.due_at, s.id LIMIT 1) n
+    ), domains AS MATERIALIZED (
+        SELECT q.domain, array_agg(q.priority ORDER BY q.priority) AS priorities,
+            greatest(1, p_count / count(*) OVER ()) AS share
+        FROM queue q
+        WHERE q.due_at <= present
+        GROUP BY q.domain
+        ORDER BY min(q.due_at)
+    ), picked AS MATERIALIZED (
+        SELECT t.domain, t.priority, t.due_at, t.id, t.bytes
+        FROM domains d, LATERAL (
+            SELECT c.domain, c.priority, c.due_at, c.id, c.bytes
+            FROM unnest(d.priorities) q (priority), LATERAL (
+                SELECT s.domain, s.priority, s.due_at, s.id, pg_column_size(s.data) AS bytes
+                FROM {schema}.scheduled s
+                WHERE s.domain = d.domain AND s.priority = q.priority
+                    AND s.due_at <= present AND s.id <> ALL (p_skipped)
+                ORDER BY s.domain, s.priority, s.due_at, s.id
+                LIMIT d.share
+                FOR UPDATE SKIP LOCKED
+            ) c
+            LIMIT d.share
+        ) t
+        LIMIT p_count
+    ), turns AS (
+        SELECT p.domain, p.due_at, p.id, p.bytes, row_number() OVER (
+            PARTITION BY p.domain ORDER BY p.priority, p.due_at, p.id) AS turn
+        FROM picked p
+    )
+    SELECT t.due_at::timestamptz, t.id, row_number() OVER (ORDER BY t.turn, t.domain),
+        sum(t.bytes) OVER (ORDER BY t.turn, t.domain)
+    FROM turns t;
+END
+$$;

@@ -1,0 +1,216 @@
+-- How the outcomes of claimed commands are stored.
+
+-- Sends a reply: a command of type Reply in the domain that asked for it. Called by cancel_ids
+-- and resolve_keys. It passes that domain's limits: a full reply domain must not keep commands
+-- from settling.
+CREATE FUNCTION {schema}.send_reply(
+    p_reply_to text, p_command_id uuid, p_type text, p_correlation_id uuid,
+    p_outcome text, p_result json
+) RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO {schema}.ready (domain, priority, command_id, type, correlation_id, data)
+    VALUES (p_reply_to, 5, {schema}.new_id(), 'Reply', p_correlation_id,
+            json_build_object('command_id', p_command_id, 'type', p_type,
+                              'outcome', p_outcome, 'result', p_result))
+$$;
+
+-- Settles completed commands without replies: the hot path, called by a leader's round trip.
+-- Waits for locked rows, in the order of keys. Returns the positions of claims that it did not
+-- find. (As a part of settle it is a third slower: triggers of inserts fire for no rows, too.)
+CREATE FUNCTION {schema}.complete(
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
+    p_command_ids uuid[], p_claimer bigint, p_attempts smallint[], p_max_attempts smallint[],
+    p_results json[]
+) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    settled bigint[];
+BEGIN
+    IF cardinality(p_ids) = 0 THEN
+        RETURN '{}';
+    END IF;
+    WITH gone AS (
+        DELETE FROM {schema}.ready r
+        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_attempts,
+                     p_max_attempts, p_results)
+            WITH ORDINALITY o (domain, priority, id, token, command_id, attempts, max_attempts,
+                               result, position)
+        WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
+            AND r.token = o.token AND r.claimer = p_claimer
+            AND r.command_id IS NOT DISTINCT FROM o.command_id
+        RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
+            r.correlation_id, r.priority, o.attempts, r.losses, o.max_attempts, r.domain, r.type,
+            r.data, o.result, o.position
+    ), history AS (
+        INSERT INTO {schema}.finished (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, domain, type, data, result, status)
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+            priority, attempts, losses, max_attempts, domain, type, data, result, 'COMPLETED'
+        FROM gone
+    )
+    SELECT array_agg(position) INTO settled FROM gone;
+    IF cardinality(settled) = cardinality(p_ids) THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY(SELECT n::bigint FROM generate_series(1, cardinality(p_ids)) n
+                 WHERE settled IS NULL OR n <> ALL (settled));
+END
+$$;
+
+-- Settles claims of p_claimer with their outcomes and returns the positions of those that it
+-- did not find: ids may repeat after a restore. Called by workers for all but the hot path, and
+-- within a handler's transaction. Waits for locked rows, in the order of keys.
+--   kind       what becomes of the command
+--   COMPLETED  to history, with its result
+--   FAILED     to history, with its error
+--   RETRY      to scheduled, claimable again after delay
+--   TROUBLE    to troubleshooting
+-- attempts and losses are the totals to store. losses NULL: the server ended the session of the
+-- execution, which counts a loss unless the server was restarted since the claim. Every kind
+-- but COMPLETED leaves an event.
+CREATE FUNCTION {schema}.settle(
+    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
+    p_command_ids uuid[], p_claimer bigint, p_kinds text[], p_attempts smallint[],
+    p_losses smallint[], p_max_attempts smallint[], p_results json[], p_delays double precision[],
+    p_codes text[], p_messages text[], p_details json[]
+) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    settled bigint[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM {schema}.ready r
+        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_kinds, p_attempts,
+                     p_losses, p_max_attempts, p_results, p_delays, p_codes, p_messages, p_details)
+            WITH ORDINALITY o (domain, priority, id, token, command_id, kind, attempts, losses,
+               max_attempts, result, delay, code, message, details, position)
+        WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
+            AND r.token = o.token AND r.claimer = p_claimer
+            AND r.command_id IS NOT DISTINCT FROM o.command_id
+        RETURNING o.position, r.token, r.claimer, r.claimed_at, r.created_at, r.due_at,
+            r.command_id, r.correlation_id, r.priority,
+            coalesce(o.losses, r.losses + (pg_postmaster_start_time() < r.claimed_at)::int)
+                AS losses,
+            r.domain, r.type, r.reply_to, r.data,
+            r.max_attempts AS sent_max_attempts, o.attempts, o.max_attempts, o.kind, o.result,
+            o.delay, o.code, o.message, o.details
+    ), history AS (
+        INSERT INTO {schema}.finished (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, domain, type, reply_to, status, data, result,
+            error_code, error_message)
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+            priority, attempts, losses, max_attempts, domain, type, reply_to, kind, data, result,
+            code, message
+        FROM gone WHERE kind IN ('COMPLETED', 'FAILED')
+    ), later AS (
+        INSERT INTO {schema}.scheduled (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
+            error_message)
+        SELECT token, claimer, claimed_at, created_at,
+            clock_timestamp() + make_interval(secs => delay), command_id, correlation_id,
+            priority, attempts, losses, sent_max_attempts, domain, type, reply_to, data, code,
+            message
+        FROM gone WHERE kind = 'RETRY'
+    ), trouble AS (
+        INSERT INTO {schema}.troubleshooting (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
+            error_code, error_message)
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+            priority, attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to,
+            data, code, message
+        FROM gone WHERE kind = 'TROUBLE'
+    ), events AS (
+        INSERT INTO {schema}.event (
+            claimer, claimed_at, token, command_id, attempt, domain, kind, code, message, details)
+        SELECT claimer, claimed_at, token, command_id, attempts, domain,
+            CASE kind WHEN 'FAILED' THEN 'BUSINESS_RULE_FAILED'
+                      WHEN 'TROUBLE' THEN 'MOVED_TO_TROUBLESHOOTING_QUEUE' ELSE 'FAILED' END,
+            code, message, details
+        FROM gone WHERE kind <> 'COMPLETED'
+    ), replies AS (
+        INSERT INTO {schema}.ready (domain, priority, command_id, type, correlation_id, data)
+        SELECT reply_to, 5, {schema}.new_id(), 'Reply', correlation_id, json_build_object(
+            'command_id', command_id, 'type', type,
+            'outcome', CASE kind WHEN 'COMPLETED' THEN 'SUCCESS' ELSE 'FAILED' END,
+            'result', CASE kind WHEN 'COMPLETED' THEN result ELSE json_build_object(
+                'code', code, 'message', message, 'details', details -> 'details') END)
+        FROM gone WHERE reply_to IS NOT NULL AND kind IN ('COMPLETED', 'FAILED')
+    )
+    SELECT array_agg(position) INTO settled FROM gone;
+    IF cardinality(settled) = cardinality(p_ids) THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY(SELECT n::bigint FROM generate_series(1, cardinality(p_ids)) n
+                 WHERE settled IS NULL OR n <> ALL (settled));
+END
+$$;
+
+-- Moves a row of p_table (ready or scheduled) that can be neither claimed nor settled to
+-- troubleshooting; called by workers and stewards. False if it was claimed, released, settled
+-- or promoted since. Writes no history, no reply and no value of the caller but p_code and
+-- p_message, so the reason why a settlement or claim was rejected does not matter here. If
+-- troubleshooting has a command of the same id, the row gets a new one. Waits for a locked row.
+CREATE FUNCTION {schema}.set_aside(
+    p_table text, p_domain text, p_priority smallint, p_id bigint, p_token bigint,
+    p_command_id uuid, p_claimer bigint, p_code text, p_message text
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    taken boolean := EXISTS (
+        SELECT FROM {schema}.troubleshooting t
+        WHERE t.domain = p_domain AND t.command_id = p_command_id);
+    new_command_id uuid := CASE WHEN taken THEN {schema}.new_id() ELSE p_command_id END;
+    why text := CASE WHEN taken THEN 'its id ' || p_command_id || ' is in troubleshooting already: '
+        ELSE '' END || p_message;
+    event_attempt smallint;
+    event_claimed_at timestamptz;
+BEGIN
+    WITH from_ready AS (
+        DELETE FROM {schema}.ready r
+        WHERE p_table = 'ready' AND r.domain = p_domain AND r.priority = p_priority
+            AND r.id = p_id AND r.token = p_token AND r.command_id = p_command_id
+            AND r.claimer IS NOT DISTINCT FROM p_claimer
+        RETURNING r.claimed_at, r.created_at, r.due_at, r.correlation_id, r.attempts, r.losses,
+            r.max_attempts, r.type, r.reply_to, r.data
+    ), from_scheduled AS (
+        DELETE FROM {schema}.scheduled s
+        WHERE p_table = 'scheduled' AND s.domain = p_domain AND s.id = p_id
+            AND s.token = p_token AND s.command_id = p_command_id
+        RETURNING s.claimed_at, s.created_at, s.due_at, s.correlation_id, s.attempts, s.losses,
+            s.max_attempts, s.type, s.reply_to, s.data
+    ), gone AS (
+        TABLE from_ready UNION ALL TABLE from_scheduled
+    )
+    INSERT INTO {schema}.troubleshooting (
+        domain, priority, token, command_id, claimer, error_code, error_message,
+        claimed_at, created_at, due_at, correlation_id, attempts, losses, max_attempts,
+        sent_max_attempts, type, reply_to, data)
+    SELECT p_domain, p_priority, p_token, new_command_id, p_claimer, p_code, why,
+        claimed_at, created_at, due_at, correlation_id, attempts, losses, max_attempts,
+        max_attempts, type, reply_to, data
+    FROM gone
+    RETURNING attempts, claimed_at INTO event_attempt, event_claimed_at;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    BEGIN
+        INSERT INTO {schema}.event (
+            claimer, claimed_at, token, command_id, attempt, domain, kind, code, message, details)
+        SELECT p_claimer, event_claimed_at, p_token, c, event_attempt, p_domain,
+            'MOVED_TO_TROUBLESHOOTING_QUEUE', p_code, why,
+            json_build_object('reason', p_code)
+        FROM (SELECT DISTINCT unnest(ARRAY[p_command_id, new_command_id])) ids (c);
+    EXCEPTION WHEN OTHERS THEN
+        NULL;  -- Moving the row matters more than its event.
+    END;
+    RETURN true;
+END
+$$;

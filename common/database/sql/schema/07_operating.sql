@@ -1,0 +1,523 @@
+-- What operators and producers do to commands and domains. The functions that they call run
+-- with the owner's rights, so that an operator's role can change nothing without a record.
+
+-- Ends a command that waits or, with p_running, one that runs: its row is gone then, so its
+-- handler's transaction cannot settle. Called by CommandBus.cancel. Returns 'canceled', or
+-- where the command is instead: 'running', 'troubleshooting', 'finished', or NULL if it is
+-- unknown. With p_again a first try, whose reply was lost, may have canceled it. Waits for a
+-- locked row.
+CREATE FUNCTION {schema}.cancel(
+    p_domain text, p_command_id uuid, p_reason {schema}.remark, p_running boolean,
+    p_operator {schema}.remark, p_again boolean DEFAULT false
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+BEGIN
+    -- Repeated while the command moves from one table to another between two reads.
+    WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
+        IF {schema}.cancel_ids(
+            p_domain, ARRAY[p_command_id], p_running, p_reason, p_operator) > 0
+        THEN
+            RETURN 'canceled';
+        END IF;
+        IF NOT p_running AND EXISTS (SELECT FROM {schema}.ready r
+                WHERE r.domain = p_domain AND r.command_id = p_command_id
+                    AND r.lease_until IS NOT NULL
+                    AND NOT {schema}.lease_is_over(r.claimer, r.lease_until)) THEN
+            RETURN 'running';
+        END IF;
+        IF EXISTS (SELECT FROM {schema}.troubleshooting t
+                   WHERE t.domain = p_domain AND t.command_id = p_command_id) THEN
+            RETURN 'troubleshooting';
+        END IF;
+        IF EXISTS (SELECT FROM {schema}.finished f
+                   WHERE f.domain = p_domain AND f.command_id = p_command_id) THEN
+            RETURN CASE WHEN p_again AND EXISTS (
+                SELECT FROM {schema}.event e
+                WHERE e.domain = p_domain AND e.command_id = p_command_id
+                    AND e.kind = 'CANCELED' AND e.operator IS NOT DISTINCT FROM p_operator
+                    AND e.message IS NOT DISTINCT FROM p_reason
+                    AND e.at > clock_timestamp() - interval '5 minutes')
+                THEN 'canceled' ELSE 'finished' END;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+-- Moves those of these commands that wait or, with p_running, run, to history, each with its
+-- event and its reply, and returns their number; called by the cancels. Tests the lease in the
+-- statement that deletes, so that a command claimed meanwhile stays. Waits for locked rows.
+CREATE FUNCTION {schema}.cancel_ids(
+    p_domain text, p_command_ids uuid[], p_running boolean, p_reason text, p_operator text
+) RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    canceled bigint;
+    failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
+BEGIN
+    PERFORM {schema}.ensure_partition();
+    WITH from_ready AS (
+        DELETE FROM {schema}.ready r USING unnest(p_command_ids) k (command_id)
+        -- Not by the primary key, as a plan made on an empty queue would read a whole domain.
+        WHERE r.domain || '' = p_domain AND r.command_id = k.command_id
+            AND (p_running OR r.lease_until IS NULL
+                OR {schema}.lease_is_over(r.claimer, r.lease_until))
+        RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
+            r.correlation_id, r.priority, r.attempts, r.losses, r.max_attempts, r.type,
+            r.reply_to, r.data
+    ), from_scheduled AS (
+        DELETE FROM {schema}.scheduled s USING unnest(p_command_ids) k (command_id)
+        WHERE s.domain = p_domain AND s.command_id = k.command_id
+        RETURNING s.token, s.claimer, s.claimed_at, s.created_at, s.due_at, s.command_id,
+            s.correlation_id, s.priority, s.attempts, s.losses, s.max_attempts, s.type,
+            s.reply_to, s.data
+    ), gone AS (
+        TABLE from_ready UNION ALL TABLE from_scheduled
+    ), history AS (
+        INSERT INTO {schema}.finished (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, type, reply_to, data,
+            domain, status, error_code, error_message)
+        SELECT gone.*, p_domain, 'CANCELED', 'CANCELED', p_reason FROM gone
+    ), events AS (
+        INSERT INTO {schema}.event (domain, command_id, kind, operator, code, message)
+        SELECT p_domain, command_id, 'CANCELED', p_operator, 'CANCELED', p_reason FROM gone
+    )
+    SELECT count(*), count(CASE WHEN reply_to IS NOT NULL THEN {schema}.send_reply(
+        reply_to, command_id, type, correlation_id, 'CANCELED', failure)::text END)
+    INTO canceled FROM gone;
+    RETURN canceled;
+END
+$$;
+
+-- Cancels the scheduled commands that meet every condition that is not NULL, a chunk at a time:
+-- those after p_command_id, at most p_count and p_bytes of stored data, but at least one.
+-- Called by CommandBus.cancel_many. Skips locked rows. The next chunk has commands sent before
+-- `before`, after command_id; NULL: none is left.
+CREATE FUNCTION {schema}.cancel_scheduled(
+    p_domain text, p_type text, p_since timestamptz, p_until timestamptz,
+    p_command_id uuid, p_count integer, p_bytes bigint, p_operator text, p_reason text,
+    OUT canceled bigint, OUT before timestamptz, OUT command_id uuid
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    command_ids uuid[];
+BEGIN
+    before := least(p_until, clock_timestamp());
+    WITH picked AS MATERIALIZED (
+        SELECT s.command_id, pg_column_size(s.data) AS bytes
+        FROM {schema}.scheduled s
+        WHERE s.domain = p_domain AND (p_command_id IS NULL OR s.command_id > p_command_id)
+            AND (p_type IS NULL OR s.type = p_type)
+            AND (p_since IS NULL OR s.created_at >= p_since)
+            AND s.created_at < before
+        ORDER BY s.domain, s.command_id
+        LIMIT p_count
+        FOR UPDATE SKIP LOCKED
+    ), summed AS (
+        SELECT p.command_id, sum(p.bytes) OVER (ORDER BY p.command_id) - p.bytes AS bytes_before
+        FROM picked p
+    )
+    SELECT array_agg(s.command_id ORDER BY s.command_id) INTO command_ids
+    FROM summed s WHERE s.bytes_before < p_bytes;
+    command_id := command_ids[cardinality(command_ids)];
+    canceled := {schema}.cancel_ids(p_domain, command_ids, false, p_reason, p_operator);
+END
+$$;
+
+-- The same for what waits in ready, in the order of claims: after (p_priority, p_id). Called
+-- when cancel_scheduled is through, it finds what was promoted meanwhile.
+CREATE FUNCTION {schema}.cancel_ready(
+    p_domain text, p_type text, p_since timestamptz, p_until timestamptz,
+    p_priority smallint, p_id bigint, p_count integer, p_bytes bigint,
+    p_operator text, p_reason text,
+    OUT canceled bigint, OUT priority smallint, OUT id bigint
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    command_ids uuid[];
+BEGIN
+    WITH picked AS MATERIALIZED (
+        SELECT r.priority, r.id, r.command_id, pg_column_size(r.data) AS bytes
+        FROM {schema}.ready r
+        WHERE r.domain = p_domain AND (r.priority, r.id) > (p_priority, p_id)
+            AND (p_type IS NULL OR r.type = p_type)
+            AND (p_since IS NULL OR r.created_at >= p_since)
+            AND r.created_at < p_until
+            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+        ORDER BY r.domain, r.priority, r.id
+        LIMIT p_count
+        FOR UPDATE SKIP LOCKED
+    ), summed AS (
+        SELECT p.priority, p.id, p.command_id,
+            sum(p.bytes) OVER (ORDER BY p.priority, p.id) - p.bytes AS bytes_before
+        FROM picked p
+    )
+    SELECT array_agg(s.command_id), (array_agg(s.priority ORDER BY s.priority DESC))[1],
+        (array_agg(s.id ORDER BY s.priority DESC, s.id DESC))[1]
+    INTO command_ids, priority, id FROM summed s WHERE s.bytes_before < p_bytes;
+    canceled := {schema}.cancel_ids(p_domain, command_ids, false, p_reason, p_operator);
+END
+$$;
+
+-- Gives a waiting command another time or priority, if not NULL; p_delay is in seconds from
+-- now. Called by CommandBus.reschedule. Returns 'waiting' if it did, or where the command is
+-- instead: 'running', 'troubleshooting', 'finished', or NULL if it is unknown. With p_again a
+-- first try, whose reply was lost, may have done it. Waits for a locked row.
+CREATE FUNCTION {schema}.reschedule(
+    p_domain text, p_command_id uuid, p_delay double precision, p_run_at timestamptz,
+    p_priority smallint, p_operator text, p_reason text, p_again boolean
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    found_in text;
+BEGIN
+    -- Repeated while the command moves from one table to another between two reads.
+    WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
+        IF {schema}.move_waiting(p_domain, p_command_id,
+                        coalesce(p_run_at, clock_timestamp() + make_interval(secs => p_delay)),
+                        p_priority, p_operator, p_reason) THEN
+            RETURN 'waiting';
+        END IF;
+        SELECT CASE
+                   WHEN c.status = 'IN_TROUBLESHOOTING_QUEUE' THEN 'troubleshooting'
+                   WHEN c.status NOT IN ('IN_PROGRESS', 'PENDING') THEN 'finished'
+                   WHEN EXISTS (
+                       SELECT FROM {schema}.ready r
+                       WHERE r.domain || '' = p_domain AND r.command_id = p_command_id
+                           AND r.lease_until IS NOT NULL
+                           AND NOT {schema}.lease_is_over(r.claimer, r.lease_until))
+                   THEN 'running' END
+        INTO found_in FROM {schema}.command c
+        WHERE c.domain = p_domain AND c.command_id = p_command_id;
+        IF found_in IS NOT NULL THEN
+            RETURN CASE WHEN p_again AND EXISTS (
+                SELECT FROM {schema}.event e
+                WHERE e.domain = p_domain AND e.command_id = p_command_id
+                    AND e.kind = 'RESCHEDULED' AND e.operator IS NOT DISTINCT FROM p_operator
+                    AND e.message IS NOT DISTINCT FROM p_reason
+                    AND e.at > clock_timestamp() - interval '5 minutes')
+                THEN 'waiting' ELSE found_in END;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+-- Moves a waiting command to the table and place of its new time and priority, with an event;
+-- called by reschedule. The token never goes back, the id is a new one, above all floors, and a
+-- lease that ended without an outcome counts its loss, as a claim would have counted it. Tests
+-- the lease in the statement that deletes, so that a command claimed meanwhile stays.
+CREATE FUNCTION {schema}.move_waiting(
+    p_domain text, p_command_id uuid, p_due_at timestamptz, p_priority smallint,
+    p_operator text, p_reason text
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    -- One time for both inserts: with two, a due time between them would write the row twice.
+    present timestamptz := clock_timestamp();
+BEGIN
+    WITH from_ready AS (
+        DELETE FROM {schema}.ready
+        WHERE domain || '' = p_domain AND command_id = p_command_id
+            AND (lease_until IS NULL OR {schema}.lease_is_over(claimer, lease_until))
+        RETURNING token + (claimer IS NOT NULL)::integer AS token, claimer, claimed_at, created_at,
+            due_at, correlation_id, priority, attempts,
+            (losses + (claimer IS NOT NULL)::integer)::smallint AS losses, max_attempts, type,
+            reply_to, data, error_code, error_message
+    ), from_scheduled AS (
+        DELETE FROM {schema}.scheduled
+        WHERE domain = p_domain AND command_id = p_command_id
+        RETURNING token, claimer, claimed_at, created_at, due_at, correlation_id, priority,
+            attempts, losses, max_attempts, type, reply_to, data, error_code, error_message
+    ), moved AS (
+        SELECT m.*, coalesce(p_priority, m.priority) AS new_priority,
+            coalesce(p_due_at, m.due_at) AS new_due_at
+        FROM (TABLE from_ready UNION ALL TABLE from_scheduled) m
+    ), to_ready AS (
+        INSERT INTO {schema}.ready (
+            token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
+            losses, max_attempts, domain, type, reply_to, data, error_code, error_message)
+        SELECT token, claimed_at, created_at, new_due_at, p_command_id, correlation_id,
+            new_priority, attempts, losses, max_attempts, p_domain, type, reply_to, data,
+            error_code, error_message
+        FROM moved WHERE new_due_at IS NULL OR new_due_at <= present
+    ), to_scheduled AS (
+        INSERT INTO {schema}.scheduled (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
+            error_message)
+        SELECT token, claimer, claimed_at, created_at, new_due_at, p_command_id, correlation_id,
+            new_priority, attempts, losses, max_attempts, p_domain, type, reply_to, data,
+            error_code, error_message
+        FROM moved WHERE new_due_at > present
+    )
+    INSERT INTO {schema}.event (domain, command_id, kind, operator, message, details)
+    SELECT p_domain, p_command_id, 'RESCHEDULED', p_operator, p_reason,
+        json_build_object('due_at', new_due_at, 'priority', new_priority,
+                          'due_at_before', due_at, 'priority_before', priority)
+    FROM moved;
+    RETURN FOUND;
+END
+$$;
+
+-- Removes what waits in a domain, with every trace, up to p_count commands of each table.
+-- Called by CommandBus.purge, which refuses unless the bus was made for tests. Skips locked
+-- rows.
+CREATE FUNCTION {schema}.purge(p_domain text, p_count integer) RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    removed bigint;
+BEGIN
+    WITH waiting AS MATERIALIZED (
+        SELECT priority, id FROM {schema}.ready
+        WHERE domain = p_domain
+            AND (lease_until IS NULL OR {schema}.lease_is_over(claimer, lease_until))
+        LIMIT p_count
+        FOR UPDATE SKIP LOCKED
+    ), from_ready AS (
+        DELETE FROM {schema}.ready r USING waiting w
+        WHERE r.domain = p_domain AND r.priority = w.priority AND r.id = w.id
+        RETURNING r.command_id
+    ), later AS MATERIALIZED (
+        SELECT due_at, id FROM {schema}.scheduled WHERE domain = p_domain
+        LIMIT p_count
+        FOR UPDATE SKIP LOCKED
+    ), from_scheduled AS (
+        DELETE FROM {schema}.scheduled s USING later l
+        WHERE s.due_at = l.due_at AND s.id = l.id
+        RETURNING s.command_id
+    ), gone AS (
+        SELECT command_id FROM from_ready UNION ALL SELECT command_id FROM from_scheduled
+    ), identities AS (
+        DELETE FROM {schema}.identity i USING gone g
+        WHERE i.domain = p_domain AND i.command_id = g.command_id
+    ), events AS (
+        DELETE FROM {schema}.event e USING gone g
+        WHERE e.domain = p_domain AND e.command_id = g.command_id
+    )
+    SELECT count(*) INTO removed FROM gone;
+    RETURN removed;
+END
+$$;
+
+-- Takes commands out of troubleshooting and returns their number; called by resolve and
+-- resolve_batch. p_action is RETRY (again from the beginning), CANCEL or COMPLETE (to history,
+-- with their reply). The event is the operator's signature: a command's end and the operator
+-- who decided it are written together or not at all. Waits for locked rows.
+CREATE FUNCTION {schema}.resolve_keys(
+    p_action text, p_domains text[], p_command_ids uuid[], p_operator text, p_reason text,
+    p_result json
+) RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    resolved bigint;
+    failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
+BEGIN
+    PERFORM {schema}.ensure_partition();
+    WITH gone AS (
+        DELETE FROM {schema}.troubleshooting t
+        USING unnest(p_domains, p_command_ids) k (domain, command_id)
+        WHERE t.domain = k.domain AND t.command_id = k.command_id
+        RETURNING t.token, t.claimer, t.claimed_at, t.created_at, t.due_at, t.failed_at,
+            t.command_id, t.correlation_id, t.priority, t.attempts, t.losses, t.max_attempts,
+            t.sent_max_attempts, t.domain, t.type, t.reply_to, t.data, t.error_code,
+            t.error_message
+    ), again AS (
+        -- The token stays, because it never goes back; the id is a new one, above all floors.
+        INSERT INTO {schema}.ready (
+            token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            max_attempts, domain, type, reply_to, data, error_code, error_message)
+        SELECT token, claimed_at, created_at, clock_timestamp(), command_id, correlation_id,
+            priority, sent_max_attempts, domain, type, reply_to, data, error_code, error_message
+        FROM gone WHERE p_action = 'RETRY' ORDER BY failed_at
+    ), history AS (
+        INSERT INTO {schema}.finished (
+            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, domain, type, reply_to, data, status, result,
+            error_code, error_message)
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+            priority, attempts, losses, max_attempts, domain, type, reply_to, data,
+            CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'COMPLETED' END,
+            CASE p_action WHEN 'COMPLETE' THEN p_result END,
+            CASE p_action WHEN 'CANCEL' THEN 'CANCELED' END,
+            CASE p_action WHEN 'CANCEL' THEN p_reason END
+        FROM gone WHERE p_action <> 'RETRY'
+    ), events AS (
+        INSERT INTO {schema}.event (command_id, domain, kind, operator, message)
+        SELECT command_id, domain, 'OPERATOR_' || p_action, p_operator, p_reason FROM gone
+    )
+    SELECT count(*), count(
+        CASE WHEN p_action <> 'RETRY' AND reply_to IS NOT NULL THEN {schema}.send_reply(
+            reply_to, command_id, type, correlation_id,
+            CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'SUCCESS' END,
+            CASE p_action WHEN 'CANCEL' THEN failure ELSE p_result END)::text END)
+    INTO resolved FROM gone;
+    RETURN resolved;
+END
+$$;
+
+-- Resolves one command; called by CommandBus.troubleshooting. Returns the status in which it
+-- was found: IN_TROUBLESHOOTING_QUEUE if it was resolved, NULL if the command is unknown. With
+-- p_again a first try, whose reply was lost, may have resolved it.
+CREATE FUNCTION {schema}.resolve(
+    p_action text, p_domain text, p_command_id uuid, p_operator text, p_reason text,
+    p_result json, p_again boolean
+) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    done boolean;
+    was text;
+BEGIN
+    -- Repeated while the command moves from one table to another between two reads.
+    WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
+        done := {schema}.resolve_keys(p_action, ARRAY[p_domain], ARRAY[p_command_id], p_operator,
+                                      p_reason, p_result) = 1;
+        -- A second statement: its snapshot shows what the first one waited for.
+        done := done OR p_again AND EXISTS (
+            SELECT FROM {schema}.event e
+            WHERE e.domain = p_domain AND e.command_id = p_command_id
+                AND e.kind = 'OPERATOR_' || p_action AND e.operator = p_operator
+                AND e.at > clock_timestamp() - interval '5 minutes');
+        IF done THEN
+            RETURN 'IN_TROUBLESHOOTING_QUEUE';
+        END IF;
+        SELECT c.status INTO was FROM {schema}.command c
+        WHERE c.domain = p_domain AND c.command_id = p_command_id;
+        IF was <> 'IN_TROUBLESHOOTING_QUEUE' THEN
+            RETURN was;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+-- Resolves those that meet every condition that is not NULL, the oldest first, a chunk at a
+-- time: at most p_count and p_bytes of stored data, but at least one. Called by
+-- CommandBus.troubleshooting. Skips locked rows. resolved is their number. The next chunk has
+-- p_since = last and p_until = before, and there is none if last is NULL: a command that fails
+-- again meanwhile is not resolved twice.
+CREATE FUNCTION {schema}.resolve_batch(
+    p_action text, p_domain text, p_type text, p_error_code text, p_since timestamptz,
+    p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,
+    p_result json,
+    OUT resolved bigint, OUT last timestamptz, OUT before timestamptz
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    domains text[];
+    command_ids uuid[];
+BEGIN
+    before := least(p_until, clock_timestamp());
+    WITH picked AS MATERIALIZED (
+        SELECT t.domain, t.command_id, t.failed_at, pg_column_size(t.data) AS bytes
+        FROM {schema}.troubleshooting t
+        WHERE (p_domain IS NULL OR t.domain = p_domain)
+            AND (p_type IS NULL OR t.type = p_type)
+            AND (p_error_code IS NULL OR t.error_code = p_error_code)
+            AND (p_since IS NULL OR t.failed_at >= p_since)
+            AND t.failed_at < before
+        ORDER BY t.failed_at
+        LIMIT p_count
+        FOR UPDATE SKIP LOCKED
+    ), summed AS (
+        SELECT p.domain, p.command_id, p.failed_at, count(*) OVER () AS picked,
+            sum(p.bytes) OVER (ORDER BY p.failed_at, p.domain, p.command_id) - p.bytes
+                AS bytes_before
+        FROM picked p
+    )
+    SELECT array_agg(s.domain), array_agg(s.command_id),
+        CASE WHEN count(*) < max(s.picked) OR max(s.picked) = p_count THEN max(s.failed_at) END
+    INTO domains, command_ids, last FROM summed s WHERE s.bytes_before < p_bytes;
+    resolved := {schema}.resolve_keys(
+        p_action, domains, command_ids, p_operator, p_reason, p_result);
+END
+$$;
+
+-- Changes the settings of a domain that p_given names; called by CommandBus.configure. Locks
+-- the domain's row. An application that configures its domains at each start leaves no event
+-- unless something changes or an operator is named.
+CREATE FUNCTION {schema}.configure_domain(
+    p_domain text, p_given text[], p_accepting boolean, p_max_depth integer,
+    p_warn_depth integer, p_keep interval, p_operator text, p_reason text
+) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    before json;
+    after json;
+    problem text := CASE
+        WHEN 'keep' = ANY (p_given)
+            AND (p_keep IS NULL OR p_keep NOT BETWEEN interval '0' AND interval '36525 days')
+            THEN 'p_keep must be from 0 (finished commands are not kept) to 36525 days'
+        WHEN p_max_depth <= 0 THEN 'p_max_depth must be at least 1, or NULL for no limit'
+        WHEN p_warn_depth <= 0 THEN 'p_warn_depth must be at least 1, or NULL for no warning'
+    END;
+BEGIN
+    IF problem IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = problem;
+    END IF;
+    INSERT INTO {schema}.domain (name) VALUES (p_domain) ON CONFLICT (name) DO NOTHING;
+    SELECT {schema}.domain_settings(d, p_given) INTO before
+    FROM {schema}.domain d WHERE d.name = p_domain FOR UPDATE;
+    UPDATE {schema}.domain d SET
+        accepting = CASE WHEN 'accepting' = ANY (p_given) THEN p_accepting ELSE d.accepting END,
+        max_depth = CASE WHEN 'max_depth' = ANY (p_given) THEN p_max_depth ELSE d.max_depth END,
+        warn_depth = CASE WHEN 'warn_depth' = ANY (p_given) THEN p_warn_depth ELSE d.warn_depth END,
+        keep = CASE WHEN 'keep' = ANY (p_given) THEN p_keep ELSE d.keep END
+    WHERE d.name = p_domain
+    RETURNING {schema}.domain_settings(d, p_given) INTO after;
+    IF after::text <> before::text OR p_operator IS NOT NULL THEN
+        INSERT INTO {schema}.domain_event (domain, kind, operator, message, details)
+        VALUES (p_domain, 'CONFIGURED', p_operator, p_reason,
+                json_build_object('before', before, 'after', after));
+    END IF;
+END
+$$;
+
+-- The settings that p_names names, as JSON; keep in seconds. Called by configure_domain.
+CREATE FUNCTION {schema}.domain_settings(p_domain {schema}.domain, p_names text[]) RETURNS json
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT json_object_agg(key, CASE key
+        WHEN 'keep' THEN to_json(extract(epoch FROM p_domain.keep)::double precision)
+        ELSE value END)
+    FROM json_each(row_to_json(p_domain)) WHERE key = ANY (p_names)
+$$;
+
+-- Pauses or resumes a domain; called by CommandBus.pause and resume. Locks the domain's row.
+CREATE FUNCTION {schema}.set_paused(
+    p_domain text, p_paused boolean, p_operator text, p_reason text
+) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    changed boolean;
+BEGIN
+    INSERT INTO {schema}.domain (name) VALUES (p_domain) ON CONFLICT (name) DO NOTHING;
+    SELECT d.paused <> p_paused INTO changed
+    FROM {schema}.domain d WHERE d.name = p_domain FOR UPDATE;
+    IF changed OR p_operator IS NOT NULL THEN
+        INSERT INTO {schema}.domain_event (domain, kind, operator, message)
+        VALUES (p_domain, CASE WHEN p_paused THEN 'PAUSED' ELSE 'RESUMED' END, p_operator,
+                p_reason);
+    END IF;
+    UPDATE {schema}.domain SET paused = p_paused WHERE name = p_domain;
+    IF p_paused THEN
+        -- Workers release the claims that they have not started.
+        PERFORM {schema}.notify('{channel}_pause', p_domain);
+    ELSE
+        PERFORM {schema}.wake(p_domain);
+    END IF;
+END
+$$;

@@ -1,0 +1,45 @@
+-- How functions run: their settings, a list for each kind of function, and who may call them. Run
+-- at the end of each installation, as a function that an upgrade replaces loses its settings.
+DO $$
+DECLARE
+    function regprocedure;
+    settings text;
+BEGIN
+    FOR function, settings IN
+        SELECT p.oid::regprocedure, string_agg(kind.settings, ' ')
+        FROM pg_proc p JOIN (VALUES
+            -- Finds rows by key, whatever the statistics say.
+            ('cancel_ids claim_suspect complete fitting move_waiting note_lost release renew'
+             ' resolve_keys retain_day set_aside settle suspect_waits',
+             'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
+             ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
+            -- The same, in the order of an index.
+            ('claim find_due promote',
+             'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
+             ' SET enable_mergejoin = off SET enable_sort = off'
+             ' SET plan_cache_mode = force_generic_plan SET jit = off'),
+            -- The conditions that are given choose the index, and a chunk sorts nothing.
+            ('cancel_ready cancel_scheduled',
+             'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off'
+             ' SET plan_cache_mode = force_custom_plan SET jit = off'),
+            ('resolve_batch', 'SET plan_cache_mode = force_custom_plan'),
+            -- Gives up where settlements would wait behind it; days begin in UTC.
+            ('make_partitions retain_day retain_domain retain_domain_events retain_incarnations',
+             'SET lock_timeout = ''100ms'' SET timezone = ''UTC'' SET jit = off'),
+            -- Every function whose text is parsed when it is called.
+            (NULL, 'SET search_path = pg_catalog, pg_temp')
+        ) kind (names, settings)
+            ON kind.names IS NULL OR p.proname::text = ANY (string_to_array(kind.names, ' '))
+        WHERE p.pronamespace = '{schema}'::regnamespace AND p.prosqlbody IS NULL
+        GROUP BY p.oid
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s %s', function, settings);
+    END LOOP;
+    -- Every role may call a function unless that is revoked.
+    FOR function IN
+        SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace
+    LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', function);
+    END LOOP;
+END
+$$;

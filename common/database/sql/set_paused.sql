@@ -1,1 +1,0 @@
-SELECT {schema}.set_paused(%(domain)s, %(paused)s, %(operator)s, %(reason)s);
