@@ -17,8 +17,6 @@ AFTER_COMMIT = "after-commit"
 AFTER_RETURN = "after-return"
 #: Outcomes are settled, and neither counted nor forgotten.
 SETTLED = "settled"
-#: One is counted, and still shown.
-COUNTED = "counted"
 # In a steward; the first two also in a worker that has none.
 #: The flag for senders is up, perhaps not for all of them.
 ARMED = "armed"

@@ -6,14 +6,14 @@ import random
 import signal
 from collections.abc import Iterator
 from functools import partial
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from boards import beyond, forked, taken
 from eventually import eventually
 
 from cmdbus.board.board import Board
-from cmdbus.board.counters import OTHER, Counter, OutcomeLabel, mark
+from cmdbus.board.counters import OTHER, Counter, OutcomeLabel
 from cmdbus.board.layout import BUCKETS
 
 
@@ -31,8 +31,8 @@ def test_counters_are_summed_over_slots_and_seats_by_name(board: Board) -> None:
             counters = seat.slot(slot).counters
             for name in names:
                 command_type = seat.command_type("orders", name)
-                for claim in range(1 if name == "A" else 10):
-                    counters.ended(command_type.index, OutcomeLabel.COMPLETED, claim)
+                count = 1 if name == "A" else 10
+                counters.ended(command_type.index, OutcomeLabel.COMPLETED, count)
                 counters.handler_duration.observe(command_type.index, 0.2)
             counters.add(Counter.BATCHES_PROCESSED)
             counters.add(Counter.WAKEUPS_TIMER, 2)
@@ -59,7 +59,7 @@ def test_kinds_that_find_no_place_share_a_row_and_are_shown_by_name(board: Board
     slot.occupy(0, now=1)
     for number in range(6):
         command_type = seat.command_type("orders", f"Type{number}")
-        slot.counters.ended(command_type.index, OutcomeLabel.FAILED, number)
+        slot.counters.ended(command_type.index, OutcomeLabel.FAILED)
     assert board.counters().commands[(*OTHER, "failed")] == 2
     slot.begin(
         command_type, priority=5, id=1, token=1, command_id=uuid4(), attempt=1, started=1, due=2
@@ -80,7 +80,7 @@ def test_a_new_generation_finds_the_rows_of_its_kinds_in_any_order(board: Board)
 
 @pytest.mark.process
 def test_sums_are_exact_however_often_the_writers_are_killed(board: Board) -> None:
-    """H16 of the history's invariants: counters never go back and never lose anything. The
+    """Counters never go back and never lose anything. The
     writer notes what it has done after it did it, so it may be killed one ahead of its note."""
     notes = mmap.mmap(-1, mmap.PAGESIZE)
     done = memoryview(notes).cast("q")
@@ -92,7 +92,7 @@ def test_sums_are_exact_however_often_the_writers_are_killed(board: Board) -> No
         while True:
             counters.add(Counter.EMPTY_RECEIVES)
             done[0] += 1
-            counters.ended(kind, OutcomeLabel.COMPLETED, done[1])
+            counters.ended(kind, OutcomeLabel.COMPLETED)
             done[1] += 1
             counters.handler_duration.observe(kind, 0.004)
             done[2] += 1
@@ -116,50 +116,4 @@ def test_sums_are_exact_however_often_the_writers_are_killed(board: Board) -> No
             done[index] = count
     assert counted[2] > 25_000 / 2
     done.release()
-    notes.close()
-
-
-@pytest.mark.process
-def test_a_key_that_was_counted_is_known_however_its_process_was_killed(board: Board) -> None:
-    """What a dead process has settled and not counted can be counted for it, and no more."""
-    notes = mmap.mmap(-1, mmap.PAGESIZE)
-    latest = memoryview(notes).cast("q")
-    dice = random.Random(7)
-
-    def work() -> None:
-        seat = board.seat(0)
-        counters, command_type = seat.slot(0).counters, seat.command_type("orders", "A")
-        while True:
-            latest[0] += 1
-            id = latest[0]
-            index = seat.keys.claimed(command_type, 5, id, id % 3 + 1, UUID(int=id))
-            seat.keys.started(index)
-            counters.ended(command_type.index, OutcomeLabel.COMPLETED, mark(id, id % 3 + 1))
-            seat.keys.free(index)
-
-    sides = set[bool]()
-    for generation in range(1, 601):
-        if generation > 60 and len(sides) == 2:
-            break
-        taken(board, generation=generation)
-        enough = latest[0] + dice.randrange(300)
-        with forked(work) as pid:
-            eventually(partial(beyond, lambda: latest[0], enough))
-            os.kill(pid, signal.SIGKILL)
-        count = board.counters().commands["orders", "A", "completed"]
-        keys = board.seat_view(0).claims
-        if not keys:
-            latest[0] = count
-            continue
-        assert [key.id for key in keys] == [latest[0]]
-        counted = mark(keys[0].id, keys[0].token) in board.last_counted(0)
-        assert count == latest[0] - (not counted)
-        sides.add(counted)
-        if not counted:
-            counters = board.seat(0).slot(0).counters
-            counters.ended(
-                keys[0].command_type, OutcomeLabel.COMPLETED, mark(keys[0].id, keys[0].token)
-            )
-    assert sides == {True, False}
-    latest.release()
     notes.close()

@@ -30,7 +30,6 @@ OF_WORKERS = (
     points.AFTER_COMMIT,
     points.AFTER_RETURN,
     points.SETTLED,
-    points.COUNTED,
     points.PROMOTED,
 )
 SESSIONS = (

@@ -22,6 +22,7 @@ from psycopg.conninfo import make_conninfo
 
 from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, TransientCommandError
 from cmdbus.board.board import Board
+from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.records import Phase
 from cmdbus.board.views import SeatView
 from cmdbus.database.schema import install
@@ -218,6 +219,12 @@ def test_the_guilty_command_is_charged_and_logged_with_what_is_known(
             gone.run(claim, slot)
         found = rescued(dsn, gone.death(dict.fromkeys(claims[:2], crash)))
     assert ids(found.charged) == {first, last}
+    ends = {claim.command_id: end for claim, end in found.ends}
+    assert ends == {
+        first: OutcomeLabel.RETRY,
+        last: OutcomeLabel.TROUBLE,
+        bystander: OutcomeLabel.LOST,
+    }
     logged = {(r.levelname, r.getMessage().split(" ")[1]) for r in caplog.records}
     assert logged == {("WARNING", str(first)), ("WARNING", str(last)), ("ERROR", str(last))}
     assert ids(found.lost) == {bystander}

@@ -9,7 +9,7 @@ from collections import deque
 from typing import NamedTuple
 
 from cmdbus.board.board import Board
-from cmdbus.board.counters import Counter, HistogramView, OutcomeLabel, mark
+from cmdbus.board.counters import Counter, HistogramView, OutcomeLabel
 from cmdbus.board.health import ProcessHealth
 from cmdbus.board.records import Phase
 from cmdbus.board.seats import Seat
@@ -123,7 +123,7 @@ class Telemetry:
 
     def _count(self, slot: Place, claim: Claim, end: OutcomeLabel) -> None:
         command_type = self.seat.command_type(claim.domain, claim.type)
-        slot.counters.ended(command_type.index, end, mark(claim.id, claim.token))
+        slot.counters.ended(command_type.index, end)
 
     def ended_elsewhere(self, slot: Place, claim: Claim, end: OutcomeLabel) -> None:
         """LOST or CANCELED. The claim's key is to be freed next, and this to be logged after."""

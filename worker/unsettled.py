@@ -12,7 +12,7 @@ from functools import partial
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
-from cmdbus.failpoints import COUNTED, SETTLED, failpoint
+from cmdbus.failpoints import SETTLED, failpoint
 from cmdbus.worker.claims.claim import Claim, Finished, Key, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection
@@ -172,7 +172,6 @@ class Unsettled:
         for finished in done:
             if self._telemetry.settled(slot, finished):
                 self.log_later(partial(log_end, finished))
-            failpoint(COUNTED)
             self._in_flight.free(finished.claim)
 
     def find_out(self, connection: ThreadConnection, slot: Place) -> None:

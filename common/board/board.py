@@ -131,10 +131,6 @@ class Board:
     def counters(self) -> CountersView:
         return self._reader.counters()
 
-    def last_counted(self, index: int) -> set[int]:
-        """Marks of what the threads of a seat have counted last."""
-        return self._reader.last_counted(index)
-
     def executed(self, index: int) -> int:
         """Executions that have ended in this seat, over all its processes."""
         return self._reader.executed(index)

@@ -1,8 +1,8 @@
-"""What a worker counts: in cells of the thread that counts, so that a kill loses nothing.
+"""What a worker counts, in cells of the thread that counts: a kill loses at most the counts of
+the settlement that the thread has just made.
 
-Whoever takes a thread's slot after it goes on where it stopped: nobody resets a counter.
-The reader sums over seats and slots, by name: seats number the kinds of commands each for
-itself.
+The next thread of a slot continues its counters: nothing resets them. The reader sums over seats
+and slots, by name: each seat numbers its command types for itself.
 """
 
 from bisect import bisect_left
@@ -44,9 +44,6 @@ class Counter(IntEnum):
 
 
 _WAKEUPS = "WAKEUPS_"
-
-#: Beside them: which settlement was counted last, in which cell, and what that was before.
-_LAST, _LAST_AT, _LAST_BEFORE = 5, 6, 7
 
 
 class OutcomeLabel(IntEnum):
@@ -95,30 +92,9 @@ class Counters:
     def add(self, counter: Counter, n: int = 1) -> None:
         self._cells[self._at + counter] += n
 
-    def ended(self, kind: int, end: OutcomeLabel, claim: int) -> None:
-        """Counts an execution; its key is freed next. These are two stores, and a process may
-        die between them: whoever finds the key then asks `last_counted` on which side.
-        `claim` is its mark."""
-        cells, log = self._cells, self._at
-        at = self._rows + kind * ROW_CELLS + end
-        before = cells[at]
-        # The mark last: until it is there, the settlement before this one is meant, whose
-        # key is free.
-        cells[log + _LAST_AT] = at
-        cells[log + _LAST_BEFORE] = before
-        cells[log + _LAST] = claim
-        cells[at] = before + 1
-
-
-def mark(id: int, token: int) -> int:
-    """Of a claim. A row that is claimed again has another token, and the same id."""
-    return (id << 16 | token & 0xFFFF) & (2**63 - 1)
-
-
-def last_counted(cells: memoryview, slot_at: int) -> int:
-    """The mark of what a slot has counted last; 0 if it has not, or was about to."""
-    last, at, before = cells[slot_at + COUNTERS + _LAST : slot_at + COUNTERS + _LAST + 3].tolist()
-    return last if 0 < at < len(cells) and cells[at] > before else 0
+    def ended(self, kind: int, end: OutcomeLabel, n: int = 1) -> None:
+        """Counts executions of one command type."""
+        self._cells[self._rows + kind * ROW_CELLS + end] += n
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,8 @@ cells of a slot
 | verdict                       its process's main thread           the same
   ident, by which Python's      its thread                          steward
     own stacks name it
-| counters, and what was        its thread; of a dead seat's first  metrics, who hands back
-    counted last                  slot who hands back
+| counters                      its thread; of a dead seat's first  metrics
+                                  slot the steward
 | a row for each kind, and one  its thread                          metrics
     for all others: ends, and
     two histograms

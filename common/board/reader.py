@@ -8,7 +8,7 @@ from zlib import crc32
 
 from cmdbus.board.board_memory import BoardMemory, cell, decode_name, pause, tries
 from cmdbus.board.claim_table import hash_of, unpacked
-from cmdbus.board.counters import OTHER, CountersView, OutcomeLabel, Sum, last_counted
+from cmdbus.board.counters import OTHER, CountersView, OutcomeLabel, Sum
 from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import (
     ARMED,
@@ -156,10 +156,6 @@ class Reader:
                 at = rows + kind * ROW_CELLS
                 total += sum(cells[at : at + len(OutcomeLabel)])
         return total
-
-    def last_counted(self, seat: int) -> set[int]:
-        cells, slots = self._memory.cells, range(self._layout.slots)
-        return {last_counted(cells, self._layout.slot(seat, slot)) for slot in slots}
 
     def counters(self) -> CountersView:
         layout, total = self._layout, Sum(self._memory.cells)

@@ -114,10 +114,6 @@ class Seat:
         """What the dead process of this generation held is handed back."""
         self._memory.cells[self._at + RESCUED] = generation
 
-    def free(self, key: int) -> None:
-        """The same for one of its keys, by the place that its view names."""
-        self._memory.cells[key] &= -len(ClaimState)
-
     # For the process.
 
     @property

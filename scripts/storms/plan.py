@@ -110,7 +110,6 @@ POINTS = {
     points.AFTER_COMMIT: "that has committed",
     points.AFTER_RETURN: "whose handler has returned",
     points.SETTLED: "that has settled",
-    points.COUNTED: "that has counted an end",
     points.ARMED: "that has armed",
     points.PROMOTED: "that has promoted",
     points.IN_RESCUE: "that has ended the sessions of a dead one",

@@ -18,7 +18,7 @@ DIRECTORY, NAME = "CMDBUS_CHAOS", "CMDBUS_CHAOS_NAME"
 TRAPS, SPRUNG, FREED = "traps", "sprung", "freed"
 KILL, FREEZE = "kill", "freeze"
 _LOOK_S = 0.005
-#: Of their processes, those that have counted an end: others would die too early for a
+#: Of their processes, those that have settled an outcome: others would die too early for a
 #: supervisor that looks for an application that cannot start.
 _OF_WORKERS = frozenset(
     (
@@ -28,7 +28,6 @@ _OF_WORKERS = frozenset(
         points.AFTER_COMMIT,
         points.AFTER_RETURN,
         points.SETTLED,
-        points.COUNTED,
     )
 )
 _OF_STARTS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK)
@@ -70,13 +69,13 @@ class Traps:
 def walk_into_them() -> None:
     """For the program of a supervisor, before all else: its children inherit it."""
     directory, instance = Path(os.environ[DIRECTORY]), os.environ[NAME]
-    has_counted = False
+    has_settled = False
 
     def action(point: str) -> None:
-        nonlocal has_counted
-        if has_counted or point not in _OF_WORKERS:
+        nonlocal has_settled
+        if has_settled or point not in _OF_WORKERS:
             _spring(directory, instance, point)
-        has_counted = has_counted or point == points.COUNTED
+        has_settled = has_settled or point == points.SETTLED
 
     points.set_failpoint_action(action)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import psycopg
 
+from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_RESCUE, IN_RESCUE, failpoint
@@ -45,6 +46,8 @@ class Rescued:
     #: Their rows were held by somebody until the time was over: the ends of their leases,
     #: or another rescue, are left.
     left: tuple[Claim, ...] = ()
+    #: How the executions among them ended, as the counters name it.
+    ends: tuple[tuple[Claim, OutcomeLabel], ...] = ()
     #: False if a session of the dead did not end in time: then nothing was handed back.
     sessions_ended: bool = True
 
@@ -93,6 +96,7 @@ class _Rescuer:
         self._released: list[Claim] = []
         self._lost: list[Claim] = []
         self._charged: list[Claim] = []
+        self._ends: list[tuple[Claim, OutcomeLabel]] = []
         #: Rows whose release has failed.
         self._rejected: set[Claim] = set()
         #: Nothing was looked for yet; and there are too many rows to look for what no seat shows.
@@ -106,6 +110,7 @@ class _Rescuer:
             lost=tuple(self._lost),
             charged=tuple(self._charged),
             left=tuple(left),
+            ends=tuple(self._ends),
         )
 
     def left(self) -> list[Claim]:
@@ -141,6 +146,7 @@ class _Rescuer:
         given = self._release(others, lost)
         self._released += [c for c in others if c in given and c not in lost]
         self._lost += [claim for claim in lost if claim in given]
+        self._ends += [(claim, OutcomeLabel.LOST) for claim in lost if claim in given]
         charged = [claim for claim in causes if self._charge(claim)]
         self._charged += charged
         self.obstructed = len(given) + len(charged) < len(claims)
@@ -181,6 +187,7 @@ class _Rescuer:
                 raise
             return False
         if not lost:
+            self._ends.append((claim, OutcomeLabel[settled.outcome.kind]))
             log_end(settled)
         return not lost
 

@@ -23,7 +23,7 @@ from typing import TypeVar
 import psycopg
 
 from cmdbus.board.board import Node
-from cmdbus.board.counters import Counter
+from cmdbus.board.counters import Counter, OutcomeLabel
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import ExitRecord, Phase, Role
 from cmdbus.board.stack_files import read_stacks
@@ -37,14 +37,13 @@ from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.exits import Exit, cannot_start_thread
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
-from cmdbus.worker.claims.claim import ClaimRef, Connection
+from cmdbus.worker.claims.claim import Claim, ClaimRef, Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection, Unpooled, session_settings
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.steward.attribution import attribute
 from cmdbus.worker.steward.maintenance import Maintenance
-from cmdbus.worker.steward.reckoning import recover_counters
 from cmdbus.worker.steward.rescue import Rescued, rescue
 from cmdbus.worker.steward.stale_boards import KILLED, StaleBoards
 from cmdbus.worker.waiting.arming import Arming
@@ -324,7 +323,6 @@ class Steward:
     def _rescue(self, connection: Connection, seat: SeatView) -> float:
         """What the dead held is handed back; a byte, because one of them may have taken it."""
         if self._hand_back(connection, seat, seat.exit or KILLED):
-            recover_counters(connection, self._claims, self._board, seat, self._registry.domains)
             self._board.seat(seat.index).set_rescued(seat.generation)
             self._worker_pipe.put()
         # Else the next round tries again.
@@ -339,8 +337,16 @@ class Steward:
             connection, self._claims, self._registry, attribution, within=_RESCUE_SECONDS
         )
         if rescued.sessions_ended:
+            self._count(seat, rescued.ends)
             _log_rescue(seat, rescued)
         return rescued.sessions_ended
+
+    def _count(self, dead: SeatView, ends: Sequence[tuple[Claim, OutcomeLabel]]) -> None:
+        """Executions that the process's exit has ended; no other process writes there now."""
+        seat = self._board.seat(dead.index)
+        counters = seat.slot(0).counters
+        for claim, end in ends:
+            counters.ended(seat.command_type(claim.domain, claim.type).index, end)
 
     def _rescue_stale_boards(self) -> None:
         self._stale_boards.rescue(self._session.connection)
