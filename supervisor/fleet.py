@@ -23,6 +23,7 @@ from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.exits import Exit
 from cmdbus.failpoints import AFTER_FORK, BEFORE_FORK, IN_REAP, failpoint
+from cmdbus.proc import PidState, cpu_seconds, pid_state
 from cmdbus.settings import Settings
 from cmdbus.supervisor import gil_holder as guilt
 from cmdbus.supervisor import signals
@@ -300,7 +301,7 @@ class Fleet:
         process = self._processes[action.process.index]
         if process.stop_by is None:
             process.stop_verdict = action.verdict
-            process.cpu_seconds, process.cpu_read_at = guilt.cpu_seconds(process.child.pid), now
+            process.cpu_seconds, process.cpu_read_at = cpu_seconds(process.child.pid), now
         process.stop_by = action.by
         if action.reason is not None:
             self._reasons[process.role, process.number] = action.reason
@@ -320,7 +321,7 @@ class Fleet:
     def _dump(self, process: SupervisedProcess, now: float) -> None:
         logger.warning("%s is late: asking for its stacks", process)
         process.dumped_at = process.cpu_read_at = now
-        process.cpu_seconds = guilt.cpu_seconds(process.child.pid)
+        process.cpu_seconds = cpu_seconds(process.child.pid)
         process.child.send(signal.SIGUSR2)
 
     def _kill(self, action: Kill, now: float) -> None:
@@ -333,7 +334,7 @@ class Fleet:
             return
         self._find_cause(process, action, view, now)
         process.verdict = action.verdict
-        if guilt.is_stopped(process.child.pid):
+        if pid_state(process.child.pid) is PidState.STOPPED:
             process.verdict = Verdict.STOPPED
         process.killed_at = now
         if action.verdict is Verdict.HUNG:
@@ -356,7 +357,7 @@ class Fleet:
         if process.role is Role.STEWARD:
             return
         running = {slot.index: slot.thread for slot in view.slots if slot.command and slot.thread}
-        burnt = guilt.cpu_seconds(process.child.pid)
+        burnt = cpu_seconds(process.child.pid)
         holder = guilt.gil_holder(process.cpu_seconds, burnt, now - process.cpu_read_at, running)
         if action.verdict is Verdict.HUNG:
             process.gil_holder = next((slot for slot in view.slots if slot.index == holder), None)

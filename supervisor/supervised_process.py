@@ -1,13 +1,12 @@
 """A process in its seat: what we know of it beside what its seat shows."""
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cmdbus.board.board import Board
 from cmdbus.board.health import Health
 from cmdbus.board.records import Role, Verdict
 from cmdbus.board.views import SeatView, SlotView
+from cmdbus.proc import rss_bytes
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child
 from cmdbus.supervisor.policy import ProcessView
@@ -20,7 +19,6 @@ _WEIGH_SECONDS = 1.0
 _ENTERS_SECONDS = 30.0
 #: Seconds by which a slot may seem to have begun after the board was read.
 _AHEAD_SECONDS = 1.0
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +81,7 @@ class SupervisedProcess:
         self.rss_read_at = now
         if settings.max_commands is not None:
             self.executed = board.executed(self.index) - self.executed_before
-        self.rss_bytes = _rss_bytes(self.child.pid)
+        self.rss_bytes = rss_bytes(self.child.pid)
         board.seat(self.index).set_rss(self.rss_bytes)
         limit = settings.max_rss_bytes
         if limit is not None:
@@ -141,10 +139,3 @@ def _due(slot: SlotView, now: float) -> float:
     if (slot.since or 0) / NS > now + _AHEAD_SECONDS:
         return 0.0
     return (slot.due or 0) / NS
-
-
-def _rss_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError, ValueError):
-        return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from cmdbus.proc import usable_cpus
 from cmdbus.settings import Settings
 from cmdbus.supervisor.cli.configuration import (
     Configured,
@@ -18,7 +19,6 @@ from cmdbus.supervisor.cli.configuration import (
 )
 from cmdbus.supervisor.cli.supervise import main
 from cmdbus.supervisor.cli.values import address, seconds, size, whole
-from cmdbus.supervisor.cpus import usable_cpus
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.worker import MAX_THREADS
 

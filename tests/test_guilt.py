@@ -14,7 +14,8 @@ from eventually import eventually
 from cmdbus.board.board import Board
 from cmdbus.board.records import Role
 from cmdbus.board.views import SlotView
-from cmdbus.supervisor.gil_holder import cpu_seconds, gil_holder, is_stopped, stuck
+from cmdbus.proc import PidState, cpu_seconds, pid_state, rss_bytes
+from cmdbus.supervisor.gil_holder import gil_holder, stuck
 
 #: Of the threads 11 and 12, the slots; 10 is the main thread.
 RUNNING = {0: 11, 1: 12}
@@ -165,19 +166,19 @@ def test_of_a_process_that_is_gone_nothing_is_known() -> None:
     with forked(signal.pause) as pid:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert cpu_seconds(pid) == {}
-        assert not is_stopped(pid)
+        assert cpu_seconds(pid) == {} and rss_bytes(pid) == 0
+        assert pid_state(pid) is PidState.GONE
 
 
 @pytest.mark.process
 def test_stopped_is_who_got_a_signal_for_that_and_no_other() -> None:
     """Fault 4: it was no command of its own."""
     with forked(signal.pause) as pid:
-        assert not is_stopped(pid)
+        assert pid_state(pid) is PidState.RUNNING
         os.kill(pid, signal.SIGSTOP)
-        eventually(lambda: is_stopped(pid))
+        eventually(lambda: pid_state(pid) is PidState.STOPPED)
         os.kill(pid, signal.SIGCONT)
-        eventually(lambda: not is_stopped(pid))
+        eventually(lambda: pid_state(pid) is PidState.RUNNING)
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert not is_stopped(pid), "a zombie is not"
+        assert pid_state(pid) is PidState.GONE, "a zombie is"

@@ -20,9 +20,9 @@ from cmdbus.board.board import Board
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import HEAD
-from cmdbus.board.pid_state import PidState, pid_state
 from cmdbus.board.records import ExitRecord, Phase, Restart, Role, SupervisorState, Verdict
 from cmdbus.board.slots import Slot
+from cmdbus.proc import PidState, pid_state
 from cmdbus.supervisor.runtime import board_path
 
 SECOND = 1_000_000_000

@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 
 from cmdbus.board.board import Board
-from cmdbus.board.pid_state import PidState, pid_state
 from cmdbus.board.views import BoardView
 from cmdbus.clock import time
 from cmdbus.errors import BoardError
+from cmdbus.proc import PidState, pid_state
 from cmdbus.supervisor.cli.output import show_json, show_lines
 from cmdbus.supervisor.cli.screen import PsSnapshot, lines
 from cmdbus.supervisor.cli.session import (

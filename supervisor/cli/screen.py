@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cmdbus.board.counters import CountersView, OutcomeLabel
-from cmdbus.board.pid_state import PidState
 from cmdbus.board.records import Phase, Role, SupervisorState
 from cmdbus.board.views import BoardView, SeatView, SlotView
 from cmdbus.counting import count_of
+from cmdbus.proc import PidState
 from cmdbus.supervisor.cli.output import age, shorten
 
 WIDTH = 80

@@ -15,6 +15,7 @@ from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
 from cmdbus.logs import set_up_for_terminal
 from cmdbus.printable import hanging, one_line
+from cmdbus.proc import usable_cpus
 from cmdbus.readiness import Finding, worst
 from cmdbus.settings import Settings
 from cmdbus.supervisor.cli.configuration import configured, read
@@ -28,7 +29,6 @@ from cmdbus.supervisor.cli.values import (
     size,
     whole,
 )
-from cmdbus.supervisor.cpus import usable_cpus
 from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.preflight_process import run_preflight
 from cmdbus.supervisor.runtime import check_supervisor_name

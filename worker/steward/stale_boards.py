@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from cmdbus.board.board import Board
-from cmdbus.board.pid_state import PidState, pid_state
 from cmdbus.board.records import ExitRecord, Role
 from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.errors import BoardError
+from cmdbus.proc import PidState, pid_state
 from cmdbus.worker.claims.claim import Connection
 
 logger = logging.getLogger(__name__)
