@@ -7,6 +7,11 @@ from cmdbus.checks import check_seconds
 
 #: Seconds that a process may take to import the application and to open its connections.
 BOOT_SECONDS = 120.0
+#: Seconds for the steward to release the claims of processes killed at the stop deadline.
+RESCUE_SECONDS = 3.0
+#: Seconds until an idle session notices that the database is away: the listener's ping and its
+#: answer.
+OUTAGE_NOTICE_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,15 +31,6 @@ class ExitStatus:
     signal: int
     code: int
 
-    def __str__(self) -> str:
-        if not self.signal:
-            return f"exited with code {self.code}"
-        try:
-            name = signal.Signals(self.signal).name
-        except ValueError:
-            name = f"signal {self.signal}"
-        return f"was killed by {name}"
-
 
 class Child:
     """A process that we forked and have not reaped: so its id is nobody else's."""

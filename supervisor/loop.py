@@ -16,11 +16,13 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.demo_output import DemoOutput
 from cmdbus.supervisor.fleet import Fleet
+from cmdbus.supervisor.fleet_view import FleetView, Limits
 from cmdbus.supervisor.pidfile import Pidfile
-from cmdbus.supervisor.policy import RESCUE_SECONDS, FleetView, Limits, decide, lives, next_look
+from cmdbus.supervisor.policy import decide, next_round
 from cmdbus.supervisor.preflight_process import PreflightProcess
 from cmdbus.supervisor.signals import Signals
 from cmdbus.supervisor.systemd_notifier import SystemdNotifier
+from cmdbus.timeouts import RESCUE_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -90,13 +92,13 @@ class Supervisor:
             self._handle_signals()
             self._end_preflight()
             fleet = self._observe(now)
-            if self._stop_by is not None and not any(lives(p, now) for p in fleet.processes):
+            if self._stop_by is not None and not any(p.is_alive(now) for p in fleet.processes):
                 break  # One that cannot die, in disk wait, is left to whoever is process 1.
             for action in decide(fleet, self._limits, now):
                 self._fleet.act(action, now)
             self._publish_status(fleet, now)
             self._keep_name(now)
-            self._wait(next_look(fleet, self._limits, now))
+            self._wait(next_round(fleet, self._limits, now))
         self._show(SupervisorState.STOPPED, time.monotonic())
         if self._code is Exit.DONE and self._fleet.unfinished:
             self._code = Exit.UNFINISHED
@@ -134,8 +136,8 @@ class Supervisor:
             logger.warning(
                 "the supervisor itself was late by %.1f s: it judges nobody for a while", late
             )
-        judging = now >= self._hang_detection_from
-        fleet = self._fleet.look(now, judging=judging, stop_by=self._stop_by)
+        detects_hangs = now >= self._hang_detection_from
+        fleet = self._fleet.observe(now, detects_hangs=detects_hangs, stop_by=self._stop_by)
         if self._stop_by is None:
             self._end_of_itself(now)
         return replace(fleet, stop_by=self._stop_by)

@@ -1,4 +1,4 @@
-"""The stacks that processes write when they are asked for them, or crash: a file for each place."""
+"""The stacks that processes write when asked, or when they crash: a file for each seat."""
 
 import logging
 import os
@@ -8,23 +8,28 @@ from cmdbus.board.stack_files import read_stacks, size_of
 
 logger = logging.getLogger(__name__)
 
-#: So much of them goes into the log.
+#: Bytes of a process's stacks in one log line, at most.
 _MAX_BYTES = 20_000
+#: Seconds that a process has to write its stacks before they are read.
+DUMP_SECONDS = 0.5
 
 
 class Stacks:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._there = True
+        self._is_writable = True
+        #: Stacks to be logged: by index, the name of the process and the size of its file before.
+        self._requested: dict[int, tuple[str, int]] = {}
+        self._due = 0.0
 
-    def look(self) -> None:
-        """Says once that nothing can be written there any more, and what comes of that."""
-        there = os.access(self._directory, os.W_OK | os.X_OK)
-        if there != self._there:
-            self._there = there
+    def check(self) -> None:
+        """Warns once that the directory cannot be written, and once that it can be again."""
+        is_writable = os.access(self._directory, os.W_OK | os.X_OK)
+        if is_writable != self._is_writable:
+            self._is_writable = is_writable
             logger.warning(
                 "%s is there again"
-                if there
+                if is_writable
                 else "%s is gone or cannot be written: stacks go to the log, and where the board "
                 "is gone, too, cmdbus ps shows nothing",
                 self._directory,
@@ -33,12 +38,17 @@ class Stacks:
     def file(self, index: int) -> Path:
         return self._directory / str(index)
 
-    def size(self, index: int) -> int:
-        return size_of(self.file(index))
+    def request(self, index: int, name: str, now: float) -> None:
+        """The process is about to write its stacks: `log_requested` logs them."""
+        self._requested[index] = name, size_of(self.file(index))
+        self._due = now + DUMP_SECONDS
 
-    def read(self, index: int, since: int) -> str:
-        """What its process has written since the file had this size."""
-        return read_stacks(self.file(index), since)
+    def log_requested(self, now: float) -> None:
+        if self._requested and now >= self._due:
+            for index, (name, before) in self._requested.items():
+                logger.info("the stacks of %s:\n%s", name, read_stacks(self.file(index), before))
+            self._requested.clear()
 
-    def last(self, index: int) -> str:
-        return read_stacks(self.file(index))[-_MAX_BYTES:]
+    def log_last(self, name: object, index: int) -> None:
+        if stack := read_stacks(self.file(index))[-_MAX_BYTES:]:
+            logger.error("the stacks of %s:\n%s", name, stack)

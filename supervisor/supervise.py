@@ -87,12 +87,11 @@ def supervise(settings: Settings) -> Exit:
             probes.close()
             board, stacks = _make_board(settings, directory, types)
             pidfile.hold_board(board_path(directory, settings.name))
-            fleet = Fleet(settings, board, stacks)
+            private = [*pidfile.descriptors, *signals.descriptors]
+            fleet = Fleet(settings, board, stacks, private=private, http=http)
             stack.callback(fleet.close)
-            fleet.private = [*pidfile.descriptors, *signals.descriptors]
-            fleet.http = http
             demo_output = DemoOutput(
-                settings, board, directory, lambda: [*fleet.private, *fleet.descriptors]
+                settings, board, directory, lambda: [*private, *fleet.descriptors]
             )
             with demo_output:
                 code = Supervisor(

@@ -4,15 +4,8 @@ from typing import Any
 
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Restart, Role, Verdict
-from cmdbus.supervisor.policy import (
-    Action,
-    FleetView,
-    Limits,
-    ProcessView,
-    Start,
-    Stop,
-    decide,
-)
+from cmdbus.supervisor.fleet_view import FleetView, Limits, ProcessView
+from cmdbus.supervisor.policy import Action, Start, Stop, decide
 
 NOW = 1_000.0
 #: Just before a boundary.

@@ -225,7 +225,7 @@ def test_who_held_the_gil_is_charged_and_the_others_count_a_loss() -> None:
     assert list(attribution.causes) == [SECOND]
     error = attribution.causes[SECOND]
     assert isinstance(error, TransientCommandError) and error.code == "TIMEOUT"
-    assert "its main thread did not come back" in error.message
+    assert "its main thread hung" in error.message
     assert error.details == {"pid": PID, "signal": 9, "code": 0, "stack": "File regex.py"}
 
 
@@ -280,18 +280,18 @@ def test_who_crashes_alone_is_guilty(ended: ExitRecord) -> None:
 @pytest.mark.parametrize(
     ("ended", "said"),
     [
-        (ORDERED, "was killed: it was told to leave and had not in time"),
-        (STOPPED, "was killed: a signal had stopped it"),
+        (ORDERED, "was killed: it did not stop by its deadline"),
+        (STOPPED, "was killed: a signal had suspended it"),
         (STUCK, "was killed: a command did not end"),
-        (CRITICAL, "was killed: it was critical, and had not left in time"),
-        (HUNG, "was killed: its main thread did not come back"),
-        (replace(LEFT, signal=9), "killed from outside (SIGKILL), or because memory ran out"),
-        (replace(KILLED, pid=PID), "ended with its supervisor, which had died"),
-        (CRASHED, "died of SIGSEGV"),
-        (replace(CRASHED, signal=64), "died of SIGRTMAX"),
-        (replace(CRASHED, signal=99), "died of signal 99"),
-        (replace(LEFT, code=8), "left by itself with exit code 8"),
-        (replace(LEFT, code=7), "was stopped from outside (SIGTERM)"),
+        (CRITICAL, "was killed: it was critical and did not stop"),
+        (HUNG, "was killed: its main thread hung"),
+        (replace(LEFT, signal=9), "was killed by SIGKILL from outside"),
+        (replace(KILLED, pid=PID), "ended with its supervisor"),
+        (CRASHED, "was killed by SIGSEGV"),
+        (replace(CRASHED, signal=64), "was killed by SIGRTMAX"),
+        (replace(CRASHED, signal=99), "was killed by signal 99"),
+        (replace(LEFT, code=8), "exited with code 8"),
+        (replace(LEFT, code=7), "was stopped by a SIGTERM"),
     ],
 )
 def test_the_audit_says_how_the_process_ended(ended: ExitRecord, said: str) -> None:

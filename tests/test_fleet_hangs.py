@@ -72,7 +72,7 @@ def test_a_command_that_hangs_is_given_up_and_its_process_replaced(
         eventually(lambda: gil_holder not in fleet.living())
         after = fleet.wait_until_ready()
         assert after[1 - number] == before[1 - number]
-        (report,) = fleet.said("is told to leave: a slot is stuck")
+        (report,) = fleet.said("is ordered to stop: a slot is stuck")
         assert f"it ran shop/Hang {id} (attempt 1, slot " in report
         assert fleet.look().restarts["stuck"] == 1
 
@@ -145,7 +145,7 @@ def test_a_suspect_that_times_out_alone_is_no_crash_of_its_process(
             kill(pid)
             killed.add(pid)
         assert await_trouble(fleet, id)[0] == "TIMEOUT"
-        fleet.await_saying("alone has left")
+        fleet.await_saying("quarantine has stopped")
         assert not fleet.said("exited with code 0")
         assert fleet.look().restarts["crashed"] == 2
         assert len(fleet.said("is in the troubleshooting queue")) == 1
@@ -169,10 +169,10 @@ def test_a_process_that_does_not_come_back_is_replaced(dsn: str, tmp_path: Path)
         assert "held up its whole process" in message
         stack = details["details"]["stack"]
         assert "in hold_gil" in stack and "in gate" not in stack
-        (report,) = fleet.said("main thread did not come back; it ran")
+        (report,) = fleet.said("main thread hung; it ran")
         assert str(id) in report and "attempt 1, slot" in report
         assert any("in hold_gil" in text for text in fleet.said("the stacks of worker"))
-        fleet.await_saying("is killed: a signal stopped it; it ran shop/Gate")
+        fleet.await_saying("is killed: a signal had suspended it; it ran shop/Gate")
         (tmp_path / "open").touch()
         fleet.await_completed(innocents)
         assert fleet.effects(innocents) == {1: 11}

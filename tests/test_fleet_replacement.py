@@ -77,12 +77,12 @@ def test_a_fleet_goes_on_while_its_successors_cannot_import_the_application(
         write_app(tmp_path, "raise RuntimeError('half a deployment')")
         kill([before[0], steward])
         fleet.await_saying("exited with code 3", 6, within=20.0)
-        fleet.await_saying("too many of them: those that are ready go on, the next start waits")
+        fleet.await_saying("too many of them: the ready ones continue, the next start waits")
         fleet.await_completed(fleet.send("Noop", 10))
         assert fleet.pids() == {1: before[1]}
         write_app(tmp_path, APP)
         assert fleet.wait_until_ready(within=30.0)[1] == before[1]
-        assert len(fleet.said("a process cannot start: those that are ready go on")) == 1
+        assert len(fleet.said("a process cannot start: the ready ones continue")) == 1
 
 
 def test_there_can_be_more_processes_and_fewer(dsn: str, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_there_can_be_more_processes_and_fewer(dsn: str, tmp_path: Path) -> None
 
         def at_its_most() -> list[str]:
             fleet.send_signal(signal.SIGTTIN)
-            return fleet.said("6 worker processes stay: the board has no room for more")
+            return fleet.said("6 worker processes stay: the board has no seat for more")
 
         eventually(at_its_most)
 
@@ -128,7 +128,7 @@ def test_processes_are_replaced_after_so_many_commands_bytes_and_seconds(
         fleet.await_successors(second)
         assert set(capacities(fleet)) == {1, 2}
         assert fleet.look().restarts["recycled"] >= 2
-        assert fleet.said("recycled, as the process before it is used up: it has run ")
+        assert fleet.said("recycled, as its predecessor has reached a limit: it has run ")
         assert fleet.said("MiB of memory (--max-rss 150M)")
         eventually(lambda: all(s.rss_bytes for s in fleet.look().with_role(Role.WORKER)))
     with supervised(dsn, tmp_path, procs=1, max_age=0.5) as fleet:

@@ -266,7 +266,7 @@ def test_a_process_that_does_not_die_of_sigkill_is_given_up(dsn: str, tmp_path: 
         group.add(before[0])
         group.freeze()
         kill(before[0])
-        fleet.await_saying("does not die, as if in disk wait")
+        fleet.await_saying("survived SIGKILL (disk wait?)")
         (tmp_path / "open").touch()
         fleet.await_completed(ids)
         assert fleet.await_successors([before[0]])[1] == before[1]
@@ -277,9 +277,8 @@ def test_a_process_that_does_not_die_of_sigkill_is_given_up(dsn: str, tmp_path: 
         assert before[0] not in fleet.living()
         assert fleet.effects(ids) == {1: 8}
         fleet.await_outcomes(ids, {("COMPLETED", 1): 8})
-        assert (
-            len(fleet.said("does not die")) == len(fleet.said("which was given up, is dead")) == 1
-        )
+        assert len(fleet.said("survived SIGKILL (disk wait?)")) == 1
+        assert len(fleet.said("which survived SIGKILL, has exited")) == 1
         assert fleet.look().listening and fleet.look().armed
 
 
@@ -292,11 +291,13 @@ def test_without_room_for_processes_it_tries_again(dsn: str, tmp_path: Path) -> 
         before = fleet.wait_until_ready()
         group.limit(1)
         kill(before[0])
-        fleet.await_saying("no process can be started (Resource temporarily unavailable): again in")
+        fleet.await_saying(
+            "cannot start a process (Resource temporarily unavailable): trying again in"
+        )
         assert fleet.readiness() == (200, ["worker 0 has no process"])
         fleet.await_completed(fleet.send("Noop", 10))
         group.limit(group.used + 2)
-        fleet.await_saying("the system has no room for its threads: again in")
+        fleet.await_saying("the system has no thread left for it: trying again in")
         group.limit(None)
         assert fleet.await_successors([before[0]])[1] == before[1]
         assert fleet.readiness() == (200, [])
@@ -344,7 +345,7 @@ def test_a_command_that_takes_all_memory_goes_to_a_person_and_charges_nobody(
         (id,) = fleet.send("Hog")
         fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 0): 1}, within=40)
         assert fleet.trouble(id)[0] == "LOST"
-        killed = fleet.said("perhaps out of memory (OOM)")
+        killed = fleet.said("perhaps because memory ran out (OOM)")
         assert len([text for text in killed if "shop/Hog" in text]) == 3
         fleet.await_completed(innocents)
         assert fleet.effects(innocents) == {1: 3}

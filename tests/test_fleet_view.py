@@ -1,6 +1,7 @@
 """What a supervisor reads about its processes, without a fleet that works."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ from cmdbus.board.board import Board
 from cmdbus.board.records import ExitRecord, Role, Verdict
 from cmdbus.settings import Settings
 from cmdbus.supervisor.fleet import Fleet
+from cmdbus.supervisor.fleet_view import ProcessView
 from cmdbus.supervisor.policy import Kill, Start
 
 pytestmark = pytest.mark.process
@@ -27,7 +29,11 @@ def test_what_begins_while_the_supervisor_stalls_is_not_overdue(
     board = Board.in_memory(8, 4)
     fleet = Fleet(Settings(app="hanging:registry", dsn="host=nowhere"), board, tmp_path)
     fleet.act(Start(role=Role.WORKER, number=0), time.monotonic())
-    eventually(lambda: fleet.look(time.monotonic(), judging=True, stop_by=None).processes[0].due)
+
+    def observed(now: float) -> Sequence[ProcessView]:
+        return fleet.observe(now, detects_hangs=True, stop_by=None).processes
+
+    eventually(lambda: observed(time.monotonic())[0].due)
     before_the_stall = time.monotonic() - 5.0
     began = time.monotonic_ns()
     board.seat(0).slot(0).begin(
@@ -40,11 +46,15 @@ def test_what_begins_while_the_supervisor_stalls_is_not_overdue(
         started=began,
         due=began + 35 * NS,
     )
-    [process] = fleet.look(before_the_stall, judging=True, stop_by=None).processes
+    [process] = observed(before_the_stall)
     assert process.latest_due == pytest.approx(began / NS + 35)
     fleet.act(Kill(process=process, verdict=Verdict.LATE), time.monotonic())
     eventually(
-        lambda: not fleet.look(time.monotonic(), judging=True, stop_by=time.monotonic()).processes
+        lambda: (
+            not fleet.observe(
+                time.monotonic(), detects_hangs=True, stop_by=time.monotonic()
+            ).processes
+        )
     )
     fleet.close()
 

@@ -24,19 +24,17 @@ from policies import (
 
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Restart, Role, Verdict
+from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, ProcessView
 from cmdbus.supervisor.policy import (
-    DUMP_SECONDS,
-    RESCUE_SECONDS,
     RSS_SAMPLES,
-    UNDEAD_SECONDS,
     Action,
     Dump,
-    FleetView,
     Kill,
-    ProcessView,
     Start,
     decide,
 )
+from cmdbus.supervisor.stacks import DUMP_SECONDS
+from cmdbus.timeouts import RESCUE_SECONDS
 
 
 def test_a_fleet_of_healthy_processes_is_left_alone() -> None:
@@ -53,7 +51,7 @@ def test_who_was_told_to_leave_is_killed_at_its_deadline_and_not_before() -> Non
     """Also after a round that came late: it was told when."""
     for judging in (True, False):
         leaving = worker(0, stop_by=NOW, due=NOW - 50)
-        there = fleet(leaving, worker(0, index=1, generation=2), can_judge=judging)
+        there = fleet(leaving, worker(0, index=1, generation=2), detects_hangs=judging)
         assert decided(there, now=NOW - MOMENT) == []
         assert decided(there) == [
             Kill(process=leaving, verdict=Verdict.LATE, measured=judging),
@@ -65,7 +63,7 @@ def test_a_process_told_to_leave_for_a_verdict_is_killed_for_that_verdict(
     verdict: Verdict,
 ) -> None:
     """A verdict is no order: its commands do not go back as if nothing had been."""
-    leaving = worker(0, stop_by=NOW, verdict=verdict)
+    leaving = worker(0, stop_by=NOW, stop_verdict=verdict)
     there = fleet(leaving, worker(0, index=1, generation=2))
     assert decided(there) == [Kill(process=leaving, verdict=verdict)]
     stopping = replace(there, processes=[leaving], stop_by=NOW)
@@ -81,7 +79,7 @@ def test_a_main_thread_past_its_due_has_its_stacks_dumped(role: Role, levels: He
     there = FleetView(processes=[late, *others], wanted=1, suspects=role is Role.QUARANTINE)
     assert decided(there, now=NOW - MOMENT) == []
     assert decided(there) == [Dump(process=late)]
-    assert decided(replace(there, can_judge=False)) == []
+    assert decided(replace(there, detects_hangs=False)) == []
 
 
 def test_a_due_time_beyond_any_promise_counts_as_past() -> None:
@@ -100,9 +98,9 @@ def test_after_the_dump_it_is_killed() -> None:
 def test_between_dump_and_kill_a_late_round_lets_it_come_back_first() -> None:
     """Faults 13, 29: the machine was suspended just then."""
     there = fleet(worker(0, due=NOW - 90, dumped_at=NOW - 90))
-    assert decided(replace(there, can_judge=False)) == []
+    assert decided(replace(there, detects_hangs=False)) == []
     # But at the deadline of a stop there is no time left for that.
-    stopping = replace(there, can_judge=False, stop_by=NOW)
+    stopping = replace(there, detects_hangs=False, stop_by=NOW)
     assert [type(action) for action in decided(stopping)] == [Kill]
     assert decided(stopping, now=NOW - MOMENT) == []
 
@@ -151,7 +149,7 @@ def test_critical_is_replaced_at_once_and_degraded_is_not(
     sick = worker(1, levels=levels)
     expected = [] if reason is None else [left(sick, reason, verdict=Verdict.CRITICAL)]
     assert decided(fleet(worker(0), sick)) == expected
-    assert decided(fleet(worker(0), sick, can_judge=False)) == []
+    assert decided(fleet(worker(0), sick, detects_hangs=False)) == []
 
 
 def test_while_the_database_is_away_no_slot_and_no_level_is_judged() -> None:
@@ -314,7 +312,7 @@ def test_all_degraded_or_the_rest_away_and_nobody_is_replaced() -> None:
         assert decided(fleet(first, worker(1, levels=others))) == []
         assert decided(fleet(first)) == []
     first = worker(0, levels=DEGRADED, degraded_since=NOW - 600)
-    assert decided(fleet(first, worker(1), can_judge=False)) == [], "nor after a late round"
+    assert decided(fleet(first, worker(1), detects_hangs=False)) == [], "nor after a late round"
     assert decided(fleet(first, worker(1))) == [started(0, Restart.DEGRADED)]
 
 

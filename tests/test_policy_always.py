@@ -9,22 +9,19 @@ from policies import AWAY, CRITICAL, DEGRADED, EXHAUSTED, LAYER_5, NOW, STEWARD,
 
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Restart, Role
+from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, Limits, ProcessView
 from cmdbus.supervisor.policy import (
-    DUMP_SECONDS,
     MAX_SURGE,
     RSS_SAMPLES,
-    UNDEAD_SECONDS,
     Action,
     Dump,
-    FleetView,
     Kill,
-    Limits,
-    ProcessView,
     Start,
     Stop,
     decide,
-    next_look,
+    next_round,
 )
+from cmdbus.supervisor.stacks import DUMP_SECONDS
 
 
 def random_fleets(count: int, seed: int) -> Iterator[tuple[FleetView, Limits]]:
@@ -62,7 +59,7 @@ def _random_fleet(dice: random.Random) -> FleetView:
         stop_by=_around(dice) if dice.random() < 0.2 else None,
         unrescued=dice.choice([0, 0, 1]),
         suspects=dice.random() < 0.2,
-        can_judge=dice.random() < 0.8,
+        detects_hangs=dice.random() < 0.8,
     )
 
 
@@ -99,12 +96,8 @@ def _around(dice: random.Random) -> float:
     return NOW + dice.choice([dice.uniform(-2, 2), dice.uniform(-0.2, 0.2), 0.0])
 
 
-def lives(process: ProcessView) -> bool:
-    return process.killed_at is None or process.killed_at + UNDEAD_SECONDS > NOW
-
-
 def living(a_fleet: FleetView, role: Role = Role.WORKER) -> list[ProcessView]:
-    return [p for p in a_fleet.processes if p.role is role and lives(p)]
+    return [p for p in a_fleet.processes if p.role is role and p.is_alive(NOW)]
 
 
 MANY = 4_000
@@ -132,7 +125,7 @@ def test_there_are_never_two_stewards_or_two_that_run_suspects(role: Role) -> No
 def test_on_a_round_that_does_not_judge_only_told_deadlines_are_kept() -> None:
     seen = 0
     for there, limits in random_fleets(MANY, 3):
-        if there.can_judge:
+        if there.detects_hangs:
             continue
         for action in decide(there, limits, NOW):
             assert not isinstance(action, Dump)
@@ -232,12 +225,12 @@ def kinds(actions: list[Action]) -> list[tuple[object, ...]]:
     ]
 
 
-def test_the_next_look_comes_before_time_alone_changes_the_decision() -> None:
+def test_the_next_round_comes_before_time_alone_changes_the_decision() -> None:
     """And is never now again: that would be a loop without a pause."""
     changed = 0
     for there, limits in random_fleets(MANY, 11):
         decision = kinds(decide(there, limits, NOW))
-        at = next_look(there, limits, NOW)
+        at = next_round(there, limits, NOW)
         assert NOW < at <= NOW + 1
         for part in (0.01, 0.3, 0.6, 0.9, 1 - 1e-9):
             assert kinds(decide(there, limits, NOW + (at - NOW) * part)) == decision

@@ -22,19 +22,16 @@ from policies import (
 
 from cmdbus.board.health import Health, HealthReport
 from cmdbus.board.records import Restart, Role
+from cmdbus.supervisor.fleet_view import FleetView, Limits, ProcessView
 from cmdbus.supervisor.policy import (
     MAX_SURGE,
-    UNDEAD_SECONDS,
     Action,
     Dump,
-    FleetView,
     Kill,
-    Limits,
-    ProcessView,
     Start,
     Stop,
     decide,
-    next_look,
+    next_round,
 )
 
 
@@ -62,7 +59,7 @@ class World:
             wanted=self.wanted,
             app=self.app,
             stop_by=self.stop_by,
-            can_judge=self.judging,
+            detects_hangs=self.judging,
         )
 
     def turn(self) -> None:
@@ -73,7 +70,7 @@ class World:
         for action in actions:
             self._act(action)
         self._check(there, actions)
-        self.now = max(self.now + 0.01, min(next_look(there, self.limits, self.now), self.now + 5))
+        self.now = max(self.now + 0.01, min(next_round(there, self.limits, self.now), self.now + 5))
 
     def _live(self, index: int) -> None:
         process = self.processes[index]
@@ -115,15 +112,11 @@ class World:
         self.processes[index] = replace(self.processes[index], **given)
 
     def _check(self, there: FleetView, actions: list[Action]) -> None:
-        stewards = [p for p in self.processes.values() if p.role is Role.STEWARD and self._lives(p)]
-        assert len(stewards) <= 1
-        alive = [p for p in self.processes.values() if p.role is Role.WORKER and self._lives(p)]
-        assert len(alive) <= self.wanted + MAX_SURGE or not starts(actions)
+        alive = [p.role for p in self.processes.values() if p.is_alive(self.now)]
+        assert alive.count(Role.STEWARD) <= 1
+        assert alive.count(Role.WORKER) <= self.wanted + MAX_SURGE or not starts(actions)
         if there.stop_by is not None:
             assert not starts(actions)
-
-    def _lives(self, process: ProcessView) -> bool:
-        return process.killed_at is None or process.killed_at + UNDEAD_SECONDS > self.now
 
     @property
     def serving(self) -> list[ProcessView]:

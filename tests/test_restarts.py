@@ -2,21 +2,13 @@
 
 import random
 from itertools import pairwise
-from uuid import UUID
 
 import pytest
 
-from cmdbus.board.board import Board
-from cmdbus.board.records import ClaimState, Role
-from cmdbus.board.views import SeatView
-from cmdbus.exits import Exit
 from cmdbus.supervisor.restarts import (
     QUIET_SECONDS,
     WINDOW_SECONDS,
     Restarts,
-    died_early,
-    is_busy,
-    is_expected,
 )
 
 NOW = 1_000.0
@@ -32,7 +24,7 @@ def test_the_first_successor_starts_at_once_and_the_pause_doubles_up_to_30_s() -
     restarts, now = Restarts(), NOW
     pauses = []
     for _ in range(9):
-        pauses.append(restarts.died_early("a", now, rand=0.0))
+        pauses.append(restarts.exited_early("a", now, rand=0.0))
         assert restarts.not_before("a") == now + pauses[-1]
         now += pauses[-1]
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 30, 30]
@@ -43,7 +35,7 @@ def test_the_dice_make_a_pause_shorter_by_up_to_a_fifth_and_never_longer() -> No
     seen = set()
     for _ in range(300):
         restarts = Restarts()
-        pauses = [restarts.died_early("a", NOW, dice.random()) for _ in range(8)]
+        pauses = [restarts.exited_early("a", NOW, dice.random()) for _ in range(8)]
         for pause, full in zip(pauses, [0, 1, 2, 4, 8, 16, 30, 30], strict=True):
             assert 0.8 * full <= pause <= full
         seen.add(pauses[-1])
@@ -53,9 +45,9 @@ def test_the_dice_make_a_pause_shorter_by_up_to_a_fifth_and_never_longer() -> No
 @pytest.mark.parametrize(("early", "next_pause"), [(MOMENT, 8.0), (0.0, 0.0)])
 def test_a_quiet_minute_and_no_less_ends_the_row(early: float, next_pause: float) -> None:
     restarts = Restarts()
-    pauses = [restarts.died_early("a", NOW, 0.0) for _ in range(4)]
+    pauses = [restarts.exited_early("a", NOW, 0.0) for _ in range(4)]
     quiet_since = NOW + pauses[-1]
-    assert restarts.died_early("a", quiet_since + QUIET_SECONDS - early, 0.0) == next_pause
+    assert restarts.exited_early("a", quiet_since + QUIET_SECONDS - early, 0.0) == next_pause
 
 
 def test_a_pause_is_no_quiet_time() -> None:
@@ -63,7 +55,7 @@ def test_a_pause_is_no_quiet_time() -> None:
     restarts, now = Restarts(), NOW
     pauses = []
     for _ in range(20):
-        pauses.append(restarts.died_early("a", now, 0.0))
+        pauses.append(restarts.exited_early("a", now, 0.0))
         now += pauses[-1] + 35
     assert pauses[6:] == [30] * 14
 
@@ -73,7 +65,7 @@ def test_having_been_ready_for_a_while_ends_no_row() -> None:
     restarts, now = Restarts(), NOW
     pauses = []
     for _ in range(6):
-        pauses.append(restarts.died_early("a", now, 0.0))
+        pauses.append(restarts.exited_early("a", now, 0.0))
         now += pauses[-1] + 20  # That death was not early, and nobody tells of it.
         now += 3
     assert all(earlier < later for earlier, later in pairwise(pauses))
@@ -82,9 +74,9 @@ def test_having_been_ready_for_a_while_ends_no_row() -> None:
 def test_each_number_waits_for_itself() -> None:
     restarts = Restarts()
     for _ in range(5):
-        restarts.died_early("a", NOW, 0.0)
+        restarts.exited_early("a", NOW, 0.0)
     assert restarts.not_before("b") <= NOW
-    assert restarts.died_early("b", NOW, 0.0) == 0.0
+    assert restarts.exited_early("b", NOW, 0.0) == 0.0
 
 
 @pytest.mark.parametrize(("wanted", "most"), [(1, 6), (3, 6), (4, 8), (16, 32)])
@@ -95,7 +87,7 @@ def test_too_many_over_all_numbers_within_a_minute_end_the_supervisor(
     restarts = Restarts()
     for death in range(most):
         assert not restarts.too_many(wanted, NOW)
-        restarts.died_early(death % wanted, NOW, 0.5)
+        restarts.exited_early(death % wanted, NOW, 0.5)
     assert restarts.too_many(wanted, NOW)
     assert restarts.too_many(wanted, NOW + WINDOW_SECONDS - MOMENT)
     assert not restarts.too_many(wanted, NOW + WINDOW_SECONDS)
@@ -111,7 +103,7 @@ def test_a_whole_fleet_that_dies_at_boot_is_given_up_within_a_minute() -> None:
             number = min(at, key=lambda n: at[n])
             now = at[number] + 0.3  # It dies so long after its start.
             starts += 1
-            at[number] = now + restarts.died_early(number, now, dice.random())
+            at[number] = now + restarts.exited_early(number, now, dice.random())
             if restarts.too_many(wanted, now):
                 break
         assert now < NOW + 60 and starts <= max(6, 2 * wanted)
@@ -121,7 +113,7 @@ def test_one_number_that_dies_for_days_is_no_reason_to_give_up_a_large_fleet() -
     """Nor to fall over: twice as long a thousand times is more than a float can hold."""
     restarts, now = Restarts(), NOW
     for _ in range(5_000):
-        now += restarts.died_early(3, now, 0.0) + 1
+        now += restarts.exited_early(3, now, 0.0) + 1
         assert not restarts.too_many(16, now)
     assert restarts.not_before(3) <= now + 30
 
@@ -136,83 +128,3 @@ def test_a_fork_that_fails_waits_as_long_as_a_death_would_but_is_none() -> None:
         assert restarts.not_before("a") == now
     assert pauses[:6] == [1, 2, 4, 8, 16, 30] and set(pauses[6:]) == {30}
     assert not restarts.too_many(1, now)
-
-
-def seat_with_command(state: ClaimState | None) -> SeatView:
-    """A worker's, ready; it shows a command in this state."""
-    board = Board.in_memory(1, 1)
-    seat = board.seat(0)
-    seat.assign(Role.WORKER, number=0, generation=1, now=1)
-    seat.enter(pid=1, generation=1, now=1)
-    seat.ready(1)
-    if state is not None:
-        index = seat.keys.claimed(seat.command_type("shop", "Noop"), 5, 1, 1, UUID(int=1))
-        if state >= ClaimState.STARTED:
-            seat.keys.started(index)
-        if state >= ClaimState.FINISHED:
-            seat.keys.finished(index)
-    return board.seat_view(0)
-
-
-def seat_with_slot(*, judged: bool) -> SeatView:
-    """It shows a running command, or one that was given up and settled."""
-    board = Board.in_memory(1, 1)
-    seat = board.seat(0)
-    seat.assign(Role.WORKER, number=0, generation=1, now=1)
-    slot = seat.slot(0)
-    slot.occupy(0, 1)
-    slot.begin(
-        seat.command_type("shop", "Noop"),
-        priority=5,
-        id=1,
-        token=1,
-        command_id=UUID(int=1),
-        attempt=1,
-        started=1,
-        due=2,
-    )
-    if judged:
-        seat.set_levels(0, slot.sequence)
-    return board.seat_view(0)
-
-
-@pytest.mark.parametrize("judged", [False, True])
-def test_a_slot_that_was_given_up_and_settled_keeps_no_process_busy(judged: bool) -> None:
-    """Its thread may hang for ever: a stop that leaves nothing else has finished everything."""
-    assert is_busy(seat_with_slot(judged=judged)) is not judged
-
-
-def test_a_quarantine_that_exits_after_a_timeout_has_not_crashed() -> None:
-    running, timed_out = seat_with_slot(judged=False), seat_with_slot(judged=True)
-    assert is_expected(Role.QUARANTINE, timed_out, Exit.DONE, ordered=False)
-    assert not is_expected(Role.QUARANTINE, running, Exit.DONE, ordered=False), (
-        "os._exit in a handler"
-    )
-    assert not is_expected(Role.QUARANTINE, timed_out, Exit.ERROR, ordered=False)
-    assert not is_expected(Role.WORKER, timed_out, Exit.DONE, ordered=False)
-    for role in (Role.WORKER, Role.QUARANTINE):
-        assert is_expected(role, running, Exit.UNFINISHED, ordered=True)
-        assert not is_expected(role, running, Exit.ERROR, ordered=True)
-    idle = seat_with_command(None)
-    assert not is_expected(Role.QUARANTINE, idle, Exit.TERMINATED, ordered=False), "by an outsider"
-    finished = seat_with_command(ClaimState.FINISHED)
-    assert not is_expected(Role.QUARANTINE, finished, Exit.DONE, ordered=False), "it is not settled"
-
-
-@pytest.mark.parametrize(
-    ("state", "early"),
-    [
-        (None, True),
-        (ClaimState.CLAIMED, True),
-        (ClaimState.STARTED, False),
-        (ClaimState.FINISHED, False),
-    ],
-)
-def test_a_crash_with_a_command_in_progress_is_no_early_death(
-    state: ClaimState | None, early: bool
-) -> None:
-    """The command is attributed: no command can make the supervisor give up."""
-    seat = seat_with_command(state)
-    assert died_early(Role.WORKER, seat, lived=1.0, settled=False) is early
-    assert not died_early(Role.WORKER, seat, lived=1.0, settled=True)
-    assert not died_early(Role.WORKER, seat, lived=11.0, settled=False)

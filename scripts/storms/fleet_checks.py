@@ -34,16 +34,18 @@ def counters_never_fall(history: History) -> Iterator[str]:
             latest[key] = value
 
 
-STARTS = re.compile(r"(worker \d+|steward|alone) starts, pid (\d+), generation (\d+)(?:: (\w+))?$")
-#: Its successor starts before it is told to leave.
+STARTS = re.compile(
+    r"(worker \d+|steward|quarantine) starts, pid (\d+), generation (\d+)(?:: (\w+))?$"
+)
+#: Its successor starts before it is ordered to stop.
 _DECIDED = ("recycled", "reloaded", "degraded")
 #: After SIGTTOU and SIGTTIN a seat is taken again while its last process is leaving.
 _RESIZED = re.compile(r"\d+ worker process(?:es)? from now on$")
 _ENDED = re.compile(
-    r"(?P<a>worker \d+|steward|alone) has left, pid \d+$"
-    r"|(?P<b>worker \d+|steward|alone), pid \d+"
+    r"(?P<a>worker \d+|steward|quarantine) has stopped, pid \d+$"
+    r"|(?P<b>worker \d+|steward|quarantine), pid \d+"
     r"(?:, exited with|, was killed by|, was stopped by|: the system)"
-    r"|(?P<c>worker \d+|steward|alone) is (?:killed|told to leave): "
+    r"|(?P<c>worker \d+|steward|quarantine) is (?:killed|ordered to stop): "
 )
 
 

@@ -29,7 +29,7 @@ _PROMOTED_S, _STARTED_S = 2.0, 10.0
 _BACKLOG = 20
 #: Seconds after an outage within which each instance claims and each producer is answered.
 _WORKS_S = 2.0
-_EXITED = re.compile(r"(?:worker \d+|alone), pid (\d+), (?:exited with|was killed by)")
+_EXITED = re.compile(r"(?:worker \d+|quarantine), pid (\d+), (?:exited with|was killed by)")
 
 
 def leases_of_the_living_are_renewed(history: History) -> Iterator[str]:

@@ -19,6 +19,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from cmdbus.board.exit_reasons import exit_reason
 from cmdbus.board.records import ClaimState, ExitRecord, Verdict
 from cmdbus.board.views import ClaimView, CommandView, SeatView
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
@@ -58,7 +59,7 @@ class Attribution:
 def attribute(seat: SeatView, exit_record: ExitRecord, dump: str) -> Attribution:
     """`dump`: the stacks that the process wrote when it crashed or was asked for them."""
     assert seat.incarnation is not None, "who had none has claimed nothing"
-    why = f"its process {exit_record.pid} {_sentence(exit_record)}"
+    why = f"its process {exit_record.pid} {exit_reason(exit_record)}"
     stack = stack_of(dump, _ident(seat, exit_record))
     details = {
         "pid": exit_record.pid,
@@ -145,33 +146,3 @@ def _end(stack: str) -> str:
     while len(json.dumps(kept)) > MAX_DETAILS - _REST:
         kept = kept[len(kept) // 16 + 1 :]
     return kept
-
-
-def _sentence(exit_record: ExitRecord) -> str:
-    if exit_record.orphaned:
-        return "ended with its supervisor, which had died"
-    if exit_record.verdict is not Verdict.NONE:
-        return f"was killed: {_SENTENCES[exit_record.verdict]}"
-    if exit_record.signal == signal.SIGKILL:
-        return "was killed from outside (SIGKILL), or because memory ran out"
-    if exit_record.signal:
-        return f"died of {_name(exit_record.signal)}"
-    if exit_record.code == Exit.TERMINATED:
-        return "was stopped from outside (SIGTERM)"
-    return f"left by itself with exit code {exit_record.code}"
-
-
-_SENTENCES = {
-    Verdict.STUCK: "a command did not end",
-    Verdict.HUNG: "its main thread did not come back",
-    Verdict.LATE: "it was told to leave and had not in time",
-    Verdict.STOPPED: "a signal had stopped it",
-    Verdict.CRITICAL: "it was critical, and had not left in time",
-}
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -37,6 +37,7 @@ from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.exits import Exit, cannot_start_thread
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
+from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Claim, ClaimRef, Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection, Unpooled, session_settings
@@ -61,8 +62,6 @@ _MAINTENANCE_SECONDS = 60.0
 _ONE_ROW_SECONDS = 60.0
 #: Handing back what whole fleets have left.
 _STALE_BOARDS_SECONDS = 60.0
-#: Handing back after one death: in a round of its own, if it takes longer.
-_RESCUE_SECONDS = 3.0
 #: Where it shows what its threads do.
 _SERVING, _LISTENING = 0, 1
 _RETRY_SECONDS = 0.5
@@ -334,7 +333,7 @@ class Steward:
             return True  # It has never claimed.
         attribution = attribute(seat, exit_record, read_stacks(self._stacks / str(seat.index)))
         rescued = rescue(
-            connection, self._claims, self._registry, attribution, within=_RESCUE_SECONDS
+            connection, self._claims, self._registry, attribution, within=RESCUE_SECONDS
         )
         if rescued.sessions_ended:
             self._count(seat, rescued.ends)

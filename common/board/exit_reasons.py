@@ -1,0 +1,36 @@
+"""How a process ended, in one sentence for logs and for the audit. Pure."""
+
+import signal
+
+from cmdbus.board.records import ExitRecord, Verdict
+from cmdbus.exits import Exit
+
+VERDICT_REASONS = {
+    Verdict.STUCK: "a command did not end",
+    Verdict.HUNG: "its main thread hung",
+    Verdict.LATE: "it did not stop by its deadline",
+    Verdict.STOPPED: "a signal had suspended it",
+    Verdict.CRITICAL: "it was critical and did not stop by its deadline",
+}
+
+
+def exit_reason(exit_record: ExitRecord) -> str:
+    """A predicate: "was killed by SIGSEGV"."""
+    if exit_record.orphaned:
+        return "ended with its supervisor"
+    if exit_record.verdict is not Verdict.NONE:
+        return f"was killed: {VERDICT_REASONS[exit_record.verdict]}"
+    if exit_record.signal == signal.SIGKILL:
+        return "was killed by SIGKILL from outside, perhaps because memory ran out (OOM)"
+    if exit_record.signal:
+        return f"was killed by {_name(exit_record.signal)}"
+    if exit_record.code == Exit.TERMINATED:
+        return "was stopped by a SIGTERM that the supervisor did not send"
+    return f"exited with code {exit_record.code}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,159 @@
+"""What the exit of a process means for its claims, its successor and the fleet. Pure.
+
+    exited as ordered; in quarantine, also without work        STOPPED
+    killed by the supervisor, or crashed after a stop order    KILLED
+    could not start its threads                                NO_RESOURCES: the next start waits
+    ended by a SIGTERM that the supervisor did not send        TERMINATED
+    anything else                                              CRASHED
+
+Only TERMINATED and CRASHED processes exit early: their successors wait longer each time, and
+too many of them end the supervisor. An exit in the middle of a command is never early, because
+that command is attributed and ends with an operator.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from cmdbus.board.records import NO_COMMAND, ClaimState, ExitRecord, Phase, Restart, Role, Verdict
+from cmdbus.board.views import SeatView
+from cmdbus.exits import Exit
+from cmdbus.supervisor.children import ExitStatus
+from cmdbus.supervisor.fleet_view import NS, ProcessView
+from cmdbus.supervisor.gil_holder import stuck
+
+#: Seconds; a process that lived less, and settled nothing, exited early.
+EARLY_SECONDS = 10.0
+
+
+class Ending(Enum):
+    STOPPED = 0
+    KILLED = 1
+    NO_RESOURCES = 2
+    TERMINATED = 3
+    CRASHED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aftermath:
+    ending: Ending
+    #: For the steward, which releases the claims.
+    exit_record: ExitRecord
+    #: Whether the process may have left claims. False frees its seat immediately.
+    needs_rescue: bool = True
+    #: Whether a stop of the fleet left a command without its outcome.
+    unfinished: bool = False
+    early: bool = False
+    #: It could not start, for a reason that no restart cures.
+    boot_failed: bool = False
+
+    @property
+    def restart(self) -> Restart | None:
+        """The reason of the successor's start, if the exit is that reason."""
+        return _RESTARTS.get(self.ending)
+
+
+_RESTARTS = {Ending.TERMINATED: Restart.TERMINATED, Ending.CRASHED: Restart.CRASHED}
+
+
+def aftermath(
+    process: ProcessView, exit_status: ExitStatus, seat: SeatView, now: float, *, stopping: bool
+) -> Aftermath:
+    """`seat` as it was read after the exit; `stopping`: the whole fleet stops."""
+    ending = _ending(process, exit_status, seat)
+    stopped = ending is Ending.STOPPED
+    unfinished = exit_status.code == Exit.UNFINISHED if stopped else is_busy(seat)
+    return Aftermath(
+        ending=ending,
+        exit_record=_exit_record(process, exit_status, seat, now, stopped),
+        needs_rescue=process.role is not Role.STEWARD
+        and not (stopped and exit_status.code == Exit.DONE),
+        unfinished=stopping and unfinished,
+        early=ending in _RESTARTS and _is_early(process, seat, now),
+        boot_failed=seat.ready is None and exit_status == ExitStatus(0, Exit.CANNOT_START),
+    )
+
+
+def _ending(process: ProcessView, exit_status: ExitStatus, seat: SeatView) -> Ending:
+    if _is_stopped(process, exit_status, seat):
+        return Ending.STOPPED
+    if not process.is_staying:
+        return Ending.KILLED
+    # The exit code of a process that was ready is a handler's.
+    if seat.ready is None and exit_status == ExitStatus(0, Exit.NO_RESOURCES):
+        return Ending.NO_RESOURCES
+    if exit_status == ExitStatus(0, Exit.TERMINATED):
+        return Ending.TERMINATED
+    return Ending.CRASHED
+
+
+def _is_stopped(process: ProcessView, exit_status: ExitStatus, seat: SeatView) -> bool:
+    """By order or, in quarantine, because no suspect is left. In the middle of a command it is a
+    crash; after a timeout, whose outcome is settled, the command's thread is left behind."""
+    if exit_status.signal:
+        return False
+    if not process.is_staying:
+        return exit_status.code in (Exit.DONE, Exit.UNFINISHED, Exit.TERMINATED)
+    idle = process.role is Role.QUARANTINE and not is_busy(seat)
+    return idle and exit_status.code in (Exit.DONE, Exit.UNFINISHED)
+
+
+def _exit_record(
+    process: ProcessView, exit_status: ExitStatus, seat: SeatView, now: float, stopped: bool
+) -> ExitRecord:
+    verdict, cause = process.kill_verdict, process.cause
+    if stopped:
+        verdict = process.stop_verdict
+        if verdict is Verdict.STUCK:
+            cause = stuck(seat.slots, None, int(now * NS))
+        elif verdict is Verdict.NONE:
+            verdict = Verdict.LATE
+    command = cause.command if cause else None
+    return ExitRecord(
+        generation=process.generation,
+        pid=process.pid,
+        signal=exit_status.signal,
+        code=exit_status.code,
+        verdict=verdict,
+        slot=cause.index if cause else -1,
+        token=command.token if command else 0,
+        command_id=command.command_id if command else NO_COMMAND,
+        quarantined=process.role is Role.QUARANTINE,
+    )
+
+
+def _is_early(process: ProcessView, seat: SeatView, now: float) -> bool:
+    if seat.ready is None or process.role is not Role.WORKER:
+        return seat.ready is None
+    return not is_busy(seat) and now - process.born < EARLY_SECONDS and process.commands == 0
+
+
+def is_busy(seat: SeatView) -> bool:
+    """Whether a command has started whose outcome is not settled."""
+    started = any(claim.state is not ClaimState.CLAIMED for claim in seat.claims)
+    # A timed-out slot shows its command until its thread returns, also once it is settled.
+    return started or any(slot.command and slot.phase is not Phase.STUCK for slot in seat.slots)
+
+
+class BootFailure(Enum):
+    """What follows when a process cannot start for a reason that no restart cures."""
+
+    KEEP_OLD_APP = 0
+    CONTINUE = 1
+    STOP_FLEET = 2
+    RETRY = 3
+
+
+def boot_failure(
+    process: ProcessView, others: Iterable[ProcessView], *, any_ready: bool, proven: int
+) -> BootFailure:
+    """Running processes continue: a broken new application keeps the old fleet. `any_ready`: a
+    worker is ready now; `proven`: the newest application that a worker was ever ready with."""
+    apps = {other.app for other in others if other.role is Role.WORKER}
+    if any(app < process.app for app in apps):
+        return BootFailure.KEEP_OLD_APP
+    if any_ready:
+        return BootFailure.CONTINUE
+    if process.app > proven and process.app not in apps:
+        return BootFailure.STOP_FLEET
+    return BootFailure.RETRY
