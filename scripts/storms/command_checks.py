@@ -39,7 +39,10 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
 }
 _EFFECTIVE = ("Tx", "Cross", "Keep")
 #: What a handler may meet that is not its command's fault: it is tried again, uncharged.
-_OUTSIDE = ("ReadOnlySqlTransaction", "FeatureNotSupported", "TooManyConnections", "AdminShutdown")
+_OUTSIDE = (
+    *("ReadOnlySqlTransaction", "FeatureNotSupported", "TooManyConnections", "AdminShutdown"),
+    "IdleInTransactionSessionTimeout",
+)
 
 
 def no_loss(history: History) -> Iterator[str]:

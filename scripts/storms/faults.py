@@ -67,6 +67,7 @@ class Storm:
             "kill-steward": self._kill_steward,
             "kill-supervisor": self._kill_supervisor,
             "end-supervisor": self._end_supervisor,
+            "end-worker": self._end_worker,
             "stop-worker": self._stop_worker,
             "stop-steward": self._stop_steward,
             "stop-supervisor": self._stop_supervisor,
@@ -225,6 +226,14 @@ class Storm:
         if pid is not None:
             self._world.killed(instance)
             kill(pid)
+
+    def _end_worker(self, fault: Fault) -> object:
+        instance = self._world.instances[fault.instance]
+        pid = chosen(self._workers(instance), fault.rand)
+        if pid is not None:
+            self._world.killed(instance)
+            kill(pid, signal.SIGTERM)
+        return lambda: pid not in self._workers(instance)
 
     def _kill_supervisor(self, fault: Fault) -> object:
         return self._end(fault, signal.SIGKILL)

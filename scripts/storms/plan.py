@@ -36,6 +36,7 @@ _KINDS = (
     Kind(name="kill-steward", about="SIGKILL to a steward", weight=3),
     Kind(name="kill-supervisor", about="SIGKILL to a supervisor; it is started again", weight=2),
     Kind(name="end-supervisor", about="SIGTERM to a supervisor; it is started again"),
+    Kind(name="end-worker", about="SIGTERM to a worker, which its supervisor has not sent"),
     Kind(name="stop-worker", about="SIGSTOP to a worker", weight=4, lasts=(0.5, 9.0)),
     Kind(name="stop-steward", about="SIGSTOP to a steward", weight=2, lasts=(0.5, 6.0)),
     Kind(name="stop-supervisor", about="SIGSTOP to a supervisor", lasts=(1.0, 8.0)),
@@ -80,6 +81,12 @@ _KINDS = (
         about="an instance can start no process and no thread",
         lasts=(0.5, 2.5),
         slow_by=30,
+    ),
+    Kind(
+        name="no-descriptors",
+        about="a steward gets no more descriptors",
+        lasts=(0.5, 5.0),
+        slow_by=10,
     ),
     Kind(
         name="freeze-undead",

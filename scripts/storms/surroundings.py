@@ -1,6 +1,7 @@
-"""Faults of the machine around an instance, by control groups of version 1."""
+"""Faults of the machine around an instance, by control groups of version 1 and limits."""
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 from loads.instances import Instance
 
+from cmdbus.board.records import Role
 from storms.plan import Fault
 from storms.world import World, chosen, kill
 
@@ -34,6 +36,7 @@ class Surroundings:
             "oom": self._use_up_memory,
             "fork-fails": self._let_no_process_start,
             "freeze-undead": self._freeze_and_kill,
+            "no-descriptors": self._let_no_file_open,
         }
         #: Kinds that this machine cannot have.
         self.lacking = {
@@ -69,6 +72,20 @@ class Surroundings:
                 kill(pid)
             time.sleep(fault.lasts)
             (group / "pids.max").write_text("max")
+
+    def _let_no_file_open(self, fault: Fault) -> None:
+        """By a steward, which opens sessions now and then."""
+        instance = self._world.instances[fault.instance]
+        view = instance.look_alone()
+        stewards = [] if view is None else view.with_role(Role.STEWARD)
+        pid = stewards[0].pid if stewards else None
+        if pid is None or not instance.is_child(pid):
+            return
+        with suppress(OSError):  # It has ended.
+            before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (_highest(pid) + 1, before[1]))
+            time.sleep(fault.lasts)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
     def _freeze_and_kill(self, fault: Fault) -> object:
         """A worker that cannot die before it is let go."""
@@ -122,6 +139,11 @@ def _children(instance: Instance) -> list[int]:
     with suppress(psutil.Error):
         return [child.pid for child in psutil.Process(instance.pid).children(recursive=True)]
     return []
+
+
+def _highest(pid: int) -> int:
+    """Descriptor of a process."""
+    return max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def _move(pids: Iterable[int], group: Path) -> None:
