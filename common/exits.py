@@ -1,6 +1,7 @@
-"""Exit codes: the supervisor's, and those by which its children tell it why they left."""
+"""Exit codes: the supervisor's, and those by which a child names the reason of its exit. Pure."""
 
 from enum import IntEnum
+from signal import Signals
 
 
 class Exit(IntEnum):
@@ -8,13 +9,13 @@ class Exit(IntEnum):
     DONE = 0
     ERROR = 1
     USAGE = 2
-    #: For a reason that a restart cannot cure; what it is was said.
+    #: For a reason that a restart cannot cure; the log names it.
     CANNOT_START = 3
-    #: Too many early deaths.
+    #: Too many early exits.
     CRASH_LOOP = 4
-    #: Stopped, but commands had to be killed or given back while they ran.
+    #: Stopped, but commands had to be killed or released while they ran.
     UNFINISHED = 5
-    #: Only of children: the system has no room for their threads, but may have it later.
+    #: Only of children: the system has no thread left for them, but may have one later.
     NO_RESOURCES = 6
     #: Only of children: stopped gracefully after a SIGTERM that the supervisor did not send.
     TERMINATED = 7
@@ -23,3 +24,13 @@ class Exit(IntEnum):
 def cannot_start_thread(error: RuntimeError) -> bool:
     """Whether it says that no thread could be started: it has no class of its own."""
     return "start new thread" in str(error)
+
+
+def exit_text(signal: int, code: int) -> str:
+    """A predicate. `signal`: the one that killed the process; 0 if it exited with `code`."""
+    if not signal:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {Signals(signal).name}"
+    except ValueError:
+        return f"was killed by signal {signal}"

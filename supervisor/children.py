@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cmdbus.clock import time
-from cmdbus.exits import Exit
+from cmdbus.exits import Exit, exit_text
 from cmdbus.failpoints import IN_CHILD, failpoint
 from cmdbus.supervisor import signals
 
@@ -30,6 +30,9 @@ class ExitStatus:
 
     signal: int
     code: int
+
+    def __str__(self) -> str:
+        return exit_text(self.signal, self.code)
 
 
 class Child:

@@ -112,7 +112,7 @@ def test_a_command_that_crashes_its_process_is_found_among_innocent_ones(
         assert details_of(abort)["signal"] == signal.SIGABRT
         assert "in abort" in details_of(abort)["stack"]
         assert (details_of(leave)["signal"], details_of(leave)["code"]) == (0, 0)
-        assert "exit code 0" in leave[1]
+        assert "exited with code 0" in leave[1]
         fleet.await_completed(innocents)
         assert fleet.effects(innocents) == {1: 200}
         fleet.wait_until_ready()

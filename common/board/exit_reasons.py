@@ -3,7 +3,7 @@
 import signal
 
 from cmdbus.board.records import ExitRecord, Verdict
-from cmdbus.exits import Exit
+from cmdbus.exits import Exit, exit_text
 
 VERDICT_REASONS = {
     Verdict.STUCK: "a command did not end",
@@ -22,15 +22,6 @@ def exit_reason(exit_record: ExitRecord) -> str:
         return f"was killed: {VERDICT_REASONS[exit_record.verdict]}"
     if exit_record.signal == signal.SIGKILL:
         return "was killed by SIGKILL from outside, perhaps because memory ran out (OOM)"
-    if exit_record.signal:
-        return f"was killed by {_name(exit_record.signal)}"
-    if exit_record.code == Exit.TERMINATED:
+    if (exit_record.signal, exit_record.code) == (0, Exit.TERMINATED):
         return "was stopped by a SIGTERM that the supervisor did not send"
-    return f"exited with code {exit_record.code}"
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return exit_text(exit_record.signal, exit_record.code)
