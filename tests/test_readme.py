@@ -1,0 +1,88 @@
+"""The README is short, its links lead somewhere, and its first application runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_LINES = 200
+_LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "README.md").exists(), reason="reads the checkout, and there is none here"
+)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))]
+
+
+def code_block(after: str) -> str:
+    """The first block of code after a sentence of the README."""
+    _, _, rest = (ROOT / "README.md").read_text().partition(after)
+    found = re.search(r"```\w*\n(.*?)```", rest, re.DOTALL)
+    assert found, f"no code after {after!r}"
+    return found[1]
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_LINES
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    links = [(page, link[1]) for page in pages() for link in _LINK.finditer(page.read_text())]
+    assert len(links) > 10
+    for page, link in links:
+        assert (page.parent / link).exists(), f"{page}: {link}"
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    for page in pages()[1:]:
+        assert f"({page.relative_to(ROOT)})" in text
+
+
+def test_files_that_pages_name_exist() -> None:
+    """In prose, a path begins in a directory of the checkout, or beside the page."""
+    for page in pages():
+        for name in re.findall(
+            r"`((?:common|worker|supervisor|scripts|tests)/[\w/.@-]+)`", page.read_text()
+        ):
+            assert (ROOT / name).exists(), f"{page} names {name}"
+
+
+@pytest.mark.process
+def test_the_first_application_runs_as_the_readme_says(dsn: str, tmp_path: Path) -> None:
+    """With a server that is there, in place of the one that it would create."""
+    program = code_block("Save this as `shop.py`").replace(
+        "with EmbeddedPostgres() as server, CommandBus(server.dsn) as bus:",
+        "import os\n    server = type('Server', (), {'dsn': os.environ['CMDBUS_DSN']})\n"
+        "    with CommandBus(server.dsn) as bus:",
+    )
+    (tmp_path / "shop.py").write_text(program)
+    programs = Path(sys.executable).parent
+
+    def run(command: str) -> str:
+        name, *arguments = command.split()
+        done = subprocess.run(
+            [str(programs / name), *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "CMDBUS_DSN": dsn, "XDG_RUNTIME_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=25,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    init, send, supervise = code_block("run a fleet until Ctrl-C").splitlines()[1:]
+    run(init)
+    assert "PENDING" in run(send)
+    run(f"{supervise} --drain --procs 1 --threads 2")
+    look = code_block("**Look**").splitlines()
+    assert "COMPLETED" in run(look[0])
+    run(code_block("**Troubleshoot.**").splitlines()[1])
