@@ -85,7 +85,7 @@ def test_nothing_is_claimed_before_the_process_is_ready(dsn: str, bus: CommandBu
 
     @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
-        was_ready.append(workers[0]._telemetry.seat._ready > 0)
+        was_ready.append(workers[0]._telemetry.seat._process.ready is not None)
 
     for _ in range(5):
         sent = bus.send("payments", "Debit")

@@ -29,7 +29,6 @@ from cmdbus.board.layout import (
     PAUSES,
     RENEWED,
     RESTARTS,
-    SUPERVISOR,
     SUPERVISOR_AT,
     SUSPECTS,
     UNDEAD,
@@ -37,7 +36,7 @@ from cmdbus.board.layout import (
     Layout,
 )
 from cmdbus.board.reader import Reader
-from cmdbus.board.records import Restart, SupervisorState
+from cmdbus.board.records import Restart, SupervisorRecord, SupervisorState
 from cmdbus.board.seats import Seat
 from cmdbus.board.views import BoardView, SeatView, SlotView
 from cmdbus.board.wake_pipe import WakePipe
@@ -141,7 +140,8 @@ class Board:
         self, *, pid: int, state: SupervisorState, since: int, due: int, wanted: int = 0
     ) -> None:
         """`due`: when its loop will be back here at the latest; `wanted`: so many workers."""
-        self._memory.write(SUPERVISOR_AT, SUPERVISOR.pack(pid, state, since, due, wanted))
+        record = SupervisorRecord(pid=pid, state=state, since=since, due=due, wanted=wanted)
+        self._memory.write(SUPERVISOR_AT, record)
 
     def count_restart(self, reason: Restart) -> None:
         self._memory.cells[RESTARTS + reason] += 1

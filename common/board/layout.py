@@ -66,7 +66,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
-VERSION = 3
+VERSION = 4
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -78,7 +78,6 @@ NAME = 104
 HEAD = Struct("=6q16s")  # magic, version, seats, slots, kinds, size, boot id
 BOARD_NAME = 1 * LINE
 SUPERVISOR_AT = 3 * LINE
-SUPERVISOR = Struct("=5q")  # pid, state, since, due, wanted
 LISTENING = 4 * LINE
 ARMED = LISTENING + 1
 SUSPECTS = LISTENING + 2
@@ -90,16 +89,11 @@ HEAD_CELLS = 6 * LINE
 
 # A seat, from its beginning.
 SEATING_AT = 0
-SEATING = Struct("=4q")  # role, number, generation, since
 STOP_BY = 5
 STOP_VERDICT = 6
 RSS = 7
 PROCESS_AT = 1 * LINE
-#: pid, generation, incarnation, since, ready, due; last success, failures, stuck, exhaustions, away
-PROCESS = Struct("=11q")
 EXIT_AT = 3 * LINE
-#: generation, pid, signal, code, verdict, slot, token, alone; command id
-EXIT = Struct("=8q16s")
 PARKED = 5 * LINE
 OVERFLOWED = PARKED + 1
 RESCUED = PARKED + 2
@@ -112,9 +106,6 @@ COMMAND_TYPE_CELLS = 4 * LINE
 
 # A slot, from its beginning.
 SLOT_AT = 0
-#: sequence, phase, since, due, attempt, priority, id, token; command id; thread, number,
-#: backend pid, backend start, and whether the names count
-SLOT = Struct("=8q16s5q")
 NAMES_AT = 2 * LINE
 VERDICT = 6 * LINE
 IDENT = VERDICT + 1
@@ -128,8 +119,6 @@ HANDLER_DURATION = DEQUEUE_LATENCY + len(BUCKETS) + 2
 ROW_CELLS = 6 * LINE
 
 assert HANDLER_DURATION + len(BUCKETS) + 2 <= ROW_CELLS
-assert (SLOT.size + CELL) // CELL <= NAMES_AT
-assert PROCESS.size + CELL <= 2 * LINE * CELL
 
 
 @dataclass(frozen=True, slots=True)

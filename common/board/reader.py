@@ -1,15 +1,12 @@
 """Reads the board into values. Never waits for a writer, and never fails on what it reads."""
 
 from collections.abc import Iterable
-from enum import IntEnum
-from typing import TypeVar
 from uuid import UUID
 from zlib import crc32
 
-from cmdbus.board.board_memory import BoardMemory, cell, decode_name, pause, tries
+from cmdbus.board.board_memory import BoardMemory, cell, decode_name
 from cmdbus.board.claim_table import hash_of, unpacked
 from cmdbus.board.counters import OTHER, CountersView, OutcomeLabel, Sum
-from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import (
     ARMED,
     BOARD_NAME,
@@ -19,7 +16,6 @@ from cmdbus.board.layout import (
     CLAIMS,
     COMMAND_TYPE_CELLS,
     COMMAND_TYPES,
-    EXIT,
     EXIT_AT,
     IDENT,
     LISTENING,
@@ -27,40 +23,40 @@ from cmdbus.board.layout import (
     NAMES_AT,
     OVERFLOWED,
     PARKED,
-    PROCESS,
     PROCESS_AT,
     RESCUED,
     RESTARTS,
     ROW_CELLS,
     ROWS,
     RSS,
-    SEATING,
     SEATING_AT,
-    SLOT,
     SLOT_AT,
     STOP_BY,
-    SUPERVISOR,
     SUPERVISOR_AT,
     SUSPECTS,
     UNDEAD,
     VERDICT,
     Layout,
 )
+from cmdbus.board.record_format import fields_of, format_of
 from cmdbus.board.records import (
     ClaimState,
+    CommandState,
     ExitRecord,
     Phase,
+    ProcessRecord,
     Restart,
     Role,
-    SupervisorState,
-    Verdict,
+    SeatingRecord,
+    SlotRecord,
+    SlotState,
+    SupervisorRecord,
 )
 from cmdbus.board.views import BoardView, ClaimView, CommandView, SeatView, SlotView
 
-_NS = 1_000_000_000
-_MAX_PID = 2**22
+_FORMAT = format_of(SlotRecord)
 _SLOT_BYTES = (IDENT + 1) * CELL
-_BODY = slice((SLOT_AT + 1) * CELL, (SLOT_AT + 1) * CELL + SLOT.size)
+_BODY = slice((SLOT_AT + 1) * CELL, (SLOT_AT + 1) * CELL + _FORMAT.struct.size)
 _NAMES = slice(NAMES_AT * CELL, NAMES_AT * CELL + 2 * NAME)
 _VERDICT = slice(VERDICT * CELL, (VERDICT + 1) * CELL)
 _IDENT = slice(IDENT * CELL, (IDENT + 1) * CELL)
@@ -79,16 +75,11 @@ class Reader:
     def read(self, this_boot: bool, keys: bool = True) -> BoardView:
         memory, cells = self._memory, self._memory.cells
         name = bytes(memory.bytes[BOARD_NAME * CELL : BOARD_NAME * CELL + NAME])
-        supervisor = memory.read(SUPERVISOR_AT, SUPERVISOR)
-        pid, state, since, due, wanted = supervisor or (0, -1, 0, 0, 0)
+        supervisor = memory.read(SUPERVISOR_AT, SupervisorRecord) or SupervisorRecord()
         return BoardView(
+            **fields_of(supervisor, SupervisorRecord),
             name=decode_name(name),
             this_boot=this_boot,
-            pid=_pid(pid),
-            state=_member(SupervisorState, state),
-            since=_time(since),
-            due=_time(due),
-            wanted=min(max(0, wanted), self._layout.seats),
             listening=cells[LISTENING] == 1,
             armed=max(0, cells[ARMED]),
             suspects=cells[SUSPECTS] > 0,
@@ -98,50 +89,28 @@ class Reader:
         )
 
     def seat(self, seat: int, keys: bool = True) -> SeatView:
-        at = self._layout.seat(seat)
-        role, number, generation, _ = self._memory.read(at + SEATING_AT, SEATING) or (-1, 0, 0, 0)
-        process = self._memory.read(at + PROCESS_AT, PROCESS)
-        if process is None or process[1] != generation:
-            process = (0,) * 11
-        pid, _, incarnation, since, ready, due, *levels = process
-        cells = self._memory.cells
-        exit_record = self._ended(at, generation)
+        at, cells, read = self._layout.seat(seat), self._memory.cells, self._memory.read
+        seating = read(at + SEATING_AT, SeatingRecord) or SeatingRecord()
+        generation, is_used = seating.generation, seating.role != Role.SPARE
+        process = read(at + PROCESS_AT, ProcessRecord)
+        if process is None or process.generation != generation:
+            process = ProcessRecord(generation=generation)
+        exit_record = read(at + EXIT_AT, ExitRecord)
+        if exit_record is not None and exit_record.generation != generation:
+            exit_record = None
         return SeatView(
+            **fields_of(process, ProcessRecord),
             index=seat,
-            role=_member(Role, role),
-            number=number,
-            generation=generation,
-            pid=_pid(pid),
-            incarnation=incarnation if incarnation > 0 else None,
-            since=_time(since),
-            ready=_time(ready),
-            due=_time(due),
-            levels=_levels(*levels),
-            stop_by=_time(cells[at + STOP_BY]),
-            rss_bytes=cells[at + RSS] if cells[at + RSS] > 0 else None,
+            role=seating.role,
+            number=seating.number,
+            stop_by=_positive(cells[at + STOP_BY]),
+            rss_bytes=_positive(cells[at + RSS]),
             exit=exit_record,
             rescued=exit_record is not None and cells[at + RESCUED] == generation,
-            parked=_time(cells[at + PARKED]),
-            slots=tuple(self._slots(at)) if role != Role.SPARE else (),
-            claims=tuple(self._claims(at)) if role != Role.SPARE and keys else (),
+            parked=_positive(cells[at + PARKED]),
+            slots=tuple(self._slots(at)) if is_used else (),
+            claims=tuple(self._claims(at)) if is_used and keys else (),
             complete=cells[at + OVERFLOWED] == 0,
-        )
-
-    def _ended(self, seat_at: int, generation: int) -> ExitRecord | None:
-        record = self._memory.read(seat_at + EXIT_AT, EXIT)
-        if record is None or record[0] != generation:
-            return None
-        _, pid, signal, code, verdict, slot, token, alone, command_id = record
-        return ExitRecord(
-            generation=generation,
-            pid=pid,
-            signal=signal,
-            code=code,
-            verdict=_member(Verdict, verdict) or Verdict.NONE,
-            slot=slot,
-            token=token,
-            quarantined=alone == 1,
-            command_id=UUID(bytes=command_id),
         )
 
     def slot(self, seat: int, slot: int) -> SlotView:
@@ -178,18 +147,14 @@ class Reader:
                 yield self._slot(at, slot)
 
     def _slot(self, at: int, index: int) -> SlotView:
-        raw = b""
-        for attempt in tries():
-            raw = bytes(self._memory.bytes[at * CELL : at * CELL + _SLOT_BYTES])
-            known = self._known.get(at)
-            if known is not None and known[0] == raw:
-                return known[1]
-            if _is_whole(raw):
-                view = _slot_view(raw, index)
-                self._known[at] = raw, view
-                return view
-            pause(attempt)
-        return _unknown_slot(index)
+        known, view = self._known.get(at, (b"", None))
+        raw = self._memory.read_whole(at, _SLOT_BYTES, lambda raw: raw == known or _is_whole(raw))
+        if raw is None:
+            return SlotView(index=index, number=index)
+        if view is None or raw != known:
+            view = _slot_view(raw, index)
+            self._known[at] = raw, view
+        return view
 
     def _claims(self, seat_at: int) -> Iterable[ClaimView]:
         start, end = seat_at + CLAIMS, seat_at + CLAIMS + CLAIM_COUNT * CLAIM_CELLS
@@ -243,91 +208,20 @@ def _is_whole(raw: bytes) -> bool:
 
 
 def _slot_view(raw: bytes, index: int) -> SlotView:
-    (
-        sequence,
-        phase,
-        since,
-        due,
-        attempt,
-        priority,
-        id,
-        token,
-        command_id,
-        thread,
-        number,
-        backend_pid,
-        backend_start,
-        named,
-    ) = SLOT.unpack(raw[_BODY])
+    record: SlotRecord = _FORMAT.unpack(raw[_BODY])
     command = None
-    if named:
+    if record.named:
         names = raw[_NAMES]
         command = CommandView(
+            **fields_of(record.command, CommandState),
             domain=decode_name(names[:NAME]),
             type=decode_name(names[NAME:]),
-            command_id=UUID(bytes=command_id),
-            attempt=attempt,
-            priority=priority,
-            id=id,
-            token=token,
         )
-    judged = cell(raw[_VERDICT]) == sequence
-    return SlotView(
-        index=index,
-        number=number,
-        phase=Phase.STUCK if judged else _member(Phase, phase),
-        command=command,
-        since=_time(since),
-        due=_time(due),
-        thread=_pid(thread),
-        ident=cell(raw[_IDENT]) or None,
-        backend_pid=_pid(backend_pid),
-        backend_start=backend_start or None,
-        sequence=sequence,
-    )
+    state = fields_of(record, SlotState)
+    if cell(raw[_VERDICT]) == record.sequence:
+        state["phase"] = Phase.STUCK
+    return SlotView(**state, index=index, command=command, ident=cell(raw[_IDENT]) or None)
 
 
-def _unknown_slot(index: int) -> SlotView:
-    return SlotView(
-        index=index,
-        number=index,
-        phase=None,
-        command=None,
-        since=None,
-        due=None,
-        thread=None,
-        ident=None,
-        backend_pid=None,
-        backend_start=None,
-        sequence=0,
-    )
-
-
-def _levels(
-    last_success: int, failures: int, stuck: int, exhaustions: int, away: int
-) -> HealthReport:
-    return HealthReport(
-        last_success=last_success / _NS if last_success > 0 else None,
-        consecutive_failures=max(0, failures),
-        stuck_threads=max(0, stuck),
-        pool_exhaustions=max(0, exhaustions),
-        database_away=away == 1,
-    )
-
-
-_Member = TypeVar("_Member", bound=IntEnum)
-
-
-def _member(kind: type[_Member], value: int) -> _Member | None:
-    try:
-        return kind(value)
-    except ValueError:
-        return None
-
-
-def _pid(value: int) -> int | None:
-    return value if 0 < value <= _MAX_PID else None
-
-
-def _time(value: int) -> int | None:
+def _positive(value: int) -> int | None:
     return value if value > 0 else None

@@ -1,8 +1,16 @@
-"""What processes write on the board: its records, and the states in them. Pure."""
+"""What processes write on the board: its records, and the states in them. Pure.
 
-from dataclasses import dataclass
+Each record is declared once, here: its fields in their order are its cells (record_format.py),
+and a view that shows a record has its fields.
+"""
+
+from dataclasses import dataclass, field
 from enum import IntEnum
 from uuid import UUID
+
+from cmdbus.board.health import HealthReport
+from cmdbus.board.layout import CELL, EXIT_AT, NAMES_AT, PARKED, PROCESS_AT
+from cmdbus.board.record_format import format_of
 
 
 class SupervisorState(IntEnum):
@@ -10,7 +18,7 @@ class SupervisorState(IntEnum):
     RUNNING = 1
     STOPPING = 2
     STOPPED = 3
-    #: Stopping, and for a reason that it cannot heal.
+    #: Stopping for a reason that a restart of processes cannot heal.
     GIVING_UP = 4
 
 
@@ -29,7 +37,7 @@ class Restart(IntEnum):
 class Role(IntEnum):
     """What a seat is used for. A process moves its seat through them:
 
-    SPARE -> WORKER | STEWARD | ALONE -> LEAVING -> DEAD -> SPARE
+    SPARE -> WORKER | STEWARD | QUARANTINE -> STOPPING -> DEAD -> SPARE
     """
 
     SPARE = 0
@@ -37,9 +45,9 @@ class Role(IntEnum):
     STEWARD = 2
     #: Runs a suspect command in a process of its own.
     QUARANTINE = 3
-    #: Ordered to leave; another process has its number, or nobody needs one.
+    #: Ordered to stop; another process has its number, or the number is not needed any longer.
     STOPPING = 4
-    #: Its process has ended, and what that held is not handed back yet.
+    #: Its process has exited, and the claims of that process are not released yet.
     DEAD = 5
 
 
@@ -47,16 +55,54 @@ class Verdict(IntEnum):
     """Why the supervisor ended a process; NONE if it did not."""
 
     NONE = 0
-    #: The slot was past its due for longer than the watchdog allows.
+    #: A slot was overdue for longer than the watchdog allows.
     STUCK = 1
-    #: The main thread was.
+    #: The main thread was overdue.
     HUNG = 2
-    #: It was told to leave, and had not left in time.
+    #: The process missed its stop deadline.
     LATE = 3
-    #: Neither came back, as a signal from outside had stopped the process.
+    #: A slot or the main thread was overdue because a signal from outside had stopped the process.
     STOPPED = 4
     #: It had more stuck threads or pool exhaustions than are healthy.
     CRITICAL = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorRecord:
+    """`pid` is None if there was never a supervisor. Times are monotonic nanoseconds."""
+
+    pid: int | None = None
+    state: SupervisorState | None = None
+    since: int | None = None
+    #: When its loop is back at the latest.
+    due: int | None = None
+    #: The number of worker processes that the supervisor keeps.
+    wanted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatingRecord:
+    """The process that a seat is for: `number` is the one that operators see."""
+
+    role: Role | None = None
+    number: int = 0
+    generation: int = 0
+    since: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """`pid` is None while no process has taken the seat. Times are monotonic nanoseconds."""
+
+    pid: int | None = None
+    generation: int = 0
+    incarnation: int | None = None
+    since: int | None = None
+    #: When it began to claim.
+    ready: int | None = None
+    #: The heartbeat of its main thread is overdue after this.
+    due: int | None = None
+    levels: HealthReport = field(default_factory=HealthReport)
 
 
 #: The command of a verdict for which no slot is known.
@@ -65,22 +111,22 @@ NO_COMMAND = UUID(int=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRecord:
-    """How a process came to its end."""
+    """How a process exited."""
 
     generation: int
     pid: int
-    #: What killed it; 0 if it exited, with `code`.
+    #: The signal that killed it; 0 if it exited, with `code`.
     signal: int = 0
     code: int = 0
     verdict: Verdict = Verdict.NONE
-    #: Of the verdict: place of who is guilty, with its token and command; -1 if nobody is known to
-    #: be. Most commands have the same token, that of a first claim.
+    #: The slot that the verdict is about, or -1, with its token and command: most commands have
+    #: the same token, that of a first claim.
     slot: int = -1
     token: int = 0
     command_id: UUID = NO_COMMAND
-    #: It ran nothing but a suspect.
+    #: It was a quarantine process.
     quarantined: bool = False
-    #: Its supervisor had died before, so that how it ended is not known. Never on the board.
+    #: Its supervisor died before it, so its exit status is unknown.
     orphaned: bool = False
 
 
@@ -89,24 +135,56 @@ class Phase(IntEnum):
 
     IDLE = 0
     RUNNING = 1
-    #: Settling and claiming, with the lead in hand.
+    #: The leader, while it settles and claims.
     LEADING = 2
-    #: The leader, until somebody wakes it.
+    #: The leader, while it waits for work.
     RESTING = 3
-    #: Waiting for the database to come back.
+    #: Waiting for a lost database.
     AWAY = 5
-    #: Never written by a thread: a verdict was passed on what its slot still shows.
+    #: No thread writes this: a reader shows it while a verdict on the slot is valid.
     STUCK = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """Times are monotonic nanoseconds."""
+
+    #: Rises with every write of the thread; 0 if the slot cannot be read.
+    sequence: int = 0
+    phase: Phase | None = None
+    since: int | None = None
+    due: int | None = None
+    thread: int | None = None
+    #: The one that operators see; -1 of a thread that runs no commands.
+    number: int
+    backend_pid: int | None = None
+    backend_start: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandState:
+    attempt: int
+    priority: int
+    id: int
+    token: int
+    command_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRecord(SlotState):
+    command: CommandState
+    #: The slot's thread runs a command, whose domain and type lie beside the record.
+    named: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CommandType:
-    """A domain and type, with its row among the counters; made by `Seat.kind`."""
+    """A domain and type, with its row among the counters; made by `Seat.command_type`."""
 
     index: int
     domain: str
     type: str
-    #: See Keys.
+    #: The cell of a claim that names the type; see `claim_table.packed`.
     packed: int
     encoded: bytes
     crc: int
@@ -117,3 +195,8 @@ class ClaimState(IntEnum):
     CLAIMED = 1
     STARTED = 2
     FINISHED = 3
+
+
+assert format_of(ProcessRecord).struct.size < (EXIT_AT - PROCESS_AT) * CELL
+assert format_of(ExitRecord).struct.size < (PARKED - EXIT_AT) * CELL
+assert format_of(SlotRecord).struct.size < NAMES_AT * CELL

@@ -4,6 +4,8 @@ Nothing here waits for another process.
 """
 
 import threading
+from dataclasses import replace
+from typing import Any
 from zlib import crc32
 
 from cmdbus.board.board_memory import BoardMemory, encode_name
@@ -14,15 +16,12 @@ from cmdbus.board.layout import (
     CLAIMS,
     COMMAND_TYPE_CELLS,
     COMMAND_TYPES,
-    EXIT,
     EXIT_AT,
     IDENT,
     PARKED,
-    PROCESS,
     PROCESS_AT,
     RESCUED,
     RSS,
-    SEATING,
     SEATING_AT,
     SLOT_AT,
     STOP_BY,
@@ -30,10 +29,16 @@ from cmdbus.board.layout import (
     VERDICT,
     Layout,
 )
-from cmdbus.board.records import ClaimState, CommandType, ExitRecord, Role, Verdict
+from cmdbus.board.records import (
+    ClaimState,
+    CommandType,
+    ExitRecord,
+    ProcessRecord,
+    Role,
+    SeatingRecord,
+    Verdict,
+)
 from cmdbus.board.slots import Slot
-
-_NS = 1_000_000_000
 
 
 class Seat:
@@ -48,9 +53,7 @@ class Seat:
         self._lock = threading.Lock()
         self._command_types: dict[tuple[str, str], CommandType] = {}
         self.keys = ClaimTable(memory, at)
-        self._pid = self._generation = self._incarnation = 0
-        self._since = self._ready = self._due = 0
-        self._levels = HealthReport()
+        self._process = ProcessRecord()
 
     def slot(self, number: int) -> Slot:
         return Slot(self._memory, self._layout.slot(self._index, number))
@@ -86,18 +89,7 @@ class Seat:
 
     def record_exit(self, number: int, exit_record: ExitRecord, now: int) -> None:
         """After the process was reaped. What it held is the steward's to hand back."""
-        body = EXIT.pack(
-            exit_record.generation,
-            exit_record.pid,
-            exit_record.signal,
-            exit_record.code,
-            exit_record.verdict,
-            exit_record.slot,
-            exit_record.token,
-            exit_record.quarantined,
-            exit_record.command_id.bytes,
-        )
-        self._memory.write(self._at + EXIT_AT, body)
+        self._memory.write(self._at + EXIT_AT, exit_record)
         self.set_identity(Role.DEAD, number, exit_record.generation, now)
 
     def clear(self, now: int) -> None:
@@ -106,7 +98,8 @@ class Seat:
 
     def set_identity(self, role: Role, number: int, generation: int, now: int) -> None:
         """Whose it is; also where something else was written over that."""
-        self._memory.write(self._at + SEATING_AT, SEATING.pack(role, number, generation, now))
+        seating = SeatingRecord(role=role, number=number, generation=generation, since=now)
+        self._memory.write(self._at + SEATING_AT, seating)
 
     # For the steward.
 
@@ -128,26 +121,21 @@ class Seat:
 
     def enter(self, *, pid: int, generation: int, now: int) -> None:
         """The first thing that a process does; its seat shows nothing of it before."""
-        self._pid, self._generation, self._since = pid, generation, now
-        self._write()
+        self._publish(pid=pid, generation=generation, since=now)
 
     def starting(self, due: int) -> None:
         """It will be ready, or beat, by then."""
-        self._due = due
-        self._write()
+        self._publish(due=due)
 
     def register(self, incarnation: int) -> None:
-        self._incarnation = incarnation
-        self._write()
+        self._publish(incarnation=incarnation)
 
     def ready(self, now: int) -> None:
-        self._ready = now
-        self._write()
+        self._publish(ready=now)
 
     def beat(self, due: int, levels: HealthReport) -> None:
         """`due`: when the main thread will be back here at the latest."""
-        self._due, self._levels = due, levels
-        self._write()
+        self._publish(due=due, levels=levels)
 
     def set_levels(self, slot: int, sequence: int) -> None:
         """The slot's thread is given up, if it still shows the sequence that was judged."""
@@ -181,25 +169,12 @@ class Seat:
             at = self._at + COMMAND_TYPES + index * COMMAND_TYPE_CELLS
             found = self._memory.read_bytes(at, len(name))
             if found is None:
-                self._memory.write(at, name)
+                self._memory.write_bytes(at, name)
                 return index
             if found == name:
                 return index
         return self._layout.command_types
 
-    def _write(self) -> None:
-        levels = self._levels
-        body = PROCESS.pack(
-            self._pid,
-            self._generation,
-            self._incarnation,
-            self._since,
-            self._ready,
-            self._due,
-            int((levels.last_success or 0) * _NS),
-            levels.consecutive_failures,
-            levels.stuck_threads,
-            levels.pool_exhaustions,
-            levels.database_away,
-        )
-        self._memory.write(self._at + PROCESS_AT, body)
+    def _publish(self, **changes: Any) -> None:
+        self._process = replace(self._process, **changes)
+        self._memory.write(self._at + PROCESS_AT, self._process)

@@ -6,8 +6,11 @@ from zlib import crc32
 
 from cmdbus.board.board_memory import BoardMemory
 from cmdbus.board.counters import Counters
-from cmdbus.board.layout import CELL, IDENT, NAME, NAMES_AT, SLOT, SLOT_AT
-from cmdbus.board.records import CommandType, Phase
+from cmdbus.board.layout import CELL, IDENT, NAME, NAMES_AT, SLOT_AT
+from cmdbus.board.record_format import format_of
+from cmdbus.board.records import CommandType, Phase, SlotRecord
+
+_SLOT = format_of(SlotRecord).struct
 
 #: Whatever was in the cell, so many more can be written.
 _SEQUENCES = 2**48 - 1
@@ -44,7 +47,7 @@ class Slot:
         self._bytes = memory.bytes
         self._cells = memory.cells
         self._seal = at + SLOT_AT
-        self._at = slice((self._seal + 1) * CELL, (self._seal + 1) * CELL + SLOT.size)
+        self._at = slice((self._seal + 1) * CELL, (self._seal + 1) * CELL + _SLOT.size)
         self._ident = at + IDENT
         names = (at + NAMES_AT) * CELL
         self._names_at = slice(names, names + 2 * NAME)
@@ -128,13 +131,13 @@ class Slot:
     def _write(self) -> None:
         self._sequence = sequence = self._sequence + 1
         crc = self._crc
-        body = SLOT.pack(
+        body = _SLOT.pack(
             sequence,
             self._phase,
             self._since,
             self._due,
-            *self._command,
             *self._who,
+            *self._command,
             crc != 0,
         )
         self._bytes[self._at] = body

@@ -1,46 +1,39 @@
-"""What the board shows, as values. What cannot be true, or cannot be known at the moment, is
-None. Times are monotonic nanoseconds.
+"""What the board shows, as values: its records, and the cells beside them. A field that cannot be
+read at the moment is None. Times are monotonic nanoseconds.
 """
 
 from collections.abc import Container
 from dataclasses import dataclass
 from uuid import UUID
 
-from cmdbus.board.health import Health, HealthReport
-from cmdbus.board.records import ClaimState, ExitRecord, Phase, Role, SupervisorState
+from cmdbus.board.health import Health
+from cmdbus.board.records import (
+    ClaimState,
+    CommandState,
+    ExitRecord,
+    ProcessRecord,
+    Role,
+    SlotState,
+    SupervisorRecord,
+)
 
 _NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandView:
+class CommandView(CommandState):
     domain: str
     type: str
-    command_id: UUID
-    attempt: int
-    priority: int
-    id: int
-    token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotView:
-    """Times in monotonic nanoseconds."""
-
-    #: Where it is in the seat; and what operators call it, -1 if it runs no commands.
+class SlotView(SlotState):
+    #: The slot's position in its seat.
     index: int
-    number: int
-    phase: Phase | None
-    command: CommandView | None
-    since: int | None
-    due: int | None
-    thread: int | None
-    #: The same thread, as Python's own stacks name it.
-    ident: int | None
-    backend_pid: int | None
-    backend_start: int | None
-    #: Changes with everything that its thread says; 0 if it is not known.
-    sequence: int
+    #: None if the thread runs no command.
+    command: CommandView | None = None
+    #: The thread, by the number that Python's own stacks give it.
+    ident: int | None = None
 
     def to_dict(self, now: int) -> dict[str, object]:
         command = self.command
@@ -74,36 +67,25 @@ class ClaimView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatView:
-    """`pid` is None while no process has entered, or it cannot be known."""
-
-    index: int
-    role: Role | None
-    number: int
-    generation: int
-    pid: int | None
-    incarnation: int | None
-    since: int | None
-    #: When it began to claim.
-    ready: int | None
-    #: When its main thread promised to be back.
-    due: int | None
-    levels: HealthReport
-    #: By when it was told to leave.
-    stop_by: int | None
+class SeatView(ProcessRecord):
+    index: int = -1
+    role: Role | None = None
+    number: int = 0
+    #: The stop deadline of its process; None if that is to go on.
+    stop_by: int | None = None
     #: Resident memory as the supervisor measured it last; None before that.
-    rss_bytes: int | None
-    #: How its process came to its end; None while it lives.
-    exit: ExitRecord | None
-    #: Whether what the dead process held is handed back.
-    rescued: bool
-    #: Since when its leader rests.
-    parked: int | None
+    rss_bytes: int | None = None
+    #: None until the supervisor has reaped the process.
+    exit: ExitRecord | None = None
+    #: The claims of the dead process are released.
+    rescued: bool = False
+    #: Time from which its leader waits for work.
+    parked: int | None = None
     #: Only those that a thread has, or had when its process died.
-    slots: tuple[SlotView, ...]
-    claims: tuple[ClaimView, ...]
-    #: False if the process has ever had more keys at once than the board can show.
-    complete: bool
+    slots: tuple[SlotView, ...] = ()
+    claims: tuple[ClaimView, ...] = ()
+    #: False if the process has ever had more claims at once than the board can show.
+    complete: bool = True
 
     @property
     def health(self) -> Health:
@@ -115,7 +97,7 @@ class SeatView:
             "seat": self.number,
             "pid": self.pid,
             "generation": self.generation,
-            "restarts": max(0, self.generation - 1),
+            "restarts": self.generation - 1 if self.generation else None,
             "rss_bytes": self.rss_bytes if present else None,
             "health": self.health.value if present else None,
             "reasons": self.levels.reasons if present else [],
@@ -125,24 +107,16 @@ class SeatView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoardView:
-    """`pid` and what follows: the supervisor's, and None if there is none or was never one."""
-
+class BoardView(SupervisorRecord):
     name: str
-    #: False if the machine was started anew since it was made: its times and pids mean nothing.
+    #: False if the machine was booted after the board was made: its times and pids mean nothing.
     this_boot: bool
-    pid: int | None
-    state: SupervisorState | None
-    since: int | None
-    due: int | None
-    #: So many workers there should be.
-    wanted: int
     listening: bool
     #: The number of the arming; 0 while nothing is armed.
     armed: int
-    #: Commands wait that may kill their process, and run only alone.
+    #: Suspect commands wait for a quarantine process.
     suspects: bool
-    #: Processes that were killed and do not die; what they held is handed back.
+    #: Processes that survived SIGKILL; their claims are released.
     undead: int
     restarts: dict[str, int]
     seats: tuple[SeatView, ...]
@@ -155,13 +129,13 @@ class BoardView:
         Pids that are `gone` have no health."""
         stewards, alone = self.with_role(Role.STEWARD), self.with_role(Role.QUARANTINE)
         steward = stewards[0] if stewards else None
-        workers = {s.number: s.to_dict(now, gone) for s in self.with_role(Role.WORKER)}
-        numbers = sorted({*workers, *range(self.wanted)})
+        workers = {number: SeatView(number=number) for number in range(self.wanted)}
+        workers |= {seat.number: seat for seat in self.with_role(Role.WORKER)}
         return {
             "name": self.name,
             "pid": self.pid,
             "state": self.state.name.lower() if self.state is not None else None,
-            "seats": [workers.get(n) or _empty(n) for n in numbers],
+            "seats": [workers[number].to_dict(now, gone) for number in sorted(workers)],
             "steward": {
                 "pid": steward.pid if steward else None,
                 "generation": steward.generation if steward else 0,
@@ -172,21 +146,6 @@ class BoardView:
             },
             "quarantine": alone[0].to_dict(now, gone) if alone else None,
         }
-
-
-def _empty(number: int) -> dict[str, object]:
-    """A seat whose process is gone and has no successor yet."""
-    return {
-        "seat": number,
-        "pid": None,
-        "generation": 0,
-        "restarts": None,
-        "rss_bytes": None,
-        "health": None,
-        "reasons": [],
-        "since": None,
-        "slots": [],
-    }
 
 
 def _seconds(now: int, at: int | None, sign: int) -> float | None:
