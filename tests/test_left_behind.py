@@ -40,14 +40,13 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
         path = tmp_path / "cmdbus.board.17"
         leave_a_board(path, 2**62)
         (tmp_path / "cmdbus.board.else").touch()
-        left_behind = StaleBoards(tmp_path, "cmdbus", hand_back)
-        assert left_behind.wait() == 0
-        left_behind.rescue(lambda: connection)
+        stale_boards = StaleBoards(tmp_path, "cmdbus", hand_back, lambda _: None)
+        assert 0 < stale_boards.run(connection) < 60
         assert path.exists()
-        assert 0 < left_behind.wait() < 60
-        left_behind.rescue(lambda: connection)
+        assert 0 < stale_boards.run(connection) < 60
+        assert len(asked) == 1, "it is not yet time to try again"
+        assert stale_boards.rescue(connection) == float("inf")
         assert not path.exists()
-        assert left_behind.wait() == float("inf")
     assert asked == [(2**62, NOBODY)] * 2
 
 
@@ -67,12 +66,12 @@ def test_what_a_living_process_holds_is_not_handed_back_before_it_is_gone(
         psycopg.connect(dsn, autocommit=True) as connection,
     ):
         leave_a_board(path, 2**62, living.pid)
-        left_behind = StaleBoards(tmp_path, "cmdbus", hand_back)
-        left_behind.rescue(lambda: connection)
+        stale_boards = StaleBoards(tmp_path, "cmdbus", hand_back, lambda _: None)
+        assert 0 < stale_boards.run(connection) < 60
         assert asked == [] and path.exists()
         living.kill()
         living.wait()
-        left_behind.rescue(lambda: connection)
+        assert stale_boards.rescue(connection) == float("inf")
         assert asked == [living.pid] and not path.exists()
 
 
@@ -82,21 +81,7 @@ def test_what_is_no_board_is_left_and_not_tried_again(
     path = tmp_path / "cmdbus.board.17"
     path.write_bytes(b"no board")
     with psycopg.connect(dsn, autocommit=True) as connection:
-        left_behind = StaleBoards(tmp_path, "cmdbus", lambda *_: False)
-        left_behind.rescue(lambda: connection)
+        stale_boards = StaleBoards(tmp_path, "cmdbus", lambda *_: False, lambda _: None)
+        assert stale_boards.run(connection) == float("inf")
     assert "claimable when its leases end" in caplog.text
     assert path.exists()
-    assert left_behind.wait() == float("inf")
-
-
-def test_without_a_database_it_is_not_tried_again_at_once(tmp_path: Path) -> None:
-    """Whoever waits for it would do nothing else meanwhile."""
-
-    def connect() -> Connection:
-        raise psycopg.OperationalError("away")
-
-    (tmp_path / "cmdbus.board.17").touch()
-    left_behind = StaleBoards(tmp_path, "cmdbus", lambda *_: True)
-    with pytest.raises(psycopg.OperationalError):
-        left_behind.rescue(connect)
-    assert 0 < left_behind.wait() < 60

@@ -22,7 +22,7 @@ from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.in_flight import InFlight
-from cmdbus.worker.steward.steward import Steward
+from cmdbus.worker.steward.steward_process import StewardProcess
 
 pytestmark = pytest.mark.db
 
@@ -75,7 +75,7 @@ def idle(dsn: str, tmp_path: Path) -> Iterator[Idle]:
             steward_pipe=steward_pipe,
         )
         settings = Settings(dsn=dsn, timeouts=TIMEOUTS, poll_interval=POLL)
-        steward = Steward(settings, node, registry, tmp_path)
+        steward = StewardProcess(settings, node, registry, tmp_path)
         running = threading.Thread(target=steward.run)
         idle = Idle(board, worker, worker_pipe, running)
         idle.park()

@@ -121,6 +121,11 @@ class BoardView(SupervisorRecord):
     restarts: dict[str, int]
     seats: tuple[SeatView, ...]
 
+    @property
+    def any_parked(self) -> bool:
+        """Whether a worker waits for commands."""
+        return any(seat.parked for seat in self.seats if seat.role is Role.WORKER)
+
     def with_role(self, role: Role) -> list[SeatView]:
         return sorted((s for s in self.seats if s.role is role), key=lambda seat: seat.number)
 

@@ -24,7 +24,7 @@ from cmdbus.settings import Settings
 from cmdbus.timeouts import BOOT_SECONDS
 from cmdbus.worker.boot.app import load
 from cmdbus.worker.probes.endpoints import serving
-from cmdbus.worker.steward.steward import Steward
+from cmdbus.worker.steward.steward_process import StewardProcess
 from cmdbus.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def run_steward(
     stacks: Path,
     unblock: Callable[[], None],
 ) -> Exit:
-    """What the node's steward does; see steward.py. Probes are answered before the application
+    """Runs the node's steward until it is told to stop. Probes are answered before the application
     is imported, which may take long."""
     descriptor = enter(node, stacks)
     try:
@@ -86,7 +86,7 @@ def _run_steward(
     beside: Sequence[Thread],
 ) -> Exit:
     try:
-        steward = Steward(settings, node, _load(settings, descriptor), stacks.parent, beside)
+        steward = StewardProcess(settings, node, _load(settings, descriptor), stacks.parent, beside)
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START

@@ -18,7 +18,9 @@ from cmdbus.worker.claims.claim import Connection
 
 logger = logging.getLogger(__name__)
 
-#: To those whose sessions have not ended yet.
+#: Seconds for the boards of whole fleets in one round.
+_ROUND_SECONDS = 60.0
+#: Seconds until boards are read again on which sessions of the dead have not ended.
 _AGAIN_SECONDS = 5.0
 #: Seconds between checks whether a process that outlived its supervisor has exited.
 _LIVING_SECONDS = 1.0
@@ -31,9 +33,12 @@ class StaleBoards:
         self,
         directory: Path,
         name: str,
-        hand_back: Callable[[Connection, SeatView, ExitRecord], bool],
+        release: Callable[[Connection, SeatView, ExitRecord], bool],
+        allow: Callable[[float], None],
     ) -> None:
-        self._hand_back = hand_back
+        """`allow` gives a round more seconds than others have."""
+        self._release = release
+        self._allow = allow
         boards = sorted(directory.glob(f"{name}.board.*"))
         # Somebody may be named like our board.
         self._boards = [path for path in boards if path.suffix[1:].isdigit()]
@@ -42,16 +47,21 @@ class StaleBoards:
         self._due = 0.0
         self._pause = _AGAIN_SECONDS
 
-    def wait(self) -> float:
-        """Seconds until `rescue` has something to do."""
-        return max(0.0, self._due - time.monotonic()) if self._boards else float("inf")
+    def run(self, connection: Connection) -> float:
+        now = time.monotonic()
+        if self._boards and now >= self._due:
+            self._allow(_ROUND_SECONDS)
+            return self.rescue(connection)
+        return self._due - now if self._boards else float("inf")
 
-    def rescue(self, connect: Callable[[], Connection]) -> None:
+    def rescue(self, connection: Connection) -> float:
+        """Tries all boards; returns the seconds until it must try again."""
         self._pause = _AGAIN_SECONDS
         try:
-            self._rescue(connect())
+            self._rescue(connection)
         finally:
             self._due = time.monotonic() + self._pause
+        return self._pause if self._boards else float("inf")
 
     def _rescue(self, connection: Connection) -> None:
         for path in list(self._boards):
@@ -76,7 +86,7 @@ class StaleBoards:
                 self._pause = _LIVING_SECONDS
                 continue
             exit_record = seat.exit or replace(KILLED, pid=seat.pid or 0)
-            if (path, seat.index) not in self._done and self._hand_back(
+            if (path, seat.index) not in self._done and self._release(
                 connection, seat, exit_record
             ):
                 self._done.add((path, seat.index))

@@ -1,0 +1,115 @@
+"""The node's listening session, and what it has heard that a round must act on."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from cmdbus.board.board import Node
+from cmdbus.board.counters import Counter
+from cmdbus.board.slots import Slot
+from cmdbus.clock import time
+from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.waiting.listener import Listener
+
+logger = logging.getLogger(__name__)
+
+#: The part of the server's queue of notifications above which this node asks for none.
+_MAX_QUEUE_USAGE = 0.5
+
+
+class Listening:
+    def __init__(
+        self,
+        node: Node,
+        claims: Claims,
+        connect: Callable[[], Connection],
+        slot: Slot,
+        *,
+        enabled: bool,
+    ) -> None:
+        """`slot` counts notifications; not `enabled`, this never listens."""
+        self._node = node
+        self._board = node.board
+        self._claims = claims
+        self._slot = slot
+        self._enabled = enabled
+        self._listener = Listener(
+            connect, claims, began=self._began, heard=self._heard, ended=self._ended
+        )
+        self.thread = self._listener.thread
+        self._session_is_open = False
+        #: The server's queue of notifications is too full.
+        self._full = False
+        #: Set here, cleared by the timers: something is due earlier than was known, or may be.
+        self.due_earlier = threading.Event()
+        #: The same: some commands became ready that another node may claim.
+        self.ready = threading.Event()
+        #: The same, for `run`: this session has ended, so the one of the rounds may have, too.
+        self._session_ended = threading.Event()
+
+    @property
+    def is_on(self) -> bool:
+        return self._session_is_open and not self._full
+
+    @property
+    def session(self) -> int:
+        """The number of the session that hears of new commands; 0 is none."""
+        return self._listener.session if self.is_on else 0
+
+    def start(self) -> None:
+        if self._enabled:
+            self._listener.start()
+
+    def stop(self) -> None:
+        if self._enabled:
+            self._listener.stop()
+
+    def run(self, connection: Connection) -> float:
+        """Checks the session of the rounds after that of the listener has ended."""
+        if self._session_ended.is_set():
+            self._session_ended.clear()
+            self._claims.ping(connection)
+        return float("inf")
+
+    def watch_queue(self, usage: float) -> None:
+        """The server has one queue of notifications for all databases; a full one makes the
+        commits of senders fail. Above the limit this node polls instead."""
+        full = usage > _MAX_QUEUE_USAGE
+        if full != self._full and self._enabled:
+            self._full = full
+            logger.log(
+                logging.WARNING if full else logging.INFO,
+                "the server's queue of notifications is %s: %s",
+                "more than half full, so some session does not read it" if full else "read again",
+                "polling" if full else "listening",
+            )
+
+    # The listener's thread calls these.
+
+    def _began(self) -> None:
+        self._slot.occupy(-1, time.monotonic_ns())
+        self._session_is_open = True
+        self._board.set_listening(self.is_on)
+        if self._node.generation > 1 or self._listener.session > 1:
+            # Notifications sent since the session before this one reached no session.
+            self._board.count_pause()
+        self.due_earlier.set()  # For the same reason.
+        self._node.steward_pipe.put()
+
+    def _heard(self, channels: set[str]) -> None:
+        self._slot.counters.add(Counter.NOTIFICATION_WAKEUPS)
+        if any(channel.endswith("_ready") for channel in channels):
+            self._node.worker_pipe.put()
+            self.ready.set()
+        if any(channel.endswith("_due") for channel in channels):
+            self.due_earlier.set()
+            self._node.steward_pipe.put()
+        if any(channel.endswith("_pause") for channel in channels):
+            self._board.count_pause()
+
+    def _ended(self) -> None:
+        self._session_is_open = False
+        self._session_ended.set()
+        self._board.set_listening(False)
+        self._node.steward_pipe.put()

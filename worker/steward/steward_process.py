@@ -1,0 +1,126 @@
+"""The main thread of a node's steward process: beats, ends a round that is late, and exits when
+one of the process's threads has ended."""
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from cmdbus.board.board import Node
+from cmdbus.board.health import HealthReport
+from cmdbus.clock import time
+from cmdbus.database import dsn as dsns
+from cmdbus.database import schema as schemas
+from cmdbus.database import statements
+from cmdbus.errors import SchemaError
+from cmdbus.exits import Exit, cannot_start_thread
+from cmdbus.registry import HandlerRegistry
+from cmdbus.settings import Settings
+from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.steward.maintenance import Maintenance
+from cmdbus.worker.steward.rescue_round import RescueRound
+from cmdbus.worker.steward.rounds import ROUND_SECONDS
+from cmdbus.worker.steward.stale_boards import StaleBoards
+from cmdbus.worker.steward.steward import STATEMENT_SECONDS, Steward, connect
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for a statement of maintenance.
+_MAINTENANCE_SECONDS = 60.0
+
+
+class StewardProcess:
+    def __init__(
+        self,
+        settings: Settings,
+        node: Node,
+        registry: HandlerRegistry,
+        stacks: Path,
+        others: Sequence[threading.Thread] = (),
+    ) -> None:
+        """`stacks`: where the node's processes write their stacks. `others`: further threads
+        without which this process is replaced."""
+        self._settings = settings
+        self._node = node
+        domains = [d for d in registry.domains if not settings.domains or d in settings.domains]
+        self._claims = Claims(settings.schema, settings.timeouts.lease)
+        self._claims.types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
+        self._steward = Steward(
+            node,
+            self._claims,
+            self._connect,
+            domains=domains,
+            poll_interval=settings.poll_interval,
+            slots=(node.seat.slot(0), node.seat.slot(1)),
+            listen=settings.listen,
+            register=self._register,
+        )
+        self._rescue = RescueRound(node, self._claims, registry, stacks)
+        self._stale_boards = StaleBoards(
+            stacks.parent, settings.name, self._rescue.release, self._steward.rounds.allow
+        )
+        self._maintenance = Maintenance(
+            self._claims, lambda: self._connect(_MAINTENANCE_SECONDS), domains
+        )
+        self._orders: SimpleQueue[float] = SimpleQueue()
+        threads = [self._steward.rounds.thread, self._steward.listening.thread]
+        self._threads = [*threads, self._maintenance.thread, *others]
+
+    def request_stop(self, by: float) -> None:
+        """For a signal handler."""
+        self._orders.put(by)
+
+    def run(self) -> Exit:
+        statements.load()
+        self._steward.start([self._rescue.run, self._stale_boards.run])
+        self._watch()
+        self._maintenance.stop()
+        self._steward.stop()
+        return Exit.DONE
+
+    def _watch(self) -> None:
+        """Until the order to stop. A steward that is past the due time shown here is hung."""
+        beat_seconds = max(2.0, self._settings.timeouts.lease / 3)
+        rounds = self._steward.rounds
+        while True:
+            now = time.monotonic()
+            if os.getppid() != self._node.parent:
+                os._exit(Exit.ERROR)
+            if any(t.ident is not None and not t.is_alive() for t in self._threads):
+                os._exit(_exit_code(rounds.ended_by))
+            rounds.abort_if_late(now)
+            if now <= rounds.late_at + ROUND_SECONDS:
+                is_away = rounds.away_since is not None
+                due = int((now + beat_seconds) * 1e9)
+                self._node.seat.beat(due, HealthReport(database_away=is_away))
+            with suppress(Empty):
+                self._orders.get(timeout=min(1.0, beat_seconds / 4))
+                return
+
+    def _register(self, connection: Connection) -> None:
+        """Gets an incarnation of its own, and is ready."""
+        schemas.check(connection, self._settings.schema)
+        self._claims.register(connection, f"steward:{os.getpid()}")
+        self._node.seat.register(self._claims.incarnation)
+        self._node.seat.ready(time.monotonic_ns())
+        if self._maintenance.thread.ident is None:
+            self._maintenance.start()
+
+    def _connect(self, statement_seconds: float = STATEMENT_SECONDS) -> Connection:
+        parts = dsns.parse(self._settings.dsn or "")
+        return connect(parts, self._claims, self._settings.timeouts, statement_seconds)
+
+
+def _exit_code(error: BaseException | None) -> Exit:
+    """Of a process one of whose threads has ended, by this error if it was that of the rounds."""
+    if isinstance(error, SchemaError):
+        logger.error("%s", error)
+        return Exit.CANNOT_START
+    if isinstance(error, RuntimeError) and cannot_start_thread(error):
+        return Exit.NO_RESOURCES
+    logger.error("a thread of the steward has ended: another steward takes over")
+    return Exit.ERROR

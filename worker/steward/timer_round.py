@@ -1,0 +1,71 @@
+"""Reads the timers when the earliest is due: promotes due commands, which notifies, and wakes a
+worker for a lease that has ended, or because nothing has woken one within the poll interval."""
+
+from cmdbus.board.board import Node
+from cmdbus.clock import time
+from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.steward.listening import Listening
+from cmdbus.worker.waiting.arming import Arming
+from cmdbus.worker.waiting.timers import Timers, seconds_to_look
+
+
+class TimerRound:
+    def __init__(
+        self,
+        node: Node,
+        claims: Claims,
+        timers: Timers,
+        arming: Arming,
+        listening: Listening,
+        poll_interval: float,
+    ) -> None:
+        self._board = node.board
+        self._worker_pipe = node.worker_pipe
+        self._claims = claims
+        self._timers = timers
+        self._arming = arming
+        self._listening = listening
+        self.poll_interval = poll_interval
+        #: Monotonic time of the next reading.
+        self._read_at = 0.0
+        #: Monotonic time at which a worker is woken because the earliest timer is due; senders
+        #: of earlier commands notify.
+        self.due_at = 0.0
+        #: Whether nothing else wakes a worker then; the promotion of due commands notifies.
+        self._wakes = True
+        #: The latest reading included the ends of leases.
+        self._leases_known = False
+
+    def run(self, connection: Connection) -> float:
+        now = time.monotonic()
+        if self._listening.ready.is_set():
+            # Another node may have claimed it: its lease is watched from its first renewal on.
+            self._listening.ready.clear()
+            self._read_at = min(self._read_at, now + self._claims.renewal_seconds)
+        parked = self._board.snapshot(keys=False).any_parked
+        # Not put off before it is due: else each reading would be followed by another.
+        latest = self.due_at if self.due_at > now else float("inf")
+        if self._listening.due_earlier.is_set():
+            self._listening.due_earlier.clear()
+        elif parked and self._listening.is_on and not (self._arming.is_up and self._leases_known):
+            # From now on no process polls: the leases of other nodes must be read.
+            latest = float("inf")
+        elif now < self._read_at:
+            return self._read_at - now
+        elif now >= self.due_at and (self._wakes or not self._listening.is_on):
+            self._worker_pipe.put()
+        return self._read(connection, latest, leases=parked)
+
+    def _read(self, connection: Connection, latest: float, *, leases: bool) -> float:
+        seconds = self._timers.read(connection, leases=leases)
+        self._leases_known = leases
+        self._board.set_suspects(self._timers.seen.suspects)
+        self._listening.watch_queue(self._timers.seen.queue_usage)
+        now, poll = time.monotonic(), self.poll_interval
+        if now + min(seconds, poll) < latest:
+            self._wakes = not self._timers.only_promotes_within(min(seconds, poll))
+        fallback = min(poll, max(0.0, latest - now))
+        self.due_at = now + min(seconds, fallback)
+        self._read_at = now + seconds_to_look(seconds, fallback)
+        return self._read_at - now
