@@ -261,6 +261,37 @@ def test_a_suspect_that_cannot_be_claimed_is_set_aside_and_the_next_one_is_claim
     )
 
 
+def test_rows_that_have_moved_since_their_claim_are_settled(
+    dsn: str, connection: psycopg.Connection
+) -> None:
+    """As a renewal and VACUUM FULL move them; also while a renewal holds one."""
+    worker = claims(connection)
+    with CommandBus(dsn) as bus:
+        bus.send_many([SendRequest("payments", "Debit")] * 5)
+    _, claimed = worker.settle_and_claim(connection, [], want(5))
+    assert worker.settle_and_claim(connection, [done(claimed[0])], want(0)) == ([], [])
+    connection.execute("VACUUM FULL cmdbus.ready")
+    with psycopg.connect(dsn) as renewing:
+        worker.renew(renewing, {worker.incarnation: claimed[1:3]})
+        with ThreadPoolExecutor(1) as executor:
+            ended = [done(claim) for claim in claimed]
+            settling = executor.submit(worker.settle_and_claim, connection, ended, want(0))
+            with connect(dsn) as other:
+                eventually(lambda: waits_for_a_lock(other))
+            renewing.commit()
+            assert settling.result(10) == ([claimed[0]], [])
+    rest = connection.execute(
+        "SELECT (SELECT count(*) FROM cmdbus.ready), count(*) FROM cmdbus.finished"
+    )
+    assert rest.fetchall() == [(0, 5)]
+
+
+def waits_for_a_lock(connection: psycopg.Connection) -> bool:
+    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    waiting += " AND datname = current_database()"
+    return connection.execute(waiting).fetchone() is not None
+
+
 @pytest.mark.parametrize("same", ["command", "claimer"])
 @pytest.mark.parametrize("outcome", [None, RETRY, FAILED, TROUBLE], ids=str)
 def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
@@ -280,7 +311,9 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
         )
         before = connection.execute("SELECT * FROM cmdbus.ready").fetchall()
         if outcome is None:
-            assert stale.settle_and_claim(connection, [done(lost)], want(0)) == ([lost], [])
+            [(ctid,)] = connection.execute("SELECT ctid FROM cmdbus.ready").fetchall()
+            for each in (lost, lost._replace(ctid=ctid)):
+                assert stale.settle_and_claim(connection, [done(each)], want(0)) == ([each], [])
         assert stale.settle(connection, [done(lost, outcome)]) == [lost]
         with connect(dsn) as within:
             stale.begin(within, statement=5, idle=5, marker="x")

@@ -44,6 +44,8 @@ class Claim(NamedTuple):
     created_at: datetime
     #: Seconds between being due and being claimed.
     waited: float
+    #: Where the row was when it was claimed; a renewal moves it.
+    ctid: str = "(0,0)"
 
 
 class ClaimKey(NamedTuple):

@@ -100,7 +100,7 @@ class Claims:
         `looked` is called for each of its claims, but not for suspects."""
         if self._scope is ClaimScope.SUSPECT:
             return self.settle(connection, done) if done else [], self._suspect(connection, request)
-        outcomes = [finished.outcome for finished in done]
+        settled = [finished.claim for finished in done]
         queues = request.queues
         # Neither of the two claims knows what the other one takes.
         half = request.bytes // 2 if request.prefetch else request.bytes
@@ -108,10 +108,11 @@ class Claims:
             connection,
             "step",
             {
-                **_keys([finished.claim for finished in done]),
-                "attempts": numbers(finished.claim.attempts + 1 for finished in done),
+                "ctids": texts(claim.ctid for claim in settled),
+                **_fence(settled),
+                "attempts": numbers(claim.attempts + 1 for claim in settled),
                 "max_attempts": numbers(finished.max_attempts for finished in done),
-                "results": texts(outcome.result for outcome in outcomes),
+                "results": texts(finished.outcome.result for finished in done),
                 "claim_domains": [domain for domain, _ in queues],
                 "claim_priorities": numbers(priority for _, priority in queues),
                 "floors": numbers(request.floors.get(queue, 0) for queue in queues),
@@ -135,7 +136,7 @@ class Claims:
             claims += each.claims
         place = {domain: turn for turn, domain in enumerate(request.domains)}
         claims.sort(key=lambda claim: (place[claim.domain], claim.priority, claim.id))
-        return _at(rows[0][0], [finished.claim for finished in done]), claims
+        return _at(rows[0][0], settled), claims
 
     def _suspect(self, connection: Connection, request: ClaimRequest) -> list[Claim]:
         """One in the life of its process: what crashes it later must not be taken for the next
@@ -572,12 +573,12 @@ def _looks(rows: Sequence[Row], *, ahead: bool) -> Iterator[ClaimResult]:
     """Of a step's rows: each of its claims ends with one that has no token."""
     claims: list[Claim] = []
     for _, *columns in rows:
-        domain, priority, id_, token, *_ = columns
+        domain, priority, id_, token, *_, pages, _ctid = columns
         if token is not None:
             claims.append(Claim._make(columns))
         elif id_ is not None:
             stopped_at = None if domain is None else (domain, priority)
-            yield ClaimResult(claims, ahead, id_, stopped_at, int(columns[-1]))
+            yield ClaimResult(claims, ahead, id_, stopped_at, int(pages))
             claims, ahead = [], True
 
 
@@ -585,6 +586,12 @@ def _keys(claims: Sequence[Claim]) -> dict[str, str]:
     return {
         "domains": texts(claim.domain for claim in claims),
         "priorities": numbers(claim.priority for claim in claims),
+        **_fence(claims),
+    }
+
+
+def _fence(claims: Sequence[Claim]) -> dict[str, str]:
+    return {
         "ids": numbers(claim.id for claim in claims),
         "tokens": numbers(claim.token for claim in claims),
         "command_ids": ids(claim.command_id for claim in claims),

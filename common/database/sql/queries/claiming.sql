@@ -13,11 +13,10 @@ ON CONFLICT DO NOTHING;
 -- function. (As CTEs of one statement the claim runs first, and takes again what is
 -- being settled.)
 SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
-    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited
+    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited, c.ctid
 FROM {schema}.complete(
-        %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[],
-        %(tokens)s::bigint[], %(command_ids)s::uuid[], %(claimer)s,
-        %(attempts)s::smallint[], %(max_attempts)s::smallint[],
+        %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
+        %(claimer)s, %(attempts)s::smallint[], %(max_attempts)s::smallint[],
         %(results)s::json[]) s (lost)
     LEFT JOIN LATERAL (
         SELECT * FROM {schema}.claim(
@@ -59,7 +58,7 @@ SELECT CASE
 
 -- name: claim_suspect
 SELECT c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts, c.losses,
-    c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited
+    c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited, c.ctid
 FROM {schema}.claim_suspect(
     %(domains)s::text[], %(types)s::text[], %(losses)s::smallint, %(claimer)s, %(lease)s) c;
 
@@ -85,7 +84,7 @@ LIMIT %(count)s;
 -- name: claim_row
 -- Claims one row by its key; the columns of a claim.
 WITH picked AS MATERIALIZED (
-    SELECT r.domain, r.priority, r.id FROM {schema}.ready r
+    SELECT r.domain, r.priority, r.id, r.ctid FROM {schema}.ready r
     WHERE r.domain = %(domain)s AND r.priority = %(priority)s AND r.id = %(id)s
         AND r.token = %(token)s AND r.command_id = %(command_id)s
         AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
@@ -97,13 +96,12 @@ UPDATE {schema}.ready r SET
     claimer = %(claimer)s::bigint,
     claimed_at = clock_timestamp(),
     lease_until = clock_timestamp() + %(lease)s::interval
-FROM picked p, LATERAL {schema}.note_lost(
-    ARRAY[p.domain]::text[], ARRAY[p.priority]::smallint[], ARRAY[p.id]) noted
+FROM picked p, LATERAL {schema}.note_lost(ARRAY[p.ctid]) noted
 WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
 RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
     r.losses, r.max_attempts, r.correlation_id, r.reply_to, {schema}.finite(r.created_at),
     extract(epoch FROM clock_timestamp()
-        - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
+        - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.ctid;
 
 -- name: find_claimed
 -- What a worker has claimed and neither settled nor released: the columns of a claim,
@@ -113,7 +111,7 @@ RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::tex
 SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
     correlation_id, reply_to, {schema}.finite(created_at),
     extract(epoch FROM claimed_at
-        - {schema}.finite(coalesce(due_at, created_at)))::double precision
+        - {schema}.finite(coalesce(due_at, created_at)))::double precision, ctid
 FROM {schema}.ready
 WHERE claimer = %(claimer)s;
 
@@ -122,7 +120,7 @@ WHERE claimer = %(claimer)s;
 SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
     correlation_id, reply_to, {schema}.finite(created_at),
     extract(epoch FROM claimed_at
-        - {schema}.finite(coalesce(due_at, created_at)))::double precision
+        - {schema}.finite(coalesce(due_at, created_at)))::double precision, ctid
 FROM {schema}.ready
 WHERE command_id = ANY (%(command_ids)s::uuid[]) AND claimer = %(claimer)s;
 
@@ -147,7 +145,7 @@ JOIN unnest(
 SELECT domain, priority, id, token, command_id, type, data::text, attempts, losses, max_attempts,
     correlation_id, reply_to, {schema}.finite(created_at),
     extract(epoch FROM claimed_at
-        - {schema}.finite(coalesce(due_at, created_at)))::double precision
+        - {schema}.finite(coalesce(due_at, created_at)))::double precision, ctid
 FROM {schema}.ready
 WHERE domain = %(domain)s AND priority = %(priority)s AND id = %(id)s AND token = %(token)s
     AND command_id = %(command_id)s AND claimer = %(claimer)s;

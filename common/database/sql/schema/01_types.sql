@@ -23,6 +23,14 @@ CREATE DOMAIN {schema}.attempt_limit AS smallint CHECK (VALUE > 0);
 -- A reason or an operator's name: 2,000 characters, each up to six when escaped.
 CREATE DOMAIN {schema}.remark AS text CHECK (length(VALUE) <= 12000);
 
+-- A claim, as a worker reads it. ctid is where its row was then: a settlement looks there first.
+CREATE TYPE {schema}.claimed AS (
+    domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
+    data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
+    reply_to text, created_at timestamptz, waited double precision, ctid tid
+);
+
 -- Another role's operator on such a type would match better than PostgreSQL's own.
 REVOKE USAGE ON DOMAIN {schema}.name, {schema}.payload, {schema}.finite_time, {schema}.priority,
     {schema}.attempt_limit, {schema}.remark FROM PUBLIC;
+REVOKE USAGE ON TYPE {schema}.claimed FROM PUBLIC;

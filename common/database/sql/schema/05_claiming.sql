@@ -106,26 +106,22 @@ $$;
 -- The number of leading rows whose payloads together hold at most p_bytes as the worker
 -- receives them, which only unpacking shows of a packed one. Called by claim, which has locked
 -- the rows.
-CREATE FUNCTION {schema}.fitting(
-    p_domains text[], p_priorities smallint[], p_ids bigint[], p_bytes bigint
-) RETURNS integer
+CREATE FUNCTION {schema}.fitting(p_ctids tid[], p_bytes bigint) RETURNS integer
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     taken bigint := 0;
 BEGIN
-    FOR place IN 1..cardinality(p_ids) LOOP
+    FOR place IN 1..cardinality(p_ctids) LOOP
         taken := taken + (
             SELECT CASE WHEN pg_column_compression(r.data) IS NULL THEN pg_column_size(r.data)
                         ELSE octet_length(r.data::text) END
-            FROM {schema}.ready r
-            WHERE r.domain = p_domains[place] AND r.priority = p_priorities[place]
-                AND r.id = p_ids[place]);
+            FROM {schema}.ready r WHERE r.ctid = p_ctids[place]);
         IF taken > p_bytes THEN
             RETURN place - 1;
         END IF;
     END LOOP;
-    RETURN cardinality(p_ids);
+    RETURN cardinality(p_ctids);
 END
 $$;
 
@@ -150,20 +146,13 @@ CREATE FUNCTION {schema}.claim(
     p_domains text[], p_priorities smallint[], p_floors bigint[], p_below boolean, p_types text[],
     p_count integer, p_least integer, p_bytes bigint, p_most_losses smallint, p_claimer bigint,
     p_lease interval
-) RETURNS TABLE (
-    domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
-    data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
-    reply_to text, created_at timestamptz, waited double precision
-)
+) RETURNS SETOF {schema}.claimed
 LANGUAGE plpgsql VOLATILE
 AS $$
-#variable_conflict use_column
 DECLARE
     lows bigint[] := p_floors;
     highs bigint[] := array_fill(9223372036854775807, ARRAY[cardinality(p_floors)]);
-    domains text[];
-    priorities smallint[];
-    ids bigint[];
+    ctids tid[];
     weight bigint;
     any_lost boolean;
     fit integer := 0;
@@ -171,7 +160,7 @@ DECLARE
     -- Before the rows are read: a row that is committed later may have a lower id.
     -- (A function is quicker than a query of the sequence; NULL is one without any value.)
     seen_to bigint := coalesce(pg_sequence_last_value('{schema}.ready_id_seq'::regclass), 0);
-    stop integer;
+    last {schema}.claimed;
     present timestamptz := clock_timestamp();
     -- The latest end of a lease that is as long as this one.
     latest_end timestamptz := present + p_lease + p_lease / 3;
@@ -180,14 +169,13 @@ BEGIN
         RETURN;
     END IF;
     LOOP
-        SELECT array_agg(p.domain::text), array_agg(p.priority::smallint), array_agg(p.id),
-            sum(p.bytes), bool_or(p.was_claimed)
-        INTO domains, priorities, ids, weight, any_lost
+        SELECT array_agg(p.ctid), sum(p.bytes), bool_or(p.was_claimed)
+        INTO ctids, weight, any_lost
         FROM (
-            SELECT c.domain, c.priority, c.id, c.bytes, c.was_claimed
+            SELECT c.ctid, c.bytes, c.was_claimed
             FROM unnest(p_domains, p_priorities, lows, highs) q (domain, priority, low, high),
                 LATERAL (
-                    SELECT r.domain, r.priority, r.id,
+                    SELECT r.ctid,
                         CASE WHEN pg_column_compression(r.data) IS NULL
                              THEN pg_column_size(r.data)
                              WHEN pg_column_size(r.data) < 2048 THEN octet_length(r.data::text)
@@ -209,22 +197,26 @@ BEGIN
                 SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
             LIMIT p_count
         ) p;
-        EXIT WHEN ids IS NOT NULL OR NOT p_below OR highs = p_floors OR 0 = ALL (p_floors);
+        EXIT WHEN ctids IS NOT NULL OR NOT p_below OR highs = p_floors OR 0 = ALL (p_floors);
         lows := array_fill(0::bigint, ARRAY[cardinality(p_floors)]);
         highs := p_floors;
     END LOOP;
-    waited := pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - pages;
-    id := seen_to;
-    IF ids IS NULL THEN
-        RETURN NEXT;
+    last.id := seen_to;
+    last.waited := pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - pages;
+    IF ctids IS NULL THEN
+        RETURN NEXT last;
         RETURN;
     END IF;
-    fit := cardinality(ids);
+    fit := cardinality(ctids);
     IF weight > p_bytes THEN
-        fit := greatest(p_least, {schema}.fitting(domains, priorities, ids, p_bytes));
+        fit := greatest(p_least, {schema}.fitting(ctids, p_bytes));
     END IF;
     IF any_lost THEN
-        PERFORM {schema}.note_lost(domains[:fit], priorities[:fit], ids[:fit]);
+        PERFORM {schema}.note_lost(ctids[:fit]);
+    END IF;
+    IF fit < cardinality(ctids) OR fit = p_count THEN
+        SELECT r.domain, r.priority INTO last.domain, last.priority
+        FROM {schema}.ready r WHERE r.ctid = ctids[least(fit + 1, cardinality(ctids))];
     END IF;
     RETURN QUERY
     UPDATE {schema}.ready r SET
@@ -233,36 +225,27 @@ BEGIN
         claimer = p_claimer,
         claimed_at = clock_timestamp(),
         lease_until = clock_timestamp() + p_lease
-    FROM unnest(domains[:fit], priorities[:fit], ids[:fit]) p (domain, priority, id)
-    WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
+    FROM unnest(ctids[:fit]) p (ctid)
+    WHERE r.ctid = p.ctid
     RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
         r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
         r.reply_to::text, {schema}.finite(r.created_at),
         extract(epoch FROM clock_timestamp()
-            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
-    IF fit < cardinality(ids) OR fit = p_count THEN
-        stop := least(fit + 1, cardinality(ids));
-        domain := domains[stop];
-        priority := priorities[stop];
-    END IF;
-    RETURN NEXT;
+            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.ctid;
+    RETURN NEXT last;
 END
 $$;
 
 -- Writes an event for each of these rows whose claim was lost because its lease ended; called
 -- by the claims, which have locked the rows and overwrite the claimer next.
-CREATE FUNCTION {schema}.note_lost(
-    p_domains text[], p_priorities smallint[], p_ids bigint[]
-) RETURNS void
+CREATE FUNCTION {schema}.note_lost(p_ctids tid[]) RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO {schema}.event (
         claimer, claimed_at, token, command_id, attempt, domain, kind, code, message)
     SELECT r.claimer, r.claimed_at, r.token, r.command_id, r.attempts, r.domain, 'LOST',
         'LEASE_ENDED', 'its lease ended, because its worker or its node was gone'
-    FROM unnest(p_domains, p_priorities, p_ids) k (domain, priority, id)
-    JOIN {schema}.ready r
-        ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id
+    FROM unnest(p_ctids) p (ctid) JOIN {schema}.ready r ON r.ctid = p.ctid
     WHERE r.claimer IS NOT NULL
 $$;
 
@@ -284,18 +267,13 @@ $$;
 -- ones.
 CREATE FUNCTION {schema}.claim_suspect(
     p_domains text[], p_types text[], p_losses smallint, p_claimer bigint, p_lease interval
-) RETURNS TABLE (
-    domain text, priority smallint, id bigint, token bigint, command_id uuid, type text,
-    data text, attempts smallint, losses smallint, max_attempts smallint, correlation_id uuid,
-    reply_to text, created_at timestamptz, waited double precision
-)
+) RETURNS SETOF {schema}.claimed
 LANGUAGE plpgsql VOLATILE
 AS $$
-#variable_conflict use_column
 DECLARE
-    picked record;
+    picked tid;
 BEGIN
-    SELECT r.domain, r.priority, r.id INTO picked
+    SELECT r.ctid INTO picked
     FROM {schema}.ready r
     WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
         AND r.domain = ANY (p_domains)
@@ -308,8 +286,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    PERFORM {schema}.note_lost(
-        ARRAY[picked.domain]::text[], ARRAY[picked.priority]::smallint[], ARRAY[picked.id]);
+    PERFORM {schema}.note_lost(ARRAY[picked]);
     RETURN QUERY
     UPDATE {schema}.ready r SET
         token = r.token + 1,
@@ -317,12 +294,12 @@ BEGIN
         claimer = p_claimer,
         claimed_at = clock_timestamp(),
         lease_until = clock_timestamp() + p_lease
-    WHERE r.domain = picked.domain AND r.priority = picked.priority AND r.id = picked.id
+    WHERE r.ctid = picked
     RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
         r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
         r.reply_to::text, {schema}.finite(r.created_at),
         extract(epoch FROM clock_timestamp()
-            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision;
+            - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.ctid;
 END
 $$;
 

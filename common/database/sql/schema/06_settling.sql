@@ -19,44 +19,55 @@ $$;
 -- Waits for locked rows, in the order of keys. Returns the positions of claims that it did not
 -- find. (As a part of settle it is a third slower: triggers of inserts fire for no rows, too.)
 CREATE FUNCTION {schema}.complete(
-    p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
-    p_command_ids uuid[], p_claimer bigint, p_attempts smallint[], p_max_attempts smallint[],
-    p_results json[]
+    p_ctids tid[], p_ids bigint[], p_tokens bigint[], p_command_ids uuid[], p_claimer bigint,
+    p_attempts smallint[], p_max_attempts smallint[], p_results json[]
 ) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-    settled bigint[];
+    ctids tid[] := p_ctids;
+    found bigint[];
+    settled bigint[] := '{}';
 BEGIN
     IF cardinality(p_ids) = 0 THEN
         RETURN '{}';
     END IF;
-    WITH gone AS (
-        DELETE FROM {schema}.ready r
-        USING unnest(p_domains, p_priorities, p_ids, p_tokens, p_command_ids, p_attempts,
-                     p_max_attempts, p_results)
-            WITH ORDINALITY o (domain, priority, id, token, command_id, attempts, max_attempts,
-                               result, position)
-        WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
-            AND r.token = o.token AND r.claimer = p_claimer
-            AND r.command_id IS NOT DISTINCT FROM o.command_id
-        RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
-            r.correlation_id, r.priority, o.attempts, r.losses, o.max_attempts, r.domain, r.type,
-            r.data, o.result, o.position
-    ), history AS (
-        INSERT INTO {schema}.finished (
-            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            attempts, losses, max_attempts, domain, type, data, result, status)
-        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-            priority, attempts, losses, max_attempts, domain, type, data, result, 'COMPLETED'
-        FROM gone
-    )
-    SELECT array_agg(position) INTO settled FROM gone;
-    IF cardinality(settled) = cardinality(p_ids) THEN
-        RETURN '{}';
-    END IF;
-    RETURN ARRAY(SELECT n::bigint FROM generate_series(1, cardinality(p_ids)) n
-                 WHERE settled IS NULL OR n <> ALL (settled));
+    FOR pass IN 1..2 LOOP
+        WITH gone AS (
+            DELETE FROM {schema}.ready r
+            USING unnest(ctids, p_ids, p_tokens, p_command_ids, p_attempts, p_max_attempts,
+                         p_results)
+                WITH ORDINALITY o (ctid, id, token, command_id, attempts, max_attempts, result,
+                                   position)
+            WHERE r.ctid = o.ctid AND r.id = o.id AND r.token = o.token
+                AND r.claimer = p_claimer AND r.command_id IS NOT DISTINCT FROM o.command_id
+            RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
+                r.correlation_id, r.priority, o.attempts, r.losses, o.max_attempts, r.domain,
+                r.type, r.data, o.result, o.position
+        ), history AS (
+            INSERT INTO {schema}.finished (
+                token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+                priority, attempts, losses, max_attempts, domain, type, data, result, status)
+            SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+                priority, attempts, losses, max_attempts, domain, type, data, result, 'COMPLETED'
+            FROM gone
+        )
+        SELECT array_agg(position) INTO found FROM gone;
+        settled := settled || found;
+        EXIT WHEN cardinality(settled) = cardinality(p_ids) OR pass = 2;
+        -- Rows that have moved since the claim, as a renewal moves them. Locked, so that they
+        -- do not move again.
+        ctids := ARRAY(
+            SELECT (SELECT r.ctid FROM {schema}.ready r
+                    WHERE r.command_id = o.command_id AND r.id = o.id AND r.token = o.token
+                        AND r.claimer = p_claimer
+                    FOR UPDATE)
+            FROM unnest(p_command_ids, p_ids, p_tokens)
+                WITH ORDINALITY o (command_id, id, token, position)
+            ORDER BY o.position);
+    END LOOP;
+    RETURN ARRAY(SELECT n FROM generate_series(1, cardinality(p_ids)::bigint) n
+                 WHERE n <> ALL (settled));
 END
 $$;
 
