@@ -1,7 +1,9 @@
 """What callers may give: names, ids, numbers, times. Each check returns its value, or
 raises a ValueError that begins with `what`. Pure."""
 
+import difflib
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
 from uuid import UUID
@@ -115,3 +117,9 @@ def shown(value: object) -> str:
     except Exception:
         text = f"a {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The question that names the nearest of `names`; empty if none is near."""
+    near = difflib.get_close_matches(name, sorted(names), n=1)
+    return f"did you mean {near[0]!r}?" if near else ""

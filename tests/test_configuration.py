@@ -17,6 +17,7 @@ from cmdbus.supervisor.cli.configuration import (
     NoDatabaseError,
     configured,
 )
+from cmdbus.supervisor.cli.setting import SETTINGS
 from cmdbus.supervisor.cli.supervise import main
 from cmdbus.supervisor.cli.values import address, seconds, size, whole
 from cmdbus.timeouts import Timeouts
@@ -105,9 +106,11 @@ def test_every_option_reaches_the_settings() -> None:
 
 
 def test_no_setting_is_without_an_option() -> None:
-    other = {"timeouts", "domains", "listen", "wake_jitter_ms", "max_rss_bytes"}
-    names = {parameter.name for parameter in main.params}
-    assert {field.name for field in fields(Settings)} - other <= names
+    of_the_database = {"dsn", "schema"}
+    attributes = {setting.target for setting in SETTINGS if setting.attribute is not None}
+    rungs = {f"timeouts.{field.name}" for field in fields(Timeouts)}
+    names = {field.name for field in fields(Settings)} - of_the_database - {"timeouts"}
+    assert attributes == names | rungs
 
 
 def test_an_option_wins_over_the_environment_and_that_over_the_file(
@@ -347,7 +350,7 @@ def test_values_are_what_people_write() -> None:
     ]
     assert address(":8080") == ("127.0.0.1", 8080)
     assert address("0.0.0.0:1") == ("0.0.0.0", 1)
-    assert whole("0", least=0) == 0
+    assert whole("0", at_least=0) == 0
     for wrong in ("", "512", "1.5G", "1X", "-1M", "\u0661M"):
         with pytest.raises(ValueError):
             size(wrong)

@@ -77,7 +77,7 @@ def test_a_fleet_goes_on_while_its_successors_cannot_import_the_application(
         write_app(tmp_path, "raise RuntimeError('half a deployment')")
         kill([before[0], steward])
         fleet.await_saying("exited with code 3", 6, within=20.0)
-        fleet.await_saying("too many of them: the ready ones continue, the next start waits")
+        fleet.await_saying("as soon as they start: the ready ones continue, the next start waits")
         fleet.await_completed(fleet.send("Noop", 10))
         assert fleet.pids() == {1: before[1]}
         write_app(tmp_path, APP)

@@ -204,7 +204,7 @@ def test_status_counts_by_domain_and_type_also_what_nobody_handles(dsn: str, run
         bus.configure("idle", max_depth=5, warn_depth=10)
         bus.pause("idle")
     assert "warn depth  10: never reached" in done(run("domain", "show", "idle"))
-    assert "did you mean payments?" in refusal(run("status", "orders", "paymens"), 1)
+    assert "did you mean 'payments'?" in refusal(run("status", "orders", "paymens"), 1)
     text = done(run("status"))
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
     assert rows["Debit"] == ["0", "1", "1", "2", "-"]

@@ -11,6 +11,7 @@ import click
 from cmdbus.counting import count_of
 from cmdbus.errors import CommandNotFoundError
 from cmdbus.supervisor.cli import parameters
+from cmdbus.supervisor.cli.options import parsed
 from cmdbus.supervisor.cli.output import (
     ago,
     data_text,
@@ -19,7 +20,6 @@ from cmdbus.supervisor.cli.output import (
     show_json,
     show_lines,
 )
-from cmdbus.supervisor.cli.parameters import parsed
 from cmdbus.supervisor.cli.session import UsageProblem, with_bus
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
-"""What a supervisor is told, by options, by the environment and by a file, and by which."""
+"""The settings of a supervisor: from options, the environment and a file, and which of these."""
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -9,28 +8,25 @@ from typing import Any
 
 import click
 
-from cmdbus.checks import check_schema
+from cmdbus.checks import check_schema, did_you_mean
 from cmdbus.errors import CmdbusError
 from cmdbus.settings import Settings
 from cmdbus.supervisor.cli.options import DSN_FROM, SETTINGS_FILE, origin
 from cmdbus.supervisor.cli.parameters import read_text
+from cmdbus.supervisor.cli.setting import SETTINGS
 from cmdbus.timeouts import Timeouts
 
-#: Of the working directory, the two that may hold settings.
+#: The files of the working directory that may hold settings.
 _OWN, _SHARED = "cmdbus.toml", "pyproject.toml"
 _MAX_BYTES = 1024**2
-_RUNGS = {
-    "statement": "statement_timeout",
-    "pool": "pool_timeout",
-    "lease": "visibility_timeout",
-    "thread": "thread_timeout",
-    "watchdog": "watchdog_timeout",
-}
+#: What --check shows where there is no value.
 _WITHOUT = {
-    "app": "none; where no database is named either, the demo",
     "dsn": "none; an embedded PostgreSQL",
-    "runtime_dir": "the first usual place",
+    **{setting.key: setting.without for setting in SETTINGS},
 }
+#: Before the names of attributes that belong to the ladder of timeouts.
+_RUNG = "timeouts."
+#: Seconds; what the poll interval is without an option depends on the way of waking.
 _POLL_INTERVAL = {"notify": 60.0, "poll": 1.0}
 
 
@@ -44,12 +40,12 @@ class NoDatabaseError(CmdbusError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One setting for people to read, and where it comes from."""
+    """One setting to show, and where it comes from."""
 
     name: str
     value: str
     source: str
-    #: For JSON: as `value`, but numbers and switches as such, and None for what is off.
+    #: For JSON: like `value`, but numbers and flags as such, and None for off.
     plain: str | float | bool | None = None
 
     def to_dict(self) -> dict[str, object]:
@@ -58,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The settings, with where each comes from. Entries hold no secret."""
+    """The settings, and where each comes from. Entries hold no secret."""
 
     settings: Settings
     entries: tuple[Entry, ...]
@@ -78,7 +74,7 @@ def read(context: click.Context) -> dict[str, Any]:
 
 
 def read_some(context: click.Context, names: Set[str], flags: Set[str]) -> dict[str, str | bool]:
-    """The file's values of these names, which are text, and of these flags; ignores others."""
+    """The file's values of these names, which are strings, and of these flags; ignores others."""
     file, table = _found(context)
     given = {key.replace("-", "_"): value for key, value in table.items()}
     for name in (names | flags) & given.keys():
@@ -89,7 +85,7 @@ def read_some(context: click.Context, names: Set[str], flags: Set[str]) -> dict[
 
 
 def configured(context: click.Context) -> Configured:
-    """What the context's options, checked one by one, mean together."""
+    """The settings from the context's options, which are checked one by one before."""
     given = dict(context.params)
     if given["poll_interval"] is None:
         given["poll_interval"] = _POLL_INTERVAL[given["wake"]]
@@ -102,39 +98,23 @@ def configured(context: click.Context) -> Configured:
             f"{given['app']} has no database: name it with --dsn-file, --dsn, CMDBUS_DSN or "
             f"DATABASE_URL; --embedded runs a private PostgreSQL on this machine, for development"
         )
+    attributes = {
+        setting.target: setting.value(given)
+        for setting in SETTINGS
+        if setting.attribute is not None
+    }
+    rungs = {name: value for name, value in attributes.items() if name.startswith(_RUNG)}
     settings = Settings(
-        timeouts=_ladder(given),
-        domains=tuple(dict.fromkeys(given["domain"])),
-        listen=given["wake"] == "notify",
-        wake_jitter_ms=given["wake_jitter"],
-        max_rss_bytes=given["max_rss"],
-        claim_bytes=given["claim_bytes"],
-        **{name: given[name] for name in _PLAIN},
+        timeouts=_ladder(rungs),
+        dsn=given["dsn"],
+        schema=given["schema"],
+        **{name: value for name, value in attributes.items() if name not in rungs},
     )
     return Configured(settings, tuple(_entries(context, given)))
 
 
-_PLAIN = (
-    "app",
-    "dsn",
-    "schema",
-    "procs",
-    "threads",
-    "poll_interval",
-    "drain_timeout",
-    "max_commands",
-    "max_age",
-    "http",
-    "name",
-    "runtime_dir",
-    "log_format",
-    "log_level",
-    "drain",
-)
-
-
 def _found(context: click.Context) -> tuple[str, dict[str, Any]]:
-    """The file that has settings, and these; nothing if none has."""
+    """The file that has settings, and its settings; empty if no file has any."""
     found = [(name, table) for name in (_OWN, _SHARED) if (table := _table(name)) is not None]
     if len(found) > 1:
         raise click.UsageError(
@@ -148,7 +128,7 @@ def _found(context: click.Context) -> tuple[str, dict[str, Any]]:
 
 
 def _table(name: str) -> dict[str, Any] | None:
-    """The file's settings; None where there is no such file, or nothing for us in it."""
+    """The file's settings; None if there is no such file, or no table for cmdbus in it."""
     try:
         with Path(name).open("rb") as file:
             document = tomllib.loads(read_text(file, _MAX_BYTES))
@@ -178,8 +158,7 @@ def _option(context: click.Context, file: str, key: str) -> click.Option:
     if option := options.get(key.replace("-", "_")):
         return option
     names = sorted(_dashed(name) for name in options if name)
-    near = difflib.get_close_matches(_dashed(key), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."
+    hint = did_you_mean(_dashed(key), names) or f"there are {', '.join(names)}."
     raise click.UsageError(f"{file} has {key!r}, which is no setting: {hint}", context)
 
 
@@ -199,13 +178,14 @@ def _text(context: click.Context, where: str, option: click.Option, value: objec
     return str(value)
 
 
-def _ladder(given: Mapping[str, Any]) -> Timeouts:
+def _ladder(rungs: Mapping[str, Any]) -> Timeouts:
     try:
-        return Timeouts(**{rung: given[name] for rung, name in _RUNGS.items()})
+        return Timeouts(**{name.removeprefix(_RUNG): value for name, value in rungs.items()})
     except ValueError as error:
         text = str(error)
-        for rung, name in _RUNGS.items():
-            text = text.replace(f"{rung} timeout", f"--{_dashed(name)}")
+        for setting in SETTINGS:
+            if setting.target in rungs:
+                text = text.replace(f"{setting.target.removeprefix(_RUNG)} timeout", setting.name)
         raise LadderError(text) from None
 
 
@@ -213,10 +193,10 @@ def _entries(context: click.Context, given: Mapping[str, Any]) -> Iterator[Entry
     for parameter in context.command.params:
         name = parameter.name or ""
         if name in given and name != "check":
-            told = context.meta.get(DSN_FROM) if name == "dsn" else None
+            source = context.meta.get(DSN_FROM) if name == "dsn" else None
             shown = _shown(name, given[name])
             plain = _plain(given[name], shown)
-            yield Entry(_dashed(name), shown, told or origin(context, parameter), plain)
+            yield Entry(_dashed(name), shown, source or origin(context, parameter), plain)
 
 
 def _plain(value: object, shown: str) -> str | float | bool | None:
@@ -226,7 +206,7 @@ def _plain(value: object, shown: str) -> str | float | bool | None:
 def _shown(name: str, value: object) -> str:
     match value:
         case None:
-            return _WITHOUT.get(name, "off")
+            return _WITHOUT[name]
         case _ if name == "dsn":
             return "(not shown)"
         case (str(host), int(port)):

@@ -9,8 +9,8 @@ import click
 
 from cmdbus.supervisor.cli import parameters
 from cmdbus.supervisor.cli.operators import operator_option, reason_option
+from cmdbus.supervisor.cli.options import parsed
 from cmdbus.supervisor.cli.output import show, show_json, show_lines, table
-from cmdbus.supervisor.cli.parameters import parsed
 from cmdbus.supervisor.cli.session import UsageProblem, check_known, with_bus
 
 if TYPE_CHECKING:

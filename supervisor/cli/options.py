@@ -34,6 +34,23 @@ _HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|\bpassword\s*=", re.IGNORECASE)
 
 
+def parsed(
+    parse: Callable[[Any], Any], *, can_be_off: bool = False
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Makes the value of the text, or of each text, that was given; a ValueError of `parse` says
+    what is wrong with it. `can_be_off`: the text `off` is None."""
+
+    def callback(context: click.Context, parameter: click.Parameter, text: Any) -> Any:
+        if text is None or (can_be_off and text.lower() == "off"):
+            return None
+        try:
+            return tuple(map(parse, text)) if isinstance(text, tuple) else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.", context, parameter) from None
+
+    return callback
+
+
 def database_options(command: F) -> F:
     """--dsn, --dsn-file, --embedded and --schema; the command gets `dsn`, `embedded` and
     `schema`. A DSN that is None means the embedded server."""

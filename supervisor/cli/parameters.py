@@ -4,32 +4,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import click
+from typing import BinaryIO
 
 from cmdbus.supervisor.cli.values import duration
 
 #: Twice what a command may hold: data may be written with more space than it takes.
 _MAX_DATA_BYTES = 32 * 1024**2
-
-
-def parsed(
-    parse: Callable[[str], object],
-) -> Callable[[click.Context, click.Parameter, Any], object]:
-    """A callback that makes the value of what was typed, or says what is wrong with it."""
-
-    def callback(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
-        try:
-            return None if text is None else parse(text)
-        except ValueError as error:
-            raise click.BadParameter(f"{error}.", context, parameter) from None
-
-    return callback
 
 
 def data(text: str) -> object:

@@ -1,6 +1,5 @@
 """How a sub-command of `cmdbus` gets its bus, and how it fails: in one sentence."""
 
-import difflib
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cmdbus.checks import check_schema
+from cmdbus.checks import check_schema, did_you_mean
 from cmdbus.counting import count_of
 from cmdbus.errors import CmdbusError, MissingRightError
 from cmdbus.supervisor.cli.options import database_options
@@ -103,9 +102,8 @@ def check_known(bus: "CommandBus", domain: str) -> None:
             return
     except MissingRightError:
         return
-    names = [record.domain for record in bus.domains()]
-    close = difflib.get_close_matches(domain, names, n=1)
-    hint = f"did you mean {close[0]}?" if close else "cmdbus domain list shows those that exist"
+    near = did_you_mean(domain, [record.domain for record in bus.domains()])
+    hint = near or "cmdbus domain list shows those that exist"
     raise click.ClickException(
         f"domain {domain} has no settings, and no command was ever sent to it or none is kept: "
         f"{hint}"

@@ -9,8 +9,9 @@ import click
 from cmdbus.counting import count_of
 from cmdbus.supervisor.cli.commands import get, one_domain
 from cmdbus.supervisor.cli.operators import operator_option, reason_option
+from cmdbus.supervisor.cli.options import parsed
 from cmdbus.supervisor.cli.output import ago, shorten, show, show_json, show_lines, table
-from cmdbus.supervisor.cli.parameters import data, parsed, past
+from cmdbus.supervisor.cli.parameters import data, past
 from cmdbus.supervisor.cli.session import UsageProblem, confirm, with_bus
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What options say, as text, and what it means. Each ValueError is for whoever wrote it. Pure."""
+"""The values of options, from their texts. Each ValueError is for the user who wrote it. Pure."""
 
 import re
 
@@ -8,9 +8,9 @@ _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)(ms|[smhd]?)", re.ASCII)
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _SIZE = re.compile(r"(\d{1,15})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
-#: A process with less could not start: whoever writes 512 has forgotten the unit.
+#: Bytes without which no process could start: 512 lacks its unit.
 _MIN_BYTES = 16 * 1024**2
-_LEAST_PAYLOAD, _MOST_PAYLOAD = 1024, 1024**3
+_MIN_PAYLOAD_BYTES, _MAX_PAYLOAD_BYTES = 1024, 1024**3
 _ADDRESS = re.compile(r"(?P<host>[^\s:\[\]]*|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})", re.ASCII)
 _MIN_POLL_SECONDS = 0.1
 
@@ -43,9 +43,9 @@ def size(text: str) -> int:
 
 
 def payload_size(text: str) -> int:
-    """The same, of what a process may hold of commands that no thread has started."""
+    """Bytes of claimed commands that no thread has started yet."""
     bytes_ = _bytes(text)
-    if not _LEAST_PAYLOAD <= bytes_ <= _MOST_PAYLOAD:
+    if not _MIN_PAYLOAD_BYTES <= bytes_ <= _MAX_PAYLOAD_BYTES:
         raise ValueError(f"it must be from 1K to 1G, not {text}")
     return bytes_
 
@@ -57,10 +57,10 @@ def _bytes(text: str) -> int:
     return int(found[1]) * _UNITS[found[2].upper()]
 
 
-def whole(text: str, *, least: int = 1, most: int = 2**53) -> int:
+def whole(text: str, *, at_least: int = 1, at_most: int = 2**53) -> int:
     number = int(text) if re.fullmatch(r"\d{1,16}", text, re.ASCII) else -1
-    if not least <= number <= most:
-        bounds = f"from {least} to {most}" if most < 2**53 else f"of at least {least}"
+    if not at_least <= number <= at_most:
+        bounds = f"from {at_least} to {at_most}" if at_most < 2**53 else f"of at least {at_least}"
         raise ValueError(f"it must be a whole number {bounds}, not {text!r}")
     return number
 

@@ -8,8 +8,8 @@ import click
 from cmdbus.counting import count_of
 from cmdbus.supervisor.cli import parameters
 from cmdbus.supervisor.cli.operators import operator_option, reason_option
+from cmdbus.supervisor.cli.options import parsed
 from cmdbus.supervisor.cli.output import moment, show, show_json
-from cmdbus.supervisor.cli.parameters import parsed
 from cmdbus.supervisor.cli.session import UsageProblem, confirm, with_bus
 
 if TYPE_CHECKING:

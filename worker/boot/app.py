@@ -1,6 +1,5 @@
 """The user's handlers, found by MODULE:REGISTRY. Runs the user's code: only in children."""
 
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from cmdbus.checks import did_you_mean
 from cmdbus.errors import AppError
 from cmdbus.registry import HandlerRegistry
 from cmdbus.worker.monkey_patches import patched
@@ -46,10 +46,10 @@ def load(app: str | None) -> HandlerRegistry:
     return value
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
+def hint(name: str, names: Iterable[str]) -> str:
     """`: did you mean 'x'?`, or nothing."""
-    near = difflib.get_close_matches(name, sorted(names), n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
+    question = did_you_mean(name, names)
+    return f": {question}" if question else ""
 
 
 def _suggested(app: str) -> str:
@@ -76,7 +76,7 @@ def _module(name: str) -> Any:
             raise _failed(f"importing {name}", error) from error
         parent = missing.rpartition(".")[0]
         inside = f"in {parent}" if parent else f"in {working} or where Python looks"
-        near = did_you_mean(missing, _neighbours(parent))
+        near = hint(missing, _neighbours(parent))
         raise AppError(f"there is no module {missing!r} {inside}{near}") from None
     except (Exception, SystemExit) as error:
         raise _failed(f"importing {name}", error) from error
@@ -94,7 +94,7 @@ def _attribute(module: Any, name: str, path: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError:
-            near = did_you_mean(part, dir(value)) or _registries(value)
+            near = hint(part, dir(value)) or _registries(value)
             raise AppError(f"{reached} has no {part!r}{near}") from None
         reached = f"{reached}.{part}" if ":" in reached else f"{name}:{part}"
     return value

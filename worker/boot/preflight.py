@@ -18,7 +18,7 @@ from cmdbus.readiness import Check, Finding, worst
 from cmdbus.registry import Handler, HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.boot import budget, effective
-from cmdbus.worker.boot.app import did_you_mean, load
+from cmdbus.worker.boot.app import hint, load
 from cmdbus.worker.boot.trial import try_claim
 from cmdbus.worker.claims.connections import (
     HEADROOM,
@@ -87,7 +87,7 @@ def _look_at_app(settings: Settings) -> tuple[HandlerRegistry | None, list[Check
         Check(
             "app",
             Finding.FATAL,
-            f"{settings.app} has no handler for domain {domain!r}{did_you_mean(domain, handled)}",
+            f"{settings.app} has no handler for domain {domain!r}{hint(domain, handled)}",
         )
         for domain in settings.domains
         if domain not in handled
