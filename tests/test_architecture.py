@@ -189,13 +189,13 @@ def test_no_module_of_the_supervisor_loads_a_database_driver_or_starts_a_thread(
 
 
 def test_no_event_loop_is_on_the_way() -> None:
-    """M100, M101: synchronous throughout; nothing waits for a loop of somebody else's."""
+    """Synchronous throughout; nothing waits for a loop of somebody else's."""
     for file in modules().values():
         assert not {name for name in imports(file) if name.split(".")[0] == "asyncio"}, file
 
 
 def test_sql_lives_in_its_files() -> None:
-    """M109: no SQL string elsewhere."""
+    """No SQL string elsewhere."""
     # Not ALTER and GRANT: sentences advise those.
     verbs = "SELECT|INSERT INTO|UPDATE|DELETE FROM|CREATE|DROP|COPY|WITH|BEGIN|COMMIT|ROLLBACK"
     verbs += "|TRUNCATE|LOCK TABLE|SET LOCAL|SET SESSION|NOTIFY|VACUUM"

@@ -128,7 +128,7 @@ def test_who_parks_while_nobody_sends_is_armed_in_one_step(
 def test_a_sender_that_inserted_before_the_arming_and_commits_after_it_is_waited_for(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection, delay: int | None
 ) -> None:
-    """Race 1a: it saw the flag down and notifies nobody."""
+    """It saw the flag down and notifies nobody."""
     bus.send("payments", "Debit", connection=sender, delay=delay)
     pauses = []
     for _ in range(8):
@@ -157,7 +157,7 @@ def test_a_sender_that_rolls_back_is_waited_for_no_longer(
 def test_a_sender_that_came_after_the_flag_notifies_and_is_not_waited_for(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection, dsn: str
 ) -> None:
-    """Race 1a: however many of them there are, the barrier comes to its end."""
+    """However many of them there are, the barrier comes to its end."""
     with psycopg.connect(dsn) as earlier:
         bus.send("payments", "Debit", connection=earlier)
         steward.step()
@@ -182,7 +182,7 @@ def test_a_sender_with_an_old_snapshot_that_inserts_after_the_barrier_notifies(
     sender: psycopg.Connection,
     level: psycopg.IsolationLevel,
 ) -> None:
-    """Race 1b: no barrier sees it, as it has not written yet."""
+    """No barrier sees it, as it has not written yet."""
     sender.isolation_level = level
     sender.execute("SELECT count(*) FROM cmdbus.ready")
     steward.arm()
@@ -194,7 +194,7 @@ def test_a_sender_with_an_old_snapshot_that_inserts_after_the_barrier_notifies(
 def test_a_sending_statement_that_began_before_the_arming_notifies(
     steward: Steward, dsn: str
 ) -> None:
-    """Race 1c: the flag is read by the trigger, not as of the statement's snapshot."""
+    """The flag is read by the trigger, not as of the statement's snapshot."""
     statement = "SELECT cmdbus.send('payments', 'Debit') FROM (SELECT pg_advisory_lock(7)) held"
     with connect(dsn) as holder, connect(dsn) as sender:
         holder.execute("SELECT pg_advisory_lock(7)")
@@ -212,7 +212,7 @@ def test_a_sending_statement_that_began_before_the_arming_notifies(
 def test_an_arming_that_ran_out_is_a_new_one(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection
 ) -> None:
-    """Race 1g: the node was frozen, and another one's arming took its flag down."""
+    """The node was frozen, and another one's arming took its flag down."""
     number = steward.arm()
     steward.connection.execute("UPDATE cmdbus.waiter SET armed_until = now() - interval '1 s'")
     steward.connection.execute("SELECT cmdbus.arm(0, ARRAY['mail'], now(), '1 hour')")
@@ -247,7 +247,7 @@ def test_it_outlives_the_longest_time_until_its_renewal(steward: Steward) -> Non
 def test_a_new_listening_session_arms_anew(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection
 ) -> None:
-    """Rule 1: what was sent between the two notified nobody."""
+    """What was sent between the two notified nobody."""
     number = steward.arm()
     bus.send("payments", "Debit", connection=sender)
     steward.step(session=2)
@@ -282,7 +282,6 @@ def test_a_session_lost_during_the_barrier_ends_it(
 def test_after_a_second_in_which_nobody_was_parked_it_is_disarmed_and_not_before(
     steward: Steward, bus: CommandBus
 ) -> None:
-    """Rule 3."""
     steward.arm()
     assert steward.step(NOW + 1, parked=False) > 0
     assert steward.flag and steward.board.armed
@@ -314,7 +313,6 @@ def test_a_node_that_was_busy_from_the_beginning_is_never_armed(
 def test_while_all_are_busy_what_is_due_before_the_next_look_is_told_of(
     steward: Steward, bus: CommandBus
 ) -> None:
-    """Race 1f."""
     steward.step(parked=False)
     bus.send("payments", "Debit", delay=3600)
     bus.send("payments", "Debit", delay=10)
@@ -328,7 +326,7 @@ def test_while_all_are_busy_what_is_due_before_the_next_look_is_told_of(
 def test_what_was_being_scheduled_when_the_next_look_was_put_off_is_looked_for(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection, parked: bool
 ) -> None:
-    """Race 1f: it is due after the look that was known to its sender, who notifies nobody;
+    """It is due after the look that was known to its sender, who notifies nobody;
     and that look does not see it, because it is not committed."""
     steward.step(parked=parked, looks_at=NOW + 5)
     assert len(steward.looks) == 1
@@ -373,7 +371,6 @@ def parks(waiter: NodeWaiter, steward: Steward) -> None:
 
 
 def test_a_leader_that_parks_after_the_number_was_cleared_calls(steward: Steward) -> None:
-    """Race 1i (2)."""
     with leader(steward) as (waiter, steward_pipe):
         steward.arm()
         steward.step(NOW + 2, parked=False)
@@ -387,7 +384,7 @@ def test_a_leader_that_parks_after_the_number_was_cleared_calls(steward: Steward
 def test_a_leader_that_parked_before_the_number_is_cleared_is_seen_afterwards(
     steward: Steward, bus: CommandBus
 ) -> None:
-    """Race 1i (2): it has not called; so the steward looks again at once, and arms anew."""
+    """It has not called; so the steward looks again at once, and arms anew."""
     with leader(steward) as (waiter, steward_pipe):
         number = steward.arm()
         parks(waiter, steward)
@@ -402,7 +399,7 @@ def test_a_leader_that_parked_before_the_number_is_cleared_is_seen_afterwards(
 
 
 def test_the_number_is_cleared_before_the_flag_is_taken_down(steward: Steward, dsn: str) -> None:
-    """Race 1i (2): in the moment between the two a leader calls."""
+    """In the moment between the two a leader calls."""
     steward.arm()
     with connect(dsn) as holder:
         holder.execute("BEGIN; LOCK TABLE cmdbus.waiter IN SHARE ROW EXCLUSIVE MODE")

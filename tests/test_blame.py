@@ -206,20 +206,18 @@ def test_a_cause_outside_of_its_commands_counts_a_loss_and_makes_nothing_a_suspe
 def test_a_signal_from_outside_blames_nobody_and_counts_a_loss(
     number: str, ran_alone: bool
 ) -> None:
-    """Fault 23: the first loss runs again anywhere, the second alone, the third nowhere."""
+    """The first loss runs again anywhere, the second alone, the third nowhere."""
     exit_record = replace(LEFT, signal=signal.Signals[f"SIG{number}"], quarantined=ran_alone)
     attribution = attribute(SEAT, exit_record, "")
     assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
 
 
 def test_one_that_was_stopped_from_outside_blames_nobody_and_counts_a_loss() -> None:
-    """Fault 4."""
     attribution = attribute(SEAT, STOPPED, "")
     assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
 
 
 def test_who_held_the_gil_is_charged_and_the_others_count_a_loss() -> None:
-    """Fault 6."""
     attribution = attribute(SEAT, HOLDS_GIL, "File regex.py")
     assert losses_of(attribution) == ONE_MORE
     assert list(attribution.causes) == [SECOND]
@@ -261,7 +259,7 @@ def test_whoever_came_into_the_guilty_slot_later_is_not_charged(ended: ExitRecor
     ],
 )
 def test_of_a_crash_that_could_be_anybodys_all_are_suspects(ended: ExitRecord) -> None:
-    """Faults 2, 3: they run alone next time; innocents are never charged."""
+    """They run alone next time; innocents are never charged."""
     attribution = attribute(SEAT, ended, "")
     assert attribution.causes == {} and losses_of(attribution) == SUSPECT
 

@@ -343,7 +343,6 @@ def test_no_key_is_read_half_while_places_are_taken_and_freed(board: Board) -> N
 
 @pytest.mark.process
 def test_no_slot_is_read_torn_while_its_thread_writes(board: Board) -> None:
-    """Fault 26."""
     seat = taken(board)
     for number in (0, 1):
         begin(seat.slot(number), seat, 1)

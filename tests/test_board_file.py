@@ -19,7 +19,7 @@ from cmdbus.errors import BoardError
 
 
 def test_garbage_is_shown_as_unknown_and_breaks_no_reader(tmp_path: Path) -> None:
-    """Fault 26: no exception in the supervisor, whatever somebody wrote into its memory."""
+    """No exception in the supervisor, whatever somebody wrote into its memory."""
     dice = random.Random(3)
     board = Board.create(tmp_path / "board", seats=2, slots=2, command_types=2)
     size, head = board.layout.size, HEAD_CELLS * CELL
@@ -106,7 +106,7 @@ def test_a_new_board_replaces_the_old_one_which_its_readers_keep(tmp_path: Path)
 
 
 def test_space_is_reserved_when_the_board_is_made(tmp_path: Path) -> None:
-    """Fault 25, finding 9: not by SIGBUS later."""
+    """Not by SIGBUS later."""
     board = Board.create(tmp_path / "board", seats=1, slots=2)
     assert (tmp_path / "board").stat().st_blocks * 512 >= board.layout.size
     board.close()
@@ -114,7 +114,6 @@ def test_space_is_reserved_when_the_board_is_made(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small memory file system: needs root")
 def test_a_full_memory_file_system_is_refused_when_the_board_is_made(tmp_path: Path) -> None:
-    """Fault 25, finding 9."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")

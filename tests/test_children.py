@@ -73,13 +73,11 @@ def test_an_error_is_exit_code_1_and_its_traceback_is_told(
 
 
 def test_sys_exit_in_a_child_is_no_way_out_of_it() -> None:
-    """Fault 3."""
     assert ran(lambda: sys.exit(0)) == ExitStatus(0, 1)
 
 
 @pytest.mark.parametrize("number", ["KILL", "TERM", "SEGV", "ABRT", "USR1"])
 def test_a_signal_that_killed_it_is_told_from_an_exit_code(number: str) -> None:
-    """Fault 2."""
     found = signal.Signals[f"SIG{number}"]
 
     def run() -> int:
@@ -99,7 +97,7 @@ def test_who_lives_is_not_reaped() -> None:
 
 
 def test_a_signal_to_one_that_is_dead_already_reaches_nobody() -> None:
-    """Fault 15: it is not reaped, so nobody else has its number."""
+    """It is not reaped, so nobody else has its number."""
     child = fork(lambda: 5, close=[])
     wait([child.descriptor], 10)
     child.send(signal.SIGKILL)
@@ -123,7 +121,6 @@ def test_a_signal_to_one_that_has_become_another_users_is_no_error() -> None:
 
 
 def test_one_that_is_stopped_can_be_killed() -> None:
-    """Fault 4."""
     child = fork(pause_for_ever, close=[])
     child.send(signal.SIGSTOP)
     child.send(signal.SIGKILL)
@@ -131,7 +128,6 @@ def test_one_that_is_stopped_can_be_killed() -> None:
 
 
 def test_many_that_die_at_once_are_all_told_apart() -> None:
-    """Fault 14."""
     children = [fork(lambda code=code: code, close=[]) for code in range(20)]  # type: ignore[misc]
     assert [reaped(child).code for child in children] == list(range(20))
 
@@ -169,7 +165,7 @@ def test_a_child_leads_a_group_of_its_own_and_has_nothing_of_the_supervisors_sig
 
 
 def test_a_signal_before_the_child_has_its_handlers_is_not_lost() -> None:
-    """Fault 10: it comes when the child is ready for it."""
+    """It comes when the child is ready for it."""
     reader, writer = os.pipe()
 
     def run() -> int:
@@ -201,7 +197,6 @@ def test_a_signal_to_the_parent_during_a_fork_comes_after_it() -> None:
 
 
 def test_a_fork_is_possible_with_stdout_and_stderr_closed() -> None:
-    """Fault 22."""
 
     def run() -> int:
         sys.stdout = sys.stderr = None
@@ -214,7 +209,6 @@ def test_a_fork_is_possible_with_stdout_and_stderr_closed() -> None:
 
 
 def test_what_a_child_started_and_left_ends_when_it_is_reaped() -> None:
-    """Fault 16."""
     reader, writer = os.pipe()
 
     def run() -> int:
@@ -240,7 +234,7 @@ def has_ended(descriptor: int) -> bool:
 
 
 def test_who_loses_its_parent_is_gone() -> None:
-    """Faults 10, 12: kill -9 of the supervisor, and no child of it survives."""
+    """Kill -9 of the supervisor, and no child of it survives."""
     reader, writer = os.pipe()
 
     def supervise() -> int:
@@ -270,7 +264,6 @@ def test_the_exit_code_of_somebody_elses_child_is_left_to_him() -> None:
 
 
 def test_as_process_1_would_it_reaps_orphans_and_leaves_our_own_to_their_seats() -> None:
-    """Fault 17."""
 
     def orphan(code: int) -> None:
         """Of a child that has ended before."""
@@ -310,7 +303,6 @@ def _has_children(ours: list[int]) -> bool:
 
 
 def test_a_fork_that_fails_is_an_error_for_whoever_asked_and_changes_nothing() -> None:
-    """Fault 20."""
 
     def supervise() -> int:
         if os.getuid() == 0:
@@ -330,7 +322,6 @@ def test_a_fork_that_fails_is_an_error_for_whoever_asked_and_changes_nothing() -
 
 
 def test_a_child_for_which_no_descriptor_is_left_does_not_run_unwatched() -> None:
-    """Fault 21."""
 
     def supervise() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -390,7 +381,6 @@ def noting() -> closing[signals.Signals]:
 
 
 def test_a_storm_is_one_of_each() -> None:
-    """Fault 9."""
     storm = [signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD, signal.SIGTTIN]
     with noting() as signals:
         for _ in range(5_000):
@@ -402,7 +392,7 @@ def test_a_storm_is_one_of_each() -> None:
 
 
 def test_a_storm_that_fills_the_pipe_hides_nothing_that_comes_after_it() -> None:
-    """Fault 9: of 100,000 HUPs one may be dropped, but not the TERM behind them."""
+    """Of 100,000 HUPs one may be dropped, but not the TERM behind them."""
     with noting() as signals:
         for _ in range(100_000):
             signal.raise_signal(signal.SIGHUP)

@@ -58,7 +58,6 @@ TROUBLE = Outcome(kind=OutcomeKind.TROUBLE, code="GONE", message="never", detail
 def test_a_claim_takes_what_it_wants_in_order_and_no_more(
     dsn: str, connection: psycopg.Connection
 ) -> None:
-    """M010, M031, M136, M142, M143, R10."""
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         normal = bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])
@@ -153,7 +152,7 @@ def test_a_paused_domain_is_not_claimed(dsn: str, connection: psycopg.Connection
 def test_each_outcome_goes_where_it_belongs(
     dsn: str, connection: psycopg.Connection, outcome: Outcome, status: Status, attempts: int
 ) -> None:
-    """M036, R12, R13, R18, R20, R40: a command is in one place, so what has ended waits nowhere."""
+    """A command is in one place, so what has ended waits nowhere."""
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit", reply_to="replies")
@@ -183,7 +182,7 @@ def test_each_outcome_goes_where_it_belongs(
 def test_whoever_lost_a_claim_settles_nothing(
     dsn: str, connection: psycopg.Connection, outcome: Outcome | None
 ) -> None:
-    """M033, M113, R11, R43, finding 3: at its lease's end it is there for others, and fenced."""
+    """At its lease's end it is there for others, and fenced."""
     slow, other = claims(connection, lease=0.001), claims(connection)
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit")
@@ -484,7 +483,6 @@ def test_a_renewal_passes_by_what_is_being_settled_and_waits_for_nobody(
 def test_settlements_and_renewals_of_the_same_rows_never_deadlock(
     dsn: str, connection: psycopg.Connection
 ) -> None:
-    """Fault 46."""
     worker = claims(connection)
     failures: list[BaseException] = []
     with CommandBus(dsn) as bus, connect(dsn) as keeper:
@@ -510,7 +508,6 @@ def test_settlements_and_renewals_of_the_same_rows_never_deadlock(
 def test_promotion_brings_what_is_due_oldest_first_and_nothing_early(
     dsn: str, connection: psycopg.Connection
 ) -> None:
-    """M037, M180."""
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         due = datetime.now(UTC) + timedelta(seconds=0.5)
@@ -549,7 +546,6 @@ def test_a_claim_reads_what_it_claims_and_not_the_backlog(
 def test_urgent_commands_of_the_future_slow_and_starve_nobody(
     dsn: str, connection: psycopg.Connection
 ) -> None:
-    """M134, M167."""
     worker = claims(connection)
     with CommandBus(dsn) as bus:
         future = SendRequest("payments", "Debit", priority="high", delay=3600)
@@ -582,7 +578,6 @@ def pages_read(connection: psycopg.Connection) -> int:
 
 
 def test_claimers_never_share_and_never_fail(dsn: str) -> None:
-    """M005, M014, M034, M045."""
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit") for _ in range(2000)])
     found: list[list[Claim]] = [[] for _ in range(8)]
@@ -650,7 +645,7 @@ def test_a_settlement_waits_for_a_strangers_lock_no_longer_than_its_limit(
 def test_leases_begin_and_end_by_the_clock_and_not_by_their_transaction(
     dsn: str, connection: psycopg.Connection
 ) -> None:
-    """H27: now() is as old as the transaction in which somebody claims or renews."""
+    """Now() is as old as the transaction in which somebody claims or renews."""
     worker, other = claims(connection), claims(connection)
     lease = "SELECT lease_until - interval '30 s' FROM cmdbus.ready"
 

@@ -261,7 +261,7 @@ def test_a_broken_file_does_not_keep_help_from_helping() -> None:
 def test_the_ladder_is_refused_with_the_options_of_its_rungs(
     arguments: list[str], sentence: str
 ) -> None:
-    """M116: statement_timeout < visibility_timeout, always."""
+    """Statement_timeout < visibility_timeout, always."""
     with pytest.raises(LadderError) as error:
         told(*arguments)
     assert str(error.value).startswith(sentence)
@@ -363,7 +363,7 @@ def test_values_are_what_people_write() -> None:
 
 
 def test_a_jitter_of_more_than_10_ms_is_refused() -> None:
-    """M017: off unless it is asked for."""
+    """Off unless it is asked for."""
     assert told().settings.wake_jitter_ms == 0
     assert "from 0 to 10, not '11'" in refused("--wake-jitter", "11")
 

@@ -96,7 +96,7 @@ def slow_commits(dsn: str) -> Iterator[psycopg.Connection]:
 def test_a_repeated_send_cannot_double_while_its_first_try_is_on_its_way(
     dsn: str, own: bool, many: bool
 ) -> None:
-    """Fault 38: the first try's client is gone, its backend commits later."""
+    """The first try's client is gone, its backend commits later."""
     with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as bus, slow_commits(dsn) as gate:
         sent: list[object] = []
         id_ = uuid4() if own else None
@@ -129,7 +129,7 @@ def test_a_repeated_send_cannot_double_while_its_first_try_is_on_its_way(
 
 
 def test_a_first_try_that_arrives_after_its_repetition_does_nothing(dsn: str) -> None:
-    """Fault 38: its bytes lay in a proxy meanwhile."""
+    """Its bytes lay in a proxy meanwhile."""
     store, limits = Store("cmdbus"), Limits.of(None, 1000)
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         for own in (None, uuid4()):
@@ -162,7 +162,7 @@ def test_a_repetition_of_what_landed_is_not_refused(dsn: str, shut: dict[str, An
 
 
 def test_a_repetition_at_repeatable_read_sees_its_first_try(dsn: str) -> None:
-    """Fault 38, in a pool whose sessions are not at READ COMMITTED."""
+    """In a pool whose sessions are not at READ COMMITTED."""
     options = "-c default_transaction_isolation=repeatable\\ read"
     store, limits = Store("cmdbus"), Limits.of(None, 1000)
     spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
@@ -194,7 +194,7 @@ def test_a_repetition_at_repeatable_read_sees_its_first_try(dsn: str) -> None:
 
 
 def test_a_duplicate_stays_one_when_the_call_is_repeated(dsn: str) -> None:
-    """R07: even of an id that the bus made."""
+    """Even of an id that the bus made."""
     store, limits = Store("cmdbus"), Limits.of(None, 1000)
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         for taken in (bus.send("payments", "D"), bus.send("payments", "D", command_id=uuid4())):

@@ -72,7 +72,6 @@ class Weird:
     ],
 )
 def test_what_cannot_be_held_is_refused_with_its_place(value: object, sentence: str) -> None:
-    """Fault 58."""
     with pytest.raises(ValueError, match=sentence) as refused:
         encode(value)
     assert len(str(refused.value)) < 400
@@ -87,7 +86,7 @@ def test_results_are_checked_by_the_same_rules_under_their_own_name() -> None:
     "text", ["[" * 100_000 + "]" * 100_000, "9" * 5000, "1e5000", '{"a": -1e999}', "nonsense", ""]
 )
 def test_what_others_wrote_and_this_python_cannot_decode_is_a_value(text: str) -> None:
-    """Fault 58: a row must not stop its neighbours."""
+    """A row must not stop its neighbours."""
     found = decode(text)
     assert isinstance(found, Undecodable)
     assert found.text == text

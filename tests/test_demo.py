@@ -231,7 +231,6 @@ def test_a_missing_schema_is_an_error_that_shows_none_of_the_driver(empty_dsn: s
 
 
 def test_a_stale_database_is_said_in_one_sentence(home: Path) -> None:
-    """R05."""
     with EmbeddedPostgres(durable=False) as server, psycopg.connect(server.dsn) as connection:
         connection.execute(
             "CREATE SCHEMA cmdbus; CREATE TABLE cmdbus.migration (version int, name text);"

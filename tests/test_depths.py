@@ -30,7 +30,6 @@ def gauge(connect: Callable[[], Connection], within: float = 10.0) -> Iterator[D
 
 
 def test_depths_are_counted_by_domain_and_state(dsn: str) -> None:
-    """M160, M172."""
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
         bus.send_many([SendRequest("payments", "Debit", None) for _ in range(4)])
         bus.send_many([SendRequest("orders", "Place", None, delay=60) for _ in range(2)])
@@ -67,7 +66,7 @@ def test_a_flood_of_domains_does_not_fill_the_memory_of_who_counts_them(dsn: str
 
 
 def test_the_oldest_snapshot_is_measured(dsn: str) -> None:
-    """Fault 47: it keeps dead rows, which slow everybody down; a transaction without does not."""
+    """It keeps dead rows, which slow everybody down; a transaction without does not."""
     claims = Claims("cmdbus", 30)
     with (
         psycopg.connect(dsn, autocommit=True) as connection,
@@ -102,7 +101,7 @@ def test_there_is_no_session_before_somebody_asks(dsn: str) -> None:
 
 
 def test_nobody_waits_for_a_database_that_does_not_answer(dsn: str) -> None:
-    """M106: who asks gets what is known, which is nothing."""
+    """Who asks gets what is known, which is nothing."""
     answers = threading.Event()
 
     def connect() -> Connection:

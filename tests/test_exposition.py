@@ -86,7 +86,7 @@ def values(family: Metric, name: str = "") -> dict[tuple[str, ...], float]:
 
 
 def test_it_is_live_while_the_supervisor_comes_back_in_time(board: Board) -> None:
-    """M106: whatever its processes and the database do."""
+    """Whatever its processes and the database do."""
     for state in SupervisorState:
         show(board, state)
         good = state not in (SupervisorState.STOPPED, SupervisorState.GIVING_UP)
@@ -101,7 +101,7 @@ def test_it_is_live_while_the_supervisor_comes_back_in_time(board: Board) -> Non
 
 
 def test_it_is_ready_when_a_worker_can_run_commands(board: Board) -> None:
-    """M106, R47: reasons are told also then."""
+    """Reasons are told also then."""
     assert readiness(board) == (503, ["worker 0 has no process", "worker 1 has no process"])
     worker(board, 0, is_ready=False)
     assert readiness(board) == (503, ["worker 0 is starting", "worker 1 has no process"])
@@ -112,7 +112,7 @@ def test_it_is_ready_when_a_worker_can_run_commands(board: Board) -> None:
 
 
 def test_degraded_is_ready_and_critical_is_not(board: Board) -> None:
-    """R44, R47: the health of each worker is on the page."""
+    """The health of each worker is on the page."""
     degraded = HealthReport(consecutive_failures=11, last_success=990.0)
     worker(board, 0, degraded)
     worker(board, 1, HealthReport(stuck_threads=4))
@@ -134,14 +134,13 @@ def test_degraded_is_ready_and_critical_is_not(board: Board) -> None:
 
 
 def test_workers_that_do_not_come_back_are_not_ready(board: Board) -> None:
-    """M106: all of them are stopped."""
+    """All of them are stopped."""
     for number in (0, 1):
         worker(board, number, due=NOW - 2 * SECOND)
     assert readiness(board) == (503, ["worker 0 is late by 2 s", "worker 1 is late by 2 s"])
 
 
 def test_processes_that_do_not_die_are_told_and_counted(board: Board) -> None:
-    """Fault 5."""
     for number in (0, 1):
         worker(board, number)
     board.set_undead(2)
@@ -150,7 +149,7 @@ def test_processes_that_do_not_die_are_told_and_counted(board: Board) -> None:
 
 
 def test_it_is_not_ready_while_the_database_is_away(board: Board) -> None:
-    """M106: as a look has just found, or, where nothing looks, as the steward says."""
+    """As a look has just found, or, where nothing looks, as the steward says."""
     for number in (0, 1):
         worker(board, number)
     process(board, Role.STEWARD, 2, 0, AWAY)
@@ -188,7 +187,6 @@ def test_a_successor_counts_as_soon_as_it_is_ready(board: Board) -> None:
 
 
 def test_status_shows_the_board_the_counters_and_the_queues(board: Board) -> None:
-    """M160."""
     seat = worker(board, 0)
     seat.slot(0).counters.ended(
         seat.command_type("payments", "Debit").index, OutcomeLabel.COMPLETED, 1
@@ -210,7 +208,7 @@ def test_status_shows_the_board_the_counters_and_the_queues(board: Board) -> Non
 
 
 def test_every_family_is_on_the_first_page(board: Board) -> None:
-    """M022, M172 to M175: with its type and what it means."""
+    """With its type and what it means."""
     page = render(board.snapshot(), board.counters(), None)
     assert re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE) == [
         ("cmdbus_commands_total", "counter"),
@@ -250,7 +248,6 @@ def test_series_whose_labels_are_known_are_there_before_their_first_event(board:
 
 
 def test_counters_are_those_of_the_board(board: Board) -> None:
-    """M022, M175."""
     for number, name in ((0, "Debit"), (1, "a.b:c-d_E")):
         seat = worker(board, number)
         counters = seat.slot(0).counters
@@ -270,7 +267,6 @@ def test_counters_are_those_of_the_board(board: Board) -> None:
 
 
 def test_histograms_are_cumulative_and_end_with_all(board: Board) -> None:
-    """M173, M174."""
     seat = worker(board, 0)
     counters, kind = seat.slot(0).counters, seat.command_type("payments", "Debit").index
     for seconds in (0.0005, 0.003, 0.003, 100.0):
@@ -284,7 +280,7 @@ def test_histograms_are_cumulative_and_end_with_all(board: Board) -> None:
 
 
 def test_depths_are_those_of_the_database_and_none_while_it_is_not_known(board: Board) -> None:
-    """M172: whatever a domain is called that somebody else has put there."""
+    """Whatever a domain is called that somebody else has put there."""
     odd = 'od"d\\do\nmain{}, é'
     depths = {("payments", "ready"): 3, (odd, "troubleshooting"): 2}
     assert values(families(board, depths)["cmdbus_queue_depth"]) == {
@@ -301,7 +297,6 @@ def test_depths_are_those_of_the_database_and_none_while_it_is_not_known(board: 
 
 
 def test_health_and_slots_are_those_of_the_living(board: Board) -> None:
-    """R44."""
     seat = worker(board, 0, AWAY)
     worker(board, 1, HealthReport(stuck_threads=4))
     for number, phase in enumerate((Phase.RUNNING, Phase.RUNNING, Phase.AWAY)):

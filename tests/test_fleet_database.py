@@ -117,7 +117,7 @@ def busy(fleet: Fleet) -> list[UUID]:
 def test_a_fleet_survives_restarts_and_crashes_of_its_database(
     own: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    """Faults 33 and 35: fast, immediate, and a backend that is killed."""
+    """Fast, immediate, and a backend that is killed."""
     with supervised(own.dsn, tmp_path) as fleet:
         before, steward = fleet.pids(), fleet.steward()
         ids = busy(fleet)
@@ -172,7 +172,7 @@ def test_no_command_completes_without_its_effect_after_a_restore_to_an_earlier_p
 
 
 def test_a_server_that_lets_nobody_write_is_away(own: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Fault 37: in the middle of a session, for new ones, and for a worker that boots then."""
+    """In the middle of a session, for new ones, and for a worker that boots then."""
     with supervised(own.dsn, tmp_path) as fleet:
         (tmp_path / "open").touch()
         before, steward = fleet.pids(), fleet.steward()
@@ -285,7 +285,7 @@ def test_after_a_long_outage_the_fleet_and_producers_go_on_at_once(
 
 
 def test_a_full_disk_refuses_what_it_does_not_keep(small: tuple[str, Path], tmp_path: Path) -> None:
-    """Fault 50: nothing is lost that was accepted, and work goes on when there is room."""
+    """Nothing is lost that was accepted, and work goes on when there is room."""
     dsn, disk = small
     with supervised(dsn, tmp_path, procs=1) as fleet:
         before = fleet.pids()
@@ -312,7 +312,7 @@ def test_a_full_disk_refuses_what_it_does_not_keep(small: tuple[str, Path], tmp_
 
 
 def test_sessions_that_are_terminated_are_made_anew(dsn: str, tmp_path: Path) -> None:
-    """Fault 36: those of handlers in their transactions, of leaders, and the listener's."""
+    """Those of handlers in their transactions, of leaders, and the listener's."""
     make_effects(dsn)
     with supervised(dsn, tmp_path) as fleet:
         before, steward = fleet.pids(), fleet.steward()

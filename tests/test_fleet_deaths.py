@@ -42,8 +42,8 @@ def open_gate(path: Path) -> None:
 
 
 def test_a_killed_worker_is_replaced_and_what_it_ran_runs_again(dsn: str, tmp_path: Path) -> None:
-    """Fault 1: nothing is lost, done twice or charged; the neighbour is not touched. Then all
-    workers at once (fault 14)."""
+    """Nothing is lost, done twice or charged; the neighbour is not touched. Then all
+    workers at once."""
     make_effects(dsn)
     with supervised(dsn, tmp_path, threads=8, **PATIENT) as fleet:
         before = fleet.pids()
@@ -73,7 +73,7 @@ def test_a_killed_worker_is_replaced_and_what_it_ran_runs_again(dsn: str, tmp_pa
 def test_a_command_whose_process_is_killed_again_and_again_runs_alone(
     dsn: str, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Section 8, Crashes: the second loss; at the third a person decides. Uncharged. Also by a
+    """The second loss; at the third a person decides. Uncharged. Also by a
     TERM that is no order: a command may send it to its own process."""
     make_effects(dsn)
     with supervised(dsn, tmp_path, drain_timeout=0.2, **PATIENT) as fleet:
@@ -147,7 +147,7 @@ def finished_in(fleet: Fleet, pid: int) -> bool:
 
 
 def test_a_killed_steward_is_replaced_while_work_goes_on(dsn: str, tmp_path: Path) -> None:
-    """Section 5: nothing that was sent meanwhile waits for the fallback poll."""
+    """Nothing that was sent meanwhile waits for the fallback poll."""
     with supervised(dsn, tmp_path) as fleet:
         before, workers = fleet.steward(), fleet.pids()
         assert before is not None
@@ -166,7 +166,7 @@ def test_a_killed_steward_is_replaced_while_work_goes_on(dsn: str, tmp_path: Pat
 def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
     dsn: str, tmp_path: Path, everybody: bool
 ) -> None:
-    """Fault 12: no worker outlives it, and a new one is not blocked by its pidfile."""
+    """No worker outlives it, and a new one is not blocked by its pidfile."""
     make_effects(dsn)
     with supervised(dsn, tmp_path, **PATIENT) as fleet:
         ids = running_gates(fleet, 4) + fleet.send("Debit", 4, delay=1)
@@ -189,7 +189,7 @@ def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
 def test_nothing_is_lost_or_done_twice_while_workers_are_killed_again_and_again(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 1, M150: all workers die after each part of the work; the fleet drains the rest."""
+    """All workers die after each part of the work; the fleet drains the rest."""
     make_effects(dsn)
     with unstarted(dsn, tmp_path, drain=True, **PATIENT) as fleet:
         ids = fleet.send("Debit", 2000, data=0.005)

@@ -54,7 +54,7 @@ def stay_stopped(pids: list[int], seconds: float) -> None:
 def test_a_command_that_hangs_is_given_up_and_its_process_replaced(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 7: at layer 4 the attempt ends, with its stack; at layer 5 the process leaves. The
+    """At layer 4 the attempt ends, with its stack; at layer 5 the process leaves. The
     stuck thread counts once, its neighbours run on, and the other process stays."""
     with supervised(dsn, tmp_path, **SHORT) as fleet:
         before = fleet.pids()
@@ -96,7 +96,7 @@ def test_a_fleet_whose_threads_all_hang_heals(dsn: str, tmp_path: Path) -> None:
 def test_a_command_that_crashes_its_process_is_found_among_innocent_ones(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Faults 2, 3, 56: whoever ran beside it runs again, and who crashes alone is guilty."""
+    """Whoever ran beside it runs again, and who crashes alone is guilty."""
     make_effects(dsn)
     with supervised(dsn, tmp_path, **SHORT) as fleet:
         innocents = fleet.send("Debit", 100, data=0.01)
@@ -152,8 +152,8 @@ def test_a_suspect_that_times_out_alone_is_no_crash_of_its_process(
 
 
 def test_a_process_that_does_not_come_back_is_replaced(dsn: str, tmp_path: Path) -> None:
-    """Fault 6: who holds the GIL is found by the processor that it burns, and charged, with a
-    stack that no Python could write. Fault 4, M113: a stopped process charges nobody. Their
+    """Who holds the GIL is found by the processor that it burns, and charged, with a
+    stack that no Python could write. A stopped process charges nobody. Their
     neighbours run again, and the third process stays."""
     make_effects(dsn)
     with supervised(dsn, tmp_path, procs=3, **SHORT) as fleet:
@@ -215,7 +215,7 @@ def test_a_command_that_replaces_the_clock_and_hangs_is_given_up(dsn: str, tmp_p
 
 
 def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path: Path) -> None:
-    """Faults 13 and 29: first it alone, then the whole fleet, for longer than the watchdog."""
+    """First it alone, then the whole fleet, for longer than the watchdog."""
     make_effects(dsn)
     with supervised(dsn, tmp_path, **{**SHORT, "watchdog_timeout": 2.1}) as fleet:
         before = fleet.pids()

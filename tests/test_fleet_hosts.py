@@ -64,7 +64,7 @@ def start_on(host: Any, dsn: str, fleet: Fleet) -> None:
 def test_what_a_host_has_that_is_cut_off_is_run_by_others(
     dsn: str, tmp_path: Path, storms: dict[str, Any], hosts: list[Any]
 ) -> None:
-    """Fault 39: it is noticed in time, nothing of what it still does lands, and it works again
+    """It is noticed in time, nothing of what it still does lands, and it works again
     when the link is there again."""
     make_effects(dsn)
     with (

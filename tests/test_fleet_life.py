@@ -40,7 +40,7 @@ def open_gate(path: Path) -> None:
 
 
 def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(dsn: str, tmp_path: Path) -> None:
-    """M104, M150; invariants A to E: the board, the pidfile, processes, sessions."""
+    """Invariants A to E: the board, the pidfile, processes, sessions."""
     make_effects(dsn)
     with supervised(dsn, tmp_path) as fleet:
         ids = fleet.send("Debit", 100)
@@ -67,7 +67,7 @@ def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(dsn: str, tmp_path: Pa
 def test_what_does_not_end_in_time_runs_again_uncharged(
     dsn: str, tmp_path: Path, signals: list[signal.Signals], drain: float
 ) -> None:
-    """Exit code 5; fault 62."""
+    """With exit code 5."""
     make_effects(dsn)
     with unstarted(dsn, tmp_path, drain_timeout=drain) as fleet:
         fleet.start()
@@ -91,7 +91,7 @@ def test_what_does_not_end_in_time_runs_again_uncharged(
 
 
 def test_a_fleet_that_drains_ends_when_everything_is_done(dsn: str, tmp_path: Path) -> None:
-    """M150: what is due later is not waited for, what is due soon and what fails is done."""
+    """What is due later is not waited for, what is due soon and what fails is done."""
     make_effects(dsn)
     with unstarted(dsn, tmp_path, drain=True) as fleet:
         ids = fleet.send("Debit", 300) + fleet.send("Debit", 4, data=1.5)
@@ -130,7 +130,7 @@ def test_a_fleet_that_drains_waits_for_what_runs_and_what_becomes_due_meanwhile(
 def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
     dsn: str, empty_dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 18; exit codes 3 and 2: nothing is tried again that cannot get better."""
+    """Exit codes 3 and 2: nothing is tried again that cannot get better."""
     places = [tmp_path / name for name in ("app", "schema", "usage")]
     for path in places:
         path.mkdir()
@@ -152,7 +152,7 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
 
 
 def test_a_second_supervisor_of_a_name_is_refused(dsn: str, tmp_path: Path) -> None:
-    """Fault 32, of one name."""
+    """Of one name."""
     with supervised(dsn, tmp_path) as fleet:
         first = fleet.process
         fleet.start()
@@ -197,7 +197,7 @@ def test_a_supervisor_whose_parent_blocks_signals_can_be_stopped(dsn: str, tmp_p
 
 
 def test_a_fleet_whose_processes_die_at_once_gives_up(dsn: str, tmp_path: Path) -> None:
-    """Fault 18: exit code 4, after a number of starts that is bounded."""
+    """Exit code 4, after a number of starts that is bounded."""
     write_app(tmp_path, DIES_AT_ONCE)
     with unstarted(dsn, tmp_path) as fleet:
         fleet.start()
@@ -208,7 +208,7 @@ def test_a_fleet_whose_processes_die_at_once_gives_up(dsn: str, tmp_path: Path) 
 
 
 def test_a_storm_of_signals_ends_in_one_clean_stop(dsn: str, tmp_path: Path) -> None:
-    """Fault 9: coalesced, never re-entered, and harmless until the process is gone."""
+    """Coalesced, never re-entered, and harmless until the process is gone."""
     with supervised(dsn, tmp_path) as fleet:
         ids = fleet.send("Noop", 50)
         fleet.await_completed(ids)
@@ -226,7 +226,7 @@ def test_a_storm_of_signals_ends_in_one_clean_stop(dsn: str, tmp_path: Path) -> 
 def test_a_fleet_without_work_that_is_ended_at_once_has_stopped_well(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 62: exit code 0, as nothing was killed that will have to run again."""
+    """Exit code 0, as nothing was killed that will have to run again."""
     for number in (signal.SIGQUIT, signal.SIGINT):
         with supervised(dsn, tmp_path) as fleet:
             assert fleet.stop(number) == 0
@@ -234,7 +234,7 @@ def test_a_fleet_without_work_that_is_ended_at_once_has_stopped_well(
 
 
 def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None:
-    """Fault 62: in the preflight, while the database is away, and while processes boot."""
+    """In the preflight, while the database is away, and while processes boot."""
     write_app(tmp_path, "import time; time.sleep(0.7)\nfrom fleet_app import registry as registry")
     with unstarted(dsn, tmp_path) as fleet:
         fleet.start()
@@ -261,7 +261,7 @@ def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None
 def test_a_worker_that_is_told_to_leave_by_somebody_else_is_replaced(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 3: a TERM that an operator sends to a child; what it runs ends first."""
+    """A TERM that an operator sends to a child; what it runs ends first."""
     make_effects(dsn)
     with supervised(dsn, tmp_path) as fleet:
         before = fleet.pids()

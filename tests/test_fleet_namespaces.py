@@ -23,7 +23,7 @@ pytestmark = [
 def test_as_process_1_it_reaps_orphans_and_signals_nobody_who_has_a_dead_ones_number(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Faults 15 and 17: also through a reload, whose examination is no orphan."""
+    """Also through a reload, whose examination is no orphan."""
     make_effects(dsn)
     with ExitStack() as strangers, unstarted(dsn, tmp_path) as fleet:
         fleet.start(shell=unshared("pid", "fork", "kill-child", "mount-proc"))
@@ -63,7 +63,7 @@ def test_as_process_1_it_reaps_orphans_and_signals_nobody_who_has_a_dead_ones_nu
 def test_a_runtime_directory_without_room_is_refused_with_a_sentence(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 25: at once, and no writer is killed later."""
+    """At once, and no writer is killed later."""
     (tmp_path / "run").mkdir(mode=0o700)
     for most, says in (("64k", "no board of "), ("4k", "the pidfile ")):
         with unstarted(dsn, tmp_path) as fleet:
@@ -80,7 +80,7 @@ def test_a_runtime_directory_without_room_is_refused_with_a_sentence(
 def test_it_goes_on_when_its_runtime_directory_is_full_and_when_it_is_read_only(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Faults 25 and 31; /dev/shm is read-only from the beginning."""
+    """/dev/shm is read-only from the beginning."""
     make_effects(dsn)
     (run := tmp_path / "run").mkdir(mode=0o700)
     mounts = "mount -t tmpfs -o ro tmpfs /dev/shm && mount -t tmpfs -o size=8m,mode=700 tmpfs"

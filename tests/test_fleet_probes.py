@@ -121,7 +121,7 @@ def beyond(fleet: Fleet, count: int) -> bool:
 
 
 def test_probes_are_answered_whoever_hangs_or_is_away(dsn: str, tmp_path: Path) -> None:
-    """M105, M106, R44, R47: each within the patience of who asks."""
+    """Each within the patience of who asks."""
     with ExitStack() as network:
         proxy = network.enter_context(Proxy(dsn))
         # Not alone: whether it leaves sessions cannot be asked once its database is away.
@@ -151,7 +151,7 @@ def test_probes_are_answered_whoever_hangs_or_is_away(dsn: str, tmp_path: Path) 
 
 
 def test_probes_are_answered_while_a_start_waits_for_the_database(dsn: str, tmp_path: Path) -> None:
-    """M105, M106: it is live and not ready, and says why; the steward answers next. What answers
+    """It is live and not ready, and says why; the steward answers next. What answers
     is replaced."""
     with Proxy(dsn) as proxy, unstarted(proxy.dsn, tmp_path, http=HERE, procs=1) as fleet:
         socket = Path(str(conninfo_to_dict(proxy.dsn)["host"])) / ".s.PGSQL.5432"
@@ -174,7 +174,7 @@ def test_probes_are_answered_while_a_start_waits_for_the_database(dsn: str, tmp_
 
 
 def test_no_client_is_refused_while_one_steward_follows_another(dsn: str, tmp_path: Path) -> None:
-    """M106: it waits. One that is just being answered may be cut off."""
+    """It waits. One that is just being answered may be cut off."""
     with supervised(dsn, tmp_path, http=HERE, procs=1) as fleet:
         before = fleet.steward()
         assert before is not None

@@ -38,7 +38,7 @@ def capacities(fleet: Fleet) -> list[int]:
 
 
 def test_a_reload_replaces_one_process_after_another(dsn: str, tmp_path: Path) -> None:
-    """Fault 11: a HUP while one is under way changes nothing, and a broken application leaves
+    """A HUP while one is under way changes nothing, and a broken application leaves
     the fleet as it is, wherever it breaks."""
     make_effects(dsn)
     with supervised(dsn, tmp_path) as fleet:
@@ -115,7 +115,7 @@ def test_there_can_be_more_processes_and_fewer(dsn: str, tmp_path: Path) -> None
 def test_processes_are_replaced_after_so_many_commands_bytes_and_seconds(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 24: the replacement first, and no attempt is lost."""
+    """The replacement first, and no attempt is lost."""
     make_effects(dsn)
     with supervised(dsn, tmp_path, procs=1, max_commands=50, max_rss="150M") as fleet:
         first = fleet.pids().values()
@@ -140,7 +140,7 @@ def test_processes_are_replaced_after_so_many_commands_bytes_and_seconds(
 
 
 def test_a_degraded_process_is_replaced_while_another_is_healthy(dsn: str, tmp_path: Path) -> None:
-    """M105, R45: gently. If all are degraded the cause is outside, and nobody is replaced."""
+    """Gently. If all are degraded the cause is outside, and nobody is replaced."""
     ladder = {"statement_timeout": 0.2, "pool_timeout": 0.2, "visibility_timeout": 0.5}
     with supervised(dsn, tmp_path, thread_timeout=1, watchdog_timeout=1.5, **ladder) as fleet:
         before = fleet.pids()

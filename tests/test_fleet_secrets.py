@@ -50,7 +50,7 @@ def told(fleet: Fleet) -> Iterator[tuple[str, str]]:
 
 
 def test_the_password_is_nowhere(guarded: Guarded, tmp_path: Path) -> None:
-    """H23: through a crash, a timeout, a traceback, dumped stacks and a refused login."""
+    """Through a crash, a timeout, a traceback, dumped stacks and a refused login."""
     app = tmp_path / "shop.py"
     app.write_text(
         "from fleet_app import registry\n"

@@ -68,7 +68,7 @@ def nobody_reads(kind: str) -> Iterator[int]:
 def test_a_fleet_runs_without_anybody_who_reads_its_log(
     dsn: str, tmp_path: Path, kind: str
 ) -> None:
-    """Fault 22: the reader of the pipe, the descriptor itself, or room on its disk."""
+    """The reader of the pipe, the descriptor itself, or room on its disk."""
     make_effects(dsn)
     with unstarted(dsn, tmp_path, log_level="debug") as fleet, nobody_reads(kind) as pipe:
         if kind == "closed":
@@ -82,7 +82,7 @@ def test_a_fleet_runs_without_anybody_who_reads_its_log(
 
 
 def test_a_fleet_whose_runtime_directory_is_removed_goes_on(dsn: str, tmp_path: Path) -> None:
-    """Fault 31: it replaces who dies, rolls, and stops well."""
+    """It replaces who dies, rolls, and stops well."""
     make_effects(dsn)
     with supervised(dsn, tmp_path) as fleet:
         fleet.look()
@@ -117,7 +117,7 @@ def test_nobody_waits_for_what_lies_where_stacks_are_written(
 def test_fleets_of_different_names_share_a_database_and_a_directory(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 32: neither takes the other for a dead one of its name, whatever the names; what
+    """Neither takes the other for a dead one of its name, whatever the names; what
     one leaves when all of it is killed, the other runs when its leases end."""
     make_effects(dsn)
     with (
@@ -144,7 +144,7 @@ def test_fleets_of_different_names_share_a_database_and_a_directory(
 
 
 def test_garbage_on_the_board_harms_nobody_for_long(dsn: str, tmp_path: Path) -> None:
-    """Fault 26: whatever processes seem to show, nobody meets an exception or is killed, and
+    """Whatever processes seem to show, nobody meets an exception or is killed, and
     what is sent then does not wait for the fallback poll."""
     make_effects(dsn)
     dice = random.Random(26)
@@ -166,7 +166,7 @@ def test_garbage_on_the_board_harms_nobody_for_long(dsn: str, tmp_path: Path) ->
 def test_a_process_without_descriptors_fails_the_attempt_and_the_fleet_goes_on(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 21: a handler that uses up its process's, and a supervisor that has none to spare."""
+    """A handler that uses up its process's, and a supervisor that has none to spare."""
     make_effects(dsn)
     with supervised(dsn, tmp_path) as fleet:
         for pid in fleet.pids().values():
@@ -219,7 +219,7 @@ def test_a_session_that_the_system_lets_nobody_wait_for_charges_nobody(
 def test_a_steward_without_descriptors_works_again_when_it_has_some(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 21: also the threads that count and maintain, which open sessions of their own."""
+    """Also the threads that count and maintain, which open sessions of their own."""
     with supervised(dsn, tmp_path, procs=1, http="127.0.0.1:0") as fleet:
         steward = fleet.steward()
         assert steward is not None
@@ -253,7 +253,7 @@ def test_a_supervisor_that_can_start_no_process_waits_until_it_can(
 
 
 def test_a_process_that_does_not_die_of_sigkill_is_given_up(dsn: str, tmp_path: Path) -> None:
-    """Fault 5: it is replaced, and what it held runs again, once; it is said, counted, and
+    """It is replaced, and what it held runs again, once; it is said, counted, and
     reaped when it can die at last."""
     make_effects(dsn)
     with (
@@ -283,7 +283,7 @@ def test_a_process_that_does_not_die_of_sigkill_is_given_up(dsn: str, tmp_path: 
 
 
 def test_without_room_for_processes_it_tries_again(dsn: str, tmp_path: Path) -> None:
-    """Fault 20: for none at all, or for a process and not for its threads. It is no crash loop
+    """For none at all, or for a process and not for its threads. It is no crash loop
     however often it is; and it heals when there is room."""
     make_effects(dsn)
     with control_group("pids") as group, unstarted(dsn, tmp_path, http="127.0.0.1:0") as fleet:
@@ -309,7 +309,7 @@ def test_without_room_for_processes_it_tries_again(dsn: str, tmp_path: Path) -> 
 def test_a_slot_that_was_given_up_gets_a_thread_when_there_is_room(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Faults 7 and 20: the only one of its process, with the lead."""
+    """The only one of its process, with the lead."""
     ladder = {**SHORT, "watchdog_timeout": 20}
     with (
         control_group("pids") as group,
@@ -333,7 +333,7 @@ def test_a_slot_that_was_given_up_gets_a_thread_when_there_is_room(
 def test_a_command_that_takes_all_memory_goes_to_a_person_and_charges_nobody(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 23: the kernel kills its process; at the second loss it runs alone, the third one is
+    """The kernel kills its process; at the second loss it runs alone, the third one is
     its last. What ran beside it runs again."""
     make_effects(dsn)
     with control_group("memory") as group, unstarted(dsn, tmp_path) as fleet:
@@ -365,7 +365,7 @@ time.time, time.time_ns = jumped(time.time, 1), jumped(time.time_ns, 10**9)
 
 
 def test_a_clock_that_jumps_by_an_hour_changes_nothing(dsn: str, tmp_path: Path) -> None:
-    """Fault 27: forth and back, in every process. Nobody is killed, no lease ends, and what is
+    """Forth and back, in every process. Nobody is killed, no lease ends, and what is
     due is due by the database's clock."""
     make_effects(dsn)
     (tmp_path / "sitecustomize.py").write_text(_CLOCK)

@@ -149,7 +149,7 @@ def cpu_seconds(fleet: Fleet) -> float:
 
 
 def test_what_is_due_runs_on_time_and_never_before(dsn: str, tmp_path: Path) -> None:
-    """M063, M068, M069, M081, M083, M085, M089, M099: also a second timer, an earlier one, and
+    """Also a second timer, an earlier one, and
     a retry; with another node beside."""
     options: dict[str, Any] = {"procs": 1, "threads": 2, "poll_interval": 600}
     with (
@@ -168,7 +168,7 @@ def test_what_is_due_runs_on_time_and_never_before(dsn: str, tmp_path: Path) -> 
 
 
 def test_a_steward_that_dies_or_freezes_costs_nothing_but_time(dsn: str, tmp_path: Path) -> None:
-    """M090, M092: killed, it is back within a second; stopped, it is replaced."""
+    """Killed, it is back within a second; stopped, it is replaced."""
     make_effects(dsn)
     with supervised(dsn, tmp_path, procs=2, threads=4, poll_interval=600) as fleet:
         for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -212,7 +212,7 @@ def test_a_steward_one_of_whose_threads_ends_is_replaced(dsn: str, tmp_path: Pat
 
 
 def test_a_listener_that_is_ended_listens_again_and_looks(dsn: str, tmp_path: Path) -> None:
-    """M060, M090, faults 36 and 53: what was sent in the gap, notifications that a stranger
+    """What was sent in the gap, notifications that a stranger
     forges, and payloads of any kind."""
     with supervised(dsn, tmp_path, procs=2, threads=2, poll_interval=600) as fleet:
         eventually(lambda: is_at_rest(fleet))
@@ -308,7 +308,7 @@ def watch_heartbeats_while_it_drains(fleet: Fleet, seconds: float) -> None:
 def test_a_command_that_outlasts_its_lease_is_renewed_and_runs_once(
     dsn: str, tmp_path: Path
 ) -> None:
-    """Fault 55; by the steward, for its node."""
+    """By the steward, for its node."""
     make_effects(dsn)
     options: dict[str, Any] = {
         "procs": 1,
@@ -327,7 +327,7 @@ def test_a_command_that_outlasts_its_lease_is_renewed_and_runs_once(
 
 
 def test_an_idle_node_takes_over_what_a_dead_one_held(dsn: str, tmp_path: Path) -> None:
-    """M113: when the leases end, with nothing sent meanwhile and the poll far away."""
+    """When the leases end, with nothing sent meanwhile and the poll far away."""
     make_effects(dsn)
     options: dict[str, Any] = {"procs": 1, "threads": 4, "poll_interval": 600}
     with (

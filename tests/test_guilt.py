@@ -172,7 +172,7 @@ def test_of_a_process_that_is_gone_nothing_is_known() -> None:
 
 @pytest.mark.process
 def test_stopped_is_who_got_a_signal_for_that_and_no_other() -> None:
-    """Fault 4: it was no command of its own."""
+    """It was no command of its own."""
     with forked(signal.pause) as pid:
         assert pid_state(pid) is PidState.RUNNING
         os.kill(pid, signal.SIGSTOP)

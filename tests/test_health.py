@@ -1,4 +1,4 @@
-"""R44, M119, M123, M124: when a process is healthy, and when it is so again."""
+"""When a process is healthy, and when it is so again."""
 
 import sys
 import time
@@ -39,13 +39,11 @@ def test_a_process_to_which_nothing_happened_is_healthy() -> None:
     ],
 )
 def test_thresholds_are_more_than_ten_three_and_five(levels: HealthReport, health: Health) -> None:
-    """M123, M124."""
     assert levels.health is health
     assert bool(levels.reasons) is (health is not Health.HEALTHY)
 
 
 def test_the_eleventh_failure_in_a_row_degrades_and_a_success_recovers() -> None:
-    """M123, R44."""
     process = ProcessHealth()
     for second in range(10):
         process.failed(second)
@@ -66,7 +64,6 @@ def test_failures_in_a_row_do_not_leave_with_the_window() -> None:
 
 
 def test_a_fourth_stuck_thread_is_critical_until_the_first_leaves_the_window() -> None:
-    """M124, R44."""
     process = ProcessHealth()
     for slot in range(3):
         assert process.stuck((slot, 1), slot)
@@ -78,7 +75,6 @@ def test_a_fourth_stuck_thread_is_critical_until_the_first_leaves_the_window() -
 
 
 def test_a_sixth_pool_exhaustion_is_critical_until_the_first_leaves_the_window() -> None:
-    """M124, R44."""
     process = ProcessHealth()
     for second in range(5):
         process.pool_exhausted(second)
@@ -154,7 +150,6 @@ def test_reasons_name_the_numbers_and_the_limits() -> None:
 
 
 def test_counts_are_exact_under_concurrent_updates() -> None:
-    """M119."""
     process = ProcessHealth()
     new = count()
 

@@ -85,7 +85,7 @@ def test_a_page_says_its_length_and_ends_the_connection(port: int) -> None:
 
 
 def test_only_get_and_head_of_what_is_there_are_answered(port: int) -> None:
-    """Section 4 of the faults: read-only, and nothing else than these paths."""
+    """Read-only, and nothing else than these paths."""
     assert get(port, "/").startswith(b"HTTP/1.1 404 ")
     assert get(port, "/livez/").startswith(b"HTTP/1.1 404 ")
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT"):
@@ -122,7 +122,7 @@ def test_garbage_is_refused(head: str) -> None:
 
 
 def test_a_name_that_is_not_this_machine_is_refused_where_only_it_is_listened_to() -> None:
-    """Section 4 of the faults: DNS rebinding."""
+    """DNS rebinding."""
     allowed = ["localhost", "localhost:8080", "127.0.0.1", "127.8.8.8:1", "[::1]:80", "LocalHost."]
     refused = ["evil.example", "evil.example:8080", "10.0.0.1", "127.0.0.1.evil.example", "", "a:b"]
     for name in allowed:
@@ -152,7 +152,7 @@ def test_a_head_that_is_too_long_is_refused(port: int) -> None:
 
 
 def test_slow_clients_keep_nobody_waiting_and_make_room(port: int) -> None:
-    """Section 4 of the faults: more of them than are served at once, who send or read nothing."""
+    """More of them than are served at once, who send or read nothing."""
     with ExitStack() as stack:
         slow = [stack.enter_context(closing(connect(port))) for _ in range(100)]
         for number, client in enumerate(slow):
@@ -196,7 +196,7 @@ def test_a_client_that_goes_away_harms_nobody(port: int) -> None:
 
 
 def test_who_follows_answers_those_that_came_before_it() -> None:
-    """M106: a steward dies, the socket stays."""
+    """A steward dies, the socket stays."""
     with closing(listen("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         first = Server(listener, site, host="127.0.0.1")
@@ -238,7 +238,6 @@ def test_a_port_that_cannot_be_had_is_one_clear_sentence() -> None:
 
 
 def test_who_lets_others_than_this_machine_in_is_warned(caplog: pytest.LogCaptureFixture) -> None:
-    """Section 4 of the faults."""
     listen("127.0.0.1", 0).close()
     assert not caplog.records
     listen("0.0.0.0", 0).close()

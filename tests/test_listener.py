@@ -87,7 +87,7 @@ def test_it_says_on_which_channels_it_heard_something(dsn: str, other: psycopg.C
 def test_a_thousand_notifications_at_once_are_all_heard(
     dsn: str, other: psycopg.Connection
 ) -> None:
-    """M061: they may be told together, and none stays in the driver."""
+    """They may be told together, and none stays in the driver."""
     with listening(lambda: connect(dsn)) as ear:
         eventually(lambda: ear.is_on)
         other.execute("SELECT pg_notify('cmdbus_ready', n::text) FROM generate_series(1, 999) n")
@@ -98,7 +98,7 @@ def test_a_thousand_notifications_at_once_are_all_heard(
 def test_a_session_that_was_ended_is_followed_by_the_next_at_once(
     dsn: str, other: psycopg.Connection
 ) -> None:
-    """Fault 36: it listens again, and says so: what was sent in the gap notified nobody."""
+    """It listens again, and says so: what was sent in the gap notified nobody."""
     with listening(lambda: connect(dsn)) as ear:
         for session in (1, 2, 3):
             eventually(lambda s=session: ear.listener.session == s and ear.is_on)  # type: ignore[misc]
@@ -114,7 +114,7 @@ def test_a_session_that_was_ended_is_followed_by_the_next_at_once(
 def test_a_server_that_has_gone_silent_is_noticed_and_left(
     dsn: str, other: psycopg.Connection
 ) -> None:
-    """Design section 5, finding 10: nothing else would notice, for nothing is sent."""
+    """Nothing else would notice, for nothing is sent."""
     with Proxy(dsn) as proxy, listening(lambda: connect(proxy.dsn), ping=0.05, pong=1.0) as ear:
         eventually(lambda: ear.is_on)
         proxy.freeze()
@@ -158,7 +158,6 @@ def _asked_again(other: psycopg.Connection, pid: int, asked_at: object) -> bool:
 
 
 def test_while_there_is_no_server_it_tries_until_there_is(dsn: str) -> None:
-    """Faults 33, 34."""
     nowhere = make_conninfo(dsn, host="/nowhere")
     tried = []
 

@@ -50,7 +50,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
 @pytest.mark.db
 @pytest.mark.process
 def test_every_command_ends_once_while_workers_are_killed(dsn: str) -> None:
-    """M005, M042, M044: each effect is there once, by processes of several supervisors."""
+    """Each effect is there once, by processes of several supervisors."""
     done = run("--dsn", dsn, *TINY, "--workload", "tx", "--rate", "200/s", "--kill-every", "0.4")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -69,7 +69,7 @@ def test_every_command_ends_once_while_workers_are_killed(dsn: str) -> None:
 @pytest.mark.db
 @pytest.mark.process
 def test_failures_come_to_the_ends_that_were_expected(dsn: str) -> None:
-    """R52: expected against actual shares."""
+    """Expected against actual shares."""
     done = run("--dsn", dsn, *TINY, "--workload", "fail")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

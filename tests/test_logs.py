@@ -185,7 +185,6 @@ def read_all(reader: int) -> str:
 
 @pytest.mark.process
 def test_a_pipe_that_nobody_reads_drops_lines_and_later_says_how_many() -> None:
-    """Fault 22."""
     with pipe() as (reader, writer), pipe() as (going_on, go_on):
 
         def run() -> None:
@@ -214,7 +213,7 @@ def test_a_pipe_that_nobody_reads_drops_lines_and_later_says_how_many() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("format", ["json", "text"])
 def test_who_reads_may_go_away(format: str) -> None:
-    """Fault 22: head -1."""
+    """Head -1."""
     reader, writer = os.pipe()
 
     def run() -> None:
@@ -256,7 +255,7 @@ def test_a_line_that_was_torn_spoils_no_other() -> None:
 
 @pytest.mark.process
 def test_many_that_write_into_the_last_room_of_a_pipe_do_not_wait_for_each_other() -> None:
-    """Fault 22: what has room when one looks may be full when one writes."""
+    """What has room when one looks may be full when one writes."""
     with pipe() as (reader, writer):
 
         def run() -> None:
@@ -286,7 +285,6 @@ def test_a_socket_that_nobody_reads_drops_lines_too() -> None:
 
 @pytest.mark.process
 def test_a_full_disk_drops_lines() -> None:
-    """Fault 22."""
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(OSError) as caught:
@@ -300,7 +298,6 @@ def test_a_full_disk_drops_lines() -> None:
 
 @pytest.mark.process
 def test_with_stderr_closed_no_other_file_gets_the_log() -> None:
-    """Fault 22."""
     script = (
         "import os, logging; from cmdbus.logs import set_up;"
         "set_up('text', 'info'); file = os.open('/dev/null', os.O_RDONLY);"

@@ -76,7 +76,6 @@ def test_a_claimed_command_is_in_progress_until_its_lease_ends(dsn: str) -> None
     "text", ["[" * 3000 + "]" * 3000, "9" * 5000, "1e5000"], ids=["deep", "digits", "huge"]
 )
 def test_what_others_wrote_and_python_cannot_decode_breaks_no_look(dsn: str, text: str) -> None:
-    """Fault 58."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         good = bus.send("payments", "Debit", {"a": 1})
         row = connection.execute("SELECT cmdbus.send('payments', 'Debit', %s)", (text,)).fetchone()
@@ -92,7 +91,6 @@ def test_what_others_wrote_and_python_cannot_decode_breaks_no_look(dsn: str, tex
 
 
 def test_times_at_the_bounds_of_pythons_range_break_no_look(dsn: str) -> None:
-    """Fault 58."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         connection.execute(
             "INSERT INTO cmdbus.scheduled (domain, priority, command_id, type, data,"
@@ -105,7 +103,6 @@ def test_times_at_the_bounds_of_pythons_range_break_no_look(dsn: str) -> None:
 
 
 def test_commands_are_found_by_every_condition_newest_first(dsn: str) -> None:
-    """R27."""
     with CommandBus(dsn) as bus:
         first = bus.send("payments", "Debit")
         later = bus.send("payments", "Credit", delay=60)
@@ -160,7 +157,6 @@ def test_since_leaves_older_partitions_of_history_unread(dsn: str) -> None:
 
 
 def test_a_snapshot_counts_one_domain(dsn: str) -> None:
-    """M160."""
     with CommandBus(dsn) as bus:
         empty = {
             "depth": 0,
@@ -227,7 +223,6 @@ def test_waiting_ends_when_the_command_does(dsn: str) -> None:
 
 
 def test_a_waiting_command_is_canceled_with_its_reason_and_reply(dsn: str) -> None:
-    """R24."""
     with CommandBus(dsn) as bus:
         for delay in (None, 60):
             id_ = bus.send("payments", "Debit", delay=delay, reply_to="orders")
@@ -312,7 +307,6 @@ def test_a_command_that_moves_while_it_is_canceled_is_canceled(dsn: str) -> None
 
 
 def test_settings_change_one_by_one_and_the_rest_stays(dsn: str) -> None:
-    """M181."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         bus.configure("payments", max_depth=10, warn_depth=5)
         bus.configure("payments", keep=timedelta(days=1))
@@ -347,7 +341,6 @@ def test_impossible_settings_are_refused(
 
 
 def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
-    """R02, R41."""
     with CommandBus(dsn, purge_allowed=True) as bus, psycopg.connect(dsn) as mine:
         id_ = bus.send("payments", "Debit", connection=mine)
         bus.configure("payments", max_depth=5, connection=mine)
@@ -371,7 +364,6 @@ def test_a_purge_removes_more_than_one_of_its_statements(dsn: str) -> None:
 
 
 def test_purge_is_for_tests(dsn: str) -> None:
-    """M159."""
     with CommandBus(dsn) as bus, pytest.raises(InvalidOperationError, match="purge_allowed=True"):
         bus.purge("payments")
     with CommandBus(dsn, purge_allowed=True) as bus:

@@ -48,7 +48,6 @@ def no_manager(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_manager_hears_of_each_change(
     kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """R50."""
     monkeypatch.chdir(tmp_path)
     name = None if kind == "abstract" else str(tmp_path / "n")
     with manager(monkeypatch, name) as ours, closing(SystemdNotifier()) as notifier:
@@ -68,7 +67,7 @@ def test_the_manager_hears_of_each_change(
 
 
 def test_the_watchdog_hears_twice_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R50: a supervisor that hangs says nothing, and is restarted."""
+    """A supervisor that hangs says nothing, and is restarted."""
     monkeypatch.setenv("WATCHDOG_USEC", "10000000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     with manager(monkeypatch) as ours, closing(SystemdNotifier()) as notifier:

@@ -54,7 +54,6 @@ def fate(error: BaseException, attempt: int = 1, retry_after: float | None = Non
 def test_what_an_error_means(
     error: BaseException, attempt: int, kind: OutcomeKind, delay: float, code: str, reason: str
 ) -> None:
-    """R18, R19, R20, R21, R40."""
     outcome = fate(error, attempt)
     assert (outcome.kind, outcome.delay, outcome.code) == (kind, delay, code)
     assert outcome.charged
@@ -62,7 +61,6 @@ def test_what_an_error_means(
 
 
 def test_a_handler_may_say_when_it_wants_to_be_tried_again() -> None:
-    """M146."""
     assert fate(ValueError("x"), retry_after=4).delay == 4
 
 
@@ -88,7 +86,6 @@ class Unspeakable(Exception):
     ids=["unspeakable", "unstorable", "endless", "no text"],
 )
 def test_any_error_can_be_stored(error: BaseException, message: str) -> None:
-    """Fault 57."""
     assert fate(error).message == message
 
 

@@ -32,14 +32,13 @@ def test_it_says_whose_it_is_and_is_gone_afterwards(path: Path) -> None:
     "left", ["", "1\n", f"{os.getppid()}\n", "999999999\n", "garbage", "\0\0\n", "x" * 10_000]
 )
 def test_what_somebody_left_in_it_is_no_obstacle(path: Path, left: str) -> None:
-    """Fault 30: neither garbage nor the number of a program that lives."""
+    """Neither garbage nor the number of a program that lives."""
     path.write_text(left)
     with closing(Pidfile(path, "cmdbus")):
         assert path.read_text() == f"{os.getpid()}\n"
 
 
 def test_a_second_one_is_refused_and_told_whom_it_meets(path: Path) -> None:
-    """Fault 32."""
     with closing(Pidfile(path, "ours")):
         sentence = f"a supervisor named 'ours' runs already (pid {os.getpid()}): stop it, or "
         with pytest.raises(BoardError, match=re.escape(sentence)):
@@ -115,7 +114,7 @@ def test_what_cannot_be_a_pidfile_is_refused_by_name(tmp_path: Path, name: str) 
 
 @pytest.mark.process
 def test_the_lock_of_one_that_was_killed_is_free(path: Path) -> None:
-    """Fault 12: although its file is still there."""
+    """Although its file is still there."""
     reader, writer = os.pipe()
 
     def run() -> int:
@@ -189,7 +188,6 @@ def test_a_child_that_a_killed_one_had_just_forked_is_waited_for(path: Path) -> 
 
 
 def test_one_whose_directory_was_removed_closes_and_leaves_the_next_ones_file(path: Path) -> None:
-    """Fault 31."""
     first = Pidfile(path, "cmdbus")
     path.unlink()
     second = Pidfile(path, "cmdbus")

@@ -73,7 +73,7 @@ def test_a_process_told_to_leave_for_a_verdict_is_killed_for_that_verdict(
 @pytest.mark.parametrize("role", [Role.WORKER, Role.STEWARD, Role.QUARANTINE])
 @pytest.mark.parametrize("levels", [HealthReport(), AWAY], ids=["at hand", "away"])
 def test_a_main_thread_past_its_due_has_its_stacks_dumped(role: Role, levels: HealthReport) -> None:
-    """Fault 6. Also while the database is away: the main thread has nothing to do with it."""
+    """Also while the database is away: the main thread has nothing to do with it."""
     late = ProcessView(index=5, role=role, number=0, generation=1, due=NOW, levels=levels)
     others = [p for p in (STEWARD, worker(0)) if p.role is not role]
     there = FleetView(processes=[late, *others], wanted=1, suspects=role is Role.QUARANTINE)
@@ -96,7 +96,7 @@ def test_after_the_dump_it_is_killed() -> None:
 
 
 def test_between_dump_and_kill_a_late_round_lets_it_come_back_first() -> None:
-    """Faults 13, 29: the machine was suspended just then."""
+    """The machine was suspended just then."""
     there = fleet(worker(0, due=NOW - 90, dumped_at=NOW - 90))
     assert decided(replace(there, detects_hangs=False)) == []
     # But at the deadline of a stop there is no time left for that.
@@ -116,7 +116,7 @@ def test_nobody_is_killed_twice() -> None:
 
 @pytest.mark.parametrize("role", [Role.WORKER, Role.QUARANTINE])
 def test_a_slot_as_late_as_layer_5_is_above_layer_4_makes_its_process_leave(role: Role) -> None:
-    """M125: layer 5 for the slot is its due and watchdog - thread."""
+    """Layer 5 for the slot is its due and watchdog - thread."""
     stuck = ProcessView(index=5, role=role, number=0, generation=1, latest_due=NOW - LAYER_5)
     others = [STEWARD] if role is Role.WORKER else [STEWARD, worker(0)]
     there = FleetView(processes=[stuck, *others], wanted=1)
@@ -145,7 +145,7 @@ def test_a_slot_of_the_steward_is_its_own_main_threads_to_judge() -> None:
 def test_critical_is_replaced_at_once_and_degraded_is_not(
     levels: HealthReport, reason: Restart | None
 ) -> None:
-    """M123, M124, M125, R45: CRITICAL restarts, DEGRADED only warns."""
+    """CRITICAL restarts, DEGRADED only warns."""
     sick = worker(1, levels=levels)
     expected = [] if reason is None else [left(sick, reason, verdict=Verdict.CRITICAL)]
     assert decided(fleet(worker(0), sick)) == expected
@@ -153,7 +153,7 @@ def test_critical_is_replaced_at_once_and_degraded_is_not(
 
 
 def test_while_the_database_is_away_no_slot_and_no_level_is_judged() -> None:
-    """Faults 33, 34: an outage restarts nobody."""
+    """An outage restarts nobody."""
     away = worker(0, levels=AWAY, latest_due=NOW - 1_000)
     assert decided(fleet(away, worker(1))) == []
 
@@ -180,7 +180,7 @@ def test_who_leaves_for_good_reason_has_its_successor_beside_it() -> None:
 
 
 def test_one_that_cannot_die_is_given_up_and_replaced() -> None:
-    """Fault 5: it holds its place among the living for two seconds more, and no longer."""
+    """It holds its place among the living for two seconds more, and no longer."""
     undead = [worker(n, killed_at=NOW - UNDEAD_SECONDS) for n in (0, 1)]
     assert decided(fleet(*undead), now=NOW - MOMENT) == [started(0)]
     assert decided(fleet(*undead)) == [started(0), started(1)]
@@ -198,7 +198,6 @@ def test_there_is_no_second_steward_before_the_first_is_dead() -> None:
 
 
 def test_suspects_get_one_process_of_their_own() -> None:
-    """Fault 23."""
     there = fleet(worker(0), suspects=True)
     alone = Start(role=Role.QUARANTINE, number=0)
     assert decided(there) == [alone]
@@ -252,7 +251,7 @@ def test_numbers_that_nobody_wants_leave() -> None:
 def test_who_is_outdated_gets_a_successor_first(
     limits: dict[str, Any], below: dict[str, Any], at: dict[str, Any], reason: Restart
 ) -> None:
-    """Fault 24; recycled at a limit, reloaded, or degraded for longer than layer 5."""
+    """Recycled at a limit, reloaded, or degraded for longer than layer 5."""
     those = replace(LIMITS, **limits)
     steward = replace(STEWARD, app=1)
     healthy = worker(0, app=1, born=NOW)
@@ -275,7 +274,7 @@ def test_who_has_a_ready_successor_leaves() -> None:
 
 
 def test_one_after_another_is_reloaded_and_the_steward_last() -> None:
-    """Fault 11: the next successor starts when the predecessor before has left."""
+    """The next successor starts when the predecessor before has left."""
     olds = [worker(n) for n in range(2)]
     news = [worker(n, index=n + 2, generation=2, app=1) for n in range(2)]
     assert decided(fleet(*olds, app=1)) == [started(0, Restart.RELOADED)]
@@ -290,7 +289,7 @@ def test_one_after_another_is_reloaded_and_the_steward_last() -> None:
 
 
 def test_a_successor_that_died_early_is_followed_by_the_next_after_its_pause() -> None:
-    """Fault 18: a new application that crashes is no restart storm beside the old one."""
+    """A new application that crashes is no restart storm beside the old one."""
     there = fleet(worker(0), worker(1), app=1)
     later = {(Role.WORKER, 0): NOW + 2}
     assert decided(replace(there, not_before=later)) == [started(1, Restart.RELOADED)]

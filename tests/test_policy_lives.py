@@ -157,7 +157,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_happens_to_a_fleet_it_becomes_whole_again_and_stops(seed: int) -> None:
-    """Faults 1, 4, 5, 7, 8, 14: nothing that time does not heal."""
+    """Nothing that time does not heal."""
     dice = random.Random(seed)
     world = World(dice, LIMITS, dice.randint(1, 5))
     world.settle()
@@ -179,7 +179,7 @@ def test_whatever_happens_to_a_fleet_it_becomes_whole_again_and_stops(seed: int)
 
 
 def test_a_reload_takes_no_worker_away() -> None:
-    """Fault 11: each successor starts first."""
+    """Each successor starts first."""
     for seed in range(20):
         world = World(random.Random(seed), LIMITS, 4)
         world.settle()
@@ -192,7 +192,7 @@ def test_a_reload_takes_no_worker_away() -> None:
 
 
 def test_health_is_what_the_policy_reads_of_it() -> None:
-    """M123, M124: what the fleets above call degraded and critical is that."""
+    """What the fleets above call degraded and critical is that."""
     health = [levels.health for levels in (DEGRADED, CRITICAL, EXHAUSTED, AWAY)]
     assert health == [
         Health.DEGRADED,

@@ -119,7 +119,7 @@ def test_a_schema_that_is_missing_newer_or_of_another_build_is_one_line(
 
 @pytest.mark.db
 def test_the_ladder_wins_over_what_the_dsn_says(dsn: str) -> None:
-    """M116: the options of a DSN come first."""
+    """The options of a DSN come first."""
     found = checks(f"{dsn} options='-c statement_timeout=40s'")["timeouts"]
     assert found.finding is OK and "statement 25 s" in found.sentence
     tight = Timeouts(statement=1, pool=2, lease=2, thread=3, watchdog=4)
@@ -146,7 +146,7 @@ def replacing(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 def test_behind_a_pooler_the_settings_of_role_and_database_are_found(
     guarded: Guarded, kind: str, who: str
 ) -> None:
-    """M116: the server's effective value, with pooler, role and database."""
+    """The server's effective value, with pooler, role and database."""
     with guarded.role("worker") as dsn:
         for name, value in (
             ("statement_timeout", "60s"),
@@ -186,7 +186,6 @@ def test_a_pooler_that_cannot_listen_is_recognised(dsn: str) -> None:
 
 @pytest.mark.db
 def test_a_limit_on_connections_is_refused_with_its_arithmetic(guarded: Guarded) -> None:
-    """Fault 43, M117."""
     with guarded.role("worker") as dsn:
         assert "max_connections 20 - 3 reserved = 17" in checks(dsn)["connections"].sentence
         found = checks(dsn, procs=4, threads=8)["connections"]
@@ -208,7 +207,7 @@ def test_a_limit_on_connections_is_refused_with_its_arithmetic(guarded: Guarded)
 def test_the_sessions_of_others_are_a_warning_and_a_full_house_is_waited_for(
     guarded: Guarded,
 ) -> None:
-    """Fault 43: others may leave, so nothing is given up for them."""
+    """Others may leave, so nothing is given up for them."""
     with guarded.role("worker", options="CONNECTION LIMIT 9") as dsn:
         node = make_conninfo(dsn, application_name=session_name("other", 7))
         with psycopg.connect(node), psycopg.connect(node):
@@ -237,7 +236,7 @@ def test_a_role_without_a_workers_rights_is_told_how_to_get_them(guarded: Guarde
 def test_each_refusal_of_a_connection_is_one_sentence_without_the_password(
     guarded: Guarded,
 ) -> None:
-    """Fault 44; secrets never appear."""
+    """Secrets never appear."""
     with guarded.role("worker") as dsn:
         for changed, finding, text in (
             ({"password": "wrong-and-secret"}, FATAL, "the password is wrong"),
@@ -312,7 +311,6 @@ def in_child(dsn: str, timeout: float = 20.0, **changes: object) -> dict[str, Ch
 @pytest.mark.db
 @pytest.mark.process
 def test_the_app_is_loaded_and_its_mistakes_are_found_in_the_child(app: Path, dsn: str) -> None:
-    """Fault 18."""
     found = in_child(dsn)
     assert worst(found.values()) is OK
     assert found["app"].sentence == "shop_checked:registry: 1 handler, domains payments"
@@ -370,7 +368,7 @@ def supervise(*arguments: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.db
 @pytest.mark.process
 def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, dsn: str) -> None:
-    """R05: an exit code that says that it cannot start."""
+    """An exit code that says that it cannot start."""
     where = f"{dsn} password={SECRET}"
     small = ("--check", "--procs", "1", "--threads", "2", "--dsn", where, "--runtime-dir", "run")
     done = supervise(*small, "--app", "shop_checked:registry")

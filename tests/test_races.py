@@ -99,7 +99,7 @@ def effects(dsn: str, ids: list[UUID]) -> list[int]:
 def test_who_saw_the_flag_down_and_commits_before_its_barrier_is_found(
     dsn: str, bus: CommandBus, registry: HandlerRegistry
 ) -> None:
-    """Race 1a, of a worker that has no steward: that sender is no writer any more."""
+    """Of a worker that has no steward: that sender is no writer any more."""
     with (
         psycopg.connect(dsn) as sender,
         held(points.ARMED) as arming,
@@ -115,7 +115,7 @@ def test_who_saw_the_flag_down_and_commits_before_its_barrier_is_found(
 def test_what_commits_below_the_floor_of_a_busy_worker_is_found(
     dsn: str, bus: CommandBus, registry: HandlerRegistry
 ) -> None:
-    """Race 4: its id was drawn before those that are claimed by now."""
+    """Its id was drawn before those that are claimed by now."""
     going = threading.Event()
 
     def again(command: object, context: object) -> None:
@@ -135,7 +135,6 @@ def test_what_commits_below_the_floor_of_a_busy_worker_is_found(
 def test_a_claim_that_comes_after_the_stop_goes_back_uncharged(
     dsn: str, bus: CommandBus, registry: HandlerRegistry
 ) -> None:
-    """Race 5.6."""
     ids = bus.send_many([SendRequest("payments", "Debit")] * 3)
     with held(points.AFTER_CLAIM) as claiming, running(dsn, registry) as worker:
         claiming.wait()
@@ -154,7 +153,7 @@ def test_a_claim_that_comes_after_the_stop_goes_back_uncharged(
 def test_sessions_that_end_at_a_point_cost_no_command_and_double_none(
     dsn: str, bus: CommandBus, registry: HandlerRegistry
 ) -> None:
-    """Races 5.2, 5.4 and 6: nor do they charge one."""
+    """4 and 6: nor do they charge one."""
     debits: list[UUID] = []
     others: list[UUID] = []
     with connect(dsn) as stranger, ExitStack() as stack:
@@ -186,7 +185,7 @@ def test_sessions_that_end_at_a_point_cost_no_command_and_double_none(
 
 
 def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: CommandBus) -> None:
-    """Race 3: one that the server refuses goes to a person, and one whose row a stranger holds
+    """One that the server refuses goes to a person, and one whose row a stranger holds
     is settled when he lets it go."""
     ids = bus.send_many([SendRequest("payments", "Debit")] * 4)
     claims, telemetry = Claims("cmdbus", 30), _record_of_one()

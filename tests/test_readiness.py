@@ -63,7 +63,6 @@ def test_what_may_pass_by_itself_is_waited_for(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "said"), FATAL_TEXTS)
 def test_what_a_restart_would_find_again_is_fatal(text: str, said: str) -> None:
-    """Fault 44."""
     found = classify(f"connection failed: {text}")
     assert found.finding is FATAL
     assert said in found.sentence + found.fix
@@ -114,7 +113,7 @@ def limited(size: int, others: int = 0, name: str = "the limit is") -> Limit:
 def test_the_budget_counts_threads_the_steward_relief_and_a_replacement(
     size: int, others: int, finding: Finding, fitting: str
 ) -> None:
-    """M117, fault 43: the processes' pools have a connection for each thread, or they do not
+    """The processes' pools have a connection for each thread, or they do not
     start. What does not fit only because of others is a warning, since they may leave."""
     found = budget.judge(NEED, [limited(size, others)], other_nodes=0)
     assert found.finding is finding
@@ -192,7 +191,7 @@ def judged(name: str, value: str, source: str, longest: float = 35.0) -> list[Ch
 def test_the_ladder_is_compared_with_what_the_server_applies(
     name: str, value: str, source: str, finding: Finding, said: str
 ) -> None:
-    """M116: also against the server's effective value (role, database, pooler)."""
+    """Also against the server's effective value (role, database, pooler)."""
     (found,) = judged(name, value, source)
     assert found.finding is finding
     assert said in str(found)

@@ -12,7 +12,6 @@ def debit(command: Command, context: object) -> None: ...
 
 
 def test_a_decorated_function_is_registered_with_its_limits_and_stays_itself() -> None:
-    """R14."""
     registry = HandlerRegistry()
     retry = RetryPolicy(max_attempts=1)
     assert registry.handler("payments", "Debit", timeout=35.0, retry=retry)(debit) is debit
@@ -24,7 +23,6 @@ def test_a_decorated_function_is_registered_with_its_limits_and_stays_itself() -
 
 
 def test_a_second_handler_for_the_same_pair_is_refused_and_the_first_one_stays() -> None:
-    """R14."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", debit)
     with pytest.raises(
@@ -54,7 +52,6 @@ class Service:
 
 
 def test_marked_methods_are_registered_bound_and_private_ones_are_not() -> None:
-    """R28."""
     service, registry = Service(), HandlerRegistry()
     registry.register_instance(service)
     limits = sorted((h.type, h.timeout, h.statement_timeout) for h in registry)
@@ -65,7 +62,6 @@ def test_marked_methods_are_registered_bound_and_private_ones_are_not() -> None:
 
 
 def test_an_instance_is_registered_whole_or_not_at_all() -> None:
-    """R28."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", debit)
     with pytest.raises(HandlerAlreadyRegisteredError):
@@ -95,7 +91,6 @@ class CalledLater:
 
 @pytest.mark.parametrize("function", [later, stream, CalledLater(), partial(later)])
 def test_async_handlers_are_refused(function: object) -> None:
-    """M127."""
     with pytest.raises(ValueError, match="is async: handlers are ordinary functions"):
         HandlerRegistry().register("payments", "Debit", function)  # type: ignore[arg-type]
 

@@ -382,7 +382,7 @@ def test_a_reply_that_is_rejected_undoes_all_of_its_completion(
     admin: psycopg.Connection,
     handler: Callable[[Command, Context], object],
 ) -> None:
-    """R13. Also what the handler wrote through its context's connection."""
+    """Also what the handler wrote through its context's connection."""
     registry = HandlerRegistry()
     registry.register("payments", "Pay", handler, retry=RetryPolicy(max_attempts=1))
     forbid(admin, "ready", "type = 'Reply'")

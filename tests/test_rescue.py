@@ -392,7 +392,7 @@ def test_another_schemas_worker_of_the_same_number_is_left_alone(dsn: str, bus: 
 def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
     dsn: str, bus: CommandBus, tmp_path: Path, how: signal.Signals
 ) -> None:
-    """M161, fault 4: and what they had written is not there; one that was only frozen lands
+    """And what they had written is not there; one that was only frozen lands
     nothing when it is revived."""
     program = str(Path(__file__).with_name("worker_process.py"))
     board_at = tmp_path / "board"

@@ -61,7 +61,7 @@ def test_a_pause_is_no_quiet_time() -> None:
 
 
 def test_having_been_ready_for_a_while_ends_no_row() -> None:
-    """Fault 19: it dies early, lives for 20 s, dies early again: the pause grows."""
+    """It dies early, lives for 20 s, dies early again: the pause grows."""
     restarts, now = Restarts(), NOW
     pauses = []
     for _ in range(6):
@@ -83,7 +83,6 @@ def test_each_number_waits_for_itself() -> None:
 def test_too_many_over_all_numbers_within_a_minute_end_the_supervisor(
     wanted: int, most: int
 ) -> None:
-    """Fault 18."""
     restarts = Restarts()
     for death in range(most):
         assert not restarts.too_many(wanted, NOW)
@@ -94,7 +93,7 @@ def test_too_many_over_all_numbers_within_a_minute_end_the_supervisor(
 
 
 def test_a_whole_fleet_that_dies_at_boot_is_given_up_within_a_minute() -> None:
-    """Fault 18: and the number of its starts is bounded."""
+    """And the number of its starts is bounded."""
     for wanted in (1, 4, 16):
         restarts, starts = Restarts(), 0
         dice = random.Random(wanted)
@@ -119,7 +118,7 @@ def test_one_number_that_dies_for_days_is_no_reason_to_give_up_a_large_fleet() -
 
 
 def test_a_fork_that_fails_waits_as_long_as_a_death_would_but_is_none() -> None:
-    """Fault 20: the supervisor lives, and tries again with longer and longer pauses."""
+    """The supervisor lives, and tries again with longer and longer pauses."""
     restarts, now = Restarts(), NOW
     pauses = []
     for _ in range(50):

@@ -97,7 +97,7 @@ def age(connection: psycopg.Connection, domain: str, days: int) -> None:
 def test_a_day_that_nobody_wants_to_keep_is_dropped_with_its_ids_and_events(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    """R08: until then the id stays taken."""
+    """Until then the id stays taken."""
     sent = finish(dsn, bus, "old", "young")
     age(connection, "old", 9)
     age(connection, "young", 6)

@@ -96,7 +96,7 @@ WHERE pronamespace = 'cmdbus'::regnamespace AND a.grantee = current_user::regrol
 
 @pytest.mark.parametrize("kind", RIGHTS)
 def test_a_role_has_these_rights_and_no_others(dsn: str, kind: str) -> None:
-    """R27. A worker's role may execute every function, with its own rights or the owner's."""
+    """A worker's role may execute every function, with its own rights or the owner's."""
     with role(dsn, kind) as connection:
         found: dict[str, list[str]] = {}
         for name, privilege in connection.execute(GRANTED).fetchall():
@@ -118,7 +118,7 @@ def test_nobody_may_make_operators_for_the_types_of_the_schema(dsn: str) -> None
 
 
 def test_a_worker_cannot_change_history(dsn: str) -> None:
-    """R27. What retention removes, it removes with the owner's rights."""
+    """What retention removes, it removes with the owner's rights."""
     with role(dsn, "worker") as connection:
         for table in ("event", "finished", "troubleshooting", "identity", "domain_event"):
             for query in (f"DELETE FROM cmdbus.{table}", f"TRUNCATE cmdbus.{table}"):

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.db
 
 
 def test_a_command_is_there_with_all_that_was_given(dsn: str) -> None:
-    """R01, R09, M131: no worker runs."""
+    """No worker runs."""
     own, correlation = uuid4(), uuid4()
     with CommandBus(dsn) as bus:
         assert own == bus.send(
@@ -52,7 +52,6 @@ def test_a_command_is_there_with_all_that_was_given(dsn: str) -> None:
 
 
 def test_what_was_sent_comes_back_to_the_last_bit(dsn: str) -> None:
-    """Fault 58."""
     data = {"f": [1e23, 0.1, 5e-324], "i": 10**4000, "t": "ä€𝄞\\\t\n\"'\\N\\.\u2028", "n": None}
     with CommandBus(dsn) as bus:
         one = bus.send("payments", "Debit", data)
@@ -64,7 +63,6 @@ def test_what_was_sent_comes_back_to_the_last_bit(dsn: str) -> None:
 
 
 def test_a_callers_transaction_takes_the_command_with_it(dsn: str) -> None:
-    """R02."""
     with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
         lost = bus.send("payments", "Debit", connection=connection)
         bus.send_many([SendRequest("payments", "Debit")], connection=connection)
@@ -78,7 +76,6 @@ def test_a_callers_transaction_takes_the_command_with_it(dsn: str) -> None:
 
 
 def test_a_refusal_leaves_the_callers_transaction_usable(dsn: str) -> None:
-    """R02, R07."""
     with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
         taken = bus.send("payments", "Debit", command_id=uuid4())
         with pytest.raises(DuplicateCommandError):
@@ -116,7 +113,6 @@ def test_many_are_sent_in_order_with_all_that_was_given(dsn: str) -> None:
 
 
 def test_delays_are_counted_from_the_servers_clock(dsn: str) -> None:
-    """M133."""
     with CommandBus(dsn) as bus:
         one = bus.send("payments", "Debit", delay=3600)
         [many] = bus.send_many([SendRequest("payments", "Debit", delay=timedelta(hours=1))])
@@ -132,7 +128,6 @@ def test_delays_are_counted_from_the_servers_clock(dsn: str) -> None:
 
 
 def test_commands_of_one_priority_keep_their_order(dsn: str) -> None:
-    """M136."""
     with CommandBus(dsn) as bus:
         sent = [bus.send("payments", "Debit") for _ in range(5)]
         sent += bus.send_many([SendRequest("payments", "Debit") for _ in range(1500)])
@@ -163,7 +158,6 @@ def bad_requests() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("bad", bad_requests(), ids=lambda bad: "-".join(bad))
 def test_bad_input_is_refused_and_leaves_nothing(dsn: str, bad: dict[str, Any]) -> None:
-    """Faults 58, 60."""
     arguments: dict[str, Any] = {"domain": "payments", "type": "Debit", "command_id": uuid4()} | bad
     before = counts(dsn)
     with CommandBus(dsn) as bus:
@@ -181,7 +175,6 @@ def test_bad_input_is_refused_and_leaves_nothing(dsn: str, bad: dict[str, Any]) 
 
 
 def test_a_hook_may_change_what_is_sent(dsn: str) -> None:
-    """M145, M171."""
 
     def hurry(request: SendRequest) -> SendRequest:
         if request.data["risk"] > 0.5:
@@ -237,7 +230,6 @@ def test_only_requests_can_be_sent_in_bulk(dsn: str, requests: list[Any]) -> Non
 
 
 def test_a_full_domain_refuses_and_says_when_to_come_again(dsn: str) -> None:
-    """M140, M165, M166."""
     with CommandBus(dsn) as bus:
         bus.configure("payments", max_depth=3)
         bus.send("payments", "Debit")
@@ -264,7 +256,6 @@ def test_the_highest_limit_is_one(dsn: str) -> None:
 
 
 def test_concurrent_senders_pass_the_limit_by_no_more_than_they_have_in_flight(dsn: str) -> None:
-    """M140."""
     with CommandBus(dsn) as bus:
         bus.configure("payments", max_depth=50)
 
@@ -285,7 +276,6 @@ def test_concurrent_senders_pass_the_limit_by_no_more_than_they_have_in_flight(d
 
 
 def test_a_domain_that_was_shut_refuses_until_it_is_opened(dsn: str) -> None:
-    """M141, M160."""
     with CommandBus(dsn) as bus:
         bus.configure("payments", accepting=False)
         assert bus.snapshot("payments")["shutdown"] is True
@@ -303,7 +293,6 @@ def test_a_domain_that_was_shut_refuses_until_it_is_opened(dsn: str) -> None:
 
 
 def test_a_long_queue_is_warned_of_once(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    """M181."""
     with CommandBus(dsn) as bus, caplog.at_level(logging.WARNING, "cmdbus"):
         bus.configure("payments", warn_depth=3)
         for _ in range(6):
@@ -363,7 +352,6 @@ def test_a_trigger_sends(dsn: str) -> None:
     ],
 )
 def test_sql_is_told_what_is_wrong(dsn: str, arguments: str, sentence: str) -> None:
-    """Faults 58, 60."""
     before = counts(dsn)
     invalid = pytest.raises(psycopg.errors.InvalidParameterValue, match=sentence)
     with connect(dsn) as connection, invalid:

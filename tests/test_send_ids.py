@@ -23,7 +23,6 @@ BACKSLASH_SPACE = "\\ "
 
 
 def test_an_id_is_taken_once_in_a_domain(dsn: str) -> None:
-    """R07, R08."""
     id_ = uuid4()
     with CommandBus(dsn) as bus:
         bus.send("payments", "Debit", command_id=id_)
@@ -43,7 +42,6 @@ def test_an_id_is_taken_once_in_a_domain(dsn: str) -> None:
 
 
 def test_an_id_that_the_bus_made_is_taken_too(dsn: str) -> None:
-    """R07."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         made = [bus.send("payments", "Debit"), bus.send("payments", "Debit", delay=60)]
         in_sql = connection.execute("SELECT cmdbus.send('payments', 'Debit')").fetchone()
@@ -66,7 +64,7 @@ def test_the_same_id_twice_in_one_batch_is_refused(dsn: str) -> None:
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 def test_of_many_who_send_one_id_at_once_exactly_one_is_accepted(dsn: str, isolation: str) -> None:
-    """R07: some delayed, some not, some in bulk; again and again."""
+    """Some delayed, some not, some in bulk; again and again."""
     settings = f"-c default_transaction_isolation={isolation.replace(' ', BACKSLASH_SPACE)}"
     dsn = make_conninfo(dsn, options=settings)
     connections = [psycopg.connect(dsn, autocommit=True) for _ in range(20)]
@@ -101,7 +99,6 @@ def test_of_many_who_send_one_id_at_once_exactly_one_is_accepted(dsn: str, isola
 
 
 def test_overlapping_batches_of_own_ids_do_not_deadlock(dsn: str) -> None:
-    """R06."""
     with CommandBus(dsn) as bus:
         for _ in range(5):
             ids = [uuid4() for _ in range(300)]
@@ -116,7 +113,6 @@ def test_overlapping_batches_of_own_ids_do_not_deadlock(dsn: str) -> None:
 
 
 def test_a_batch_of_fifty_thousand_own_ids_needs_no_locks_for_them(dsn: str) -> None:
-    """Fault 61."""
     with CommandBus(dsn) as bus:
         ids = [uuid4() for _ in range(50_000)]
         bus.send_many([SendRequest("payments", "D", command_id=id_) for id_ in ids])
@@ -208,7 +204,6 @@ def test_numbers_of_calls_do_not_come_from_the_sessions_dice(dsn: str) -> None:
 
 
 def test_ten_first_sends_to_a_new_domain_at_once_are_all_accepted(dsn: str) -> None:
-    """R03."""
     with CommandBus(dsn) as bus:
         results = race([lambda: bus.send("brand.new", "Debit") for _ in range(10)])
         assert all(isinstance(result, UUID) for result in results), results

@@ -56,7 +56,7 @@ def analyze(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 @needs_systemd
 def test_systemd_finds_nothing_to_say_about_the_unit(unit: Path) -> None:
-    """R50. A key that it does not know is only a line on stderr, with exit code 0."""
+    """A key that it does not know is only a line on stderr, with exit code 0."""
     done = analyze("verify", "--man=no", str(unit))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     unit.write_text(unit.read_text().replace("WatchdogSec=", "WatchdogSecc="))
@@ -73,7 +73,7 @@ def test_the_unit_is_closed_to_what_workers_do_not_need(unit: Path) -> None:
 
 
 def test_the_unit_agrees_with_the_program() -> None:
-    """R50; fault 18: what a restart would find again is not restarted."""
+    """What a restart would find again is not restarted."""
     assert int(value("TimeoutStopSec")) > Settings().drain_timeout
     assert value("RestartPreventExitStatus").split() == ["2", str(int(Exit.CANNOT_START))]
     assert value("Type") == "notify"
@@ -91,7 +91,6 @@ def test_the_unit_agrees_with_the_program() -> None:
 def test_the_manifest_is_started_as_it_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """R50."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CMDBUS_DSN", "postgresql://fleet@db/shop")  # As from its secret.
     text = MANIFEST.read_text()

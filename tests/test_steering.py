@@ -186,7 +186,6 @@ def test_behind_sudo_the_operator_is_who_called_it(dsn: str, run: Run) -> None:
 
 
 def test_status_counts_by_domain_and_type_also_what_nobody_handles(dsn: str, run: Run) -> None:
-    """M160."""
     assert done(run("status")) == "nothing waits, nothing runs\n"
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 2)
@@ -244,7 +243,6 @@ def test_domains_are_paused_and_resumed(dsn: str, run: Run) -> None:
 
 
 def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:
-    """R22."""
     assert done(run("tsq", "summary")) == "nothing waits for a person\n"
     assert done(run("tsq", "list")) == "nothing waits for a person\n"
     with CommandBus(dsn) as bus:
@@ -273,7 +271,6 @@ def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:
 
 
 def test_single_commands_are_retried_canceled_and_completed(dsn: str, run: Run) -> None:
-    """R23, R24, R25."""
     with CommandBus(dsn) as bus:
         ids = [bus.send("payments", "Debit", reply_to="orders") for _ in range(4)]
         trouble(dsn)
@@ -298,7 +295,6 @@ def test_single_commands_are_retried_canceled_and_completed(dsn: str, run: Run) 
 
 
 def test_many_are_resolved_only_after_a_yes(dsn: str, run: Run) -> None:
-    """R26."""
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 5)
         bus.send("orders", "Ship")

@@ -109,7 +109,7 @@ def test_it_says_how_long_it_is_until_the_earliest(
 def test_what_is_due_is_moved_and_the_next_one_is_not_forgotten(
     connection: psycopg.Connection, bus: CommandBus, timers: Timers
 ) -> None:
-    """M068, and the second of two timers."""
+    """And the second of two timers."""
     bus.send("payments", "Debit")
     bus.send("payments", "Debit", delay=HOUR)
     due_now(connection)
@@ -172,7 +172,7 @@ def test_one_that_somebody_holds_hides_none_that_is_due_after_it(
 def test_a_lease_of_another_worker_is_a_timer_for_whoever_asks(
     connection: psycopg.Connection, bus: CommandBus, timers: Timers
 ) -> None:
-    """Design section 4: an idle node takes over a dead one's commands on time; until then it
+    """An idle node takes over a dead one's commands on time; until then it
     shows at the pace of renewals that it could renew."""
     bus.send("payments", "Debit")
     claimed(connection, lease=HOUR)

@@ -69,7 +69,6 @@ def kinds(bus: CommandBus, id_: UUID) -> list[str]:
 
 
 def test_the_queue_is_listed_newest_first_page_by_page_with_the_data(dsn: str) -> None:
-    """R22."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         requests = [SendRequest("payments", "Debit", {"n": n}) for n in range(150)]
         ids = bus.send_many(requests)
@@ -92,7 +91,6 @@ def test_the_queue_is_listed_newest_first_page_by_page_with_the_data(dsn: str) -
 
 
 def test_the_queue_is_listed_by_every_condition(dsn: str) -> None:
-    """R22."""
     with CommandBus(dsn) as bus:
         debit = troubled(bus, dsn)
         boundary = datetime.now(UTC)
@@ -142,7 +140,6 @@ def test_a_retried_command_runs_under_its_senders_limit_or_todays_policy(dsn: st
 
 
 def test_a_retried_command_begins_anew(dsn: str) -> None:
-    """R23."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         id_ = troubled(bus, dsn, {"amount": 5}, priority="high", reply_to="orders")
         before = found(bus, id_)
@@ -160,7 +157,6 @@ def test_a_retried_command_begins_anew(dsn: str) -> None:
 
 
 def test_a_canceled_command_answers_with_the_reason(dsn: str) -> None:
-    """R24."""
     with CommandBus(dsn) as bus:
         id_ = troubled(bus, dsn, reply_to="orders")
         assert bus.query("orders") == []
@@ -183,7 +179,6 @@ def test_a_canceled_command_answers_with_the_reason(dsn: str) -> None:
 
 
 def test_a_command_completed_by_hand_answers_with_the_result(dsn: str) -> None:
-    """R25."""
     with CommandBus(dsn) as bus:
         for result in ({"by": "hand"}, None):
             id_ = troubled(bus, dsn, reply_to="orders")
@@ -207,7 +202,6 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.parametrize("done", CALLS)
 def test_only_what_is_in_the_queue_can_be_resolved(dsn: str, done: str) -> None:
-    """R23."""
     call = CALLS[done]
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         id_ = bus.send("payments", "Debit")
@@ -257,7 +251,6 @@ def test_what_an_operator_says_is_checked_before_anything_is_written(
 
 
 def test_a_reply_that_cannot_be_written_undoes_everything(dsn: str) -> None:
-    """R13."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         id_ = troubled(bus, dsn, reply_to="orders")
         connection.execute(
@@ -271,7 +264,6 @@ def test_a_reply_that_cannot_be_written_undoes_everything(dsn: str) -> None:
 
 
 def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
-    """R41."""
     with CommandBus(dsn) as bus, psycopg.connect(dsn) as mine:
         ids = [troubled(bus, dsn, reply_to="orders") for _ in range(6)]
         resolution: dict[str, Any] = {"operator": "ann", "connection": mine}
@@ -294,7 +286,6 @@ def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
 
 
 def test_many_are_resolved_at_once_by_condition_and_counted(dsn: str) -> None:
-    """R26."""
     many = 2 * CHUNK + 50
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         ids = bus.send_many([SendRequest("payments", "Debit", n) for n in range(many)])
@@ -418,7 +409,7 @@ def test_a_call_whose_answer_is_lost_is_not_refused_when_it_is_repeated(
 def test_a_resting_worker_is_woken_by_a_retry_and_by_the_reply_of_a_cancel(
     dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """M163, M164. Nothing that becomes claimable waits for the next poll (60 s)."""
+    """Nothing that becomes claimable waits for the next poll (60 s)."""
     registry = HandlerRegistry()
     broken = threading.Event()
     broken.set()

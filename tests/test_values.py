@@ -42,13 +42,11 @@ def test_the_default_ladder_is_the_documented_one() -> None:
 def test_a_ladder_out_of_order_is_refused_with_the_rung_named(
     rungs: dict[str, float], sentence: str
 ) -> None:
-    """M116."""
     with pytest.raises(ValueError, match=sentence):
         Timeouts(**rungs)
 
 
 def test_the_backoff_follows_the_schedule_and_its_last_entry_repeats() -> None:
-    """R19."""
     policy = RetryPolicy()
     assert [policy.delay(attempt, 0.5) for attempt in (1, 2, 3, 4, 99)] == [10, 60, 300, 300, 300]
 
@@ -84,7 +82,6 @@ def test_names_that_are_taken(name: str) -> None:
     "name", ["", "9a", "a b", "a\n", "ä", "a'b", 'a"b', "a;b", "../a", "x" * 101, "a\0", None, 5]
 )
 def test_hostile_names_are_refused(name: str) -> None:
-    """Fault 60."""
     with pytest.raises(ValueError, match="domain must be a letter"):
         check_name("domain", name)
 
@@ -96,7 +93,6 @@ def test_hostile_schema_names_are_refused(name: str) -> None:
 
 
 def test_a_request_gets_a_spare_id_the_normal_priority_and_its_own_correlation() -> None:
-    """M144, R09."""
     assert LIMITS.check(SendRequest("payments", "Debit"), SPARE) == (
         "payments", "Debit", "null", SPARE, False, 5, None, None, SPARE, None, None,
     )  # fmt: skip
@@ -117,20 +113,17 @@ def test_what_a_request_brings_is_kept() -> None:
     ("priority", "value"), [("high", 0), ("normal", 5), ("low", 10), (0, 0), (3, 3), (10, 10)]
 )
 def test_priorities_by_label_and_number(priority: str | int, value: int) -> None:
-    """M132, M143."""
     assert LIMITS.check(SendRequest("d", "t", priority=priority), SPARE).priority == value
 
 
 @pytest.mark.parametrize("priority", ["urgent", "", -1, 11, 1.5, True, None])
 def test_an_unknown_priority_is_refused_with_the_known_ones(priority: str) -> None:
-    """M139."""
     sentence = "priority must be 'high', 'normal', 'low', or a whole number from 0"
     with pytest.raises(ValueError, match=sentence):
         LIMITS.check(SendRequest("d", "t", priority=priority), SPARE)
 
 
 def test_more_labels_can_be_named() -> None:
-    """M132, M181."""
     limits = Limits.of({"urgent": 1}, 1000)
     assert limits.check(SendRequest("d", "t", priority="urgent"), SPARE).priority == 1
     assert limits.check(SendRequest("d", "t", priority="low"), SPARE).priority == 10
@@ -177,7 +170,6 @@ def test_ids_of_the_bus_are_distinct_grow_with_time_and_are_recognised() -> None
 
 
 def test_a_depth_warning_rings_once_per_crossing_with_hysteresis() -> None:
-    """M181."""
     alarm = DepthAlarm()
     depths = [50, 100, 101, 99, 100, 81, 100, 79, 99, 100]
     rings = [alarm.rings("payments", depth, 100) for depth in depths]
@@ -192,7 +184,6 @@ def test_a_full_queue_is_worth_another_try_sooner_if_it_moves(age: float, second
 
 
 def test_errors_say_what_they_are_about() -> None:
-    """M166."""
     id_ = uuid4()
     assert DuplicateCommandError("payments", [id_, uuid4()]).command_id == id_
     assert "(and 1 others)" in str(DuplicateCommandError("payments", [id_, uuid4()]))

@@ -74,7 +74,7 @@ def test_nobody_is_told_while_nobody_waits(dsn: str) -> None:
 
 
 def test_a_thousand_commands_in_one_transaction_are_one_notification(dsn: str) -> None:
-    """M003, M061, M087, fault 61: it carries no data."""
+    """It carries no data."""
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         arm(steward, "payments")
         bus.send_many([SendRequest("payments", "Debit", {"secret": 1})] * 1000)
@@ -98,7 +98,6 @@ def test_only_those_domains_are_told_of_that_somebody_waits_for(dsn: str) -> Non
 
 
 def test_a_rolled_back_send_tells_nobody(dsn: str) -> None:
-    """R02."""
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         arm(steward, "payments")
         with psycopg.connect(dsn) as sender:
@@ -157,7 +156,6 @@ def test_an_arming_that_ran_out_is_a_fresh_one(dsn: str) -> None:
 
 
 def test_the_flag_is_that_of_all_nodes_that_live(dsn: str) -> None:
-    """M088."""
     with connect(dsn) as steward:
         arm(steward, "payments", node=1)
         arm(steward, "orders", node=2)
@@ -230,7 +228,6 @@ def test_a_session_in_which_triggers_are_off_notifies_all_the_same(dsn: str) -> 
 
 
 def test_what_is_due_before_anybody_looks_is_told_of_even_while_all_are_busy(dsn: str) -> None:
-    """M067, M083."""
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         arm(steward, looks_at=datetime.now(UTC) + timedelta(minutes=30))
         bus.send("payments", "Debit", delay=HOUR)
@@ -289,7 +286,6 @@ def test_resuming_a_domain_wakes_who_waits_for_it(dsn: str) -> None:
 
 
 def test_two_schemas_do_not_wake_each_other(dsn: str) -> None:
-    """M066."""
     schema = "s" * 48
     install(dsn, schema)
     with (
@@ -316,7 +312,7 @@ def test_arming_waits_for_no_sender(dsn: str) -> None:
 
 
 def test_what_is_given_back_wakes_who_waits_for_it(dsn: str) -> None:
-    """Race 1e: no row arrives then."""
+    """No row arrives then."""
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as worker:
         claims = Claims("cmdbus", 30)
         claims.register(worker, "tester")
@@ -330,7 +326,7 @@ def test_what_is_given_back_wakes_who_waits_for_it(dsn: str) -> None:
 
 
 def test_a_sender_reads_no_row_of_those_who_wait(dsn: str) -> None:
-    """Race 1d: their dead versions, which a long report keeps, would slow every sender."""
+    """Their dead versions, which a long report keeps, would slow every sender."""
     looks = (
         "SELECT coalesce(sum(seq_scan + coalesce(idx_scan, 0)), 0)"
         " FROM pg_stat_xact_user_tables WHERE relname = 'waiter'"

@@ -103,7 +103,7 @@ def fleet() -> Iterator[Fleet]:
 
 
 def test_whoever_rests_shows_it_before_it_looks_for_the_last_time(fleet: Fleet) -> None:
-    """Race 1i (2): first parked, then whether there is something to do, then the number."""
+    """First parked, then whether there is something to do, then the number."""
     fleet.board.set_armed(0)
     seen = []
 
@@ -137,7 +137,7 @@ def test_a_rest_that_fails_leaves_nobody_parked(fleet: Fleet) -> None:
 
 
 def test_whoever_rests_says_so_again_where_it_was_written_over(fleet: Fleet) -> None:
-    """Fault 26: the steward would disarm, and what is sent then would wait for the poll."""
+    """The steward would disarm, and what is sent then would wait for the poll."""
     fleet.board.set_armed(0)
     worker = fleet.worker()
     with fleet.resting(worker):
@@ -153,7 +153,7 @@ def test_whoever_rests_says_so_again_where_it_was_written_over(fleet: Fleet) -> 
 
 
 def test_a_byte_wakes_one_and_it_is_that_ones(fleet: Fleet) -> None:
-    """M061: a competing consumer."""
+    """A competing consumer."""
     first, second = fleet.worker(0), fleet.worker(1)
     with fleet.resting(first, 0), fleet.resting(second, 1):
         fleet.worker_pipe.put()
@@ -165,7 +165,7 @@ def test_a_byte_wakes_one_and_it_is_that_ones(fleet: Fleet) -> None:
 
 
 def test_woken_and_with_a_full_claim_one_passes_one_on(fleet: Fleet) -> None:
-    """M070: and only the first claim after the wake does."""
+    """And only the first claim after the wake does."""
     worker = fleet.worker()
     fleet.worker_pipe.put()
     assert worker.wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
@@ -176,7 +176,7 @@ def test_woken_and_with_a_full_claim_one_passes_one_on(fleet: Fleet) -> None:
 
 
 def test_woken_and_with_less_than_a_full_claim_one_passes_none_on(fleet: Fleet) -> None:
-    """M072: a wake that finds no more than it can do itself ends there."""
+    """A wake that finds no more than it can do itself ends there."""
     worker = fleet.worker()
     fleet.worker_pipe.put()
     worker.wait_for_work(NO_CONNECTION, idle)
@@ -186,7 +186,6 @@ def test_woken_and_with_less_than_a_full_claim_one_passes_none_on(fleet: Fleet) 
 
 
 def test_a_tight_loop_sends_nothing(fleet: Fleet) -> None:
-    """M074."""
     worker = fleet.worker()
     for _ in range(1_000):
         worker.before_claim(NO_CONNECTION)
@@ -195,14 +194,13 @@ def test_a_tight_loop_sends_nothing(fleet: Fleet) -> None:
 
 
 def test_whoever_is_busy_does_not_take_a_byte(fleet: Fleet) -> None:
-    """Race 1i (3)."""
     fleet.worker_pipe.put()
     assert fleet.worker().wait_for_work(NO_CONNECTION, busy) is None
     assert fleet.worker_pipe.pending == 1
 
 
 def test_a_byte_taken_by_one_that_got_busy_meanwhile_goes_back(fleet: Fleet) -> None:
-    """Race 1i (3): claim, or write it back."""
+    """Claim, or write it back."""
     answers = iter([False, True])
     worker = fleet.worker()
     fleet.worker_pipe.put()
@@ -331,7 +329,7 @@ def test_while_nobody_listens_everybody_polls(fleet: Fleet) -> None:
 def test_while_the_steward_listens_nobody_polls_and_when_it_does_not_any_more_all_do(
     fleet: Fleet,
 ) -> None:
-    """M086. Each rest ends within its bound, or its leader would look like one that hangs."""
+    """Each rest ends within its bound, or its leader would look like one that hangs."""
     fleet.board.set_armed(1)
     worker = fleet.worker(poll=POLL)
     for _ in range(3):
@@ -400,7 +398,7 @@ def _all_rest(fleet: Fleet, workers: int) -> bool:
 
 
 def test_a_burst_wakes_all_in_a_chain_and_not_one_for_each_command(fleet: Fleet) -> None:
-    """M071, M073, M075, M076: 4 workers, 100 commands: at most 8 bytes, and all of them work."""
+    """4 workers, 100 commands: at most 8 bytes, and all of them work."""
     got, empty = drains(fleet, 4, 100, 5, together=4)
     assert sum(got) == 100 and min(got) > 0, got
     assert fleet.worker_pipe.put_so_far <= 8
@@ -409,7 +407,7 @@ def test_a_burst_wakes_all_in_a_chain_and_not_one_for_each_command(fleet: Fleet)
 
 
 def test_a_single_command_wakes_one_worker(fleet: Fleet) -> None:
-    """M072: it looks once more, and nobody else does."""
+    """It looks once more, and nobody else does."""
     got, empty = drains(fleet, 4, 1, 5, together=1)
     assert sorted(got) == [0, 0, 0, 1]
     assert fleet.worker_pipe.put_so_far == 1

@@ -32,7 +32,7 @@ def test_each_byte_is_taken_once() -> None:
 
 @pytest.mark.parametrize("capacity", [1, 4, 8])
 def test_what_is_put_into_a_full_one_is_dropped(capacity: int) -> None:
-    """M076, M077: no block, no growth; what is in it wakes as many as there are."""
+    """No block, no growth; what is in it wakes as many as there are."""
     with wire(capacity) as ours:
         for _ in range(5_000):
             ours.put()
@@ -77,7 +77,7 @@ def test_an_exec_leaves_it_closed() -> None:
 
 @pytest.mark.process
 def test_of_many_processes_each_byte_has_one_reader() -> None:
-    """M086: the channel is shared, and what one takes the others do not get."""
+    """The channel is shared, and what one takes the others do not get."""
     count = 500
     with wire(8) as ours, wire(8) as over:
 

@@ -30,7 +30,6 @@ def kinds(bus: CommandBus, command_id: UUID) -> list[str]:
 
 
 def test_a_handler_gets_the_command_and_its_result_is_kept(dsn: str, bus: CommandBus) -> None:
-    """R13, M046, M179."""
     registry = HandlerRegistry()
     seen: list[tuple[Command, Context]] = []
 
@@ -58,7 +57,7 @@ def test_a_handler_gets_the_command_and_its_result_is_kept(dsn: str, bus: Comman
 def test_everything_that_waits_is_drained_without_waiting_for_notifications(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M002, M003, M004, M023: whatever the poll interval is."""
+    """Whatever the poll interval is."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     with running(dsn, registry, poll_interval=60):
@@ -69,7 +68,7 @@ def test_everything_that_waits_is_drained_without_waiting_for_notifications(
 def test_a_command_with_a_lower_id_that_commits_later_is_run_all_the_same(
     dsn: str, bus: CommandBus
 ) -> None:
-    """H26: by a worker that never rests, and has run higher ones."""
+    """By a worker that never rests, and has run higher ones."""
     registry, over = HandlerRegistry(), threading.Event()
 
     @registry.handler("payments", "Debit")
@@ -90,7 +89,6 @@ def test_a_command_with_a_lower_id_that_commits_later_is_run_all_the_same(
 def test_the_correlation_id_follows_a_command_everywhere(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R09, M157."""
     registry = HandlerRegistry()
     seen: list[UUID] = []
 
@@ -114,7 +112,6 @@ def test_the_correlation_id_follows_a_command_everywhere(
 def test_as_many_run_at_once_as_there_are_threads_and_a_freed_slot_is_filled(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M009, M010, M021, M032, M041, M043, R43."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
     with running(dsn, registry, concurrency=3):
@@ -129,7 +126,6 @@ def test_as_many_run_at_once_as_there_are_threads_and_a_freed_slot_is_filled(
 
 
 def test_threads_are_named_after_what_they_run(dsn: str, bus: CommandBus) -> None:
-    """M118, R43."""
     registry = HandlerRegistry()
     registry.register("payments", "Name", lambda c, ctx: threading.current_thread().name)
     with running(dsn, registry, concurrency=1):
@@ -139,7 +135,7 @@ def test_threads_are_named_after_what_they_run(dsn: str, bus: CommandBus) -> Non
 
 
 def test_a_worker_leaves_alone_what_it_has_no_handler_for(dsn: str, bus: CommandBus) -> None:
-    """R15, M178: only the registry leads from a command to code."""
+    """Only the registry leads from a command to code."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     with running(dsn, registry):
@@ -154,7 +150,6 @@ def test_a_worker_leaves_alone_what_it_has_no_handler_for(dsn: str, bus: Command
 def test_what_python_cannot_decode_goes_to_troubleshooting_and_its_batch_goes_on(
     dsn: str, bus: CommandBus
 ) -> None:
-    """Fault 58."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: command.data)
     with connect(dsn) as connection:
@@ -172,7 +167,7 @@ def test_what_python_cannot_decode_goes_to_troubleshooting_and_its_batch_goes_on
 def test_a_failed_command_is_tried_again_and_then_a_person_decides(
     dsn: str, bus: CommandBus
 ) -> None:
-    """R18, R19, R21, M099, M147, M162: on time, with a fallback of a minute; and each attempt
+    """On time, with a fallback of a minute; and each attempt
     is told of."""
     registry = HandlerRegistry()
 
@@ -220,7 +215,6 @@ def test_whatever_a_handler_raises_its_thread_goes_on(
 
 
 def test_a_handler_asks_to_be_tried_again_later(dsn: str, bus: CommandBus) -> None:
-    """M146."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit")
@@ -239,7 +233,6 @@ def test_a_handler_asks_to_be_tried_again_later(dsn: str, bus: CommandBus) -> No
 def test_a_result_that_cannot_be_stored_fails_the_attempt_and_its_effects(
     dsn: str, bus: CommandBus
 ) -> None:
-    """Fault 59."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))

@@ -31,7 +31,7 @@ def shown(seat: SeatView, *states: ClaimState) -> set[tuple[str | None, int, int
 def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_settlement(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M013: and nothing of it once all is settled or given back."""
+    """And nothing of it once all is settled or given back."""
     registry, gate = HandlerRegistry(), Gate()
     with connect(dsn) as watcher, psycopg.connect(dsn) as stranger:
 
@@ -100,7 +100,7 @@ def test_nothing_is_claimed_before_the_process_is_ready(dsn: str, bus: CommandBu
 
 
 def test_no_key_is_left_however_a_command_ends(dsn: str, bus: CommandBus) -> None:
-    """M013: done, failed, again, lost, stuck, given up by a person, in its transaction."""
+    """Done, failed, again, lost, stuck, given up by a person, in its transaction."""
     registry, gate = HandlerRegistry(), Gate()
 
     @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=2, backoff=(0.01,)))
@@ -133,7 +133,7 @@ def test_no_key_is_left_however_a_command_ends(dsn: str, bus: CommandBus) -> Non
 def test_a_slot_shows_its_session_and_the_one_that_comes_after_it(
     dsn: str, bus: CommandBus
 ) -> None:
-    """Design section 7: by pid and start, a session is ended and no later one of its pid."""
+    """By pid and start, a session is ended and no later one of its pid."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     sessions = (

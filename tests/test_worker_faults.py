@@ -66,7 +66,7 @@ def leave_effect(command: Command, context: Context) -> None:
 def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
     dsn: str, bus: CommandBus, touches: str
 ) -> None:
-    """M114, R46, fault 7: with its stack and its own SQL, charged, once, and nothing of it
+    """With its stack and its own SQL, charged, once, and nothing of it
     lands."""
     registry, gate = HandlerRegistry(), Gate()
 
@@ -192,7 +192,7 @@ def test_what_a_handler_that_was_given_up_ends_with_is_not_logged(
 
 
 def test_all_threads_hang_and_work_goes_on(dsn: str, bus: CommandBus) -> None:
-    """Fault 8: whoever had the lead, or waited for it."""
+    """Whoever had the lead, or waited for it."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Hang", gate, retry=ONCE)
     registry.register("payments", "Good", lambda command, context: None)
@@ -207,7 +207,7 @@ def test_all_threads_hang_and_work_goes_on(dsn: str, bus: CommandBus) -> None:
 def test_a_slot_that_was_given_up_is_filled_however_its_thread_leaves(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M114: a thread in the driver is freed by the verdict itself, and leaves before it."""
+    """A thread in the driver is freed by the verdict itself, and leaves before it."""
     registry = HandlerRegistry()
     timeouts = Timeouts(statement=20, pool=20, lease=25, thread=30, watchdog=40)
 
@@ -248,7 +248,6 @@ class Unnamed(Unreportable, metaclass=Nameless):
 
 
 def test_an_error_that_cannot_be_reported_costs_no_thread(dsn: str, bus: CommandBus) -> None:
-    """Fault 57."""
     registry = HandlerRegistry()
     soon = TransientCommandError("BUSY", "later")
     soon.retry_after = "soon"  # type: ignore[assignment]
@@ -433,7 +432,6 @@ def test_a_handlers_own_timeout_wins_and_can_be_extended(dsn: str, bus: CommandB
 
 
 def test_a_worker_takes_more_and_fewer_threads_while_it_runs(dsn: str, bus: CommandBus) -> None:
-    """M038, M039."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
     with running(dsn, registry, concurrency=1) as worker:
@@ -505,7 +503,7 @@ def fleet(dsn: str, count: int) -> Iterator[Fleet]:
 
 @pytest.mark.timeout(90)
 def test_effects_land_once_while_workers_are_killed_and_frozen(dsn: str, bus: CommandBus) -> None:
-    """M005, M113, M161, faults 1 and 4: kill -9 and SIGSTOP at random, leases of a second."""
+    """Kill -9 and SIGSTOP at random, leases of a second."""
     dice = random.Random(4711)
     with fleet(dsn, 4) as workers:
         for _ in range(20):
@@ -532,7 +530,6 @@ def test_effects_land_once_while_workers_are_killed_and_frozen(dsn: str, bus: Co
 
 @pytest.mark.timeout(60)
 def test_a_frozen_workers_effects_do_not_land_when_it_is_revived(dsn: str, bus: CommandBus) -> None:
-    """M113, H6."""
     with fleet(dsn, 1) as workers:
         frozen = workers.workers[0]
         sent = bus.send("payments", "Debit", 1.5)
@@ -569,7 +566,7 @@ def _status(bus: CommandBus, sent: object) -> bool:
 def test_work_resumes_when_the_database_is_back_and_nothing_is_charged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
-    """Faults 33, 34; design section 4: reconnect in under 3 s, no log flood."""
+    """It reconnects in under 3 s, no log flood."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", leave_effect)
     directory = Path(os.environ["TMPDIR"]) / "pg"
@@ -601,7 +598,7 @@ def test_work_resumes_when_the_database_is_back_and_nothing_is_charged(
 
 
 def test_a_worker_waits_for_no_password_it_cannot_have(dsn: str) -> None:
-    """Fault 44: it fails fast, with one sentence."""
+    """It fails fast, with one sentence."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     worker = Worker("postgresql://ann:s3cr3t@127.0.0.1:1/shop", registry)

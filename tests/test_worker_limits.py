@@ -94,7 +94,7 @@ def test_no_more_connections_are_held_than_threads_and_their_relief(
 def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attempt(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M112, M124, R49: tried three times; the database is there."""
+    """Tried three times; the database is there."""
     registry, gate = HandlerRegistry(), Gate()
 
     @registry.handler("payments", "Debit")
@@ -133,7 +133,6 @@ def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attemp
     ids=["default", "high throughput", "low resource", "one thread"],
 )
 def test_the_usual_profiles_work(dsn: str, bus: CommandBus, profile: tuple[int, float]) -> None:
-    """M048, M135."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", do_nothing)
     threads, poll_interval = profile
@@ -143,7 +142,6 @@ def test_the_usual_profiles_work(dsn: str, bus: CommandBus, profile: tuple[int, 
 
 
 def test_rungs_in_the_wrong_order_are_refused_and_the_defaults_are_those_of_the_ladder() -> None:
-    """M110, M116, M120."""
     assert Timeouts() == Timeouts(statement=25, pool=30, lease=30, thread=35, watchdog=60)
     with pytest.raises(ValueError, match="statement"):
         Timeouts(statement=30, lease=30)
@@ -189,7 +187,6 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server(dsn: str, bus: C
     ],
 )
 def test_impossible_workers_are_refused(options: dict[str, object], sentence: str) -> None:
-    """M038, M039."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     with pytest.raises(ValueError, match=sentence):
@@ -202,7 +199,6 @@ def test_a_worker_without_handlers_is_refused() -> None:
 
 
 def test_a_pool_of_the_callers_must_fit(dsn: str, bus: CommandBus) -> None:
-    """M117."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     options = (
@@ -231,7 +227,6 @@ def test_a_pool_of_the_callers_must_fit(dsn: str, bus: CommandBus) -> None:
 
 
 def test_a_missing_schema_is_said_when_the_worker_starts(empty_dsn: str) -> None:
-    """R05."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     worker = Worker(empty_dsn, registry)

@@ -87,7 +87,7 @@ def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
 
 
 def test_a_drain_is_claimed_in_batches_and_waits_for_nothing(dsn: str, bus: CommandBus) -> None:
-    """M001, M004, M016, M018, M019, M020, M070: no claim is empty while there is something
+    """No claim is empty while there is something
     that is not claimed."""
     registry, started = HandlerRegistry(), count(1)
     while_more_waits: list[tuple[int, int]] = []
@@ -117,7 +117,6 @@ def test_a_drain_is_claimed_in_batches_and_waits_for_nothing(dsn: str, bus: Comm
 def test_many_failures_in_a_row_degrade_a_worker_and_a_success_heals_it(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M123, R43, R44."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))

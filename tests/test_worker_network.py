@@ -40,7 +40,7 @@ def ends(worker: Worker) -> dict[str, int]:
 def test_what_a_step_claimed_whose_reply_was_lost_runs_at_once_and_once(
     dsn: str, bus: CommandBus
 ) -> None:
-    """Races 5.3, 5.4: adopted, not claimed again; and what it had settled is not lost."""
+    """4: adopted, not claimed again; and what it had settled is not lost."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
     with Proxy(dsn) as proxy, running(proxy.dsn, registry, concurrency=1, timeouts=PATIENT) as one:
@@ -64,7 +64,7 @@ def test_what_a_step_claimed_whose_reply_was_lost_runs_at_once_and_once(
 
 
 def test_a_commit_whose_reply_was_lost_is_counted_as_what_it_was(dsn: str, bus: CommandBus) -> None:
-    """Races 5.4: the handler's own transaction."""
+    """The handler's own transaction."""
     registry, gate = HandlerRegistry(), Gate()
 
     @registry.handler("payments", "Debit")
@@ -97,7 +97,7 @@ def test_a_commit_whose_reply_was_lost_is_counted_as_what_it_was(dsn: str, bus: 
 def test_a_step_whose_server_is_silent_is_given_up_and_another_leads(
     dsn: str, bus: CommandBus
 ) -> None:
-    """Races 5.1: its outcomes are settled, and there is one lead afterwards."""
+    """Its outcomes are settled, and there is one lead afterwards."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
     with (
@@ -129,7 +129,7 @@ def test_a_step_whose_server_is_silent_is_given_up_and_another_leads(
 def test_a_worker_whose_server_is_silent_stops_in_time(
     dsn: str, bus: CommandBus, new_ones: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """M026, M104, M121: whatever it waits for."""
+    """Whatever it waits for."""
     # A captured line keeps its error, and that the socket of its connection.
     caplog.set_level(logging.CRITICAL, "psycopg.pool")
     registry, gate = HandlerRegistry(), Gate()

@@ -77,7 +77,6 @@ def test_ten_workers_claim_a_thousand_commands_once_and_in_shares_of_a_size(
 def test_five_free_threads_are_filled_by_one_claim_and_a_single_command_by_one(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M025, M031, M040."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
     bus.send_many([SendRequest("payments", "Debit")] * 5)
@@ -95,7 +94,7 @@ def test_five_free_threads_are_filled_by_one_claim_and_a_single_command_by_one(
 
 
 def test_what_notifies_nobody_is_found_by_the_poll(dsn: str, bus: CommandBus) -> None:
-    """R17, M148: the last net."""
+    """The last net."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     with running(dsn, registry, poll_interval=0.2) as worker:
@@ -116,7 +115,7 @@ def test_what_notifies_nobody_is_found_by_the_poll(dsn: str, bus: CommandBus) ->
 def test_a_rest_ends_at_once_when_the_worker_stops_whoever_else_could_wake_it(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M026, M148: with the listening session dead and an hour to the next poll."""
+    """With the listening session dead and an hour to the next poll."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     with running(dsn, registry, poll_interval=3600) as worker, connect(dsn) as killer:

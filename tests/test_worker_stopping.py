@@ -31,7 +31,7 @@ pytestmark = pytest.mark.db
 
 
 def test_a_slow_handler_is_not_run_twice_while_its_worker_lives(dsn: str, bus: CommandBus) -> None:
-    """Fault 55: its lease is renewed."""
+    """Its lease is renewed."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Slow", gate, timeout=60)
     timeouts = Timeouts(statement=0.1, pool=0.3, lease=0.3, thread=20, watchdog=30)
@@ -149,7 +149,6 @@ def test_a_hung_command_goes_back_once_its_row_is_not_locked(dsn: str, bus: Comm
 def test_stopping_lets_running_commands_end_and_gives_the_others_back(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """M011, M024, R16, R43."""
     caplog.set_level(logging.INFO, "cmdbus.worker.worker")
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
@@ -168,7 +167,6 @@ def test_stopping_lets_running_commands_end_and_gives_the_others_back(
 
 
 def test_a_hung_handler_cannot_keep_the_worker(dsn: str, bus: CommandBus) -> None:
-    """M104, M121, R43."""
     registry = HandlerRegistry()
     entered, let_go = threading.Event(), threading.Event()
 
@@ -201,7 +199,7 @@ def test_a_hung_handler_cannot_keep_the_worker(dsn: str, bus: CommandBus) -> Non
 
 
 def test_a_worker_outlives_the_death_of_all_its_sessions(dsn: str, bus: CommandBus) -> None:
-    """Fault 35, fault 36: and the attempt that was cut off is not charged."""
+    """And the attempt that was cut off is not charged."""
     registry = HandlerRegistry()
     entered = threading.Semaphore(0)
 
@@ -275,7 +273,7 @@ def test_a_process_that_a_handler_forks_is_no_worker(dsn: str, bus: CommandBus) 
 
 
 def test_what_hangs_while_the_worker_stops_is_given_up_as_ever(dsn: str, bus: CommandBus) -> None:
-    """M163: its time is over before the stop's is; the stop waits for nobody who is given up."""
+    """Its time is over before the stop's is; the stop waits for nobody who is given up."""
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Hang", gate, timeout=0.6, retry=RetryPolicy(max_attempts=1))
     worker = Worker(dsn, registry, concurrency=2)

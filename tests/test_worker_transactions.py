@@ -31,7 +31,6 @@ SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
 
 
 def test_effects_and_completion_commit_together_or_not_at_all(dsn: str, bus: CommandBus) -> None:
-    """R29, M122, M151."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit", retry=SOON)
@@ -82,7 +81,6 @@ def lose(dsn: str, command_id: UUID) -> None:
 def test_effects_of_an_execution_that_lost_its_lease_do_not_land(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R29, M113, fault 55."""
     registry = HandlerRegistry()
     entered, go_on = threading.Event(), threading.Event()
 
@@ -157,7 +155,6 @@ SINS: dict[str, tuple[Sin, str, str]] = {
 def test_a_handler_that_ends_its_transaction_by_itself_gets_a_clear_error(
     dsn: str, bus: CommandBus, sin: str
 ) -> None:
-    """Fault 48."""
     registry = HandlerRegistry()
     act, status, code = SINS[sin]
 
@@ -176,7 +173,7 @@ def test_a_handler_that_ends_its_transaction_by_itself_gets_a_clear_error(
 
 
 def test_a_swallowed_sql_error_fails_the_attempt(dsn: str, bus: CommandBus) -> None:
-    """Fault 48: 25P02."""
+    """25P02."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
@@ -255,7 +252,6 @@ def state(connection: psycopg.Connection) -> list[object]:
 def test_nothing_of_a_session_leaks_to_the_next_command(
     dsn: str, bus: CommandBus, end: str
 ) -> None:
-    """Fault 49, M151, M122."""
     registry = HandlerRegistry()
     states: list[object] = []
 
@@ -278,7 +274,7 @@ def test_nothing_of_a_session_leaks_to_the_next_command(
 
 
 def test_a_plan_that_a_migration_has_spoilt_charges_nobody(dsn: str, bus: CommandBus) -> None:
-    """Fault 51: a statement that the driver had prepared, of the handler's own."""
+    """A statement that the driver had prepared, of the handler's own."""
     with connect(dsn) as connection:
         connection.execute("CREATE TABLE wide (n int)")
     registry = HandlerRegistry()

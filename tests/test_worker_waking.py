@@ -24,7 +24,7 @@ pytestmark = pytest.mark.db
 
 
 def test_a_delayed_command_starts_on_time_and_never_early(dsn: str, bus: CommandBus) -> None:
-    """M063, M081, M085, M180: and the second timer is not forgotten."""
+    """And the second timer is not forgotten."""
     registry = HandlerRegistry()
 
     @registry.handler("payments", "Debit")
@@ -173,7 +173,6 @@ def test_a_command_is_claimed_within_10_ms_of_its_send_and_its_worker_waits_agai
 def test_a_worker_whose_listener_died_finds_work_and_listens_again(
     dsn: str, bus: CommandBus
 ) -> None:
-    """M060, M090, fault 36."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
     listeners = (
@@ -239,7 +238,7 @@ def armed(watcher: psycopg.Connection) -> bool:
 def test_a_delayed_send_that_commits_after_the_look_at_its_time_is_on_time(
     dsn: str, bus: CommandBus
 ) -> None:
-    """Race 1f: it compared with a look that the worker has had meanwhile, and told nobody."""
+    """It compared with a look that the worker has had meanwhile, and told nobody."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: time.time())
     with (
@@ -266,7 +265,7 @@ def test_a_delayed_send_that_commits_after_the_look_at_its_time_is_on_time(
 
 
 def test_what_is_due_is_not_late_for_a_worker_that_never_rests(dsn: str, bus: CommandBus) -> None:
-    """Race 1f: it looks often enough, whoever tells it."""
+    """It looks often enough, whoever tells it."""
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: time.time())
     going = True
