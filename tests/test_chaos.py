@@ -512,15 +512,15 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
         lambda h: replace(h, server=[(101.0, "57014", "ERROR:  canceling statement")]),
     ),
     *[
-        ("all", f"no {name}", lambda h, name=name: replace(h, **{name: []}))
+        ("every-source-was-heard", f"no {name}", lambda h, name=name: replace(h, **{name: []}))
         for name in ("calls", "rows", "moves", "marks", "lines", "samples", "counts", "recoveries")
     ],
     (
-        "all",
+        "every-source-was-heard",
         "a domain of which nothing has ended",
         lambda h: replace(h, limits=replace(h.limits, domains=["storm", "storm.01"])),
     ),
-    ("all", "no log", lambda h: replace(h, server=[])),
+    ("every-source-was-heard", "no log", lambda h: replace(h, server=[])),
     ("no-secret-is-told", "the password in a log", lambda h: replace(h, leaks=["log"])),
     ("no-process-is-left", "a process that is left", lambda h: replace(h, strays=[Stray()])),
 ]
