@@ -136,7 +136,7 @@ def is_value(name: str) -> bool:
     module, _, attribute = name.rpartition(".")
     found = getattr(importlib.import_module(module), attribute)
     if not isinstance(found, type):
-        return isinstance(found, int | float | str | frozenset | UUID)
+        return isinstance(found, int | float | str | frozenset | tuple | UUID)
     frozen = dataclasses.is_dataclass(found) and found.__dataclass_params__.frozen  # type: ignore[attr-defined]
     return bool(frozen) or issubclass(found, Enum | tuple)
 

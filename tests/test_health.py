@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from cmdbus.board import health as module
-from cmdbus.board.health import WINDOW, Health, HealthReport, ProcessHealth
+from cmdbus.board.health import WINDOW, Health, HealthReport
+from cmdbus.worker import process_health as module
+from cmdbus.worker.process_health import ProcessHealth
 
 
 def health_of(process: ProcessHealth, now: float = 0.0) -> Health:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter, HistogramView, OutcomeLabel
-from cmdbus.board.health import ProcessHealth
 from cmdbus.board.records import Phase
 from cmdbus.board.seats import Seat
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.outcomes import OutcomeKind as Fate
+from cmdbus.worker.process_health import ProcessHealth
 
 logger = logging.getLogger(__name__)
 
