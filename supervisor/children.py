@@ -19,8 +19,10 @@ from cmdbus.failpoints import IN_CHILD, failpoint
 from cmdbus.supervisor import signals
 
 _PR_SET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER = 1, 37
-#: Seconds between two looks at descriptors that cannot be waited for.
+#: Seconds between two checks of descriptors that cannot be polled.
 _BLIND_SECONDS = 0.1
+#: Seconds after which a wait for an exit checks for it in any case.
+_WAIT_SECONDS = 1.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -61,6 +63,12 @@ class Child:
         if ended.si_code == os.CLD_EXITED:
             return ExitStatus(0, ended.si_status)
         return ExitStatus(ended.si_status, 0)
+
+    def wait(self) -> ExitStatus:
+        """Until it exits."""
+        while (exit_status := self.reap()) is None:
+            wait([self.descriptor], _WAIT_SECONDS)
+        return exit_status
 
 
 def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:

@@ -15,7 +15,7 @@ from cmdbus.board.records import Role, SupervisorState
 from cmdbus.clock import time
 from cmdbus.exits import Exit, cannot_start_thread
 from cmdbus.settings import Settings
-from cmdbus.supervisor.children import Child, fork, wait
+from cmdbus.supervisor.children import Child, fork
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
 
 logger = logging.getLogger(__name__)
@@ -76,8 +76,7 @@ class StartupProbes:
     def close(self) -> None:
         if self._child is not None:
             self._child.send(SIGKILL)
-            while self._child.reap() is None:
-                wait([self._child.descriptor], 1.0)
+            self._child.wait()
             self._child = None
 
     def _answer(self, listener: socket) -> int:

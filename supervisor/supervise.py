@@ -30,7 +30,7 @@ from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.loop import Supervisor
 from cmdbus.supervisor.pidfile import Pidfile, check_board_free, pidfile_path
-from cmdbus.supervisor.preflight_process import TIMEOUT, PreflightProcess
+from cmdbus.supervisor.preflight_process import TIMEOUT_SECONDS, PreflightProcess
 from cmdbus.supervisor.probe_socket import listen
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
@@ -142,9 +142,7 @@ def _install(settings: Settings, directory: Path) -> Exit:
 
 
 def _in_child(run: Callable[[], int], signals: Signals) -> None:
-    child = _forked(run, signals)
-    while (exit_status := child.reap()) is None:
-        wait([child.descriptor], 1.0)
+    exit_status = _forked(run, signals).wait()
     if exit_status.code == Exit.CANNOT_START:
         raise AlreadyReported
     if exit_status.signal or exit_status.code:
@@ -170,7 +168,7 @@ def _preflight(settings: Settings, signals: Signals, probes: StartupProbes) -> i
     """How many types the app has; a database that is merely away is waited for."""
     text = ""
     while True:
-        probes.expect(TIMEOUT + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(text))
+        probes.expect(TIMEOUT_SECONDS + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(text))
         checks = _passed(settings, signals)
         for check in checks:
             if check.finding is Finding.WARNING:

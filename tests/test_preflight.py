@@ -331,9 +331,9 @@ def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
         ("threading.Event().wait()", "no answer within 1 s while shop_checked:registry was"),
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
-            "its check died of SIGKILL while shop_checked:regis",
+            "its check was killed by SIGKILL while shop_checked:regis",
         ),
-        ("os._exit(7)", "its check ended with code 7 while shop_checked:registry was imported"),
+        ("os._exit(7)", "its check exited with code 7 while shop_checked:registry was imported"),
     ):
         app.write_text(APP + line + "\n")
         found = in_child("host=127.0.0.1 port=1", timeout=1.0)["app"]
