@@ -81,11 +81,11 @@ def check_text(what: str, value: str | None) -> str | None:
 
 
 def check_operator(operator: str) -> str:
-    """Who did it: text that says something."""
+    """The operator's name: a text that is not blank."""
     text = check_text("operator", operator)
     if text is None or not text.strip() or len(text) > MAX_OPERATOR:
         raise ValueError(
-            f"operator must be 1 to {MAX_OPERATOR} characters that say who did it, "
+            f"operator must be 1 to {MAX_OPERATOR} characters that name the operator, "
             f"not {shown(operator)}"
         )
     return text

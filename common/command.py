@@ -8,7 +8,7 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What was sent. `command_id` is the idempotency key to pass on to other systems."""
+    """A command as it was sent. `command_id` is the idempotency key to pass on to other systems."""
 
     domain: str
     type: str

@@ -1,7 +1,7 @@
 """Data of commands and results: any JSON value, checked before it is written and
 decoded with care when it is read. Pure.
 
-What is refused: what JSON lacks, what PostgreSQL cannot hold, and what another
+Refused is data that JSON lacks, that PostgreSQL cannot hold, and that another
 supported Python could not decode again.
 """
 
@@ -17,7 +17,7 @@ MAX_BYTES = 1024 * 1024
 CEILING_BYTES = 16 * 1024 * 1024
 #: Far below the recursion limit of any supported Python, wherever the reader stands.
 MAX_DEPTH = 200
-#: Python refuses to convert longer numbers unless it is told otherwise.
+#: Digits of a number; by default Python refuses to convert longer ones.
 MAX_DIGITS = 4300
 
 _CONTAINERS = (dict, list, tuple)
@@ -28,14 +28,14 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Stands where data should be that this Python cannot decode; somebody else wrote it."""
+    """In place of data that this Python cannot decode; another program wrote it."""
 
     text: str
     reason: str
 
 
 def encode(value: object, *, what: str = "data", max_bytes: int = MAX_BYTES) -> str:
-    """`value` as JSON text; a ValueError says what is wrong, and where in `what`."""
+    """`value` as JSON text; a ValueError names the defect, and its place in `what`."""
     try:
         if isinstance(value, _CONTAINERS):
             _check_keys_and_depth(value, MAX_DEPTH)

@@ -5,7 +5,7 @@ the process that passes. Where no test does, passing one costs some 40 nanosecon
 from collections.abc import Callable
 
 # In a worker.
-#: A claim is committed, and nobody but the database knows.
+#: A claim is committed, and only the database knows.
 AFTER_CLAIM = "after-claim"
 #: The handler is called next.
 BEFORE_EFFECT = "before-effect"
@@ -20,7 +20,7 @@ SETTLED = "settled"
 # In a steward; the first two also in a worker that has none.
 #: The flag for senders is up, perhaps not for all of them.
 ARMED = "armed"
-#: What was due is claimable, and nobody is woken.
+#: Due commands are claimable, and no worker is woken yet.
 PROMOTED = "promoted"
 #: The sessions of a dead process have ended; its claims are still its own.
 IN_RESCUE = "in-rescue"
@@ -31,7 +31,7 @@ AFTER_RESCUE = "after-rescue"
 BEFORE_FORK = "before-fork"
 #: In the child, which has done nothing yet.
 IN_CHILD = "in-child"
-#: The child is there, and nobody looks after it.
+#: The child exists, and the supervisor does not watch it yet.
 AFTER_FORK = "after-fork"
 #: A dead process is reaped, and its seat does not say so.
 IN_REAP = "in-reap"

@@ -1,6 +1,6 @@
 """Log lines on stderr, for people or for machines: one event, one line, written at once.
 
-Nobody waits for who reads them: while the pipe is full or its reader gone, lines are
+No thread waits for their reader: while the pipe is full or its reader gone, lines are
 dropped and counted, and the next one that gets through says how many.
 
 An application may configure logging as it likes: the loggers of cmdbus stay enabled and keep
@@ -22,7 +22,7 @@ from typing import Any
 from cmdbus.printable import hanging
 
 _STDERR = 2
-#: A write of so much to a pipe is whole or not at all.
+#: Bytes that a pipe takes as a whole or not at all.
 _CHUNK_BYTES = select.PIPE_BUF
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _NAME = "cmdbus"
@@ -74,7 +74,7 @@ def _is_own(name: str) -> bool:
 class ProtectedLogger(logging.Logger):
     """Cannot be disabled, does not lose the handler that it keeps, and raises nothing: the
     application's handlers, filters and record factory get its records, too, and an error of
-    theirs must not end the thread that logs."""
+    an application's must not end the thread that logs."""
 
     _kept: logging.Handler | None = None
     #: An error of the application's logging was reported; once in each process.
@@ -215,13 +215,13 @@ def _own_record(level: int, message: str) -> logging.LogRecord:
 class _Stderr:
     """Writes what there is room for at the moment, or raises.
 
-    A pipe that has room when one looks may be full when one writes, as all processes of a
-    node write to it; and its flags are everybody's who has it. So it is opened once more,
-    with flags of our own. Where that is not possible, it is looked at before. It is opened at
-    the first write, also after a close: dictConfig closes all handlers.
+    A pipe with room may be full at the next write, as all processes of a node write to it; and
+    they share its flags. So it is opened once more, with flags of its own; where that is not
+    possible, its room is checked before each write. It is opened at the first write, also after
+    a close: dictConfig closes all handlers.
 
     A handler may close descriptors, whose numbers the next sessions get: before each line it is
-    checked that the number still leads to what was stderr.
+    checked that the number still leads to the same file.
     """
 
     def __init__(self) -> None:

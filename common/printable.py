@@ -1,5 +1,5 @@
 """Text from elsewhere, made safe to print: a terminal obeys escape sequences, and a newline
-would begin a line that looks like one of ours. Pure.
+would begin a line that looks like one of cmdbus's own. Pure.
 
 Everything that is printed for people, or logged as text, goes through here. JSON does not:
 there each such character is an escape already.

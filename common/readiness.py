@@ -1,4 +1,4 @@
-"""What is looked at before a supervisor starts, and how it was found. Pure."""
+"""The checks before a supervisor starts, and their findings. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -9,9 +9,9 @@ class Finding(StrEnum):
     """How a check ended; later ones are worse."""
 
     OK = "ok"
-    #: It can start, but somebody should know.
+    #: It can start, but an operator should know.
     WARNING = "warning"
-    #: The database cannot be reached, or not yet: whoever starts waits for it.
+    #: The database cannot be reached, or not yet: the supervisor waits for it.
     AWAY = "away"
     #: A restart would find the same.
     FATAL = "fatal"
@@ -30,7 +30,7 @@ class Check:
     types: int = 0
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON: without what is empty."""
+        """For JSON, without empty values."""
         return {name: value for name, value in asdict(self).items() if value}
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from cmdbus.checks import check_name, check_seconds
 from cmdbus.errors import HandlerAlreadyRegisteredError
 from cmdbus.retry import RetryPolicy
 
-#: Called with the command and its context; what it returns is the command's result.
+#: Called with the command and its context; returns the command's result.
 HandlerFunction = Callable[..., Any]
 F = TypeVar("F", bound=HandlerFunction)
 

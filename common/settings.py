@@ -1,4 +1,4 @@
-"""What a supervisor was told, as one value: its processes are made from nothing else."""
+"""The settings of a supervisor as one value: its processes are made from nothing else."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,8 +7,8 @@ from cmdbus.timeouts import Timeouts
 
 #: Payload bytes that a process claims ahead of its threads.
 CLAIM_BYTES = 8 * 1024**2
-#: What runs if neither an app nor a database is named, and its ladder unless one is given:
-#: what hangs there is healed while somebody watches.
+#: The app that runs if neither an app nor a database is named, and its timeouts unless some are
+#: given: so short that a user sees a hang end.
 _DEMO = "cmdbus.worker.demo:registry"
 _DEMO_TIMEOUTS = Timeouts(statement=2.0, pool=3.0, lease=3.0, thread=4.0, watchdog=10.0)
 
@@ -28,12 +28,12 @@ class Settings:
     domains: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
     poll_interval: float = 60.0
-    #: False where nobody can LISTEN: then the poll interval is the pace.
+    #: False where LISTEN does not work: workers then poll.
     listen: bool = True
     wake_jitter_ms: int = 0
     drain_timeout: float = 30.0
     claim_bytes: int = CLAIM_BYTES
-    #: A process is replaced after so many; None never.
+    #: Commands after which a process is replaced; None for never.
     max_commands: int | None = None
     max_rss_bytes: int | None = None
     max_age: float | None = None

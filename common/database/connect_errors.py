@@ -1,7 +1,7 @@
 """Why no connection could be made: whether to wait for it, and what to do about it. Pure.
 
 While a connection is being made, libpq has no SQLSTATE to give but only text, which may be
-in the language of the server or of the machine. What is not known is waited for: to stop
+in the language of the server or of the machine. An unknown error is waited for: to stop
 for something that passes by itself would need a person.
 """
 
@@ -122,7 +122,7 @@ _FAILURES = (
         _FATAL,
         r"pg_hba\.conf",
         ("28000",),
-        "the server's pg_hba.conf lets nobody in from here as this role",
+        "the server's pg_hba.conf lets no client in from here as this role",
         "add a line for it there and reload the server",
     ),
     ConnectFailure(

@@ -1,6 +1,6 @@
 """Data source names: read with care, completed with what every connection needs.
 
-Errors name what is wrong and never show the password, nor a part of it: libpq's
+Errors name the defect and never show the password, nor a part of it: libpq's
 own messages repeat the DSN in some cases, so they are not passed on from here.
 """
 
@@ -45,7 +45,7 @@ Parts = dict[str, Any]
 
 
 def parse(dsn: str) -> Parts:
-    """A URI or keywords, as keywords; a ValueError says what is wrong without showing it."""
+    """A URI or keywords, as keywords; a ValueError names the defect without showing them."""
     if not isinstance(dsn, str):
         raise ValueError(f"the DSN must be a string, not {type(dsn).__name__}")
     if not dsn.strip():
@@ -163,7 +163,7 @@ class Session(psycopg.Connection[Any]):
         style, _, order = (made.info.parameter_status("DateStyle") or "ISO").partition(", ")
         if style == "ISO":
             return made
-        # The order decides how an ambiguous date is read, which is theirs to say.
+        # The order decides how an ambiguous date is read, which is up to the role.
         made.close()
         if _DATE_STYLE_VARIABLE in os.environ:  # which no option overrides
             os.environ[_DATE_STYLE_VARIABLE] = f"ISO,{order}"

@@ -57,7 +57,7 @@ class _Waiter:
 
     def is_abandoned(self, now: float) -> bool:
         """Whether an interrupt has ended its wait where no `finally` could: then its thread has
-        come back as another waiter, or its deadline is over."""
+        returned as another waiter, or its deadline is over."""
         return self.thread == get_ident() or now > self.deadline + _GRACE_SECONDS
 
 
@@ -89,7 +89,7 @@ class SessionPool:
         self._lock = RLock()
         self._kept = _Kept()
         self._waiters: deque[_Waiter] = deque()
-        #: The thread whose turn it is to connect.
+        #: The thread that connects next.
         self._connector: _Waiter | None = None
         self._closed = False
         #: Why the latest attempt to connect has failed; the next one is not before this time.
@@ -149,13 +149,13 @@ class SessionPool:
             self.putconn(connection)
 
     def resize(self, min_size: int, max_size: int) -> None:
-        """From now on; what is too many is closed when it was idle for long enough."""
+        """From now on; surplus connections are closed once they have been idle long enough."""
         with self._lock:
             self.min_size, self.max_size = min_size, max_size
             self._call_first()
 
     def drain(self) -> None:
-        """Closes what is idle, and what is lent as soon as it is returned."""
+        """Closes idle connections, and lent ones as soon as they are returned."""
         with self._lock:
             self._drained_at = time.monotonic()
             unwanted = self._kept.take_idle()
@@ -163,7 +163,7 @@ class SessionPool:
         _close(unwanted)
 
     def close(self) -> None:
-        """Threads that wait get PoolClosed; what is lent is closed when it is returned."""
+        """Waiting threads get PoolClosed; lent connections are closed when they are returned."""
         with self._lock:
             self._closed = True
             unwanted = self._kept.take_idle()
@@ -187,7 +187,7 @@ class SessionPool:
                     if self._may_open(now):
                         self._connector = waiter
                         self._waiters.popleft()
-                        # The next one may take what is returned meanwhile.
+                        # The next one may take a connection that is returned meanwhile.
                         self._call_first()
                         return None
                 if now >= waiter.deadline:
@@ -265,7 +265,7 @@ class _Kept:
     """The connections of a pool, under its lock."""
 
     def __init__(self) -> None:
-        #: When each was opened, lent or idle. What was lent and is not returned, because an
+        #: When each was opened, lent or idle. A connection that is not returned, because an
         #: interrupt came in between, counts until its last reference is gone, which closes it.
         self.opened: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         #: With the time of the last use; the latest used one last.

@@ -66,7 +66,7 @@ def _install(
     if connection.info.parameter_status("server_encoding") == UNCHECKED:
         raise SchemaError(
             f"database {connection.info.dbname!r} has the encoding SQL_ASCII, which takes "
-            f"bytes that are no text, so a worker could not read what was sent: create a "
+            f"bytes that are no text, so a worker could not read the data: create a "
             f"database with ENCODING 'UTF8' TEMPLATE template0"
         )
     with connection.transaction():
@@ -80,7 +80,7 @@ def _install(
 
 
 def check(connection: psycopg.Connection, schema: str) -> None:
-    """A SchemaError says what is wrong with the schema for this code, and what to do."""
+    """A SchemaError says how the schema differs from this code's, and what to do."""
     known = len(versions())
     version = _version(connection, schema)
     if version < known:

@@ -1,5 +1,5 @@
 """The producer's connections: a small pool, opened when it is first needed, in each
-process anew, and a second try for a call whose connection turns out to be dead."""
+process again, and a second try for a call whose connection turns out to be dead."""
 
 import os
 import shlex
@@ -195,7 +195,7 @@ def discard_dead(connection: Connection, work: Callable[[Connection], T]) -> T:
         connection.close()
         raise _DiedError(error) from None
     except psycopg.OperationalError as error:
-        # Nor can anything be sent to a session whose answer was left half-read.
+        # Nor can anything be sent to a session whose answer is half read.
         if connection.closed or connection.info.transaction_status is _ACTIVE:
             connection.close()
             raise _DiedError(error) from None
@@ -218,7 +218,7 @@ def check_connection(connection: Connection) -> Connection:
 
 
 def _role(connection: Connection) -> str:
-    """Whose rights count; within a transaction, which has failed, the one that logged in."""
+    """The role whose rights count; in a failed transaction, the one that logged in."""
     if connection.info.transaction_status is _IDLE:
         for (role,) in own_cursor(connection).execute(statement("read_role", schemas.DEFAULT)):
             return str(role)

@@ -1,4 +1,4 @@
-"""Settings of a domain, and what they may be. Pure."""
+"""The settings of a domain and their valid values. Pure."""
 
 from collections.abc import Mapping
 from datetime import timedelta

@@ -19,7 +19,7 @@ class Status(StrEnum):
     #: A worker holds it.
     IN_PROGRESS = "IN_PROGRESS"
     COMPLETED = "COMPLETED"
-    #: A business rule said no.
+    #: A business rule refused it.
     FAILED = "FAILED"
     CANCELED = "CANCELED"
     #: A person must decide.
@@ -42,7 +42,7 @@ def check_status(status: Status | str) -> str:
 class CommandRecord:
     """One command as it is now; the columns of the view `command`, times in UTC.
 
-    `data` and `result` are `Undecodable` where somebody else wrote what this Python
+    `data` and `result` are `Undecodable` where another program wrote what this Python
     cannot decode. `max_attempts` is None while the handler's policy decides.
     """
 
@@ -73,7 +73,7 @@ class TroubleRecord(CommandRecord):
 
     #: When it came there.
     failed_at: datetime
-    #: EXHAUSTED, PERMANENT, ...; None if nobody said.
+    #: EXHAUSTED, PERMANENT, ...; None if none was recorded.
     reason: str | None
 
 
@@ -93,7 +93,7 @@ class TroubleCount:
 class Waiting:
     """Commands that are not finished, by where they are."""
 
-    #: Nothing keeps them from being claimed but that nobody has.
+    #: Claimable, and not claimed yet.
     ready: int = 0
     scheduled: int = 0
     in_progress: int = 0

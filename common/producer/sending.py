@@ -3,7 +3,7 @@
     one:   enqueue                              one round trip
     many:  admit, identify, copy                one transaction
 
-What is refused has written nothing, and a caller's transaction stays usable.
+A refused send has written nothing, and a caller's transaction stays usable.
 """
 
 import logging
@@ -38,7 +38,7 @@ def new_attempt() -> int:
 
 
 class BulkSend:
-    """Requests to send together. What is known of them before they are checked one by one."""
+    """Requests to send together, and their ids, before they are checked one by one."""
 
     def __init__(self, requests: Sequence[SendRequest]) -> None:
         self.requests = requests
@@ -110,7 +110,7 @@ class Sender:
         self, connection: Connection, bulk: BulkSend, attempt: SendAttempt | None
     ) -> None:
         """Takes the ids that the caller brought and, in the caller's transaction, also the
-        bus's: he learns them before the commit, and may send one again."""
+        bus's: the caller learns them before the commit, and may send one again."""
         number = attempt.number if attempt else new_attempt()
         made = set(bulk.keys).difference(bulk.brought) if attempt is None else ()
         refused = []
@@ -122,7 +122,7 @@ class Sender:
             raise DuplicateCommandError(domain, [id_ for d, id_, _ in refused if d == domain])
 
     def _check_admission(self, domain: str, admission: AdmissionResult, count: int) -> None:
-        """Raises what a domain's limits forbid, and warns of what they warn of."""
+        """Raises if a domain's limits forbid the send; warns if its depth does."""
         if admission.refusal == "closed":
             raise ShutdownError(domain)
         if admission.refusal == "full":

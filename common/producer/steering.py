@@ -1,5 +1,5 @@
 """What operators do to domains and to commands that wait: the checks of `CommandBus`'s
-methods, and their statements. What is in troubleshooting is resolved elsewhere."""
+methods, and their statements. Commands in troubleshooting are resolved elsewhere."""
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -25,7 +25,7 @@ from cmdbus.producer.store import Store
 CHUNK = 200
 CHUNK_BYTES = 8 * 1024**2
 
-#: Why not, by what was asked for and where the command is.
+#: Why not, by the request and the command's state.
 _REFUSALS = {
     "canceled": {
         "running": "it is in progress; --running (running=True) ends it all the same",

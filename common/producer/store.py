@@ -79,7 +79,7 @@ class ResolvedChunk(NamedTuple):
 class Store:
     def __init__(self, schema: str, *, prepare: bool = True) -> None:
         self.schema = check_schema(schema)
-        #: None lets the driver prepare what it executes often.
+        #: None lets the driver prepare statements that it executes often.
         self._prepare = None if prepare else False
 
     def enqueue(
@@ -244,7 +244,7 @@ class Store:
     def _found(
         self, connection: Connection, name: str, parameters: Mapping[str, object]
     ) -> str | None:
-        """A status, or None for what is unknown."""
+        """A status, or None if it is unknown."""
         found = self._row(connection, name, parameters)[0]
         return None if found is None else str(found)
 
@@ -274,7 +274,7 @@ class Store:
 def _lines_for_ready(
     commands: Iterable[Outgoing], now: datetime, later: list[str]
 ) -> Iterator[str]:
-    """Lines of what is due; those of the others go to `later`. In UTC: in a zone with daylight
+    """Lines of due commands; those of the others go to `later`. In UTC: in a zone with daylight
     saving time, Python adds to the time on the clock."""
     now = now.astimezone(UTC)
     for command in commands:
