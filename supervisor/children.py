@@ -79,7 +79,7 @@ def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
     before anybody has ended what they left behind, and joins all of them at exit.
     """
     parent = os.getpid()
-    flush()
+    _flush()
     with signals.blocked():
         pid = os.fork()
         if pid == 0:
@@ -93,7 +93,7 @@ def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
         raise
 
 
-def flush() -> None:
+def _flush() -> None:
     """What is in a buffer would be written by parent and child. Either may be closed."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
@@ -106,7 +106,7 @@ def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
         failpoint(IN_CHILD)
         os.setpgid(0, 0)
         signals.reset()
-        die_with(parent)
+        _die_with(parent)
         for descriptor in close:
             os.close(descriptor)
         code = run()
@@ -114,11 +114,11 @@ def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
         traceback.print_exc()
     finally:
         with suppress(BaseException):
-            flush()
+            _flush()
         os._exit(code)  # Threads that hang are not waited for.
 
 
-def die_with(parent: int) -> None:
+def _die_with(parent: int) -> None:
     """In a child. Where the system knows of it; elsewhere a child sees at its next beat that
     its parent is another one."""
     with suppress(AttributeError):

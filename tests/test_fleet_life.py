@@ -220,7 +220,7 @@ def test_a_storm_of_signals_ends_in_one_clean_stop(dsn: str, tmp_path: Path) -> 
                 fleet.send_signal(number)
         assert fleet.wait() == 0
         fleet.assert_nothing_left()
-        assert len(fleet.said("has stopped")) == 1
+        assert len(fleet.said("the supervisor cmdbus has stopped")) == 1
 
 
 def test_a_fleet_without_work_that_is_ended_at_once_has_stopped_well(

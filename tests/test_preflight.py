@@ -240,12 +240,12 @@ def test_each_refusal_of_a_connection_is_one_sentence_without_the_password(
     with guarded.role("worker") as dsn:
         for changed, finding, text in (
             ({"password": "wrong-and-secret"}, FATAL, "the password is wrong"),
-            ({"password": ""}, FATAL, "none was given"),
+            ({"password": ""}, FATAL, "or missing"),
             ({"user": "nobody_we_know"}, FATAL, "there is no such role"),
             ({"dbname": "no_such_database"}, FATAL, "there is no such database"),
-            ({"port": "5433"}, AWAY, "nothing listens there"),
-            ({"host": "127.0.0.1", "port": "1"}, AWAY, "nothing listens there"),
-            ({"host": "no-such-host.invalid"}, AWAY, "name cannot be resolved"),
+            ({"port": "5433"}, AWAY, "does not answer, or is not ready"),
+            ({"host": "127.0.0.1", "port": "1"}, AWAY, "does not answer, or is not ready"),
+            ({"host": "no-such-host.invalid"}, AWAY, "resolve host"),
         ):
             found = checks(make_conninfo(dsn, **changed))
             assert list(found) == ["app", "connection"]
@@ -278,7 +278,7 @@ def test_a_server_without_tls_or_one_that_starts_is_recognised() -> None:
     starting = b"E" + (len(fields) + 4).to_bytes(4, "big") + fields
     with answering(starting) as dsn:
         found = checks(dsn + "disable")["connection"]
-        assert (found.finding, "is starting" in found.sentence) == (AWAY, True)
+        assert (found.finding, "is not ready" in found.sentence) == (AWAY, True)
 
 
 def test_a_dsn_that_means_nothing_is_said_without_it() -> None:

@@ -37,9 +37,12 @@ AWAY_TEXTS = [
     "FATAL:  etwas, das niemand kennt",
 ]
 FATAL_TEXTS = [
-    ("connection is bad: local user with ID 4242 does not exist", "put the user into the DSN"),
-    ('FATAL:  password authentication failed for user "ann"', "the password is wrong"),
-    ("fe_sendauth: no password supplied", "none was given"),
+    ("connection is bad: local user with ID 4242 does not exist", "correct the user"),
+    (
+        'FATAL:  password authentication failed for user "ann"',
+        "the password is wrong",
+    ),
+    ("fe_sendauth: no password supplied", "or missing"),
     ('FATAL:  Peer authentication failed for user "ann"', "operating system's user"),
     ('FATAL:  no pg_hba.conf entry for host "::1", user "ann", database "x"', "pg_hba.conf"),
     ('FATAL:  kein pg_hba.conf-Eintrag für Host "::1"', "pg_hba.conf"),
@@ -69,8 +72,22 @@ def test_what_a_restart_would_find_again_is_fatal(text: str, said: str) -> None:
 
 
 def test_with_several_hosts_the_one_that_may_come_back_is_waited_for() -> None:
-    (refused, *_), ((password, _), *_) = AWAY_TEXTS, FATAL_TEXTS
-    assert classify(f"{password}\n{refused}").finding is AWAY
+    password = 'FATAL:  password authentication failed for user "ann"'
+    for reasons, finding in (
+        ((password, "Connection refused"), AWAY),
+        (("timeout expired", password), AWAY),
+        ((password, password), FATAL),
+    ):
+        hosts = [
+            f'connection failed: connection to server at "{host}", port 5432 failed: {reason}'
+            for host, reason in zip("ab", reasons, strict=True)
+        ]
+        of_psycopg = "".join(f"\n- host: '{each[36]}', port: '5432': {each}" for each in hosts)
+        for text in (
+            "\n".join(hosts),
+            f"{hosts[-1]}\nMultiple connection attempts failed. All failures were:{of_psycopg}",
+        ):
+            assert classify(text).finding is finding, text
 
 
 def test_a_sqlstate_says_it_in_every_language() -> None:

@@ -1,8 +1,8 @@
 """Why no connection could be made: whether to wait for it, and what to do about it. Pure.
 
-While a connection is being made, libpq has no SQLSTATE to give but only text, which may be
-in the language of the server or of the machine. An unknown error is waited for: to stop
-for something that passes by itself would need a person.
+While a connection is being made, libpq gives no SQLSTATE but only text, which may be in the
+language of the server or of the machine. An unknown failure is waited for: to stop for one that
+passes by itself would need an operator. So is a failure of several hosts unless each is fatal.
 """
 
 import re
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from cmdbus.readiness import Finding
 
+TOO_MANY_CONNECTIONS = "53300"
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectFailure:
-    """A kind of refusal, and how to know it."""
-
     finding: Finding
-    #: In the text, whatever its case.
+    #: Recognises the failure in a text, in any case; empty: only a SQLSTATE does.
     pattern: str
     sqlstates: tuple[str, ...]
     sentence: str
@@ -27,50 +27,19 @@ _AWAY, _FATAL = Finding.AWAY, Finding.FATAL
 
 _NOT_WRITABLE = r"session is (not )?read-only|server is (not )?in hot standby"
 
-#: The first that fits. With several hosts there are several reasons, and what may pass
-#: comes first.
+#: The first that matches.
 _FAILURES = (
-    ConnectFailure(
-        _AWAY,
-        r"starting up|shutting down|in recovery mode|not (yet )?accepting connections$|crash of",
-        ("57P01", "57P02", "57P03"),
-        "the server is starting, stopping or recovering",
-        "wait, or look into its log",
-    ),
     ConnectFailure(
         _AWAY,
         r"too many (clients|connections)|connection slots are reserved|max_client_conn"
         r"|connection limit exceeded",
-        ("53300",),
+        (TOO_MANY_CONNECTIONS,),
         "there is no free connection: a limit of the server, the database or the role is reached",
         "end other sessions, raise the limit, or run with fewer --procs and --threads",
     ),
     ConnectFailure(
         _AWAY,
-        r"connection refused|no such file or directory\s+is the server running",
-        (),
-        "nothing listens there: the server is down, or the host or port is another",
-        "start the server, or correct the DSN",
-    ),
-    ConnectFailure(
-        _AWAY,
-        r"failed to resolve|could not translate host|name or service not known"
-        r"|name resolution|nodename nor servname",
-        (),
-        "the host's name cannot be resolved",
-        "correct the host in the DSN, or see to the name service",
-    ),
-    ConnectFailure(
-        _AWAY,
-        r"timeout expired|timed out|connection timeout|no route to host|network is unreachable"
-        r"|host is down",
-        ("08001",),
-        "the host does not answer",
-        "see to the network and its firewalls, or correct the host in the DSN",
-    ),
-    ConnectFailure(
-        _AWAY,
-        r"lock timeout|statement timeout",
+        "",
         ("55P03", "57014"),
         "a statement was not executed in time: another session holds a lock that it needs, or the "
         "server is overloaded",
@@ -85,66 +54,40 @@ _FAILURES = (
     ),
     ConnectFailure(
         _FATAL,
-        r"local user with ID \d+ does not exist",
-        (),
-        "the DSN names no user, and the operating system has no name for this process's user",
-        "put the user into the DSN (user=...)",
-    ),
-    ConnectFailure(
-        _FATAL,
-        r"password authentication failed|sasl authentication failed",
+        r"authentication failed|no password (was )?(supplied|provided)",
         ("28P01",),
-        "the password is wrong, or has expired, or there is no such role",
-        "correct the DSN or the password file",
-    ),
-    ConnectFailure(
-        _FATAL,
-        r"no password supplied|no password was provided",
-        (),
-        "the server wants a password, and none was given",
-        "put it into --dsn-file, CMDBUS_DSN or a password file (~/.pgpass)",
-    ),
-    ConnectFailure(
-        _FATAL,
-        r"peer authentication failed|ident authentication failed",
-        (),
-        "the server lets in only the operating system's user of that name",
-        "run as that user, or connect with a password over TCP",
+        "the password is wrong, expired or missing, or there is no such role",
+        "correct the DSN or the password file (~/.pgpass), or connect as the operating system's "
+        "user of that name",
     ),
     ConnectFailure(
         _FATAL,
         r"does not support ssl|certificate|ssl error|tls|root\.crt|sslmode|sslrootcert",
         (),
         "the encrypted connection that the DSN asks for cannot be had",
-        "see to the server's certificate, or correct sslmode and sslrootcert in the DSN",
+        "check the server's certificate, or correct sslmode and sslrootcert in the DSN",
     ),
     ConnectFailure(
         _FATAL,
         r"pg_hba\.conf",
         ("28000",),
-        "the server's pg_hba.conf lets no client in from here as this role",
+        "the server's pg_hba.conf does not admit this role from this host",
         "add a line for it there and reload the server",
     ),
     ConnectFailure(
         _FATAL,
-        r"role \"[^\"]*\" does not exist|is not permitted to log in",
+        r"role \"[^\"]*\" does not exist|is not permitted to log in|local user with ID",
         (),
         "there is no such role, or it may not log in",
         "create it (CREATE ROLE ... LOGIN), or correct the user in the DSN",
     ),
     ConnectFailure(
         _FATAL,
-        r"database \"[^\"]*\" does not exist",
-        ("3D000",),
-        "there is no such database",
-        "create it (createdb), or correct the dbname in the DSN",
-    ),
-    ConnectFailure(
-        _FATAL,
-        r"permission denied for database|is not currently accepting connections",
-        ("42501", "55000"),
-        "the role may not connect to this database",
-        "GRANT CONNECT ON DATABASE ... TO the role, or correct the DSN",
+        r"database \"[^\"]*\" (does not exist|is not currently accepting)"
+        r"|permission denied for database",
+        ("3D000", "42501", "55000"),
+        "there is no such database, or the role may not connect to it",
+        "create it (createdb), GRANT CONNECT ON DATABASE ... TO the role, or correct the DSN",
     ),
     ConnectFailure(
         _FATAL,
@@ -155,7 +98,13 @@ _FAILURES = (
         "correct the DSN's options; PgBouncer needs ignore_startup_parameters = options",
     ),
 )
-_UNKNOWN = ConnectFailure(_AWAY, "", (), "there is no connection", "see what the server's log says")
+_UNKNOWN = ConnectFailure(
+    _AWAY,
+    "",
+    (),
+    "the server does not answer, or is not ready",
+    "start it, correct host and port in the DSN, or read the server's log",
+)
 
 
 def is_read_only(text: str) -> bool:
@@ -165,10 +114,26 @@ def is_read_only(text: str) -> bool:
 
 
 def classify(text: str, sqlstate: str | None = None) -> ConnectFailure:
-    """Which one a text of libpq's, or a SQLSTATE, speaks of."""
+    """The failure that a SQLSTATE or a text of libpq's describes. Of several attempts it is one
+    that may pass, if there is one."""
     for known in _FAILURES:
         if sqlstate in known.sqlstates:
             return known
-        if re.search(known.pattern, text, re.IGNORECASE | re.MULTILINE):
+    failures = [_attempt(part) for part in _ATTEMPTS.split(text) if part.strip()] or [_UNKNOWN]
+    return next((each for each in failures if each.finding is _AWAY), failures[0])
+
+
+#: What precedes the text of each attempt: of libpq, and of psycopg.
+_ATTEMPTS = re.compile(
+    r"(?:connection failed: )?connection to server (?=at|on)|connection failed: "
+    r"|Multiple connection attempts failed\. All failures were:\n"
+    r"|^- host: .*?: (?=connection|failed)",
+    re.MULTILINE,
+)
+
+
+def _attempt(text: str) -> ConnectFailure:
+    for known in _FAILURES:
+        if known.pattern and re.search(known.pattern, text, re.IGNORECASE):
             return known
     return _UNKNOWN

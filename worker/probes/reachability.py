@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psycopg
 
 from cmdbus.clock import time
-from cmdbus.database.connect_errors import classify
+from cmdbus.database.connect_errors import TOO_MANY_CONNECTIONS, classify
 from cmdbus.database.statements import statement
 from cmdbus.errors import CmdbusError
 from cmdbus.worker.claims.claim import Connection
@@ -21,8 +21,6 @@ _ANSWER_SECONDS = 1.1
 _FIRST_ANSWER_SECONDS = 0.3
 #: Seconds without a probe after which the session is closed.
 _IDLE_SECONDS = 60.0
-#: SQLSTATE of a server that answers, and has no connection left.
-_TOO_MANY_CONNECTIONS = "53300"
 
 
 class Reachability:
@@ -92,7 +90,7 @@ class Reachability:
                 return False
             except (psycopg.Error, CmdbusError, OSError) as error:
                 if fresh:
-                    return _TOO_MANY_CONNECTIONS in classify(str(error)).sqlstates
+                    return TOO_MANY_CONNECTIONS in classify(str(error)).sqlstates
         return False
 
     def _close(self) -> None:
