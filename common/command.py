@@ -18,3 +18,42 @@ class Command:
     correlation_id: UUID
     reply_to: str | None
     created_at: datetime
+
+
+class _Unsealed:
+    """A command while it is made: to fill one that is frozen takes seven times as long."""
+
+    __slots__ = (
+        "command_id",
+        "correlation_id",
+        "created_at",
+        "data",
+        "domain",
+        "priority",
+        "reply_to",
+        "type",
+    )
+
+
+def received(
+    domain: str,
+    type: str,
+    command_id: UUID,
+    data: Any,
+    priority: int,
+    correlation_id: UUID,
+    reply_to: str | None,
+    created_at: datetime,
+) -> Command:
+    """The same as Command(...), for the hot path."""
+    made: Any = _Unsealed()
+    made.domain = domain
+    made.type = type
+    made.command_id = command_id
+    made.data = data
+    made.priority = priority
+    made.correlation_id = correlation_id
+    made.reply_to = reply_to
+    made.created_at = created_at
+    made.__class__ = Command
+    return made  # type: ignore[no-any-return]  # it is one now

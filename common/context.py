@@ -1,10 +1,10 @@
 """What a handler gets together with its command."""
 
 import logging
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cmdbus.checks import check_seconds
 from cmdbus.clock import time
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("cmdbus.handler")
 
 
+class Execution(Protocol):
+    """What a worker does for the handler."""
+
+    def open(self) -> "psycopg.Connection[Any]": ...
+    def extend(self, due: float, /) -> None: ...
+
+
 class Context:
     """One execution of a command."""
 
+    #: Set by retry_after.
+    retry_delay: float | None = None
+
     def __init__(
-        self,
-        command: Command,
-        *,
-        attempt: int,
-        max_attempts: int,
-        timeout: float,
-        connect: "Callable[[], psycopg.Connection[Any]]",
-        extended: Callable[[float], None],
+        self, command: Command, execution: Execution, attempt: int, max_attempts: int, due: float
     ) -> None:
         #: This execution's number, from 1.
         self.attempt = attempt
         self.max_attempts = max_attempts
         self._command = command
-        #: Set by retry_after.
-        self.retry_delay: float | None = None
-        self._due = time.monotonic() + timeout
-        self._connect = connect
-        self._extended = extended
+        self._execution = execution
+        #: Monotonic time.
+        self._due = due
 
     @cached_property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
@@ -50,7 +51,7 @@ class Context:
     def connection(self) -> "psycopg.Connection[Any]":
         """A connection inside a transaction that commits together with the command's
         completion, or not at all; opened when it is first touched."""
-        return self._connect()
+        return self._execution.open()
 
     @property
     def deadline(self) -> datetime:
@@ -64,7 +65,7 @@ class Context:
     def extend(self, seconds: float) -> None:
         """Adds these seconds to the deadline, and to the limits of an open transaction."""
         self._due += check_seconds("extend", seconds)
-        self._extended(self._due)
+        self._execution.extend(self._due)
 
     def retry_after(self, seconds: float) -> None:
         """Sets the pause, in seconds, before the retry if this execution fails."""

@@ -117,11 +117,11 @@ def test_payload_counts_as_ahead_until_a_thread_starts_with_it(
     with CommandBus(dsn) as bus:
         send(bus, "ä" * 10_000, plain(5 * KB), plain(5 * KB), plain(5 * KB))
         one, two, three, four = claimed(worker, connection, 100 * KB)
-        in_flight.take([one, two, three, four], lambda: False)
+        first = in_flight.take([one, two, three, four], lambda: False)[0]
         assert in_flight.prefetched_bytes == 20_002 + 15 * KB
-        in_flight.start(one)
+        in_flight.start(first)
         assert in_flight.prefetched_bytes == 15 * KB
-        in_flight.free(two)
+        in_flight.free([two])
         in_flight.mark_released([three])
         assert in_flight.prefetched_bytes == 5 * KB
         assert key_of(three) in in_flight.known(), "until it is given back, it is not adopted"

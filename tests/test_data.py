@@ -2,13 +2,17 @@
 
 import json
 import math
+import pickle
 from collections.abc import Callable
-from datetime import datetime
+from dataclasses import FrozenInstanceError, replace
+from datetime import UTC, datetime
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from cmdbus import Undecodable
+from cmdbus import Command, Undecodable
+from cmdbus.command import received
 from cmdbus.data import MAX_DEPTH, decode, encode
 
 
@@ -95,3 +99,21 @@ def test_what_others_wrote_and_this_python_cannot_decode_is_a_value(text: str) -
 
 def test_everything_that_is_taken_is_valid_json_for_others() -> None:
     assert json.loads(encode({"a": ["ä", 1.5, None]})) == {"a": ["ä", 1.5, None]}
+
+
+def test_a_received_command_equals_one_that_was_made_and_is_as_frozen() -> None:
+    values: dict[str, Any] = {
+        "domain": "payments",
+        "type": "Debit",
+        "command_id": uuid4(),
+        "data": "x",
+        "priority": 5,
+        "correlation_id": uuid4(),
+        "reply_to": None,
+        "created_at": datetime.now(UTC),
+    }
+    one, other = received(*values.values()), Command(**values)
+    assert (type(one), one, hash(one), repr(one)) == (Command, other, hash(other), repr(other))
+    assert replace(one, data="y").data == "y" and pickle.loads(pickle.dumps(one)) == other
+    with pytest.raises(FrozenInstanceError):
+        one.data = "y"  # type: ignore[misc]

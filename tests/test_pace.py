@@ -22,16 +22,29 @@ def test_one_slow_run_among_many_quick_ones_leaves_a_type_quick() -> None:
         assert prefetch.is_quick("payments", "Debit")
 
 
-def test_a_type_that_turned_slow_is_quick_again_after_a_hundred_quick_runs() -> None:
+def test_a_type_that_turned_slow_is_quick_again_after_a_quick_run() -> None:
     prefetch = PrefetchPolicy()
-    prefetch.ran("payments", "Debit", 0.001)
-    for _ in range(10):
+    for _ in range(20):
         prefetch.ran("payments", "Debit", 0.2)
-    runs = 0
-    while not prefetch.is_quick("payments", "Debit"):
-        prefetch.ran("payments", "Debit", 0.001)
-        runs += 1
-    assert 50 <= runs <= 100
+    assert not prefetch.is_quick("payments", "Debit")
+    prefetch.ran("payments", "Debit", 0.001)
+    assert prefetch.is_quick("payments", "Debit")
+
+
+def test_time_without_a_cpu_makes_no_type_slow() -> None:
+    prefetch = PrefetchPolicy()
+    prefetch.cpu_share = 0.2
+    prefetch.ran("payments", "Debit", 0.2)
+    assert prefetch.is_quick("payments", "Debit")
+
+
+def test_a_type_is_tiny_while_its_runs_take_less_than_a_millisecond() -> None:
+    prefetch = PrefetchPolicy()
+    assert not prefetch.is_tiny("payments", "Debit"), "nothing is known yet"
+    prefetch.ran("payments", "Debit", 0.0005)
+    assert prefetch.is_tiny("payments", "Debit")
+    prefetch.ran("payments", "Debit", 0.02)
+    assert not prefetch.is_tiny("payments", "Debit")
 
 
 class Steps:

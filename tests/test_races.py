@@ -17,7 +17,7 @@ from cmdbus.worker.claims.claim import ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
-from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.in_flight import ROW_LOCKED, InFlight
 from cmdbus.worker.unsettled import Unsettled
 from cmdbus.worker.worker import _record_of_one
 
@@ -206,7 +206,9 @@ def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: Comm
         _, claimed = claims.settle_and_claim(
             connection, [], ClaimRequest(4, 0, ["payments"], ["payments Debit"], [], {})
         )
-        held_claims.take(claimed, lambda: False)
+        for entry in held_claims.take(claimed, lambda: False):
+            held_claims.start(entry)
+            held_claims.finish(entry)
         refused = Outcome(kind=OutcomeKind.COMPLETED, result="{")
         for claim in claimed:
             is_second = claim.command_id == ids[1]
@@ -217,7 +219,7 @@ def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: Comm
         unsettled.settle(hand, slot, unsettled.take())
         assert [status(index) for index in (0, 3)] == [Status.COMPLETED] * 2
         assert status(1) is Status.IN_TROUBLESHOOTING_QUEUE
-        assert status(2) is Status.IN_PROGRESS and unsettled.any_left
+        assert status(2) is Status.IN_PROGRESS and held_claims.in_state(ROW_LOCKED)
         stranger.rollback()
         unsettled.settle_all(hand, slot)
         assert status(2) is Status.COMPLETED

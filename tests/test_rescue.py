@@ -28,7 +28,7 @@ from cmdbus.board.views import SeatView
 from cmdbus.database.schema import install
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.in_flight import Entry, InFlight
 from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
@@ -64,6 +64,17 @@ class Dead:
 
     def take(self, *claims: Claim) -> None:
         self.in_flight.take(list(claims), lambda: False)
+
+    def start(self, claim: Claim) -> None:
+        self.in_flight.start(self._entry(claim))
+
+    def finish(self, claim: Claim) -> None:
+        self.in_flight.finish(self._entry(claim))
+
+    def _entry(self, claim: Claim) -> Entry:
+        entry = self.in_flight.find(claim)
+        assert entry is not None
+        return entry
 
     def run(self, claim: Claim, slot: int) -> None:
         """As far as the board knows."""
@@ -124,7 +135,7 @@ def test_a_command_that_has_the_id_and_token_of_one_that_ran_counts_no_loss(
     with dead(dsn) as gone:
         (ran,) = gone.claim(1)
         gone.take(ran)
-        gone.in_flight.start(ran)
+        gone.start(ran)
         gone.run(ran, 0)
         other = uuid4()
         gone.session.execute("UPDATE cmdbus.ready SET command_id = %s", (other,))
@@ -142,7 +153,7 @@ def test_what_the_board_shows_is_handed_back_however_many_rows_there_are(
     with dead(dsn) as gone, connect(dsn, options="-c lock_timeout=100ms") as connection:
         claimed, started, _ = gone.claim(3)
         gone.take(claimed, started)
-        gone.in_flight.start(started)
+        gone.start(started)
         steward = Claims("cmdbus", 30)
         with crowded(connection, "others", lambda: steward.claimed_by(connection, 1)):
             found = rescue(connection, steward, registry(), gone.death())
@@ -176,9 +187,9 @@ def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
     with dead(dsn) as gone:
         claimed, started, finished, unshown, unkeyed = gone.claim(5)
         gone.take(claimed, started, finished)
-        gone.in_flight.start(started)
-        gone.in_flight.start(finished)
-        gone.in_flight.finish(finished)
+        gone.start(started)
+        gone.start(finished)
+        gone.finish(finished)
         gone.run(started, 0)
         gone.run(unkeyed, 1)
         found = rescued(dsn, gone.death())
@@ -215,7 +226,7 @@ def test_the_guilty_command_is_charged_and_logged_with_what_is_known(
         claims = gone.claim(3)
         gone.take(*claims)
         for slot, claim in enumerate(claims):
-            gone.in_flight.start(claim)
+            gone.start(claim)
             gone.run(claim, slot)
         found = rescued(dsn, gone.death(dict.fromkeys(claims[:2], crash)))
     assert ids(found.charged) == {first, last}
@@ -282,7 +293,7 @@ def test_a_session_that_waits_for_a_lock_is_ended_and_one_of_a_later_pid_is_not(
     with dead(dsn) as gone, psycopg.connect(dsn) as stranger, connect(dsn) as unnamed:
         [claim] = gone.claim(1)
         gone.take(claim)
-        gone.in_flight.start(claim)
+        gone.start(claim)
         stranger.execute("LOCK TABLE effect")
         slot = gone.board.seat(0).slot(0)
         slot.occupy(0, 1)
@@ -337,7 +348,7 @@ def test_a_row_that_the_database_rejects_keeps_no_others_from_being_handed_back(
         claims = gone.claim(6)
         gone.take(*claims)
         for slot, claim in enumerate(claims[:4]):
-            gone.in_flight.start(claim)
+            gone.start(claim)
             gone.run(claim, slot)
         attribution = gone.death(dict.fromkeys(claims[:2], crash))
         with connect(dsn) as admin:
@@ -363,7 +374,7 @@ def test_a_workers_rights_suffice_for_what_is_in_the_tables(dsn: str, bus: Comma
     with connect(dsn) as admin, dead(dsn) as gone:
         [claim] = gone.claim(1)
         gone.take(claim)
-        gone.in_flight.start(claim)
+        gone.start(claim)
         gone.session.close()
         name = sql.Identifier(f"cmdbus_test_{uuid4().hex[:8]}")
         admin.execute(sql.SQL("CREATE ROLE {}").format(name))

@@ -37,7 +37,9 @@ class Lost:
         self.held = InFlight(claims, self.record.seat)
         self.done = Unsettled(claims, self.record, self.held)
         [claim] = claims.settle_and_claim(connection, [], WANT)[1]
-        self.held.take([claim], lambda: False)
+        [entry] = self.held.take([claim], lambda: False)
+        self.held.start(entry)
+        self.held.finish(entry)
         connection.execute("DELETE FROM cmdbus.ready")
         self.done.not_settled(claim, 3)
         self.dsn = dsn

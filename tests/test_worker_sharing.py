@@ -129,3 +129,29 @@ def test_a_rest_ends_at_once_when_the_worker_stops_whoever_else_could_wake_it(
         stopping.start()
         stopping.join(5)
         assert not stopping.is_alive()
+
+
+def test_commands_behind_one_that_takes_longer_than_its_type_did_are_helped(
+    dsn: str, bus: CommandBus
+) -> None:
+    """No second thread is woken for a type whose runs are tiny, until they wait nevertheless."""
+    registry, last_has_run = HandlerRegistry(), threading.Event()
+    waited: list[bool] = []
+
+    @registry.handler("payments", "Debit")
+    def debit(command: Command, context: Context) -> None:
+        if command.data == "first":
+            waited.append(last_has_run.wait(20))
+        elif command.data == "last":
+            last_has_run.set()
+
+    with running(dsn, registry, concurrency=2):
+        bus.send_many([SendRequest("payments", "Debit")] * 1_000)
+        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        for _ in range(3):
+            last_has_run.clear()
+            data = ["first", *[None] * 10, "last"]
+            bus.send_many([SendRequest("payments", "Debit", value) for value in data])
+            eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+            eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+    assert waited == [True] * 3

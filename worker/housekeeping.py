@@ -27,7 +27,7 @@ from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.telemetry import Telemetry
 from cmdbus.worker.thread_pool import ThreadPool
-from cmdbus.worker.worker_thread import CurrentWork, WorkerThread
+from cmdbus.worker.worker_thread import RoundTrip, Work, WorkerThread
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Housekeeping:
         self._connection = ThreadConnection(source, self._slot.session)
         self._telemetry = telemetry
         #: Slots that were given up, with what they were doing and where.
-        self._verdicts: deque[tuple[WorkerThread, CurrentWork, str]] = deque()
+        self._verdicts: deque[tuple[WorkerThread, Work, str]] = deque()
         self._verdicts_at = 0.0
         self._renew_at = 0.0
         #: The latest complaint, which is not repeated.
@@ -88,7 +88,7 @@ class Housekeeping:
             self._connection.abort_io()
             self._thread.join(_ENDS_WITHIN)
 
-    def take_over(self, thread: WorkerThread, work: CurrentWork, stack: str) -> None:
+    def take_over(self, thread: WorkerThread, work: Work, stack: str) -> None:
         """Called by the main thread, which decides and never touches the database."""
         self._verdicts.append((thread, work, stack))
         self._pool.working.set()
@@ -127,6 +127,7 @@ class Housekeeping:
         while not self._stopping.wait(_SETTLE_WITHIN):
             if not self._pool.busy:
                 self._wait()
+            self._pool.help_queued()
             for duty in duties:
                 # Each by itself: what keeps one from being done keeps none of the others.
                 self._due = time.monotonic() + self._timeout
@@ -174,26 +175,17 @@ class Housekeeping:
             self._verdicts.popleft()
             self._verdicts_at = 0.0
 
-    def _carry_out_one(
-        self, place: Place, thread: WorkerThread, work: CurrentWork, stack: str
-    ) -> None:
+    def _carry_out_one(self, place: Place, thread: WorkerThread, work: Work, stack: str) -> None:
         """The session is ended before the command is settled: until then it could still
         commit. May be repeated from the start."""
-        if work.execution is None:
+        if isinstance(work, RoundTrip):
             self._replace_leader(thread, stack)
             return
         if not work.settled:
-            self._settle_late(place, thread, work, work.execution, stack)
+            self._settle_late(place, thread, work, stack)
         self._pool.replace(thread)
 
-    def _settle_late(
-        self,
-        place: Place,
-        thread: WorkerThread,
-        work: CurrentWork,
-        execution: Execution,
-        stack: str,
-    ) -> None:
+    def _settle_late(self, place: Place, thread: WorkerThread, work: Execution, stack: str) -> None:
         connection = self._connection.connection()
         session = thread.hand.session
         activity = self._claims.activity_of(connection, session[0]) if session else {}
@@ -202,7 +194,7 @@ class Housekeeping:
             self._claims.end_sessions(connection, [session])
         thread.hand.take_away()
         if work.finished is None:
-            work.finished = execution.timed_out(stack, activity)
+            work.finished = work.timed_out(stack, activity)
         work.settled = True
         self._telemetry.health.stuck((thread.index, work.finished.claim.token), time.monotonic())
         self._pool.unsettled.settle(self._connection, place, [work.finished])

@@ -14,9 +14,10 @@ here holds.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 import psycopg
 
@@ -56,6 +57,12 @@ _FULL_SECONDS = 0.01
 _GONE_WITHIN = 2.0
 
 
+class TakeOn(Protocol):
+    """Puts claims into the queue; `wake` if the leader does not draw them next."""
+
+    def __call__(self, thread: WorkerThread, claims: list[Claim], *, wake: bool = ...) -> None: ...
+
+
 class Leader:
     def __init__(
         self,
@@ -69,7 +76,7 @@ class Leader:
         domains: Sequence[str],
         types: Sequence[str],
         claim_bytes: int,
-        take_on: Callable[[WorkerThread, list[Claim]], None],
+        take_on: TakeOn,
         stopping: threading.Event,
     ) -> None:
         self._claims = claims
@@ -82,7 +89,6 @@ class Leader:
         self._domains = deque(domains)
         self._types = types
         self._claim_bytes = claim_bytes
-        #: Puts claims into the queue.
         self._take_on = take_on
         self._stopping = stopping
         self._floors = Floors()
@@ -120,13 +126,14 @@ class Leader:
             return True
         ended = time.monotonic()
         self._telemetry.settled_and_claimed(slot, len(claims), ended - began)
-        payload = sum(len(claim.data) for claim in claims)
+        payload = sum([len(claim.data) for claim in claims])
+        self._prefetch.cpu_share = thread.cpu_share()
         self._waiter.after_claim(full=self._full)
         self._domains.rotate(-1)
         self._prefetch.claimed(len(claims), began, ended, payload)
         if claims:
             failpoint(AFTER_CLAIM)
-        self._take_on(thread, claims)
+        self._take_on(thread, claims, wake=False)
         return bool(claims or not request.free)
 
     def _settle_and_claim(
@@ -135,12 +142,12 @@ class Leader:
         """When the claim began, its limits, and its claims; None if they came row by row."""
         connection, slot = thread.hand, thread.place
         done = self._unsettled.take()
-        plain, later = first_part([finished for finished in done if finished.plain])
+        others = [finished for finished in done if not finished.plain]
+        plain = [finished for finished in done if finished.plain] if others else done
+        plain, later = first_part(plain)
         self._unsettled.put_back(later)
         try:
-            self._unsettled.settle(
-                connection, slot, [finished for finished in done if not finished.plain]
-            )
+            self._unsettled.settle(connection, slot, others)
             began = time.monotonic()
             request = self._want(began, threads, self._in_flight.free_count + len(plain))
             if not (request.free or done):

@@ -1,15 +1,21 @@
-"""What the threads of a process draw from: claimed commands, and signs, of which one is the
-lead. The queue's order says who does what next; there is no dispatcher.
+"""What the threads of a process draw from: claimed commands, and control items, of which one is
+the leadership. The queue's order decides which thread does what next; there is no dispatcher.
+
+A thread that finds the queue empty idles until its bell rings. If an item is left in the queue,
+either the bell has rung, or a thread that is awake will draw the item or wake another one. So a
+thread wakes no other for commands whose runs are too short for that; housekeeping wakes one if
+they wait nevertheless.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from cmdbus.clock import time
-from cmdbus.worker.claims.claim import Claim
-from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.in_flight import Entry, InFlight
 
-#: What was claimed and is not started within so many seconds goes back.
+#: Seconds within which a claimed command is started, or goes back.
 _STARTED_WITHIN = 1.0
 
 
@@ -18,8 +24,10 @@ class ControlItem:
         self.name = name
 
 
-#: A nudge lets a thread see that there are too many.
-LEAD, LEAVE, NUDGE = ControlItem("lead"), ControlItem("leave"), ControlItem("nudge")
+#: RECHECK lets a thread see that there are too many.
+LEADERSHIP, STOP, RECHECK = ControlItem("leadership"), ControlItem("stop"), ControlItem("recheck")
+
+Item = Entry | ControlItem
 
 
 class LocalQueue:
@@ -27,60 +35,91 @@ class LocalQueue:
 
     def __init__(self, in_flight: InFlight) -> None:
         self._in_flight = in_flight
-        self._queue: SimpleQueue[Claim | ControlItem] = SimpleQueue()
+        self._items: deque[Item] = deque()
+        #: One element for each thread that idles; the thread that wakes one removes it.
+        self._idle: deque[None] = deque()
+        self._bell: SimpleQueue[None] = SimpleQueue()
         self._filled_at = 0.0
         #: Number of pauses that were known when the claim of these commands began.
         self._pauses = 0
-        #: Waits for the next.
-        self.draw = self._queue.get
-        self.put = self._queue.put
 
-    def fill(self, claims: list[Claim], pauses: int) -> None:
-        """`pauses`: their number when the claim began."""
+    def draw(self) -> Item | None:
+        """None if the queue is empty."""
+        try:
+            return self._items.popleft()
+        except IndexError:
+            return None
+
+    def wait(self) -> Item:
+        """Idles until there is an item."""
+        while True:
+            # First idle, then look again: the thread that puts an item does the opposite.
+            self._idle.append(None)
+            if (item := self.draw()) is not None:
+                with suppress(IndexError):  # the bell has rung, and wakes a thread for nothing
+                    self._idle.pop()
+                return item
+            self._bell.get()
+            if (item := self.draw()) is not None:
+                return item
+
+    @property
+    def needs_help(self) -> bool:
+        """Items wait while threads idle."""
+        return bool(self._idle and self._items)
+
+    def wake(self) -> None:
+        """Wakes an idle thread, if there is one."""
+        with suppress(IndexError):
+            self._idle.pop()
+            self._bell.put(None)
+
+    def put(self, item: ControlItem) -> None:
+        self._items.append(item)
+        self.wake()
+
+    def put_back(self, item: ControlItem) -> None:
+        """By a thread that draws next."""
+        self._items.append(item)
+
+    def fill(self, entries: Sequence[Entry], pauses: int) -> None:
+        """`pauses`: their number when the claim began. Wakes no thread."""
         self._filled_at = time.monotonic()
         # Claims that join older ones count as equally old.
-        self._pauses = pauses if self._queue.empty() else min(self._pauses, pauses)
-        for claim in claims:
-            self._queue.put(claim)
+        self._pauses = min(self._pauses, pauses) if self._items else pauses
+        self._items.extend(entries)
 
     def __bool__(self) -> bool:
-        """Whether something is to be drawn now."""
-        return not self._queue.empty()
+        return bool(self._items)
 
     def release_stale(self) -> None:
-        """What was claimed ahead of the threads and not started in time, because a type that
-        was quick is not any more."""
+        """Commands that were claimed ahead of the threads and not started in time, because a type
+        that was quick has become slow."""
         late = time.monotonic() - self._filled_at >= _STARTED_WITHIN
-        if late and self._queue.qsize() >= 2:
-            self._release_claims()
+        if late and len(self._items) >= 2:
+            self._release_entries()
 
     def is_older(self, pauses: int) -> bool:
         """Whether what was drawn was claimed before the latest of these pauses."""
         return self._pauses < pauses
 
-    def release_of_thread(self, claim: Claim) -> None:
+    def release_drawn(self, entry: Entry) -> None:
         """All commands that no thread has started, and the one that was just drawn."""
-        self._release_claims()
-        self._in_flight.mark_released([claim])
+        self._release_entries()
+        self._in_flight.mark_released([entry.claim])
 
     def release_all(self) -> None:
-        """Only once the worker stops, as the lead goes, too."""
-        if LEAVE in self._release():
-            self._queue.put(LEAVE)
+        """Only once the worker stops, as the leadership goes, too."""
+        if STOP in self._release():
+            self.put(STOP)
 
-    def _release_claims(self) -> None:
-        for sign in self._release():
-            self._queue.put(sign)
+    def _release_entries(self) -> None:
+        for item in self._release():
+            self.put(item)
 
     def _release(self) -> list[ControlItem]:
-        claims: list[Claim] = []
-        signs: list[ControlItem] = []
-        with suppress(Empty):
-            while True:
-                item = self._queue.get_nowait()
-                if isinstance(item, Claim):
-                    claims.append(item)
-                else:
-                    signs.append(item)
-        self._in_flight.mark_released(claims)
-        return signs
+        items: list[Item] = []
+        while (item := self.draw()) is not None:
+            items.append(item)
+        self._in_flight.mark_released([item.claim for item in items if isinstance(item, Entry)])
+        return [item for item in items if isinstance(item, ControlItem)]

@@ -1,17 +1,17 @@
 """Which types are quick, and how far ahead of its threads a process may claim. No clock inside."""
 
-#: A run that took less is a quick one.
+#: A type whose runs take less is quick: it is claimed ahead of the threads.
 QUICK_SECONDS = 0.05
-#: A slow run weighs as much as so many quick ones: a type stays quick while fewer than one in
-#: so many is slow. (Where more processes than CPUs are busy, one in 150 runs of nothing at all
-#: is slow, because its thread waits for a CPU. When a single one was enough, 40 processes on
-#: 2 CPUs settled most of their commands one by one.)
-_WEIGHT = 25
-_HEAVIEST = 4 * _WEIGHT
-#: Claimed ahead is what will be started within this time, or while a step takes if that is
-#: longer, and never more than the limit.
+#: A type whose runs take less is tiny: waking a second thread takes longer than its runs.
+TINY_SECONDS = 0.001
+#: Weight of the latest run in a type's mean. One slow run of 0.4 s among quick ones leaves it
+#: quick: where more processes than CPUs are busy, one no-op in 150 is slow, because its thread
+#: waits for a CPU. One quick run makes it quick again: a wrong guess costs a second, after which
+#: what was not started goes back.
+_WEIGHT = 1 / 8
+#: Seconds for which commands are claimed ahead, or the time of a round trip if that is longer.
 _PREFETCH_SECONDS = 0.02
-#: By the first claim after a rest: about what it takes to wake somebody else for them.
+#: The same for the first claim after a wait: about what it takes to wake another process.
 _FIRST_SECONDS = 0.002
 MAX_PREFETCH = 256
 
@@ -20,31 +20,39 @@ class PrefetchPolicy:
     """Written by all threads: each operation is atomic, and a lost update costs nothing."""
 
     def __init__(self) -> None:
-        #: What the latest slow runs of a type still weigh; missing: it never ran.
-        self._weights: dict[tuple[str, str], int] = {}
-        #: Of the latest step: what it claimed, how long it took, and when it was back.
-        self._claimed, self._took, self._stepped_at = 0, 0.0, 0.0
-        #: Commands started a second, between the latest two steps.
+        #: Seconds of a run of each type, on average; missing if it never ran.
+        self._means: dict[tuple[str, str], float] = {}
+        #: Share of the latest round trips' time for which the leaders' threads had a CPU, of the
+        #: time for which they wanted one. Of a run's seconds the others were spent waiting.
+        self.cpu_share = 1.0
+        #: The latest round trip: its claims, its seconds, and the time at which it ended.
+        self._claimed, self._took, self._ended_at = 0, 0.0, 0.0
+        #: Commands started per second, between the latest two round trips.
         self._rate = 0.0
-        #: Payload of a command, on average, in the latest step that claimed any.
+        #: Payload of a command, on average, in the latest round trip that claimed any.
         self._payload = 0.0
 
     def ran(self, domain: str, type: str, seconds: float) -> None:
         key = domain, type
-        if seconds >= QUICK_SECONDS:
-            self._weights[key] = min(_HEAVIEST, self._weights.get(key, _HEAVIEST) + _WEIGHT)
-        else:
-            self._weights[key] = max(0, self._weights.get(key, 0) - 1)
+        seconds *= self.cpu_share
+        mean = self._means.get(key, seconds)
+        mean += (seconds - mean) * _WEIGHT
+        if mean >= QUICK_SECONDS > seconds:
+            mean = seconds
+        self._means[key] = mean
 
     def is_quick(self, domain: str, type: str) -> bool:
-        return self._weights.get((domain, type), _HEAVIEST) <= _WEIGHT
+        return self._means.get((domain, type), QUICK_SECONDS) < QUICK_SECONDS
+
+    def is_tiny(self, domain: str, type: str) -> bool:
+        return self._means.get((domain, type), QUICK_SECONDS) < TINY_SECONDS
 
     def claimed(self, claimed: int, began: float, ended: float, payload: int = 0) -> None:
         if claimed:
             self._payload = payload / claimed
         if self._claimed:
-            self._rate = self._claimed / max(began - self._stepped_at, 0.0001)
-        self._claimed, self._took, self._stepped_at = claimed, ended - began, ended
+            self._rate = self._claimed / max(began - self._ended_at, 0.0001)
+        self._claimed, self._took, self._ended_at = claimed, ended - began, ended
 
     def prefetch(self, payload: int) -> int:
         """`payload`: bytes that there is room for. A claim takes no more than fit, but it locks

@@ -39,6 +39,16 @@ class ProcessHealth:
             if self._away_since is None:
                 self._failures += 1
 
+    def ended(self, now: float, *, succeeded: bool, failures: int) -> None:
+        """Executions in order: whether any has succeeded, and the failures since the last one
+        that has, or since the last call."""
+        with self._lock:
+            at = self._at(now)
+            if succeeded:
+                self._last_success, self._failures = at, 0
+            if self._away_since is None:
+                self._failures += failures
+
     def stuck(self, execution: Hashable, now: float) -> bool:
         """True if this execution was not known to be stuck. It is counted once, as its thread is
         reported again and again."""

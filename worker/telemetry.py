@@ -6,6 +6,7 @@ has found its row, so that the counters equal the rows.
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cmdbus.board.board import Board
@@ -15,7 +16,8 @@ from cmdbus.board.seats import Seat
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim, Finished
-from cmdbus.worker.claims.outcomes import OutcomeKind as Fate
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
+from cmdbus.worker.in_flight import Entry
 from cmdbus.worker.process_health import ProcessHealth
 
 logger = logging.getLogger(__name__)
@@ -23,11 +25,8 @@ logger = logging.getLogger(__name__)
 #: Places on a board in memory; those that nobody uses take none.
 SLOTS = 256
 _LATEST = 100
-_ENDS = {
-    Fate.COMPLETED: OutcomeLabel.COMPLETED,
-    Fate.FAILED: OutcomeLabel.FAILED,
-    Fate.TROUBLE: OutcomeLabel.TROUBLE,
-}
+# Looking a member up in its class takes 0.1 microseconds.
+_COMPLETED, _KIND_COMPLETED = OutcomeLabel.COMPLETED, OutcomeKind.COMPLETED
 
 
 class FailedExecution(NamedTuple):
@@ -67,31 +66,30 @@ class Telemetry:
     def beat(self, due: float) -> None:
         self.seat.beat(_ns(due), self.health.levels(time.monotonic()))
 
-    def begins(self, slot: Place, claim: Claim, began: float, due: float) -> None:
-        command_type = self.seat.command_type(claim.domain, claim.type)
+    def begins(self, slot: Place, entry: Entry, began: float, due: float) -> None:
+        """The slot shows the command until the thread begins another or waits."""
+        command_type = entry.command_type
+        _, priority, id, token, command_id, _, _, attempts, *_, waited, _ = entry.claim
         slot.begin(
             command_type,
-            priority=claim.priority,
-            id=claim.id,
-            token=claim.token,
-            command_id=claim.command_id,
-            attempt=claim.attempts + 1,
-            started=_ns(began),
-            due=_ns(due),
+            priority,
+            id,
+            token,
+            command_id,
+            attempts + 1,
+            int(began * 1e9),
+            int(due * 1e9),
         )
-        slot.counters.dequeue_latency.observe(command_type.index, claim.waited)
+        slot.counters.dequeue_latency.observe(command_type.index, waited)
 
-    def ended(self, slot: Place, claim: Claim, began: float) -> None:
-        now = time.monotonic()
-        command_type = self.seat.command_type(claim.domain, claim.type)
-        slot.counters.handler_duration.observe(command_type.index, now - began)
-        slot.end(_ns(now))
+    def ended(self, slot: Place, entry: Entry, seconds: float) -> None:
+        slot.counters.handler_duration.observe(entry.command_type.index, seconds)
 
     def leads(self, slot: Place, due: float) -> None:
-        slot.enter(Phase.LEADING, _now(), _ns(due))
+        slot.enter(Phase.LEADING, time.monotonic_ns(), _ns(due))
 
     def waits(self, slot: Place, phase: Phase) -> None:
-        slot.enter(phase, _now(), 0)
+        slot.enter(phase, time.monotonic_ns(), 0)
 
     def settled_and_claimed(self, slot: Place, claimed: int, seconds: float) -> None:
         counter = Counter.BATCHES_PROCESSED if claimed else Counter.EMPTY_RECEIVES
@@ -103,36 +101,41 @@ class Telemetry:
         slot.counters.add(Counter.CLAIM_FAILURES)
         self.health.failed(time.monotonic())
 
-    def settled(self, slot: Place, finished: Finished) -> bool:
-        """The claim's key is to be freed next; True if the end is to be logged after that."""
-        claim, outcome, *_ = finished
-        end = _ENDS.get(outcome.kind)
-        if end is None:
-            end = OutcomeLabel.RETRY if outcome.charged else OutcomeLabel.INTERRUPTED
-        self._count(slot, claim, end)
-        if end is OutcomeLabel.COMPLETED or end is OutcomeLabel.FAILED:
-            self.health.succeeded(time.monotonic())
-        elif outcome.charged:
-            self.health.failed(time.monotonic())
-            self.latest.append(
-                FailedExecution(
-                    str(claim.command_id), claim.type, f"{outcome.code}: {outcome.message}"
-                )
-            )
-        return end is not OutcomeLabel.COMPLETED
+    def settled(self, slot: Place, done: Sequence[Finished]) -> list[Finished]:
+        """Counts executions, and returns those whose ends are to be logged."""
+        counts: dict[tuple[str, str, OutcomeLabel], int] = {}
+        succeeded, failures, to_log = False, 0, []
+        for finished in done:
+            claim, outcome, *_ = finished
+            end = _COMPLETED
+            if outcome.kind is not _KIND_COMPLETED:
+                to_log.append(finished)
+                end = label_of(outcome)
+            name = claim[0], claim[5], end
+            counts[name] = counts.get(name, 0) + 1
+            if end is _COMPLETED or end is OutcomeLabel.FAILED:
+                succeeded, failures = True, 0
+            elif outcome.charged:
+                failures += 1
+                error = f"{outcome.code}: {outcome.message}"
+                self.latest.append(FailedExecution(str(claim.command_id), claim.type, error))
+        for (domain, type, end), count in counts.items():
+            slot.counters.ended(self.seat.command_type(domain, type).index, end, count)
+        self.health.ended(time.monotonic(), succeeded=succeeded, failures=failures)
+        return to_log
 
     def _count(self, slot: Place, claim: Claim, end: OutcomeLabel) -> None:
         command_type = self.seat.command_type(claim.domain, claim.type)
         slot.counters.ended(command_type.index, end)
 
     def ended_elsewhere(self, slot: Place, claim: Claim, end: OutcomeLabel) -> None:
-        """LOST or CANCELED. The claim's key is to be freed next, and this to be logged after."""
+        """LOST or CANCELED."""
         self._count(slot, claim, end)
         if end is OutcomeLabel.LOST:
             slot.counters.add(Counter.LOST_LEASES)
 
     def lost(self, slot: Place, claim: Claim) -> None:
-        """An error outside of the handler. The claim's key is to be freed next."""
+        """An error outside of the handler."""
         self._count(slot, claim, OutcomeLabel.LOST)
         self.health.failed(time.monotonic())
 
@@ -175,6 +178,12 @@ class Telemetry:
         }
 
 
+def label_of(outcome: Outcome) -> OutcomeLabel:
+    if outcome.kind is OutcomeKind.RETRY and not outcome.charged:
+        return OutcomeLabel.INTERRUPTED
+    return OutcomeLabel[outcome.kind]
+
+
 def _shown(
     histograms: dict[tuple[str, str], HistogramView],
 ) -> dict[tuple[str, str], dict[str, object]]:
@@ -186,7 +195,3 @@ def _shown(
 
 def _ns(seconds: float) -> int:
     return int(seconds * 1e9)
-
-
-def _now() -> int:
-    return time.monotonic_ns()

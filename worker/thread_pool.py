@@ -1,15 +1,17 @@
-"""The way of one command through a worker process, from the claim to the settlement.
+"""The way of one command through a worker process, from the claim to the settlement: the pattern
+of leader and followers.
 
-The threads draw from one backlog. Whoever draws a command runs it. Whoever draws the lead
-settles what is finished and claims the next run in one round trip, puts the run into the
-backlog, and the lead behind it.
+The threads draw from one queue. A thread that draws a command runs it. A thread that draws the
+leadership settles what is finished and claims the next commands in one round trip, puts them into
+the queue, and the leadership behind them.
 
-    _run_slot        a thread: draws, until there is nothing more to draw
-    ├── _run         a command:  Execution.run -> finished
-    └── _lead        the lead:   Lead.step (settle + claim) -> backlog
-        └── _rest    nothing to claim: the leader waits for a wake-up, the lead in hand
+    _take_turn          an item of the queue, until the thread must end
+    ├── _run            a command:  in flight -> Execution.run -> finished -> unsettled
+    └── _lead           the leadership
+        ├── _settle_and_claim   Leader.settle_and_claim -> in flight -> queue
+        └── _wait_for_work      nothing to claim: the leader waits, with the leadership
 
-If all threads are busy, the lead waits in the backlog: that is backpressure. Only an
+If all threads are busy, the leadership waits in the queue: that is backpressure. Only an
 empty claim makes the leader wait for a wake-up.
 """
 
@@ -17,7 +19,6 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 
 import psycopg
 
@@ -29,21 +30,23 @@ from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
 from cmdbus.worker.claims.rejections import reason
-from cmdbus.worker.execution.execution import Execution, too_late
-from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.execution.execution import Execution
+from cmdbus.worker.in_flight import Entry, InFlight
 from cmdbus.worker.leader import Leader
-from cmdbus.worker.local_queue import LEAD, LEAVE, NUDGE, LocalQueue
+from cmdbus.worker.local_queue import LEADERSHIP, RECHECK, STOP, LocalQueue
 from cmdbus.worker.prefetch_policy import PrefetchPolicy
 from cmdbus.worker.telemetry import Telemetry
 from cmdbus.worker.unsettled import Unsettled
 from cmdbus.worker.waiting.wake import Waiter
-from cmdbus.worker.worker_thread import CurrentWork, WorkerThread
+from cmdbus.worker.worker_thread import RoundTrip, Work, WorkerThread
 
 logger = logging.getLogger(__name__)
 
 
 #: A step promises to be back within the statement timeout and so many seconds more.
 _STEP_SPARE = 5.0
+#: A thread that began a command within these seconds will draw the next one soon.
+_PROGRESS_SECONDS = 0.005
 #: Steps in a row that have failed for a reason other than the database, one second apart.
 _MAX_FAULTS = 5
 
@@ -108,7 +111,7 @@ class ThreadPool:
     def claim(self) -> None:
         """From now on; after the process has shown that it is ready, as its exit codes mean
         something else before."""
-        self._queue.put(LEAD)
+        self._queue.put(LEADERSHIP)
 
     def set_concurrency(self, threads: int) -> None:
         self._concurrency = threads
@@ -116,14 +119,16 @@ class ThreadPool:
             if number not in self._threads:
                 self.fill(number)
         for _ in range(len(self._threads) - threads):
-            self._queue.put(NUDGE)
+            self._queue.put(RECHECK)
 
     def fill(self, number: int) -> None:
         """A fresh thread for a slot."""
         index, slot = self._telemetry.acquire_slot()
         connection = ThreadConnection(self._source, slot.session)
         before = self._threads.get(number)
-        thread = self._threads[number] = WorkerThread(number, connection, index, slot)
+        thread = self._threads[number] = WorkerThread(
+            number, connection, index, slot, self._stopping
+        )
         thread.thread = threading.Thread(
             target=self._run_thread, args=(thread,), name=f"worker-{number}", daemon=True
         )
@@ -155,11 +160,11 @@ class ThreadPool:
         for thread in self._alive():
             thread.put_off(seconds)
 
-    def give_up_late(self, now: float) -> list[tuple[WorkerThread, CurrentWork]]:
+    def give_up_late(self, now: float) -> list[tuple[WorkerThread, Work]]:
         """The verdict on every slot that is past its due; carried out by relief."""
         late = [(slot, work) for slot in self._alive() if (work := slot.give_up_if_late(now))]
         for thread, work in late:
-            if work.execution is None:
+            if isinstance(work, RoundTrip):
                 thread.hand.abort_io()  # and its outcomes are free, whatever relief waits for
         return late
 
@@ -173,7 +178,7 @@ class ThreadPool:
         if self._threads.get(thread.number) is thread and not self._stopping.is_set():
             self.fill(thread.number)
             if with_lead:
-                self._queue.put(LEAD)
+                self._queue.put(LEADERSHIP)
 
     def _alive(self) -> list[WorkerThread]:
         return list(self._threads.values())
@@ -184,7 +189,7 @@ class ThreadPool:
         self._stopping.set()
         self._waiter.wake()
         self._queue.release_all()
-        self._queue.put(LEAVE)
+        self._queue.put(STOP)
 
     def join(self, deadline: float) -> list[WorkerThread]:
         """Waits until the deadline; returns the slots whose threads have not left, and are not
@@ -209,7 +214,15 @@ class ThreadPool:
 
     @property
     def busy(self) -> bool:
-        return bool(self.in_flight.any_unsettled or self.unsettled or self.unsettled.any_left)
+        return bool(self.in_flight or self.unsettled)
+
+    def help_queued(self) -> None:
+        """Wakes a thread for commands that wait behind one that takes longer than its type did."""
+        if self._queue.needs_help:
+            since = time.monotonic() - _PROGRESS_SECONDS
+            works = [thread.work for thread in self._alive()]
+            if not any(isinstance(work, Execution) and work.began > since for work in works):
+                self._queue.wake()
 
     def release_stale(self, connection: ThreadConnection) -> None:
         self._queue.release_stale()
@@ -221,28 +234,13 @@ class ThreadPool:
     def _run_thread(self, thread: WorkerThread) -> None:
         thread.place.occupy(thread.number, time.monotonic_ns())
         try:
-            while (item := self._queue.draw()) is not LEAVE:
-                if isinstance(item, Claim):
-                    stays = True
-                    if self._queue.is_older(self._waiter.pauses):
-                        # A domain was paused since. Housekeeping releases what has not started,
-                        # and the next claim takes what may go on again.
-                        self._queue.release_of_thread(item)
-                    else:
-                        stays = self._survive(thread, item)
-                elif item is LEAD:
-                    stays = self._settle_and_claim(thread)
-                else:
-                    stays = len(self._threads) <= self._concurrency
-                if not stays:
-                    break
-            else:
-                self._queue.put(LEAVE)  # for the next one
+            while self._take_turn(thread):
+                pass
         except BaseException as error:
             if not thread.given_up:
                 self._ended_by = error
             if self._stopping.is_set():
-                self._queue.put(LEAVE)  # It may have been drawn.
+                self._queue.put(STOP)  # It may have been drawn.
         finally:
             # One that was given up is replaced by relief.
             if self._threads.get(thread.number) is thread and not thread.given_up:
@@ -250,16 +248,40 @@ class ThreadPool:
             thread.hand.close()
             self._telemetry.release_slot(thread.index, thread.place)
 
-    def _survive(self, thread: WorkerThread, claim: Claim) -> bool:
+    def _take_turn(self, thread: WorkerThread) -> bool:
+        """One item of the queue; False if the thread must end."""
+        item = self._queue.draw()
+        if item is None:
+            self._rest(thread)
+            item = self._queue.wait()
+        if type(item) is Entry:
+            if not self._queue.is_older(self._waiter.pauses):
+                return self._survive(thread, item)
+            # A domain was paused since. Housekeeping releases what has not started, and the
+            # next claim takes what may go on again.
+            self._queue.release_drawn(item)
+        elif item is LEADERSHIP:
+            return self._lead(thread)
+        elif item is STOP:
+            self._queue.put(STOP)  # for the next one
+            return False
+        return len(self._threads) <= self._concurrency
+
+    def _rest(self, thread: WorkerThread) -> None:
+        """Shows no command any longer."""
+        thread.place.end(time.monotonic_ns())
+        thread.rename("")
+
+    def _survive(self, thread: WorkerThread, entry: Entry) -> bool:
         """Whatever a handler left behind, its thread goes on."""
         try:
-            return self._run(thread, claim)
+            return self._run(thread, entry)
         except BaseException:
-            stays = thread.end()
+            claim, stays = entry.claim, thread.end()
             if stays:
                 thread.place.end(time.monotonic_ns())
                 self._telemetry.lost(thread.place, claim)
-                self.in_flight.free(claim)
+                self.in_flight.free([claim])
             logger.exception(
                 "the thread of command %s (%s/%s) met an error outside of its handler: the "
                 "command runs again when its lease ends",
@@ -269,72 +291,60 @@ class ThreadPool:
             )
             return stays
 
-    def _run(self, slot: WorkerThread, claim: Claim) -> bool:
-        if self.unsettled and not self._prefetch.is_quick(claim.domain, claim.type):
-            # What is finished waits for nothing that may be long.
-            with suppress(psycopg.Error):
-                self.unsettled.settle(slot.hand, slot.place, self.unsettled.take())
-        execution = self._execution(slot, claim)
-        thread = threading.current_thread()
-        thread.name = f"worker-{claim.domain}-{slot.number}"
-        began = time.monotonic()
-        work = CurrentWork(execution, began + execution.timeout)
-        self.in_flight.start(claim)
-        slot.begin(work)
-        self._telemetry.begins(slot.place, claim, began, work.due)
-        execution.extended = partial(slot.extend, work)
+    def _run(self, thread: WorkerThread, entry: Entry) -> bool:
+        claim = entry.claim
+        self._prepare(thread, claim)
+        handler = self._registry.find(claim.domain, claim.type)
+        assert handler is not None, "only types with a handler are claimed"
+        execution = Execution(claim, handler, thread, self._claims, self._timeouts)
+        self.in_flight.start(entry)
+        thread.begin(execution)
+        self._telemetry.begins(thread.place, entry, execution.began, execution.due)
         try:
             finished = execution.run()
         finally:
-            stays = slot.end()
-            execution.extended = too_late
-            self._telemetry.ended(slot.place, claim, began)
-            thread.name = f"worker-{slot.number}"
-        self._prefetch.ran(claim.domain, claim.type, time.monotonic() - began)
+            stays = thread.end()
+        seconds = time.monotonic() - execution.began
+        self._telemetry.ended(thread.place, entry, seconds)
+        self._prefetch.ran(claim.domain, claim.type, seconds)
         if not stays:
-            pass  # Whoever gave it up finds out what became of it.
-        elif execution.committed is not None:
-            self.unsettled.settled(slot.place, [execution.committed])
-        elif finished is None:
-            self.unsettled.not_settled(claim, execution.max_attempts)
-        else:
-            self.in_flight.finish(claim)
-            # First append, then look whether the leader rests; it does the opposite.
+            return False  # The thread that gave it up finds out what became of it.
+        self.in_flight.finish(entry)
+        if finished is not None:
+            # First append, then look whether the leader waits; it does the opposite.
             self.unsettled.add(finished)
+        elif execution.committed is not None:
+            self.unsettled.settled(thread.place, [execution.committed])
+        else:
+            self.unsettled.not_settled(claim, execution.max_attempts)
         self._waiter.wake_if_waiting()
-        self.unsettled.log()
-        return stays
+        if self.unsettled.any_unlogged:
+            self._rest(thread)
+            self.unsettled.log()
+        return True
 
-    def _execution(self, thread: WorkerThread, claim: Claim) -> Execution:
-        handler = self._registry.find(claim.domain, claim.type)
-        assert handler is not None, "only types with a handler are claimed"
-        return Execution(
-            claim,
-            handler,
-            claims=self._claims,
-            connect=lambda: thread.hand.connection(self._stopping),
-            timeouts=self._timeouts,
-        )
+    def _prepare(self, thread: WorkerThread, claim: Claim) -> None:
+        """Before a command that may be long: what waits must not wait for it."""
+        if thread.domain != claim.domain:
+            thread.rename(claim.domain)
+        if self._queue.needs_help and not self._prefetch.is_tiny(claim.domain, claim.type):
+            self._queue.wake()
+        if self.unsettled and not self._prefetch.is_quick(claim.domain, claim.type):
+            thread.place.end(time.monotonic_ns())
+            with suppress(psycopg.Error):
+                self.unsettled.settle(thread.hand, thread.place, self.unsettled.take())
 
-    def _settle_and_claim(self, thread: WorkerThread) -> bool:
-        """With the lead in hand; it goes back into the queue whatever happens."""
-        due = time.monotonic() + self._timeouts.statement + _STEP_SPARE
-        thread.begin(CurrentWork(None, due))
-        self._telemetry.leads(thread.place, due)
+    def _lead(self, thread: WorkerThread) -> bool:
+        """With the leadership, which goes back into the queue whatever happens."""
+        thread.rename("")
+        if self._queue.needs_help:
+            self._queue.wake()
         stays = True
         try:
-            if self._stopping.is_set():
-                self.unsettled.settle(thread.hand, thread.place, self.unsettled.take())
+            waited = True
+            while stays and waited:
+                waited = self._settle_and_claim(thread)
                 stays = thread.end()
-            else:
-                thread.pauses = self._waiter.pauses
-                found = self.leader.settle_and_claim(thread, self._concurrency)
-                self._faults.clear()
-                stays = thread.end()
-                # What it has adopted may wait for this very thread.
-                if not found and stays and not self._queue:
-                    self._wait_for_work(thread)
-                    stays = thread.end()
         except Exception as error:
             stays = thread.end() and stays
             self._telemetry.claim_failed(thread.place)
@@ -345,23 +355,43 @@ class ThreadPool:
         finally:
             thread.place.end(time.monotonic_ns())
             if stays and not self._stopping.is_set():
-                self._queue.put(LEAD)
+                self._queue.put_back(LEADERSHIP)
         self.unsettled.log()
         return stays
 
-    def _wait_for_work(self, thread: WorkerThread) -> None:
-        rests = True
-        while rests:
-            timeout = self._waiter.poll_interval + self._timeouts.statement + _STEP_SPARE
-            thread.begin(CurrentWork(None, time.monotonic() + timeout))
-            self.unsettled.log()
-            rests = self.leader.wait_for_work(thread) and thread.end()
+    def _settle_and_claim(self, thread: WorkerThread) -> bool:
+        """True if there was nothing to claim, and the thread has waited for work."""
+        due = time.monotonic() + self._timeouts.statement + _STEP_SPARE
+        thread.begin(RoundTrip(due))
+        self._telemetry.leads(thread.place, due)
+        if self._stopping.is_set():
+            self.unsettled.settle(thread.hand, thread.place, self.unsettled.take())
+            return False
+        thread.pauses = self._waiter.pauses
+        found = self.leader.settle_and_claim(thread, self._concurrency)
+        self._faults.clear()
+        # What it has adopted may wait for this very thread.
+        if found or self._queue or not thread.end():
+            return False
+        self._wait_for_work(thread)
+        return True
 
-    def _take_on(self, thread: WorkerThread, claims: list[Claim]) -> None:
+    def _wait_for_work(self, thread: WorkerThread) -> None:
+        waits = True
+        while waits:
+            timeout = self._waiter.poll_interval + self._timeouts.statement + _STEP_SPARE
+            thread.begin(RoundTrip(time.monotonic() + timeout))
+            self.unsettled.log()
+            waits = self.leader.wait_for_work(thread) and thread.end()
+
+    def _take_on(self, thread: WorkerThread, claims: list[Claim], *, wake: bool = True) -> None:
+        """`wake`: the thread does not draw next."""
         self._queue.fill(self.in_flight.take(claims, lambda: thread.given_up), thread.pauses)
         if claims:
             self.working.set()
+            if wake:
+                self._queue.wake()
         if self._stopping.is_set():
-            # Too late: whoever stops has already looked for what was not started.
+            # Too late: the main thread has already looked for what was not started.
             self._queue.release_all()
             self.in_flight.release(thread.hand.connection())

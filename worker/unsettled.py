@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
 from cmdbus.failpoints import SETTLED, failpoint
-from cmdbus.worker.claims.claim import Claim, Finished, Key, key_of
+from cmdbus.worker.claims.claim import Claim, Finished, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import (
@@ -23,7 +24,7 @@ from cmdbus.worker.claims.outcomes import (
 )
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 from cmdbus.worker.claims.settlement import log_end, settle_one
-from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.in_flight import FINISHED, ROW_LOCKED, ROW_MISSING, EntryState, InFlight
 from cmdbus.worker.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ _DEFERRED_SECONDS = 1.0
 #: Bytes of results and details in one settlement of several outcomes: the process and the server
 #: have them in memory more than once until the statement has ended.
 MAX_BYTES = 8 * 2**20
+_CLAIM = itemgetter(0)
 _KINDS = {
     OutcomeLabel.COMPLETED: OutcomeKind.COMPLETED,
     OutcomeLabel.FAILED: OutcomeKind.FAILED,
@@ -52,14 +54,10 @@ class Unsettled:
         self._telemetry = telemetry
         self._in_flight = in_flight
         self._waiting: deque[Finished] = deque()
-        #: Outcomes whose rows another session has locked, or that could not even be set aside: the
-        #: leader skips them and the keeper tries them again.
-        self._row_locked: deque[Finished] = deque()
+        #: When the outcomes that could not be stored are tried again.
         self._row_locked_until = 0.0
         #: Why the latest outcome could not be stored, which is logged once.
         self._last_warning = ""
-        #: Settled before, by a statement whose reply was lost, or not ours any more.
-        self._row_missing: dict[Key, Finished] = {}
         #: What is settled and not logged yet: a handler that hangs may hold the lock of the log,
         #: and must not keep a thread from settling, or the lead from the queue.
         self._unlogged: deque[Callable[[], None]] = deque()
@@ -67,13 +65,12 @@ class Unsettled:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    @property
-    def any_left(self) -> bool:
-        """For relief alone."""
-        return bool(self._row_locked or self._row_missing)
-
     def add(self, finished: Finished) -> None:
         self._waiting.append(finished)
+
+    @property
+    def any_unlogged(self) -> bool:
+        return bool(self._unlogged)
 
     def log_later(self, message: Callable[[], None]) -> None:
         """Logged by the next `log`, which any thread may call when it has nothing else to do."""
@@ -97,7 +94,8 @@ class Unsettled:
         with suppress(IndexError):
             while True:
                 finished.append(self._waiting.popleft())
-        return sorted(finished, key=_key)
+        finished.sort(key=_CLAIM)
+        return finished
 
     def settle_old(self, connection: ThreadConnection, slot: Place, older: float) -> None:
         """If something was finished longer ago than `older`, while all threads were busy."""
@@ -106,7 +104,7 @@ class Unsettled:
             oldest = self._waiting[0].at
         if time.monotonic() - oldest > older:
             self.settle(connection, slot, self.take())
-        if self._row_locked and time.monotonic() > self._row_locked_until:
+        if time.monotonic() > self._row_locked_until:
             self._settle_row_locked(connection, slot)
 
     def settle_all(self, connection: ThreadConnection, slot: Place) -> None:
@@ -117,19 +115,17 @@ class Unsettled:
 
     def _settle_row_locked(self, connection: ThreadConnection, slot: Place) -> None:
         """One of them: if that is let in, so are the others."""
-        try:
-            first = self._row_locked.popleft()
-        except IndexError:  # another thread has taken it
-            return
-        self.settle_singly(connection, slot, [first])
-        if first not in self._row_locked:
-            self._last_warning = ""
-            self._retry_row_locked()
+        for first in self._in_flight.in_state(ROW_LOCKED)[:1]:
+            if self._in_flight.move(first, ROW_LOCKED, FINISHED) and first.finished:
+                self.settle_singly(connection, slot, [first.finished])
+            if first.state is not ROW_LOCKED:
+                self._last_warning = ""
+                self._retry_row_locked()
 
     def _retry_row_locked(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._waiting.append(self._row_locked.popleft())
+        for entry in self._in_flight.in_state(ROW_LOCKED):
+            if self._in_flight.move(entry, ROW_LOCKED, FINISHED) and entry.finished:
+                self._waiting.append(entry.finished)
 
     def settle(self, connection: ThreadConnection, slot: Place, finished: list[Finished]) -> None:
         """Outcomes of any kind. Raises only what says nothing about them: then they are back."""
@@ -158,43 +154,44 @@ class Unsettled:
         self.settle_singly(connection, slot, finished)
 
     def settled(self, slot: Place, done: Sequence[Finished], lost: Sequence[Claim] = ()) -> None:
-        """Tells whom it concerns, of one after another: so that whatever kills this process, at
-        most one in each thread is counted and not free. Of those that found no row, relief
-        finds out."""
-        if done:
-            failpoint(SETTLED)
+        """Counts these outcomes. Housekeeping finds out about those that found no row."""
+        if not done:
+            return
+        failpoint(SETTLED)
         if lost:
             keys = {key_of(claim) for claim in lost}
-            for finished in done:
-                if key_of(finished.claim) in keys:
-                    self._row_missing[key_of(finished.claim)] = finished
+            self._hold([f for f in done if key_of(f.claim) in keys], ROW_MISSING)
             done = [finished for finished in done if key_of(finished.claim) not in keys]
+        for finished in self._telemetry.settled(slot, done):
+            self.log_later(partial(log_end, finished))
+        self._in_flight.free([finished.claim for finished in done])
+
+    def _hold(self, done: Sequence[Finished], state: EntryState) -> None:
         for finished in done:
-            if self._telemetry.settled(slot, finished):
-                self.log_later(partial(log_end, finished))
-            self._in_flight.free(finished.claim)
+            entry = self._in_flight.find(finished.claim)
+            if entry is not None:  # else a worker that stops has released it
+                entry.finished, entry.state = finished, state
 
     def find_out(self, connection: ThreadConnection, slot: Place) -> None:
-        """By relief and, at the end, by the thread that stops the worker; each takes out what
-        it counts, and puts it back after an error."""
-        rowless = list(self._row_missing.values())
-        if not rowless:
+        """By housekeeping and, at the end, by the thread that stops the worker; each moves the
+        entries that it counts, and moves them back after an error."""
+        entries = self._in_flight.in_state(ROW_MISSING)
+        if not entries:
             return
-        ends = self._claims.ends(connection.connection(), [finished.claim for finished in rowless])
-        for finished, end in zip(rowless, ends, strict=True):
-            key = key_of(finished.claim)
-            if self._row_missing.pop(key, None) is None:
+        ends = self._claims.ends(connection.connection(), [entry.claim for entry in entries])
+        for entry, end in zip(entries, ends, strict=True):
+            if not self._in_flight.move(entry, ROW_MISSING, FINISHED) or entry.finished is None:
                 continue
             try:
-                self._found_out(slot, finished, end)
+                self._found_out(slot, entry.finished, end)
             except BaseException:
-                self._row_missing[key] = finished
+                self._in_flight.move(entry, FINISHED, ROW_MISSING)
                 raise
 
     def _found_out(self, slot: Place, finished: Finished, end: OutcomeLabel | None) -> None:
         if end is None or end is OutcomeLabel.LOST or end is OutcomeLabel.CANCELED:
             self._telemetry.ended_elsewhere(slot, finished.claim, end or OutcomeLabel.LOST)
-            self._in_flight.free(finished.claim)
+            self._in_flight.free([finished.claim])
             log = (
                 self._telemetry.log_canceled
                 if end is OutcomeLabel.CANCELED
@@ -210,9 +207,7 @@ class Unsettled:
 
     def not_settled(self, claim: Claim, max_attempts: int) -> None:
         """Its own transaction found no row: housekeeping finds out why."""
-        self._in_flight.finish(claim)
-        finished = Finished(claim, completed(None), max_attempts, time.monotonic())
-        self._row_missing[key_of(claim)] = finished
+        self._hold([Finished(claim, completed(None), max_attempts, 0.0)], ROW_MISSING)
 
     def settle_singly(
         self, connection: ThreadConnection, slot: Place, done: list[Finished]
@@ -237,7 +232,7 @@ class Unsettled:
                 self.settled(slot, [settled], lost)
 
     def _defer_row_locked(self, finished: Sequence[Finished]) -> None:
-        self._row_locked.extend(finished)
+        self._hold(finished, ROW_LOCKED)
         self._row_locked_until = time.monotonic() + _DEFERRED_SECONDS
 
     def _warn_once(self, finished: Finished, cause: Cause, error: BaseException) -> None:
@@ -275,7 +270,3 @@ def first_part(done: list[Finished]) -> tuple[list[Finished], list[Finished]]:
         if taken > MAX_BYTES and number:
             return done[:number], done[number:]
     return done, []
-
-
-def _key(finished: Finished) -> tuple[str, int, int]:
-    return finished.claim[:3]

@@ -445,8 +445,7 @@ class Worker:
             time.sleep(_LOCKED_PAUSE)
             more, locked = release(self._claims, connection, locked, hand_back)
             given += more
-        for claim in held:
-            threads.in_flight.free(claim)
+        threads.in_flight.free(held)
         for claim in given:
             logger.error(
                 "command %s (%s/%s) did not end in time: given back, it runs again",

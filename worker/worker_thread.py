@@ -1,27 +1,31 @@
-"""A slot: the place for one thread, what it is doing, and by when it has promised to be back."""
+"""A worker thread: what it works on, and by when it is due."""
 
+import os
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from cmdbus.board.slots import Slot as Place
-from cmdbus.worker.claims.claim import Finished
+from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
 
+#: Nanoseconds for which the reading thread has had a CPU, and has waited for one.
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
 
 @dataclass(slots=True, eq=False)
-class CurrentWork:
-    """What a thread does and may get stuck in."""
+class RoundTrip:
+    """A leader's work: it settles, claims, or waits."""
 
-    #: None for a step of the lead.
-    execution: Execution | None
-    #: Monotonic time; moved by the thread itself (context.extend).
+    #: Monotonic time.
     due: float
-    #: Once it was given up: what becomes of its command, and whether the database knows.
-    finished: Finished | None = None
-    settled: bool = False
+
+
+Work = Execution | RoundTrip
 
 
 class WorkerThread:
@@ -31,22 +35,38 @@ class WorkerThread:
     has ended it before, or it will find at its end that it was given up, and leave.
     """
 
-    def __init__(self, number: int, connection: ThreadConnection, index: int, slot: Place) -> None:
+    def __init__(
+        self,
+        number: int,
+        connection: ThreadConnection,
+        index: int,
+        slot: Place,
+        stopping: threading.Event,
+    ) -> None:
         self.number = number
         self.hand = connection
         #: Where it shows what it does on the board.
         self.index = index
         self.place = slot
         self.thread: threading.Thread | None = None
+        #: The process that it runs in; a handler may fork.
+        self.pid = os.getpid()
+        #: Between the thread and those that its handlers have left behind.
+        self.opening = threading.Lock()
         #: The session in which this slot last led, and registered its worker.
         self.registered: tuple[int, int] | None = None
         #: Pauses of domains that were heard of before it led last.
         self.pauses = 0
+        #: The domain in its name; empty between two domains' commands.
+        self.domain = ""
+        self._stopping = stopping
         self._lock = threading.Lock()
-        self._work: CurrentWork | None = None
+        self._work: Work | None = None
         self._given_up = False
+        #: What the system said at the latest call of cpu_share.
+        self._scheduled = 0, 0
 
-    def begin(self, work: CurrentWork) -> None:
+    def begin(self, work: Work) -> None:
         self._work = work
 
     def end(self) -> bool:
@@ -56,12 +76,36 @@ class WorkerThread:
             self._work = None
             return not self._given_up
 
-    def extend(self, work: CurrentWork, due: float) -> None:
-        """Whoever asks for the handler: also a thread that it left behind, which is too late."""
+    def extend(self, work: Work, due: float) -> None:
+        """Any thread of the handler may call this; it has no effect once the work is over."""
         with self._lock:
             if self._work is work and not self._given_up:
                 work.due = due
                 self.place.extend(int(due * 1e9))
+
+    def connect(self) -> Connection:
+        return self.hand.connection(self._stopping)
+
+    def rename(self, domain: str) -> None:
+        """Names the thread after the domain whose commands it runs, for who looks at a stack."""
+        self.domain = domain
+        if self.thread is not None:
+            self.thread.name = (
+                f"worker-{domain}-{self.number}" if domain else f"worker-{self.number}"
+            )
+
+    def cpu_share(self) -> float:
+        """Of the time since the last call in which the thread wanted a CPU, the share in which it
+        had one; 1 where the system does not say."""
+        with suppress(OSError, ValueError):
+            ran, waited, *_ = map(int, _SCHEDSTAT.read_bytes().split())
+            (ran_before, waited_before), self._scheduled = self._scheduled, (ran, waited)
+            return (ran - ran_before) / max(ran - ran_before + waited - waited_before, 1)
+        return 1.0
+
+    @property
+    def work(self) -> Work | None:
+        return self._work
 
     @property
     def due(self) -> float | None:
@@ -77,7 +121,7 @@ class WorkerThread:
         if (work := self._work) is not None:
             self.extend(work, work.due + seconds)
 
-    def give_up_if_late(self, now: float) -> CurrentWork | None:
+    def give_up_if_late(self, now: float) -> Work | None:
         """The work, if it is past its due; then it is nobody's but the caller's."""
         with self._lock:
             if self._work is None or self._given_up or self._work.due > now:

@@ -74,7 +74,8 @@ class Histogram:
         at = self._at + kind * ROW_CELLS
         cells[at + bisect_left(BUCKETS, seconds)] += 1
         if seconds > 0:  # times in a row are those of its sender
-            cells[at + _BUCKETS] = min(cells[at + _BUCKETS] + int(seconds * _NS), _MAX_SUM)
+            total = cells[at + _BUCKETS] + int(seconds * _NS)
+            cells[at + _BUCKETS] = total if total < _MAX_SUM else _MAX_SUM
 
 
 class Counters:

@@ -177,9 +177,10 @@ class SlotRecord(SlotState):
     named: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CommandType:
-    """A domain and type, with its row among the counters; made by `Seat.command_type`."""
+    """A domain and type, with its row among the counters; one object for each, made by
+    `Seat.command_type`."""
 
     index: int
     domain: str

@@ -77,7 +77,6 @@ class Slot:
     def begin(
         self,
         command_type: CommandType,
-        *,
         priority: int,
         id: int,
         token: int,
@@ -95,13 +94,13 @@ class Slot:
         self._write()
 
     def end(self, now: int) -> None:
-        self._crc = 0
-        self._command = self._NO_COMMAND
-        self._phase, self._since, self._due = Phase.IDLE, now, 0
-        self._write()
+        """Before the thread does anything but run the next command."""
+        self.enter(Phase.IDLE, now, 0)
 
     def enter(self, phase: Phase, now: int, due: int) -> None:
-        """Before anything that can block: says when this thread will be back."""
+        """Without a command. Before anything that can block: the time at which it is over."""
+        self._crc = 0
+        self._command = self._NO_COMMAND
         self._phase, self._since, self._due = phase, now, due
         self._write()
 

@@ -5,24 +5,31 @@ from collections.abc import Iterable
 from uuid import UUID
 
 
+def whole(values: Iterable[int]) -> str:
+    """Numbers of which none is NULL."""
+    return f"{{{repr(list(values))[1:-1]}}}"
+
+
 def numbers(values: Iterable[float | None]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
 def ids(values: Iterable[UUID]) -> str:
-    return "{" + ",".join([value.hex for value in values]) + "}"
+    return "{" + ",".join([f"{value.int:032x}" for value in values]) + "}"
+
+
+def ctids(values: Iterable[str]) -> str:
+    return "{" + ",".join([f'"{value}"' for value in values]) + "}"
 
 
 def texts(values: Iterable[str | None]) -> str:
-    return (
-        "{"
-        + ",".join(
-            [
-                "NULL"
-                if value is None
-                else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-                for value in values
-            ]
-        )
-        + "}"
-    )
+    """Equal texts are quoted once."""
+    listed = list(values)
+    quoted = {value: _quoted(value) for value in set(listed)}
+    return "{" + ",".join([quoted[value] for value in listed]) + "}"
+
+
+def _quoted(value: str | None) -> str:
+    if value is None:
+        return "NULL"
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

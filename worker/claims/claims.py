@@ -8,6 +8,7 @@ that was restored to an earlier point gives ids and tokens again, to other comma
 import copy
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from cmdbus.clock import time
 from cmdbus.database.adapters import own_cursor
 from cmdbus.database.session_names import PATTERN, incarnation_of, session_name
 from cmdbus.database.statements import render, statement
-from cmdbus.worker.claims.arrays import ids, numbers, texts
+from cmdbus.worker.claims.arrays import ctids, ids, numbers, texts, whole
 from cmdbus.worker.claims.claim import (
     Claim,
     ClaimKey,
@@ -37,6 +38,8 @@ from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, storable
 from cmdbus.worker.claims.rejections import was_executed
 
 Item = TypeVar("Item")
+
+_PRIORITY_AND_ID = itemgetter(1, 2)
 
 _MAX_LOSSES = 2**15 - 1
 #: What a timeout of PostgreSQL can hold.
@@ -108,15 +111,15 @@ class Claims:
             connection,
             "step",
             {
-                "ctids": texts(claim.ctid for claim in settled),
+                "ctids": ctids([claim.ctid for claim in settled]),
                 **_fence(settled),
-                "attempts": numbers(claim.attempts + 1 for claim in settled),
-                "max_attempts": numbers(finished.max_attempts for finished in done),
-                "results": texts(finished.outcome.result for finished in done),
+                "attempts": whole([claim.attempts + 1 for claim in settled]),
+                "max_attempts": whole([finished.max_attempts for finished in done]),
+                "results": texts([finished.outcome.result for finished in done]),
                 "claim_domains": [domain for domain, _ in queues],
-                "claim_priorities": numbers(priority for _, priority in queues),
-                "floors": numbers(request.floors.get(queue, 0) for queue in queues),
-                "quick_floors": numbers(request.quick_floors.get(queue, 0) for queue in queues),
+                "claim_priorities": whole([priority for _, priority in queues]),
+                "floors": whole([request.floors.get(queue, 0) for queue in queues]),
+                "quick_floors": whole([request.quick_floors.get(queue, 0) for queue in queues]),
                 "below": request.below,
                 "types": list(request.types),
                 "quick_types": list(request.quick_types),
@@ -134,8 +137,10 @@ class Claims:
         for each in _looks(rows, ahead=not request.free):
             result(each)
             claims += each.claims
-        place = {domain: turn for turn, domain in enumerate(request.domains)}
-        claims.sort(key=lambda claim: (place[claim.domain], claim.priority, claim.id))
+        claims.sort(key=_PRIORITY_AND_ID)
+        if len(request.domains) > 1:
+            turns = {domain: turn for turn, domain in enumerate(request.domains)}
+            claims.sort(key=lambda claim: turns[claim.domain])
         return _at(rows[0][0], settled), claims
 
     def _suspect(self, connection: Connection, request: ClaimRequest) -> list[Claim]:
@@ -572,11 +577,12 @@ def _storable(connection: Connection, done: Sequence[Finished]) -> Sequence[Fini
 def _looks(rows: Sequence[Row], *, ahead: bool) -> Iterator[ClaimResult]:
     """Of a step's rows: each of its claims ends with one that has no token."""
     claims: list[Claim] = []
-    for _, *columns in rows:
-        domain, priority, id_, token, *_, pages, _ctid = columns
-        if token is not None:
-            claims.append(Claim._make(columns))
-        elif id_ is not None:
+    made = Claim._make
+    for row in rows:
+        if row[4] is not None:
+            claims.append(made(row[1:]))
+        elif row[3] is not None:
+            _, domain, priority, id_, *_, pages, _ctid = row
             stopped_at = None if domain is None else (domain, priority)
             yield ClaimResult(claims, ahead, id_, stopped_at, int(pages))
             claims, ahead = [], True
@@ -584,15 +590,15 @@ def _looks(rows: Sequence[Row], *, ahead: bool) -> Iterator[ClaimResult]:
 
 def _keys(claims: Sequence[Claim]) -> dict[str, str]:
     return {
-        "domains": texts(claim.domain for claim in claims),
-        "priorities": numbers(claim.priority for claim in claims),
+        "domains": texts([claim.domain for claim in claims]),
+        "priorities": whole([claim.priority for claim in claims]),
         **_fence(claims),
     }
 
 
 def _fence(claims: Sequence[Claim]) -> dict[str, str]:
     return {
-        "ids": numbers(claim.id for claim in claims),
-        "tokens": numbers(claim.token for claim in claims),
-        "command_ids": ids(claim.command_id for claim in claims),
+        "ids": whole([claim.id for claim in claims]),
+        "tokens": whole([claim.token for claim in claims]),
+        "command_ids": ids([claim.command_id for claim in claims]),
     }

@@ -85,8 +85,9 @@ class Floors:
         self._missed = not swept and not result.claims
         lowest: dict[Key, int] = {}
         for claim in result.claims:
-            key = claim.domain, claim.priority
-            lowest[key] = min(claim.id, lowest.get(key, claim.id))
+            key = claim[:2]
+            if claim[2] < lowest.get(key, claim[2] + 1):
+                lowest[key] = claim[2]
         # Also downwards: a claim may have found what was below.
         self._floors.update({key: id_ - 1 for key, id_ in lowest.items()})
         stop = len(queues) if result.stopped_at is None else queues.index(result.stopped_at)

@@ -9,16 +9,16 @@ import os
 import random
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 
 from cmdbus.clock import time
-from cmdbus.command import Command
+from cmdbus.command import Command, received
 from cmdbus.context import Context
 from cmdbus.data import Undecodable, decode
 from cmdbus.errors import (
@@ -65,52 +65,63 @@ _SESSION_ERRORS = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSes
 _AFTER_OUTAGE = 1.0
 
 
+class ExecutingThread(Protocol):
+    """The thread that an execution runs in."""
+
+    #: The process of the thread.
+    pid: int
+    #: Between the handler's thread and those that it may have left behind.
+    opening: Lock
+
+    def connect(self) -> Connection:
+        """The thread's connection, which works."""
+
+    def extend(self, work: "Execution", due: float, /) -> None:
+        """Moves the work's due time, unless it is over."""
+
+
 class Execution:
-    """One claim in the hands of one thread."""
+    """One claim in the hands of one thread: the thread's work, until it is due."""
+
+    #: Settled in its own transaction; None while that is unknown.
+    committed: Finished | None = None
+    #: Set when it has timed out: the outcome of its command, and whether that is settled.
+    finished: Finished | None = None
+    settled = False
+    _transaction: HandlerTransaction | None = None
+    #: Whether the handler wanted a session, and which it got.
+    _touched = False
+    _session: Connection | None = None
+    #: The handler has returned.
+    _over = False
 
     def __init__(
         self,
         claim: Claim,
         handler: Handler,
-        *,
+        thread: ExecutingThread,
         claims: Claims,
-        connect: Callable[[], Connection],
         timeouts: Timeouts,
     ) -> None:
         self.claim = claim
+        self.max_attempts = claim.max_attempts or (handler.retry or _DEFAULT_POLICY).max_attempts
+        self.timeout = handler.timeout or timeouts.thread
+        self.began = time.monotonic()
+        #: Monotonic time, with what the execution was extended by.
+        self.due = self.began + self.timeout
         self._handler = handler
+        self._thread = thread
         self._claims = claims
-        self._connect = connect
         self._timeouts = timeouts
-        #: Told the new deadline (monotonic) when the handler asks for more time, until it has
-        #: returned: what it refers to may refer to this execution, and the cycle would keep the
-        #: payload until the garbage collector runs.
-        self.extended: Callable[[float], None] = too_late
-        self._policy = handler.retry or _DEFAULT_POLICY
-        self.max_attempts = claim.max_attempts or self._policy.max_attempts
-        self._transaction: HandlerTransaction | None = None
-        #: Settled in its own transaction; None while nobody knows.
-        self.committed: Finished | None = None
-        #: Whether the handler wanted a session, and which it got.
-        self._touched = False
-        self._session: Connection | None = None
-        #: Between the handler's thread and those that it may have left behind.
-        self._opening = Lock()
-        self._over = False
-        self._pid = os.getpid()
-        self._began = time.monotonic()
-        #: Seconds that this execution may take, with what it has been extended by.
-        self._allowed = self.timeout
-
-    @property
-    def timeout(self) -> float:
-        return self._handler.timeout or self._timeouts.thread
 
     def run(self) -> Finished | None:
         """The outcome to settle; None if it is settled already, or not ours any more."""
-        outcome = not_to_be_run(self.claim.attempts, self.max_attempts, self.claim.losses)
+        claim = self.claim
+        outcome = None
+        if claim.attempts or claim.losses:
+            outcome = not_to_be_run(claim.attempts, self.max_attempts, claim.losses)
         if outcome is None:
-            data = decode(self.claim.data)
+            data = decode(claim.data)
             if isinstance(data, Undecodable):
                 outcome = troubled("UNDECODABLE", data.reason)
             else:
@@ -128,15 +139,16 @@ class Execution:
         return self._finished(self._fate(error, "", self.claim.attempts + 1, None))
 
     def _execute(self, data: Any) -> Outcome | None:
+        attempt = self.claim.attempts + 1
         command = self._command(data)
-        context = self._context(command)
+        context = Context(command, self, attempt, self.max_attempts, self.due)
         try:
             try:
                 failpoint(BEFORE_EFFECT)
                 try:
                     result = self._handler.function(command, context)
                 finally:
-                    if os.getpid() != self._pid:
+                    if os.getpid() != self._thread.pid:
                         _leave_fork()
                 outcome = _storable(result)
                 if self._transaction is None:
@@ -148,7 +160,7 @@ class Execution:
                 self.committed = finished
                 return None
             finally:
-                with self._opening:
+                with self._thread.opening:
                     self._over = True
                 if self._transaction is not None:
                     self._transaction.end()
@@ -218,66 +230,57 @@ class Execution:
             trace,
             attempt=attempt,
             max_attempts=self.max_attempts,
-            policy=self._policy,
+            policy=self._handler.retry or _DEFAULT_POLICY,
             retry_after=retry_after,
             rand=random.random(),
         )
 
     def _command(self, data: Any) -> Command:
         claim = self.claim
-        return Command(
-            domain=claim.domain,
-            type=claim.type,
-            command_id=claim.command_id,
-            data=data,
-            priority=claim.priority,
-            correlation_id=claim.correlation_id,
-            reply_to=claim.reply_to,
-            created_at=claim.created_at.astimezone(UTC),
+        return received(
+            claim.domain,
+            claim.type,
+            claim.command_id,
+            data,
+            claim.priority,
+            claim.correlation_id,
+            claim.reply_to,
+            claim.created_at.astimezone(UTC),
         )
 
-    def _context(self, command: Command) -> Context:
-        self._began = time.monotonic()
-        return Context(
-            command,
-            attempt=self.claim.attempts + 1,
-            max_attempts=self.max_attempts,
-            timeout=self.timeout,
-            connect=self._open,
-            extended=self._extend,
-        )
+    # For the context.
 
-    def _open(self) -> HandlerConnection:
-        if os.getpid() != self._pid:
+    def open(self) -> HandlerConnection:
+        if os.getpid() != self._thread.pid:
             raise InvalidOperationError(USED_AFTER_FORK)
-        with self._opening:
+        with self._thread.opening:
             return self._opened()
 
-    def _limits(self) -> dict[str, float]:
-        own = self._handler.statement_timeout
-        return {
-            "statement": own or self._timeouts.statement_for(self._allowed),
-            "idle": self._timeouts.idle_for(self._allowed),
-        }
-
-    def _extend(self, due: float) -> None:
+    def extend(self, due: float) -> None:
         """From any thread. The lock: a transaction that opens meanwhile has the new limits."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._thread.pid:
             raise InvalidOperationError(
                 "context.extend() was used in a forked process: call it in the handler's own"
             )
-        self.extended(due)
-        with self._opening:
-            self._allowed = due - self._began
+        self._thread.extend(self, due)
+        with self._thread.opening:
             if self._transaction is not None:
                 self._transaction.limit(**self._limits())
+
+    def _limits(self) -> dict[str, float]:
+        allowed = self.due - self.began
+        own = self._handler.statement_timeout
+        return {
+            "statement": own or self._timeouts.statement_for(allowed),
+            "idle": self._timeouts.idle_for(allowed),
+        }
 
     def _opened(self) -> HandlerConnection:
         if self._over:
             raise InvalidOperationError(USED_AFTER_RETURN)
         if self._transaction is None:
             self._touched = True
-            self._session = self._connect()
+            self._session = self._thread.connect()
             self._transaction = HandlerTransaction(
                 self._claims,
                 self._session,
@@ -285,10 +288,6 @@ class Execution:
                 **self._limits(),
             )
         return self._transaction.connection
-
-
-def too_late(due: float) -> None:
-    """What a handler's request for more time does when nothing waits for the handler."""
 
 
 def _is_of_driver(error: BaseException) -> bool:
