@@ -87,10 +87,10 @@ class WorkerThread:
         return self.hand.connection(self._stopping)
 
     def rename(self, domain: str) -> None:
-        """Names the thread after the domain whose commands it runs, for who looks at a stack."""
+        """Names the thread after the domain whose commands it runs, for readers of stacks."""
         self.domain = domain
-        if self.thread is not None:
-            self.thread.name = (
+        with suppress(Exception):  # A handler may have changed the object.
+            threading.current_thread().name = (
                 f"worker-{domain}-{self.number}" if domain else f"worker-{self.number}"
             )
 
