@@ -29,8 +29,8 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from cmdbus import CommandBus
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
-from cmdbus.embedded.accounts import server_account
-from cmdbus.embedded.binaries import find_programs
+from cmdbus.embedded.account import server_account
+from cmdbus.embedded.programs import find_programs
 
 # A zone with daylight saving time, for this process and for every session: in UTC, arithmetic
 # with clocks and calendars cannot be seen to be wrong.

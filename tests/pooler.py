@@ -12,7 +12,7 @@ import psycopg
 from eventually import eventually
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cmdbus.embedded.accounts import server_account
+from cmdbus.embedded.account import server_account
 
 _PORT = 6432
 _SETTINGS = """

@@ -19,8 +19,8 @@ import pytest
 from eventually import eventually
 
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
-from cmdbus.embedded.accounts import name_of, server_account
-from cmdbus.embedded.binaries import Programs, find_programs, within_reach
+from cmdbus.embedded.account import name_of, server_account
+from cmdbus.embedded.programs import Programs, find_programs, within_reach
 
 pytestmark = [pytest.mark.db, pytest.mark.process]
 
@@ -325,7 +325,7 @@ def test_a_socket_directory_that_others_can_enter_is_refused(
         sockets = Path(server.dsn.split()[0].removeprefix("host="))
     sockets.mkdir()
     sockets.chmod(0o755)
-    with pytest.raises(EmbeddedError, match="somebody else made it"):
+    with pytest.raises(EmbeddedError, match="another user made it"):
         EmbeddedPostgres(long, durable=False).start()
     sockets.rmdir()
 
@@ -388,11 +388,11 @@ def test_a_wrong_bin_directory_is_named(
         (home / name).write_text("#!/bin/sh\necho 'postgres (PostgreSQL) 13.4'\n")
         (home / name).chmod(0o755)
     monkeypatch.setenv("CMDBUS_PG_BIN", str(home))
-    with pytest.raises(EmbeddedError, match=f"CMDBUS_PG_BIN is of no use: {home} {complaint}"):
+    with pytest.raises(EmbeddedError, match=f"CMDBUS_PG_BIN cannot be used: {home} {complaint}"):
         EmbeddedPostgres()
     if "initdb" in programs:
         (home / "postgres").write_bytes(b"\x7fELF, but no program")
-        with pytest.raises(EmbeddedError, match="postgres does not tell its version"):
+        with pytest.raises(EmbeddedError, match="postgres does not print its version"):
             EmbeddedPostgres()
 
 

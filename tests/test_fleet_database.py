@@ -34,7 +34,7 @@ from cmdbus.board.health import Health
 from cmdbus.board.records import Role
 from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
-from cmdbus.embedded.accounts import server_account
+from cmdbus.embedded.account import server_account
 from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 

@@ -14,7 +14,7 @@ from fleet import supervised
 from cmdbus import CommandBus
 from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
-from cmdbus.embedded.binaries import find_programs
+from cmdbus.embedded.programs import find_programs
 
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
 

@@ -1,9 +1,8 @@
 """A private PostgreSQL for a first run, for tests and for development.
 
 The cluster belongs to one OS user, is reached through a unix socket that only this user
-(and root) can open, and is shared by all processes that name its directory. It is stopped
-when the last of them leaves. Must never listen on TCP, trust anybody, import a database
-driver, or change the permissions of a directory that it has not made.
+(and root) can open, and is shared by all processes that name its directory. It stops when
+the last of them closes it. Must never import a database driver.
 """
 
 import fcntl
@@ -16,22 +15,32 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from cmdbus.embedded.accounts import server_account
-from cmdbus.embedded.binaries import find_programs, within_reach
-from cmdbus.embedded.cluster import CREATE_S, Cluster
-from cmdbus.embedded.cluster_configuration import Configuration, Setting
-from cmdbus.embedded.directories import claim_directory, remove_socket_directory, state_directory
-from cmdbus.embedded.locks import held, locked, open_lock
-from cmdbus.embedded.postmaster import START_S, STOP_S, bring_down, bring_up, is_running
+from cmdbus.embedded.account import (
+    claim_directory,
+    held,
+    locked,
+    open_lock,
+    remove_socket_directory,
+    server_account,
+    state_directory,
+)
+from cmdbus.embedded.cluster import (
+    CREATE_SECONDS,
+    START_SECONDS,
+    STOP_SECONDS,
+    Cluster,
+    Setting,
+    check_settings,
+)
+from cmdbus.embedded.programs import find_programs, within_reach
 from cmdbus.errors import EmbeddedError
 
 __all__ = ["EmbeddedError", "EmbeddedPostgres", "state_directory"]
 
 logger = logging.getLogger(__name__)
 
-_DOOR_S = CREATE_S + START_S + STOP_S
-
-
+#: Seconds to wait for the lock: another process may create, start and stop the server meanwhile.
+_LOCK_SECONDS = CREATE_SECONDS + START_SECONDS + STOP_SECONDS
 _ADDRESS = "hostaddr='' port=5432"
 _CLOSED = (
     "options='' target_session_attrs=read-write sslmode=disable gssencmode=disable"
@@ -40,19 +49,19 @@ _CLOSED = (
 
 
 class EmbeddedPostgres:
-    """One user's hold on a private server; `with` it, or call start() and close().
+    """A user's handle of a private server; use it in `with`, or call start() and close().
 
     `directory` defaults to `pg<major>` below state_directory(). Settings take effect when
-    the server starts: whoever finds it running gets it as it is, with a warning if that
-    differs, and an error if durability was asked for and is not there. A server without
-    it may lose everything with the machine's power, but nothing with a killed process.
+    the server starts, and not for a server that is running; to ask a running server without
+    durability for a durable one is an error. A server without durability may lose all data
+    with the machine's power, but none with a killed process.
 
-    Fork: a child inherits the parent's hold without being a user. close() does nothing in
-    it, and when the parent closes and is the last, the server stops under the child.
-    Should the parent be killed, its children keep the hold until they end. A child that
-    wants the server for itself opens an EmbeddedPostgres of its own.
+    Fork: a child inherits the parent's handle without being a user. close() does nothing in
+    the child, and when the parent is the last user and closes, the server stops under the
+    child. If the parent is killed, its children keep the server until they end. A child that
+    needs the server for itself opens an EmbeddedPostgres of its own.
 
-    No thread safety: one thread opens and closes.
+    Not thread-safe: one thread opens and closes.
     """
 
     def __init__(
@@ -62,11 +71,15 @@ class EmbeddedPostgres:
         durable: bool = True,
         settings: Mapping[str, Setting] | None = None,
     ) -> None:
-        self._configuration = Configuration(durable=durable, settings=dict(settings or {}))
+        check_settings(settings or {})
         account, programs = server_account(), find_programs()
         default = state_directory(account) / f"pg{programs.major}"
         self._cluster = Cluster(
-            directory=Path(directory or default).resolve(), account=account, programs=programs
+            directory=Path(directory or default).resolve(),
+            account=account,
+            programs=programs,
+            durable=durable,
+            settings=dict(settings or {}),
         )
         self._users: int | None = None
         self._opener = 0
@@ -78,11 +91,11 @@ class EmbeddedPostgres:
 
     @property
     def durable(self) -> bool:
-        return self._configuration.durable
+        return self._cluster.durable
 
     @property
     def bin(self) -> Path:
-        """Where the server's programs are."""
+        """The directory of the server's programs."""
         return self._cluster.programs.bin
 
     @property
@@ -91,8 +104,8 @@ class EmbeddedPostgres:
 
     @property
     def dsn(self) -> str:
-        """A conninfo string; the database `cmdbus` exists and its superuser is us. It names what
-        the environment (PGPORT, PGSERVICE, PGOPTIONS ...) would else say of another server."""
+        """A conninfo string of the database `cmdbus`, whose superuser is the current user. It names
+        all that the environment (PGPORT, PGSERVICE, PGOPTIONS ...) could set for another server."""
         if self._sockets is None:
             raise EmbeddedError("the embedded PostgreSQL has no DSN before start()")
         return f"host={self._sockets} {_ADDRESS} user=cmdbus dbname=cmdbus {_CLOSED}"
@@ -110,13 +123,13 @@ class EmbeddedPostgres:
         self.close()
 
     def start(self) -> None:
-        """Become a user of the server and bring it up; a user's second call only brings it up."""
+        """Makes this a user of the server and starts it; a second call only starts it."""
         with self._usable_directory(), self._claimed_directory():
             started = self._enter()
         self._announce(logging.INFO if started else logging.DEBUG)
 
     def join(self) -> bool:
-        """Become a user of the server if it is running; returns whether it is.
+        """Makes this a user of the server if it is running; returns whether it is.
 
         Never creates a cluster and never starts a server.
         """
@@ -124,29 +137,29 @@ class EmbeddedPostgres:
             if not (self._cluster.data / "postmaster.pid").exists():
                 return False
             with self._claimed_directory():
-                if not is_running(self._cluster):
+                if self._cluster.postmaster() is None:
                     return False
                 self._enter()
         return True
 
     def close(self) -> None:
-        """Stop being a user; the last one stops the server. May be called again."""
+        """The last user stops the server. May be called again."""
         if self._users is None or self._opener != os.getpid():
             return
-        if not self.directory.exists():  # a postmaster ends by itself when its files are gone
+        if not self.directory.exists():  # a postmaster whose files are gone ends by itself
             self._leave()
             return
-        with held(self.directory / "lock", timeout=_DOOR_S):
+        with held(self.directory / "lock", timeout=_LOCK_SECONDS):
             try:
                 if locked(self._users, fcntl.LOCK_EX):
                     self._shut_down("fast")
-                self._cluster.cut_log()
+                self._cluster.shorten_log()
             finally:
                 self._leave()
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server under its users, for tests of what they do then; start() revives it."""
-        with held(self.directory / "lock", timeout=_DOOR_S):
+        """Stops the server under its users, for their tests; start() starts it again."""
+        with held(self.directory / "lock", timeout=_LOCK_SECONDS):
             self._shut_down(mode)
 
     @contextmanager
@@ -162,18 +175,18 @@ class EmbeddedPostgres:
     @contextmanager
     def _claimed_directory(self) -> Iterator[None]:
         claim_directory(self.directory, self._cluster.account)
-        with held(self.directory / "lock", timeout=_DOOR_S):
+        with held(self.directory / "lock", timeout=_LOCK_SECONDS):
             yield
 
     def _enter(self) -> bool:
-        """Whether the server had to be started."""
+        """Returns whether the server had to be started."""
         cluster = self._cluster
         programs = within_reach(cluster.programs, cluster.account, state_directory(cluster.account))
         self._cluster = replace(cluster, programs=programs)
         joined = self._join()
         try:
-            self._cluster.create(durable=self.durable)
-            postmaster, started = bring_up(self._cluster, self._configuration)
+            self._cluster.create()
+            postmaster, started = self._cluster.start()
         except BaseException:
             if joined:
                 self._give_up()
@@ -182,20 +195,20 @@ class EmbeddedPostgres:
         return started
 
     def _join(self) -> bool:
-        """Take a user's lock, or say False when we have it."""
+        """Takes a user's lock; returns False if this has it already."""
         if self._users is not None:
             if self._opener == os.getpid():
                 return False
             os.close(self._users)  # a copy that fork made; the parent's lock stays
         self._users = open_lock(self.directory / "users")
         self._opener = os.getpid()
-        # Only the one who holds the door tries for the exclusive lock, and that is us.
+        # Does not wait: only a holder of `lock`, which we are, takes the exclusive lock.
         fcntl.flock(self._users, fcntl.LOCK_SH)
-        self._cluster.cut_log()
+        self._cluster.shorten_log()
         return True
 
     def _give_up(self) -> None:
-        """Whoever was to start the server may be dead, and the server on its way up."""
+        """After a failed start: pg_ctl may be dead, and the server still starting."""
         assert self._users is not None
         try:
             if locked(self._users, fcntl.LOCK_EX):
@@ -212,7 +225,7 @@ class EmbeddedPostgres:
         self._users = None
 
     def _shut_down(self, mode: Literal["fast", "immediate"]) -> None:
-        bring_down(self._cluster, mode)
+        self._cluster.stop(mode)
         if self._sockets is not None and self._sockets.parent != self.directory:
             remove_socket_directory(self._sockets)
 
@@ -227,5 +240,5 @@ class EmbeddedPostgres:
         if "INVOCATION_ID" in os.environ:
             logger.warning(
                 "the embedded PostgreSQL is for first runs and tests: systemd kills it together "
-                "with the unit that started it; name a server of its own with --dsn"
+                "with the unit that started it; use a separate server, with --dsn"
             )

@@ -20,9 +20,9 @@ from psycopg.sql import SQL, Identifier
 from cmdbus.database import dsn as dsns
 from cmdbus.database import schema
 from cmdbus.embedded import EmbeddedPostgres, state_directory
-from cmdbus.embedded.binaries import find_programs
-from cmdbus.embedded.cluster_configuration import Setting
-from cmdbus.embedded.locks import locked, open_lock
+from cmdbus.embedded.account import locked, open_lock
+from cmdbus.embedded.cluster import Setting
+from cmdbus.embedded.programs import find_programs
 
 _SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
 

