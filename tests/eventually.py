@@ -1,4 +1,4 @@
-"""Waiting in tests: for what is to happen, with a bound, never for a time."""
+"""Waiting in tests: for an event, with a bound; or for a state to last some time."""
 
 import time
 from collections.abc import Callable
@@ -17,3 +17,11 @@ def eventually(predicate: Callable[[], Value], timeout: float = 10.0) -> Value:
             raise AssertionError(f"not within {timeout:g} s; at the end it was {value!r}")
         time.sleep(_POLL_S)
     return value
+
+
+def stays(predicate: Callable[[], object], seconds: float) -> None:
+    """Assert that `predicate` is true throughout the next seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert predicate(), f"not {seconds - (end - time.monotonic()):.2f} s later"
+        time.sleep(_POLL_S)

@@ -42,8 +42,8 @@ def seat_of(worker: Worker) -> SeatView:
     return worker._telemetry._board.seat_view(0)
 
 
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
+def connect(dsn: str, **settings: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True, **settings)
 
 
 def effects(dsn: str) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
+from handlers import connect
 
 from cmdbus import CommandBus
 from cmdbus.board.board import Board, Node
@@ -24,10 +25,6 @@ pytestmark = pytest.mark.db
 
 NOW = 1_000.0
 LOOKS_AT = NOW + 60
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from eventually import eventually
+from handlers import connect
 from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest, Status
@@ -24,10 +25,6 @@ from cmdbus.worker.waiting.wake import Wake
 pytestmark = pytest.mark.db
 
 TYPES = ["payments Debit", "orders Ship"]
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 @pytest.fixture

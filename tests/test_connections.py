@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from eventually import eventually
+from handlers import connect
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
 from psycopg_pool import ConnectionPool
@@ -22,10 +23,6 @@ from cmdbus.producer.store import Store
 pytestmark = pytest.mark.db
 
 SECRET = "s3cr3t"
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 def end_sessions_of_the_bus(dsn: str) -> int:

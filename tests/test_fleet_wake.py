@@ -13,7 +13,7 @@ import psutil
 import psycopg
 import pytest
 from conftest import Databases
-from eventually import eventually
+from eventually import eventually, stays
 from fleet import Fleet, kill, make_effects, supervised, write_app
 from handlers import connect
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -376,8 +376,7 @@ def test_no_wake_up_is_lost_between_idle_and_busy(dsn: str, tmp_path: Path) -> N
         for sender in senders:
             sender.start()
         try:
-            until = time.monotonic() + 4
-            eventually(lambda: time.monotonic() > until)
+            stays(lambda: all(sender.is_alive() for sender in senders), 4)
         finally:
             stop.set()
             for sender in senders:

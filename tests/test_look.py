@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from eventually import eventually
+from handlers import connect
 
 from cmdbus import (
     CommandBus,
@@ -22,10 +23,6 @@ from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
 pytestmark = pytest.mark.db
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 def claim(dsn: str, command_id: UUID, lease: str = "1 minute") -> None:

@@ -39,14 +39,6 @@ SESSIONS = (
 
 
 @pytest.fixture
-def bus(dsn: str) -> Iterator[CommandBus]:
-    with connect(dsn) as connection:
-        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
-    with CommandBus(dsn) as bus:
-        yield bus
-
-
-@pytest.fixture
 def registry() -> HandlerRegistry:
     made = HandlerRegistry()
     retry = RetryPolicy(max_attempts=3, backoff=(0.05,), jitter=0)

@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from crowd import crowded
 from eventually import eventually
+from handlers import connect
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, TransientCommandError
 from cmdbus.board.board import Board
@@ -36,10 +36,6 @@ from cmdbus.worker.steward.rescue import Rescued, rescue
 pytestmark = pytest.mark.db
 
 WHY = "its process (pid 4711) was killed by SIGKILL"
-
-
-def connect(dsn: str, **more: str) -> psycopg.Connection:
-    return psycopg.connect(make_conninfo(dsn, **more), autocommit=True)
 
 
 def registry() -> HandlerRegistry:

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from handlers import connect
 
 import cmdbus
 from cmdbus import CommandBus, SchemaError, SendRequest
@@ -20,10 +21,6 @@ from cmdbus.database.schema import check, install, make_partitions
 from cmdbus.database.statements import render, statement, versions
 
 pytestmark = pytest.mark.db
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 def at_once(count: int, work: Callable[[], object]) -> list[object]:

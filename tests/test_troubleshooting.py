@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import running
+from handlers import connect, running
 from proxy import Proxy
 
 from cmdbus import (
@@ -29,10 +29,6 @@ from cmdbus import (
 from cmdbus.producer.troubleshooting import CHUNK
 
 pytestmark = pytest.mark.db
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 def trouble(dsn: str, *, code: str = "GONE", attempts: int = 3) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
+from handlers import connect
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.database.schema import install
@@ -21,10 +22,6 @@ from cmdbus.worker.claims.claims import Claims
 pytestmark = pytest.mark.db
 
 HOUR = timedelta(hours=1)
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 def scalar(connection: psycopg.Connection, query: str, *values: object) -> Any:

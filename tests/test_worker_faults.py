@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import Gate, running
+from handlers import Gate, connect, running
 from tracing import ends_other_threads
 
 from cmdbus import (
@@ -42,10 +42,6 @@ pytestmark = [pytest.mark.db, pytest.mark.process]
 #: Short rungs: layer 4 after 0.4 s.
 LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
 ONCE = RetryPolicy(max_attempts=1)
-
-
-def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True)
 
 
 def rows(dsn: str, query: str) -> list[tuple[object, ...]]:

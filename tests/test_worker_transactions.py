@@ -3,13 +3,12 @@ nothing of it is there for the next one."""
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from uuid import UUID
 
 import psycopg
 import pytest
-from eventually import eventually
+from eventually import eventually, stays
 from handlers import Gate, connect, effects, leave_effect, running
 from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
@@ -354,8 +353,7 @@ def test_a_settlement_that_a_locked_table_blocks_costs_no_attempt(
         with connect(dsn) as watcher:
             eventually(lambda: watcher.execute(waits.encode()).fetchone() != (0,))
         # Beyond the statement timeout, and a lease: what was not settled is renewed meanwhile.
-        until = time.monotonic() + 2.5
-        eventually(lambda: time.monotonic() > until)
+        stays(lambda: effects(dsn) == 0, 2.5)
         stranger.rollback()
         record = bus.wait("payments", id_, 15)
     assert (record.status, record.attempts) == ("COMPLETED", 1)
