@@ -42,7 +42,7 @@ def seat_of(worker: Worker) -> SeatView:
     return worker._telemetry._board.seat_view(0)
 
 
-def connect(dsn: str, **settings: str) -> psycopg.Connection:
+def connect(dsn: str, **settings: Any) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True, **settings)
 
 

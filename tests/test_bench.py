@@ -1,18 +1,16 @@
 """scripts/bench: what it prints and how it ends. How fast anything is, is not for a test."""
 
-import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psycopg
 import pytest
+from benches import comparison, growing
 from eventually import eventually
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
@@ -36,22 +34,6 @@ pytestmark = [
     pytest.mark.timeout(WITHIN_S + 10),
     pytest.mark.skipif(not BENCH.exists(), reason="needs the checkout's scripts"),
 ]
-
-
-@pytest.fixture
-def comparison(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module that turns rounds into a result."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    before = set(sys.modules)
-    yield importlib.import_module("benches.comparison")
-    for name in set(sys.modules) - before:
-        if name.split(".")[0] in ("benches", "loads"):
-            del sys.modules[name]
-
-
-@pytest.fixture
-def growing(comparison: ModuleType) -> ModuleType:
-    return importlib.import_module("benches.growing")
 
 
 @pytest.mark.db
@@ -151,15 +133,13 @@ def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
     ("ratio", "limit", "ok"),
     [(0.6, 0.6, True), (0.5999, 0.6, False), (1.3, 0.6, True), (0.01, None, True)],
 )
-def test_a_ratio_is_compared_with_its_limit(
-    comparison: ModuleType, ratio: float, limit: float | None, ok: bool
-) -> None:
+def test_a_ratio_is_compared_with_its_limit(ratio: float, limit: float | None, ok: bool) -> None:
     assert comparison.reached(ratio, limit) is ok
 
 
-def test_the_ratio_is_the_median_of_the_rounds(comparison: ModuleType) -> None:
+def test_the_ratio_is_the_median_of_the_rounds() -> None:
     pairs = ((100.0, 70.0), (10.0, 8.0), (200.0, 100.0))
-    assert summary(comparison, [pairs]) == {
+    assert summary([pairs]) == {
         "scenario": "name",
         "figure": 70.0,
         "baseline": 100.0,
@@ -173,14 +153,14 @@ def test_the_ratio_is_the_median_of_the_rounds(comparison: ModuleType) -> None:
     }
 
 
-def test_the_spread_of_repeated_runs_is_that_of_their_medians(comparison: ModuleType) -> None:
+def test_the_spread_of_repeated_runs_is_that_of_their_medians() -> None:
     runs = [((10.0, 7.0), (10.0, 9.0), (10.0, 8.0)), ((10.0, 6.0),), ((10.0, 9.0),)]
-    found = summary(comparison, runs)
+    found = summary(runs)
     assert (found["ratio"], found["spread"], found["ok"]) == (0.8, [0.6, 0.9], True)
 
 
-def test_a_ratio_of_less_is_better_is_turned(comparison: ModuleType) -> None:
-    found = summary(comparison, [((2.0, 4.0), (3.0, 6.0))], less=True)
+def test_a_ratio_of_less_is_better_is_turned() -> None:
+    found = summary([((2.0, 4.0), (3.0, 6.0))], less=True)
     assert (found["figure"], found["baseline"], found["ratio"]) == (5.0, 2.5, 0.5)
 
 
@@ -188,13 +168,11 @@ def test_a_ratio_of_less_is_better_is_turned(comparison: ModuleType) -> None:
     ("figure", "shown"),
     [(12345.678, 12345.7), (999.97, 1000.0), (12.3456, 12.35), (0.0123456, 0.01235)],
 )
-def test_a_small_figure_keeps_its_digits(
-    comparison: ModuleType, figure: float, shown: float
-) -> None:
+def test_a_small_figure_keeps_its_digits(figure: float, shown: float) -> None:
     assert comparison.shown(figure) == shown
 
 
-def test_rounds_alternate_and_swap_their_order(comparison: ModuleType) -> None:
+def test_rounds_alternate_and_swap_their_order() -> None:
     called = []
 
     def side(name: str, rate: float) -> Any:
@@ -211,7 +189,7 @@ def test_rounds_alternate_and_swap_their_order(comparison: ModuleType) -> None:
     assert found == [(4.0, 3.0)] * 3
 
 
-def test_only_waits_for_rows_are_counted(growing: ModuleType, tmp_path: Path) -> None:
+def test_only_waits_for_rows_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "log"
     text = "LOG:  process 7 still waiting for"
     before = f"{text} ShareLock on transaction 5 after 10.1 ms\n"
@@ -225,9 +203,7 @@ def test_only_waits_for_rows_are_counted(growing: ModuleType, tmp_path: Path) ->
     assert growing._waits_in(log, len(before)) == 2
 
 
-def summary(
-    comparison: ModuleType, runs: list[tuple[tuple[float, float], ...]], *, less: bool = False
-) -> Any:
+def summary(runs: list[tuple[tuple[float, float], ...]], *, less: bool = False) -> Any:
     row = comparison.Row("name", lambda place: {}, "things/s", 0.75, None, "because")
     return comparison.summarize(
         row, [comparison.Comparison(pairs=pairs, less=less) for pairs in runs]

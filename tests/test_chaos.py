@@ -1,7 +1,6 @@
 """scripts/chaos: its schedule, its checks, and that a bus without its fence does not pass."""
 
 import ast
-import importlib
 import json
 import os
 import shutil
@@ -10,16 +9,40 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import psycopg
 import pytest
 from eventually import eventually
+from fault_injection import checking, handlers, plan
+from fault_injection.faults import singled
+from fault_injection.history import (
+    Call,
+    Count,
+    Effect,
+    Event,
+    History,
+    Limits,
+    Line,
+    Mark,
+    Move,
+    Recovery,
+    Restore,
+    Row,
+    Sample,
+    Stall,
+    read_calls,
+    read_lines,
+    read_marks,
+    read_server,
+)
+from fault_injection.proxy import Proxy
+from fault_injection.undoing import RunEndsError, Undoing
 
 from cmdbus.database.session_names import session_name
 
@@ -34,27 +57,10 @@ WITHIN_S = 80
 
 pytestmark = pytest.mark.skipif(not CHAOS.exists(), reason="needs the checkout's scripts")
 
-Parts = dict[str, ModuleType]
-
-
-@pytest.fixture(scope="module")
-def parts() -> Iterator[Parts]:
-    """The modules that decide and judge."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.syspath_prepend(SCRIPTS)
-        before = set(sys.modules)
-        names = ("plan", "history", "checking", "proxy", "faults", "undoing", "handlers")
-        yield {name: importlib.import_module(f"storms.{name}") for name in names}
-        for name in set(sys.modules) - before:
-            if name.split(".")[0] in ("storms", "loads", "benches"):
-                del sys.modules[name]
-
-
 # The schedule.
 
 
-def test_the_same_seed_gives_the_same_schedule(parts: Parts) -> None:
-    plan = parts["plan"]
+def test_the_same_seed_gives_the_same_schedule() -> None:
     assert plan.make(7, 2) == plan.make(7, 2)
     assert str(plan.make(7, 2)) == str(plan.make(7, 2))
     assert plan.make(7, 2) != plan.make(8, 2)
@@ -62,8 +68,7 @@ def test_the_same_seed_gives_the_same_schedule(parts: Parts) -> None:
     assert done.stdout == f"{plan.make(7, 2)}\n"
 
 
-def test_each_kind_of_fault_has_its_turn_within_two_minutes(parts: Parts) -> None:
-    plan = parts["plan"]
+def test_each_kind_of_fault_has_its_turn_within_two_minutes() -> None:
     for seed in range(20):
         ambushes = {kind for kind in plan.KINDS if "-at-" in kind}
         faults = plan.make(seed, 2, hosts=True).faults
@@ -76,14 +81,13 @@ def test_each_kind_of_fault_has_its_turn_within_two_minutes(parts: Parts) -> Non
     assert {fault.kind for fault in races} == {*plan.GROUPS["races"], "exit"}
 
 
-def test_a_long_storm_is_for_all_domains_and_a_short_one_for_a_few(parts: Parts) -> None:
-    domains = parts["handlers"].DOMAINS
-    assert len(set(domains)) == parts["plan"].make(1, 1).domains > 64
-    assert parts["plan"].make(1, 0.05).domains < 10
+def test_a_long_storm_is_for_all_domains_and_a_short_one_for_a_few() -> None:
+    domains = handlers.DOMAINS
+    assert len(set(domains)) == plan.make(1, 1).domains > 64
+    assert plan.make(1, 0.05).domains < 10
 
 
-def test_a_fault_that_is_apart_has_no_other_near_it(parts: Parts) -> None:
-    plan = parts["plan"]
+def test_a_fault_that_is_apart_has_no_other_near_it() -> None:
     for seed in range(20):
         faults = plan.make(seed, 12, ["outages", "restore"]).faults
         assert {fault.kind for fault in faults} == {"outage-70", "outage-135", "restore"}
@@ -91,11 +95,11 @@ def test_a_fault_that_is_apart_has_no_other_near_it(parts: Parts) -> None:
             assert next_.at > one.at + one.lasts + 15.0
 
 
-def test_what_instances_are_told_is_a_ladder(parts: Parts) -> None:
+def test_what_instances_are_told_is_a_ladder() -> None:
     from cmdbus import Timeouts
 
     for seed in range(50):
-        told = parts["plan"].make(seed, 1).options
+        told = plan.make(seed, 1).options
         Timeouts(
             statement=told.statement,
             pool=told.pool,
@@ -108,9 +112,8 @@ def test_what_instances_are_told_is_a_ladder(parts: Parts) -> None:
 # The checks: a good history, and one thing wrong with it at a time.
 
 
-def good(parts: Parts) -> Any:
+def good() -> Any:
     """Worker 2 (pid 20) completes a Tx in its second attempt, and a Noop with a reply."""
-    h = parts["history"]
     moves: list[tuple[str, str, str, int, dict[str, Any]]] = [
         ("cmdbus:bus", "ready+", "tx", 0, {}),
         (session_name("cmdbus", 1), "claim", "tx", 1, {"token_before": 0, "claimer": 1}),
@@ -146,8 +149,8 @@ def good(parts: Parts) -> Any:
         "domain": "storm",
         "claimer": 2,
     }
-    return h.History(
-        limits=h.Limits(
+    return History(
+        limits=Limits(
             procs=2,
             drain=2.0,
             max_attempts=3,
@@ -160,14 +163,14 @@ def good(parts: Parts) -> Any:
             recovered_within={"exit": 5.0},
         ),
         calls=[
-            h.Call(name="c1", way="send", count=1, outcome="ok", ids=["tx"]),
-            h.Call(name="c2", way="delayed", count=1, outcome="ok", ids=["noop"], began=100.0),
-            h.Call(name="c3", way="rollback", count=2, outcome="fail"),
-            h.Call(name="c4", way="many", count=2, outcome="unknown"),
+            Call(name="c1", way="send", count=1, outcome="ok", ids=["tx"]),
+            Call(name="c2", way="delayed", count=1, outcome="ok", ids=["noop"], began=100.0),
+            Call(name="c3", way="rollback", count=2, outcome="fail"),
+            Call(name="c4", way="many", count=2, outcome="unknown"),
         ],
         rows=[
-            h.Row(command_id="tx", type="Tx", call="c1", index=0, attempts=2, run="20.1", **done),
-            h.Row(
+            Row(command_id="tx", type="Tx", call="c1", index=0, attempts=2, run="20.1", **done),
+            Row(
                 command_id="noop",
                 type="Noop",
                 call="c2",
@@ -178,16 +181,16 @@ def good(parts: Parts) -> Any:
                 delay=4.0,
                 **done,
             ),
-            h.Row(command_id="reply", type="Reply", answers="noop", attempts=1, **done),
+            Row(command_id="reply", type="Reply", answers="noop", attempts=1, **done),
         ],
         moves=[
-            h.Move(number=n, began=t, at=t, xid=x, session=s, what=w, command_id=c, token=k, **more)
+            Move(number=n, began=t, at=t, xid=x, session=s, what=w, command_id=c, token=k, **more)
             for n, (t, x, (s, w, c, k, more)) in enumerate(zip(at, xid, moves, strict=True))
         ],
-        events=[h.Event(command_id="tx", at=103.0, kind="FAILED", code="TRANSIENT")],
-        effects=[h.Effect(command_id="tx", run="20.1", session=session_name("cmdbus", 2), xid=6)],
+        events=[Event(command_id="tx", at=103.0, kind="FAILED", code="TRANSIENT")],
+        effects=[Effect(command_id="tx", run="20.1", session=session_name("cmdbus", 2), xid=6)],
         marks=[
-            h.Mark(at=t, what=w, run=r, pid=p, command_id=c, attempt=a)
+            Mark(at=t, what=w, run=r, pid=p, command_id=c, attempt=a)
             for t, w, r, p, c, a in (
                 (101.1, "enter", "10.1", 10, "tx", 1),
                 (102.9, "raised", "10.1", 10, "tx", 1),
@@ -198,7 +201,7 @@ def good(parts: Parts) -> Any:
             )
         ],
         lines=[
-            h.Line(instance="a", at=t, pid=5, message=m)
+            Line(instance="a", at=t, pid=5, message=m)
             for t, m in (
                 (99.0, "worker 0 starts, pid 10, generation 1"),
                 (103.5, "worker 0, pid 10, was killed by SIGKILL"),
@@ -207,25 +210,25 @@ def good(parts: Parts) -> Any:
             )
         ],
         samples=[
-            h.Sample(instance="a", at=t, supervisor=5, workers=w, wanted=2, counters={"x": x})
+            Sample(instance="a", at=t, supervisor=5, workers=w, wanted=2, counters={"x": x})
             for t, w, x in ((100.0, 2, 1), (100.2, 3, 1), (100.4, 2, 2))
         ],
-        counts=[h.Count(at=101.0, commands=2, rows=2, sessions=20)],
-        recoveries=[h.Recovery(fault=0, kind="exit", began=103.0, ended=103.0, seconds=1.0)],
+        counts=[Count(at=101.0, commands=2, rows=2, sessions=20)],
+        recoveries=[Recovery(fault=0, kind="exit", began=103.0, ended=103.0, seconds=1.0)],
         workers={1: "host:10", 2: "host:20", 9: "steward:7"},
         server=[(101.0, "57P01", "FATAL:  terminating connection")],
         drained=3.0,
     )
 
 
-def violated(parts: Parts, history: Any) -> set[str]:
-    return {f.name for f in parts["checking"].check(history) if f.violations}
+def violated(history: Any) -> set[str]:
+    return {f.name for f in checking.check(history) if f.violations}
 
 
-def test_a_good_history_passes(parts: Parts) -> None:
-    findings = parts["checking"].check(good(parts))
+def test_a_good_history_passes() -> None:
+    findings = checking.check(good())
     assert [(f.name, f.violations) for f in findings if f.violations] == []
-    assert len(findings) == len(parts["checking"].CHECKS) > 25
+    assert len(findings) == len(checking.CHECKS) > 25
 
 
 def row(history: Any, number: int, **changed: object) -> Any:
@@ -531,61 +534,53 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     [(name, function) for name, _, function in BROKEN],
     ids=[f"{name}: {what}" for name, what, _ in BROKEN],
 )
-def test_each_invariant_can_be_broken(
-    parts: Parts, name: str, break_it: Callable[[Any], Any]
-) -> None:
-    assert name in violated(parts, break_it(good(parts)))
+def test_each_invariant_can_be_broken(name: str, break_it: Callable[[Any], Any]) -> None:
+    assert name in violated(break_it(good()))
 
 
-def test_each_type_has_an_end_that_it_must_come_to(parts: Parts) -> None:
-    history = good(parts)
-    for type_ in parts["handlers"].BODIES:
+def test_each_type_has_an_end_that_it_must_come_to() -> None:
+    history = good()
+    for type_ in handlers.BODIES:
         wrong = row(history, 1, type=type_, status="FAILED", code="ANOTHER")
-        assert "ends-as-its-handler-says" in violated(parts, wrong), type_
+        assert "ends-as-its-handler-says" in violated(wrong), type_
 
 
-def test_an_outage_that_is_over_in_time_is_none(parts: Parts) -> None:
-    over = outage(good(parts), ended=103.8, answered=104.0)
-    assert "outages-are-over-in-time" not in violated(parts, over)
+def test_an_outage_that_is_over_in_time_is_none() -> None:
+    over = outage(good(), ended=103.8, answered=104.0)
+    assert "outages-are-over-in-time" not in violated(over)
 
 
-def test_a_command_may_wait_for_its_turn_in_a_backlog(parts: Parts) -> None:
-    late = move(calm(good(parts)), 10, at=114.5)
+def test_a_command_may_wait_for_its_turn_in_a_backlog() -> None:
+    late = move(calm(good()), 10, at=114.5)
     claims = [replace(late.moves[5], number=100 + n, command_id=f"c{n}") for n in range(20)]
     moves = [*late.moves, *[replace(claim, at=110.0) for claim in claims]]
-    assert "delayed-start-in-time" not in violated(parts, replace(late, moves=moves))
+    assert "delayed-start-in-time" not in violated(replace(late, moves=moves))
 
 
-def test_a_command_without_a_handler_waits(parts: Parts) -> None:
-    assert "unhandled-waits" not in violated(parts, waiting(good(parts), pending=["noop"]))
+def test_a_command_without_a_handler_waits() -> None:
+    assert "unhandled-waits" not in violated(waiting(good(), pending=["noop"]))
 
 
-def test_an_execution_after_a_second_claim_is_explained(parts: Parts) -> None:
-    assert "each-execution-has-a-claim" not in violated(
-        parts, run_again(good(parts), released=False)
-    )
+def test_an_execution_after_a_second_claim_is_explained() -> None:
+    assert "each-execution-has-a-claim" not in violated(run_again(good(), released=False))
 
 
-def test_the_lease_of_a_process_that_has_exited_or_was_kept_away_may_end(parts: Parts) -> None:
-    history = taken_over(good(parts))
-    assert "leases-of-the-living-are-renewed" not in violated(parts, history)
+def test_the_lease_of_a_process_that_has_exited_or_was_kept_away_may_end() -> None:
+    history = taken_over(good())
+    assert "leases-of-the-living-are-renewed" not in violated(history)
     alive = without(history, "lines", 1)
     stopped = replace(alive.recoveries[0], kind="stop-steward", instances=["a"])
-    assert "leases-of-the-living-are-renewed" not in violated(
-        parts, replace(alive, recoveries=[stopped])
-    )
+    assert "leases-of-the-living-are-renewed" not in violated(replace(alive, recoveries=[stopped]))
     elsewhere = replace(stopped, instances=["b"])
-    assert "leases-of-the-living-are-renewed" in violated(
-        parts, replace(alive, recoveries=[elsewhere])
-    )
+    assert "leases-of-the-living-are-renewed" in violated(replace(alive, recoveries=[elsewhere]))
     over = replace(stopped, began=90.0, ended=91.0)
-    assert "leases-of-the-living-are-renewed" in violated(parts, replace(alive, recoveries=[over]))
-    stall = parts["history"].Stall(began=102.5, ended=103.5)
-    assert "leases-of-the-living-are-renewed" not in violated(parts, replace(alive, stalls=[stall]))
+    assert "leases-of-the-living-are-renewed" in violated(replace(alive, recoveries=[over]))
+    stall = Stall(began=102.5, ended=103.5)
+    assert "leases-of-the-living-are-renewed" not in violated(replace(alive, stalls=[stall]))
 
 
-def test_a_delay_may_be_late_while_every_steward_is_kept_away(parts: Parts) -> None:
-    history = move(calm(good(parts)), 9, at=106.5)
+def test_a_delay_may_be_late_while_every_steward_is_kept_away() -> None:
+    history = move(calm(good()), 9, at=106.5)
     fault = replace(history.recoveries[0], began=104.0, ended=106.0)
     for kind, instance, is_late in (
         ("stop-steward", "a", False),
@@ -594,58 +589,57 @@ def test_a_delay_may_be_late_while_every_steward_is_kept_away(parts: Parts) -> N
         ("ttin", "a", True),
     ):
         recoveries = [replace(fault, kind=kind, instances=[instance])]
-        late = "delayed-start-in-time" in violated(parts, replace(history, recoveries=recoveries))
+        late = "delayed-start-in-time" in violated(replace(history, recoveries=recoveries))
         assert late == is_late
 
 
-def test_only_what_came_after_the_copy_is_excused_by_a_restore(parts: Parts) -> None:
-    h = parts["history"]
-    lost = call(good(parts), 3, outcome="ok", began=200.0, ended=200.1)
+def test_only_what_came_after_the_copy_is_excused_by_a_restore() -> None:
+    lost = call(good(), 3, outcome="ok", began=200.0, ended=200.1)
     for copied_at, restored_at, is_lost in ((199.0, 205.0, False), (201.0, 205.0, True)):
-        restore = h.Restore(copied_at=copied_at, restored_at=restored_at)
-        assert ("no-loss" in violated(parts, replace(lost, restores=[restore]))) == is_lost
-    again = run_again(good(parts), released=True)
+        restore = Restore(copied_at=copied_at, restored_at=restored_at)
+        assert ("no-loss" in violated(replace(lost, restores=[restore]))) == is_lost
+    again = run_again(good(), released=True)
     # It enters at 104.6, and has no exit.
     for restored_at, is_found in ((104.0, False), (90.0, True)):
-        restore = h.Restore(copied_at=89.0, restored_at=restored_at)
+        restore = Restore(copied_at=89.0, restored_at=restored_at)
         assert (
-            "each-execution-has-a-claim" in violated(parts, replace(again, restores=[restore]))
+            "each-execution-has-a-claim" in violated(replace(again, restores=[restore]))
         ) == is_found
-    unsettled = without(good(parts), "moves", 11)
+    unsettled = without(good(), "moves", 11)
     for copied_at, is_found in ((104.8, False), (106.0, True)):
-        restore = h.Restore(copied_at=copied_at, restored_at=107.0)
+        restore = Restore(copied_at=copied_at, restored_at=107.0)
         assert (
-            "runs-are-explained" in violated(parts, replace(unsettled, restores=[restore]))
+            "runs-are-explained" in violated(replace(unsettled, restores=[restore]))
         ) == is_found
 
 
-def test_a_slow_settlement_does_not_make_a_retry_early(parts: Parts) -> None:
+def test_a_slow_settlement_does_not_make_a_retry_early() -> None:
     """The statement began at 103.0 and computed the due time at 103.1; meanwhile the journal
     got a mark of an earlier execution, which had lost its lease."""
-    late = move(good(parts), 3, at=103.6, due_at=103.6)
+    late = move(good(), 3, at=103.6, due_at=103.6)
     marks = [*late.marks, replace(late.marks[1], at=103.5)]
-    assert "not-before-its-time" not in violated(parts, replace(late, marks=marks))
+    assert "not-before-its-time" not in violated(replace(late, marks=marks))
 
 
-def test_a_seat_may_be_taken_again_after_the_fleet_was_resized(parts: Parts) -> None:
-    history = good(parts)
+def test_a_seat_may_be_taken_again_after_the_fleet_was_resized() -> None:
+    history = good()
     resized = replace(history.lines[1], message="1 worker process from now on")
     lines = [history.lines[0], resized, replace(history.lines[2], message=STARTED_AGAIN)]
-    assert "restarts-have-causes" not in violated(parts, replace(history, lines=lines))
-    assert "restarts-have-causes" in violated(parts, replace(history, lines=[lines[0], lines[2]]))
+    assert "restarts-have-causes" not in violated(replace(history, lines=lines))
+    assert "restarts-have-causes" in violated(replace(history, lines=[lines[0], lines[2]]))
 
 
-def test_handlers_may_deadlock_by_rows_of_the_application(parts: Parts) -> None:
+def test_handlers_may_deadlock_by_rows_of_the_application() -> None:
     server = deadlock("chaos.twin", "chaos.twin")
-    assert violated(parts, replace(good(parts), server=server)) == set()
+    assert violated(replace(good(), server=server)) == set()
 
 
-def test_each_sentence_that_a_check_can_say_is_planted(parts: Parts) -> None:
+def test_each_sentence_that_a_check_can_say_is_planted() -> None:
     """A check that cannot fail proves nothing."""
     passed: set[tuple[str, int]] = set()
     wanted: dict[tuple[str, int], str] = {}
     for name in ("command_checks", "fleet_checks", "time_checks"):
-        path = str(SCRIPTS / "storms" / f"{name}.py")
+        path = str(SCRIPTS / "fault_injection" / f"{name}.py")
         tree = ast.parse(Path(path).read_text())
         found = [node for node in ast.walk(tree) if isinstance(node, ast.Yield)]
         wanted |= {(path, node.lineno): ast.unparse(node) for node in found}
@@ -661,33 +655,32 @@ def test_each_sentence_that_a_check_can_say_is_planted(parts: Parts) -> None:
     sys.settrace(trace)
     try:
         for _, _, break_it in BROKEN:
-            parts["checking"].check(break_it(good(parts)))
+            checking.check(break_it(good()))
     finally:
         sys.settrace(before)
     assert [sentence for place, sentence in wanted.items() if place not in passed] == []
 
 
-def test_each_check_is_broken_by_some_history(parts: Parts) -> None:
+def test_each_check_is_broken_by_some_history() -> None:
     assert {name for name, _, _ in BROKEN} == {
-        parts["checking"].name_of(function) for _, function in parts["checking"].CHECKS
+        checking.name_of(function) for _, function in checking.CHECKS
     }
 
 
-def test_only_what_has_another_fault_near_is_not_single(parts: Parts) -> None:
-    recovery = parts["history"].Recovery
+def test_only_what_has_another_fault_near_is_not_single() -> None:
+    recovery = Recovery
     times = ((0.0, 1.0), (2.0, 2.0), (20.0, 21.0))
     given = [
         recovery(fault=n, kind="exit", began=began, ended=ended, seconds=0.5)
         for n, (began, ended) in enumerate(times)
     ]
-    found = parts["faults"].singled(given)
+    found = singled(given)
     assert [one.single for one in found] == [False, False, True]
     assert {f.name for f in fields(recovery)} == set(recovery.__slots__)
 
 
-def test_what_was_written_is_read(parts: Parts, tmp_path: Path) -> None:
+def test_what_was_written_is_read(tmp_path: Path) -> None:
     """A journal whose writer was killed, marks, a supervisor's log and the server's."""
-    history = parts["history"]
     (tmp_path / "journal").write_text(
         '{"what": "invoke", "call": "c1", "at": 5.0, "way": "many", "count": 2}\n'
         '{"what": "ok", "call": "c1", "at": 5.1, "ids": ["a", "b"]}\n'
@@ -695,38 +688,32 @@ def test_what_was_written_is_read(parts: Parts, tmp_path: Path) -> None:
         '{"what": "again", "call": "c2", "at": 6.1}\n'
         '{"what": "invoke", "call": "c3", "at'
     )
-    assert history.read_calls([tmp_path / "journal"]) == [
-        history.Call(
-            name="c1", way="many", count=2, began=5.0, ended=5.1, outcome="ok", ids=["a", "b"]
-        ),
-        history.Call(
-            name="c2", way="own", count=1, began=6.0, ended=6.1, outcome="unknown", ids=["c"]
-        ),
+    assert read_calls([tmp_path / "journal"]) == [
+        Call(name="c1", way="many", count=2, began=5.0, ended=5.1, outcome="ok", ids=["a", "b"]),
+        Call(name="c2", way="own", count=1, began=6.0, ended=6.1, outcome="unknown", ids=["c"]),
     ]
     (tmp_path / "marks").write_text('[1.5, "enter", "9.0", 9, "a", 1]\n')
-    assert history.read_marks(tmp_path / "marks") == [
-        history.Mark(at=1.5, what="enter", run="9.0", pid=9, command_id="a", attempt=1)
+    assert read_marks(tmp_path / "marks") == [
+        Mark(at=1.5, what="enter", run="9.0", pid=9, command_id="a", attempt=1)
     ]
-    assert history.read_marks(tmp_path / "none") == []
+    assert read_marks(tmp_path / "none") == []
     (tmp_path / "log").write_text(
         '{"time": "1970-01-01T00:00:02.000Z", "pid": 5, "logger": "cmdbus.supervisor.loop",'
         ' "message": "m"}\n{"time": "1970-01-01T00:00:02.000Z", "pid": 6,'
         ' "logger": "cmdbus.worker", "message": "of another one"}\nnot of the log\n'
     )
-    assert history.read_lines("a", tmp_path / "log") == [
-        history.Line(instance="a", at=2.0, pid=5, message="m")
-    ]
+    assert read_lines("a", tmp_path / "log") == [Line(instance="a", at=2.0, pid=5, message="m")]
     (tmp_path / "server").write_text(
         "before\n1970-01-01 00:00:03.500 GMT [7] 40P01 ERROR:  deadlock detected\n\tmore\n"
     )
-    assert history.read_server(tmp_path / "server", 7) == [
+    assert read_server(tmp_path / "server", 7) == [
         (3.5, "40P01", "ERROR:  deadlock detected\nmore")
     ]
 
 
-def test_what_was_done_is_undone_once_by_whoever_comes_first(parts: Parts) -> None:
+def test_what_was_done_is_undone_once_by_whoever_comes_first() -> None:
     """A fault's own end, the end of the run, or both; and after that nothing is done."""
-    undoing, text = parts["undoing"].Undoing(), list[str]()
+    undoing, text = Undoing(), list[str]()
     with undoing(lambda: text.append("do 1"), lambda: text.append("undo 1")):
         pass
     with (
@@ -736,7 +723,7 @@ def test_what_was_done_is_undone_once_by_whoever_comes_first(parts: Parts) -> No
         undoing.close()
         assert text[-4:] == ["do 2", "do 3", "undo 3", "undo 2"]
     with (
-        pytest.raises(parts["undoing"].RunEndsError),
+        pytest.raises(RunEndsError),
         undoing(lambda: text.append("do 4"), lambda: text.append("undo 4")),
     ):
         pass
@@ -747,11 +734,11 @@ def test_what_was_done_is_undone_once_by_whoever_comes_first(parts: Parts) -> No
 
 
 def test_a_reply_that_is_lost_belongs_to_a_request_that_was_carried_out(
-    parts: Parts, tmp_path_factory: pytest.TempPathFactory, dsn: str
+    tmp_path_factory: pytest.TempPathFactory, dsn: str
 ) -> None:
     """As prepared and as plain statements."""
     with tempfile.TemporaryDirectory(prefix="p") as directory:
-        proxy = parts["proxy"].Proxy(dsn, Path(directory))
+        proxy = Proxy(dsn, Path(directory))
         try:
             with psycopg.connect(dsn, autocommit=True) as direct:
                 direct.execute("CREATE TABLE t (n int)")

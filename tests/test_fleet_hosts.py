@@ -1,28 +1,26 @@
 """Fleets on hosts of their own, in network namespaces, against one server."""
 
-import importlib
 import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from eventually import eventually
+from fault_injection.hosts import Host, HostsError
+from fault_injection.hosts import hosts as make_hosts
+from fault_injection.proxy import Proxy
 from fleet import Fleet, make_effects, seconds_since, unstarted
 
 from cmdbus.board.health import Health
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [
     pytest.mark.db,
     pytest.mark.fleet,
     pytest.mark.timeout(90),
-    pytest.mark.skipif(not SCRIPTS.exists(), reason="needs the checkout's scripts"),
 ]
 
 #: From the link's end to the last thread that knows, as promised.
@@ -30,39 +28,24 @@ NOTICED_S = 10.0
 
 
 @pytest.fixture
-def storms() -> Iterator[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.syspath_prepend(SCRIPTS)
-        before = set(sys.modules)
-        yield {name: importlib.import_module(f"storms.{name}") for name in ("hosts", "proxy")}
-        for name in set(sys.modules) - before:
-            if name.split(".")[0] == "storms":
-                del sys.modules[name]
-
-
-@pytest.fixture
-def hosts(storms: dict[str, Any]) -> Iterator[list[Any]]:
+def hosts() -> Iterator[list[Host]]:
     """Two, with what leads from there to the server."""
-    module = storms["hosts"]
-    try:
-        made = module.hosts("xy")
-        found = made.__enter__()
-    except module.HostsError as error:
-        pytest.skip(str(error))
-    try:
-        yield found
-    finally:
-        made.__exit__(None, None, None)
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(make_hosts("xy"))
+        except HostsError as error:
+            pytest.skip(str(error))
+        yield made
 
 
-def start_on(host: Any, dsn: str, fleet: Fleet) -> None:
+def start_on(host: Host, dsn: str, fleet: Fleet) -> None:
     there = " ".join(shlex.quote(word) for word in host.prefix)
     fleet.start(shell=f'export CMDBUS_DSN={shlex.quote(dsn)}; exec {there} "$@"')
     fleet.wait_until_ready()
 
 
 def test_what_a_host_has_that_is_cut_off_is_run_by_others(
-    dsn: str, tmp_path: Path, storms: dict[str, Any], hosts: list[Any]
+    dsn: str, tmp_path: Path, hosts: list[Host]
 ) -> None:
     """It is noticed in time, nothing of what it still does lands, and it works again
     when the link is there again."""
@@ -72,7 +55,7 @@ def test_what_a_host_has_that_is_cut_off_is_run_by_others(
         unstarted(dsn, tmp_path, alone=False, name="one") as one,
         unstarted(dsn, tmp_path, alone=False, name="other") as other,
     ):
-        relay = storms["proxy"].Proxy(dsn, Path(directory))
+        relay = Proxy(dsn, Path(directory))
         try:
             start_on(hosts[0], relay.listen(hosts[0].address), one)
             ids = one.send("Gate", 4, data="open")

@@ -1,21 +1,20 @@
 """scripts/loadtest: what it sends, what it finds, and how it ends. Not how fast anything is."""
 
-import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 from eventually import eventually
+from loads import handlers, room, runs, verdict, workloads
+from loads.runs import Execution
 
 from cmdbus import Command
 
@@ -33,18 +32,6 @@ pytestmark = [
     pytest.mark.timeout(WITHIN_S + 10),
     pytest.mark.skipif(not LOADTEST.exists(), reason="needs the checkout's scripts"),
 ]
-
-
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    """The modules that hold what the script knows."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    before = set(sys.modules)
-    names = ("workloads", "verdict", "room", "handlers", "runs")
-    yield {name: importlib.import_module(f"loads.{name}") for name in names}
-    for name in set(sys.modules) - before:
-        if name.split(".")[0] == "loads":
-            del sys.modules[name]
 
 
 @pytest.mark.db
@@ -105,9 +92,7 @@ def test_an_interrupted_load_ends_its_instances_and_drops_its_database(dsn: str)
 
 
 @pytest.mark.db
-def test_what_is_lost_doubled_or_invented_is_counted(
-    dsn: str, parts: dict[str, ModuleType]
-) -> None:
+def test_what_is_lost_doubled_or_invented_is_counted(dsn: str) -> None:
     """Each of the ways in which the checks can find something."""
     lost, waits, twice, tried, doubled, unwanted, without, fine = ids = [uuid4() for _ in range(8)]
     ids += [both := uuid4(), again := uuid4(), trouble := uuid4(), killed := uuid4()]
@@ -115,7 +100,7 @@ def test_what_is_lost_doubled_or_invented_is_counted(
     finished = "INSERT INTO cmdbus.finished (token, created_at, finished_at, command_id, domain"
     finished += ", correlation_id, priority, attempts, losses, type, status, data) VALUES"
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(parts["handlers"].EFFECTS)
+        connection.execute(handlers.EFFECTS)
         good = (twice, twice, doubled, without, fine, stranger, both, again, killed)
         rows = [(id_, 1, "COMPLETED") for id_ in good]
         for id_, attempts, status in [*rows, (tried, 3, "COMPLETED"), (unwanted, 1, "FAILED")]:
@@ -145,13 +130,13 @@ def test_what_is_lost_doubled_or_invented_is_counted(
         for id_ in (twice, tried, doubled, doubled, unwanted, fine, both, again, killed):
             connection.execute("INSERT INTO effect VALUES (%s)", (id_,))
         sent = [(id_, "Tx") for id_ in ids]
-        runs = [
+        times = [
             *((fine, 1, 2), (killed, 3, 4), (killed, 5, 6)),
             *((both, 1, 5), (both, 4, 6)),  # Each of them is accounted for; but at once.
             *((again, 1, 2), (again, 3, 4)),
         ]
-        mix = parts["workloads"].WORKLOADS["tx"]
-        found = parts["verdict"].judge(connection, sent, mix, runs)
+        mix = workloads.WORKLOADS["tx"]
+        found = verdict.judge(connection, sent, mix, [Execution(*each) for each in times])
     assert found.sent == 12
     assert found.lost == len((lost, waits, without))
     # A row, an attempt, and two effects too many; and FAILED without an event.
@@ -161,8 +146,7 @@ def test_what_is_lost_doubled_or_invented_is_counted(
     assert not found.ok
 
 
-def test_shares_are_exact_and_in_the_same_order_each_time(parts: dict[str, ModuleType]) -> None:
-    workloads = parts["workloads"]
+def test_shares_are_exact_and_in_the_same_order_each_time() -> None:
     for name, mix in workloads.WORKLOADS.items():
         types = workloads.types_of(mix, 997)
         assert types == workloads.types_of(mix, 997), name
@@ -170,11 +154,10 @@ def test_shares_are_exact_and_in_the_same_order_each_time(parts: dict[str, Modul
             t: n for t, n in workloads.counts_of(mix, 997).items() if n
         }
         assert sum(workloads.expected(mix, 997).values()) == 997
-        assert {part.type for part in mix} <= {h.type for h in parts["handlers"].registry}
+        assert {part.type for part in mix} <= {h.type for h in handlers.registry}
 
 
-def test_as_many_instances_run_as_there_are_connections_for(parts: dict[str, ModuleType]) -> None:
-    room = parts["room"]
+def test_as_many_instances_run_as_there_are_connections_for() -> None:
     one = room.need(4, 8)
     server = room.Room(most=100, reserved=3, others=2)
     assert (one.most, server.fitting(10, one)) == (44, 2)
@@ -216,9 +199,8 @@ def commands_in(dsn: str, name: str) -> Any:
 
 
 def test_executions_are_read_as_they_were_written_even_by_a_process_that_was_killed(
-    parts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = parts["runs"]
     monkeypatch.setenv(runs.DIRECTORY, str(tmp_path))
     done, killed = (
         Command(
@@ -235,8 +217,11 @@ def test_executions_are_read_as_they_were_written_even_by_a_process_that_was_kil
     )
     pid = os.fork()
     if pid == 0:
-        runs.recorded(lambda command, context: None)(done, None)
-        runs.recorded(lambda command, context: os.kill(os.getpid(), signal.SIGKILL))(killed, None)
+        context: Any = None
+        runs.recorded(lambda command, context: None)(done, context)
+        runs.recorded(lambda command, context: os.kill(os.getpid(), signal.SIGKILL))(
+            killed, context
+        )
     os.waitpid(pid, 0)
     path = tmp_path / f"runs.{pid}"
     path.write_bytes(path.read_bytes() + b"half a record")

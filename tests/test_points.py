@@ -1,7 +1,6 @@
 """The named points of the code: whoever is killed or stopped there, nothing is lost and nothing
 is done twice."""
 
-import importlib
 import sys
 import time
 from collections import Counter
@@ -9,13 +8,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 from uuid import UUID
 
 import psutil
 import pytest
 from eventually import eventually
+from fault_injection.traps import DIRECTORY, NAME, Traps, pid_of
 from fleet import Fleet, kill, make_effects, unstarted
 
 from cmdbus import failpoints as points
@@ -26,7 +24,7 @@ from cmdbus.errors import BoardError
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 PROGRAM = (
     f"import sys; sys.path.insert(0, {str(SCRIPTS)!r});"
-    " from storms.traps import walk_into_them; walk_into_them();"
+    " from fault_injection.traps import walk_into_them; walk_into_them();"
     " from cmdbus.supervisor.cli.supervise import main; main()"
 )
 OF_SUPERVISORS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK, points.IN_REAP)
@@ -45,23 +43,13 @@ pytestmark = [
     pytest.mark.db,
     pytest.mark.fleet,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(not SCRIPTS.exists(), reason="needs the checkout's scripts"),
 ]
 
 
 @pytest.fixture
-def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    module = importlib.import_module("storms.traps")
-    monkeypatch.setenv(module.DIRECTORY, str(tmp_path))
-    monkeypatch.setenv(module.NAME, "cmdbus")
-    yield module
-    for name in ("storms.traps", "storms"):
-        del sys.modules[name]
-
-
-@pytest.fixture
-def fleet(dsn: str, tmp_path: Path, traps: ModuleType) -> Iterator[Fleet]:
+def fleet(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    monkeypatch.setenv(DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(NAME, "cmdbus")
     make_effects(dsn)
     with unstarted(dsn, tmp_path, procs=2, threads=2) as fleet:
         fleet.program = [sys.executable, "-c", PROGRAM]
@@ -78,10 +66,9 @@ def fleet(dsn: str, tmp_path: Path, traps: ModuleType) -> Iterator[Fleet]:
 class Ambush:
     """Traps at some points of a fleet that has enough to do."""
 
-    def __init__(self, fleet: Fleet, traps: ModuleType) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.pid_of = traps.pid_of
-        self.laid: Any = traps.Traps(fleet.place)
+        self.laid = Traps(fleet.place)
         self.sent: list[UUID] = []
         self.freed = 0
 
@@ -105,7 +92,7 @@ class Ambush:
         for victim in victims[self.freed :]:
             self.laid.free(victim)
         self.freed = len(victims)
-        killed = {self.pid_of(name) for name in self.laid.victims("cmdbus", what="kill")}
+        killed = {pid_of(name) for name in self.laid.victims("cmdbus", what="kill")}
         if self.fleet.pid in killed:
             self.fleet.wait()  # It has its trap, and may not be dead yet.
         if not self.fleet.running:
@@ -163,11 +150,9 @@ def assert_nothing_lost_or_doubled(fleet: Fleet, ids: list[UUID]) -> None:
     assert fleet.query("SELECT count(*) FROM cmdbus.ready") == [(0,)]
 
 
-def test_who_is_killed_at_a_point_loses_nothing_and_doubles_nothing(
-    fleet: Fleet, traps: ModuleType
-) -> None:
+def test_who_is_killed_at_a_point_loses_nothing_and_doubles_nothing(fleet: Fleet) -> None:
     """No end is counted twice; a killed process loses the counts of its last round trip."""
-    ambush = Ambush(fleet, traps)
+    ambush = Ambush(fleet)
     for _ in range(2):
         ambush.spring("kill", *OF_WORKERS, *OF_STEWARDS)
     ended = ambush.ended()
@@ -187,8 +172,8 @@ def test_who_is_killed_at_a_point_loses_nothing_and_doubles_nothing(
     assert_nothing_lost_or_doubled(fleet, ambush.sent)
 
 
-def test_who_stays_at_a_point_goes_on_there(fleet: Fleet, traps: ModuleType) -> None:
-    ambush = Ambush(fleet, traps)
+def test_who_stays_at_a_point_goes_on_there(fleet: Fleet) -> None:
+    ambush = Ambush(fleet)
     ambush.spring("freeze", *OF_WORKERS, *OF_STEWARDS, *OF_SUPERVISORS)
     ambush.ended()
     assert_nothing_lost_or_doubled(fleet, ambush.sent)

@@ -19,7 +19,7 @@ MANIFEST = SCRIPTS / "kubernetes" / "cmdbus.yaml"
 #: What is worse than this (of 100) is not as closed as it was made.
 _EXPOSURE = "20"
 
-pytestmark = pytest.mark.skipif(not SCRIPTS.exists(), reason="there is no checkout here")
+pytestmark = pytest.mark.skipif(not UNIT.exists(), reason="there is no checkout here")
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on this machine"
 )

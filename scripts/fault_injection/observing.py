@@ -12,9 +12,9 @@ from cmdbus.board.counters import CountersView
 from cmdbus.board.records import Role
 from cmdbus.database.session_names import PATTERN
 from cmdbus.errors import BoardError
-from storms.history import Count, Sample, Stall, Stray
-from storms.traps import DIRECTORY
-from storms.world import CANARY, World
+from fault_injection.history import Count, Sample, Stall, Stray
+from fault_injection.traps import DIRECTORY
+from fault_injection.world import CANARY, World
 
 _LOOK_S, _SCAN_S, _COUNT_S = 0.25, 1.0, 2.0
 _STRAY_S = 2.0

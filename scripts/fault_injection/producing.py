@@ -25,8 +25,8 @@ from cmdbus import (
 )
 from cmdbus.database.dsn import complete, connect, parse
 from cmdbus.errors import DatabaseUnavailableError
-from storms.handlers import DOMAIN, DOMAINS, REPLIES, UNHANDLED
-from storms.journal import Journal
+from fault_injection.handlers import DOMAIN, DOMAINS, REPLIES, UNHANDLED
+from fault_injection.journal import Journal
 
 _WEIGHTS = {
     "send": 40,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from storms.command_checks import (
+from fault_injection.command_checks import (
     all_or_nothing,
     attempts_are_bounded,
     claims_do_not_overlap,
@@ -22,7 +22,7 @@ from storms.command_checks import (
     tokens_count_up,
     unhandled_waits,
 )
-from storms.fleet_checks import (
+from fault_injection.fleet_checks import (
     connections_are_bounded,
     counters_never_fall,
     counts_agree,
@@ -35,8 +35,8 @@ from storms.fleet_checks import (
     restarts_have_causes,
     the_server_is_content,
 )
-from storms.history import Call, History, Restore
-from storms.time_checks import (
+from fault_injection.history import Call, History, Restore
+from fault_injection.time_checks import (
     delayed_start_in_time,
     leases_of_the_living_are_renewed,
     outages_are_over_in_time,

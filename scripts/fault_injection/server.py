@@ -20,9 +20,9 @@ from cmdbus.database import schema as schemas
 from cmdbus.database.session_names import PATTERN
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import CmdbusError
-from storms.handlers import DOMAIN
-from storms.plan import Fault
-from storms.world import World, within
+from fault_injection.handlers import DOMAIN
+from fault_injection.plan import Fault
+from fault_injection.world import World, within
 
 _NOTIFIES = 20_000
 _STARTERS = 8

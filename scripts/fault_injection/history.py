@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from storms.journal import lines_of
+from fault_injection.journal import lines_of
 
 #: Seconds since the epoch, as all times here; the server's clock and ours are one machine's.
 Time = float

@@ -7,9 +7,9 @@ from loads.instances import Instance
 
 from cmdbus.board.health import Health
 from cmdbus.board.records import Role
-from storms.handlers import DOMAINS
-from storms.plan import Fault
-from storms.world import World, within
+from fault_injection.handlers import DOMAINS
+from fault_injection.plan import Fault
+from fault_injection.world import World, within
 
 _SLOW_S = 0.03
 #: A partition is noticed so soon.

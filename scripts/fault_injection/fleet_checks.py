@@ -4,8 +4,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from storms.grouping import pid_of
-from storms.history import History, Line, Recovery
+from fault_injection.grouping import pid_of
+from fault_injection.history import History, Line, Recovery
 
 #: A stop reaches every process within that.
 _STOPS_S = 1.0

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from storms.history import Mark, Move, Row
+from fault_injection.history import Mark, Move, Row
 
 
 def by_call(rows: Iterable[Row]) -> Mapping[str, list[Row]]:

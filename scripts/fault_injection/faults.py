@@ -17,16 +17,16 @@ from loads.instances import Instance
 from cmdbus import CommandBus, SendRequest
 from cmdbus.board.records import Role
 from cmdbus.errors import CmdbusError
-from storms.ambush import Ambushes
-from storms.handlers import DOMAIN, domain_of
-from storms.history import Recovery
-from storms.network import Network, PromiseError
-from storms.plan import HOSTS, KINDS, POINTS, SERVER, Fault
-from storms.restoring import restore
-from storms.seconds import start_second
-from storms.server import Server
-from storms.surroundings import Surroundings
-from storms.world import World, chosen, kill, within
+from fault_injection.ambush import Ambushes
+from fault_injection.handlers import DOMAIN, domain_of
+from fault_injection.history import Recovery
+from fault_injection.network import Network, PromiseError
+from fault_injection.plan import HOSTS, KINDS, POINTS, SERVER, Fault
+from fault_injection.restoring import restore
+from fault_injection.seconds import start_second
+from fault_injection.server import Server
+from fault_injection.surroundings import Surroundings
+from fault_injection.world import World, chosen, kill, within
 
 _BUSY_S = 0.2
 _TRIES = 5

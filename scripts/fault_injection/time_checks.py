@@ -4,9 +4,9 @@ import re
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 
-from storms.fleet_checks import STARTS
-from storms.grouping import by_command, pid_of
-from storms.history import History, Move, Recovery
+from fault_injection.fleet_checks import STARTS
+from fault_injection.grouping import by_command, pid_of
+from fault_injection.history import History, Move, Recovery
 
 #: Faults that keep a steward, or the worker whose claim it renews, from the database or a CPU.
 _KEEPS_AWAY = (

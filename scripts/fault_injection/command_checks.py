@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from cmdbus.database.session_names import incarnation_of
-from storms.grouping import by_call, by_command, entries, named, pid_of
-from storms.handlers import UNHANDLED
-from storms.history import Event, History
-from storms.oddities import KEPT
+from fault_injection.grouping import by_call, by_command, entries, named, pid_of
+from fault_injection.handlers import UNHANDLED
+from fault_injection.history import Event, History
+from fault_injection.oddities import KEPT
 
 _SLACK_S = 0.05
 #: Seconds by which the difference of two of the server's times may be rounded.

@@ -13,8 +13,8 @@ import psutil
 from loads.instances import Instance
 
 from cmdbus.board.records import Role
-from storms.plan import Fault
-from storms.world import World, chosen, kill
+from fault_injection.plan import Fault
+from fault_injection.world import World, chosen, kill
 
 _GROUPS = Path("/sys/fs/cgroup")
 #: What each kind needs.

@@ -5,9 +5,9 @@ import shutil
 import subprocess
 import time
 
-from storms.history import Restore
-from storms.plan import Fault
-from storms.world import World
+from fault_injection.history import Restore
+from fault_injection.plan import Fault
+from fault_injection.world import World
 
 _COPIES_WITHIN_S = 60.0
 

@@ -4,9 +4,9 @@ import subprocess
 from contextlib import suppress
 
 from cmdbus.exits import Exit
-from storms.network import PromiseError
-from storms.plan import Fault
-from storms.world import World, within
+from fault_injection.network import PromiseError
+from fault_injection.plan import Fault
+from fault_injection.world import World, within
 
 _REFUSED_WITHIN_S = 20.0
 _EXITS_WITHIN_S = 15.0

@@ -22,14 +22,14 @@ from loads.instances import SCRIPTS, Instance, Told, end
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
-from storms.handlers import FUSES
-from storms.history import Restore
-from storms.hosts import Host
-from storms.journal import Journal
-from storms.plan import Plan, Producing
-from storms.proxy import Proxy
-from storms.traps import DIRECTORY, KILL, NAME, Traps, pid_of
-from storms.undoing import RunEndsError, Undoing
+from fault_injection.handlers import FUSES
+from fault_injection.history import Restore
+from fault_injection.hosts import Host
+from fault_injection.journal import Journal
+from fault_injection.plan import Plan, Producing
+from fault_injection.proxy import Proxy
+from fault_injection.traps import DIRECTORY, KILL, NAME, Traps, pid_of
+from fault_injection.undoing import RunEndsError, Undoing
 
 #: Nowhere to be seen but where it was put: as a password, which nobody asks for.
 CANARY = "canary-5cNb2W"
@@ -40,7 +40,7 @@ _REFUSED_S = 6.0
 _KILLS_FOR_A_LOOP = 4
 _PRODUCE = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0);"
-    " from storms.producing import main; main()"
+    " from fault_injection.producing import main; main()"
 )
 _LEAVES_S = 10.0
 
@@ -93,14 +93,14 @@ class World:
         name = chr(ord("a") + number)
         options = self.plan.options
         told = Told(
-            app="storms.handlers:registry",
+            app="fault_injection.handlers:registry",
             dsn=f"{self._way(number)} password={CANARY}",
             procs=options.procs,
             threads=options.threads,
             options=[*options.arguments(), "--log-format", "json"],
             environment={DIRECTORY: str(self.directory), NAME: name},
             prefix=self.hosts[number].prefix if self.hosts else (),
-            prelude="from storms.traps import walk_into_them; walk_into_them()",
+            prelude="from fault_injection.traps import walk_into_them; walk_into_them()",
         )
         return Instance(name, told, self.directory / "instances")
 

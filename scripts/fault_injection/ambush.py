@@ -9,9 +9,9 @@ from loads.instances import Instance
 
 from cmdbus import failpoints as points
 from cmdbus.board.records import Role
-from storms.plan import Fault
-from storms.traps import FREEZE, KILL, pid_of
-from storms.world import World, chosen, kill, within
+from fault_injection.plan import Fault
+from fault_injection.traps import FREEZE, KILL, pid_of
+from fault_injection.world import World, chosen, kill, within
 
 #: Until somebody is made to come by again, and until it is given up.
 _COMES_S, _AMBUSH_S = 0.7, 4.0
