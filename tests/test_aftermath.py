@@ -43,7 +43,7 @@ def seat(
         shown.ready(1)
     command_type = shown.command_type("shop", "Noop")
     if claim is not None:
-        index = shown.keys.claimed(command_type, 5, 1, 1, ID)
+        index = shown.keys.claimed(1, 1, ID)
         if claim >= ClaimState.STARTED:
             shown.keys.started(index)
         if claim >= ClaimState.FINISHED:

@@ -27,17 +27,7 @@ FIRST, SECOND, FINISHED, WAITING = (1, 101, 1), (2, 102, 2), (3, 103, 3), (4, 10
 
 def key(which: Key, state: ClaimState) -> ClaimView:
     id, token, command = which
-    return ClaimView(
-        domain="payments",
-        domain_hash=0,
-        priority=5,
-        id=id,
-        token=token,
-        command_id=UUID(int=command),
-        state=state,
-        index=id,
-        command_type=0,
-    )
+    return ClaimView(id=id, token=token, command_id=UUID(int=command), state=state)
 
 
 def slot(index: int, which: Key | None) -> SlotView:

@@ -14,7 +14,6 @@ from boards import SECOND, begin, beyond, forked, is_of_one_write, taken
 from eventually import eventually
 
 from cmdbus.board.board import Board
-from cmdbus.board.claim_table import hash_of
 from cmdbus.board.counters import Counter
 from cmdbus.board.health import Health, HealthReport
 from cmdbus.board.layout import CELL, CLAIM_COUNT
@@ -133,7 +132,7 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
     slot.occupy(0, now=1)
     begin(slot, seat, 1)
     seat.set_levels(0, board.slot_view(0, 0).sequence)
-    seat.keys.claimed(seat.command_type("a", "B"), 5, 1, 1, uuid4())
+    seat.keys.claimed(1, 1, uuid4())
     seat.park(3)
     slot.counters.add(Counter.LOST_LEASES)
     successor = taken(board, generation=2)
@@ -250,11 +249,9 @@ def test_a_snapshot_has_the_shape_of_ps(board: Board) -> None:
 
 def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
     seat = taken(board)
-    command_type = seat.command_type("payments", "Debit")
     commands = [uuid4() for _ in range(4)]
     indexes = [
-        seat.keys.claimed(command_type, 10, id, id + 100, command)
-        for id, command in enumerate(commands, start=1)
+        seat.keys.claimed(id, id + 100, command) for id, command in enumerate(commands, start=1)
     ]
     for index in indexes[1:]:
         seat.keys.started(index)
@@ -264,15 +261,10 @@ def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
     keys = board.seat_view(0).claims
     assert keys == tuple(
         ClaimView(
-            domain="payments",
-            domain_hash=hash_of("payments"),
-            priority=10,
             id=number + 1,
             token=number + 101,
             command_id=commands[number],
             state=state,
-            index=indexes[number],
-            command_type=command_type.index,
         )
         for number, state in enumerate(
             [ClaimState.CLAIMED, ClaimState.STARTED, ClaimState.FINISHED]
@@ -280,27 +272,11 @@ def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
     )
 
 
-def test_a_key_of_any_number_of_domains_shows_the_hash_of_its_own(board: Board) -> None:
-    """The table of kinds has four places here; what is in none is known by its hash."""
-    seat = taken(board)
-    names = [f"domain{number}" for number in range(300)]
-    for id, name in enumerate(names):
-        seat.keys.claimed(seat.command_type(name, "Debit"), 10, id + 1, 1, UUID(int=id))
-    keys = board.seat_view(0).claims
-    assert [key.domain_hash for key in keys] == [hash_of(name) for name in names]
-    assert [key.domain for key in keys] == [*names[:4], *[None] * 296]
-    assert {key.command_type for key in keys} == {0, 1, 2, 3, 4}
-    assert {key.priority for key in keys} == {10}
-
-
 def test_keys_beyond_the_table_are_not_shown_and_the_seat_says_so(board: Board) -> None:
     seat = taken(board)
-    command_type = seat.command_type("payments", "Debit")
-    indexes = [
-        seat.keys.claimed(command_type, 5, id + 1, 1, UUID(int=id)) for id in range(CLAIM_COUNT)
-    ]
+    indexes = [seat.keys.claimed(id + 1, 1, UUID(int=id)) for id in range(CLAIM_COUNT)]
     assert (seat.keys.free_count, board.seat_view(0).complete) == (0, True)
-    beyond = seat.keys.claimed(command_type, 5, 9_999, 1, uuid4())
+    beyond = seat.keys.claimed(9_999, 1, uuid4())
     seat.keys.started(beyond)
     seat.keys.finished(beyond)
     view = board.seat_view(0)
@@ -316,13 +292,13 @@ def test_no_key_is_read_half_while_places_are_taken_and_freed(board: Board) -> N
 
     def work() -> None:
         seat = board.seat(0)
-        command_type, number = seat.command_type("payments", "Debit"), 0
+        number = 0
         while True:
             places = []
             for _ in range(CLAIM_COUNT):
                 number += 1
                 id = UUID(int=number << 64 | number)
-                places.append(seat.keys.claimed(command_type, number % 11, number, number, id))
+                places.append(seat.keys.claimed(number, number, id))
             for place in places:
                 seat.keys.started(place)
                 seat.keys.finished(place)
@@ -333,7 +309,7 @@ def test_no_key_is_read_half_while_places_are_taken_and_freed(board: Board) -> N
         seen = 0
         while seen < 50_000:
             for key in board.seat_view(0).claims:
-                assert (key.token, key.priority) == (key.id, key.id % 11)
+                assert key.token == key.id
                 assert key.command_id == UUID(int=key.id << 64 | key.id)
                 seen += 1
 

@@ -1,6 +1,7 @@
 """What a worker shows on the board, for whoever hands back what it leaves."""
 
 import threading
+from typing import Any
 
 import psycopg
 import pytest
@@ -24,8 +25,8 @@ from cmdbus.worker import Worker
 pytestmark = pytest.mark.db
 
 
-def shown(seat: SeatView, *states: ClaimState) -> set[tuple[str | None, int, int, int]]:
-    return {(k.domain, k.priority, k.id, k.token) for k in seat.claims if k.state in states}
+def shown(seat: SeatView, *states: ClaimState) -> set[tuple[int, int]]:
+    return {(k.id, k.token) for k in seat.claims if k.state in states}
 
 
 def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_settlement(
@@ -43,8 +44,8 @@ def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_sett
             if command.data == "runs":
                 gate(command, context)
 
-        def rows(where: str) -> set[tuple[object, ...]]:
-            query = f"SELECT domain, priority, id, token FROM cmdbus.ready WHERE {where}"
+        def rows(where: str) -> set[Any]:
+            query = f"SELECT id, token FROM cmdbus.ready WHERE {where}"
             return set(watcher.execute(query.encode()).fetchall())
 
         with running(dsn, registry, concurrency=1) as worker:
@@ -68,9 +69,8 @@ def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_sett
             eventually(lambda: agrees() and shown(seat_of(worker), ClaimState.CLAIMED))
             [slot] = [slot for slot in seat_of(worker).slots if slot.phase is Phase.RUNNING]
             assert slot.command is not None
-            assert {(slot.command.id, slot.command.token)} == {
-                key[2:] for key in shown(seat_of(worker), ClaimState.STARTED)
-            }
+            started = shown(seat_of(worker), ClaimState.STARTED)
+            assert {(slot.command.id, slot.command.token)} == started
             eventually(lambda: agrees() and not shown(seat_of(worker), ClaimState.CLAIMED))
             stranger.rollback()
             gate.open.set()

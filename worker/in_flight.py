@@ -124,11 +124,11 @@ class InFlight:
         entries, table, command_type = self._entries, self._claim_table, self._seat.command_type
         with self._lock:
             for claim in [] if late() else claims:
-                domain, priority, id, token, command_id, type, data, *_ = claim
+                domain, _, id, token, command_id, type, data, *_ = claim
                 key = (id, token, command_id.int)
                 if key not in entries:
                     entry = Entry(claim, key, command_type(domain, type))
-                    entry.index = table.claimed(entry.command_type, priority, id, token, command_id)
+                    entry.index = table.claimed(id, token, command_id)
                     if len(data) > _COUNTED:
                         entry.payload_bytes = len(data.encode())
                     entries[key] = entry

@@ -66,7 +66,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
-VERSION = 4
+VERSION = 5
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -99,7 +99,7 @@ OVERFLOWED = PARKED + 1
 RESCUED = PARKED + 2
 CLAIMS = 6 * LINE
 CLAIM_COUNT = 512
-CLAIM_CELLS = 6
+CLAIM_CELLS = 5
 #: One more key than there are: where those go that find no place. Nobody reads it.
 COMMAND_TYPES = CLAIMS + CLAIM_COUNT * CLAIM_CELLS + LINE
 COMMAND_TYPE_CELLS = 4 * LINE

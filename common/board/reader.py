@@ -5,7 +5,6 @@ from uuid import UUID
 from zlib import crc32
 
 from cmdbus.board.board_memory import BoardMemory, cell, decode_name
-from cmdbus.board.claim_table import hash_of, unpacked
 from cmdbus.board.counters import OTHER, CountersView, OutcomeLabel, Sum
 from cmdbus.board.layout import (
     ARMED,
@@ -63,13 +62,13 @@ _IDENT = slice(IDENT * CELL, (IDENT + 1) * CELL)
 
 
 class Reader:
-    """Reads one board, again and again: a slot that has not changed is not made anew."""
+    """Of one board. It keeps the view of a slot until that changes."""
 
     def __init__(self, memory: BoardMemory, layout: Layout) -> None:
         self._memory = memory
         self._layout = layout
         self._known: dict[int, tuple[bytes, SlotView]] = {}
-        # Made from the shape each time they are asked for, which is for every slot of a look.
+        # A Layout computes them at each access, and a snapshot needs them for every slot.
         self._slots_at, self._slot_cells = layout.slots_at, layout.slot_cells
 
     def read(self, this_boot: bool, keys: bool = True) -> BoardView:
@@ -129,15 +128,20 @@ class Reader:
     def counters(self) -> CountersView:
         layout, total = self._layout, Sum(self._memory.cells)
         for seat in range(layout.seats):
-            at = layout.seat(seat)
-            names = names_of(
-                self._memory, at + COMMAND_TYPES, COMMAND_TYPE_CELLS, layout.command_types, 2
-            )
-            command_types = [(index, (domain, type)) for index, (domain, type) in enumerate(names)]
+            command_types = list(enumerate(self._command_types(layout.seat(seat))))
             command_types.append((layout.command_types, OTHER))
             for slot in range(layout.slots):
                 total.add(layout.slot(seat, slot), command_types)
         return total.view()
+
+    def _command_types(self, seat_at: int) -> Iterable[tuple[str, str]]:
+        """Up to the first row of the table that is empty."""
+        for index in range(self._layout.command_types):
+            at = seat_at + COMMAND_TYPES + index * COMMAND_TYPE_CELLS
+            names = self._memory.read_bytes(at, 2 * NAME)
+            if names is None:
+                return
+            yield decode_name(names[:NAME]), decode_name(names[NAME:])
 
     def _slots(self, seat_at: int) -> Iterable[SlotView]:
         cells, first, stride = self._memory.cells, seat_at + self._slots_at, self._slot_cells
@@ -163,42 +167,14 @@ class Reader:
         if not any(state & 3 for state in cells[::CLAIM_CELLS]):
             return
         after = self._memory.cells[start:end:CLAIM_CELLS].tolist()
-        kinds = names_of(
-            self._memory, seat_at + COMMAND_TYPES, COMMAND_TYPE_CELLS, self._layout.command_types, 2
-        )
-        domains = {hash_of(domain): domain for domain, _ in kinds}
-        for index, then in enumerate(after):
-            at = index * CLAIM_CELLS
-            before, id, token, packed = cells[at : at + 4]
+        for at, then in zip(range(0, len(cells), CLAIM_CELLS), after, strict=True):
+            before, id, token = cells[at : at + 3]
             if before >> 2 != then >> 2 or not before & 3 or not then & 3:
-                continue  # It was taken or let go meanwhile.
+                continue  # It was claimed or freed meanwhile.
             if id <= 0 or token <= 0:
                 continue
-            kind, domain_hash, priority = unpacked(packed)
-            yield ClaimView(
-                domain=domains.get(domain_hash),
-                domain_hash=domain_hash,
-                priority=priority,
-                id=id,
-                token=token,
-                command_id=UUID(bytes=raw[(at + 4) * CELL : (at + CLAIM_CELLS) * CELL]),
-                state=ClaimState(then & 3),
-                index=start + at,
-                command_type=min(kind, self._layout.command_types),
-            )
-
-
-def names_of(
-    memory: BoardMemory, at: int, stride: int, count: int, names: int
-) -> list[tuple[str, ...]]:
-    """A seat's table of names, up to the first place that is empty."""
-    found: list[tuple[str, ...]] = []
-    for index in range(count):
-        raw = memory.read_bytes(at + index * stride, names * NAME)
-        if raw is None:
-            break
-        found.append(tuple(decode_name(raw[n * NAME : (n + 1) * NAME]) for n in range(names)))
-    return found
+            command_id = UUID(bytes=raw[(at + 3) * CELL : (at + CLAIM_CELLS) * CELL])
+            yield ClaimView(id=id, token=token, command_id=command_id, state=ClaimState(then & 3))
 
 
 def _is_whole(raw: bytes) -> bool:

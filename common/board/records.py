@@ -185,8 +185,6 @@ class CommandType:
     index: int
     domain: str
     type: str
-    #: The cell of a claim that names the type; see `claim_table.packed`.
-    packed: int
     encoded: bytes
     crc: int
 

@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 from cmdbus.board.board_memory import BoardMemory, encode_name
-from cmdbus.board.claim_table import ClaimTable, packed
+from cmdbus.board.claim_table import ClaimTable
 from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import (
     CLAIM_CELLS,
@@ -156,9 +156,7 @@ class Seat:
         encoded = encode_name(domain, type)
         with self._lock:
             index = self._command_type_index(encoded)
-            command_type = CommandType(
-                index, domain, type, packed(index, domain), encoded, crc32(encoded)
-            )
+            command_type = CommandType(index, domain, type, encoded, crc32(encoded))
             return self._command_types.setdefault((domain, type), command_type)
 
     def _command_type_index(self, name: bytes) -> int:

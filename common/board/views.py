@@ -53,17 +53,10 @@ class SlotView(SlotState):
 class ClaimView:
     """Claimed and not settled."""
 
-    #: None if the seat's table of kinds was full; then only its hash is known.
-    domain: str | None
-    domain_hash: int
-    priority: int
     id: int
     token: int
     command_id: UUID
     state: ClaimState
-    #: Where it is on the board, and the row of its kind among the seat's counters.
-    index: int
-    command_type: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -301,7 +301,7 @@ class Claims:
             claim._replace(data=payloads[claim[2:4]]) for claim in claims if claim[2:4] in payloads
         ]
 
-    def ends(self, connection: Connection, claims: Sequence[ClaimRef]) -> list[OutcomeLabel | None]:
+    def ends(self, connection: Connection, claims: Sequence[Claim]) -> list[OutcomeLabel | None]:
         """How the executions of claims whose rows are gone ended; None if nobody said."""
         values = {
             "domains": texts(claim.domain for claim in claims),
