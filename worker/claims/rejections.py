@@ -60,6 +60,17 @@ def lacks_a_right(error: BaseException) -> bool:
     )
 
 
+def lacks_partition(error: BaseException) -> bool:
+    """Whether history has no partition for the time of a settlement, as where the server's clock
+    was set, or no steward has run for weeks. The same SQLSTATE as a CHECK's, without the name of
+    a constraint."""
+    return (
+        isinstance(error, psycopg.errors.CheckViolation)
+        and error.diag.table_name == "finished"
+        and not error.diag.constraint_name
+    )
+
+
 def was_executed(error: BaseException) -> bool:
     """Whether the driver raised it for a value: one that it could not send or, after the
     server had executed the statement, one that it could not read."""

@@ -1,14 +1,14 @@
 """The end of one execution by itself: settled, and then logged."""
 
 import logging
-
-import psycopg
+from contextlib import suppress
 
 from cmdbus.database import schema as schemas
+from cmdbus.errors import SchemaError
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, OutcomeKind, ascii_text, troubled
-from cmdbus.worker.claims.rejections import Cause, cause_of, reason
+from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_partition, reason
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ def settle_one(
         if cause_of(error) is not Cause.ROWS:
             raise
         rejection = error
-    if _lacks_partition(rejection):
-        schemas.make_partitions(connection, claims.schema)
+    if lacks_partition(rejection):
+        make_partitions(claims, connection)
         return finished, claims.settle(connection, [finished])
     why = ascii_text(
         f"its outcome {finished.outcome.kind} was rejected: {reason(rejection)}",
@@ -39,9 +39,11 @@ def settle_one(
     return finished._replace(outcome=troubled(code, why)), [] if moved else [finished.claim]
 
 
-def _lacks_partition(error: Exception) -> bool:
-    """The same SQLSTATE as a CHECK's, without the name of a constraint."""
-    return isinstance(error, psycopg.errors.CheckViolation) and not error.diag.constraint_name
+def make_partitions(claims: Claims, connection: Connection) -> None:
+    """Those of history that are missing, unless another session has locked it for long: the next
+    settlement tries again."""
+    with suppress(SchemaError):
+        schemas.make_partitions(connection, claims.schema)
 
 
 def log_end(finished: Finished) -> None:

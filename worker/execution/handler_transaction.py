@@ -14,7 +14,8 @@ from cmdbus.failpoints import BEFORE_COMMIT, failpoint
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import end_session
-from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_a_right, reason
+from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_a_right, lacks_partition, reason
+from cmdbus.worker.claims.settlement import make_partitions
 from cmdbus.worker.execution.handler_connection import (
     USED_AFTER_RETURN,
     HandlerConnection,
@@ -91,6 +92,9 @@ class HandlerTransaction:
         except psycopg.Error as error:
             if lacks_a_right(error):
                 raise self._refusal(error, finished.claim) from error
+            if lacks_partition(error):
+                self._make_partitions()
+                raise SettlementBlockedError(_BLOCKED, reason(error)) from error
             if cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION):
                 raise SettlementBlockedError(_BLOCKED, reason(error)) from error
             raise
@@ -137,6 +141,11 @@ class HandlerTransaction:
         if self._claims.error_code(self._session, claim) != _ROLE_CHANGED:
             return SettlementBlockedError(_ROLE_CHANGED, message)
         return TransientCommandError(_ROLE_CHANGED, message)
+
+    def _make_partitions(self) -> None:
+        self._claims.roll_back(self._session)
+        self._clean = True
+        make_partitions(self._claims, self._session)
 
     def _retire(self) -> None:
         handlers, self._handlers = self._handlers, None
