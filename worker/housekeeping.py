@@ -179,7 +179,7 @@ class Housekeeping:
         """The session is ended before the command is settled: until then it could still
         commit. May be repeated from the start."""
         if isinstance(work, RoundTrip):
-            self._replace_leader(thread, stack)
+            self._replace_leader(thread, stack, with_lead=work.leads)
             return
         if not work.settled:
             self._settle_late(place, thread, work, stack)
@@ -199,12 +199,12 @@ class Housekeeping:
         self._telemetry.health.stuck((thread.index, work.finished.claim.token), time.monotonic())
         self._pool.unsettled.settle(self._connection, place, [work.finished])
 
-    def _replace_leader(self, thread: WorkerThread, stack: str) -> None:
+    def _replace_leader(self, thread: WorkerThread, stack: str, *, with_lead: bool) -> None:
         """Its session is ended by the next one, before that adopts what it has claimed."""
         self._pool.leader.mark_in_doubt(thread.hand.session)
         thread.hand.abort_io()
         thread.hand.take_away()
-        self._pool.replace(thread, with_lead=True)
+        self._pool.replace(thread, with_lead=with_lead)
         message = "the leader is stuck in a round trip: another thread takes over\n%s"
         self._pool.unsettled.log_later(partial(logger.error, message, stack))
 

@@ -106,13 +106,19 @@ class Leader:
         if session is not None:
             self.sessions_in_doubt.add(session)
 
+    def prepare(self, thread: WorkerThread) -> None:
+        """For each new session, before its thread leads: registers the worker, and plans."""
+        connection = thread.hand.connection()
+        if thread.hand.session != thread.registered:
+            self._claims.register_again(connection)
+            self._claims.plan(connection)
+            thread.registered = thread.hand.session
+
     def settle_and_claim(self, thread: WorkerThread, threads: int) -> bool:
         """Settles everything finished and claims the next run; False if there was none."""
         hand, slot = thread.hand, thread.place
         connection = hand.connection()
-        if hand.session != thread.registered:
-            self._claims.register_again(connection)
-            thread.registered = hand.session
+        self.prepare(thread)
         if self.sessions_in_doubt:
             self.adopt(thread)
         self._waiter.before_claim(connection)

@@ -19,6 +19,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 import psycopg
 
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 #: A step promises to be back within the statement timeout and so many seconds more.
 _STEP_SPARE = 5.0
+#: Seconds until the process takes part, although threads are still preparing their sessions.
+_PREPARES_SECONDS = 2.0
 #: A thread that began a command within these seconds will draw the next one soon.
 _PROGRESS_SECONDS = 0.005
 #: Steps in a row that have failed for a reason other than the database, one second apart.
@@ -95,6 +98,8 @@ class ThreadPool:
             take_on=self._take_on,
             stopping=self._stopping,
         )
+        #: One element for each thread that may have a turn.
+        self._prepared: SimpleQueue[None] = SimpleQueue()
         #: By number. Main and relief add, a thread that leaves removes itself.
         self._threads: dict[int, WorkerThread] = {}
         #: What ended a thread that should have gone on.
@@ -106,7 +111,12 @@ class ThreadPool:
     # For the worker's main thread.
 
     def start(self) -> None:
+        """Returns once each thread has prepared its session, or soon if some cannot."""
         self.set_concurrency(self._concurrency)
+        deadline = time.monotonic() + _PREPARES_SECONDS
+        with suppress(Empty):
+            for _ in range(self._concurrency):
+                self._prepared.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def claim(self) -> None:
         """From now on; after the process has shown that it is ready, as its exit codes mean
@@ -234,8 +244,9 @@ class ThreadPool:
     def _run_thread(self, thread: WorkerThread) -> None:
         thread.place.occupy(thread.number, time.monotonic_ns())
         try:
-            while self._take_turn(thread):
-                pass
+            stays = self._prepare_session(thread)
+            while stays:
+                stays = self._take_turn(thread)
         except BaseException as error:
             if not thread.given_up:
                 self._ended_by = error
@@ -247,6 +258,16 @@ class ThreadPool:
                 del self._threads[thread.number]
             thread.hand.close()
             self._telemetry.release_slot(thread.index, thread.place)
+
+    def _prepare_session(self, thread: WorkerThread) -> bool:
+        """Before its first turn; without a database it takes part nevertheless, and prepares when
+        it leads."""
+        due = time.monotonic() + self._timeouts.statement + _STEP_SPARE
+        thread.begin(RoundTrip(due, leads=False))
+        with suppress(Exception):
+            self.leader.prepare(thread)
+        self._prepared.put(None)
+        return thread.end()
 
     def _take_turn(self, thread: WorkerThread) -> bool:
         """One item of the queue; False if the thread must end."""

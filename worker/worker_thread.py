@@ -23,6 +23,8 @@ class RoundTrip:
 
     #: Monotonic time.
     due: float
+    #: False while a thread prepares its session.
+    leads: bool = True
 
 
 Work = Execution | RoundTrip

@@ -8,6 +8,7 @@ that was restored to an earlier point gives ids and tokens again, to other comma
 import copy
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, Literal, TypeVar
 from uuid import UUID
@@ -34,12 +35,17 @@ from cmdbus.worker.claims.claim import (
     TimerReading,
 )
 from cmdbus.worker.claims.encodings import escaped
-from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, storable
+from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, completed, storable
 from cmdbus.worker.claims.rejections import was_executed
 
 Item = TypeVar("Item")
 
 _PRIORITY_AND_ID = itemgetter(1, 2)
+_NO_CLAIM = Claim(
+    *("", 0, 0, 0, UUID(int=0), "", "", 0, 0, None, UUID(int=0), None),
+    created_at=datetime.fromtimestamp(0, UTC),
+    waited=0.0,
+)
 
 _MAX_LOSSES = 2**15 - 1
 #: What a timeout of PostgreSQL can hold.
@@ -131,6 +137,8 @@ class Claims:
                 "claimer": self.incarnation,
                 "lease": self._lease,
             },
+            prepare=True,
+            binary=True,
         )
         rows = cursor.fetchall()
         claims: list[Claim] = []
@@ -142,6 +150,15 @@ class Claims:
             turns = {domain: turn for turn, domain in enumerate(request.domains)}
             claims.sort(key=lambda claim: turns[claim.domain])
         return _at(rows[0][0], settled), claims
+
+    def plan(self, connection: Connection) -> None:
+        """Lets a new session plan the statement of the leaders, by settling a claim that does not
+        exist and claiming from no domain: in the first settlement it would take 10 ms."""
+        if self._scope is not ClaimScope.SUSPECT:
+            request = ClaimRequest(1, 1, [""], [], [], {})
+            self.settle_and_claim(
+                connection, [Finished(_NO_CLAIM, completed(None), 1, 0.0)], request
+            )
 
     def _suspect(self, connection: Connection, request: ClaimRequest) -> list[Claim]:
         """One in the life of its process: what crashes it later must not be taken for the next
@@ -539,11 +556,19 @@ class Claims:
         }
 
     def _execute(
-        self, connection: Connection, name: str, values: dict[str, Any] | None
+        self,
+        connection: Connection,
+        name: str,
+        values: dict[str, Any] | None,
+        *,
+        prepare: bool = False,
+        binary: bool = False,
     ) -> psycopg.Cursor[Row]:
         # A pool of the caller's may make connections whose cursors are of another kind.
         cursor = own_cursor(connection)
-        return cursor.execute(statement(name, self.schema), values)
+        return cursor.execute(
+            statement(name, self.schema), values, prepare=prepare or None, binary=binary
+        )
 
     def _value(self, connection: Connection, name: str, values: dict[str, Any]) -> Any:
         row = self._execute(connection, name, values).fetchone()

@@ -13,7 +13,7 @@ ON CONFLICT DO NOTHING;
 -- function. (As CTEs of one statement the claim runs first, and takes again what is
 -- being settled.)
 SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
-    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited, c.ctid
+    c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited, c.ctid::text
 FROM {schema}.complete(
         %(ctids)s::tid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(command_ids)s::uuid[],
         %(claimer)s, %(attempts)s::smallint[], %(max_attempts)s::smallint[],
