@@ -360,3 +360,24 @@ def test_a_settlement_that_a_locked_table_blocks_costs_no_attempt(
     assert effects(dsn) == 1
     codes = [event.code for event in bus.audit("payments", id_) if event.code]
     assert codes == ["SETTLEMENT_BLOCKED"]
+
+
+@pytest.mark.parametrize("state", ["disk_full", "io_error"])
+def test_a_full_disk_that_a_settlement_meets_charges_no_command(
+    dsn: str, bus: CommandBus, state: str
+) -> None:
+    registry = HandlerRegistry()
+    registry.register("payments", "Debit", leave_effect, retry=RetryPolicy(max_attempts=1))
+    with connect(dsn) as admin, running(dsn, registry):
+        admin.execute(
+            "CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS"
+            f" $$ BEGIN RAISE {state}; END $$;"
+            " CREATE TRIGGER fill BEFORE INSERT ON cmdbus.finished FOR EACH ROW"
+            " EXECUTE FUNCTION fill()".encode()
+        )
+        id_ = bus.send("payments", "Debit")
+        eventually(lambda: "SETTLEMENT_BLOCKED" in [e.code for e in bus.audit("payments", id_)])
+        admin.execute("DROP TRIGGER fill ON cmdbus.finished")
+        record = bus.wait("payments", id_, 15)
+    assert (record.status, record.attempts) == ("COMPLETED", 1)
+    assert effects(dsn) == 1

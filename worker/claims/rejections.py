@@ -22,6 +22,8 @@ class Cause(Enum):
 #: SQLSTATEs, or their classes: serialization and deadlock, lock timeout.
 _CONTENTION = ("40", "55P03")
 _TIMEOUT = "57014"
+#: Disk full, and I/O errors.
+_STORAGE = ("53100", "58")
 _INSUFFICIENT_PRIVILEGE = "42501"
 #: Functions of the server that raise it for a row: a policy of the table, a RAISE in a trigger.
 _REFUSE_A_ROW = ("ExecWithCheckOptions", "exec_stmt_raise")
@@ -58,6 +60,11 @@ def lacks_a_right(error: BaseException) -> bool:
         and error.sqlstate == _INSUFFICIENT_PRIVILEGE
         and error.diag.source_function not in _REFUSE_A_ROW
     )
+
+
+def lacks_storage(error: BaseException) -> bool:
+    """Whether the server's disk is full or fails."""
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_STORAGE)
 
 
 def lacks_partition(error: BaseException) -> bool:

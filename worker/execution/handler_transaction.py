@@ -14,7 +14,14 @@ from cmdbus.failpoints import BEFORE_COMMIT, failpoint
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import end_session
-from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_a_right, lacks_partition, reason
+from cmdbus.worker.claims.rejections import (
+    Cause,
+    cause_of,
+    lacks_a_right,
+    lacks_partition,
+    lacks_storage,
+    reason,
+)
 from cmdbus.worker.claims.settlement import make_partitions
 from cmdbus.worker.execution.handler_connection import (
     USED_AFTER_RETURN,
@@ -35,8 +42,8 @@ class LeaseLostError(CmdbusError):
 
 
 class SettlementBlockedError(CmdbusError):
-    """Another session has locked what the settlement writes, or the worker's role lacks a right:
-    no fault of the handler's, as far as is known."""
+    """Another session has locked what the settlement writes, the worker's role lacks a right, or
+    the server has no space: no fault of the handler's, as far as is known."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -95,7 +102,7 @@ class HandlerTransaction:
             if lacks_partition(error):
                 self._make_partitions()
                 raise SettlementBlockedError(_BLOCKED, reason(error)) from error
-            if cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION):
+            if cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION) or lacks_storage(error):
                 raise SettlementBlockedError(_BLOCKED, reason(error)) from error
             raise
         if settled is None:
