@@ -31,19 +31,11 @@ from cmdbus.producer.troubleshooting import Troubleshooting
 T = TypeVar("T")
 
 
-class _NotGiven:
-    """The default of an argument for which None means "no limit"."""
-
-    def __repr__(self) -> str:
-        return "not given"
-
-
-_NOT_GIVEN: Any = _NotGiven()
 #: `wait` looks again after 5 ms, later more seldom, at least every 200 ms.
 _FIRST_LOOK, _LONGEST_LOOK = 0.005, 0.2
 
 
-class CommandBus:
+class CommandBus(Steering):
     """Sends commands and shows what becomes of them. Safe to share between threads.
 
     With a DSN it keeps 1 to 4 connections of its own, opened at the first use, in a
@@ -81,10 +73,9 @@ class CommandBus:
         behind a pooler that gives each transaction to another session; with a `dsn` such a
         pooler is recognised. `purge_allowed` is for tests; see `purge`.
         """
-        self._store = Store(schema, prepare=prepare)
         self._limits = Limits.of(priorities, max_bytes)
-        self._connections = Connections(dsn, pool, schema)
-        self._steering = Steering(self._store, self._connections, self._limits.priorities)
+        connections = Connections(dsn, pool, schema)
+        super().__init__(Store(schema, prepare=prepare), connections, self._limits.priorities)
         self._on_send = on_send
         self._purge_allowed = purge_allowed
         self._sender = Sender(self._store)
@@ -187,92 +178,6 @@ class CommandBus:
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, _LONGEST_LOOK)
 
-    def cancel(
-        self,
-        domain: str,
-        command_id: UUID | str,
-        *,
-        reason: str | None = None,
-        running: bool = False,
-        operator: str | None = None,
-        connection: Connection | None = None,
-    ) -> None:
-        """Cancels the command `command_id` of `domain` if it waits; with `running` also if it
-        is in progress.
-
-        Then its handler is not interrupted, but nothing that it writes through its
-        context's connection lands. `operator` and `reason` go into the audit trail, the
-        reason into the reply, too.
-
-        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
-        that has finished, is in troubleshooting, or is in progress without `running`.
-        """
-        self._steering.cancel(domain, command_id, running, operator, reason, connection)
-
-    def cancel_all(
-        self,
-        domain: str,
-        type: str | None = None,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        operator: str | None = None,
-        reason: str | None = None,
-        connection: Connection | None = None,
-    ) -> int:
-        """Cancels everything that waits in `domain` and meets every given condition, and
-        returns how many commands it canceled.
-
-        `type` is that of the commands; `since` (inclusive) and `until` (exclusive) are about
-        when they were sent, and what is sent after this call begins is left alone. Commands
-        in progress, and those in troubleshooting, stay. Each canceled one gets its event, with
-        `operator` and `reason`, and its reply, as with `cancel`. Without `connection` batches
-        are transactions of their own. A command that another session has locked at that
-        moment is left.
-        """
-        steering = self._steering
-        return steering.cancel_all(domain, type, since, until, operator, reason, connection)
-
-    def count_waiting(
-        self,
-        domain: str,
-        type: str | None = None,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        connection: Connection | None = None,
-    ) -> int:
-        """How many commands `cancel_all` with the same `domain`, `type`, `since` and `until`
-        would cancel now."""
-        return self._steering.count_waiting(domain, type, since, until, connection)
-
-    def reschedule(
-        self,
-        domain: str,
-        command_id: UUID | str,
-        *,
-        run_at: datetime | None = None,
-        delay: float | timedelta | None = None,
-        priority: str | int | None = None,
-        operator: str | None = None,
-        reason: str | None = None,
-        connection: Connection | None = None,
-    ) -> None:
-        """Gives the command `command_id` of `domain` another time, another priority, or both,
-        while it waits.
-
-        `run_at` is an aware datetime and `delay` seconds or a timedelta from now; one that
-        has passed, and a delay of 0, make the command claimable at once, also in the middle
-        of a retry's backoff. `priority` is a label or 0 to 10. Its attempts stay. `operator`
-        and `reason` go into the audit trail.
-
-        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
-        that is in progress, in troubleshooting or finished.
-        """
-        self._steering.reschedule(
-            domain, command_id, run_at, delay, priority, operator, reason, connection
-        )
-
     def query(
         self,
         domain: str | None = None,
@@ -323,63 +228,6 @@ class CommandBus:
         by type: a type that no worker knows stays here, and grows old."""
         checked = [check_name("domain", name) for name in names] or None
         return self._read(connection, lambda c: self._store.domains(c, checked), "monitor")
-
-    def configure(
-        self,
-        domain: str,
-        *,
-        max_depth: int | None = _NOT_GIVEN,
-        warn_depth: int | None = _NOT_GIVEN,
-        keep: timedelta = _NOT_GIVEN,
-        accepting: bool = _NOT_GIVEN,
-        operator: str | None = None,
-        reason: str | None = None,
-        connection: Connection | None = None,
-    ) -> None:
-        """Changes those settings of `domain` that are given; None removes a limit.
-
-        `max_depth` is how many commands may wait before sends are refused (concurrent senders
-        can pass it by what they have in flight), and `warn_depth` before senders log a warning.
-        `keep` is how long finished commands, their audit trails and their ids stay: 7 days by
-        default, and an id that was removed can be sent again. A fleet removes them within a
-        tenth of `keep` more, at least a minute and at most an hour. `accepting=False` refuses
-        all sends. A change is recorded with `operator` and `reason`; see `domain_audit`.
-        """
-        given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
-        given |= {"keep": keep, "accepting": accepting}
-        given = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
-        self._steering.configure(domain, given, operator, reason, connection)
-
-    def pause(
-        self,
-        domain: str,
-        *,
-        operator: str | None = None,
-        reason: str | None = None,
-        connection: Connection | None = None,
-    ) -> None:
-        """Workers stop claiming from `domain`. Running commands end; sends are accepted.
-        Recorded with `operator` and `reason`; see `domain_audit`."""
-        self._steering.set_paused(domain, True, operator, reason, connection)
-
-    def resume(
-        self,
-        domain: str,
-        *,
-        operator: str | None = None,
-        reason: str | None = None,
-        connection: Connection | None = None,
-    ) -> None:
-        """Ends a pause of `domain`; recorded with `operator` and `reason`, like it."""
-        self._steering.set_paused(domain, False, operator, reason, connection)
-
-    def domain_audit(
-        self, domain: str, *, connection: Connection | None = None
-    ) -> list[AuditEvent]:
-        """Pauses, resumptions and changes of settings of `domain`, oldest first, with the
-        operator, the reason as the message, and the settings before and after. Calls that
-        changed nothing and named no operator are not recorded."""
-        return self._steering.audit(domain, connection)
 
     def purge(self, domain: str, *, connection: Connection | None = None) -> int:
         """Removes everything that waits in `domain`, with every trace, and returns how many

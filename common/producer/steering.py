@@ -1,8 +1,9 @@
-"""What operators do to domains and to commands that wait: the checks of `CommandBus`'s
-methods, and their statements. Commands in troubleshooting are resolved elsewhere."""
+"""The operator's half of `CommandBus`: domains, and commands that wait. Commands in
+troubleshooting are resolved elsewhere."""
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from cmdbus.checks import (
@@ -42,7 +43,19 @@ _REFUSALS = {
 }
 
 
+class _NotGiven:
+    """The default of an argument for which None means "no limit"."""
+
+    def __repr__(self) -> str:
+        return "not given"
+
+
+_NOT_GIVEN: Any = _NotGiven()
+
+
 class Steering:
+    """The methods of CommandBus that change domains and commands that wait."""
+
     def __init__(
         self, store: Store, connections: Connections, priorities: Mapping[str, int]
     ) -> None:
@@ -50,65 +63,98 @@ class Steering:
         self._connections = connections
         self._priorities = priorities
 
-    def configure(
-        self,
-        domain: str,
-        settings: Mapping[str, object],
-        operator: str | None,
-        reason: str | None,
-        connection: Connection | None,
-    ) -> None:
-        check_name("domain", domain)
-        check_settings(settings)
-        remark = _remark(operator, reason)
-        self._connections.use(
-            connection, lambda c, again: self._store.configure(c, domain, settings, remark)
-        )
-
-    def set_paused(
-        self,
-        domain: str,
-        paused: bool,
-        operator: str | None,
-        reason: str | None,
-        connection: Connection | None,
-    ) -> None:
-        check_name("domain", domain)
-        remark = _remark(operator, reason)
-        self._connections.use(
-            connection, lambda c, again: self._store.set_paused(c, domain, paused, remark)
-        )
-
-    def audit(self, domain: str, connection: Connection | None) -> list[AuditEvent]:
-        check_name("domain", domain)
-        return self._connections.use(
-            connection, lambda c, again: self._store.domain_audit(c, domain)
-        )
-
     def cancel(
         self,
         domain: str,
         command_id: UUID | str,
-        running: bool,
-        operator: str | None,
-        reason: str | None,
-        connection: Connection | None,
+        *,
+        reason: str | None = None,
+        running: bool = False,
+        operator: str | None = None,
+        connection: Connection | None = None,
     ) -> None:
+        """Cancels the command `command_id` of `domain` if it waits; with `running` also if it
+        is in progress.
+
+        Then its handler is not interrupted, but nothing that it writes through its
+        context's connection lands. `operator` and `reason` go into the audit trail, the
+        reason into the reply, too.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that has finished, is in troubleshooting, or is in progress without `running`.
+        """
         values = {"running": check_flag("running", running), **_remark(operator, reason)}
         work = self._store.cancel
         self._change("canceled", work, domain, command_id, values, connection, "producer")
+
+    def cancel_all(
+        self,
+        domain: str,
+        type: str | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """Cancels everything that waits in `domain` and meets every given condition, and
+        returns how many commands it canceled.
+
+        `type` is that of the commands; `since` (inclusive) and `until` (exclusive) are about
+        when they were sent, and what is sent after this call begins is left alone. Commands
+        in progress, and those in troubleshooting, stay. Each canceled one gets its event, with
+        `operator` and `reason`, and its reply, as with `cancel`. Without `connection` batches
+        are transactions of their own. A command that another session has locked at that
+        moment is left.
+        """
+        batch: dict[str, object] = {
+            **_conditions(domain, type, since, until),
+            **_remark(operator, reason),
+            "count": CHUNK,
+            "bytes": CHUNK_BYTES,
+        }
+        return sum(self._canceled(batch, connection))
+
+    def count_waiting(
+        self,
+        domain: str,
+        type: str | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """How many commands `cancel_all` with the same `domain`, `type`, `since` and `until`
+        would cancel now."""
+        conditions = _conditions(domain, type, since, until)
+        return self._connections.use(
+            connection, lambda c, again: self._store.count_waiting(c, conditions)
+        )
 
     def reschedule(
         self,
         domain: str,
         command_id: UUID | str,
-        run_at: datetime | None,
-        delay: float | timedelta | None,
-        priority: str | int | None,
-        operator: str | None,
-        reason: str | None,
-        connection: Connection | None,
+        *,
+        run_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        priority: str | int | None = None,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
     ) -> None:
+        """Gives the command `command_id` of `domain` another time, another priority, or both,
+        while it waits.
+
+        `run_at` is an aware datetime and `delay` seconds or a timedelta from now; one that
+        has passed, and a delay of 0, make the command claimable at once, also in the middle
+        of a retry's backoff. `priority` is a label or 0 to 10. Its attempts stay. `operator`
+        and `reason` go into the audit trail.
+
+        Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
+        that is in progress, in troubleshooting or finished.
+        """
         if run_at is None and delay is None and priority is None:
             raise ValueError("reschedule needs a time (run_at or delay), a priority, or both")
         after = None if delay is None else (check_delay(delay, run_at) or timedelta(0))
@@ -120,36 +166,82 @@ class Steering:
         }
         self._change("rescheduled", self._store.reschedule, domain, command_id, values, connection)
 
-    def count_waiting(
+    def configure(
         self,
         domain: str,
-        type: str | None,
-        since: datetime | None,
-        until: datetime | None,
-        connection: Connection | None,
-    ) -> int:
-        conditions = _conditions(domain, type, since, until)
-        return self._connections.use(
-            connection, lambda c, again: self._store.count_waiting(c, conditions)
+        *,
+        max_depth: int | None = _NOT_GIVEN,
+        warn_depth: int | None = _NOT_GIVEN,
+        keep: timedelta = _NOT_GIVEN,
+        accepting: bool = _NOT_GIVEN,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Changes those settings of `domain` that are given; None removes a limit.
+
+        `max_depth` is how many commands may wait before sends are refused (concurrent senders
+        can pass it by what they have in flight), and `warn_depth` before senders log a warning.
+        `keep` is how long finished commands, their audit trails and their ids stay: 7 days by
+        default, and an id that was removed can be sent again. A fleet removes them within a
+        tenth of `keep` more, at least a minute and at most an hour. `accepting=False` refuses
+        all sends. A change is recorded with `operator` and `reason`; see `domain_audit`.
+        """
+        given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
+        given |= {"keep": keep, "accepting": accepting}
+        settings = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
+        check_name("domain", domain)
+        check_settings(settings)
+        remark = _remark(operator, reason)
+        self._connections.use(
+            connection, lambda c, again: self._store.configure(c, domain, settings, remark)
         )
 
-    def cancel_all(
+    def pause(
         self,
         domain: str,
-        type: str | None,
-        since: datetime | None,
-        until: datetime | None,
-        operator: str | None,
-        reason: str | None,
+        *,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Workers stop claiming from `domain`. Running commands end; sends are accepted.
+        Recorded with `operator` and `reason`; see `domain_audit`."""
+        self._set_paused(domain, True, _remark(operator, reason), connection)
+
+    def resume(
+        self,
+        domain: str,
+        *,
+        operator: str | None = None,
+        reason: str | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """Ends a pause of `domain`; recorded with `operator` and `reason`, like it."""
+        self._set_paused(domain, False, _remark(operator, reason), connection)
+
+    def domain_audit(
+        self, domain: str, *, connection: Connection | None = None
+    ) -> list[AuditEvent]:
+        """Pauses, resumptions and changes of settings of `domain`, oldest first, with the
+        operator, the reason as the message, and the settings before and after. Calls that
+        changed nothing and named no operator are not recorded."""
+        check_name("domain", domain)
+        return self._connections.use(
+            connection, lambda c, again: self._store.domain_audit(c, domain)
+        )
+
+    def _set_paused(
+        self,
+        domain: str,
+        paused: bool,
+        remark: Mapping[str, object],
         connection: Connection | None,
-    ) -> int:
-        batch: dict[str, object] = {
-            **_conditions(domain, type, since, until),
-            **_remark(operator, reason),
-            "count": CHUNK,
-            "bytes": CHUNK_BYTES,
-        }
-        return sum(self._canceled(batch, connection))
+    ) -> None:
+        check_name("domain", domain)
+        self._connections.use(
+            connection, lambda c, again: self._store.set_paused(c, domain, paused, remark)
+        )
 
     def _canceled(self, batch: dict[str, object], connection: Connection | None) -> Iterator[int]:
         """Counts of batches. A batch that is repeated takes what its first try did not."""
