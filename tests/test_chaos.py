@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from fault_injection import checking, handlers, plan
-from fault_injection.faults import singled
+from fault_injection.fault_injector import singled
 from fault_injection.history import (
     Call,
     Count,
@@ -48,7 +48,7 @@ from cmdbus.database.session_names import session_name
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 CHAOS = SCRIPTS / "chaos"
-#: One short storm each. This one: one instance is frozen for longer than its leases last.
+#: One short run each. This one: one instance is frozen for longer than its leases last.
 FREEZE = ["--seed", "707", "--minutes", "0.03", "--only", "freeze-node"]
 KILLS = ["--seed", "74", "--minutes", "0.05", "--only", "kill-worker", "--only", "kill-steward"]
 #: None of these faults may cost a lease.
@@ -81,7 +81,7 @@ def test_each_kind_of_fault_has_its_turn_within_two_minutes() -> None:
     assert {fault.kind for fault in races} == {*plan.GROUPS["races"], "exit"}
 
 
-def test_a_long_storm_is_for_all_domains_and_a_short_one_for_a_few() -> None:
+def test_a_long_run_is_for_all_domains_and_a_short_one_for_a_few() -> None:
     domains = handlers.DOMAINS
     assert len(set(domains)) == plan.make(1, 1).domains > 64
     assert plan.make(1, 0.05).domains < 10
@@ -775,7 +775,7 @@ def is_late(proxy: Any, dsn: str) -> bool:
 @pytest.mark.db
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
-def test_a_storm_passes_over_a_bus(dsn: str) -> None:
+def test_a_bus_survives_a_short_run(dsn: str) -> None:
     found = the_object_of(run(*KILLS, "--dsn", dsn, "--json"), 0)
     assert (found["ok"], found["violations"], found["skipped"]) == (True, {}, [])
     assert found["commands"] > 100
@@ -837,7 +837,7 @@ def test_a_bus_that_forgets_renewals_does_not_pass(dsn: str) -> None:
 @pytest.mark.db
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
-def test_an_interrupted_storm_leaves_nothing(dsn: str) -> None:
+def test_an_interrupted_run_leaves_nothing(dsn: str) -> None:
     arguments = ["--dsn", dsn, "--seed", "5", "--minutes", "5", "--only", "stop-worker"]
     with subprocess.Popen(
         [sys.executable, CHAOS, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

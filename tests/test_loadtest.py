@@ -13,7 +13,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 from eventually import eventually
-from loads import handlers, room, runs, verdict, workloads
+from loads import handlers, runs, verdict, workloads
+from loads.connection_budget import ConnectionBudget, need, wanted
 from loads.runs import Execution
 
 from cmdbus import Command
@@ -158,11 +159,11 @@ def test_shares_are_exact_and_in_the_same_order_each_time() -> None:
 
 
 def test_as_many_instances_run_as_there_are_connections_for() -> None:
-    one = room.need(4, 8)
-    server = room.Room(most=100, reserved=3, others=2)
+    one = need(4, 8)
+    server = ConnectionBudget(most=100, reserved=3, others=2)
     assert (one.most, server.fitting(10, one)) == (44, 2)
     assert server.sentence(10, one).startswith("only 2 of 10 instances fit: each needs up to 44 ")
-    assert room.Room(most=room.wanted(10, 4, 8), reserved=3, others=0).fitting(10, one) == 10
+    assert ConnectionBudget(most=wanted(10, 4, 8), reserved=3, others=0).fitting(10, one) == 10
 
 
 def test_a_rate_that_is_none_is_refused() -> None:

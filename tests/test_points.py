@@ -13,7 +13,7 @@ from uuid import UUID
 import psutil
 import pytest
 from eventually import eventually
-from fault_injection.traps import DIRECTORY, NAME, Traps, pid_of
+from fault_injection.failpoints import DIRECTORY, NAME, Failpoints, pid_of
 from fleet import Fleet, kill, make_effects, unstarted
 
 from cmdbus import failpoints as points
@@ -24,7 +24,7 @@ from cmdbus.errors import BoardError
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 PROGRAM = (
     f"import sys; sys.path.insert(0, {str(SCRIPTS)!r});"
-    " from fault_injection.traps import walk_into_them; walk_into_them();"
+    " from fault_injection.failpoints import activate; activate();"
     " from cmdbus.supervisor.cli.supervise import main; main()"
 )
 OF_SUPERVISORS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK, points.IN_REAP)
@@ -63,38 +63,38 @@ def fleet(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         fleet.assert_nothing_left()
 
 
-class Ambush:
-    """Traps at some points of a fleet that has enough to do."""
+class BusyFleet:
+    """A fleet with enough to do, some of whose failpoints are armed."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.laid = Traps(fleet.place)
+        self.failpoints = Failpoints(fleet.place)
         self.sent: list[UUID] = []
         self.freed = 0
 
-    def spring(self, what: str, *names: str) -> None:
-        """Until there was a victim at each of them."""
-        left = [self.laid.lay("cmdbus", name, what) for name in names]
+    def hit(self, what: str, *names: str) -> None:
+        """Until a process has hit each of them."""
+        left = [self.failpoints.arm("cmdbus", name, what) for name in names]
         deadline = time.monotonic() + WITHIN_S
         while left:
-            assert time.monotonic() < deadline, f"nobody came to {[trap.name for trap in left]}"
+            assert time.monotonic() < deadline, f"nobody came to {[path.name for path in left]}"
             self._tend()
             with suppress(AssertionError):
-                eventually(partial(any_sprung, left), 0.2)
-            if not any_sprung(left):
-                self._lure({trap.suffix[1:] for trap in left})
-            left = [trap for trap in left if trap.exists()]
+                eventually(partial(any_hit, left), 0.2)
+            if not any_hit(left):
+                self._lure({path.suffix[1:] for path in left})
+            left = [path for path in left if path.exists()]
         self._tend()
 
     def _tend(self) -> None:
         """Starts it again, lets go whoever was stopped, and sends for all ways to end."""
-        victims = self.laid.victims("cmdbus", what="freeze")
+        victims = self.failpoints.victims("cmdbus", what="freeze")
         for victim in victims[self.freed :]:
-            self.laid.free(victim)
+            self.failpoints.release(victim)
         self.freed = len(victims)
-        killed = {pid_of(name) for name in self.laid.victims("cmdbus", what="kill")}
+        killed = {pid_of(name) for name in self.failpoints.victims("cmdbus", what="kill")}
         if self.fleet.pid in killed:
-            self.fleet.wait()  # It has its trap, and may not be dead yet.
+            self.fleet.wait()  # It has hit its failpoint, and may not be dead yet.
         if not self.fleet.running:
             self.fleet.start()
         self.sent += self.fleet.send("Debit", 3)
@@ -132,8 +132,8 @@ class Ambush:
         return statuses()
 
 
-def any_sprung(traps: list[Path]) -> bool:
-    return not all(trap.exists() for trap in traps)
+def any_hit(armed: list[Path]) -> bool:
+    return not all(path.exists() for path in armed)
 
 
 def assert_nothing_lost_or_doubled(fleet: Fleet, ids: list[UUID]) -> None:
@@ -152,11 +152,11 @@ def assert_nothing_lost_or_doubled(fleet: Fleet, ids: list[UUID]) -> None:
 
 def test_who_is_killed_at_a_point_loses_nothing_and_doubles_nothing(fleet: Fleet) -> None:
     """No end is counted twice; a killed process loses the counts of its last round trip."""
-    ambush = Ambush(fleet)
+    busy = BusyFleet(fleet)
     for _ in range(2):
-        ambush.spring("kill", *OF_WORKERS, *OF_STEWARDS)
-    ended = ambush.ended()
-    assert_nothing_lost_or_doubled(fleet, ambush.sent)
+        busy.hit("kill", *OF_WORKERS, *OF_STEWARDS)
+    ended = busy.ended()
+    assert_nothing_lost_or_doubled(fleet, busy.sent)
 
     def counted() -> bool:
         board = Board.open(fleet.board_path)
@@ -167,16 +167,16 @@ def test_who_is_killed_at_a_point_loses_nothing_and_doubles_nothing(fleet: Fleet
         return sum(n for (*_, end), n in ends if end == "completed") <= ended["COMPLETED"]
 
     assert counted()
-    ambush.spring("kill", *OF_SUPERVISORS)
-    ambush.ended()
-    assert_nothing_lost_or_doubled(fleet, ambush.sent)
+    busy.hit("kill", *OF_SUPERVISORS)
+    busy.ended()
+    assert_nothing_lost_or_doubled(fleet, busy.sent)
 
 
 def test_who_stays_at_a_point_goes_on_there(fleet: Fleet) -> None:
-    ambush = Ambush(fleet)
-    ambush.spring("freeze", *OF_WORKERS, *OF_STEWARDS, *OF_SUPERVISORS)
-    ambush.ended()
-    assert_nothing_lost_or_doubled(fleet, ambush.sent)
+    busy = BusyFleet(fleet)
+    busy.hit("freeze", *OF_WORKERS, *OF_STEWARDS, *OF_SUPERVISORS)
+    busy.ended()
+    assert_nothing_lost_or_doubled(fleet, busy.sent)
 
 
 def test_each_point_is_tried() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from loads.instances import Instance, Told, end
+from loads.instances import Instance, InstanceOptions, end
 
 from benches import cpu
 from cmdbus.command import Command
@@ -95,7 +95,7 @@ def fleet(
     """Handlers by type, which must be functions of a module: each process looks them up there.
     All processes are ready when this yields, unless the caller is to start them."""
     with tempfile.TemporaryDirectory(prefix="cmdbus-bench-") as directory:
-        told = Told(
+        options = InstanceOptions(
             app="benches.fleet:registry",
             dsn=dsn,
             procs=processes,
@@ -105,7 +105,7 @@ def fleet(
                 _HANDLERS: base64.b64encode(pickle.dumps((dict(handlers), domains))).decode()
             },
         )
-        made = [Instance(f"bench-{n}", told, Path(directory)) for n in range(instances)]
+        made = [Instance(f"bench-{n}", options, Path(directory)) for n in range(instances)]
         try:
             running = Fleet(made)
             if started:

@@ -118,7 +118,7 @@ def one_end(history: History) -> Iterator[str]:
 
 
 def ends_as_its_handler_says(history: History) -> Iterator[str]:
-    """Or by what the storm did to it, which must have been recorded."""
+    """Or by a fault, which must have been recorded."""
     told: dict[str, list[Event]] = defaultdict(list)
     for event in history.events:
         told[event.command_id].append(event)

@@ -115,7 +115,7 @@ def everything_works_again(history: History) -> Iterator[str]:
         if one.broken and one.single:
             yield f"fault {one.fault} ({one.kind}): {one.broken}"
     if history.drained is None:
-        yield f"not everything ended after the storm, and nothing more for {limits.standstill:g} s"
+        yield f"not everything ended after the faults, and nothing more for {limits.standstill:g} s"
 
 
 def the_server_is_content(history: History) -> Iterator[str]:

@@ -23,9 +23,9 @@ from cmdbus import (
     RetryPolicy,
     TransientCommandError,
 )
+from fault_injection.failpoints import DIRECTORY, NAME
 from fault_injection.oddities import ODDITIES
 from fault_injection.plan import ALL_DOMAINS
-from fault_injection.traps import DIRECTORY, NAME
 
 DOMAIN, REPLIES = "storm", "replies"
 DOMAINS = (DOMAIN, *(f"{DOMAIN}.{number:02}" for number in range(1, ALL_DOMAINS)))

@@ -206,7 +206,7 @@ class Limits:
     domains: Sequence[str]
     #: Sessions of all fleets together.
     sessions: int
-    #: After the storm something ends, until everything has, at least once in so long.
+    #: After the faults something ends, until everything has, at least once in so long.
     standstill: float
     #: And work again so long after a fault, by its kind.
     recovered_within: Mapping[str, float] = field(default_factory=dict)

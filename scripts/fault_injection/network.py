@@ -9,7 +9,7 @@ from cmdbus.board.health import Health
 from cmdbus.board.records import Role
 from fault_injection.handlers import DOMAINS
 from fault_injection.plan import Fault
-from fault_injection.world import World, within
+from fault_injection.test_rig import TestRig, within
 
 _SLOW_S = 0.03
 #: A partition is noticed so soon.
@@ -22,8 +22,8 @@ class PromiseError(Exception):
 
 
 class Network:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, rig: TestRig) -> None:
+        self._rig = rig
         self.faults: dict[str, Callable[[Fault], object]] = {
             "proxy-silent": self._be_silent,
             "proxy-slow": self._be_slow,
@@ -33,24 +33,24 @@ class Network:
         }
 
     def _be_silent(self, fault: Fault) -> None:
-        with self._world.proxy.silent():
+        with self._rig.proxy.silent():
             time.sleep(fault.lasts)
 
     def _be_slow(self, fault: Fault) -> None:
-        with self._world.proxy.slow(_SLOW_S):
+        with self._rig.proxy.slow(_SLOW_S):
             time.sleep(fault.lasts)
 
     def _trickle(self, fault: Fault) -> None:
-        with self._world.proxy.trickling():
+        with self._rig.proxy.trickling():
             time.sleep(fault.lasts)
 
     def _cut(self, fault: Fault) -> None:
-        self._world.proxy.cut()
+        self._rig.proxy.cut()
 
     def _pull_plug(self, fault: Fault) -> None:
-        host = self._world.hosts[fault.instance]
-        instance = self._world.instances[fault.instance]
-        with self._world.undoing(host.pull_plug, host.plug_in):
+        host = self._rig.hosts[fault.instance]
+        instance = self._rig.instances[fault.instance]
+        with self._rig.undoing(host.pull_plug, host.plug_in):
             ends_at = time.monotonic() + fault.lasts
             noticed = within(_NOTICED_S, lambda: _is_cut_off(instance))
             claimers = _incarnations(instance)
@@ -63,7 +63,7 @@ class Network:
             raise PromiseError(f"no other host had its commands after {fault.lasts:g} s")
 
     def _held(self, claimers: list[int]) -> bool:
-        with self._world.connect() as connection:
+        with self._rig.connect() as connection:
             rows = connection.execute(_HELD, (claimers, [*DOMAINS])).fetchall()
         return bool(rows[0][0])
 

@@ -1,4 +1,4 @@
-"""Who looks on while a storm goes on: at the processes, the boards and the database."""
+"""The observer of a run: it samples the processes, the boards and the database."""
 
 import os
 import threading
@@ -12,9 +12,9 @@ from cmdbus.board.counters import CountersView
 from cmdbus.board.records import Role
 from cmdbus.database.session_names import PATTERN
 from cmdbus.errors import BoardError
+from fault_injection.failpoints import DIRECTORY
 from fault_injection.history import Count, Sample, Stall, Stray
-from fault_injection.traps import DIRECTORY
-from fault_injection.world import CANARY, World
+from fault_injection.test_rig import CANARY, TestRig
 
 _LOOK_S, _SCAN_S, _COUNT_S = 0.25, 1.0, 2.0
 _STRAY_S = 2.0
@@ -30,8 +30,8 @@ _LIVING = (Role.WORKER, Role.STOPPING)
 
 
 class Observer:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, rig: TestRig) -> None:
+        self._rig = rig
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
         #: Since when a process has been what it should not be.
@@ -70,7 +70,7 @@ class Observer:
                     self.count()
 
     def _look(self, *, counters: bool) -> None:
-        for instance in self._world.instances:
+        for instance in self._rig.instances:
             try:
                 board = instance.open_board()
             except BoardError:
@@ -98,8 +98,8 @@ class Observer:
 
     def _scan(self, now: float) -> None:
         """Ours are known by their environment, which forks keep."""
-        ours = f"{self._world.directory}"
-        parents = {os.getpid(), *(instance.pid for instance in self._world.instances)}
+        ours = f"{self._rig.directory}"
+        parents = {os.getpid(), *(instance.pid for instance in self._rig.instances)}
         seen = set()
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -131,7 +131,7 @@ class Observer:
                 self.strays[key] = Stray(pid=pid, what=what, seconds=now - since)
 
     def count(self) -> None:
-        with self._world.connect() as connection, connection.transaction():
+        with self._rig.connect() as connection, connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             connection.execute("SET LOCAL lock_timeout = '1s'")
             commands, rows, sessions = connection.execute(_COUNT).fetchall()[0]

@@ -163,7 +163,7 @@ HOSTS = frozenset(("link-down",))
 #: Between two gusts, and within one.
 _PAUSE_S, _SPREAD_S = (1.0, 4.5), 1.0
 _FIRST_S = 1.0
-#: Seconds of a storm from which on its commands are for all domains. In a shorter one they are for
+#: Seconds of a run from which on its commands are for all domains. In a shorter one they are for
 #: a few, so that each has its turn in time also on a busy machine.
 _ALL_DOMAINS_S, _FEW_DOMAINS = 60.0, 4
 #: Seconds of rest after a fault that is apart.
@@ -192,7 +192,7 @@ class Options:
     claim_bytes: str
 
     def arguments(self) -> list[str]:
-        told = {
+        options = {
             "--statement-timeout": self.statement,
             "--pool-timeout": self.pool,
             "--visibility-timeout": self.lease,
@@ -204,7 +204,7 @@ class Options:
             "--max-commands": self.max_commands,
             "--claim-bytes": self.claim_bytes,
         }
-        return [text for name, value in told.items() for text in (name, f"{value}")]
+        return [text for name, value in options.items() for text in (name, f"{value}")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ class Producing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     number: int
-    #: Seconds from the beginning of the storm.
+    #: Seconds from the beginning of the run.
     at: float
     kind: str
     #: Which instance it is for, if it is for one.
@@ -243,7 +243,7 @@ class Plan:
 
     def __str__(self) -> str:
         text = " ".join(f"{f.name}={getattr(self.options, f.name)}" for f in fields(Options))
-        lines = [f"seed {self.seed}, a storm of {self.storm_s:g} s", f"instances: {text}"]
+        lines = [f"seed {self.seed}, faults for {self.storm_s:g} s", f"instances: {text}"]
         lines += [
             f"producer {p.number}: seed={p.seed} calls_per_s={p.calls_per_s:g} "
             f"{'through the proxy' if p.by_proxy else 'direct'}"

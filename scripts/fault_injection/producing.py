@@ -254,7 +254,7 @@ class Producer:
 
 
 def send_in_front(dsn: str, journal: Journal, domains: int) -> None:
-    """Commands of a type without a handler, before the storm: every claim passes by them."""
+    """Commands of a type without a handler, before the faults: every claim passes by them."""
     call = "front"
     names = [DOMAIN] * _IN_FRONT + [*DOMAINS[1:domains]] * _IN_FRONT_ELSEWHERE
     journal.write("invoke", call, way="many", count=len(names))
@@ -284,14 +284,14 @@ def _send(bus: CommandBus, request: SendRequest, **more: Any) -> UUID:
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
-    journal = Journal(Path(told["journal"]))
+    options = json.loads(sys.argv[1])
+    journal = Journal(Path(options["journal"]))
     dsn = os.environ["CMDBUS_DSN"]
     producer = Producer(
-        told["name"],
-        told["seed"],
-        told["calls_per_s"],
-        limits=Limits(longest=told["longest"], domains=told["domains"]),
+        options["name"],
+        options["seed"],
+        options["calls_per_s"],
+        limits=Limits(longest=options["longest"], domains=options["domains"]),
         dsn=dsn,
         journal=journal,
     )

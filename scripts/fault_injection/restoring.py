@@ -7,13 +7,13 @@ import time
 
 from fault_injection.history import Restore
 from fault_injection.plan import Fault
-from fault_injection.world import World
+from fault_injection.test_rig import TestRig
 
 _COPIES_WITHIN_S = 60.0
 
 
-def restore(world: World, fault: Fault) -> None:
-    server = world.server
+def restore(rig: TestRig, fault: Fault) -> None:
+    server = rig.server
     assert server is not None
     data = server.directory / "data"
     copy, gone = data.with_name("data.copy"), data.with_name("data.gone")
@@ -24,16 +24,16 @@ def restore(world: World, fault: Fault) -> None:
             copy.rename(data)
         server.start()
 
-    with world.server_lock:
+    with rig.server_lock:
         for directory in (copy, gone):  # of a run that was killed
             shutil.rmtree(directory, ignore_errors=True)
         copied_at = time.time()
-        with world.undoing(lambda: server.stop("fast"), server.start):
+        with rig.undoing(lambda: server.stop("fast"), server.start):
             command = ["cp", "-a", str(data), str(copy)]
             subprocess.run(command, check=True, timeout=_COPIES_WITHIN_S)
         time.sleep(fault.lasts)
-        with world.undoing(lambda: server.stop("immediate"), put_back):
+        with rig.undoing(lambda: server.stop("immediate"), put_back):
             data.rename(gone)
-        world.restores.append(Restore(copied_at=copied_at, restored_at=time.time()))
+        rig.restores.append(Restore(copied_at=copied_at, restored_at=time.time()))
         shutil.rmtree(copy, ignore_errors=True)
         shutil.rmtree(gone, ignore_errors=True)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from cmdbus.exits import Exit
 from fault_injection.network import PromiseError
 from fault_injection.plan import Fault
-from fault_injection.world import World, within
+from fault_injection.test_rig import TestRig, within
 
 _REFUSED_WITHIN_S = 20.0
 _EXITS_WITHIN_S = 15.0
@@ -14,14 +14,14 @@ _EXITS_WITHIN_S = 15.0
 _REMOVED = 0.5
 
 
-def start_second(world: World, fault: Fault) -> None:
-    instance = world.instances[fault.instance]
+def start_second(rig: TestRig, fault: Fault) -> None:
+    instance = rig.instances[fault.instance]
     first = instance.pid
 
     def first_lives() -> bool:
         return instance.pid == first and instance.code is None
 
-    with world.refusing():
+    with rig.refusing():
         if fault.rand < _REMOVED:
             instance.pidfile.unlink(missing_ok=True)
         second = instance.start_second()

@@ -22,7 +22,7 @@ from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import CmdbusError
 from fault_injection.handlers import DOMAIN
 from fault_injection.plan import Fault
-from fault_injection.world import World, within
+from fault_injection.test_rig import TestRig, within
 
 _NOTIFIES = 20_000
 _STARTERS = 8
@@ -53,11 +53,11 @@ _ALTERED = (b"cmdbus.ready", b"cmdbus.finished", b"chaos.wide")
 
 
 class Server:
-    def __init__(self, world: World, send: Callable[..., Any], hits: Counter[str]) -> None:
-        self._world = world
+    def __init__(self, rig: TestRig, send: Callable[..., Any], hits: Counter[str]) -> None:
+        self._rig = rig
         self._send = send
         self._hits = hits
-        self._database = str(conninfo_to_dict(world.dsn)["dbname"])
+        self._database = str(conninfo_to_dict(rig.dsn)["dbname"])
         self.faults: dict[str, Callable[[Fault], object]] = {
             "end-sessions": self._end_sessions,
             "server-immediate": self._restart,
@@ -78,12 +78,12 @@ class Server:
     # What is over when it is done.
 
     def _end_sessions(self, fault: Fault) -> None:
-        with self._world.connect() as connection:
+        with self._rig.connect() as connection:
             for pid in _some(_sessions(connection), fault.rand):
                 connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
 
     def _notify(self, fault: Fault) -> None:
-        with self._world.connect() as connection:
+        with self._rig.connect() as connection:
             connection.execute(
                 "SELECT pg_notify(CASE WHEN n %% 2 = 0 THEN 'cmdbus_ready' ELSE 'cmdbus_due' END,"
                 " n::text) FROM generate_series(1, %s) n",
@@ -94,7 +94,7 @@ class Server:
         """Each two take the same two rows, which no others take."""
         first = 100 * fault.number
         rows = range(first, first + 2 * _PAIRS)
-        with self._world.connect() as connection:
+        with self._rig.connect() as connection:
             connection.execute("INSERT INTO chaos.twin SELECT unnest(%s::int[])", ([*rows],))
             ids: list[UUID] = []
             for row in rows[::2]:
@@ -108,7 +108,7 @@ class Server:
     # What ends with the session that does it.
 
     def _hold_snapshot(self, fault: Fault) -> None:
-        with self._world.connect() as connection, connection.transaction():
+        with self._rig.connect() as connection, connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             connection.execute("SELECT count(*) FROM cmdbus.ready")
             time.sleep(fault.lasts)
@@ -116,7 +116,7 @@ class Server:
     def _lock_table(self, fault: Fault) -> None:
         tables = (b"ready", b"scheduled", b"finished", b"event", b"waiter", b"identity")
         mode = b"ACCESS EXCLUSIVE" if fault.rand < 0.5 else b"EXCLUSIVE"
-        with self._world.connect() as connection, connection.transaction():
+        with self._rig.connect() as connection, connection.transaction():
             connection.execute("SET LOCAL lock_timeout = '5s'")
             connection.execute(_LOCK % (tables[int(fault.rand * len(tables) * 2) % 6], mode))
             time.sleep(fault.lasts)
@@ -128,13 +128,13 @@ class Server:
         def take() -> None:
             with suppress(CmdbusError):
                 while True:
-                    hoarded.append(self._world.connect())
+                    hoarded.append(self._rig.connect())
 
         def leave() -> None:
             for connection in hoarded:
                 connection.close()
 
-        with self._world.undoing(take, leave):
+        with self._rig.undoing(take, leave):
             ends_at = time.monotonic() + fault.lasts
             for pid in _some(_sessions(hoarded[0]), fault.rand):
                 hoarded[0].execute("SELECT pg_terminate_backend(%s)", (pid,))
@@ -145,36 +145,36 @@ class Server:
     # What has to be undone.
 
     def _restart(self, fault: Fault) -> None:
-        server = self._world.server
+        server = self._rig.server
         assert server is not None
         stop = partial(server.stop, "fast" if fault.kind == "server-fast" else "immediate")
-        with self._world.server_lock, self._world.undoing(stop, server.start):
+        with self._rig.server_lock, self._rig.undoing(stop, server.start):
             time.sleep(fault.lasts or 2 * fault.rand)
 
     def _stop_backends(self, fault: Fault) -> None:
         with ExitStack() as stack:
-            with self._world.connect() as connection:
+            with self._rig.connect() as connection:
                 pids = _some(_sessions(connection), fault.rand)
             for pid in pids:
-                stack.enter_context(self._world.frozen(pid))
+                stack.enter_context(self._rig.frozen(pid))
             time.sleep(fault.lasts)
 
     def _be_read_only(self, fault: Fault) -> None:
         """In the sessions that there are, or as after a failover: in new ones."""
-        if self._world.server is not None and fault.rand < 0.5:
+        if self._rig.server is not None and fault.rand < 0.5:
             do, undo = self._set_read_only, self._reset_read_only
         else:
             do, undo = self._fail_over, self._fail_back
-        with self._world.refusing(), self._world.undoing(do, lambda: self._persist(undo)):
+        with self._rig.refusing(), self._rig.undoing(do, lambda: self._persist(undo)):
             time.sleep(fault.lasts)
 
     def _set_read_only(self) -> None:
-        with self._world.connect() as connection:
+        with self._rig.connect() as connection:
             connection.execute(f"ALTER SYSTEM SET {_READ_ONLY} = on".encode())
             connection.execute("SELECT pg_reload_conf()")
 
     def _reset_read_only(self) -> None:
-        with self._world.connect() as connection:
+        with self._rig.connect() as connection:
             reset_read_only(connection)
 
     def _fail_over(self) -> None:
@@ -185,8 +185,8 @@ class Server:
 
     def _deny(self, fault: Fault) -> None:
         with (
-            self._world.refusing(),
-            self._world.undoing(
+            self._rig.refusing(),
+            self._rig.undoing(
                 lambda: self._alter("ALLOW_CONNECTIONS false"),
                 lambda: self._persist(lambda: self._alter("ALLOW_CONNECTIONS true")),
             ),
@@ -195,7 +195,7 @@ class Server:
 
     def _alter(self, change: str) -> None:
         """The database, for those who connect after this: so for all."""
-        with connect(self._world.admin_dsn) as connection:
+        with connect(self._rig.admin_dsn) as connection:
             statement = SQL("ALTER DATABASE {} " + change)
             connection.execute(statement.format(Identifier(self._database)))
             connection.execute(_END_ALL, (self._database,))
@@ -215,16 +215,16 @@ class Server:
 
     def _alter_tables(self, change: bytes) -> None:
         """As long as it waits for a table, everybody waits behind it."""
-        with self._world.connect() as connection:
+        with self._rig.connect() as connection:
             connection.execute("SET lock_timeout = '300ms'")
             for table in _ALTERED:
                 connection.execute(b"ALTER TABLE %s %s" % (table, change))
 
     def _init(self) -> None:
         with suppress(psycopg.OperationalError, CmdbusError):
-            done = schemas.install(self._world.dsn)
+            done = schemas.install(self._rig.dsn)
             if done.before != done.after:
-                self._world.wrong.append(f"cmdbus init found version {done.before}")
+                self._rig.wrong.append(f"cmdbus init found version {done.before}")
 
     def _persist(self, what: Callable[[], object]) -> None:
         """Other faults may be in its way."""
@@ -234,7 +234,7 @@ class Server:
             return True
 
         if within(_UNDONE_S, is_done) is None:
-            self._world.wrong.append("a fault could not be undone")
+            self._rig.wrong.append("a fault could not be undone")
 
 
 def mend(server: EmbeddedPostgres) -> None:

@@ -14,7 +14,7 @@ from loads.instances import Instance
 
 from cmdbus.board.records import Role
 from fault_injection.plan import Fault
-from fault_injection.world import World, chosen, kill
+from fault_injection.test_rig import TestRig, chosen, kill
 
 _GROUPS = Path("/sys/fs/cgroup")
 #: What each kind needs.
@@ -27,8 +27,8 @@ _LEAVES_S = 10.0
 
 
 class Surroundings:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, rig: TestRig) -> None:
+        self._rig = rig
         self._lock = threading.Lock()
         self._made = 0
         self._groups: set[Path] = set()
@@ -47,11 +47,11 @@ class Surroundings:
 
     def _use_up_memory(self, fault: Fault) -> object:
         """Of one worker: the kernel kills it, wherever it is."""
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         pid = self._worker(fault)
         if pid is None:
             return None
-        self._world.killed(instance)
+        self._rig.killed(instance)
         with self._group("memory") as group:
             (group / "memory.limit_in_bytes").write_text(f"{_LITTLE_BYTES}")
             _move([pid], group)
@@ -62,20 +62,20 @@ class Surroundings:
 
     def _let_no_process_start(self, fault: Fault) -> None:
         """Nor a thread, in the whole instance, of which one worker is killed."""
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         pid = self._worker(fault)
         with self._group("pids") as group:
             _move([instance.pid, *_children(instance)], group)
             (group / "pids.max").write_text("1")
             if pid is not None:
-                self._world.killed(instance)
+                self._rig.killed(instance)
                 kill(pid)
             time.sleep(fault.lasts)
             (group / "pids.max").write_text("max")
 
     def _let_no_file_open(self, fault: Fault) -> None:
         """By a steward, which opens sessions now and then."""
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         view = instance.look_alone()
         stewards = [] if view is None else view.with_role(Role.STEWARD)
         pid = stewards[0].pid if stewards else None
@@ -89,11 +89,11 @@ class Surroundings:
 
     def _freeze_and_kill(self, fault: Fault) -> object:
         """A worker that cannot die before it is let go."""
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         pid = self._worker(fault)
         if pid is None:
             return None
-        self._world.killed(instance)
+        self._rig.killed(instance)
         with self._group("freezer") as group:
             _move([pid], group)
             (group / "freezer.state").write_text("FROZEN")
@@ -102,7 +102,7 @@ class Surroundings:
         return lambda: not instance.is_child(pid)
 
     def _worker(self, fault: Fault) -> int | None:
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         view = instance.look_alone()
         return None if view is None else chosen(instance.living(view), fault.rand)
 

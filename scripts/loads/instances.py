@@ -31,8 +31,8 @@ SUPERVISE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What every instance is told."""
+class InstanceOptions:
+    """The options of every instance."""
 
     app: str
     dsn: str
@@ -49,9 +49,9 @@ class Told:
 class Instance:
     """One of them; it may be started again after its end."""
 
-    def __init__(self, name: str, told: Told, directory: Path) -> None:
+    def __init__(self, name: str, options: InstanceOptions, directory: Path) -> None:
         self.name = name
-        self._told = told
+        self._options = options
         self._directory = directory / name
         self._directory.mkdir(mode=0o700)
         self.log = self._directory / "log"
@@ -71,20 +71,20 @@ class Instance:
         return pidfile_path(self._directory, self.name)
 
     def _launch(self) -> "subprocess.Popen[bytes]":
-        told = self._told
+        options = self._options
         command = [
-            *told.prefix,
-            *(sys.executable, "-c", SUPERVISE.format(prelude=told.prelude), str(os.getpid())),
-            *("--app", told.app, "--name", self.name, "--runtime-dir", str(self._directory)),
-            *("--procs", str(told.procs), "--threads", str(told.threads)),
-            *told.options,
+            *options.prefix,
+            *(sys.executable, "-c", SUPERVISE.format(prelude=options.prelude), str(os.getpid())),
+            *("--app", options.app, "--name", self.name, "--runtime-dir", str(self._directory)),
+            *("--procs", str(options.procs), "--threads", str(options.threads)),
+            *options.options,
         ]
         ours = {n: v for n, v in os.environ.items() if not n.startswith("CMDBUS_")}
         environment = {
             **ours,
-            "CMDBUS_DSN": told.dsn,
+            "CMDBUS_DSN": options.dsn,
             "PYTHONPATH": str(SCRIPTS),
-            **told.environment,
+            **options.environment,
             **{n: v for n, v in os.environ.items() if n == "CMDBUS_PG_BIN"},
         }
         with self.log.open("ab") as log:

@@ -9,9 +9,9 @@ from loads.instances import Instance
 
 from cmdbus import failpoints as points
 from cmdbus.board.records import Role
+from fault_injection.failpoints import FREEZE, KILL, pid_of
 from fault_injection.plan import Fault
-from fault_injection.traps import FREEZE, KILL, pid_of
-from fault_injection.world import World, chosen, kill, within
+from fault_injection.test_rig import TestRig, chosen, kill, within
 
 #: Until somebody is made to come by again, and until it is given up.
 _COMES_S, _AMBUSH_S = 0.7, 4.0
@@ -30,29 +30,29 @@ _LURES = {
 }
 
 
-class Ambushes:
+class FailpointFaults:
     def __init__(
-        self, world: World, freeze: Callable[[Fault, int], None], occupy: Callable[[int], None]
+        self, rig: TestRig, freeze: Callable[[Fault, int], None], occupy: Callable[[int], None]
     ) -> None:
         """`freeze` does it to the fault's instance, one pid of it first; `occupy` gives all
         instances so many commands that run for longer than a lease."""
-        self._world = world
-        self._traps = world.traps
+        self._rig = rig
+        self._failpoints = rig.failpoints
         self._freeze_all = freeze
         self._occupy = occupy
 
     def kill(self, fault: Fault) -> None:
         """One after another, as long as it lasts."""
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         deadline = time.monotonic() + fault.lasts
         while (left := deadline - time.monotonic()) > 0:
             if self._spring(fault, KILL, min(left, _AMBUSH_S)) is not None:
-                self._world.killed(instance)
+                self._rig.killed(instance)
 
     def freeze(self, fault: Fault) -> None:
         whole = fault.rand < _WHOLE
         if whole:
-            self._occupy(self._world.plan.options.procs)
+            self._occupy(self._rig.plan.options.procs)
         victim = self._spring(fault, FREEZE, _AMBUSH_S)
         if victim is None:
             return
@@ -60,23 +60,23 @@ class Ambushes:
             if whole:
                 self._freeze_all(fault, pid_of(victim))
                 return
-            with self._world.frozen(pid_of(victim)):
+            with self._rig.frozen(pid_of(victim)):
                 time.sleep(fault.lasts)
         finally:
-            self._traps.free(victim)
+            self._failpoints.release(victim)
 
     def _spring(self, fault: Fault, what: str, seconds: float) -> str | None:
         """Who was caught; None if nobody was."""
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         point = fault.kind.partition("-at-")[2]
-        before = len(self._traps.victims(instance.name, point, what))
-        trap = self._traps.lay(instance.name, point, what)
+        before = len(self._failpoints.victims(instance.name, point, what))
+        trap = self._failpoints.arm(instance.name, point, what)
         deadline = time.monotonic() + seconds
         while trap.exists() and (left := deadline - time.monotonic()) > 0:
             self._lure(instance, point, fault.rand)
             within(min(left, _COMES_S), lambda: not trap.exists(), _LOOK_S)
         trap.unlink(missing_ok=True)
-        caught = self._traps.victims(instance.name, point, what)[before:]
+        caught = self._failpoints.victims(instance.name, point, what)[before:]
         return caught[0] if caught else None
 
     def _lure(self, instance: Instance, point: str, rand: float) -> None:
@@ -88,5 +88,5 @@ class Ambushes:
         whole = len(ready) >= view.wanted if role is Role.WORKER else view.armed > 0
         pid = chosen(ready, rand)
         if whole and pid is not None and instance.is_child(pid):
-            self._world.killed(instance)
+            self._rig.killed(instance)
             kill(pid)

@@ -23,7 +23,7 @@ def wanted(instances: int, procs: int, threads: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class ConnectionBudget:
     """What a server has to give."""
 
     most: int
@@ -31,7 +31,7 @@ class Room:
     others: int
 
     @classmethod
-    def of(cls, connection: "psycopg.Connection") -> "Room":
+    def of(cls, connection: "psycopg.Connection") -> "ConnectionBudget":
         row = connection.execute(
             "SELECT current_setting('max_connections')::int,"
             " current_setting('superuser_reserved_connections')::int"

@@ -17,7 +17,7 @@ from loads.instances import Instance
 from cmdbus import CommandBus, SendRequest
 from cmdbus.board.records import Role
 from cmdbus.errors import CmdbusError
-from fault_injection.ambush import Ambushes
+from fault_injection.failpoint_faults import FailpointFaults
 from fault_injection.handlers import DOMAIN, domain_of
 from fault_injection.history import Recovery
 from fault_injection.network import Network, PromiseError
@@ -26,7 +26,7 @@ from fault_injection.restoring import restore
 from fault_injection.seconds import start_second
 from fault_injection.server import Server
 from fault_injection.surroundings import Surroundings
-from fault_injection.world import World, chosen, kill, within
+from fault_injection.test_rig import TestRig, chosen, kill, within
 
 _BUSY_S = 0.2
 _TRIES = 5
@@ -41,26 +41,26 @@ _PATTERNS = {
 }
 
 
-class Storm:
+class FaultInjector:
     """Runs a plan's faults, each when it is its time."""
 
-    def __init__(self, world: World, say: Callable[[str], None]) -> None:
-        self._world = world
+    def __init__(self, rig: TestRig, say: Callable[[str], None]) -> None:
+        self._rig = rig
         self._say = say
-        self._bus = CommandBus(world.dsn)
+        self._bus = CommandBus(rig.dsn)
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._guests = 0
         self._ends_at = 0.0
-        ambushes = Ambushes(world, self._freeze, self._occupy)
+        failpoint_faults = FailpointFaults(rig, self._freeze, self._occupy)
         self.recoveries: list[Recovery] = []
         #: At the end: how often a moment came that was waited for.
         self.hits: Counter[str] = Counter()
         #: Kinds that cannot be here, and why.
         self.skipped: dict[str, str] = {}
-        self._network = Network(world)
-        self._server = Server(world, self.send, self.hits)
-        self._surroundings = Surroundings(world)
+        self._network = Network(rig)
+        self._server = Server(rig, self.send, self.hits)
+        self._surroundings = Surroundings(rig)
         self._faults: dict[str, Callable[[Fault], object]] = {
             "kill-worker": self._kill_worker,
             "kill-workers": self._kill_workers,
@@ -83,10 +83,10 @@ class Storm:
             "ttin": self._ttin,
             "ttou": self._ttou,
             "kill-producer": self._kill_producer,
-            "second": lambda fault: start_second(world, fault),
-            "restore": lambda fault: restore(world, fault),
-            **dict.fromkeys([f"kill-at-{point}" for point in POINTS], ambushes.kill),
-            **dict.fromkeys([f"freeze-at-{point}" for point in POINTS], ambushes.freeze),
+            "second": lambda fault: start_second(rig, fault),
+            "restore": lambda fault: restore(rig, fault),
+            **dict.fromkeys([f"kill-at-{point}" for point in POINTS], failpoint_faults.kill),
+            **dict.fromkeys([f"freeze-at-{point}" for point in POINTS], failpoint_faults.freeze),
             **dict.fromkeys(_PATTERNS, self._lose_replies),
             **self._network.faults,
             **self._server.faults,
@@ -96,8 +96,8 @@ class Storm:
 
     def run(self, wait: Callable[[float], None]) -> None:
         began = time.monotonic()
-        self._ends_at = began + self._world.plan.storm_s
-        for fault in self._world.plan.faults:
+        self._ends_at = began + self._rig.plan.storm_s
+        for fault in self._rig.plan.faults:
             wait(began + fault.at - time.monotonic())
             if why := self._lacks(fault.kind):
                 self.skipped[fault.kind] = why
@@ -109,9 +109,9 @@ class Storm:
         wait(self._ends_at - time.monotonic())
 
     def _lacks(self, kind: str) -> str:
-        if kind in SERVER and self._world.server is None:
+        if kind in SERVER and self._rig.server is None:
             return "not without a server of its own"
-        if kind in HOSTS and not self._world.hosts:
+        if kind in HOSTS and not self._rig.hosts:
             return "not without --hosts"
         if kind in self._surroundings.lacking:
             return "not without control groups that this user may make"
@@ -153,10 +153,10 @@ class Storm:
 
     def _hurt(self, fault: Fault) -> list[Instance]:
         if fault.kind in self._server.faults or fault.kind == "restore":
-            return self._world.instances
+            return self._rig.instances
         if fault.kind.startswith("proxy-") or fault.kind in _PATTERNS:
-            return self._world.instances[:1]
-        return [self._world.instances[fault.instance]]
+            return self._rig.instances[:1]
+        return [self._rig.instances[fault.instance]]
 
     def _is_well(self, hurt: Sequence[Instance], is_well: object) -> bool:
         for instance in hurt:
@@ -189,7 +189,7 @@ class Storm:
         with self._lock:
             self._guests += 1
             call = f"chaos-{self._guests}"
-        journal = self._world.journal
+        journal = self._rig.journal
         journal.write("invoke", call, way="send", count=1)
         asked = {"call": call, "index": 0, **data}
         request = SendRequest(domain, type_, asked, priority=priority, max_attempts=3)
@@ -204,34 +204,34 @@ class Storm:
     # Processes.
 
     def _kill_worker(self, fault: Fault) -> object:
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         pid = chosen(self._workers(instance), fault.rand)
         self._kill(instance, pid)
         return lambda: pid not in self._workers(instance)
 
     def _kill_workers(self, fault: Fault) -> object:
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         pids = self._workers(instance)
         for pid in pids:
             self._kill(instance, pid)
         return lambda: not set(pids) & set(self._workers(instance))
 
     def _kill_steward(self, fault: Fault) -> object:
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         pid = self._steward(instance)
         self._kill(instance, pid)
         return lambda: self._steward(instance) not in (pid, None)
 
     def _kill(self, instance: Instance, pid: int | None) -> None:
         if pid is not None:
-            self._world.killed(instance)
+            self._rig.killed(instance)
             kill(pid)
 
     def _end_worker(self, fault: Fault) -> object:
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         pid = chosen(self._workers(instance), fault.rand)
         if pid is not None:
-            self._world.killed(instance)
+            self._rig.killed(instance)
             kill(pid, signal.SIGTERM)
         return lambda: pid not in self._workers(instance)
 
@@ -242,40 +242,40 @@ class Storm:
         return self._end(fault, signal.SIGTERM)
 
     def _end(self, fault: Fault, number: signal.Signals) -> object:
-        instance = self._world.instances[fault.instance]
-        self._world.expect_end(instance)
+        instance = self._rig.instances[fault.instance]
+        self._rig.expect_end(instance)
         pid = instance.pid
         kill(pid, number)
         return lambda: instance.pid != pid
 
     def _stop_worker(self, fault: Fault) -> None:
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         self._stop([chosen(self._workers(instance), fault.rand)], fault.lasts)
 
     def _stop_steward(self, fault: Fault) -> None:
-        self._stop([self._steward(self._world.instances[fault.instance])], fault.lasts)
+        self._stop([self._steward(self._rig.instances[fault.instance])], fault.lasts)
 
     def _stop_supervisor(self, fault: Fault) -> None:
-        self._stop([self._world.instances[fault.instance].pid], fault.lasts)
+        self._stop([self._rig.instances[fault.instance].pid], fault.lasts)
 
     def _freeze_node(self, fault: Fault) -> None:
-        options = self._world.plan.options
+        options = self._rig.plan.options
         # All have work in their hands, which others will have when a frozen one comes back.
         self._occupy(options.instances * options.procs * options.threads)
         time.sleep(_BUSY_S)
         self._freeze(fault)
 
     def _occupy(self, threads: int) -> None:
-        seconds = self._world.plan.options.lease + 0.5
+        seconds = self._rig.plan.options.lease + 0.5
         for _ in range(threads):
             self.send(DOMAIN, "Long", priority="high", seconds=seconds)
 
     def _freeze(self, fault: Fault, first: int | None = None) -> None:
-        pid = self._world.instances[fault.instance].pid
+        pid = self._rig.instances[fault.instance].pid
         with ExitStack() as stack:
             if first is not None:
-                stack.enter_context(self._world.frozen(first))
-            stack.enter_context(self._world.frozen(pid))  # before it can start another one
+                stack.enter_context(self._rig.frozen(first))
+            stack.enter_context(self._rig.frozen(pid))  # before it can start another one
             children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
             self._stop(children, fault.lasts)
 
@@ -283,11 +283,11 @@ class Storm:
         with ExitStack() as stack:
             for pid in pids:
                 if pid is not None:
-                    stack.enter_context(self._world.frozen(pid))
+                    stack.enter_context(self._rig.frozen(pid))
             time.sleep(seconds)
 
     def _hup(self, fault: Fault) -> object:
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         pid, before = instance.pid, self._generations(instance)
         kill(pid, signal.SIGHUP)
 
@@ -306,7 +306,7 @@ class Storm:
         self._change(fault, signal.SIGTTOU, signal.SIGTTIN)
 
     def _change(self, fault: Fault, first: signal.Signals, then: signal.Signals) -> None:
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         pid = instance.pid
         kill(pid, first)
         time.sleep(fault.lasts)
@@ -314,8 +314,8 @@ class Storm:
             kill(pid, then)
 
     def _kill_producer(self, fault: Fault) -> None:
-        producers = self._world.plan.producers
-        self._world.kill_producer(producers[int(fault.rand * len(producers))])
+        producers = self._rig.plan.producers
+        self._rig.kill_producer(producers[int(fault.rand * len(producers))])
 
     # Commands.
 
@@ -336,14 +336,14 @@ class Storm:
         return self._guest(fault, "AbortLater", times=times, seconds=0.01 * fault.rand)
 
     def _stuck(self, fault: Fault) -> object:
-        seconds = self._world.plan.options.thread + 2 + 4 * fault.rand
+        seconds = self._rig.plan.options.thread + 2 + 4 * fault.rand
         return self._guest(fault, "Stuck", times=1, seconds=seconds)
 
     def _grow(self, fault: Fault) -> object:
         return self._guest(fault, "Grow", times=4)
 
     def _guest(self, fault: Fault, type_: str, **data: float) -> object:
-        instance = self._world.instances[fault.instance]
+        instance = self._rig.instances[fault.instance]
         id_ = self.send(domain_of(instance.name), type_, "normal", **data)
         return None if id_ is None else lambda: self._has_ended(instance, id_)
 
@@ -352,7 +352,7 @@ class Storm:
     def _lose_replies(self, fault: Fault) -> None:
         """Each carried out by the server, and unknown to who asked."""
         for _ in range(_TRIES):
-            self._world.proxy.lose_replies(fault.kind, _PATTERNS[fault.kind])
+            self._rig.proxy.lose_replies(fault.kind, _PATTERNS[fault.kind])
             time.sleep(_TRY_S / 2)
 
     def _workers(self, instance: Instance) -> list[int]:
@@ -375,7 +375,7 @@ class Storm:
 
     def close(self) -> None:
         self._surroundings.close()
-        self.hits.update(self._world.traps.hits() + self._world.proxy.lost)
+        self.hits.update(self._rig.failpoints.hits() + self._rig.proxy.lost)
         self._bus.close()
 
 

@@ -1,4 +1,4 @@
-"""Where a storm happens: the instances with a service manager that starts them again, the
+"""The system under test: the instances with a service manager that starts them again, the
 producers, the server, the network between, and who looks on.
 """
 
@@ -17,18 +17,18 @@ from pathlib import Path
 import psutil
 import psycopg
 from benches.servers import connect
-from loads.instances import SCRIPTS, Instance, Told, end
+from loads.instances import SCRIPTS, Instance, InstanceOptions, end
 
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
+from fault_injection.failpoints import DIRECTORY, KILL, NAME, Failpoints, pid_of
 from fault_injection.handlers import FUSES
 from fault_injection.history import Restore
 from fault_injection.hosts import Host
 from fault_injection.journal import Journal
 from fault_injection.plan import Plan, Producing
 from fault_injection.proxy import Proxy
-from fault_injection.traps import DIRECTORY, KILL, NAME, Traps, pid_of
 from fault_injection.undoing import RunEndsError, Undoing
 
 #: Nowhere to be seen but where it was put: as a password, which nobody asks for.
@@ -45,7 +45,7 @@ _PRODUCE = (
 _LEAVES_S = 10.0
 
 
-class World:
+class TestRig:
     def __init__(
         self,
         plan: Plan,
@@ -69,7 +69,7 @@ class World:
         self.server_lock = threading.Lock()
         for name in ("journals", "instances", "socket", "relay", FUSES):
             (directory / name).mkdir(mode=0o700)
-        self.traps = Traps(directory)
+        self.failpoints = Failpoints(directory)
         self.journal = Journal(directory / "journals" / "chaos")
         self.proxy = Proxy(dsn, directory / "socket")
         #: From the others' hosts to the server, without faults of its own.
@@ -92,7 +92,7 @@ class World:
     def _instance(self, number: int) -> Instance:
         name = chr(ord("a") + number)
         options = self.plan.options
-        told = Told(
+        instance_options = InstanceOptions(
             app="fault_injection.handlers:registry",
             dsn=f"{self._way(number)} password={CANARY}",
             procs=options.procs,
@@ -100,9 +100,9 @@ class World:
             options=[*options.arguments(), "--log-format", "json"],
             environment={DIRECTORY: str(self.directory), NAME: name},
             prefix=self.hosts[number].prefix if self.hosts else (),
-            prelude="from fault_injection.traps import walk_into_them; walk_into_them()",
+            prelude="from fault_injection.failpoints import activate; activate()",
         )
-        return Instance(name, told, self.directory / "instances")
+        return Instance(name, instance_options, self.directory / "instances")
 
     def _way(self, number: int) -> str:
         """To the server. The first instance is behind the network that has faults."""
@@ -155,7 +155,7 @@ class World:
         if instance.pid in self._expected:
             self._expected.discard(instance.pid)
             return
-        caught = map(pid_of, self.traps.victims(instance.name, what=KILL))
+        caught = map(pid_of, self.failpoints.victims(instance.name, what=KILL))
         if code == -signal.SIGKILL and instance.pid in caught:
             return
         refused = self._refusals or time.monotonic() < self._refused_at + _REFUSED_S
@@ -183,7 +183,7 @@ class World:
         number = producing.number
         self._lives[number] = life = self._lives.get(number, 0) + 1
         name = f"p{number}.{life}"
-        told = {
+        options = {
             "name": name,
             "seed": producing.seed + life,
             "calls_per_s": producing.calls_per_s,
@@ -194,7 +194,7 @@ class World:
         }
         with (self.directory / "producers.log").open("ab") as log:
             self._producers[number] = subprocess.Popen(
-                [sys.executable, "-c", _PRODUCE, json.dumps(told)],
+                [sys.executable, "-c", _PRODUCE, json.dumps(options)],
                 env={
                     **os.environ,
                     "CMDBUS_DSN": self.proxy.dsn if producing.by_proxy else self.dsn,
