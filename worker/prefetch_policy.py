@@ -14,6 +14,9 @@ _PREFETCH_SECONDS = 0.02
 #: The same for the first claim after a wait: about what it takes to wake another process.
 _FIRST_SECONDS = 0.002
 MAX_PREFETCH = 256
+#: Seconds, or commands, over which the pace is measured: of two round trips of which one follows
+#: immediately upon the other, the first says nothing about the time that its commands take.
+_PACE_SECONDS, _PACE_COMMANDS = 0.005, 64
 
 
 class PrefetchPolicy:
@@ -27,8 +30,9 @@ class PrefetchPolicy:
         self.cpu_share = 1.0
         #: The latest round trip: its claims, its seconds, and the time at which it ended.
         self._claimed, self._took, self._ended_at = 0, 0.0, 0.0
-        #: Commands started per second, between the latest two round trips.
-        self._rate = 0.0
+        #: Commands started per second between round trips, and those of which it is not known yet
+        #: in which time they start.
+        self._rate, self._started, self._seconds = 0.0, 0, 0.0
         #: Payload of a command, on average, in the latest round trip that claimed any.
         self._payload = 0.0
 
@@ -51,7 +55,11 @@ class PrefetchPolicy:
         if claimed:
             self._payload = payload / claimed
         if self._claimed:
-            self._rate = self._claimed / max(began - self._ended_at, 0.0001)
+            self._started += self._claimed
+            self._seconds += began - self._ended_at
+            if self._seconds >= _PACE_SECONDS or self._started >= _PACE_COMMANDS:
+                self._rate = self._started / max(self._seconds, 0.0001)
+                self._started, self._seconds = 0, 0.0
         self._claimed, self._took, self._ended_at = claimed, ended - began, ended
 
     def prefetch(self, payload: int) -> int:
