@@ -49,15 +49,15 @@ RIGHTS = {
     "worker": {
         "SELECT": [
             *("alarm", "armed", "command", "domain", "domain_event", "event", "finished"),
-            *("incarnation", "migration", "node", "patience", "ready", "ready_id_seq", "scheduled"),
-            *("troubleshooting", "waiter"),
+            *("incarnation", "lease", "migration", "node", "patience", "ready", "ready_id_seq"),
+            *("scheduled", "troubleshooting", "waiter"),
         ],
         "INSERT": [
             *("event", "finished", "incarnation", "ready", "scheduled", "troubleshooting"),
-            *("node", "waiter"),
+            *("lease", "node", "waiter"),
         ],
-        "UPDATE": ["alarm", "armed", "node", "patience", "ready", "scheduled", "waiter"],
-        "DELETE": ["node", "ready", "scheduled", "waiter"],
+        "UPDATE": ["alarm", "armed", "lease", "node", "patience", "ready", "scheduled", "waiter"],
+        "DELETE": ["lease", "node", "ready", "scheduled", "waiter"],
     },
     "operator": {
         "SELECT": [

@@ -84,6 +84,7 @@ def test_the_ends_of_more_leases_than_can_be_read_keep_nothing_else_from_being_l
 ) -> None:
     claims = Claims("cmdbus", 30)
     timers = Timers(claims, ["payments"], [TYPE])
+    connection.execute("INSERT INTO cmdbus.lease VALUES (1, '30 s', clock_timestamp())")
 
     def read_all() -> None:
         claims.timers(connection, ["payments"], [TYPE], leases=True)
@@ -180,7 +181,7 @@ def test_a_lease_of_another_worker_is_a_timer_for_whoever_asks(
     assert count(connection, "node") == 0
     assert timers.read(connection, leases=True) == 10
     assert count(connection, "node") == 1
-    connection.execute("UPDATE cmdbus.ready SET lease_until = clock_timestamp() + '5 s'")
+    connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp() + '5 s'")
     assert 0 < timers.read(connection, leases=True) <= 5
     bus.send("payments", "Debit", delay=3)
     assert timers.read(connection, leases=True) <= 3
@@ -191,6 +192,37 @@ def test_a_lease_of_what_we_have_no_handler_for_is_none_of_our_timers(
 ) -> None:
     bus.send("payments", "Debit")
     claimed(connection, lease=HOUR)
+    connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp()")
     for domains, types in ((["mail"], ["mail Post"]), (["payments"], ["payments Credit"])):
         ours = Timers(Claims("cmdbus", 30), domains, types)
         assert ours.read(connection, leases=True) == float("inf")
+
+
+def test_rows_are_read_for_leases_only_when_a_claimer_may_have_let_one_end(
+    connection: psycopg.Connection, bus: CommandBus, timers: Timers
+) -> None:
+    """A renewal moves its time, and retention forgets a claimer without claims."""
+    bus.send("payments", "Debit")
+    [claim] = claimed(connection, lease=30).claimed_by(connection, incarnation(connection))
+    connection.execute("UPDATE cmdbus.ready SET lease_until = clock_timestamp() + '1 s'")
+    timers.read(connection, leases=True)
+    assert timers.seen.pages == 0
+    connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp()")
+    assert 0 < timers.read(connection, leases=True) <= 1
+    assert timers.seen.pages > 0
+    Claims("cmdbus", 30).renew(connection, {incarnation(connection): [claim]})
+    assert timers.read(connection, leases=True) == 10
+    assert timers.seen.pages == 0
+    connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp() - '1 h'::interval")
+    forget = "SELECT cmdbus.retain_incarnations('{}')"
+    connection.execute(forget)
+    assert count(connection, "lease") == 1
+    connection.execute("TRUNCATE cmdbus.ready")
+    connection.execute(forget)
+    assert count(connection, "lease") == 0
+
+
+def incarnation(connection: psycopg.Connection) -> int:
+    row = connection.execute("SELECT claimer FROM cmdbus.lease").fetchone()
+    assert row is not None
+    return int(row[0])

@@ -96,7 +96,8 @@ UPDATE {schema}.ready r SET
     claimer = %(claimer)s::bigint,
     claimed_at = clock_timestamp(),
     lease_until = clock_timestamp() + %(lease)s::interval
-FROM picked p, LATERAL {schema}.note_lost(ARRAY[p.ctid]) noted
+FROM picked p, LATERAL {schema}.note_lost(ARRAY[p.ctid]) lost,
+    LATERAL {schema}.note_lease(%(claimer)s::bigint, %(lease)s::interval) lease
 WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
 RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
     r.losses, r.max_attempts, r.correlation_id, r.reply_to, {schema}.finite(r.created_at),

@@ -53,7 +53,8 @@ VALUES (%(version)s, %(name)s, %(digest)s);
 -- is what retain_day and retain_domain remove, which have the owner's rights.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    {schema}.ready, {schema}.scheduled, {schema}.waiter, {schema}.node TO {role};
+    {schema}.ready, {schema}.scheduled, {schema}.lease, {schema}.waiter, {schema}.node
+    TO {role};
 GRANT SELECT, INSERT ON
     {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation TO {role};
 GRANT SELECT ON

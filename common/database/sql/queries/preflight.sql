@@ -20,7 +20,7 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
     wanted AS (
         SELECT unnest(tables) AS relname, privileges
         FROM (VALUES
-            ('{ready,scheduled,waiter,node}'::text[], '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
+            ('{ready,scheduled,lease,waiter,node}'::text[], '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
             ('{troubleshooting,finished,event,incarnation}', '{SELECT,INSERT}'),
             ('{command,domain,domain_event,migration}', '{SELECT}')) v (tables, privileges)
     )

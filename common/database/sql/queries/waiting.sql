@@ -23,20 +23,14 @@ LISTEN {channel}_pause;
 SELECT {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint);
 
 -- name: read_timers
--- Seconds until the first scheduled command is due, and until the next lease ends; none
--- left where somebody holds the row just now. Leases have no index: read only
--- after an empty claim, when few rows are left, and not soon again if that took long. And
--- whether a suspect waits, how full the server's queue of notifications is, from 0 to 1, how many
--- pages of ready were read for all that, and seconds until the first command that is not due yet is:
--- another session may have locked one that is.
+-- Seconds until the first scheduled command is due and until the next lease ends, not positive
+-- while another session has locked the row; whether a suspect waits; how full the server's queue of
+-- notifications is, from 0 to 1; how many pages of ready were read for that; and seconds until the
+-- first command that is not due yet: another session may have locked one that is.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
-    (SELECT extract(epoch FROM min(lease_until) - clock_timestamp()) FROM {schema}.ready
-     WHERE %(leases)s AND lease_until IS NOT NULL AND domain = ANY (%(domains)s)
-         AND (domain || ' ' || type) = ANY (%(types)s)
-         AND NOT EXISTS (
-            SELECT FROM {schema}.domain d WHERE d.name = domain AND d.paused))::double precision,
+    CASE WHEN %(leases)s THEN {schema}.next_lease_end(%(domains)s, %(types)s) END,
     {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint),
     pg_notification_queue_usage(),
     pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages,

@@ -202,6 +202,16 @@ CREATE TABLE {schema}.node (
     types text[] COLLATE "C" NOT NULL
 );
 
+-- When the leases of claimers end, because an index on ready for that would have to change with
+-- each claim. No lease of the claimer ends before ends_at, except those that the latest renewal
+-- skipped. Claims write it once a lease, and renewals do. A claimer whose ends_at has passed may
+-- still have leases, until retention removes its row.
+CREATE TABLE {schema}.lease (
+    claimer bigint PRIMARY KEY,
+    length interval NOT NULL,
+    ends_at timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
 -- What each node waits for, and until when.
 CREATE TABLE {schema}.waiter (
     node bigint PRIMARY KEY,

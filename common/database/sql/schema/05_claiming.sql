@@ -211,6 +211,12 @@ BEGIN
     IF weight > p_bytes THEN
         fit := greatest(p_least, {schema}.fitting(ctids, p_bytes));
     END IF;
+    IF NOT EXISTS (
+        SELECT FROM {schema}.lease l
+        WHERE l.claimer = p_claimer AND l.ends_at BETWEEN present AND present + p_lease)
+    THEN
+        PERFORM {schema}.note_lease(p_claimer, p_lease);
+    END IF;
     IF any_lost THEN
         PERFORM {schema}.note_lost(ctids[:fit]);
     END IF;
@@ -247,6 +253,43 @@ AS $$
         'LEASE_ENDED', 'its lease ended, because its worker or its node was gone'
     FROM unnest(p_ctids) p (ctid) JOIN {schema}.ready r ON r.ctid = p.ctid
     WHERE r.claimer IS NOT NULL
+$$;
+
+-- Notes that the leases of a claimer end from now plus p_lease on; called by claims whose claimer
+-- has no such note, before they write leases. Locks the claimer's own row.
+CREATE FUNCTION {schema}.note_lease(p_claimer bigint, p_lease interval) RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO {schema}.lease AS l VALUES (p_claimer, p_lease, clock_timestamp() + p_lease)
+    ON CONFLICT (claimer) DO UPDATE SET length = EXCLUDED.length, ends_at = EXCLUDED.ends_at
+    WHERE l.ends_at NOT BETWEEN clock_timestamp() AND EXCLUDED.ends_at
+$$;
+
+-- Seconds until the next lease ends on a command of these domains and types, NULL if none will;
+-- not later than it ends, and mostly earlier while the claimers renew. Called by stewards that
+-- wait. Reads all of ready only if a claimer has no lease that is sure to end later: it may have
+-- died. Locks nothing.
+CREATE FUNCTION {schema}.next_lease_end(p_domains text[], p_types text[]) RETURNS double precision
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    present timestamptz := clock_timestamp();
+    next_end timestamptz;
+    any_unsure boolean;
+BEGIN
+    SELECT min(l.ends_at) FILTER (WHERE l.ends_at BETWEEN present AND present + l.length),
+        bool_or(l.ends_at NOT BETWEEN present AND present + l.length)
+    INTO next_end, any_unsure FROM {schema}.lease l;
+    IF any_unsure THEN
+        SELECT least(next_end, min(r.lease_until)) INTO next_end
+        FROM {schema}.ready r
+        WHERE r.lease_until IS NOT NULL AND r.domain = ANY (p_domains)
+            AND (r.domain || ' ' || r.type) = ANY (p_types)
+            AND NOT EXISTS (
+                SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused);
+    END IF;
+    RETURN extract(epoch FROM next_end - clock_timestamp());
+END
 $$;
 
 -- Whether a suspect waits: a command with p_losses or more. Called by stewards and workers.
@@ -286,7 +329,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    PERFORM {schema}.note_lost(ARRAY[picked]);
+    PERFORM {schema}.note_lost(ARRAY[picked]), {schema}.note_lease(p_claimer, p_lease);
     RETURN QUERY
     UPDATE {schema}.ready r SET
         token = r.token + 1,
@@ -330,6 +373,10 @@ BEGIN
     UPDATE {schema}.ready r SET lease_until = clock_timestamp() + p_lease
     FROM held h
     WHERE r.domain = h.domain AND r.priority = h.priority AND r.id = h.id;
+    UPDATE {schema}.lease l SET ends_at = clock_timestamp() + l.length
+    FROM (SELECT k.claimer FROM {schema}.lease k WHERE k.claimer = ANY (p_claimers)
+          FOR NO KEY UPDATE SKIP LOCKED) held
+    WHERE l.claimer = held.claimer;
     INSERT INTO {schema}.node AS n (id, lease, renewed_at, types)
     VALUES (p_node, p_lease, clock_timestamp(), p_types)
     -- An unchanged array is kept as it is: a long one is stored out of line.

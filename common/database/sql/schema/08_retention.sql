@@ -153,8 +153,9 @@ END
 $$;
 
 -- Removes incarnations that no command shows any longer: last seen before the oldest history
--- that is kept, and the claimer of no unfinished command. p_living are those that have sessions
--- now. Called by stewards; returns the number removed.
+-- that is kept, and the claimer of no unfinished command; and from lease the claimers that have
+-- no claims. p_living are those that have sessions now. Called by stewards; returns the number
+-- of removed incarnations.
 CREATE FUNCTION {schema}.retain_incarnations(p_living bigint[]) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -168,6 +169,9 @@ BEGIN
     FROM (SELECT l.id FROM {schema}.incarnation l WHERE l.id = ANY (p_living)
           FOR NO KEY UPDATE SKIP LOCKED) living
     WHERE i.id = living.id;
+    DELETE FROM {schema}.lease l
+    WHERE l.ends_at < clock_timestamp() - 2 * l.length
+        AND NOT EXISTS (SELECT FROM {schema}.ready r WHERE r.claimer = l.claimer);
     -- ready, the largest table, is read last, and only for these.
     old := ARRAY(
         SELECT i.id FROM {schema}.incarnation i
