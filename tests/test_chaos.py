@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
-from fault_injection import checking, handlers, plan
+from fault_injection import checking, handlers
 from fault_injection.fault_injector import singled
 from fault_injection.history import (
     Call,
@@ -41,7 +41,9 @@ from fault_injection.history import (
     read_marks,
     read_server,
 )
+from fault_injection.kinds import KINDS, Needs
 from fault_injection.proxy import Proxy
+from fault_injection.schedule import GROUPS, make
 from fault_injection.undoing import RunEndsError, Undoing
 
 from cmdbus.database.session_names import session_name
@@ -61,35 +63,36 @@ pytestmark = pytest.mark.skipif(not CHAOS.exists(), reason="needs the checkout's
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
-    assert plan.make(7, 2) == plan.make(7, 2)
-    assert str(plan.make(7, 2)) == str(plan.make(7, 2))
-    assert plan.make(7, 2) != plan.make(8, 2)
+    assert make(7, 2) == make(7, 2)
+    assert str(make(7, 2)) == str(make(7, 2))
+    assert make(7, 2) != make(8, 2)
     done = run("--seed", "7", "--minutes", "2", "--plan")
-    assert done.stdout == f"{plan.make(7, 2)}\n"
+    assert done.stdout == f"{make(7, 2)}\n"
 
 
 def test_each_kind_of_fault_has_its_turn_within_two_minutes() -> None:
     for seed in range(20):
-        ambushes = {kind for kind in plan.KINDS if "-at-" in kind}
-        faults = plan.make(seed, 2, hosts=True).faults
-        assert {fault.kind for fault in faults} >= set(plan.GROUPS["all"]) - ambushes, seed
-        assert not any(plan.KINDS[fault.kind].apart for fault in faults)
+        drawn = {kind.name for kind in KINDS.values() if kind.at_failpoint}
+        faults = make(seed, 2, hosts=True).faults
+        assert {fault.kind for fault in faults} >= set(GROUPS["all"]) - drawn, seed
+        assert not any(KINDS[fault.kind].apart for fault in faults)
         assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
         assert [fault.number for fault in faults] == [*range(len(faults))]
-    assert not {fault.kind for fault in plan.make(1, 3).faults} & plan.HOSTS
-    races = plan.make(1, 2, ["races", "exit"]).faults
-    assert {fault.kind for fault in races} == {*plan.GROUPS["races"], "exit"}
+    needs = {KINDS[fault.kind].needs for fault in make(1, 3).faults}
+    assert needs == {*Needs} - {Needs.HOSTS}
+    races = make(1, 2, ["races", "exit"]).faults
+    assert {fault.kind for fault in races} == {*GROUPS["races"], "exit"}
 
 
 def test_a_long_run_is_for_all_domains_and_a_short_one_for_a_few() -> None:
     domains = handlers.DOMAINS
-    assert len(set(domains)) == plan.make(1, 1).domains > 64
-    assert plan.make(1, 0.05).domains < 10
+    assert len(set(domains)) == make(1, 1).domains > 64
+    assert make(1, 0.05).domains < 10
 
 
 def test_a_fault_that_is_apart_has_no_other_near_it() -> None:
     for seed in range(20):
-        faults = plan.make(seed, 12, ["outages", "restore"]).faults
+        faults = make(seed, 12, ["outages", "restore"]).faults
         assert {fault.kind for fault in faults} == {"outage-70", "outage-135", "restore"}
         for one, next_ in pairwise(faults):
             assert next_.at > one.at + one.lasts + 15.0
@@ -99,7 +102,7 @@ def test_what_instances_are_told_is_a_ladder() -> None:
     from cmdbus import Timeouts
 
     for seed in range(50):
-        told = plan.make(seed, 1).options
+        told = make(seed, 1).options
         Timeouts(
             statement=told.statement,
             pool=told.pool,

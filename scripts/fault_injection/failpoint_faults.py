@@ -1,25 +1,40 @@
-"""Faults at named points of the code: a trap is laid there, and what makes somebody come by is
-done if nobody does.
-"""
+"""Faults at failpoints: one is armed, and what makes a process reach it is done if none does."""
 
 import time
-from collections.abc import Callable
 
 from loads.instances import Instance
 
 from cmdbus import failpoints as points
 from cmdbus.board.records import Role
 from fault_injection.failpoints import FREEZE, KILL, pid_of
-from fault_injection.plan import Fault
+from fault_injection.kinds import Fault, fault
+from fault_injection.process_faults import freeze_instance, occupy
 from fault_injection.test_rig import TestRig, chosen, kill, within
 
-#: Until somebody is made to come by again, and until it is given up.
-_COMES_S, _AMBUSH_S = 0.7, 4.0
+#: Seconds until a process is made to reach the failpoint, and until the fault gives up.
+_PROVOKE_S, _HIT_WITHIN_S = 0.7, 4.0
 _LOOK_S = 0.01
-#: For so much of the dice a whole instance is frozen with its victim, else the victim alone.
+#: Share of the freezes that freeze a whole instance, not only the process at the failpoint.
 _WHOLE = 0.3
-#: Where nobody comes by of himself: whose death makes somebody.
-_LURES = {
+#: What processes do at each failpoint.
+_POINTS = {
+    points.AFTER_CLAIM: "whose claim is committed",
+    points.BEFORE_EFFECT: "that is about to call a handler",
+    points.BEFORE_COMMIT: "that is about to commit",
+    points.AFTER_COMMIT: "that has committed",
+    points.AFTER_RETURN: "whose handler has returned",
+    points.SETTLED: "that has settled",
+    points.ARMED: "that has armed",
+    points.PROMOTED: "that has promoted",
+    points.IN_RESCUE: "that has ended the sessions of a dead one",
+    points.AFTER_RESCUE: "that has handed back",
+    points.BEFORE_FORK: "that is about to fork",
+    points.IN_CHILD: "that was just forked",
+    points.AFTER_FORK: "that has forked",
+    points.IN_REAP: "that has reaped",
+}
+#: Failpoints that an undisturbed fleet does not reach, and whose death leads to them.
+_PROVOKED_BY = {
     points.ARMED: Role.STEWARD,
     points.IN_RESCUE: Role.WORKER,
     points.AFTER_RESCUE: Role.WORKER,
@@ -30,63 +45,73 @@ _LURES = {
 }
 
 
-class FailpointFaults:
-    def __init__(
-        self, rig: TestRig, freeze: Callable[[Fault, int], None], occupy: Callable[[int], None]
-    ) -> None:
-        """`freeze` does it to the fault's instance, one pid of it first; `occupy` gives all
-        instances so many commands that run for longer than a lease."""
-        self._rig = rig
-        self._failpoints = rig.failpoints
-        self._freeze_all = freeze
-        self._occupy = occupy
+def _kill(rig: TestRig, fault: Fault) -> None:
+    """One process after another, as long as the fault lasts."""
+    instance = rig.instances[fault.instance]
+    deadline = time.monotonic() + fault.lasts
+    while (left := deadline - time.monotonic()) > 0:
+        if _hit(rig, fault, KILL, min(left, _HIT_WITHIN_S)) is not None:
+            rig.killed(instance)
 
-    def kill(self, fault: Fault) -> None:
-        """One after another, as long as it lasts."""
-        instance = self._rig.instances[fault.instance]
-        deadline = time.monotonic() + fault.lasts
-        while (left := deadline - time.monotonic()) > 0:
-            if self._spring(fault, KILL, min(left, _AMBUSH_S)) is not None:
-                self._rig.killed(instance)
 
-    def freeze(self, fault: Fault) -> None:
-        whole = fault.rand < _WHOLE
+def _freeze(rig: TestRig, fault: Fault) -> None:
+    whole = fault.rand < _WHOLE
+    if whole:
+        occupy(rig, rig.plan.options.procs)
+    victim = _hit(rig, fault, FREEZE, _HIT_WITHIN_S)
+    if victim is None:
+        return
+    try:
         if whole:
-            self._occupy(self._rig.plan.options.procs)
-        victim = self._spring(fault, FREEZE, _AMBUSH_S)
-        if victim is None:
+            freeze_instance(rig, fault, pid_of(victim))
             return
-        try:
-            if whole:
-                self._freeze_all(fault, pid_of(victim))
-                return
-            with self._rig.frozen(pid_of(victim)):
-                time.sleep(fault.lasts)
-        finally:
-            self._failpoints.release(victim)
+        with rig.frozen(pid_of(victim)):
+            time.sleep(fault.lasts)
+    finally:
+        rig.failpoints.release(victim)
 
-    def _spring(self, fault: Fault, what: str, seconds: float) -> str | None:
-        """Who was caught; None if nobody was."""
-        instance = self._rig.instances[fault.instance]
-        point = fault.kind.partition("-at-")[2]
-        before = len(self._failpoints.victims(instance.name, point, what))
-        trap = self._failpoints.arm(instance.name, point, what)
-        deadline = time.monotonic() + seconds
-        while trap.exists() and (left := deadline - time.monotonic()) > 0:
-            self._lure(instance, point, fault.rand)
-            within(min(left, _COMES_S), lambda: not trap.exists(), _LOOK_S)
-        trap.unlink(missing_ok=True)
-        caught = self._failpoints.victims(instance.name, point, what)[before:]
-        return caught[0] if caught else None
 
-    def _lure(self, instance: Instance, point: str, rand: float) -> None:
-        """Nobody who has just begun: a fleet that is killed faster than it starts goes nowhere."""
-        view = instance.look_alone()
-        if view is None or (role := _LURES.get(point)) is None:
-            return
-        ready = [seat.pid for seat in view.with_role(role) if seat.ready and seat.pid]
-        whole = len(ready) >= view.wanted if role is Role.WORKER else view.armed > 0
-        pid = chosen(ready, rand)
-        if whole and pid is not None and instance.is_child(pid):
-            self._rig.killed(instance)
-            kill(pid)
+for _point, _who in _POINTS.items():
+    fault(
+        f"kill-at-{_point}",
+        f"SIGKILL to one {_who}",
+        lasts=(4.0, 7.0),
+        slow_by=20,
+        at_failpoint=True,
+    )(_kill)
+    fault(
+        f"freeze-at-{_point}",
+        f"SIGSTOP to one {_who}",
+        weight=0.4,
+        lasts=(0.2, 6.0),
+        slow_by=5,
+        at_failpoint=True,
+    )(_freeze)
+
+
+def _hit(rig: TestRig, fault: Fault, what: str, seconds: float) -> str | None:
+    """The process that has hit the failpoint; None if none has in time."""
+    instance = rig.instances[fault.instance]
+    point = fault.kind.partition("-at-")[2]
+    before = len(rig.failpoints.victims(instance.name, point, what))
+    armed = rig.failpoints.arm(instance.name, point, what)
+    deadline = time.monotonic() + seconds
+    while armed.exists() and (left := deadline - time.monotonic()) > 0:
+        _provoke(rig, instance, point, fault.rand)
+        within(min(left, _PROVOKE_S), lambda: not armed.exists(), _LOOK_S)
+    armed.unlink(missing_ok=True)
+    victims = rig.failpoints.victims(instance.name, point, what)[before:]
+    return victims[0] if victims else None
+
+
+def _provoke(rig: TestRig, instance: Instance, point: str, rand: float) -> None:
+    """Spares starting processes: a fleet that is killed faster than it starts goes nowhere."""
+    view = instance.look_alone()
+    if view is None or (role := _PROVOKED_BY.get(point)) is None:
+        return
+    ready = [seat.pid for seat in view.with_role(role) if seat.ready and seat.pid]
+    whole = len(ready) >= view.wanted if role is Role.WORKER else view.armed > 0
+    pid = chosen(ready, rand)
+    if whole and pid is not None and instance.is_child(pid):
+        rig.killed(instance)
+        kill(pid)

@@ -13,17 +13,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
 from benches.servers import connect
 from loads.instances import SCRIPTS, Instance, InstanceOptions, end
 
+from cmdbus import CommandBus, SendRequest
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import CmdbusError
 from cmdbus.exits import Exit
 from fault_injection.failpoints import DIRECTORY, KILL, NAME, Failpoints, pid_of
-from fault_injection.handlers import FUSES
+from fault_injection.handlers import FUSES, domain_of
 from fault_injection.history import Restore
 from fault_injection.hosts import Host
 from fault_injection.journal import Journal
@@ -86,6 +88,11 @@ class TestRig:
         self._expected: set[int] = set()
         #: When a process of an instance was killed by us.
         self._kills: dict[str, list[float]] = {}
+        self._bus = CommandBus(dsn)
+        self._sending = threading.Lock()
+        self._sent = 0
+        #: How often the moment of a fault came that had to wait for it.
+        self.hits: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.restores: list[Restore] = []
 
@@ -224,6 +231,32 @@ class TestRig:
             process.kill()
             process.wait()
 
+    # Commands of faults.
+
+    def send(self, domain: str, type_: str, priority: str = "normal", **data: float) -> Any:
+        """None if it is not known whether it was sent."""
+        with self._sending:
+            self._sent += 1
+            call = f"chaos-{self._sent}"
+        journal = self.journal
+        journal.write("invoke", call, way="send", count=1)
+        payload = {"call": call, "index": 0, **data}
+        request = SendRequest(domain, type_, payload, priority=priority, max_attempts=3)
+        try:
+            [id_] = self._bus.send_many([request])
+        except (psycopg.Error, CmdbusError) as error:
+            journal.write("unknown", call, why=type(error).__name__)
+            return None
+        journal.write("ok", call, ids=[id_])
+        return id_
+
+    def has_ended(self, instance: Instance, id_: Any) -> bool:
+        try:
+            record = self._bus.get(domain_of(instance.name), id_)
+        except CmdbusError:
+            return False
+        return record is not None and record.status not in ("PENDING", "IN_PROGRESS")
+
     # The database.
 
     def connect(self) -> psycopg.Connection:
@@ -284,6 +317,7 @@ class TestRig:
         self.proxy.close()
         self._relay.close()
         self.journal.close()
+        self._bus.close()
 
 
 def chosen(things: Sequence[int], rand: float) -> int | None:

@@ -148,6 +148,16 @@ class Instance:
             board.close()
         return view if view.pid == self.pid else None
 
+    def workers_now(self) -> list[int]:
+        """The same as `workers`, for any thread."""
+        view = self.look_alone()
+        return [] if view is None else self.living(view)
+
+    def steward_now(self) -> int | None:
+        view = self.look_alone()
+        stewards = view.with_role(Role.STEWARD) if view is not None else []
+        return stewards[0].pid if stewards else None
+
     def open_board(self) -> Board:
         return Board.open(board_path(self._directory, self.name))
 

@@ -4,16 +4,16 @@ import subprocess
 from contextlib import suppress
 
 from cmdbus.exits import Exit
-from fault_injection.network import PromiseError
-from fault_injection.plan import Fault
+from fault_injection.kinds import Fault, PromiseError, fault
 from fault_injection.test_rig import TestRig, within
 
 _REFUSED_WITHIN_S = 20.0
 _EXITS_WITHIN_S = 15.0
-#: For so much of the dice the pidfile is removed first, as programs that clean up do.
+#: Share of the faults before which the pidfile is removed, as programs that clean up do.
 _REMOVED = 0.5
 
 
+@fault("second", "a second supervisor of an instance's name", weight=2, slow_by=5)
 def start_second(rig: TestRig, fault: Fault) -> None:
     instance = rig.instances[fault.instance]
     first = instance.pid

@@ -6,12 +6,21 @@ import subprocess
 import time
 
 from fault_injection.history import Restore
-from fault_injection.plan import Fault
+from fault_injection.kinds import Fault, Hurts, Needs, fault
 from fault_injection.test_rig import TestRig
 
 _COPIES_WITHIN_S = 60.0
 
 
+@fault(
+    "restore",
+    "PostgreSQL is restored to some seconds ago",
+    lasts=(2.0, 8.0),
+    slow_by=30,
+    hurts=Hurts.ALL,
+    needs=Needs.OWN_SERVER,
+    apart=True,
+)
 def restore(rig: TestRig, fault: Fault) -> None:
     server = rig.server
     assert server is not None

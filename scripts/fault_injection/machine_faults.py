@@ -1,0 +1,150 @@
+"""Faults of the machine around an instance, by control groups of version 1 and limits."""
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import psutil
+from loads.instances import Instance
+
+from fault_injection.kinds import Fault, Needs, fault
+from fault_injection.test_rig import TestRig, chosen, kill
+
+_GROUPS = Path("/sys/fs/cgroup")
+#: Less than what any process touches next.
+_LITTLE_BYTES = 1 << 20
+_PAUSE_S = 0.05
+_numbers = count(1)
+#: Seconds until a group is empty; a process that waits for a disk may take them.
+_LEAVES_S = 10.0
+
+
+@fault(
+    "oom", "a worker has no memory left, and is killed by the kernel", needs=Needs.CONTROL_GROUPS
+)
+def use_up_memory(rig: TestRig, fault: Fault) -> object:
+    """Of one worker: the kernel kills it, wherever it is."""
+    instance = rig.instances[fault.instance]
+    pid = _worker(rig, fault)
+    if pid is None:
+        return None
+    rig.killed(instance)
+    with _group(rig, "memory") as group:
+        (group / "memory.limit_in_bytes").write_text(f"{_LITTLE_BYTES}")
+        _move([pid], group)
+        deadline = time.monotonic() + 5.0
+        while instance.is_child(pid) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+    return lambda: not instance.is_child(pid)
+
+
+@fault(
+    "fork-fails",
+    "an instance can start no process and no thread",
+    lasts=(0.5, 2.5),
+    slow_by=30,
+    needs=Needs.CONTROL_GROUPS,
+)
+def let_no_process_start(rig: TestRig, fault: Fault) -> None:
+    """Nor a thread, in the whole instance, of which one worker is killed."""
+    instance = rig.instances[fault.instance]
+    pid = _worker(rig, fault)
+    with _group(rig, "pids") as group:
+        _move([instance.pid, *_children(instance)], group)
+        (group / "pids.max").write_text("1")
+        if pid is not None:
+            rig.killed(instance)
+            kill(pid)
+        time.sleep(fault.lasts)
+        (group / "pids.max").write_text("max")
+
+
+@fault("no-descriptors", "a steward gets no more descriptors", lasts=(0.5, 5.0), slow_by=10)
+def let_no_file_open(rig: TestRig, fault: Fault) -> None:
+    """By a steward, which opens sessions now and then."""
+    instance = rig.instances[fault.instance]
+    pid = instance.steward_now()
+    if pid is None or not instance.is_child(pid):
+        return
+    with suppress(OSError):  # It has ended.
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (_highest(pid) + 1, before[1]))
+        time.sleep(fault.lasts)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+# It lasts until the watchdog finds the process and gives it up.
+@fault(
+    "freeze-undead",
+    "a worker is killed, and cannot die",
+    lasts=(11.0, 13.0),
+    slow_by=10,
+    needs=Needs.CONTROL_GROUPS,
+)
+def freeze_and_kill(rig: TestRig, fault: Fault) -> object:
+    """A worker that cannot die before it is let go."""
+    instance = rig.instances[fault.instance]
+    pid = _worker(rig, fault)
+    if pid is None:
+        return None
+    rig.killed(instance)
+    with _group(rig, "freezer") as group:
+        _move([pid], group)
+        (group / "freezer.state").write_text("FROZEN")
+        kill(pid, signal.SIGKILL)
+        time.sleep(fault.lasts)
+    return lambda: not instance.is_child(pid)
+
+
+def _worker(rig: TestRig, fault: Fault) -> int | None:
+    return chosen(rig.instances[fault.instance].workers_now(), fault.rand)
+
+
+@contextmanager
+def _group(rig: TestRig, controller: str) -> Iterator[Path]:
+    """Removed by the end of the run, if that comes first."""
+    group = _GROUPS / controller / f"cmdbus-chaos-{os.getpid()}-{next(_numbers)}"
+    with rig.undoing(group.mkdir, lambda: _remove(group)):
+        yield group
+
+
+def _remove(group: Path) -> None:
+    """The processes in it go on outside."""
+    with suppress(OSError):
+        (group / "freezer.state").write_text("THAWED")
+    deadline = time.monotonic() + _LEAVES_S
+    while group.exists() and time.monotonic() < deadline:
+        with suppress(OSError):
+            _move(map(int, (group / "cgroup.procs").read_text().split()), group.parent)
+            group.rmdir()
+        time.sleep(_PAUSE_S)
+
+
+def control_groups_are_there() -> bool:
+    """All controllers that the faults need, and this user may use."""
+    return all(
+        os.access(_GROUPS / controller / "cgroup.procs", os.W_OK)
+        for controller in ("memory", "pids", "freezer")
+    )
+
+
+def _children(instance: Instance) -> list[int]:
+    with suppress(psutil.Error):
+        return [child.pid for child in psutil.Process(instance.pid).children(recursive=True)]
+    return []
+
+
+def _highest(pid: int) -> int:
+    """Descriptor of a process."""
+    return max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _move(pids: Iterable[int], group: Path) -> None:
+    for pid in pids:
+        with suppress(OSError):  # It has ended.
+            (group / "cgroup.procs").write_text(f"{pid}")
