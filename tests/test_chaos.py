@@ -36,11 +36,8 @@ from fault_injection.history import (
     Row,
     Sample,
     Stall,
-    read_calls,
-    read_lines,
-    read_marks,
-    read_server,
 )
+from fault_injection.history_reader import read_calls, read_lines, read_marks, read_server
 from fault_injection.kinds import KINDS, Needs
 from fault_injection.proxy import Proxy
 from fault_injection.schedule import GROUPS, make
