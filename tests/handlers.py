@@ -39,7 +39,7 @@ def running(
 
 def seat_of(worker: Worker) -> SeatView:
     """What somebody who reads the board sees of it."""
-    return worker._telemetry._board.seat_view(0)
+    return worker._telemetry.board.seat_view(0)
 
 
 def connect(dsn: str, **settings: Any) -> psycopg.Connection:

@@ -364,7 +364,7 @@ def leader(steward: Steward) -> Iterator[tuple[NodeWaiter, WakePipe]]:
 def parks(waiter: NodeWaiter, steward: Steward) -> None:
     """And is woken."""
     steward.worker_pipe.put()
-    assert waiter.wait_for_work(steward.connection, busy=lambda: False) is not None
+    assert waiter.wait_for_work(lambda: False) is not None
 
 
 def test_a_leader_that_parks_after_the_number_was_cleared_calls(steward: Steward) -> None:

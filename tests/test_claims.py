@@ -20,7 +20,6 @@ from cmdbus.worker.claims.claim import Claim, ClaimRequest, ClaimScope, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed, interrupted
 from cmdbus.worker.narrowing import Narrowing
-from cmdbus.worker.waiting.wake import Wake
 
 pytestmark = pytest.mark.db
 
@@ -594,34 +593,6 @@ def test_claimers_never_share_and_never_fail(dsn: str) -> None:
         thread.join(20)
     ids = [claim.id for part in found for claim in part]
     assert (len(ids), len(set(ids))) == (2000, 2000)
-
-
-def test_whoever_rings_between_an_empty_claim_and_the_rest_ends_the_rest(
-    dsn: str, connection: psycopg.Connection
-) -> None:
-    """A notification of what was sent after the claim had looked."""
-    worker = claims(connection)
-    waiter = Wake(worker, ["payments"], TYPES, 60.0, lambda: connect(dsn))
-    waiter.start()
-    rounds: list[int] = []
-
-    def lead() -> None:
-        for round_ in range(8):
-            waiter.before_claim(connection)
-            assert worker.settle_and_claim(connection, [], want(1)) == ([], [])
-            waiter.wake()
-            waiter.wait_for_work(connection, busy=lambda: False)
-            rounds.append(round_)
-
-    thread = threading.Thread(target=lead)
-    thread.start()
-    thread.join(10)
-    in_time = list(rounds)
-    while thread.is_alive():
-        waiter.wake()
-        thread.join(0.1)
-    waiter.stop()
-    assert in_time == list(range(8))
 
 
 def test_a_settlement_waits_for_a_strangers_lock_no_longer_than_its_limit(

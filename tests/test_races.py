@@ -19,7 +19,7 @@ from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.in_flight import ROW_LOCKED, InFlight
 from cmdbus.worker.unsettled import Unsettled
-from cmdbus.worker.worker import _record_of_one
+from cmdbus.worker.worker import _telemetry_of_one
 
 pytestmark = pytest.mark.db
 
@@ -180,7 +180,7 @@ def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: Comm
     """One that the server refuses goes to a person, and one whose row a stranger holds
     is settled when he lets it go."""
     ids = bus.send_many([SendRequest("payments", "Debit")] * 4)
-    claims, telemetry = Claims("cmdbus", 30), _record_of_one()
+    claims, telemetry = Claims("cmdbus", 30), _telemetry_of_one()
     held_claims = InFlight(claims, telemetry.seat)
     unsettled = Unsettled(claims, telemetry, held_claims)
     _, slot = telemetry.acquire_slot()

@@ -20,7 +20,7 @@ from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.in_flight import InFlight
 from cmdbus.worker.telemetry import Telemetry
 from cmdbus.worker.unsettled import MAX_BYTES, Unsettled, first_part
-from cmdbus.worker.worker import _record_of_one
+from cmdbus.worker.worker import _telemetry_of_one
 
 pytestmark = pytest.mark.db
 
@@ -33,7 +33,7 @@ class Lost:
     def __init__(self, dsn: str, connection: psycopg.Connection) -> None:
         claims = Claims("cmdbus", 30)
         claims.register(connection, "tester")
-        self.record: Telemetry = _record_of_one()
+        self.record: Telemetry = _telemetry_of_one()
         self.held = InFlight(claims, self.record.seat)
         self.done = Unsettled(claims, self.record, self.held)
         [claim] = claims.settle_and_claim(connection, [], WANT)[1]

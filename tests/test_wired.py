@@ -2,21 +2,18 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-import psycopg
 import pytest
 from eventually import eventually
 
 from cmdbus.board.board import Board, Node
 from cmdbus.board.counters import Counter
 from cmdbus.board.wake_pipe import WakePipe
-from cmdbus.worker.waiting.node_waiter import NodeWaiter, QuarantineWaiter
+from cmdbus.worker.waiting.node_waiter import NodeWaiter
 
-#: These wakes talk to the board and to wires alone.
-NO_CONNECTION: psycopg.Connection = None  # type: ignore[assignment]
 POLL = 0.1
 
 
@@ -51,7 +48,13 @@ class Fleet:
     #: What rests on threads of the test ended with.
     ended: list[Counter | None] = field(default_factory=list)
 
-    def worker(self, index: int = 0, jitter_ms: int = 0, poll: float = 60.0) -> NodeWaiter:
+    def worker(
+        self,
+        index: int = 0,
+        jitter_ms: int = 0,
+        poll: float = 60.0,
+        leave: Callable[[], None] | None = None,
+    ) -> NodeWaiter:
         node = Node(
             board=self.board,
             seat=self.board.seat(index),
@@ -60,7 +63,7 @@ class Fleet:
             worker_pipe=self.worker_pipe,
             steward_pipe=self.steward_pipe,
         )
-        waiter = NodeWaiter(node, poll, jitter_ms, look=0.01)
+        waiter = NodeWaiter(node, poll, jitter_ms, leave, look=0.01)
         self.opened.callback(waiter.stop)
         return waiter
 
@@ -72,7 +75,7 @@ class Fleet:
         """On a thread, which must have ended at the end."""
 
         def rest() -> None:
-            self.ended.append(worker.wait_for_work(NO_CONNECTION, idle))
+            self.ended.append(worker.wait_for_work(idle))
 
         thread = threading.Thread(target=rest)
         thread.start()
@@ -111,7 +114,7 @@ def test_whoever_rests_shows_it_before_it_looks_for_the_last_time(fleet: Fleet) 
         seen.append((fleet.parked(), fleet.steward_pipe.pending))
         return True
 
-    assert fleet.worker().wait_for_work(NO_CONNECTION, look) is None
+    assert fleet.worker().wait_for_work(look) is None
     assert seen == [(True, 0)]
     assert not fleet.parked()
 
@@ -123,7 +126,7 @@ def test_whoever_parks_while_nothing_is_armed_calls_the_steward(
     fleet.board.set_armed(number)
     worker = fleet.worker()
     fleet.worker_pipe.put()
-    worker.wait_for_work(NO_CONNECTION, idle)
+    worker.wait_for_work(idle)
     assert fleet.steward_pipe.pending == calls
 
 
@@ -132,7 +135,7 @@ def test_a_rest_that_fails_leaves_nobody_parked(fleet: Fleet) -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        fleet.worker().wait_for_work(NO_CONNECTION, look)
+        fleet.worker().wait_for_work(look)
     assert not fleet.parked()
 
 
@@ -168,9 +171,9 @@ def test_woken_and_with_a_full_claim_one_passes_one_on(fleet: Fleet) -> None:
     """And only the first claim after the wake does."""
     worker = fleet.worker()
     fleet.worker_pipe.put()
-    assert worker.wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
+    assert worker.wait_for_work(idle) is Counter.WAKEUPS_PIPE
     for _ in range(5):
-        worker.before_claim(NO_CONNECTION)
+        worker.before_claim()
         worker.after_claim(full=True)
     assert fleet.worker_pipe.pending == 1
 
@@ -179,7 +182,7 @@ def test_woken_and_with_less_than_a_full_claim_one_passes_none_on(fleet: Fleet) 
     """A wake that finds no more than it can do itself ends there."""
     worker = fleet.worker()
     fleet.worker_pipe.put()
-    worker.wait_for_work(NO_CONNECTION, idle)
+    worker.wait_for_work(idle)
     worker.after_claim(full=False)
     worker.after_claim(full=True)
     assert fleet.worker_pipe.pending == 0
@@ -188,14 +191,14 @@ def test_woken_and_with_less_than_a_full_claim_one_passes_none_on(fleet: Fleet) 
 def test_a_tight_loop_sends_nothing(fleet: Fleet) -> None:
     worker = fleet.worker()
     for _ in range(1_000):
-        worker.before_claim(NO_CONNECTION)
+        worker.before_claim()
         worker.after_claim(full=True)
     assert fleet.worker_pipe.put_so_far == 0
 
 
 def test_whoever_is_busy_does_not_take_a_byte(fleet: Fleet) -> None:
     fleet.worker_pipe.put()
-    assert fleet.worker().wait_for_work(NO_CONNECTION, busy) is None
+    assert fleet.worker().wait_for_work(busy) is None
     assert fleet.worker_pipe.pending == 1
 
 
@@ -204,7 +207,7 @@ def test_a_byte_taken_by_one_that_got_busy_meanwhile_goes_back(fleet: Fleet) -> 
     answers = iter([False, True])
     worker = fleet.worker()
     fleet.worker_pipe.put()
-    assert worker.wait_for_work(NO_CONNECTION, lambda: next(answers)) is None
+    assert worker.wait_for_work(lambda: next(answers)) is None
     assert fleet.worker_pipe.pending == 1
     worker.after_claim(full=True)
     assert fleet.worker_pipe.pending == 1, "and is not passed on besides"
@@ -214,7 +217,7 @@ def test_a_byte_whose_claim_was_not_made_before_the_stop_goes_back(fleet: Fleet)
     stops, done = fleet.worker(0), fleet.worker(1)
     for worker in (stops, done):
         fleet.worker_pipe.put()
-        worker.wait_for_work(NO_CONNECTION, idle)
+        worker.wait_for_work(idle)
     done.after_claim(full=False)
     done.stop()
     assert fleet.worker_pipe.pending == 0
@@ -225,9 +228,9 @@ def test_a_byte_whose_claim_was_not_made_before_the_stop_goes_back(fleet: Fleet)
 def test_a_byte_whose_claim_failed_is_still_to_be_passed_on_by_the_next(fleet: Fleet) -> None:
     worker = fleet.worker()
     fleet.worker_pipe.put()
-    worker.wait_for_work(NO_CONNECTION, idle)
-    worker.before_claim(NO_CONNECTION)  # And the statement fails: there is no `stepped`.
-    worker.before_claim(NO_CONNECTION)
+    worker.wait_for_work(idle)
+    worker.before_claim()  # And the statement fails: there is no `stepped`.
+    worker.before_claim()
     worker.after_claim(full=True)
     assert fleet.worker_pipe.pending == 1
 
@@ -240,7 +243,7 @@ def test_jitter_spreads_claims_after_a_wake_up_over_its_whole_length(fleet: Flee
         for _ in range(100):
             fleet.worker_pipe.put()
             began = time.monotonic()
-            assert worker.wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
+            assert worker.wait_for_work(idle) is Counter.WAKEUPS_PIPE
             found.append(time.monotonic() - began)
             worker.after_claim(full=False)
         return sorted(found)
@@ -258,10 +261,10 @@ def test_jitter_spreads_claims_after_a_wake_up_over_its_whole_length(fleet: Flee
 
 def test_whoever_rings_after_the_claim_ends_the_rest_that_follows(fleet: Fleet) -> None:
     worker = fleet.worker()
-    worker.before_claim(NO_CONNECTION)
+    worker.before_claim()
     worker.wake()
     fleet.worker_pipe.put()
-    assert worker.wait_for_work(NO_CONNECTION, idle) is None
+    assert worker.wait_for_work(idle) is None
     assert fleet.worker_pipe.pending == 1, "the byte is left to another one"
 
 
@@ -269,9 +272,9 @@ def test_whoever_rang_before_the_claim_has_been_heard_by_it(fleet: Fleet) -> Non
     worker = fleet.worker()
     worker.wake()
     worker.wake()
-    worker.before_claim(NO_CONNECTION)
+    worker.before_claim()
     fleet.worker_pipe.put()
-    assert worker.wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_PIPE
+    assert worker.wait_for_work(idle) is Counter.WAKEUPS_PIPE
 
 
 def test_the_bell_for_one_that_rests_is_only_for_one_that_rests(fleet: Fleet) -> None:
@@ -292,7 +295,7 @@ def test_after_the_stop_nobody_is_rung_and_no_other_file_gets_the_byte(fleet: Fl
         worker.wake()
         return True
 
-    assert worker.wait_for_work(NO_CONNECTION, stopped_meanwhile) is None
+    assert worker.wait_for_work(stopped_meanwhile) is None
 
 
 # Polling.
@@ -302,7 +305,7 @@ def test_a_rest_is_over_when_something_is_to_be_looked_at_again(fleet: Fleet) ->
     """Though the node is armed, and no byte comes."""
     worker = fleet.worker()
     until = time.monotonic() + 0.02
-    assert worker.wait_for_work(NO_CONNECTION, idle, until) is Counter.WAKEUPS_TIMER
+    assert worker.wait_for_work(idle, until) is Counter.WAKEUPS_TIMER
     assert until <= time.monotonic() < until + 5
     assert not fleet.parked()
 
@@ -311,7 +314,7 @@ def test_until_then_it_counts_as_a_worker_that_has_something_to_do(fleet: Fleet)
     """--drain ends a fleet whose workers have been parked for a second."""
     worker = fleet.worker()
     until = time.monotonic() + 60
-    thread = threading.Thread(target=worker.wait_for_work, args=(NO_CONNECTION, idle, until))
+    thread = threading.Thread(target=worker.wait_for_work, args=(idle, until))
     thread.start()
     eventually(fleet.parked)
     parked = fleet.board.seat_view(0).parked
@@ -323,7 +326,7 @@ def test_until_then_it_counts_as_a_worker_that_has_something_to_do(fleet: Fleet)
 def test_while_nobody_listens_everybody_polls(fleet: Fleet) -> None:
     """The listener's connection died."""
     fleet.board.set_listening(False)
-    assert fleet.worker(poll=POLL).wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_POLL
+    assert fleet.worker(poll=POLL).wait_for_work(idle) is Counter.WAKEUPS_POLL
 
 
 def test_while_the_steward_listens_nobody_polls_and_when_it_does_not_any_more_all_do(
@@ -334,11 +337,11 @@ def test_while_the_steward_listens_nobody_polls_and_when_it_does_not_any_more_al
     worker = fleet.worker(poll=POLL)
     for _ in range(3):
         began = time.monotonic()
-        assert worker.wait_for_work(NO_CONNECTION, idle) is None
+        assert worker.wait_for_work(idle) is None
         assert POLL <= time.monotonic() - began < POLL + 1
         assert worker.only_own(), "it rests on, and claims nothing"
     fleet.board.set_listening(False)
-    assert worker.wait_for_work(NO_CONNECTION, idle) is Counter.WAKEUPS_POLL
+    assert worker.wait_for_work(idle) is Counter.WAKEUPS_POLL
 
 
 # Chains.
@@ -365,9 +368,9 @@ def drains(
     def lead(index: int) -> None:
         waiter = wakes[index]
         while not stopping.is_set():
-            waiter.wait_for_work(NO_CONNECTION, stopping.is_set)
+            waiter.wait_for_work(stopping.is_set)
             while not stopping.is_set():
-                waiter.before_claim(NO_CONNECTION)
+                waiter.before_claim()
                 count = claim()
                 waiter.after_claim(full=count >= at_once)
                 if not count:
@@ -417,23 +420,22 @@ def test_a_single_command_wakes_one_worker(fleet: Fleet) -> None:
 # Those that run suspects.
 
 
-def leaving(left: list[str]) -> QuarantineWaiter:
-    return QuarantineWaiter(lambda: left.append("left"))
-
-
-def test_a_process_for_suspects_leaves_when_there_are_no_more() -> None:
+def test_a_process_for_suspects_leaves_when_there_are_no_more(fleet: Fleet) -> None:
+    """And takes no byte that is meant for a worker."""
     left: list[str] = []
-    waiter = leaving(left)
-    waiter.before_claim(NO_CONNECTION)
-    thread = threading.Thread(target=waiter.wait_for_work, args=(NO_CONNECTION, idle))
+    waiter = fleet.worker(leave=lambda: left.append("left"))
+    fleet.worker_pipe.put()
+    waiter.before_claim()
+    thread = threading.Thread(target=waiter.wait_for_work, args=(idle,))
     thread.start()
     eventually(lambda: left == ["left"])
-    waiter.stop()
+    waiter.wake()
     thread.join(10)
     assert not thread.is_alive()
+    assert fleet.worker_pipe.pending == 1 and not fleet.parked()
 
 
-def test_it_does_not_leave_with_something_to_settle() -> None:
+def test_it_does_not_leave_with_something_to_settle(fleet: Fleet) -> None:
     left: list[str] = []
-    assert leaving(left).wait_for_work(NO_CONNECTION, busy) is None
+    assert fleet.worker(leave=lambda: left.append("left")).wait_for_work(busy) is None
     assert left == []

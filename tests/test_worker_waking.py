@@ -125,7 +125,7 @@ def test_an_idle_worker_is_woken_once_by_a_send_and_asks_nothing_meanwhile(
             grown = {name: now - before[name] for name, now in counts(worker).items()}
             found = grown.pop("found")
             assert found == 1 if count == 1 else 1 <= found < count / 2
-            assert {name: by for name, by in grown.items() if by} == {"empty": 1, "notify": 1}
+            assert {name: by for name, by in grown.items() if by} == {"empty": 1, "pipe": 1}
         used, began = cpu_seconds_of_workers(), time.monotonic()
         quiet()
         assert cpu_seconds_of_workers() - used < 0.03 + (time.monotonic() - began) / 10

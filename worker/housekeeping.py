@@ -9,17 +9,15 @@ that are past their due.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import psycopg
 
-from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
 from cmdbus.exits import cannot_start_thread
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.claim import ClaimRef, Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
 from cmdbus.worker.claims.rejections import reason
@@ -37,7 +35,7 @@ _SETTLE_WITHIN = 0.05
 _AFTER_FAILURE = 1.0
 #: A duty promises to be back within the statement timeout and so many seconds more.
 _ROUND_SPARE_SECONDS = 5.0
-#: So many thirds of a lease after the steward has renewed last, it is done here.
+#: Thirds of a lease since the steward's latest renewal after which the worker renews by itself.
 _STEWARD_MISSES = 1.5
 #: The keeper has left so many seconds after it was told to, or its session is cut.
 _ENDS_WITHIN = 1.0
@@ -52,9 +50,9 @@ class Housekeeping:
         telemetry: Telemetry,
         source: PooledConnections,
         *,
-        steward_renewed: Callable[[], float] = lambda: 0.0,
+        steward_renewed: Callable[[], float],
     ) -> None:
-        """`steward_renewed`: when the node's steward did it last, where there is one."""
+        """`steward_renewed`: the monotonic time at which the steward renewed leases last."""
         self._pool = threads
         self._claims = claims
         self._renewal = Renewal(claims)
@@ -216,14 +214,4 @@ class Housekeeping:
         self._renew_at = now + self._renew_every
         held = self._pool.in_flight.unsettled()
         if held:
-            connection = self._connection.connection()
-            lost = self._renewal.renew(connection, {self._claims.incarnation: held})
-            if lost:
-                self._report_lost(connection, lost)
-
-    def _report_lost(self, connection: Connection, lost: Sequence[ClaimRef]) -> None:
-        running = [claim for claim in self._pool.in_flight.unfinished() if claim in lost]
-        for claim, end in zip(running, self._claims.ends(connection, running), strict=True):
-            if end is not OutcomeLabel.CANCELED:
-                message = "the lease of a running command (row %s) is lost"
-                self._pool.unsettled.log_later(partial(logger.warning, message, claim.id))
+            self._renewal.renew(self._connection.connection(), {self._claims.incarnation: held})

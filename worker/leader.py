@@ -21,7 +21,6 @@ from typing import Protocol
 
 import psycopg
 
-from cmdbus.board.counters import Counter
 from cmdbus.board.records import Phase
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_CLAIM, failpoint
@@ -43,7 +42,7 @@ from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.prefetch_policy import PrefetchPolicy
 from cmdbus.worker.telemetry import Telemetry
 from cmdbus.worker.unsettled import Unsettled, first_part
-from cmdbus.worker.waiting.wake import Waiter
+from cmdbus.worker.waiting.node_waiter import NodeWaiter
 from cmdbus.worker.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class Leader:
         in_flight: InFlight,
         unsettled: Unsettled,
         prefetch: PrefetchPolicy,
-        waiter: Waiter,
+        waiter: NodeWaiter,
         telemetry: Telemetry,
         domains: Sequence[str],
         types: Sequence[str],
@@ -117,11 +116,10 @@ class Leader:
     def settle_and_claim(self, thread: WorkerThread, threads: int) -> bool:
         """Settles everything finished and claims the next run; False if there was none."""
         hand, slot = thread.hand, thread.place
-        connection = hand.connection()
         self.prepare(thread)
         if self.sessions_in_doubt:
             self.adopt(thread)
-        self._waiter.before_claim(connection)
+        self._waiter.before_claim()
         try:
             began, request, claims = self._settle_and_claim(thread, threads)
         except BaseException as error:
@@ -270,14 +268,11 @@ class Leader:
         """True if there was nothing to do but to settle, which is done: it may rest on."""
         self._telemetry.waits(thread.place, Phase.RESTING)
         source = self._waiter.wait_for_work(
-            thread.hand.connection(),
             busy=lambda: bool(self._unsettled) or self._stopping.is_set(),
             until=self._floors.look_again_at,
         )
         if source is not None:
             thread.place.counters.add(source)
-        if source is Counter.WAKEUPS_NOTIFY:
-            thread.place.counters.add(Counter.NOTIFICATION_WAKEUPS)
         if source is not None or self._stopping.is_set() or not self._waiter.only_own():
             return False
         self._unsettled.settle(thread.hand, thread.place, self._unsettled.take())

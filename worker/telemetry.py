@@ -39,7 +39,7 @@ class Telemetry:
     """Threads write to places of their own; whoever leaves gives its place back."""
 
     def __init__(self, board: Board, seat: Seat) -> None:
-        self._board = board
+        self.board = board
         self.seat = seat
         self.health = ProcessHealth()
         self.latest: deque[FailedExecution] = deque(maxlen=_LATEST)
@@ -159,7 +159,7 @@ class Telemetry:
 
     def metrics(self) -> dict[str, object]:
         """Names and labels as on the page of metrics, and three averages and sums."""
-        counters = self._board.counters()
+        counters = self.board.counters()
         durations = counters.handler_duration.values()
         runs = sum(view.count for view in durations)
         return {

@@ -38,7 +38,7 @@ from cmdbus.worker.local_queue import LEADERSHIP, RECHECK, STOP, LocalQueue
 from cmdbus.worker.prefetch_policy import PrefetchPolicy
 from cmdbus.worker.telemetry import Telemetry
 from cmdbus.worker.unsettled import Unsettled
-from cmdbus.worker.waiting.wake import Waiter
+from cmdbus.worker.waiting.node_waiter import NodeWaiter
 from cmdbus.worker.worker_thread import RoundTrip, Work, WorkerThread
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class ThreadPool:
         claim_bytes: int,
         timeouts: Timeouts,
         source: PooledConnections,
-        waiter: Waiter,
+        waiter: NodeWaiter,
         telemetry: Telemetry,
     ) -> None:
         self._claims = claims

@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -13,6 +13,8 @@ import psycopg
 
 from cmdbus.board.board import Board, Node
 from cmdbus.board.health import HealthReport
+from cmdbus.board.records import Role
+from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.checks import check_name, check_seconds, check_whole
 from cmdbus.clock import time
 from cmdbus.counting import count_of
@@ -43,10 +45,10 @@ from cmdbus.worker.claims.halving import release
 from cmdbus.worker.claims.rejections import lacks_a_right, reason
 from cmdbus.worker.housekeeping import Housekeeping
 from cmdbus.worker.monkey_patches import patched
+from cmdbus.worker.steward.steward import Steward, connect
 from cmdbus.worker.telemetry import SLOTS, FailedExecution, Telemetry
 from cmdbus.worker.thread_pool import ThreadPool
-from cmdbus.worker.waiting.node_waiter import NodeWaiter, QuarantineWaiter
-from cmdbus.worker.waiting.wake import Waiter, Wake, check_poll_interval
+from cmdbus.worker.waiting.node_waiter import NodeWaiter, check_poll_interval
 from cmdbus.worker.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
@@ -75,12 +77,15 @@ _RELEASE_SECONDS = 1.0
 #: Seconds for which a stopping worker tries to release rows that other sessions have locked, at
 #: least and after its deadline, and between two tries.
 _LOCKED_WITHIN, _LOCKED_PAUSE = 0.5, 0.02
+#: Bytes that wait in the pipe of a standalone worker: one for the current claim, one for the next.
+_WAKE_BYTES = 2
 
 
 class Worker:
     """Runs the commands that the registry has handlers for, with threads.
 
-    Uses a session for each thread, one to listen, and up to two for housekeeping.
+    Uses a session for each thread, one to listen, one for timers and leases, and up to one for
+    housekeeping. Without a supervisor it is a node of one process: the steward's rounds run here.
     """
 
     def __init__(
@@ -110,10 +115,10 @@ class Worker:
         self._claim_bytes = check_whole("claim_bytes", claim_bytes, 1)
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._claims = Claims(schema, self._timeouts.lease, _share(node))
-        #: In a fleet: its seat and its wires.
+        #: Of the fleet; None in a standalone worker.
         self._node = node
         self._wake_jitter_ms = wake_jitter_ms
-        self._telemetry = Telemetry(node.board, node.seat) if node else _record_of_one()
+        self._telemetry = Telemetry(node.board, node.seat) if node else _telemetry_of_one()
         #: Deadlines by which to have stopped. A queue, because a signal handler may put: an
         #: Event's lock could be held by the very thread that the handler interrupts.
         self._orders: SimpleQueue[float] = SimpleQueue()
@@ -123,7 +128,9 @@ class Worker:
         self.abandoned = 0
         self._runner: int | None = None
         self._threads: ThreadPool | None = None
-        self._waiter: Waiter | None = None
+        self._waiter: NodeWaiter | None = None
+        #: Only of a standalone worker.
+        self._steward: Steward | None = None
 
     def run(self) -> None:
         """Runs commands until `stop` is called, then returns once they have ended."""
@@ -168,6 +175,8 @@ class Worker:
         if self._waiter is not None:
             self._waiter.poll_interval = self._poll_interval
             self._waiter.wake()
+        if self._steward is not None:
+            self._steward.set_poll_interval(seconds)
 
     @property
     def health(self) -> HealthReport:
@@ -215,59 +224,19 @@ class Worker:
             return self._pool
         return open_pool(self._parts, self._concurrency, self._timeouts)
 
-    def _build(self, pool: Pool | SessionPool) -> tuple[ThreadPool, Waiter, Housekeeping]:
-        claims, domains = self._claims, self._domains
-        types = [f"{h.domain} {h.type}" for h in self._registry if h.domain in domains]
-        claims.types = types
-        waiter = self._waking(types)
-        telemetry = self._telemetry
-        source = PooledConnections(
-            pool, self._parts, lambda: telemetry.health.pool_exhausted(time.monotonic())
-        )
-        threads = ThreadPool(
-            claims=claims,
-            registry=self._registry,
-            domains=domains,
-            types=types,
-            concurrency=self._concurrency,
-            claim_bytes=self._claim_bytes,
-            timeouts=self._timeouts,
-            source=source,
-            waiter=waiter,
-            telemetry=telemetry,
-        )
-        housekeeping = Housekeeping(
-            threads,
-            claims,
-            self._timeouts,
-            telemetry,
-            source,
-            steward_renewed=self._steward_renewed,
-        )
-        return threads, waiter, housekeeping
-
-    def _steward_renewed(self) -> float:
-        return 0.0 if self._node is None else self._node.board.renewed / 1e9
-
-    def _waking(self, types: list[str]) -> Waiter:
-        if self._node is not None:
-            if self._node.quarantine:
-                return QuarantineWaiter(
-                    lambda: self.request_stop(time.monotonic() + _ABANDON_SECONDS)
-                )
-            return NodeWaiter(self._node, self._poll_interval, self._wake_jitter_ms)
-        return Wake(
-            self._claims,
-            self._domains,
-            types,
-            self._poll_interval,
-            lambda: dsns.connect(self._parts),
-        )
-
     def _run(self, pool: Pool | SessionPool) -> None:
-        threads, waiter, housekeeping = self._build(pool)
+        with ExitStack() as opened:
+            node = self._node or _node_of_one(self._telemetry, opened)
+            self._run_in(node, pool, opened)
+
+    def _run_in(self, node: Node, pool: Pool | SessionPool, opened: ExitStack) -> None:
+        leave = self._leave if node.quarantine else None
+        waiter = NodeWaiter(node, self._poll_interval, self._wake_jitter_ms, leave)
+        opened.callback(waiter.stop)
+        threads, housekeeping = self._build(node, pool, waiter)
         self._threads, self._waiter = threads, waiter
-        waiter.start()
+        if self._node is None:
+            self._steward = self._start_steward(node, opened)
         threads.start()
         housekeeping.start()
         self._telemetry.database_back()
@@ -286,9 +255,59 @@ class Worker:
             # A process of a fleet ends, and is replaced; here the threads would go on alone.
             if self._node is None:
                 self._deadline = time.monotonic() + _RELEASE_SECONDS
-                self._drain(threads, housekeeping, waiter, pool)
+                self._drain(threads, housekeeping, pool)
             raise
-        self._drain(threads, housekeeping, waiter, pool)
+        self._drain(threads, housekeeping, pool)
+
+    def _leave(self) -> None:
+        self.request_stop(time.monotonic() + _ABANDON_SECONDS)
+
+    def _build(
+        self, node: Node, pool: Pool | SessionPool, waiter: NodeWaiter
+    ) -> tuple[ThreadPool, Housekeeping]:
+        claims, telemetry = self._claims, self._telemetry
+        claims.types = [f"{h.domain} {h.type}" for h in self._registry if h.domain in self._domains]
+        source = PooledConnections(
+            pool, self._parts, lambda: telemetry.health.pool_exhausted(time.monotonic())
+        )
+        threads = ThreadPool(
+            claims=claims,
+            registry=self._registry,
+            domains=self._domains,
+            types=claims.types,
+            concurrency=self._concurrency,
+            claim_bytes=self._claim_bytes,
+            timeouts=self._timeouts,
+            source=source,
+            waiter=waiter,
+            telemetry=telemetry,
+        )
+        housekeeping = Housekeeping(
+            threads,
+            claims,
+            self._timeouts,
+            telemetry,
+            source,
+            steward_renewed=lambda: node.board.renewed / 1e9,
+        )
+        return threads, housekeeping
+
+    def _start_steward(self, node: Node, opened: ExitStack) -> Steward:
+        """Its threads show themselves in slots of this worker's seat."""
+        slots = [self._telemetry.acquire_slot() for _ in range(2)]
+        for index, slot in slots:
+            opened.callback(self._telemetry.release_slot, index, slot)
+        steward = Steward(
+            node,
+            self._claims,
+            lambda: connect(self._parts, self._claims, self._timeouts),
+            domains=self._domains,
+            poll_interval=self._poll_interval,
+            slots=(slots[0][1], slots[1][1]),
+        )
+        opened.callback(steward.stop, _RELEASE_SECONDS)
+        steward.start()
+        return steward
 
     def _watch(self, threads: ThreadPool, housekeeping: Housekeeping) -> None:
         """Until `stop`: judges what is past its due, and hands the verdicts to relief."""
@@ -313,6 +332,9 @@ class Worker:
         """An exception that was sent to a thread may have ended it anywhere, and descriptors that
         were closed may be another's now: of what this process holds, nothing is certain."""
         fault = threads.fault or housekeeping.fault
+        if self._steward is not None:
+            self._steward.rounds.abort_if_late(time.monotonic())
+            fault = fault or self._steward.fault
         if not fault:
             return
         if self._node is not None:
@@ -341,10 +363,11 @@ class Worker:
         self,
         threads: ThreadPool,
         housekeeping: Housekeeping,
-        waiter: Waiter,
         pool: Pool | SessionPool,
     ) -> None:
         threads.stop_claiming()
+        if self._steward is not None:
+            self._steward.listening.request_stop()
         logger.info("worker %s stops: what runs may end, the rest is released", self._name)
         timeout = partial(self._remaining, 1.0)
         connection = ThreadConnection(PooledConnections(pool, self._parts, timeout=timeout))
@@ -362,7 +385,6 @@ class Worker:
             housekeeping.stop(self._deadline)
             threads.cut_all()
             connection.close()
-            waiter.stop()
             threads.unsettled.log()
 
     def _remaining(self, at_least: float) -> float:
@@ -381,7 +403,6 @@ class Worker:
         self._release_locked(threads, connection)
         if stuck:
             self._abandon(threads, stuck, connection.connection())
-        self._claims.remove_waiter(connection.connection())
 
     def _release_locked(self, threads: ThreadPool, connection: ThreadConnection) -> None:
         """Claims whose rows other sessions had locked: a claim of another worker may lock the
@@ -461,12 +482,25 @@ def _share(node: Node | None) -> ClaimScope:
     return ClaimScope.SUSPECT if node.quarantine else ClaimScope.INNOCENT
 
 
-def _record_of_one() -> Telemetry:
-    """Of a worker without a supervisor: nobody else reads its board."""
+def _telemetry_of_one() -> Telemetry:
+    """Of a worker without a supervisor, on a board that no other process reads."""
     board = Board.in_memory(1, SLOTS)
-    seat = board.seat(0)
-    seat.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
+    seat, now = board.seat(0), time.monotonic_ns()
+    seat.assign(Role.WORKER, number=0, generation=1, now=now)
+    seat.enter(pid=os.getpid(), generation=1, now=now)
     return Telemetry(board, seat)
+
+
+def _node_of_one(telemetry: Telemetry, opened: ExitStack) -> Node:
+    worker_pipe, steward_pipe = WakePipe(_WAKE_BYTES), WakePipe(1)
+    opened.callback(worker_pipe.close)
+    opened.callback(steward_pipe.close)
+    return Node(
+        board=telemetry.board,
+        seat=telemetry.seat,
+        worker_pipe=worker_pipe,
+        steward_pipe=steward_pipe,
+    )
 
 
 def _check_threads(threads: int) -> int:

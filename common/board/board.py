@@ -200,13 +200,14 @@ class Node:
     board: Board
     #: Its own; made after the fork.
     seat: Seat
-    generation: int
-    #: The supervisor; a child that has another parent leaves.
-    parent: int
     #: A byte sends one worker to look for commands.
     worker_pipe: WakePipe
     #: A byte makes the steward look at the board.
     steward_pipe: WakePipe
+    generation: int = 1
+    #: The supervisor's pid: a child whose parent is another process exits. None in a standalone
+    #: worker, which is a node of one process.
+    parent: int | None = None
     #: Where the steward answers probes.
     http: socket | None = None
     #: Runs nothing but commands that may kill their process.

@@ -53,8 +53,11 @@ class WakePipe:
         return int.from_bytes(count, sys.byteorder)
 
     def close(self) -> None:
-        os.close(self._reader)
-        os.close(self._writer)
+        """A thread that still uses it gets an OSError, and never the descriptor's next owner."""
+        reader, writer = self._reader, self._writer
+        self._reader = self._writer = -1
+        os.close(reader)
+        os.close(writer)
 
 
 def wait_for(pipes: Iterable[WakePipe], seconds: float) -> None:

@@ -61,9 +61,12 @@ class Listening:
         if self._enabled:
             self._listener.start()
 
+    def request_stop(self) -> None:
+        """Its session ends soon, and `stop` need not wait for long."""
+        self._listener.request_stop()
+
     def stop(self) -> None:
-        if self._enabled:
-            self._listener.stop()
+        self._listener.stop()
 
     def run(self, connection: Connection) -> float:
         """Checks the session of the rounds after that of the listener has ended."""

@@ -85,6 +85,18 @@ class Steward:
         self.rounds.stop(seconds)
         self._node.board.set_listening(False)
 
+    @property
+    def fault(self) -> str:
+        """Why its process needs another steward; empty if it does not."""
+        threads = (self.rounds.thread, self.listening.thread)
+        ended = [t.name for t in threads if t.ident is not None and not t.is_alive()]
+        return f"the thread {ended[0]} has ended" if ended else ""
+
+    def set_poll_interval(self, seconds: float) -> None:
+        self.timers.poll_interval = seconds
+        self.listening.due_earlier.set()
+        self._node.steward_pipe.put()
+
     def _open(self, connection: Connection) -> float:
         self._register(connection)
         self.listening.start()

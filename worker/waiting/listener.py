@@ -59,9 +59,12 @@ class Listener:
     def start(self) -> None:
         self.thread.start()
 
-    def stop(self) -> None:
+    def request_stop(self) -> None:
         self._stopping.set()
         self._waker.close()
+
+    def stop(self) -> None:
+        self.request_stop()
         if self.thread.is_alive():
             self.thread.join(_PING_SECONDS)
         self._woken.close()

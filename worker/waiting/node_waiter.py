@@ -1,12 +1,12 @@
-"""When a worker of a fleet that found nothing looks again: a byte on the wire that all of the
-node's workers share, or its own bell.
+"""Waits for commands after an empty claim: for a byte in the pipe that all workers of the node
+share, or in this worker's own.
 
-The steward listens, and writes one byte when there is something to do. Leader and steward
-shake hands over the board, so that no arming is missed: the leader shows that it is parked,
-and then looks whether the node is armed; the steward says that it is not armed any more,
-disarms, and then looks who is parked.
+The steward listens, and writes one byte when there is something to claim. Leader and steward
+shake hands over the board, so that no arming is missed: the leader shows that it is parked, and
+then reads whether the node is armed; the steward clears the arming's number on the board, takes
+the flag down, and then reads whether a leader is parked.
 
-While the board shows a listening steward nobody polls. While it does not, everybody does.
+While the board shows a listening steward no worker polls; while it does not, all do.
 """
 
 import random
@@ -16,21 +16,36 @@ from collections.abc import Callable
 from cmdbus.board.board import Node
 from cmdbus.board.counters import Counter
 from cmdbus.board.wake_pipe import WakePipe, wait_for
+from cmdbus.checks import check_seconds
 from cmdbus.clock import time
-from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.waiting.wake import check_poll_interval
 
-#: A leader looks so often, in seconds, whether there still is a listening steward.
-_LOOK_SECONDS = 5.0
+MIN_POLL_SECONDS = 0.1
+#: Seconds between a leader's checks whether a steward listens.
+_CHECK_SECONDS = 5.0
+
+
+def check_poll_interval(seconds: float) -> float:
+    if check_seconds("poll_interval", seconds) < MIN_POLL_SECONDS:
+        raise ValueError(f"poll_interval must be at least {MIN_POLL_SECONDS} s, not {seconds!r}")
+    return float(seconds)
 
 
 class NodeWaiter:
-    """Only who has the lead calls `rest`, `working` and `stepped`."""
+    """Only the leader calls `before_claim`, `after_claim` and `wait_for_work`."""
 
     def __init__(
-        self, node: Node, poll_interval: float, jitter_ms: int, look: float = _LOOK_SECONDS
+        self,
+        node: Node,
+        poll_interval: float,
+        jitter_ms: int,
+        leave: Callable[[], None] | None = None,
+        look: float = _CHECK_SECONDS,
     ) -> None:
+        """`leave` stops a worker that has nothing more to run, instead of waiting: one in
+        quarantine, which runs suspects."""
         self._board = node.board
+        self._leave = leave
+        self._has_neighbours = node.parent is not None
         self._seat = node.seat
         self._worker_pipe = node.worker_pipe
         self._steward_pipe = node.steward_pipe
@@ -46,9 +61,6 @@ class NodeWaiter:
     @property
     def pauses(self) -> int:
         return self._board.pauses
-
-    def start(self) -> None:
-        """Nothing: the steward listens."""
 
     def stop(self) -> None:
         if self._stopped.is_set():
@@ -66,21 +78,27 @@ class NodeWaiter:
         if self._waiting:
             self.wake()
 
-    def before_claim(self, connection: Connection) -> None:
-        """Before each claim: whoever rings after it has looked ends the rest that follows."""
+    def before_claim(self) -> None:
+        """A wake-up after this point ends the wait that follows the claim."""
         self._bell.drain()
 
     def after_claim(self, *, full: bool) -> None:
-        """After each claim. One that was woken and got all that it asked for sends another
-        one to look: there may be more. In a tight loop nobody was woken."""
-        if self._woken and full:
+        """A worker that was woken and got all that it asked for wakes another one: there may be
+        more. In a tight loop none was woken."""
+        if self._woken and full and self._has_neighbours:
             self._worker_pipe.put()
         self._woken = False
 
     def wait_for_work(
-        self, connection: Connection, busy: Callable[[], bool], until: float = float("inf")
+        self, busy: Callable[[], bool], until: float = float("inf")
     ) -> Counter | None:
+        """Returns the source of the wake-up; None if it was this worker's own. `busy` tells that
+        the worker has something else to do: other threads check `_waiting` after they have made
+        it true. The wait ends at the monotonic time `until`."""
         self._waiting = True
+        if self._leave is not None:
+            self._wait_to_leave(busy, self._leave)
+            return None
         # A worker that must claim again soon does not count as idle: --drain would end the fleet.
         since = time.monotonic_ns() if until == float("inf") else int(until * 1e9)
         self._seat.park(since)
@@ -92,6 +110,12 @@ class NodeWaiter:
         finally:
             self._seat.unpark()
             self._waiting = False
+
+    def _wait_to_leave(self, busy: Callable[[], bool], leave: Callable[[], None]) -> None:
+        if not busy():
+            leave()
+            wait_for([self._bell], float("inf"))
+        self._waiting = False
 
     def only_own(self) -> bool:
         """While the node is armed, whatever comes is a byte."""
@@ -131,44 +155,3 @@ class NodeWaiter:
         if self._jitter_ms:
             time.sleep(random.uniform(0, self._jitter_ms / 1000))
         return Counter.WAKEUPS_PIPE
-
-
-class QuarantineWaiter:
-    """For a process that runs suspects, and leaves when there are no more."""
-
-    poll_interval = 60.0
-    #: It claims one command at a time, so that none waits for a thread.
-    pauses = 0
-
-    def __init__(self, leave: Callable[[], None]) -> None:
-        self._leave = leave
-        self._bell = threading.Event()
-
-    def start(self) -> None:
-        """Nothing is listened to."""
-
-    def stop(self) -> None:
-        self._bell.set()
-
-    def wake(self) -> None:
-        self._bell.set()
-
-    def wake_if_waiting(self) -> None:
-        self._bell.set()
-
-    def before_claim(self, connection: Connection) -> None:
-        self._bell.clear()
-
-    def after_claim(self, *, full: bool) -> None:
-        """Nobody else is to be woken."""
-
-    def wait_for_work(
-        self, connection: Connection, busy: Callable[[], bool], until: float = float("inf")
-    ) -> Counter | None:
-        if not busy():
-            self._leave()
-            self._bell.wait()
-        return None
-
-    def only_own(self) -> bool:
-        return False
