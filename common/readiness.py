@@ -19,14 +19,14 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at, for people to read. Holds no secret."""
+    """One check and its finding, for people to read. Holds no secret."""
 
     name: str
     finding: Finding
     sentence: str
-    #: What to do about it; empty if there is nothing to do, or the sentence says it.
+    #: The advice; empty if there is nothing to do, or the sentence has it.
     fix: str = ""
-    #: Of the app: how many types of commands it handles.
+    #: Of the app: the number of command types that it handles.
     types: int = 0
 
     def to_dict(self) -> dict[str, object]:
@@ -38,6 +38,6 @@ class Check:
 
 
 def worst(checks: Iterable[Check]) -> Finding:
-    """What all of them come to."""
+    """The worst finding."""
     order = list(Finding)
     return max((check.finding for check in checks), key=order.index, default=Finding.OK)

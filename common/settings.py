@@ -15,7 +15,7 @@ _DEMO_TIMEOUTS = Timeouts(statement=2.0, pool=3.0, lease=3.0, thread=4.0, watchd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Times in seconds. Checked where it is made; see `cmdbus.supervisor.cli.supervise`."""
+    """Times in seconds. The command line checks them; see `cmdbus.supervisor.cli.setting`."""
 
     #: MODULE:REGISTRY; None is the demo.
     app: str | None = None

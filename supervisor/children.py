@@ -38,7 +38,7 @@ class ExitStatus:
 
 
 class Child:
-    """A process that we forked and have not reaped: so its id is nobody else's."""
+    """A process that we forked and have not reaped, so that no other process can have its id."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -73,10 +73,11 @@ class Child:
 
 def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
     """Runs `run` in a child, whose exit code it returns; signals are blocked there until it
-    unblocks them. `close`: descriptors that are only ours. OSError if there can be none.
+    unblocks them. `close`: descriptors that the child must not keep. OSError if the system has no
+    process left.
 
-    Not multiprocessing's Process: that one reaps its siblings whenever another is started,
-    before anybody has ended what they left behind, and joins all of them at exit.
+    Not multiprocessing's Process: it reaps siblings whenever another one starts, before their
+    process groups are ended, and joins all of them at exit.
     """
     parent = os.getpid()
     _flush()
@@ -87,7 +88,7 @@ def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
     try:
         return Child(pid)
     except OSError:
-        # No descriptor is left for it: nobody would ever look after it.
+        # No descriptor is left for it, so it could never be reaped.
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
@@ -128,9 +129,9 @@ def _die_with(parent: int) -> None:
 
 
 def reap_orphans(ours: Iterable[int | None]) -> None:
-    """As process 1 of a container, or as a subreaper, we inherit orphans. Looks first: who is
-    ours is reaped by its seat, with its exit code. Elsewhere there are none, and a child that
-    somebody else in this process has started is left to him."""
+    """Reaps orphans inherited as process 1 or as a subreaper. Peeks first: children in `ours` are
+    reaped through their descriptors, which keeps their exit status. Elsewhere it reaps nothing:
+    other code in this process may have started children of its own."""
     if not _inherits_orphans():
         return
     ours = set(ours)

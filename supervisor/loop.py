@@ -1,4 +1,4 @@
-"""The supervisor's loop: look -> decide -> act -> wait. Never waits for one of its processes."""
+"""The supervisor's loop: observe -> decide -> act -> wait. Never waits for one of its processes."""
 
 import logging
 import os
@@ -26,18 +26,19 @@ from cmdbus.timeouts import RESCUE_SECONDS
 
 logger = logging.getLogger(__name__)
 
-#: It looks at least so often, and does not judge after it was late by so much.
+#: Seconds of a round at most.
 _ROUND_SECONDS = 0.1
+#: Seconds by which a round must be late to count as a stall of the supervisor itself.
 _LATE_SECONDS = 1.0
-#: After that it lets everybody beat again first.
+#: Seconds without hang detection after a stall: the processes may have stalled, too.
 _GRACE_SECONDS = 5.0
-#: Who sees that it has not been back for so long says that it is frozen.
+#: Seconds until the supervisor's own deadline on the board; readers call it late after that.
 _DUE_SECONDS = 5.0
-#: With --drain: everybody has waited for so long, and there was nothing.
+#: Seconds that all workers must have been idle to count as drained.
 _DRAINED_SECONDS = 1.0
 #: Seconds between checks that the pidfile is there and not old.
 _KEEP_SECONDS = 5.0
-#: What a stop takes beyond its deadline, at most.
+#: Seconds that a stop may take beyond its deadline.
 _EXITS_SECONDS = 5.0
 
 
@@ -60,9 +61,9 @@ class Supervisor:
         self._demo_output = demo_output
         self._pidfile = pidfile
         self._kept_at = 0.0
-        #: Why the pidfile could not be kept, which is logged once.
+        #: Why the pidfile could not be kept; logged once.
         self._not_kept = ""
-        #: Of the application to come: while it runs, a reload is under way.
+        #: The preflight of the new application, during a reload.
         self._preflight: PreflightProcess | None = None
         self._limits = Limits(
             thread=settings.timeouts.thread,
@@ -72,8 +73,8 @@ class Supervisor:
             max_rss_bytes=settings.max_rss_bytes,
             max_age=settings.max_age,
         )
-        #: Seconds after which idle workers have drained. Those that poll begin anew at each poll:
-        #: with a quarter of the interval, all of them are idle for so long at the same time.
+        #: Seconds that workers must have been idle. A polling worker starts over at each poll: at a
+        #: quarter of the interval all of them are idle that long at the same time.
         self._idle_seconds = _DRAINED_SECONDS
         if not settings.listen:
             self._idle_seconds = min(_DRAINED_SECONDS, settings.poll_interval / 4)
@@ -93,7 +94,7 @@ class Supervisor:
             self._end_preflight()
             fleet = self._observe(now)
             if self._stop_by is not None and not any(p.is_alive(now) for p in fleet.processes):
-                break  # One that cannot die, in disk wait, is left to whoever is process 1.
+                break  # A process in disk wait cannot die: it is left to process 1.
             for action in decide(fleet, self._limits, now):
                 self._fleet.act(action, now)
             self._publish_status(fleet, now)
@@ -122,32 +123,34 @@ class Supervisor:
                 case signal.SIGUSR1:
                     self._fleet.report()
                 case _:
-                    pass  # A child has died, ours or a stranger: that is seen in any case.
+                    pass  # SIGCHLD: each round reaps exited children in any case.
         examiner = self._preflight.pid if self._preflight is not None else None
         self._demo_output.look()
         reap_orphans({*self._fleet.pids, examiner, self._demo_output.pid})
 
     def _observe(self, now: float) -> FleetView:
-        # Wherever in its round it was stopped.
+        # This covers a whole round, so it does not matter where the supervisor stalled.
         late = now - self._observed_at - _ROUND_SECONDS
         self._observed_at = now
         if late > _LATE_SECONDS:
             self._hang_detection_from = now + _GRACE_SECONDS
             logger.warning(
-                "the supervisor itself was late by %.1f s: it judges nobody for a while", late
+                "the supervisor stalled for %.1f s: pausing hang detection for %g s",
+                late,
+                _GRACE_SECONDS,
             )
         detects_hangs = now >= self._hang_detection_from
         fleet = self._fleet.observe(now, detects_hangs=detects_hangs, stop_by=self._stop_by)
         if self._stop_by is None:
-            self._end_of_itself(now)
+            self._check_end(now)
         return replace(fleet, stop_by=self._stop_by)
 
-    def _end_of_itself(self, now: float) -> None:
+    def _check_end(self, now: float) -> None:
         if self._fleet.cannot_boot:
             logger.error("a process cannot start, and a restart would not help: stopping")
             self._give_up(Exit.CANNOT_START)
         elif self._fleet.is_crash_loop(now):
-            logger.error("processes die as soon as they start, too many of them: giving up")
+            logger.error("too many processes exit as soon as they start: giving up")
             self._give_up(Exit.CRASH_LOOP)
         elif self._settings.drain and self._fleet.is_drained(now - self._idle_seconds):
             self._stop(self._settings.drain_timeout, "everything is done")
@@ -164,15 +167,15 @@ class Supervisor:
         self._demo_output.stopping(seconds)
 
     def _reload(self) -> None:
-        """The application is looked at first: a broken one leaves the fleet as it is."""
+        """Checks the application first: a broken one leaves the fleet as it is."""
         if self._stop_by is not None or self._preflight is not None:
             return
         try:
             self._preflight = PreflightProcess(self._settings)
         except OSError as error:
-            logger.error("not reloaded, nothing can be started: %s", error.strerror)
+            logger.error("not reloaded, cannot start a process: %s", error.strerror)
             return
-        logger.info("reloading: looking at the application")
+        logger.info("reloading: checking the application")
         self._notifier.reloading()
 
     def _end_preflight(self) -> None:
@@ -224,7 +227,7 @@ class Supervisor:
         except (BoardError, OSError) as error:
             why = str(error)
             if why != self._not_kept:
-                logger.error("the name of this supervisor cannot be held: %s", why)
+                logger.error("cannot hold the name of this supervisor: %s", why)
         self._not_kept = why
 
     def _wait(self, until: float) -> None:

@@ -1,5 +1,5 @@
-"""One supervisor of a name: the locks on its pidfile and its board decide, not the number that
-stands there."""
+"""At most one supervisor of a name: the locks on its pidfile and its board decide that, not the
+process id in the file."""
 
 import fcntl
 import os
@@ -12,10 +12,10 @@ from cmdbus.board.board import Board
 from cmdbus.clock import time
 from cmdbus.errors import BoardError
 
-#: A child that its supervisor has just forked still has the lock when that is killed: it leaves
-#: as soon as it runs, and is waited for so many seconds.
+#: Seconds to wait for the lock: a child forked just before its supervisor was killed holds it until
+#: the child exits.
 _EXIT_SECONDS = 10.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 class NameTakenError(BoardError):
@@ -87,7 +87,7 @@ class Pidfile:
             os.close(descriptor)
 
     def _is_there(self) -> bool:
-        """Under its name; somebody may have removed it, and another may have made a new one."""
+        """Whether the path still names the locked file, which may have been removed or replaced."""
         try:
             return os.path.samestat(self._path.stat(), os.fstat(self.descriptor))
         except FileNotFoundError:
@@ -117,13 +117,13 @@ def pidfile_path(directory: Path, name: str) -> Path:
 
 
 def check_free(path: Path, name: str) -> None:
-    """Or a NameTakenError; keeps nothing."""
+    """Raises NameTakenError if a supervisor holds the pidfile. Keeps no lock."""
     if os.path.lexists(path):
         os.close(_locked(path, name, os.O_RDONLY, fcntl.LOCK_SH))
 
 
 def check_board_free(path: Path, name: str) -> None:
-    """The same for a board: its supervisor lives, whatever has become of the pidfile."""
+    """The same for a board, whose supervisor may live without its pidfile."""
     if os.path.lexists(path):
         os.close(_locked(path, name, os.O_RDONLY, fcntl.LOCK_SH, of=_on_board))
 
@@ -137,7 +137,7 @@ def _locked(
     of: Callable[[Path], int | None] = _in_pidfile,
     within: float = _EXIT_SECONDS,
 ) -> int:
-    """`of`: the supervisor that a file names, for a refusal."""
+    """`of` reads the process id of the supervisor from a file, for the error."""
     deadline = time.monotonic() + within
     while True:
         descriptor = _opened(path, flags)
@@ -149,7 +149,7 @@ def _locked(
         pid = of(path)
         if pid is None or not _is_gone(pid) or time.monotonic() > deadline:
             raise NameTakenError(name, pid)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _opened(path: Path, flags: int) -> int:

@@ -20,32 +20,32 @@ _REASONS = {
 
 
 class ListenError(CmdbusError):
-    """There can be no socket where one was asked for."""
+    """The address cannot be bound."""
 
-    #: Somebody else has it at the moment.
+    #: Whether another process has it now.
     in_use = False
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Never blocks who accepts."""
+    """A socket on which accept() never blocks."""
     listener = bound(host, port, backlog=_BACKLOG)
     _log_address(listener)
     return listener
 
 
 def bound(host: str, port: int, backlog: int | None = None) -> socket.socket:
-    """Nobody can connect to it without a `backlog`."""
+    """Without a `backlog` it is only bound: no client can connect."""
     name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         return _bound(family, address, backlog)
     except OSError as error:
-        # Those of getaddrinfo have numbers of their own.
+        # Errors of getaddrinfo have numbers of their own.
         reason = _REASONS.get(error.errno or 0) if not isinstance(error, socket.gaierror) else None
-        told = ListenError(f"cannot listen on {name} (--http): {reason or error.strerror}")
-        told.in_use = error.errno == errno.EADDRINUSE
-        raise told from None
+        refusal = ListenError(f"cannot listen on {name} (--http): {reason or error.strerror}")
+        refusal.in_use = error.errno == errno.EADDRINUSE
+        raise refusal from None
 
 
 def _bound(
@@ -53,7 +53,7 @@ def _bound(
 ) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A port whose last connections are just closed is free.
+        # A port stays usable while its last connections close.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         if backlog is not None:
@@ -71,7 +71,7 @@ def _log_address(listener: socket.socket) -> None:
     logger.info("probes, metrics and status are at %s", url)
     if not ipaddress.ip_address(host).is_loopback:
         logger.warning(
-            "whoever reaches %s reads which commands run here, without their data: "
-            "close it to those that should not",
+            "any client that reaches %s can read which commands run here, without their data: "
+            "restrict access to it",
             url,
         )

@@ -1,8 +1,8 @@
 """The runtime directory: where a node's board, pidfile and stack dumps are, by the
 supervisor's name.
 
-Who writes there and who reads there must come to the same place, so nothing but the user
-and the machine decides. Must never use a directory in which another user could put a file.
+Its writers and readers must find the same place, so only the user and the machine decide it. Must
+never use a directory in which another user could put a file.
 """
 
 import logging
@@ -25,7 +25,7 @@ _RUN = Path("/run")
 
 
 def find_runtime_directory(chosen: Path | None = None) -> Path:
-    """What was chosen, or the first of the usual places. It may not exist yet."""
+    """The chosen directory, or the first of the usual places. It may not exist yet."""
     if chosen is not None:
         return _absolute(chosen)
     path = next(usual_places())
@@ -52,7 +52,7 @@ def usual_places() -> Iterator[Path]:
     """Where this user's runtime directory may be on this machine, the first choice first."""
     uid = os.geteuid()
     path = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
-    # After su or sudo the variable may still name the directory of somebody else.
+    # After su or sudo the variable may still name another user's directory.
     if path.is_absolute() and _is_own(path):
         yield path / "cmdbus"
     if uid == 0 and _is_writable(_RUN):
@@ -63,7 +63,7 @@ def usual_places() -> Iterator[Path]:
 
 
 def make_runtime_directory(directory: Path) -> Path:
-    """Make it, and what is missing above it, or see that it is ours alone."""
+    """Makes it and its missing parents, or checks that it is private to this user."""
     try:
         with suppress(FileExistsError):
             directory.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def make_runtime_directory(directory: Path) -> Path:
 
 
 def check_runtime_directory(directory: Path) -> Path:
-    """Refuse one that is missing, or in which somebody else could have put a file."""
+    """Refuses one that is missing, or in which another user could have put a file."""
     try:
         found = directory.lstat()
     except OSError as error:
@@ -101,7 +101,7 @@ def check_runtime_directory(directory: Path) -> Path:
 
 
 def check_makeable(directory: Path) -> None:
-    """Refuse one in which, or for which, nothing can be made. Leaves nothing behind."""
+    """Refuses a directory that cannot be made or written. Leaves nothing behind."""
     above = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
     try:
         Path(tempfile.mkdtemp(dir=above)).rmdir()
@@ -114,7 +114,7 @@ def check_makeable(directory: Path) -> None:
 
 
 def _closing(directory: Path) -> str:
-    """What to do about an open directory. One that holds other files must stay as it is."""
+    """The advice about an open directory. One that holds other files must stay as it is."""
     if all(_FILE.fullmatch(path.name) for path in directory.iterdir()):
         return f"run chmod 700 {directory}"
     return f"choose one of its own, for example --runtime-dir {directory / 'cmdbus'}"
@@ -125,7 +125,7 @@ def board_path(directory: Path, name: str) -> Path:
 
 
 def check_supervisor_name(name: str) -> str:
-    """Files are named after it; a ValueError says what it may be."""
+    """Returns the name, after which files are named; ValueError if it is not valid."""
     if not _NAME.match(name):
         raise ValueError(
             f"name must be a letter or digit and up to 63 more of A-Z a-z 0-9 _ . - (ASCII), "

@@ -1,4 +1,4 @@
-"""Signals are only noted: the loop reads them when it looks. Nothing else is done in a handler."""
+"""Handlers only record signals: the loop reads them in its next round."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-#: Those that mean something to the supervisor, and the death of a child.
+#: The signals that the supervisor acts on, and SIGCHLD.
 NOTED = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -18,20 +18,19 @@ NOTED = (
     signal.SIGCHLD,
 )
 STOPPING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
-_AT_ONCE = 4096
+_MAX_READ_BYTES = 4096
 
 
 class Signals:
-    """The loop waits for a pipe that the interpreter writes to. What came is noted apart from
-    that: a storm fills the pipe, and what is dropped then may be the only one of its kind."""
+    """The loop waits for a pipe that the interpreter writes to. Signals are recorded apart from it:
+    in a full pipe the only one of its kind may be dropped."""
 
     def __init__(self) -> None:
         self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._received: dict[int, None] = {}
         for number in NOTED:
             signal.signal(number, self._note)
-        # By which children are asked for their stacks: those that are not ready for it yet
-        # must not die of it.
+        # It asks children for their stacks, and must not kill one that is not ready for that.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         # A parent may have blocked them, and a blocked mask is inherited.
@@ -42,10 +41,10 @@ class Signals:
         return self.descriptor, self._writer
 
     def read(self) -> list[signal.Signals]:
-        """Those that came since, each once."""
-        # The pipe first: what comes after that wakes the loop again.
+        """The signals received since the last call, each once."""
+        # The pipe first: later signals wake the loop again.
         with suppress(BlockingIOError):
-            while os.read(self.descriptor, _AT_ONCE):
+            while os.read(self.descriptor, _MAX_READ_BYTES):
                 pass
         noted, self._received = self._received, {}
         return [signal.Signals(number) for number in noted]
@@ -65,8 +64,8 @@ class Signals:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Around a fork: a signal that comes before the child has its own handlers would be
-    taken by ours, and lost. The child unblocks them itself."""
+    """Around a fork: a signal that comes before the child has its own handlers would be lost to
+    those of the supervisor. The child unblocks them itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTED)
     try:
         yield
@@ -75,7 +74,7 @@ def blocked() -> Iterator[None]:
 
 
 def reset() -> None:
-    """In a child: nothing of the supervisor's; still blocked until `unblock`."""
+    """In a child: removes the supervisor's handlers. Signals stay blocked until `unblock`."""
     signal.set_wakeup_fd(-1)
     for number in NOTED:
         signal.signal(number, signal.SIG_DFL)

@@ -1,6 +1,6 @@
-"""Who answers probes before there is a steward: a child, as everything is that needs a thread.
+"""Answers probes before a steward does, in a child: the supervisor itself starts no thread.
 
-A start may wait for its database for hours. It is live all that time, and not ready.
+A start may wait for its database for hours: all that time it is live and not ready.
 """
 
 import logging
@@ -22,26 +22,25 @@ logger = logging.getLogger(__name__)
 
 
 class StartupProbes:
-    """Close it when there is a steward to come; whoever asks in between waits a moment."""
+    """Closed before the steward starts: probes in between wait a moment."""
 
     def __init__(self, settings: Settings, listener: socket | None, close: Iterable[int]) -> None:
-        """`close`: descriptors that are only ours. Without a listener there is nobody."""
+        """`close`: descriptors that the child must not keep. Without a listener no child starts."""
         self._settings = settings
         self._listener = listener
         self._close = list(close)
-        #: One that shows what there is: a supervisor, and a steward to come that knows whether
-        #: the database is there.
+        #: Shows a supervisor that starts, and a steward that knows whether the database is away.
         self._board = Board.in_memory(1, 1, command_types=1, name=settings.name)
         self._since = time.monotonic_ns()
         self._steward = self._board.seat(0)
         self._steward.assign(Role.STEWARD, number=0, generation=1, now=self._since)
         self._steward.enter(pid=0, generation=1, now=self._since)
         self._child: Child | None = None
-        #: Why no probe is answered, which is logged once.
+        #: Why no probe is answered; logged once.
         self._why = ""
 
     def expect(self, seconds: float, *, away: bool) -> None:
-        """The supervisor is back within so long; `away`: the database is."""
+        """`seconds` until the supervisor's next step at the latest; `away`: the database is."""
         due = time.monotonic_ns() + int(seconds * 1e9)
         self._board.supervise(
             pid=os.getpid(),
@@ -55,18 +54,18 @@ class StartupProbes:
             self._start(self._listener)
 
     def _start(self, listener: socket) -> None:
-        """Also again, after a failed fork or an early exit of the child."""
+        """Starts the child, again after a failed fork or an exit."""
         try:
             exited = self._child.reap() if self._child is not None else None
             if exited is not None:
                 self._child = None
-                no_room = exited.signal == 0 and exited.code == Exit.NO_RESOURCES
-                why = "has no room for its threads" if no_room else str(exited)
+                no_thread = exited.signal == 0 and exited.code == Exit.NO_RESOURCES
+                why = "found no thread left" if no_thread else str(exited)
                 self._warn(f"the process that answers them {why}")
             if self._child is None:
                 self._child = fork(lambda: self._answer(listener), close=self._close)
         except OSError as error:
-            self._warn(f"no process can be started ({error.strerror})")
+            self._warn(f"cannot start a process ({error.strerror})")
 
     def _warn(self, why: str) -> None:
         if why != self._why:

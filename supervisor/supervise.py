@@ -1,4 +1,4 @@
-"""From what a supervisor was told to a fleet that runs, and back to nothing.
+"""From the settings of a supervisor to a running fleet, and back to nothing.
 
     supervise      one of its name -> database -> preflight -> board -> the loop (see loop.py)
 
@@ -39,11 +39,11 @@ from cmdbus.supervisor.systemd_notifier import SystemdNotifier
 
 logger = logging.getLogger(__name__)
 
-#: A database that is away is tried again after so many seconds.
+#: Seconds between two tries to reach a database that is away.
 _AWAY_SECONDS = 2.0
-#: What it says to probes of when it will be back has room for a busy machine.
+#: Seconds added to the deadlines that probes check, for a busy machine.
 _SPARE_SECONDS = 5.0
-#: An embedded server may have to be made first.
+#: Seconds to make and start an embedded server.
 _EMBEDDED_SECONDS = 180.0
 #: Places of a seat beside the threads': for successors of stuck ones, and for relief.
 _SPARE_SLOTS = 10
@@ -61,11 +61,11 @@ class StopRequested(Exception):
 
 
 class AlreadyReported(Exception):
-    """A child could not do what a start needs, and has said why."""
+    """A child failed, and has logged the reason."""
 
 
 def supervise(settings: Settings) -> Exit:
-    """Runs the fleet until it is told to stop; the exit code says how that went."""
+    """Runs the fleet until it stops; the exit code says how that went."""
     set_up(settings.log_format, settings.log_level)
     settings = settings.with_demo()
     if settings.is_demo:
@@ -150,22 +150,22 @@ def _in_child(run: Callable[[], int], signals: Signals) -> None:
 
 
 def _forked(run: Callable[[], int], signals: Signals) -> Child:
-    """Waits until the system has room for one more process."""
+    """Waits until the system can start one more process."""
     while True:
         try:
             return fork(run, close=signals.descriptors)
         except OSError as error:
-            logger.warning("%s: again in %g s", _no_process(error), _AWAY_SECONDS)
+            logger.warning("%s: trying again in %g s", _no_process(error), _AWAY_SECONDS)
         wait([signals.descriptor], _AWAY_SECONDS)
         _handle_signals(signals)
 
 
 def _no_process(error: OSError) -> str:
-    return f"no process can be started ({error.strerror})"
+    return f"cannot start a process ({error.strerror})"
 
 
 def _preflight(settings: Settings, signals: Signals, probes: StartupProbes) -> int:
-    """How many types the app has; a database that is merely away is waited for."""
+    """Returns the number of the app's command types. Waits for a database that is away."""
     text = ""
     while True:
         probes.expect(TIMEOUT_SECONDS + _AWAY_SECONDS + _SPARE_SECONDS, away=bool(text))
@@ -180,7 +180,7 @@ def _preflight(settings: Settings, signals: Signals, probes: StartupProbes) -> i
             return max(check.types for check in checks)
         away = "; ".join(str(check) for check in checks if check.finding is Finding.AWAY)
         if away != text:
-            logger.warning("%s: waiting until it is there", away)
+            logger.warning("%s: waiting until it is back", away)
         text = away
         probes.expect(_AWAY_SECONDS + _SPARE_SECONDS, away=True)
         wait([signals.descriptor], _AWAY_SECONDS)
@@ -234,7 +234,7 @@ def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board,
 
 
 def _log_death(path: Path, name: str) -> None:
-    """Of the supervisor whose board this is, unless it stopped."""
+    """Logs the crash of the supervisor that left this board, unless it stopped."""
     with suppress(BoardError), closing(Board.open(path)) as board:
         view = board.snapshot(keys=False)
         if view.state is not SupervisorState.STOPPED:

@@ -1,7 +1,7 @@
-"""What a service manager is told, by systemd's protocol: a datagram to $NOTIFY_SOCKET.
+"""Notifies a service manager by systemd's protocol: a datagram to $NOTIFY_SOCKET.
 
-Without a service manager nothing happens. Must never raise, and never wait: a manager
-that does not read loses its news.
+Without a service manager it does nothing. Must never raise or wait: a manager that does not read
+misses notifications.
 """
 
 import os
@@ -12,15 +12,13 @@ from cmdbus.clock import time
 
 
 class SystemdNotifier:
-    """The supervising process's line to its service manager."""
-
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._status = ""
         path = os.environ.get("NOTIFY_SOCKET", "")
-        # The two kinds that there are: a file, and an abstract name. Others cannot be reached.
+        # A file or an abstract name; other kinds cannot be reached.
         self._address = "\0" + path[1:] if path[:1] == "@" else path if path[:1] == "/" else ""
-        #: Seconds between two pings, which is half of what the manager waits; None: no watchdog.
+        #: Seconds between two pings, half of the manager's timeout; None: no watchdog.
         self.watchdog = _watchdog()
         self._pinged = float("-inf")
         if self._address:
@@ -30,29 +28,32 @@ class SystemdNotifier:
                 )
                 self._socket.setblocking(False)
 
-    def ready(self, status: str = "") -> None:
+    def ready(self) -> None:
         """The first fleet is ready, or the one after a reload."""
-        self._send("READY=1", *self._news(status))
+        self._send("READY=1")
 
-    def reloading(self, status: str = "") -> None:
+    def reloading(self) -> None:
         """Until the next `ready`."""
         at = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._send("RELOADING=1", f"MONOTONIC_USEC={at}", *self._news(status))
+        self._send("RELOADING=1", f"MONOTONIC_USEC={at}")
 
-    def stopping(self, status: str = "") -> None:
-        self._send("STOPPING=1", *self._news(status))
+    def stopping(self) -> None:
+        self._send("STOPPING=1")
 
     def status(self, text: str) -> None:
         """One line for `systemctl status`, sent when it has changed."""
-        self._send(*self._news(text))
+        line = " ".join(text.split())
+        if line and line != self._status:
+            self._status = line
+            self._send(f"STATUS={line}")
 
     def extend(self, seconds: float) -> None:
-        """The start, stop or reload that is under way may take so much longer from now."""
+        """The current start, stop or reload may take `seconds` longer from now."""
         self._send(f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
 
     def ping(self, now: float) -> None:
-        """At every round of the loop: says so to the watchdog when it is time, in monotonic
-        seconds. Only who decides may call it: a ping from elsewhere would prove nothing."""
+        """Pings the watchdog when it is time, in monotonic seconds. Only the loop may call it: a
+        ping from elsewhere would prove nothing."""
         if self.watchdog is not None and now - self._pinged >= self.watchdog:
             self._pinged = now
             self._send("WATCHDOG=1")
@@ -62,32 +63,25 @@ class SystemdNotifier:
             self._socket.close()
             self._socket = None
 
-    def _news(self, status: str) -> list[str]:
-        line = " ".join(status.split())
-        if not line or line == self._status:
-            return []
-        self._status = line
-        return [f"STATUS={line}"]
-
     def _send(self, *lines: str) -> None:
-        if self._socket is not None and lines:
+        if self._socket is not None:
             # A full queue, or a manager that is gone.
             with suppress(OSError):
                 self._socket.sendto("\n".join(lines).encode(), self._address)
 
 
 def clear_notify_env() -> None:
-    """In a child: what it or its programs say is not the service's word."""
+    """In a child: neither it nor its programs may notify in the service's name."""
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
         os.environ.pop(name, None)
 
 
 def _watchdog() -> float | None:
-    """Half of the manager's patience, if it is for this process."""
-    for_whom = os.environ.get("WATCHDOG_PID")
-    if for_whom is not None and for_whom != str(os.getpid()):
+    """Half of the manager's timeout, if it watches this process."""
+    watched = os.environ.get("WATCHDOG_PID")
+    if watched is not None and watched != str(os.getpid()):
         return None
-    patience = os.environ.get("WATCHDOG_USEC", "")
-    if not patience.isascii() or not patience.isdigit() or int(patience) == 0:
+    timeout = os.environ.get("WATCHDOG_USEC", "")
+    if not timeout.isascii() or not timeout.isdigit() or int(timeout) == 0:
         return None
-    return int(patience) / 2e6
+    return int(timeout) / 2e6

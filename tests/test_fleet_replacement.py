@@ -44,7 +44,7 @@ def test_a_reload_replaces_one_process_after_another(dsn: str, tmp_path: Path) -
         before, steward = fleet.pids(), fleet.steward()
         ids = fleet.send("Debit", 300, data=0.02)
         fleet.send_signal(signal.SIGHUP)
-        fleet.await_saying("reloading: looking")
+        fleet.await_saying("reloading: checking")
         fleet.send_signal(signal.SIGHUP)
         fleet.await_successors(before.values())
         eventually(lambda: fleet.steward() not in (None, steward))

@@ -178,7 +178,7 @@ def test_a_process_without_descriptors_fails_the_attempt_and_the_fleet_goes_on(
         spare = highest_descriptor(fleet.pid) + 1
         resource.prlimit(fleet.pid, resource.RLIMIT_NOFILE, (spare, before[1]))
         fleet.send_signal(signal.SIGHUP)
-        fleet.await_saying("not reloaded, nothing can be started: Too many open files")
+        fleet.await_saying("not reloaded, cannot start a process: Too many open files")
         resource.prlimit(fleet.pid, resource.RLIMIT_NOFILE, before)
         goes_on(fleet)
         pids = fleet.pids()
@@ -242,11 +242,11 @@ def test_a_supervisor_that_can_start_no_process_waits_until_it_can(
     with control_group("pids") as group, unstarted(dsn, tmp_path, http="127.0.0.1:0") as fleet:
         group.limit(1)
         fleet.start(shell=f'echo 0 > {group.entrance}; exec "$@"')
-        none = "no process can be started (Resource temporarily unavailable)"
+        none = "cannot start a process (Resource temporarily unavailable)"
         fleet.await_saying(f"{none}: waiting")
         assert len(fleet.said(f"not answered for the moment: {none}")) == 1
         group.limit(2)
-        fleet.await_saying("the process that answers them has no room for its threads")
+        fleet.await_saying("the process that answers them found no thread left")
         group.limit(None)
         fleet.wait_until_ready()
         assert fleet.stop() == 0

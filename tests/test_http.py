@@ -242,4 +242,4 @@ def test_who_lets_others_than_this_machine_in_is_warned(caplog: pytest.LogCaptur
     assert not caplog.records
     listen("0.0.0.0", 0).close()
     [record] = caplog.records
-    assert "whoever reaches http://0.0.0.0:" in record.getMessage()
+    assert "any client that reaches http://0.0.0.0:" in record.getMessage()

@@ -51,8 +51,8 @@ def test_the_manager_hears_of_each_change(
     monkeypatch.chdir(tmp_path)
     name = None if kind == "abstract" else str(tmp_path / "n")
     with manager(monkeypatch, name) as ours, closing(SystemdNotifier()) as notifier:
-        notifier.ready("4 of 4 processes are ready")
-        assert heard(ours) == ["READY=1", "STATUS=4 of 4 processes are ready"]
+        notifier.ready()
+        assert heard(ours) == ["READY=1"]
         notifier.reloading()
         state, at = heard(ours)
         assert state == "RELOADING=1"
@@ -62,8 +62,8 @@ def test_the_manager_hears_of_each_change(
         notifier.status("two lines")  # nothing new
         notifier.extend(2.5)
         assert heard(ours) == ["EXTEND_TIMEOUT_USEC=2500000"]
-        notifier.stopping("draining")
-        assert heard(ours) == ["STOPPING=1", "STATUS=draining"]
+        notifier.stopping()
+        assert heard(ours) == ["STOPPING=1"]
 
 
 def test_the_watchdog_hears_twice_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_without_a_manager_nothing_happens(
     if path is not None:
         monkeypatch.setenv("NOTIFY_SOCKET", path)
     with closing(SystemdNotifier()) as notifier:
-        notifier.ready("all is well")
+        notifier.ready()
         notifier.stopping()
 
 

@@ -135,7 +135,7 @@ def test_what_runs_is_shown_with_its_command_and_times(place: Path, board: Board
     lines = text.splitlines()
     assert lines[0].startswith(f"cmdbus: running, pid {os.getpid()}, began ")
     assert lines[1] == "1 restart: crashed 1"
-    assert lines[2] == f"steward: pid {os.getpid()}, hears of new commands"
+    assert lines[2] == f"steward: pid {os.getpid()}, listens for commands"
     [running] = [line.split() for line in lines if "running" in line and "payments/D" in line]
     assert running[:2] == ["0", "running"] and running[4] == "2"
     assert running[2] in ("3.0s", "3.1s", "3.2s", "3.3s") and running[3] in ("33s", "32s")
@@ -164,7 +164,7 @@ def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
     command_id = uuid4()
     begin(board, 0, taken(board, 0, Role.QUARANTINE), command_id)
     text = ps(place)
-    assert "alone: pid" in text and str(command_id) in text
+    assert "quarantine: pid" in text and str(command_id) in text
     assert json.loads(ps(place, "--json"))["quarantine"]["slots"][0]["type"] == "Debit"
 
 
@@ -176,9 +176,9 @@ def test_who_leaves_and_who_has_died_are_shown(place: Path, board: Board) -> Non
     exit_record = ExitRecord(generation=3, pid=4711, signal=9, verdict=Verdict.STUCK)
     board.seat(2).record_exit(1, exit_record, now)
     text = ps(place)
-    assert f"leaving: pid {os.getpid()}, which must be gone in 60m" in text
+    assert f"stopping: pid {os.getpid()}, which must have exited in 60m" in text
     assert str(command_id) in text
-    assert "ended: pid 4711 (signal 9, stuck); what it held is being handed back" in text
+    assert "ended: pid 4711 (signal 9, stuck); its claims are being released" in text
     assert [line.split()[0] for line in text.splitlines() if line.endswith("empty")] == ["0", "1"]
 
 
@@ -237,7 +237,7 @@ def test_a_supervisor_that_does_not_come_back_is_said_to_be_late(place: Path) ->
         assert state(place) == "running"
         head, text, *_ = ps(place).splitlines()
         assert head.startswith("cmdbus: running, but late, pid ")
-        assert text.startswith("Hung or starved: it should have been back 5.")
+        assert text.startswith("Hung or starved: its last heartbeat is overdue by 5.")
 
 
 def test_one_that_has_stopped_is_neither_dead_nor_late(place: Path, board: Board) -> None:
@@ -265,7 +265,7 @@ def test_a_board_of_another_boot_shows_no_times(place: Path, board: Board) -> No
         file.write(bytes(16))
     assert state(place, ps_of_one_that_is_gone) == "dead"
     text = ps_of_one_that_is_gone(place)
-    assert "The machine was started anew since" in text
+    assert "The machine was restarted since" in text
     assert "payments/Debit" in text and "late" not in text
     [seat, _] = json.loads(ps_of_one_that_is_gone(place, "--json"))["seats"]
     assert (seat["since"], seat["slots"][0]["due"], seat["health"]) == (None, None, None)

@@ -243,8 +243,8 @@ def test_domains_are_paused_and_resumed(dsn: str, run: Run) -> None:
 
 
 def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:
-    assert done(run("tsq", "summary")) == "nothing waits for a person\n"
-    assert done(run("tsq", "list")) == "nothing waits for a person\n"
+    assert done(run("tsq", "summary")) == "nothing waits for an operator\n"
+    assert done(run("tsq", "list")) == "nothing waits for an operator\n"
     with CommandBus(dsn) as bus:
         ids = [bus.send("payments", "Debit", n) for n in range(3)]
         trouble(dsn, message="x" * 500)

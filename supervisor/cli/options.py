@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean together."""
+"""Options that several commands share, and the database that they name together."""
 
 import os
 import re
@@ -15,12 +15,12 @@ from cmdbus.supervisor.cli.parameters import read_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Left in a context's meta: which file the DSN was read from.
+#: Key of a context's meta: the file that the DSN was read from.
 DSN_FROM = "cmdbus.dsn_from"
-#: Left there too: which file holds the settings that no option and no variable gives.
+#: The settings file.
 SETTINGS_FILE = "cmdbus.settings_file"
 _VARIABLES = ("CMDBUS_DSN", "DATABASE_URL")
-#: Left there too: which option, variable or file asks for the embedded server, or None.
+#: The option, variable or file that asks for the embedded server, or None.
 _EMBEDDED = "cmdbus.embedded"
 _NEAREST_FIRST = (
     ParameterSource.COMMANDLINE,
@@ -196,7 +196,7 @@ def origin(context: click.Context, parameter: click.Parameter) -> str:
 
 
 class RedactingCommand(click.Command):
-    """Shows no DSN that was typed in the wrong place, and where a wrong value comes from."""
+    """Hides a DSN that was typed in the wrong place, and names the source of a wrong value."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -205,11 +205,11 @@ class RedactingCommand(click.Command):
             click.echo(f"Error: {one_line(_missing(error))}", err=True)
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            shown = type(error) if type(error) is click.ClickException else click.UsageError
-            told = shown(one_line(_URL.sub("(a DSN)", _message(error))))
-            if isinstance(told, click.UsageError) and isinstance(error, click.UsageError):
-                told.ctx = error.ctx
-            (error if isinstance(error, _HELP) else told).show()
+            error_class = type(error) if type(error) is click.ClickException else click.UsageError
+            redacted = error_class(one_line(_URL.sub("(a DSN)", _message(error))))
+            if isinstance(redacted, click.UsageError) and isinstance(error, click.UsageError):
+                redacted.ctx = error.ctx
+            (error if isinstance(error, _HELP) else redacted).show()
             sys.exit(error.exit_code)
         except click.Abort:
             click.echo("Aborted.", err=True)
@@ -217,7 +217,7 @@ class RedactingCommand(click.Command):
 
 
 class RedactingGroup(RedactingCommand, click.Group):
-    """A group of commands that shows none either."""
+    """A group of commands that does the same."""
 
 
 def _missing(error: click.MissingParameter) -> str:

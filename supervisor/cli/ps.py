@@ -1,6 +1,5 @@
-"""`cmdbus ps`: what runs where, for how long, from the board; asks nobody.
-
-So it works while the database is away, and when the supervisor is frozen or dead.
+"""`cmdbus ps`: what runs where, for how long. It reads only the board, so it works while the
+database is away, and when the supervisor is frozen or dead.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +25,8 @@ from cmdbus.supervisor.cli.session import (
 from cmdbus.supervisor.pidfile import NameTakenError, check_free, pidfile_path
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory
 
-_EVERY = 1.0
+#: Seconds between two reads with --watch.
+_WATCH_SECONDS = 1.0
 
 
 @click.command(
@@ -45,7 +45,7 @@ _EVERY = 1.0
       cmdbus ps --json | jq '.seats[].slots[] | select(.command_id and .due < 0)'
     """,
 )
-@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
 @board_options
 @json_option
 @ignored_options("--dsn", "--dsn-file", "--schema")
@@ -55,7 +55,7 @@ def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
         if watch:
             _watch(path, as_json)
             return
-        snapshot = _look(path)
+        snapshot = _read(path)
         if as_json:
             show_json(snapshot.to_dict())
         else:
@@ -65,19 +65,19 @@ def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
 
 
 def _watch(path: Path, as_json: bool) -> None:
-    """A new supervisor makes a new board: the path is opened at every look."""
+    """A new supervisor makes a new board: the path is opened each time."""
     before: PsSnapshot | None = None
     try:
         while True:
             try:
-                snapshot = _look(path)
+                snapshot = _read(path)
             except BoardError as error:
                 before = None
                 _draw([str(error)], {"error": str(error)} if as_json else None)
             else:
                 _draw(lines(snapshot, before), snapshot.to_dict() if as_json else None)
                 before = snapshot
-            time.sleep(_EVERY)
+            time.sleep(_WATCH_SECONDS)
     except KeyboardInterrupt:
         return
 
@@ -90,7 +90,7 @@ def _draw(text: Iterable[str], value: dict[str, object] | None) -> None:
     show_lines([*text, ""])
 
 
-def _look(path: Path) -> PsSnapshot:
+def _read(path: Path) -> PsSnapshot:
     if not path.exists():
         raise BoardError(_missing(path))
     with closing(Board.open(path)) as board:
@@ -119,9 +119,9 @@ def _gone(view: BoardView) -> Iterator[int]:
 def _presence(view: BoardView, now: int) -> PidState:
     if not view.this_boot or view.pid is None:
         return PidState.GONE
-    # While it comes back as promised, nobody else can have its number.
-    punctual = view.due is not None and view.due > now
-    return pid_state(view.pid, None if punctual else view.since)
+    # While it meets its deadline, no other process can have its id.
+    on_time = view.due is not None and view.due > now
+    return pid_state(view.pid, None if on_time else view.since)
 
 
 def _missing(path: Path) -> str:

@@ -1,7 +1,6 @@
-"""What `cmdbus ps` shows of a board: lines of at most 80 columns, names cut.
+"""The text of `cmdbus ps`: lines of at most 80 columns, names cut.
 
-The board keeps what was last written: that its writers live is not on it, and comes from
-outside.
+The board shows what was last written; whether its writers live comes from outside.
 """
 
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from cmdbus.supervisor.cli.output import age, shorten
 
 WIDTH = 80
 _NS = 1_000_000_000
-#: So much later than promised is late.
-_GRACE = 1 * _NS
+#: Nanoseconds past a deadline before a process is called late.
+_GRACE_NS = 1 * _NS
 _SLOT = "  {:>6}  {:<8}  {:>6}  {:>7}  {:>3}  {}"
 #: Where a slot's last column begins.
 _INDENT = len(_SLOT.format("", "", "", "", "", ""))
@@ -26,7 +25,7 @@ _QUIET = (Phase.IDLE, Phase.RESTING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PsSnapshot:
-    """One look at a board; `now` in monotonic nanoseconds."""
+    """A board as it was read; `now` in monotonic nanoseconds."""
 
     view: BoardView
     now: int
@@ -37,7 +36,7 @@ class PsSnapshot:
 
     @property
     def state(self) -> str:
-        """As the supervisor says; but `dead` if it did not come to say so."""
+        """The state on the board; `dead` if its process is gone without having stopped."""
         state = self.view.state
         if state is not SupervisorState.STOPPED and self.supervisor is PidState.GONE:
             return "dead"
@@ -48,7 +47,7 @@ class PsSnapshot:
         return self.state in ("dead", "stopped")
 
     def has(self, seat: SeatView) -> bool:
-        """Whether its process is still there, as far as anybody can tell."""
+        """Whether its process still exists, as far as /proc shows."""
         return seat.pid is not None and seat.pid not in self.gone
 
     def to_dict(self) -> dict[str, object]:
@@ -56,14 +55,14 @@ class PsSnapshot:
 
 
 def lines(snapshot: PsSnapshot, before: PsSnapshot | None = None) -> Iterator[str]:
-    """`before`: an earlier look, to show what happened since."""
+    """`before`: an earlier snapshot, for rates since then."""
     yield from _head(snapshot)
     yield _steward(snapshot)
     if before is not None:
         yield from _pace(snapshot, before)
     for seat in snapshot.view.with_role(Role.QUARANTINE):
         yield ""
-        yield f"alone: pid {seat.pid or '-'}, runs a command that may have killed its process"
+        yield f"quarantine: pid {seat.pid or '-'}, runs a command that may have killed its process"
         yield from _slots(seat, snapshot.now)
     yield ""
     yield "WORKER      PID  STARTS  HEALTH            AGE     RSS  THREADS"
@@ -75,7 +74,7 @@ def lines(snapshot: PsSnapshot, before: PsSnapshot | None = None) -> Iterator[st
             yield f"{number:>6}        -       -  empty"
     for seat in snapshot.view.with_role(Role.STOPPING):
         when = "-" if seat.stop_by is None else _until(seat.stop_by, snapshot.now)
-        yield f"leaving: pid {seat.pid or '-'}, which must be gone in {when}"
+        yield f"stopping: pid {seat.pid or '-'}, which must have exited in {when}"
         yield from _slots(seat, snapshot.now)
     for seat in snapshot.view.with_role(Role.DEAD):
         yield _exit(seat)
@@ -93,13 +92,13 @@ def _head(snapshot: PsSnapshot) -> Iterator[str]:
         text += f", began {age((snapshot.now - view.since) / _NS)} ago"
     yield shorten(text, WIDTH)
     if not view.this_boot:
-        yield "The machine was started anew since: this is what was last written before."
+        yield "The machine was restarted since: this is what was last written before."
     elif state == "dead":
         yield "Its process is gone; this is what was last written. Start it again."
     elif frozen:
         yield "A signal has stopped it; what it looks after goes on: kill -CONT lets it go on."
     elif late:
-        yield f"Hung or starved: it should have been back {_since(view.due, snapshot.now)} ago."
+        yield f"Hung or starved: its last heartbeat is overdue by {_since(view.due, snapshot.now)}."
     restarts = [f"{reason} {count}" for reason, count in view.restarts.items() if count]
     total = count_of(sum(view.restarts.values()), "restart")
     yield shorten(f"{total}{': ' if restarts else ''}{', '.join(restarts)}", WIDTH)
@@ -115,9 +114,9 @@ def _steward(snapshot: PsSnapshot) -> str:
     if not snapshot.has(seat):
         return f"steward: gone, pid was {seat.pid}"
     text = [f"pid {seat.pid}"]
-    text.append("hears of new commands" if view.listening else "does not listen: workers poll")
+    text.append("listens for commands" if view.listening else "does not listen: workers poll")
     if view.suspects:
-        text.append("crashers wait to run alone")
+        text.append("suspects wait for quarantine")
     if _late(seat.due, snapshot.now):
         text.append(f"late by {_since(seat.due, snapshot.now)}")
     return f"steward: {', '.join(text)}"
@@ -162,10 +161,10 @@ def _seat(seat: SeatView, snapshot: PsSnapshot) -> Iterator[str]:
 def _exit(seat: SeatView) -> str:
     exit_record = seat.exit
     if exit_record is None:
-        return "ended: a process; what it held is being handed back"
+        return "ended: a process; its claims are being released"
     how = f"signal {exit_record.signal}" if exit_record.signal else f"exit code {exit_record.code}"
     why = f", {exit_record.verdict.name.lower()}" if exit_record.verdict else ""
-    return f"ended: pid {exit_record.pid} ({how}{why}); what it held is being handed back"
+    return f"ended: pid {exit_record.pid} ({how}{why}); its claims are being released"
 
 
 def _slots(seat: SeatView, now: int) -> Iterator[str]:
@@ -195,7 +194,7 @@ def _mib(size: int | None) -> str:
 
 
 def _late(due: int | None, now: int) -> bool:
-    return due is not None and now > due + _GRACE
+    return due is not None and now > due + _GRACE_NS
 
 
 def _since(at: int | None, now: int) -> str:

@@ -1,4 +1,4 @@
-"""How a sub-command of `cmdbus` gets its bus, and how it fails: in one sentence."""
+"""The bus of a sub-command of `cmdbus`, and its errors: one sentence each."""
 
 import functools
 import sys
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UsageProblem(click.ClickException):
-    """What was asked for makes no sense; like wrong usage, without its lines."""
+    """A usage error that click shows without the usage lines."""
 
     exit_code = 2
 

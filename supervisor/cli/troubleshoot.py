@@ -1,4 +1,4 @@
-"""`cmdbus tsq`: commands that failed for good and wait for a person."""
+"""`cmdbus tsq`: commands that failed for good and wait for an operator."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -44,12 +44,12 @@ def _filters(command: F) -> F:
 
 
 def _targets(command: F) -> F:
-    """DOMAIN and IDs, or --all with filters; and who decides."""
+    """DOMAIN and IDs, or --all with filters; and the operator."""
     for option in (
         operator_option,
         reason_option,
         click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--limit", type=click.IntRange(1), help="With --all: so many, oldest first."),
+        click.option("--limit", type=click.IntRange(1), help="With --all: the oldest, up to N."),
         _filters,
         click.option("--all", "every", is_flag=True, help="All that the filters leave."),
         click.argument("command_ids", metavar="[ID]...", nargs=-1),
@@ -86,7 +86,7 @@ def list_(bus: "CommandBus", as_json: bool, limit: int, offset: int, **filters: 
     if len(found) < total:
         show(f"{len(found)} of {count_of(total)}; more with --limit and --offset")
     elif not total:
-        show("nothing waits for a person")
+        show("nothing waits for an operator")
 
 
 @tsq.command(
@@ -111,7 +111,7 @@ def summary(bus: "CommandBus", as_json: bool, **filters: Any) -> None:
         )
         show_lines(table(("COMMAND", "ERROR", "COUNT", "LATEST"), rows, left=2))
     else:
-        show("nothing waits for a person")
+        show("nothing waits for an operator")
 
 
 # What `cmdbus get` shows is what there is to see.

@@ -1,5 +1,5 @@
-"""Looks at everything that a supervisor needs before it starts. Loads the user's app and a
-database driver, so it runs in a child, and it runs once."""
+"""Checks everything that a supervisor needs before it starts. Imports the application and the
+database driver, so it runs in a child, once."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -30,22 +30,22 @@ from cmdbus.worker.claims.connections import (
 )
 
 #: PostgreSQL's major versions that are tested.
-_OLDEST, _NEWEST = 14, 18
+_MIN_MAJOR, _MAX_MAJOR = 14, 18
 _APPLICATION = "cmdbus:check"
-#: Transactions on each of two connections that must find their own session again.
+#: Transactions that each of two connections runs, to see whether it keeps its session.
 _POOLING_ROUNDS = 5
-#: A notification comes within milliseconds, or a pooler has swallowed it.
-_NOTIFIED_WITHIN = 2.0
+#: Seconds to wait for a notification, which takes milliseconds unless a pooler swallows it.
+_NOTIFY_SECONDS = 2.0
 _THIS_MACHINE = ("127.", "localhost", "::1")
 
 
 def preflight(settings: Settings) -> Iterator[Check]:
-    """Each check as soon as it is made, so that whoever waits knows which one hangs.
+    """Each check as soon as it is made, so that a hanging one can be named.
 
-    Ends at the first that makes the following ones impossible. `told.dsn` must be given.
+    Ends at the first that makes the following ones impossible. `settings.dsn` must be given.
     """
-    yield from _look_at_http(settings)
-    registry, checks = _look_at_app(settings)
+    yield from _check_http(settings)
+    registry, checks = _check_app(settings)
     yield from checks
     try:
         parts = dsns.parse(settings.dsn or "")
@@ -56,28 +56,28 @@ def preflight(settings: Settings) -> Iterator[Check]:
     try:
         connection = _connect(parts)
     except psycopg.Error as error:
-        yield _refused("cannot connect to", parts, error)
+        yield _failure("cannot connect to", parts, error)
         return
     yield Check("connection", Finding.OK, dsns.describe(parts))
     with connection:
         try:
-            yield from _look_at_database(connection, parts, settings, list(registry or ()))
+            yield from _check_database(connection, parts, settings, list(registry or ()))
         except psycopg.OperationalError as error:
-            yield _refused("cannot check", parts, error)
+            yield _failure("cannot check", parts, error)
 
 
-def _look_at_http(settings: Settings) -> Iterator[Check]:
+def _check_http(settings: Settings) -> Iterator[Check]:
     if settings.http and not settings.http[0].startswith(_THIS_MACHINE):
         yield Check(
             "http",
             Finding.WARNING,
             f"--http {settings.http[0]}:{settings.http[1]} is open to the network, "
             "without a password",
-            "let a firewall or a network policy decide who reaches it",
+            "restrict access with a firewall or a network policy",
         )
 
 
-def _look_at_app(settings: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
+def _check_app(settings: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
     try:
         registry = load(settings.app)
     except AppError as error:
@@ -120,28 +120,28 @@ def _connect(parts: dsns.Parts) -> Connection:
         raise
 
 
-def _refused(what: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
+def _failure(what: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
     found = classify(str(error), error.sqlstate)
-    # libpq's own advice is indented; ours says more.
+    # libpq's own advice is indented; the fix says more.
     lines = [line for line in str(error).splitlines() if line[:1] != "\t"]
     reason = dsns.redact(" ".join(" ".join(lines).split()), parts)
     sentence = f"{what} {dsns.describe(parts)}: {found.sentence} ({reason})"
     return Check("connection", found.finding, sentence, found.fix)
 
 
-def _look_at_database(
+def _check_database(
     connection: Connection, parts: dsns.Parts, settings: Settings, handlers: Sequence[Handler]
 ) -> Iterator[Check]:
-    yield _look_at_version(connection)
+    yield _check_version(connection)
     row = connection.execute(statement("read_server", settings.schema)).fetchone()
     assert row is not None
     server_encoding, client_encoding, standby, role, database, current, ends_sessions = row
-    yield _look_at_encoding(server_encoding, client_encoding)
+    yield _check_encoding(server_encoding, client_encoding)
     if not ends_sessions:
         yield _no_ends(role, current)
         return
     with _connect(parts) as other:
-        pooling = _look_at_pooling(connection, other)
+        pooling = _check_pooling(connection, other)
     yield pooling
     if pooling.finding is Finding.FATAL:
         return
@@ -159,37 +159,37 @@ def _look_at_database(
             "name the primary, or several hosts with target_session_attrs=read-write",
         )
         return
-    schema = list(_look_at_schema(connection, settings.schema, role))
+    schema = list(_check_schema(connection, settings.schema, role))
     yield from schema
     if worst(schema) is Finding.OK:
         yield try_claim(connection, settings.dsn or "", settings.schema)
     yield from effective.judge(session, settings.timeouts, _longest(handlers, settings))
     yield from effective.judge_handlers(handlers, settings.timeouts)
-    yield _look_at_budget(connection, settings)
+    yield _check_budget(connection, settings)
     if settings.listen:
-        yield _look_at_listening(connection, parts, settings.schema)
+        yield _check_listening(connection, parts, settings.schema)
 
 
-def _look_at_version(connection: Connection) -> Check:
+def _check_version(connection: Connection) -> Check:
     major = connection.info.server_version // 10000
-    if major < _OLDEST:
+    if major < _MIN_MAJOR:
         return Check(
             "server",
             Finding.FATAL,
             f"PostgreSQL {major} is too old",
-            f"use one from {_OLDEST} to {_NEWEST}",
+            f"use one from {_MIN_MAJOR} to {_MAX_MAJOR}",
         )
-    if major > _NEWEST:
+    if major > _MAX_MAJOR:
         return Check(
             "server",
             Finding.WARNING,
             f"PostgreSQL {major} is newer than what this version was tested with",
-            f"if something is odd, use one from {_OLDEST} to {_NEWEST}",
+            f"if something is odd, use one from {_MIN_MAJOR} to {_MAX_MAJOR}",
         )
     return Check("server", Finding.OK, f"PostgreSQL {major}")
 
 
-def _look_at_encoding(server: str, client: str) -> Check:
+def _check_encoding(server: str, client: str) -> Check:
     if client != "UTF8":
         return Check(
             "encoding",
@@ -210,7 +210,7 @@ def _look_at_encoding(server: str, client: str) -> Check:
             "encoding",
             Finding.WARNING,
             f"the database's encoding is {server}: a command with a character that it lacks is "
-            f"refused or spoilt",
+            f"refused or changed",
             "make a database with ENCODING 'UTF8'",
         )
     return Check("encoding", Finding.OK, server)
@@ -226,12 +226,12 @@ def _no_ends(user: str, role: str) -> Check:
     )
 
 
-def _look_at_pooling(connection: Connection, other: Connection) -> Check:
+def _check_pooling(connection: Connection, other: Connection) -> Check:
     """Whether each connection keeps its session from one transaction to the next. A pooler that
     gives sessions out by the transaction lends both the same one, or one of them several."""
-    ours, theirs = session_of(connection), session_of(other)
+    first, second = session_of(connection), session_of(other)
     for _ in range(_POOLING_ROUNDS):
-        if (session_of(connection), session_of(other)) != (ours, theirs) or ours == theirs:
+        if (session_of(connection), session_of(other)) != (first, second) or first == second:
             return Check(
                 "pooling",
                 Finding.FATAL,
@@ -248,7 +248,7 @@ def _settings(connection: Connection, schema: str) -> dict[str, effective.Settin
     return {name: effective.Setting(value, source) for name, value, source in rows}
 
 
-def _look_at_schema(connection: Connection, schema: str, role: str) -> Iterator[Check]:
+def _check_schema(connection: Connection, schema: str, role: str) -> Iterator[Check]:
     rows = connection.execute(statement("read_missing_rights", schema)).fetchall()
     missing = [row[0] for row in rows]
     if missing:
@@ -268,15 +268,16 @@ def _look_at_schema(connection: Connection, schema: str, role: str) -> Iterator[
     yield Check("schema", Finding.OK, f"{schema}, of this version, and {role!r} has its rights")
 
 
-def _look_at_budget(connection: Connection, settings: Settings) -> Check:
+def _check_budget(connection: Connection, settings: Settings) -> Check:
     values = {"node": sessions.PATTERN}
     row = connection.execute(statement("read_budget", settings.schema), values).fetchone()
     assert row is not None
-    most, reserved, of_database, of_role, others, in_database, by_role, nodes = row
+    max_connections, reserved, of_database, of_role, others, in_database, by_role, nodes = row
+    available = max_connections - reserved
     limits = [
         budget.Limit(
-            name=f"max_connections {most} - {reserved} reserved = {most - reserved}",
-            size=most - reserved,
+            name=f"max_connections {max_connections} - {reserved} reserved = {available}",
+            size=available,
             others=others,
             fix="raise max_connections",
         ),
@@ -297,7 +298,7 @@ def _look_at_budget(connection: Connection, settings: Settings) -> Check:
     return budget.judge(need, [limit for limit in limits if limit.size >= 0], nodes)
 
 
-def _look_at_listening(connection: Connection, parts: dsns.Parts, schema: str) -> Check:
+def _check_listening(connection: Connection, parts: dsns.Parts, schema: str) -> Check:
     token = uuid4().hex
     try:
         connection.execute(statement("listen_check", schema))
@@ -308,11 +309,11 @@ def _look_at_listening(connection: Connection, parts: dsns.Parts, schema: str) -
         with _connect(parts) as other:
             other.execute(statement("notify_check", schema), {"token": token})
     except psycopg.OperationalError as error:
-        return _refused("listen", parts, error)
-    for notification in connection.notifies(timeout=_NOTIFIED_WITHIN):
+        return _failure("listen", parts, error)
+    for notification in connection.notifies(timeout=_NOTIFY_SECONDS):
         if notification.payload == token:
             return Check("listen", Finding.OK, "notifications arrive")
-    return _deaf(f"no notification arrived within {_NOTIFIED_WITHIN:g} s")
+    return _deaf(f"no notification arrived within {_NOTIFY_SECONDS:g} s")
 
 
 def _deaf(what: str) -> Check:
