@@ -43,18 +43,18 @@ def seat(
         shown.ready(1)
     command_type = shown.command_type("shop", "Noop")
     if claim is not None:
-        index = shown.keys.claimed(1, 1, ID)
+        index = shown.claims.claimed(1, 1, ID)
         if claim >= ClaimState.STARTED:
-            shown.keys.started(index)
+            shown.claims.started(index)
         if claim >= ClaimState.FINISHED:
-            shown.keys.finished(index)
+            shown.claims.finished(index)
     if slot is not None:
         thread = shown.slot(0)
         thread.occupy(0, 1)
         numbers = {"priority": 5, "id": 1, "token": 3, "attempt": 1, "started": 1, "due": 2}
         thread.begin(command_type, command_id=ID, **numbers)
         if slot == "timed out":
-            shown.set_levels(0, thread.sequence)
+            shown.mark_stuck(0, thread.sequence)
     return board.seat_view(0)
 
 

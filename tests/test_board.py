@@ -94,7 +94,7 @@ def test_a_verdict_holds_until_the_thread_moves_on(board: Board) -> None:
     slot = seat.slot(0)
     slot.occupy(0, now=1)
     begin(slot, seat, 1)
-    seat.set_levels(0, board.slot_view(0, 0).sequence)
+    seat.mark_stuck(0, board.slot_view(0, 0).sequence)
     assert board.slot_view(0, 0).phase is Phase.STUCK
     assert board.slot_view(0, 0).command is not None
     begin(slot, seat, 1)
@@ -131,8 +131,8 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
     slot = seat.slot(0)
     slot.occupy(0, now=1)
     begin(slot, seat, 1)
-    seat.set_levels(0, board.slot_view(0, 0).sequence)
-    seat.keys.claimed(1, 1, uuid4())
+    seat.mark_stuck(0, board.slot_view(0, 0).sequence)
+    seat.claims.claimed(1, 1, uuid4())
     seat.park(3)
     slot.counters.add(Counter.LOST_LEASES)
     successor = taken(board, generation=2)
@@ -251,13 +251,13 @@ def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
     seat = taken(board)
     commands = [uuid4() for _ in range(4)]
     indexes = [
-        seat.keys.claimed(id, id + 100, command) for id, command in enumerate(commands, start=1)
+        seat.claims.claimed(id, id + 100, command) for id, command in enumerate(commands, start=1)
     ]
     for index in indexes[1:]:
-        seat.keys.started(index)
+        seat.claims.started(index)
     for index in indexes[2:]:
-        seat.keys.finished(index)
-    seat.keys.free(indexes[3])
+        seat.claims.finished(index)
+    seat.claims.free(indexes[3])
     keys = board.seat_view(0).claims
     assert keys == tuple(
         ClaimView(
@@ -274,16 +274,16 @@ def test_keys_show_what_is_claimed_started_and_finished(board: Board) -> None:
 
 def test_keys_beyond_the_table_are_not_shown_and_the_seat_says_so(board: Board) -> None:
     seat = taken(board)
-    indexes = [seat.keys.claimed(id + 1, 1, UUID(int=id)) for id in range(CLAIM_COUNT)]
-    assert (seat.keys.free_count, board.seat_view(0).complete) == (0, True)
-    beyond = seat.keys.claimed(9_999, 1, uuid4())
-    seat.keys.started(beyond)
-    seat.keys.finished(beyond)
+    indexes = [seat.claims.claimed(id + 1, 1, UUID(int=id)) for id in range(CLAIM_COUNT)]
+    assert (seat.claims.free_count, board.seat_view(0).complete) == (0, True)
+    beyond = seat.claims.claimed(9_999, 1, uuid4())
+    seat.claims.started(beyond)
+    seat.claims.finished(beyond)
     view = board.seat_view(0)
     assert (len(view.claims), view.complete) == (CLAIM_COUNT, False)
     for index in [beyond, *indexes]:
-        seat.keys.free(index)
-    assert (seat.keys.free_count, board.seat_view(0).claims) == (CLAIM_COUNT, ())
+        seat.claims.free(index)
+    assert (seat.claims.free_count, board.seat_view(0).claims) == (CLAIM_COUNT, ())
 
 
 @pytest.mark.process
@@ -298,11 +298,11 @@ def test_no_key_is_read_half_while_places_are_taken_and_freed(board: Board) -> N
             for _ in range(CLAIM_COUNT):
                 number += 1
                 id = UUID(int=number << 64 | number)
-                places.append(seat.keys.claimed(number, number, id))
+                places.append(seat.claims.claimed(number, number, id))
             for place in places:
-                seat.keys.started(place)
-                seat.keys.finished(place)
-                seat.keys.free(place)
+                seat.claims.started(place)
+                seat.claims.finished(place)
+                seat.claims.free(place)
 
     with forked(work):
         eventually(lambda: board.seat_view(0).claims)

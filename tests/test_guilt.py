@@ -82,7 +82,7 @@ def slots(dues: dict[int, int], *, judged: int | None = None) -> tuple[SlotView,
             due=due,
         )
         if judged == index:
-            seat.set_levels(index, slot.sequence)
+            seat.mark_stuck(index, slot.sequence)
     return board.seat_view(0).slots
 
 

@@ -151,7 +151,7 @@ def test_an_unhealthy_process_and_a_stuck_slot_are_shown_with_the_reasons(
     levels = HealthReport(consecutive_failures=12, stuck_threads=4)
     slot = taken(board, 1, Role.WORKER, levels=levels)
     begin(board, 1, slot, uuid4())
-    board.seat(1).set_levels(0, board.slot_view(1, 0).sequence)
+    board.seat(1).mark_stuck(0, board.slot_view(1, 0).sequence)
     text = ps(place)
     assert "CRITICAL" in text
     assert "4 stuck threads within 5 minutes, and more than 3 are too many" in text

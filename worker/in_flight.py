@@ -72,7 +72,7 @@ class InFlight:
     def __init__(self, claims: Claims, seat: Seat) -> None:
         self._claims = claims
         self._seat = seat
-        self._claim_table = seat.keys
+        self._claim_table = seat.claims
         #: Between a leader that has timed out and its successor, and between two threads that
         #: move the same entry.
         self._lock = Lock()

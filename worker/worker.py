@@ -348,7 +348,7 @@ class Worker:
 
     def _check_threads_due(self, threads: ThreadPool, housekeeping: Housekeeping) -> None:
         for thread, work in threads.give_up_late(time.monotonic()):
-            self._telemetry.seat.set_levels(thread.index, thread.place.sequence)
+            self._telemetry.seat.mark_stuck(thread.index, thread.place.sequence)
             housekeeping.take_over(thread, work, thread.stack())
         housekeeping.cut_if_late(time.monotonic())
 

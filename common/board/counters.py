@@ -67,9 +67,9 @@ class Histogram:
         self._cells = cells
         self._at = at
 
-    def observe(self, kind: int, seconds: float) -> None:
+    def observe(self, index: int, seconds: float) -> None:
         cells = self._cells
-        at = self._at + kind * ROW_CELLS
+        at = self._at + index * ROW_CELLS
         cells[at + bisect_left(BUCKETS, seconds)] += 1
         if seconds > 0:  # times in a row are those of its sender
             total = cells[at + _BUCKETS] + int(seconds * _NS)
@@ -91,9 +91,9 @@ class Counters:
     def add(self, counter: Counter, n: int = 1) -> None:
         self._cells[self._at + counter] += n
 
-    def ended(self, kind: int, end: OutcomeLabel, n: int = 1) -> None:
+    def ended(self, index: int, end: OutcomeLabel, n: int = 1) -> None:
         """Counts executions of one command type."""
-        self._cells[self._rows + kind * ROW_CELLS + end] += n
+        self._cells[self._rows + index * ROW_CELLS + end] += n
 
 
 @dataclass(frozen=True, slots=True)

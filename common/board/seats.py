@@ -52,7 +52,7 @@ class Seat:
         self._at = at = layout.seat(seat)
         self._lock = threading.Lock()
         self._command_types: dict[tuple[str, str], CommandType] = {}
-        self.keys = ClaimTable(memory, at)
+        self.claims = ClaimTable(memory, at)
         self._process = ProcessRecord()
 
     def slot(self, number: int) -> Slot:
@@ -137,7 +137,7 @@ class Seat:
         """`due`: when the main thread will be back here at the latest."""
         self._publish(due=due, levels=levels)
 
-    def set_levels(self, slot: int, sequence: int) -> None:
+    def mark_stuck(self, slot: int, sequence: int) -> None:
         """The slot's thread is given up, if it still shows the sequence that was judged."""
         self._memory.cells[self._layout.slot(self._index, slot) + VERDICT] = sequence
 
