@@ -1,11 +1,11 @@
-"""Named points between two things that belong together, at which a test may hold, stop or kill
-the process that passes. Where no test does, passing one costs some 40 nanoseconds.
+"""Named points between two steps that belong together, at which a test may hold, stop or kill
+the process that passes. Without a test, passing one costs some 40 nanoseconds.
 """
 
 from collections.abc import Callable
 
 # In a worker.
-#: A claim is committed, and only the database knows.
+#: A claim is committed, and only the database shows it.
 AFTER_CLAIM = "after-claim"
 #: The handler is called next.
 BEFORE_EFFECT = "before-effect"
@@ -13,27 +13,27 @@ BEFORE_EFFECT = "before-effect"
 BEFORE_COMMIT = "before-commit"
 #: It is committed, and still shown as running.
 AFTER_COMMIT = "after-commit"
-#: A handler without a transaction has returned; its outcome is nowhere yet.
+#: A handler without a transaction has returned; its outcome is not stored yet.
 AFTER_RETURN = "after-return"
-#: Outcomes are settled, and neither counted nor forgotten.
+#: Outcomes are settled; they are not counted yet, and their claims still on the board.
 SETTLED = "settled"
-# In a steward; the first two also in a worker that has none.
-#: The flag for senders is up, perhaps not for all of them.
+# In a steward; the first two also in a worker without a supervisor.
+#: The flag for senders is set; some may not see it yet.
 ARMED = "armed"
 #: Due commands are claimable, and no worker is woken yet.
 PROMOTED = "promoted"
 #: The sessions of a dead process have ended; its claims are still its own.
 IN_RESCUE = "in-rescue"
-#: They are handed back, and its seat does not say so.
+#: They are released, and its seat does not show it yet.
 AFTER_RESCUE = "after-rescue"
 # In a supervisor.
-#: A seat is given to a process that is not there yet.
+#: A seat is assigned to a process that does not exist yet.
 BEFORE_FORK = "before-fork"
-#: In the child, which has done nothing yet.
+#: The child starts.
 IN_CHILD = "in-child"
 #: The child exists, and the supervisor does not watch it yet.
 AFTER_FORK = "after-fork"
-#: A dead process is reaped, and its seat does not say so.
+#: A dead process is reaped, and its seat does not show it yet.
 IN_REAP = "in-reap"
 
 _action: Callable[[str], None] | None = None
@@ -45,7 +45,6 @@ def failpoint(point: str) -> None:
 
 
 def set_failpoint_action(action: Callable[[str], None] | None) -> None:
-    """For tests: what each passing thread does from now on, also in the processes that this one
-    forks."""
+    """For tests: each passing thread calls the action from now on, also in forked children."""
     global _action
     _action = action

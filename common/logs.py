@@ -160,7 +160,7 @@ class _OtherLoggers(logging.Handler):
 
 
 def _open_standard_descriptors() -> None:
-    """Where one is closed, the next file that is opened would get its number, and the log."""
+    """A closed one would give its number, and the log, to the next file that is opened."""
     for descriptor in range(_STDERR + 1):
         try:
             os.fstat(descriptor)
@@ -173,7 +173,7 @@ class StderrHandler(logging.Handler):
         super().__init__()
         self._stderr = _Stderr()
         self._dropped = 0
-        #: Of the last line only the beginning got through.
+        #: Only the beginning of the last line was written.
         self._torn = False
 
     def emit(self, record: logging.LogRecord) -> None:

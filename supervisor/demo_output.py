@@ -95,7 +95,7 @@ class DemoOutput:
         """At once, as the rest may take so many seconds."""
         if not self._settings.is_demo:
             return
-        seats = self._board.snapshot(keys=False).seats
+        seats = self._board.snapshot(claims=False).seats
         running = sum(slot.command is not None for seat in seats for slot in seat.slots)
         if not seconds:
             text = "Stopping at once: what runs is cut off, and runs again next time."
@@ -133,7 +133,7 @@ class DemoOutput:
         if ends:
             text = (f"{ends[name]} {what}" for name, what in _ENDS.items() if ends[name])
             yield f"It ran {ends.total()} executions: {', '.join(text)}."
-        replaced = self._board.snapshot(keys=False).restarts
+        replaced = self._board.snapshot(claims=False).restarts
         if any(replaced.values()):
             why = (f"{count} {reason}" for reason, count in replaced.items() if count)
             yield f"It replaced processes: {', '.join(why)}."

@@ -83,9 +83,9 @@ class Fleet:
             elif not process.undead and not process.view.is_alive(now):
                 self._give_up(process, now, stop_by is not None)
         self._stacks.log_requested(now)
-        view = self._board.snapshot(keys=False)
+        view = self._board.snapshot(claims=False)
         if self._repair_seats(view, now):
-            view = self._board.snapshot(keys=False)
+            view = self._board.snapshot(claims=False)
         self._clear_rescued(view, now)
         # What began while this process stalled, after `now`, did not begin in the future.
         read_at = time.monotonic()
@@ -233,7 +233,7 @@ class Fleet:
     def _free_index(self, role: Role) -> int | None:
         """Without a steward the last free seat is kept for it: it must release the claims of dead
         processes before their seats are free."""
-        seats = self._board.snapshot(keys=False).seats
+        seats = self._board.snapshot(claims=False).seats
         indexes = [
             seat.index
             for seat in seats

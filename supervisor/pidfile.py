@@ -107,7 +107,7 @@ def _on_board(path: Path) -> int | None:
     except BoardError:
         return None
     try:
-        return board.snapshot(keys=False).pid
+        return board.snapshot(claims=False).pid
     finally:
         board.close()
 

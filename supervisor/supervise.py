@@ -236,7 +236,7 @@ def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board,
 def _log_death(path: Path, name: str) -> None:
     """Logs the crash of the supervisor that left this board, unless it stopped."""
     with suppress(BoardError), closing(Board.open(path)) as board:
-        view = board.snapshot(keys=False)
+        view = board.snapshot(claims=False)
         if view.state is not SupervisorState.STOPPED:
             logger.warning(
                 "the supervisor %s starts after a crash: its predecessor, pid %s, died, and "

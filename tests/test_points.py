@@ -108,7 +108,7 @@ class BusyFleet:
             return
         with suppress(BoardError):
             board = Board.open(self.fleet.board_path)
-            view = board.snapshot(keys=False)
+            view = board.snapshot(claims=False)
             board.close()
             ready = [seat for seat in view.seats if seat.ready and seat.role is not Role.DEAD]
             if view.pid == self.fleet.pid and len(ready) >= view.wanted + 1 and view.listening:

@@ -115,7 +115,7 @@ class _DemoReport:
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         waiting = list(scenes)
         while waiting:
-            if self._board.snapshot(keys=False).state not in _LIVING:
+            if self._board.snapshot(claims=False).state not in _LIVING:
                 return False
             late = time.monotonic() > deadline
             for case in list(waiting):

@@ -1,9 +1,8 @@
-"""The board: the shared memory in which a node's processes show what they do. Where things
-are on it, who writes and who reads them: layout.py.
+"""The board: the shared memory in which a node's processes show their state. layout.py lists its
+cells with their writers and readers.
 
-Made by the supervisor before it forks, in its own memory or in a file of the runtime
-directory; the children inherit it. Nobody holds a lock on it, so nobody who is killed or
-hangs keeps anybody else from reading or writing.
+The supervisor makes it before it forks, in its own memory or in a file of the runtime directory;
+the children inherit it. No process locks it, so a killed or hung process never blocks the others.
 """
 
 import mmap
@@ -42,13 +41,13 @@ from cmdbus.board.views import BoardView, SeatView, SlotView
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.errors import BoardError
 
-#: Types that a seat counts apart; the others share a row.
+#: Command types that a seat counts separately; the others share a row.
 COMMAND_TYPES = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Board:
-    """Close it when nobody in this process writes or reads any more."""
+    """Close it after the last use in this process."""
 
     def __init__(self, memory: mmap.mmap, layout: Layout, this_boot: bool) -> None:
         self.layout = layout
@@ -76,15 +75,15 @@ class Board:
         command_types: int = COMMAND_TYPES,
         name: str = "cmdbus",
     ) -> Self:
-        """Replaces what has this path; only one process at a time may do so.
+        """Replaces the file at this path; only one process at a time may do so.
 
-        `slots` is every thread that writes: those that run commands, as many for the
-        successors of stuck ones as a process may have, the main thread and the relief.
+        `slots` is the number of threads that write: those that run commands, the most successors
+        of stuck threads that a process may have, the main thread and housekeeping.
         """
         layout = Layout(seats, slots, command_types)
         new = path.with_name(f".{path.name}.new")
         try:
-            new.unlink(missing_ok=True)  # of a maker that was killed
+            new.unlink(missing_ok=True)  # of a killed process
             memory = _reserve(new, layout.size)
             _write_head(memory, layout, name)
             new.rename(path)
@@ -99,7 +98,7 @@ class Board:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """To read it, whether those who write it live or not."""
+        """To read it, even after its writers are dead."""
         try:
             memory, size = _map_to_read(path)
         except OSError as error:
@@ -116,15 +115,15 @@ class Board:
 
     # For readers.
 
-    def snapshot(self, *, keys: bool = True) -> BoardView:
-        """Without keys, which only matter to who hands back and renews, it costs a fifth."""
-        return self._reader.read(self._this_boot, keys)
+    def snapshot(self, *, claims: bool = True) -> BoardView:
+        """Without claims, which only the steward needs, it costs a fifth."""
+        return self._reader.read(self._this_boot, claims)
 
     def seat_view(self, index: int) -> SeatView:
         return self._reader.seat(index)
 
     def slot_view(self, seat: int, slot: int) -> SlotView:
-        """A second look, before something is done to it."""
+        """To check again before an action on the slot."""
         return self._reader.slot(seat, slot)
 
     def counters(self) -> CountersView:
@@ -139,7 +138,7 @@ class Board:
     def supervise(
         self, *, pid: int, state: SupervisorState, since: int, due: int, wanted: int = 0
     ) -> None:
-        """`due`: when its loop will be back here at the latest; `wanted`: so many workers."""
+        """`due`: the time after which the loop is overdue; `wanted`: the number of workers."""
         record = SupervisorRecord(pid=pid, state=state, since=since, due=due, wanted=wanted)
         self._memory.write(SUPERVISOR_AT, record)
 
@@ -147,7 +146,7 @@ class Board:
         self._memory.cells[RESTARTS + reason] += 1
 
     def set_undead(self, count: int) -> None:
-        """Processes that were killed and do not die."""
+        """Processes that survived SIGKILL."""
         self._memory.cells[UNDEAD] = count
 
     # For the steward.
@@ -160,15 +159,15 @@ class Board:
         self._memory.cells[ARMED] = number
 
     def set_renewed(self, at: int) -> None:
-        """When the leases of all that the living hold were renewed."""
+        """The time at which the leases of all claims of living processes were renewed."""
         self._memory.cells[RENEWED] = at
 
     def set_suspects(self, waiting: bool) -> None:
-        """Whether commands wait that may only run alone."""
+        """Whether suspect commands wait for a quarantine process."""
         self._memory.cells[SUSPECTS] = waiting
 
     def count_pause(self) -> None:
-        """Some domain was paused, or may have been."""
+        """A domain was paused, or may have been."""
         self._memory.cells[PAUSES] += 1
 
     # For workers.
@@ -208,14 +207,14 @@ class Node:
     #: The supervisor's pid: a child whose parent is another process exits. None in a standalone
     #: worker, which is a node of one process.
     parent: int | None = None
-    #: Where the steward answers probes.
+    #: The socket on which the steward answers probes.
     http: socket | None = None
     #: Runs nothing but commands that may kill their process.
     quarantine: bool = False
 
 
 def _reserve(path: Path, size: int) -> mmap.mmap:
-    """All of its space: if that is not there, this fails, and not a writer later, by SIGBUS."""
+    """Allocates the whole file: on a full disk this fails, and not a writer later, by SIGBUS."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -239,7 +238,7 @@ def _map_to_read(path: Path) -> tuple[mmap.mmap, int]:
 
 
 def _write_head(memory: mmap.mmap, layout: Layout, name: str) -> None:
-    """Before anybody else can see it."""
+    """Before any other process can read it."""
     shape = (layout.seats, layout.slots, layout.command_types, layout.size)
     memory[: HEAD.size] = HEAD.pack(MAGIC, VERSION, *shape, _boot_id())
     memory[BOARD_NAME * CELL : BOARD_NAME * CELL + NAME] = encode_name(name)
@@ -249,7 +248,9 @@ def _read_head(memory: mmap.mmap, size: int) -> tuple[Layout, bool]:
     """A ValueError says what is wrong with it."""
     if size < HEAD.size:
         raise ValueError(f"it has only {size} bytes")
-    magic, version, seats, slots, kinds, resolution, boot_id = HEAD.unpack(memory[: HEAD.size])
+    magic, version, seats, slots, command_types, stated_size, boot_id = HEAD.unpack(
+        memory[: HEAD.size]
+    )
     if magic != MAGIC:
         raise ValueError("it is something else")
     if version != VERSION:
@@ -257,8 +258,8 @@ def _read_head(memory: mmap.mmap, size: int) -> tuple[Layout, bool]:
             f"its layout is version {version}, and this cmdbus knows {VERSION}: "
             f"use the one that the supervisor runs with"
         )
-    layout = Layout(seats, slots, kinds)
-    if not size == resolution == layout.size:
+    layout = Layout(seats, slots, command_types)
+    if not size == stated_size == layout.size:
         raise ValueError(f"it has {size} bytes, and its sizes need {layout.size}: it is damaged")
     return layout, boot_id == _boot_id()
 

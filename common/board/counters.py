@@ -24,12 +24,12 @@ _NS = 1_000_000_000
 #: Nanoseconds at which a sum stops: the most that a cell can hold, or 292 years.
 _MAX_SUM = 2**63 - 1
 
-#: The domain and type under which kinds are counted that found no place in their seat's table.
+#: The domain and type under which command types beyond the size of their seat's table count.
 OTHER = ("other", "other")
 
 
 class Counter(IntEnum):
-    """Those that have no type. A wake-up's source: who or what ended a leader's rest."""
+    """Those without a command type. A wake-up's source is what ended a leader's wait."""
 
     BATCHES_PROCESSED = 0
     EMPTY_RECEIVES = 1
@@ -45,8 +45,8 @@ _WAKEUPS = "WAKEUPS_"
 
 
 class OutcomeLabel(IntEnum):
-    """How executions end, as `commands_total` names it (in lower case). LOST: its lease or its
-    process was, before it was settled."""
+    """How executions end, as `commands_total` names it (in lower case). LOST: the lease or the
+    process was lost before the settlement."""
 
     COMPLETED = 0
     FAILED = 1
@@ -59,7 +59,7 @@ class OutcomeLabel(IntEnum):
 
 
 class Histogram:
-    """Seconds, by kind: a count for each bucket (not cumulative), and the sum."""
+    """Seconds, by command type: a count for each bucket (not cumulative), and the sum."""
 
     __slots__ = ("_at", "_cells")
 
@@ -71,13 +71,13 @@ class Histogram:
         cells = self._cells
         at = self._at + index * ROW_CELLS
         cells[at + bisect_left(BUCKETS, seconds)] += 1
-        if seconds > 0:  # times in a row are those of its sender
+        if seconds > 0:  # a row's times are those of its sender's clock
             total = cells[at + _BUCKETS] + int(seconds * _NS)
             cells[at + _BUCKETS] = total if total < _MAX_SUM else _MAX_SUM
 
 
 class Counters:
-    """Those of one slot; only its thread adds to them. `kind` is a Kind's index."""
+    """The counters of one slot, to which only its thread adds. `index` is that of a CommandType."""
 
     __slots__ = ("_at", "_cells", "_rows", "dequeue_latency", "handler_duration")
 
@@ -98,7 +98,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class HistogramView:
-    """As Prometheus wants it."""
+    """In the form that Prometheus needs."""
 
     #: Cumulative, one for each of BUCKETS, and the last for all.
     counts: tuple[int, ...]
@@ -113,22 +113,22 @@ class HistogramView:
 class CountersView:
     """Sums over all seats, slots and generations."""
 
-    #: By (domain, type, end).
+    #: Keys: domain, type and outcome.
     commands: dict[tuple[str, str, str], int]
     batches_processed: int
     empty_receives: int
     notification_wakeups: int
     claim_failures: int
     lost_leases: int
-    #: By source.
+    #: Keys: the source.
     wakeups: dict[str, int]
-    #: By (domain, type).
+    #: Keys: domain and type.
     dequeue_latency: dict[tuple[str, str], HistogramView]
     handler_duration: dict[tuple[str, str], HistogramView]
 
 
 class Sum:
-    """Adds slots up."""
+    """The sum of the counters of slots."""
 
     def __init__(self, cells: memoryview) -> None:
         self._cells = cells
@@ -136,7 +136,7 @@ class Sum:
         self._rows: dict[tuple[str, str], list[int]] = {}
 
     def add(self, slot_at: int, command_types: list[tuple[int, tuple[str, str]]]) -> None:
-        """`kinds`: row and name of those that may have counted something."""
+        """`command_types`: the row and name of each."""
         counters = self._cells[slot_at + COUNTERS : slot_at + COUNTERS + 16].tolist()
         self._counters = _added(self._counters, counters)
         for index, name in command_types:

@@ -71,7 +71,7 @@ class Reader:
         # A Layout computes them at each access, and a snapshot needs them for every slot.
         self._slots_at, self._slot_cells = layout.slots_at, layout.slot_cells
 
-    def read(self, this_boot: bool, keys: bool = True) -> BoardView:
+    def read(self, this_boot: bool, claims: bool = True) -> BoardView:
         memory, cells = self._memory, self._memory.cells
         name = bytes(memory.bytes[BOARD_NAME * CELL : BOARD_NAME * CELL + NAME])
         supervisor = memory.read(SUPERVISOR_AT, SupervisorRecord) or SupervisorRecord()
@@ -84,10 +84,10 @@ class Reader:
             suspects=cells[SUSPECTS] > 0,
             undead=min(max(0, cells[UNDEAD]), self._layout.seats),
             restarts={reason.name.lower(): max(0, cells[RESTARTS + reason]) for reason in Restart},
-            seats=tuple(self.seat(seat, keys) for seat in range(self._layout.seats)),
+            seats=tuple(self.seat(seat, claims) for seat in range(self._layout.seats)),
         )
 
-    def seat(self, seat: int, keys: bool = True) -> SeatView:
+    def seat(self, seat: int, claims: bool = True) -> SeatView:
         at, cells, read = self._layout.seat(seat), self._memory.cells, self._memory.read
         seating = read(at + SEATING_AT, SeatingRecord) or SeatingRecord()
         generation, is_used = seating.generation, seating.role != Role.SPARE
@@ -108,7 +108,7 @@ class Reader:
             rescued=exit_record is not None and cells[at + RESCUED] == generation,
             parked=_positive(cells[at + PARKED]),
             slots=tuple(self._slots(at)) if is_used else (),
-            claims=tuple(self._claims(at)) if is_used and keys else (),
+            claims=tuple(self._claims(at)) if is_used and claims else (),
             complete=cells[at + OVERFLOWED] == 0,
         )
 
@@ -120,8 +120,8 @@ class Reader:
         total = 0
         for slot in range(layout.slots):
             rows = layout.slot(seat, slot) + ROWS
-            for kind in range(layout.command_types + 1):
-                at = rows + kind * ROW_CELLS
+            for row in range(layout.command_types + 1):
+                at = rows + row * ROW_CELLS
                 total += sum(cells[at : at + len(OutcomeLabel)])
         return total
 

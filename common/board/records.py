@@ -1,4 +1,4 @@
-"""What processes write on the board: its records, and the states in them. Pure.
+"""The records that processes write on the board, and the states in them. Pure.
 
 Each record is declared once, here: its fields in their order are its cells (record_format.py),
 and a view that shows a record has its fields.
@@ -74,7 +74,7 @@ class SupervisorRecord:
     pid: int | None = None
     state: SupervisorState | None = None
     since: int | None = None
-    #: When its loop is back at the latest.
+    #: Its loop is overdue after this.
     due: int | None = None
     #: The number of worker processes that the supervisor keeps.
     wanted: int = 0
@@ -98,7 +98,7 @@ class ProcessRecord:
     generation: int = 0
     incarnation: int | None = None
     since: int | None = None
-    #: When it began to claim.
+    #: The time at which it began to claim.
     ready: int | None = None
     #: The heartbeat of its main thread is overdue after this.
     due: int | None = None
@@ -173,7 +173,7 @@ class CommandState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRecord(SlotState):
     command: CommandState
-    #: The slot's thread runs a command, whose domain and type lie beside the record.
+    #: The slot's thread runs a command, whose domain and type follow the record.
     named: bool
 
 

@@ -1,4 +1,4 @@
-"""How a process writes its seat, and the supervisor before and after it.
+"""The writer's side of a seat: its process, the supervisor before and after that, the steward.
 
 Nothing here waits for another process.
 """
@@ -42,8 +42,8 @@ from cmdbus.board.slots import Slot
 
 
 class Seat:
-    """One process's place. Make it after the fork, once; only its main thread beats, judges
-    and registers. `kind` may be called by any thread."""
+    """The seat of one process, which makes it once, after the fork. Any thread may call
+    `command_type`, and the leader parks; the rest is for the main thread."""
 
     def __init__(self, memory: BoardMemory, layout: Layout, seat: int) -> None:
         self._memory = memory
@@ -61,8 +61,8 @@ class Seat:
     # For the supervisor.
 
     def assign(self, role: Role, *, number: int, generation: int, now: int) -> None:
-        """Gives the seat to a process to come. The one before must be dead, and what it left
-        must have been read: all but the counters is cleared."""
+        """Gives the seat to a process that starts next. Clears all but the counters: the process
+        before must be dead, and its claims released."""
         memory, at = self._memory, self._at
         memory.zero(at + PROCESS_AT, CLAIMS - PROCESS_AT)
         for key in range(at + CLAIMS, at + COMMAND_TYPES, CLAIM_CELLS):
@@ -78,53 +78,53 @@ class Seat:
     def order_to_stop(
         self, number: int, generation: int, by: int, now: int, verdict: Verdict = Verdict.NONE
     ) -> None:
-        """The process looks at it when it gets a TERM, and at every beat."""
+        """The process reads this at a TERM, and at every heartbeat."""
         self._memory.cells[self._at + STOP_VERDICT] = verdict
         self._memory.cells[self._at + STOP_BY] = by
         self.set_identity(Role.STOPPING, number, generation, now)
 
     def set_rss(self, rss_bytes: int) -> None:
-        """The resident memory of its process, measured now and then."""
+        """The resident memory of its process, measured once a second."""
         self._memory.cells[self._at + RSS] = rss_bytes
 
     def record_exit(self, number: int, exit_record: ExitRecord, now: int) -> None:
-        """After the process was reaped. What it held is the steward's to hand back."""
+        """After the process was reaped. The steward then releases its claims."""
         self._memory.write(self._at + EXIT_AT, exit_record)
         self.set_identity(Role.DEAD, number, exit_record.generation, now)
 
     def clear(self, now: int) -> None:
-        """Nothing is left of the dead: the seat is free."""
+        """The seat is free: the claims of its dead process are released."""
         self.set_identity(Role.SPARE, 0, 0, now)
 
     def set_identity(self, role: Role, number: int, generation: int, now: int) -> None:
-        """Whose it is; also where something else was written over that."""
+        """Also repairs a record that was overwritten."""
         seating = SeatingRecord(role=role, number=number, generation=generation, since=now)
         self._memory.write(self._at + SEATING_AT, seating)
 
     # For the steward.
 
     def set_rescued(self, generation: int) -> None:
-        """What the dead process of this generation held is handed back."""
+        """The claims of the dead process of this generation are released."""
         self._memory.cells[self._at + RESCUED] = generation
 
     # For the process.
 
     @property
     def stop_by(self) -> int:
-        """When it must have left; 0 while it may stay."""
+        """The stop deadline; 0 without an order to stop."""
         return self._memory.cells[self._at + STOP_BY]
 
     @property
     def stop_verdict(self) -> int:
-        """The verdict that it must leave for; 0 (NONE) for an order to stop."""
+        """The verdict for which it must stop; 0 (NONE) for an ordinary order."""
         return self._memory.cells[self._at + STOP_VERDICT]
 
     def enter(self, *, pid: int, generation: int, now: int) -> None:
-        """The first thing that a process does; its seat shows nothing of it before."""
+        """The first call of a process; its seat does not show it before."""
         self._publish(pid=pid, generation=generation, since=now)
 
     def starting(self, due: int) -> None:
-        """It will be ready, or beat, by then."""
+        """The process is overdue unless it is ready, or sends a heartbeat, by then."""
         self._publish(due=due)
 
     def register(self, incarnation: int) -> None:
@@ -134,22 +134,22 @@ class Seat:
         self._publish(ready=now)
 
     def beat(self, due: int, levels: HealthReport) -> None:
-        """`due`: when the main thread will be back here at the latest."""
+        """A heartbeat. `due`: the time after which the next one is overdue."""
         self._publish(due=due, levels=levels)
 
     def mark_stuck(self, slot: int, sequence: int) -> None:
-        """The slot's thread is given up, if it still shows the sequence that was judged."""
+        """Marks the slot's thread as stuck, unless it shows another sequence by now."""
         self._memory.cells[self._layout.slot(self._index, slot) + VERDICT] = sequence
 
     def park(self, now: int) -> None:
-        """For who has the lead: before it looks at the arming for the last time."""
+        """The leader calls this before it reads the arming for the last time."""
         self._memory.cells[self._at + PARKED] = now
 
     def unpark(self) -> None:
         self._memory.cells[self._at + PARKED] = 0
 
     def command_type(self, domain: str, type: str) -> CommandType:
-        """The same for the same names. Beyond what the table holds, those share a row."""
+        """The same object for the same names. Types beyond the table's size share a row."""
         return self._command_types.get((domain, type)) or self._add_command_type(domain, type)
 
     def _add_command_type(self, domain: str, type: str) -> CommandType:
@@ -160,9 +160,9 @@ class Seat:
             return self._command_types.setdefault((domain, type), command_type)
 
     def _command_type_index(self, name: bytes) -> int:
-        """Where a name is in the table of kinds, or now is; the row of all others if the table
-        is full. A name that was being written when its process was killed is overwritten:
-        nothing is counted by it."""
+        """Returns the row of a name, which is added if it is new; the row of all others if the
+        table is full. A name that a killed process left half-written is overwritten: no counter
+        uses it."""
         for index in range(self._layout.command_types):
             at = self._at + COMMAND_TYPES + index * COMMAND_TYPE_CELLS
             found = self._memory.read_bytes(at, len(name))

@@ -1,4 +1,4 @@
-"""What a thread shows: its phase, its command, and when it has promised to be back."""
+"""The writer's side of a slot: a thread's phase, its command, and its due time."""
 
 import threading
 from uuid import UUID
@@ -12,14 +12,14 @@ from cmdbus.board.records import CommandType, Phase, SlotRecord
 
 _SLOT = format_of(SlotRecord).struct
 
-#: Whatever was in the cell, so many more can be written.
+#: Mask of the sequence to start with: after garbage in the cell, enough numbers are left above it.
 _SEQUENCES = 2**48 - 1
 
 
 class Slot:
-    """One thread's place. Only that thread calls these, and it keeps its slot for its life:
-    a stuck thread's successor takes a spare slot, as nobody can say when the stuck one
-    will write again. Times are monotonic nanoseconds.
+    """The slot of one thread. Only that thread calls these methods, and it keeps its slot until it
+    ends: a stuck thread's successor takes a spare slot, as the stuck one may write again at
+    any time. Times are monotonic nanoseconds.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Slot:
         self._names_at = slice(names, names + 2 * NAME)
         self._named: CommandType | None = None
         self._crc = 0
-        #: Goes on where the last thread of this slot stopped.
+        #: Continues the sequence of the last thread of this slot.
         self._sequence = self._cells[self._seal + 1] & _SEQUENCES
         self._command = self._NO_COMMAND
         #: thread, number, backend pid, backend start
@@ -62,15 +62,15 @@ class Slot:
         self.counters = Counters(memory.cells, at)
 
     def occupy(self, number: int, now: int, thread: int | None = None) -> None:
-        """`number` is what operators call it; -1 for threads that run no commands."""
+        """`number` is the one that operators see; -1 for threads that run no commands."""
         self._cells[self._ident] = threading.get_ident()
         self._who = (thread or threading.get_native_id(), number, 0, 0)
         self._named = None
         self.end(now)
 
     def session(self, backend_pid: int, backend_start: int) -> None:
-        """This thread's database session; 0, 0 when it has none. The start is a number of
-        the database's, to tell this session from a later one of the same pid."""
+        """This thread's database session; 0, 0 if it has none. The start is the server's number
+        that distinguishes this session from a later one of the same pid."""
         self._who = (*self._who[:2], backend_pid, backend_start)
         self._write()
 
@@ -98,24 +98,24 @@ class Slot:
         self.enter(Phase.IDLE, now, 0)
 
     def enter(self, phase: Phase, now: int, due: int) -> None:
-        """Without a command. Before anything that can block: the time at which it is over."""
+        """Without a command. Called before the thread may block; overdue after `due`."""
         self._crc = 0
         self._command = self._NO_COMMAND
         self._phase, self._since, self._due = phase, now, due
         self._write()
 
     def extend(self, due: int) -> None:
-        """Also makes a verdict void that was passed on the earlier due time."""
+        """Also voids a verdict about the earlier due time."""
         self._due = due
         self._write()
 
     def release(self) -> None:
-        """The thread ends: its slot is nobody's."""
+        """The thread ends, and its slot is free."""
         self._cells[self._seal] = 0
 
     @property
     def sequence(self) -> int:
-        """Of what it shows now; for a verdict on it."""
+        """The number of the latest write, which a verdict refers to."""
         return self._sequence
 
     @property

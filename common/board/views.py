@@ -1,5 +1,5 @@
-"""What the board shows, as values: its records, and the cells beside them. A field that cannot be
-read at the moment is None. Times are monotonic nanoseconds.
+"""The state that the board shows, as values: its records, and its other cells. A field that cannot
+be read at the moment is None. Times are monotonic nanoseconds.
 """
 
 from collections.abc import Container

@@ -1,7 +1,6 @@
-"""Pipes of bytes without a meaning, shared by a node's processes: a byte wakes whoever reads it.
+"""Pipes shared by a node's processes, whose bytes have no meaning: each byte wakes one reader.
 
-One byte, one reader. Nobody ever blocks: a wire that is full drops what is put, because
-what is in it already wakes as many as there are.
+No call blocks but `wait_for`. A full pipe drops a byte: those in it already wake every reader.
 """
 
 import fcntl
@@ -16,7 +15,7 @@ _COUNT_BYTES = 4
 
 
 class WakePipe:
-    """Made before the fork by whoever shares it."""
+    """Made before the fork of the processes that share it."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -27,17 +26,17 @@ class WakePipe:
         return self._reader, self._writer
 
     def fileno(self) -> int:
-        """To wait until there is a byte; another may take it first."""
+        """To wait for a byte, which another process may take first."""
         return self._reader
 
     def put(self) -> None:
-        """About the capacity: two who put at once may exceed it by one."""
+        """Two calls at the same moment may exceed the capacity by one."""
         if self.pending < self._capacity:
             with suppress(BlockingIOError):
                 os.write(self._writer, b"!")
 
     def take(self) -> bool:
-        """A byte that is ours now, if there is one. It is a duty: look, or put it back."""
+        """Takes a byte, if there is one. The caller must do its work, or put the byte back."""
         try:
             return bool(os.read(self._reader, 1))
         except BlockingIOError:
@@ -61,7 +60,7 @@ class WakePipe:
 
 
 def wait_for(pipes: Iterable[WakePipe], seconds: float) -> None:
-    """Until there is a byte on one of them, or the time is over."""
+    """Waits for a byte in one of the pipes, at most this long."""
     poll = select.poll()
     for pipe in pipes:
         poll.register(pipe, select.POLLIN)

@@ -75,7 +75,7 @@ class Observer:
                 board = instance.open_board()
             except BoardError:
                 continue
-            view = board.snapshot(keys=False)
+            view = board.snapshot(claims=False)
             counted = _plain(board.counters()) if counters else {}
             board.close()
             if view.pid != instance.pid:

@@ -116,7 +116,7 @@ class Instance:
                 self._board = self.open_board()
             except BoardError:
                 return None
-        view = self._board.snapshot(keys=False)
+        view = self._board.snapshot(claims=False)
         if view.pid != self.pid:  # of the supervisor before
             self._forget_board()
             return None
@@ -143,7 +143,7 @@ class Instance:
         except BoardError:
             return None
         try:
-            view = board.snapshot(keys=False)
+            view = board.snapshot(claims=False)
         finally:
             board.close()
         return view if view.pid == self.pid else None

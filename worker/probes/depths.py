@@ -1,5 +1,5 @@
-"""How many commands wait, and how old the oldest snapshot is, for those who ask now and then:
-never asked for by itself, and nobody waits for the database to say it."""
+"""The depths of queues and the age of the oldest snapshot, read from the database while clients
+of probes ask for them. No client waits for the database."""
 
 import logging
 import threading
@@ -18,14 +18,15 @@ from cmdbus.worker.probes.responses import Depths
 
 logger = logging.getLogger(__name__)
 
-#: Counted at most so often.
+#: Seconds from one count to the next.
 _FRESH_SECONDS = 5.0
-#: Who asks waits so long for a new count; an older one is the answer for so long.
+#: Seconds that a client waits for a new count.
 _TIMEOUT_SECONDS = 0.02
+#: Seconds after which an old count is no answer any longer.
 _STALE_SECONDS = 60.0
-#: Seconds after which a count that has not ended is given up: its server has gone silent.
+#: Seconds after which a count is aborted, as its server may be silent.
 _COUNT_SECONDS = 10.0
-#: Without a question the session is closed.
+#: Seconds without a question until the session is closed.
 _IDLE_SECONDS = 60.0
 
 
@@ -54,7 +55,7 @@ class DepthGauge:
         self.thread.join(seconds)
 
     def read(self) -> Depths | None:
-        """None if they are not known, or were last known too long ago."""
+        """None if they are unknown, or too old."""
         if self._age() > _FRESH_SECONDS:
             self._counted.clear()
             self._asked.set()
@@ -64,7 +65,7 @@ class DepthGauge:
 
     @property
     def oldest_snapshot(self) -> float | None:
-        """In seconds, as it was when the depths were counted."""
+        """Its age in seconds when the depths were counted."""
         latest = self._latest
         return latest[2] if latest is not None and self._age() < _STALE_SECONDS else None
 
@@ -85,7 +86,7 @@ class DepthGauge:
         _close(connection)
 
     def _count(self, connection: Connection | None) -> Connection | None:
-        """The session to go on with."""
+        """Returns the session for the next count."""
         try:
             connection = connection or self._connect()
             with abort_io_at(time.monotonic() + self._within, partial(abort_io, connection)):

@@ -1,4 +1,4 @@
-"""What is at which path, for a steward that has a socket to answer on, and before there is one."""
+"""The pages and their paths: for a steward with a socket, and for a start before the steward."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ from cmdbus.worker.probes.http import Server
 from cmdbus.worker.probes.reachability import Reachability
 from cmdbus.worker.probes.responses import Response
 
-#: Counting a million commands takes a fifth of a second.
+#: Seconds for the count, which takes 0.2 for a million commands.
 _STATEMENT_SECONDS = 2.0
 _STOP_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
 
 
 class Endpoints:
-    """Everything comes from the board but what the gauge and the reachability find out."""
+    """Pages come from the board; depths and reachability from the database."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Endpoints:
         self._reachability = reachability
 
     def answer(self, path: str) -> Response | None:
-        """None if there is nothing at this path."""
+        """None if there is no page at this path."""
         match path:
             case "/livez":
                 return answers.live(self._view(), time.monotonic_ns())
@@ -62,12 +62,12 @@ class Endpoints:
         return self._gauge.read() if self._gauge else None
 
     def _view(self) -> BoardView:
-        return self._board.snapshot(keys=False)
+        return self._board.snapshot(claims=False)
 
 
 @contextmanager
 def serving(settings: Settings, node: Node) -> Iterator[Sequence[Thread]]:
-    """Meanwhile, if there is a socket; the threads that do it."""
+    """Answers meanwhile, if there is a socket; yields the threads of this."""
     if node.http is None or settings.http is None:
         yield ()
         return
@@ -90,7 +90,7 @@ def serving(settings: Settings, node: Node) -> Iterator[Sequence[Thread]]:
 
 
 def serve_startup_probes(settings: Settings, board: Board, listener: socket) -> None:
-    """While there is no steward: for as long as this process's parent lives, and its thread."""
+    """Before there is a steward, until the parent of this process or the server's thread ends."""
     assert settings.http is not None
     server = Server(listener, Endpoints(board).answer, host=settings.http[0])
     server.start()
@@ -108,7 +108,7 @@ def _connect(settings: Settings, application_name: str) -> Connection:
     parts = dsns.parse(settings.dsn or "")
     parts = dsns.with_defaults(parts, target_session_attrs="read-write")
     if parts["target_session_attrs"] == "read-write":
-        # By its own setting above no session of it may write.
+        # The setting above makes each of its sessions read-only.
         parts["target_session_attrs"] = "primary"
     return dsns.connect(dsns.complete(parts, application_name=application_name, settings=limits))
 

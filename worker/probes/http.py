@@ -1,8 +1,9 @@
-"""Answers GET and HEAD with small pages, whoever asks and however slowly.
+"""Answers GET and HEAD with small pages, however slow or many its clients are.
 
-One thread and no blocking: a client that sends or reads nothing keeps nobody waiting. Each
-has a few seconds in all, there are only so many at once, and a new one takes the place of
-the oldest. A connection is for one request.
+One thread, which never blocks: a client that sends or reads nothing delays no other. A connection
+is for one request and has a deadline; when there are too many, a new one replaces the oldest.
+The standard library's server has a thread for each connection, no deadline for a connection whose
+client sends a byte now and again, and reads heads of up to 6 MB.
 
     reading    until the head is complete        -> writing
     writing    until the answer is sent          -> lingering
@@ -32,7 +33,7 @@ _MAX_CLIENTS = 64
 _CLIENT_SECONDS = 5.0
 _MAX_BYTES = 8192
 _CHUNK_BYTES = 4096
-#: After the system had no descriptor for another client.
+#: Seconds without accepting clients when the system has no descriptor for another one.
 _PAUSE_SECONDS = 0.1
 
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
@@ -43,17 +44,17 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:]*)(:\d{1,5})?", re.ASCII)
 
 
 class Server:
-    """On a listening socket that does not block, and that others may accept from, too."""
+    """On a non-blocking listening socket, from which other processes may accept, too."""
 
     def __init__(
         self, listener: socket.socket, site: Site, *, host: str, timeout: float = _CLIENT_SECONDS
     ) -> None:
-        """`host`: by which name its address was given; `patience`: seconds for each client."""
-        self._patience = timeout
+        """`host`: the name by which its address was given; `timeout`: seconds for each client."""
+        self._timeout = timeout
         self._listener = listener
         self._site = site
-        #: How it must be called if only this machine can mean it: by another name a browser
-        #: on this machine is made to read what it may not (DNS rebinding).
+        #: The name that a request must use if only this machine can reach the socket: with
+        #: another name, a web page could make a browser here read it (DNS rebinding).
         self._host = host if _is_local(str(listener.getsockname()[0])) else None
         self._selector = selectors.DefaultSelector()
         #: The oldest first.
@@ -68,7 +69,7 @@ class Server:
         self.thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Takes no more clients, and leaves those that are there."""
+        """Accepts no more clients and closes the connections."""
         self._stopping = True
         self._wake_pipe.put()
         self.thread.join(seconds)
@@ -107,7 +108,7 @@ class Server:
             return
         if len(self._clients) >= _MAX_CLIENTS:
             self._close_oldest()
-        client = _Client(connection, time.monotonic() + self._patience)
+        client = _Client(connection, time.monotonic() + self._timeout)
         self._clients[connection.fileno()] = client
         self._selector.register(connection, selectors.EVENT_READ, client)
 
@@ -175,7 +176,7 @@ class _Client:
     def __init__(self, connection: socket.socket, by: float) -> None:
         connection.setblocking(False)
         self.connection = connection
-        #: When it must have gone.
+        #: The deadline of the whole connection.
         self.by = by
         self.received = bytearray()
         self.to_send: memoryview | None = None

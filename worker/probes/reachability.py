@@ -1,5 +1,5 @@
-"""Whether the database answers, for readiness probes: asked while probes come, on a session of
-its own, and with a bound on every answer, as a server may go silent."""
+"""Whether the database answers, for readiness probes: tested while clients probe, in a session of
+its own, with a deadline for every answer, as a server may be silent."""
 
 import select
 import threading
@@ -35,7 +35,7 @@ class Reachability:
         self._probed_at = float("-inf")
         # Written by the thread.
         self._away = False
-        #: When the pending question was asked; None while there is none.
+        #: Monotonic time of the pending question; None while there is none.
         self._asked_at: float | None = None
         self._connection: Connection | None = None
         self.thread = threading.Thread(target=self._run, name="steward-reachability", daemon=True)
@@ -76,7 +76,7 @@ class Reachability:
         self._close()
 
     def _answers(self) -> bool:
-        """On a fresh session if the one that was there has ended, which may be its own fate."""
+        """Tries a new session if the old one has ended, which says nothing about the database."""
         for fresh in (False, True):
             if fresh:
                 self._close()

@@ -1,4 +1,4 @@
-"""What probes are told: a function of what the board shows, and the time. Pure.
+"""The answers to probes: a function of the board's state, and the time. Pure.
 
     live     the supervisor looks after its processes, whatever state these are in
     ready    at least one worker can run commands
@@ -33,7 +33,7 @@ def live(view: BoardView, now: int) -> Response:
 
 
 def ready(view: BoardView, now: int, *, away: bool | None = None) -> Response:
-    """Reasons are given also while it is ready: they are what should not stay as it is.
+    """Gives reasons also while it is ready: an operator should look into them.
 
     `away`: whether the database does not answer; None if that was not tested, and then the
     steward's state on the board decides.
@@ -49,7 +49,7 @@ def ready(view: BoardView, now: int, *, away: bool | None = None) -> Response:
         reasons.append("the database is away")
     reasons += [lack for n, seat in seats.items() if (lack := _lack(n, seat, now))]
     if view.undead:
-        reasons.append(f"processes that were killed and do not die: {view.undead}")
+        reasons.append(f"processes that survived SIGKILL: {view.undead}")
     body = {
         "ready": good,
         "reasons": reasons,

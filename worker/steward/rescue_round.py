@@ -30,7 +30,7 @@ class RescueRound:
         self._stacks = stacks
 
     def run(self, connection: Connection) -> float:
-        view = self._board.snapshot(keys=False)
+        view = self._board.snapshot(claims=False)
         dead = [seat.index for seat in view.seats if seat.role is Role.DEAD and not seat.rescued]
         failures = []
         for index in dead:

@@ -121,7 +121,7 @@ class Steward:
     def _arm(self, connection: Connection) -> float:
         return self._arming.update(
             connection,
-            parked=self._node.board.snapshot(keys=False).any_parked,
+            parked=self._node.board.snapshot(claims=False).any_parked,
             session=self.listening.session,
             looks_at=self.timers.due_at,
         )

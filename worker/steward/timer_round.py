@@ -43,7 +43,7 @@ class TimerRound:
             # Another node may have claimed it: its lease is watched from its first renewal on.
             self._listening.ready.clear()
             self._read_at = min(self._read_at, now + self._claims.renewal_seconds)
-        parked = self._board.snapshot(keys=False).any_parked
+        parked = self._board.snapshot(claims=False).any_parked
         # Not put off before it is due: else each reading would be followed by another.
         latest = self.due_at if self.due_at > now else float("inf")
         if self._listening.due_earlier.is_set():
