@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import psycopg
 
+from cmdbus.backoff import Backoff
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.views import SeatView
 from cmdbus.clock import time
@@ -29,8 +30,8 @@ from cmdbus.worker.steward.attribution import Attribution, begun
 logger = logging.getLogger(__name__)
 
 _DEFAULT_POLICY = RetryPolicy()
-#: Between two looks at rows that somebody holds.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+#: Seconds between two attempts for rows that other sessions have locked.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +71,11 @@ def rescue(
         return Rescued(sessions_ended=False)
     failpoint(IN_RESCUE)
     rescuer = _Rescuer(connection, claims, registry, attribution)
-    pause = _FIRST_PAUSE
+    pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     while (left := rescuer.left()) and time.monotonic() < deadline:
         rescuer.hand_back(left)
         if rescuer.obstructed:
-            time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            time.sleep(pauses.pause())
     failpoint(AFTER_RESCUE)
     return rescuer.rescued(left)
 

@@ -1,18 +1,18 @@
-"""Says to the database whether anybody of this node waits, so that senders notify or do not.
+"""Asks senders for notifications while a worker of this node waits: arms and disarms.
 
-    down ── somebody is parked ──> barrier ── the writers of that moment are gone ──> armed
-     ^                                                                                 │
-     └──────────────── nobody was parked for a second, or no session listens ──────────┘
+    down ── a leader is parked ──> barrier ── the writers of that moment have ended ──> armed
+     ^                                                                                   │
+     └────── no leader was parked for a second, or no session listens ───────────────────┘
 
-A sender that looked before the flag was up notifies nobody: during the barrier workers are
-woken again and again, and once more when those senders have ended. Every completed arming
-ends with one byte on the wire. The board's number of the arming is what leaders trust: it
-is cleared before the flag is taken down, and then it is looked again who is parked.
+A sender that read the flag before it was up notifies no node: during the barrier workers are
+woken again and again, and once more when those senders have ended. Every completed arming puts
+one byte into the pipe. Leaders trust the number of the arming on the board: it is cleared before
+the flag is taken down, and then it is read again whether a leader is parked.
 
-The time of the next look at the timers is published the same way, also while nobody waits:
-whoever schedules something for earlier notifies. When it is put off, those that were writing
-then have compared with the earlier time, or with none; after they have ended it is looked
-once more.
+The time at which this node reads its timers is published the same way, also while no worker
+waits: a sender that schedules something for earlier notifies. When that time is put off, those
+that were writing then have compared with the earlier one, or with none; after they have ended
+the timers are read once more.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,15 +23,15 @@ from cmdbus.clock import time
 from cmdbus.failpoints import ARMED, failpoint
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.waiting.writers_barrier import WritersBarrier
 
-#: An arming outlives the longest time until it is renewed by so much.
-_LASTS_LONGER = 60.0
+#: Seconds by which an arming outlives the time of its renewal.
+_SPARE_SECONDS = 60.0
+#: Seconds without a parked leader after which the node is disarmed.
 _BUSY_SECONDS = 1.0
-#: Between two looks at the writers: growing.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
-#: While somebody is parked, seconds until it is looked whether he still is.
-_LOOK_SECONDS = 0.5
-#: Instead of a session: a statement failed half-way, so it is armed anew, or taken down again.
+#: Seconds between checks for a parked leader.
+_CHECK_SECONDS = 0.5
+#: In place of a session's number: a statement failed half-way, so it is repeated.
 _UNSURE = -1
 
 
@@ -46,7 +46,7 @@ class Arming:
         domains: Sequence[str],
         look: Callable[[], None],
     ) -> None:
-        """`look` asks for a look at the timers, in the next round."""
+        """`look` has the next round read the timers."""
         self._claims = claims
         self._board = board
         self._wake = worker_pipe
@@ -55,15 +55,13 @@ class Arming:
         #: The listening session that the flag is up for; 0 while it is down.
         self._session = 0
         self._number = 0
-        #: None while there is no barrier.
-        self._writers: set[str] | None = None
-        self._pause = _FIRST_PAUSE
+        #: From the flag to the completed arming.
+        self._barrier = WritersBarrier(claims)
         self._parked_at = 0.0
-        #: The time that is published as the one at which this node looks anyway.
+        #: The published time at which this node reads its timers anyway.
         self._published = 0.0
-        #: Those that were writing when it was put off; None once they are gone.
-        self._unseen: set[str] | None = None
-        self._unseen_pause = _FIRST_PAUSE
+        #: From when that time was put off until the timers are read once more.
+        self._put_off = WritersBarrier(claims)
 
     def update(
         self,
@@ -74,11 +72,12 @@ class Arming:
         looks_at: float,
         now: float | None = None,
     ) -> float:
-        """One move; seconds until the next. `session` numbers the one that listens, 0 is none;
-        `looks_at` is when this node looks at its timers. Times are monotonic."""
+        """Makes one move; returns the seconds until the next. `session` is the number of the
+        listening session, 0 is none; `looks_at` is when this node reads its timers. Times are
+        monotonic."""
         now = time.monotonic() if now is None else now
         wait = self._move(connection, parked, session, looks_at, now)
-        return min(wait, self._see(connection))
+        return min(wait, self._check_put_off(connection))
 
     def _move(
         self, connection: Connection, parked: bool, session: int, looks_at: float, now: float
@@ -91,19 +90,21 @@ class Arming:
             return self._lower(connection, looks_at, now, listening=True)
         if session != self._session or looks_at != self._published:
             self._raise(connection, session, looks_at, now)
-        if self._writers is not None:
-            return self._barrier(connection)
-        return _LOOK_SECONDS
+        if self._barrier.is_up:
+            return self._complete(connection)
+        return _CHECK_SECONDS
 
     @property
     def is_up(self) -> bool:
-        """The flag; perhaps not for all senders yet."""
+        """Whether the flag is up, perhaps not for all senders yet."""
         return self._session > 0
 
     def forget(self) -> None:
-        """Whatever was said to the database, nobody knows whether it still holds."""
+        """The session is lost: what was published may not hold any longer."""
         self._board.set_armed(0)
-        self._session, self._published, self._writers, self._unseen = 0, 0.0, None, None
+        self._session, self._published = 0, 0.0
+        self._barrier.lower()
+        self._put_off.lower()
 
     def _raise(self, connection: Connection, session: int, looks_at: float, now: float) -> None:
         before, self._session = self._session, _UNSURE
@@ -111,35 +112,32 @@ class Arming:
         if fresh or session != before:
             failpoint(ARMED)
             self._board.set_armed(0)
-            self._writers = self._claims.writers(connection)
-            self._pause = _FIRST_PAUSE
+            self._barrier.raise_(connection)
             self._wake.put()
         self._session = session
 
-    def _barrier(self, connection: Connection) -> float:
-        assert self._writers is not None
-        self._writers &= self._claims.writers(connection)
-        if self._writers:
-            self._wake.put()
-            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
-            return self._pause
-        self._writers = None
-        self._number += 1
-        self._board.set_armed(self._number)
+    def _complete(self, connection: Connection) -> float:
+        """Arms once the writers have ended; wakes a worker in any case."""
+        pause = self._barrier.check(connection)
+        if not self._barrier.is_up:
+            self._number += 1
+            self._board.set_armed(self._number)
+            pause = _CHECK_SECONDS
         self._wake.put()
-        return _LOOK_SECONDS
+        return pause
 
     def _lower(
         self, connection: Connection, looks_at: float, now: float, *, listening: bool
     ) -> float:
-        """The number first; whoever parks from now on calls. The time of the next look stays
-        published while somebody listens."""
+        """Clears the number first: a leader that parks from now on calls the steward. The time
+        of the next reading stays published while a session listens."""
         if self._session:
             self._board.set_armed(0)
-            self._session, self._writers = _UNSURE, None
+            self._session = _UNSURE
+            self._barrier.lower()
             self._publish(connection, [], looks_at, now)
             self._session = 0
-            return 0.0  # Who parked before the number was cleared has not called.
+            return 0.0  # A leader that parked before the number was cleared has not called.
         if listening and looks_at != self._published:
             self._publish(connection, [], looks_at, now)
         return float("inf")
@@ -148,21 +146,16 @@ class Arming:
         self, connection: Connection, domains: Sequence[str], looks_at: float, now: float
     ) -> bool:
         looks_in = max(0.0, looks_at - now)
-        fresh = self._claims.arm(connection, domains, looks_in, looks_in + _LASTS_LONGER)
+        fresh = self._claims.arm(connection, domains, looks_in, looks_in + _SPARE_SECONDS)
         if looks_at > self._published:
-            self._unseen = self._claims.writers(connection)
-            self._unseen_pause = _FIRST_PAUSE
+            self._put_off.raise_(connection)
         self._published = looks_at
         return fresh
 
-    def _see(self, connection: Connection) -> float:
-        if self._unseen is None:
+    def _check_put_off(self, connection: Connection) -> float:
+        if not self._put_off.is_up:
             return float("inf")
-        if self._unseen:
-            self._unseen &= self._claims.writers(connection)
-        if self._unseen:
-            self._unseen_pause = min(self._unseen_pause * 2, _LONGEST_PAUSE)
-            return self._unseen_pause
-        self._unseen = None
-        self._look()
-        return 0.0
+        pause = self._put_off.check(connection)
+        if not self._put_off.is_up:
+            self._look()
+        return pause

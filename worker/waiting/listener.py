@@ -1,4 +1,4 @@
-"""Hears the notifications of a schema, on a session of its own that it keeps alive."""
+"""Receives the notifications of a schema, on a session of its own that it keeps alive."""
 
 import logging
 import select
@@ -10,6 +10,7 @@ from functools import partial
 import psycopg
 from psycopg.pq.abc import PGconn
 
+from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.database.statements import statement
 from cmdbus.errors import DatabaseUnavailableError
@@ -20,15 +21,16 @@ from cmdbus.worker.claims.connections import abort_io, abort_io_at
 
 logger = logging.getLogger(__name__)
 
-_RELISTEN_FIRST, _RELISTEN_LONGEST = 0.1, 1.0
-#: Seconds between two questions to its own session, which also bound its LISTEN, and seconds
-#: that it waits for an answer.
+#: Seconds between two attempts to open a session.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 1.0
+#: Seconds between two pings of its own session, which also bound its LISTEN, and seconds until
+#: one must be answered.
 _PING_SECONDS, _PONG_SECONDS = 10.0, 5.0
 
 
 class Listener:
-    """A thread with a LISTEN session of its own. Says on which channels it heard something,
-    and that a new session began: what was sent in the gap notified nobody."""
+    """A thread with a LISTEN session of its own. It calls `heard` with the channels of what it
+    receives, and `began` for each new session: what was sent in the gap reached none."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Listener:
         #: Its end interrupts the wait for notifications.
         self._woken, self._waker = socket.socketpair()
         self.thread = threading.Thread(target=self._run, name="cmdbus-listener", daemon=True)
-        #: Counts sessions; written by the listener, read by who arms.
+        #: Counts sessions; written by the listener, read by the steward.
         self.session = 0
 
     def start(self) -> None:
@@ -70,7 +72,7 @@ class Listener:
         self._woken.close()
 
     def _run(self) -> None:
-        pause = 0.0
+        pause, pauses = 0.0, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while not self._stopping.wait(pause):
             session = self.session
             try:
@@ -78,14 +80,15 @@ class Listener:
                     self._listen(connection)
             except (psycopg.Error, DatabaseUnavailableError, OSError) as error:
                 if self.session > session:
-                    # At once: what is sent in the gap is found only by the next session's ring.
+                    # Immediately: what is sent in the gap is found only by the next session.
                     pause = 0.0
+                    pauses.reset()
                     logger.warning(
                         "the listening session is lost: %s; listening again as soon as it can",
                         joined(str(error)),
                     )
                 else:
-                    pause = min(max(pause * 2, _RELISTEN_FIRST), _RELISTEN_LONGEST)
+                    pause = pauses.pause()
 
     def _listen(self, connection: Connection) -> None:
         # A server that has gone silent would not answer, and nothing else would end the wait.

@@ -1,9 +1,10 @@
-"""Moves to the ready what is due, and says when the next time is that something will be."""
+"""Promotes due commands, and reads when the next timer is due."""
 
 from collections.abc import Callable, Sequence
 
 import psycopg
 
+from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.failpoints import PROMOTED, failpoint
 from cmdbus.worker.claims.claim import Connection, TimerReading
@@ -11,9 +12,10 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.floors import pause_after
 from cmdbus.worker.waiting.promotion import Promotion
 
-_SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 5.0
+#: Seconds between two readings while due rows are locked by other sessions.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.002, 5.0
 #: Seconds until the ends of leases are read again after the statement timeout has ended that.
-_LEASES_AGAIN_SECONDS = 60.0
+_RETRY_LEASES_SECONDS = 60.0
 #: Seconds before the earliest due time at which the timers are read again: by then the
 #: database's clock may have gained on the one by which a process sleeps.
 GRACE_SECONDS = 0.05
@@ -35,53 +37,53 @@ class Timers:
         types: Sequence[str],
         timeout: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`patience`: see Promotion."""
+        """`timeout`: see Promotion."""
         self._claims = claims
         self._promotion = Promotion(claims, timeout)
         self._domains = domains
         self._types = types
-        self._locked_wait = _SHORTEST_WAIT
+        self._locked_pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         #: When the ends of leases are read again, which walks over all rows; monotonic time.
         self._leases_at = float("-inf")
         self._promoted = False
-        #: By the latest look.
+        #: The latest reading.
         self.seen = TimerReading(None, None, suspects=False, queue_usage=0.0, pages=0)
 
     def read(self, connection: Connection, *, leases: bool) -> float:
-        """Seconds until the next command is due or, with `leases`, until somebody's lease
-        ends; 0 if some were due and are claimable now. The earliest time is read anew each
-        time: no later one is forgotten."""
+        """Seconds until the next command is due or, with `leases`, until a lease of another
+        worker ends; 0 if some were due and are claimable now. The earliest time is read again
+        each time, so no later timer is forgotten."""
         self._promoted = self._promotion.step(connection)
         if self._promoted:
             failpoint(PROMOTED)
             return 0.0
         self.seen = self._read(connection, leases)
         if self.seen.lease_ends is not None:
-            # Leases end only while some node can renew: one that waits for an end shows that.
+            # Leases end only while a node can renew: one that waits for an end shows that.
             self._claims.renew(connection, {})
             renewed = min(self.seen.lease_ends, self._claims.renewal_seconds)
             self.seen = self.seen._replace(lease_ends=renewed)
         timers = (self.seen.due, self.seen.lease_ends)
         waits = [seconds for seconds in timers if seconds is not None]
         if min(waits, default=1.0) > 0:
-            self._locked_wait = _SHORTEST_WAIT
+            self._locked_pauses.reset()
         else:
-            # Due, and neither promoted nor claimed: in somebody else's hands just now.
-            waits = [max(seconds, self._locked_wait) for seconds in waits]
+            # Due, and neither promoted nor claimed: other sessions have locked the rows.
+            pause = self._locked_pauses.pause()
+            waits = [max(seconds, pause) for seconds in waits]
             if self.seen.next_due is not None:
                 waits.append(self.seen.next_due)
-            self._locked_wait = min(self._locked_wait * 2, _LONGEST_WAIT)
         return min(waits, default=float("inf"))
 
     def only_promotes_within(self, seconds: float) -> bool:
-        """By the latest look: commands are due within this time, and no lease ends."""
+        """By the latest reading: commands are due within this time, and no lease ends."""
         if self._promoted:
             return True
         due, lease_ends = self.seen.due, self.seen.lease_ends
         return due is not None and due <= seconds and (lease_ends is None or lease_ends > seconds)
 
     def _read(self, connection: Connection, leases: bool) -> TimerReading:
-        """Where reading the leases takes many pages, there are pauses in between."""
+        """Leaves pauses between readings of leases that take many pages."""
         now = time.monotonic()
         walks = leases and now >= self._leases_at
         try:
@@ -89,8 +91,8 @@ class Timers:
         except psycopg.errors.QueryCanceled:
             if not walks:
                 raise
-            # Too many rows: a lease that ends is found by a claim of somebody who polls.
-            self._leases_at = time.monotonic() + _LEASES_AGAIN_SECONDS
+            # Too many rows: a lease that ends is found by the claim of a worker that polls.
+            self._leases_at = time.monotonic() + _RETRY_LEASES_SECONDS
             return self._claims.timers(connection, self._domains, self._types, leases=False)
         if walks:
             ends_in = float("inf") if reading.lease_ends is None else reading.lease_ends
