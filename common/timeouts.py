@@ -1,4 +1,5 @@
-"""The ladder of timeouts: each rung bounds what the one below could not. Pure."""
+"""The ladder of timeouts, and every interval that derives from it: each rung bounds what the one
+below could not. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -23,9 +24,9 @@ class Timeouts:
 
     #: One SQL statement; the server ends it.
     statement: float = 25.0
-    #: Waiting for a connection, before anything is claimed.
+    #: A wait for a connection, before anything is claimed.
     pool: float = 30.0
-    #: A worker that is gone: its commands are claimable again after this.
+    #: The claims of a lost worker, which others can claim when it ends: `--visibility-timeout`.
     lease: float = 30.0
     #: One execution of a handler.
     thread: float = 35.0
@@ -38,15 +39,30 @@ class Timeouts:
         if wrong := list(self._wrong()):
             raise ValueError("; ".join(wrong))
 
+    @property
+    def renewal(self) -> float:
+        """Seconds between two renewals of a lease: two may fail before it ends."""
+        return self.lease / 3
+
+    @property
+    def max_lock_wait(self) -> float:
+        """Seconds that a worker's statement may wait for a lock: the lease must survive it."""
+        return self.lease / 2
+
+    @property
+    def stuck_grace(self) -> float:
+        """Seconds that a slot may be overdue before its process is replaced."""
+        return self.watchdog - self.thread
+
     def statement_for(self, thread: float) -> float:
-        """Of a handler with this timeout: as far below it as in the ladder, and never less than
-        the ladder's own."""
+        """The statement timeout of a handler with this timeout: as far below it as in the ladder,
+        and never less than the ladder's own."""
         return max(self.statement, thread - (self.thread - self.statement))
 
     def idle_for(self, thread: float) -> float:
-        """Idle in an open transaction: longer than the verdict takes, which reads the session
-        first."""
-        return thread + self.watchdog - self.thread
+        """The limit on an idle transaction of a handler with this timeout: longer than the verdict
+        on it takes, which reads the session first."""
+        return thread + self.stuck_grace
 
     def _wrong(self) -> Iterator[str]:
         for lower, upper in (("statement", "lease"), ("lease", "thread"), ("thread", "watchdog")):

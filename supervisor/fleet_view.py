@@ -20,19 +20,14 @@ _AHEAD_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    #: The thread timeout and the watchdog timeout.
-    thread: float
     watchdog: float
+    #: Seconds that a slot may be overdue before its process is replaced.
+    stuck_grace: float
     #: Seconds that running commands have to end once their process was ordered to stop.
     stop: float
     max_commands: int | None = None
     max_rss_bytes: int | None = None
     max_age: float | None = None
-
-    @property
-    def stuck_grace(self) -> float:
-        """Seconds that a slot may be overdue before its process is replaced."""
-        return self.watchdog - self.thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,8 +66,8 @@ class Supervisor:
         #: The preflight of the new application, during a reload.
         self._preflight: PreflightProcess | None = None
         self._limits = Limits(
-            thread=settings.timeouts.thread,
             watchdog=settings.timeouts.watchdog,
+            stuck_grace=settings.timeouts.stuck_grace,
             stop=settings.drain_timeout,
             max_commands=settings.max_commands,
             max_rss_bytes=settings.max_rss_bytes,

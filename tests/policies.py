@@ -10,7 +10,7 @@ from cmdbus.supervisor.policy import Action, Start, Stop, decide
 NOW = 1_000.0
 #: Just before a boundary.
 MOMENT = 1e-6
-LIMITS = Limits(thread=35, watchdog=60, stop=30)
+LIMITS = Limits(watchdog=60, stuck_grace=25, stop=30)
 LAYER_5 = 25.0
 DEGRADED = HealthReport(consecutive_failures=11)
 CRITICAL = HealthReport(stuck_threads=4)

@@ -32,8 +32,8 @@ def random_fleets(count: int, seed: int) -> Iterator[tuple[FleetView, Limits]]:
 
 def _random_limits(dice: random.Random) -> Limits:
     return Limits(
-        thread=35,
         watchdog=60,
+        stuck_grace=25,
         stop=dice.choice([0.5, 30]),
         max_commands=dice.choice([None, 100]),
         max_age=dice.choice([None, None, 60]),

@@ -219,7 +219,7 @@ def test_who_alone_cannot_reach_the_database_is_replaced_and_nobody_when_all_can
     assert not replaced(away, idle, lost)
     assert not replaced(away, before, lost)
     assert not replaced(away, replace(works, away_at=NOW - 59), lost), "it has only just come back"
-    hasty = Limits(thread=3, watchdog=5, stop=30)
+    hasty = Limits(watchdog=5, stuck_grace=2, stop=30)
     soon = replace(away, degraded_since=NOW - 6)
     told = decide(FleetView(processes=(soon, idle, STEWARD), wanted=2), hasty, NOW)
     assert told == [], "it may not have noticed yet"

@@ -191,3 +191,10 @@ def test_errors_say_what_they_are_about() -> None:
     assert str(PermanentCommandError("NO_ACCOUNT", "gone")) == "NO_ACCOUNT: gone"
     transient = TransientCommandError("BUSY", "later", {"a": 1}, retry_after=3)
     assert (transient.code, transient.details, transient.retry_after) == ("BUSY", {"a": 1}, 3)
+
+
+def test_intervals_derive_from_the_ladder() -> None:
+    timeouts = Timeouts(statement=20, pool=30, lease=30, thread=40, watchdog=65)
+    assert (timeouts.renewal, timeouts.max_lock_wait, timeouts.stuck_grace) == (10, 15, 25)
+    assert (timeouts.statement_for(100), timeouts.statement_for(1)) == (80, 20)
+    assert timeouts.idle_for(100) == 125

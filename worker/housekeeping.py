@@ -56,7 +56,7 @@ class Housekeeping:
         self._pool = threads
         self._claims = claims
         self._renewal = Renewal(claims)
-        self._renew_every = timeouts.lease / 3
+        self._renew_every = timeouts.renewal
         self._steward_renewed = steward_renewed
         self._timeout = timeouts.statement + _ROUND_SPARE_SECONDS
         #: When it will be back from the database; the main thread cuts it off if not.

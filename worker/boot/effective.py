@@ -49,7 +49,7 @@ def judge(session: Session, timeouts: Timeouts, longest: float) -> list[Check]:
     """`longest` is what the slowest handler may take, in seconds."""
     found = [
         *_ladder(session, timeouts),
-        *_bounds(session, "lock_timeout", timeouts.lease / 2, f"half of {_lease(timeouts)}"),
+        *_bounds(session, "lock_timeout", timeouts.max_lock_wait, f"half of {_lease(timeouts)}"),
         *_idle(session, timeouts),
         *_whole(session, longest),
         *_modes(session),

@@ -84,7 +84,7 @@ class StewardProcess:
 
     def _watch(self) -> None:
         """Until the order to stop. A steward that is past the due time shown here is hung."""
-        beat_seconds = max(2.0, self._settings.timeouts.lease / 3)
+        beat_seconds = max(2.0, self._settings.timeouts.renewal)
         rounds = self._steward.rounds
         while True:
             now = time.monotonic()
