@@ -120,7 +120,7 @@ class DemoOutput:
 
     def _report(self) -> int:
         """In the child."""
-        from cmdbus.worker.demo_report import report
+        from cmdbus.worker.demo.report import report
 
         clear_notify_env()
         signals.unblock()

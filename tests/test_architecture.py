@@ -41,6 +41,7 @@ FLOOR_PLAN |= {
     ],
     "cmdbus.supervisor": [*SHARED, "cmdbus.board"],
     "cmdbus.supervisor.cli": [*SHARED, "cmdbus.board", "cmdbus.supervisor"],
+    "cmdbus.worker.demo": [*COMMON, "cmdbus.supervisor", "cmdbus.supervisor.cli"],
 }
 #: Rooms that the supervisor's imports only inside functions: in a child, or in a sub-command.
 IN_CHILDREN = {

@@ -26,7 +26,7 @@ from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import CommandRecord, Status
 from cmdbus.producer.requests import SendRequest
 from cmdbus.settings import Settings
-from cmdbus.worker.demo import BACKOFF, DOMAIN
+from cmdbus.worker.demo.handlers import BACKOFF, DOMAIN
 
 _QUICK, _TRANSFERS, _FLAKY = 500, 20, 12
 _MAX_SLOW = 64
