@@ -50,14 +50,6 @@ def set_up_for_terminal(level: str) -> None:
     logging.basicConfig(handlers=[handler], level=level.upper())
 
 
-def redirect_stderr(descriptor: int) -> None:
-    """Makes stderr, and the log with it, go where this descriptor leads."""
-    os.dup2(descriptor, _STDERR)
-    own = logging.getLogger(_NAME)
-    if isinstance(own, ProtectedLogger) and own._kept is not None:
-        own._kept.close()  # It opens stderr again for its next line.
-
-
 def protect() -> None:
     """Keep the loggers of cmdbus that exist by now enabled, whatever an application configures:
     dictConfig and fileConfig disable all existing loggers by default."""

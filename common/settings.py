@@ -1,23 +1,19 @@
 """The settings of a supervisor as one value: its processes are made from nothing else."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cmdbus.timeouts import Timeouts
 
 #: Payload bytes that a process claims ahead of its threads.
 CLAIM_BYTES = 8 * 1024**2
-#: The app that runs if neither an app nor a database is named, and its timeouts unless some are
-#: given: so short that a user sees a hang end.
-_DEMO = "cmdbus.worker.demo:registry"
-_DEMO_TIMEOUTS = Timeouts(statement=2.0, pool=3.0, lease=3.0, thread=4.0, watchdog=10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Times in seconds. The command line checks them; see `cmdbus.supervisor.cli.setting`."""
 
-    #: MODULE:REGISTRY; None is the demo.
+    #: MODULE:REGISTRY.
     app: str | None = None
     #: May hold a password; None is the embedded PostgreSQL.
     dsn: str | None = field(default=None, repr=False)
@@ -45,14 +41,3 @@ class Settings:
     log_level: str = "info"
     #: Ends when everything claimable is done.
     drain: bool = False
-
-    @property
-    def is_demo(self) -> bool:
-        return self.app == _DEMO
-
-    def with_demo(self) -> "Settings":
-        """The demo's where neither an app nor a database is named; else these."""
-        if self.app is not None or self.dsn is not None:
-            return self
-        given = self.timeouts != Timeouts()
-        return replace(self, app=_DEMO, timeouts=self.timeouts if given else _DEMO_TIMEOUTS)

@@ -71,10 +71,12 @@ class Child:
         return exit_status
 
 
-def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
+def fork(
+    run: Callable[[], int], *, close: Iterable[int], orphaned: signal.Signals = signal.SIGKILL
+) -> Child:
     """Runs `run` in a child, whose exit code it returns; signals are blocked there until it
-    unblocks them. `close`: descriptors that the child must not keep. OSError if the system has no
-    process left.
+    unblocks them. `close`: descriptors that the child must not keep. `orphaned`: the signal that
+    the child gets when this process dies. OSError if the system has no process left.
 
     Not multiprocessing's Process: it reaps siblings whenever another one starts, before their
     process groups are ended, and joins all of them at exit.
@@ -84,7 +86,7 @@ def fork(run: Callable[[], int], *, close: Iterable[int]) -> Child:
     with signals.blocked():
         pid = os.fork()
         if pid == 0:
-            _begin(run, parent, close)
+            _begin(run, parent, close, orphaned)
     try:
         return Child(pid)
     except OSError:
@@ -101,13 +103,15 @@ def _flush() -> None:
             stream.flush()
 
 
-def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
+def _begin(
+    run: Callable[[], int], parent: int, close: Iterable[int], orphaned: signal.Signals
+) -> None:
     code: int = Exit.ERROR
     try:
         failpoint(IN_CHILD)
         os.setpgid(0, 0)
         signals.reset()
-        _die_with(parent)
+        _die_with(parent, orphaned)
         for descriptor in close:
             os.close(descriptor)
         code = run()
@@ -119,11 +123,11 @@ def _begin(run: Callable[[], int], parent: int, close: Iterable[int]) -> None:
         os._exit(code)  # Threads that hang are not waited for.
 
 
-def _die_with(parent: int) -> None:
+def _die_with(parent: int, number: signal.Signals) -> None:
     """In a child. Where the system knows of it; elsewhere a child sees at its next beat that
     its parent is another one."""
     with suppress(AttributeError):
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(Exit.ERROR)
 

@@ -14,7 +14,6 @@ from cmdbus.exits import Exit
 from cmdbus.readiness import Finding
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
-from cmdbus.supervisor.demo_output import DemoOutput
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.fleet_view import FleetView, Limits
 from cmdbus.supervisor.pidfile import Pidfile
@@ -50,7 +49,6 @@ class Supervisor:
         fleet: Fleet,
         signals: Signals,
         notifier: SystemdNotifier,
-        demo_output: DemoOutput,
         pidfile: Pidfile,
     ) -> None:
         self._settings = settings
@@ -58,7 +56,6 @@ class Supervisor:
         self._fleet = fleet
         self._signals = signals
         self._notifier = notifier
-        self._demo_output = demo_output
         self._pidfile = pidfile
         self._kept_at = 0.0
         #: Why the pidfile could not be kept; logged once.
@@ -125,8 +122,7 @@ class Supervisor:
                 case _:
                     pass  # SIGCHLD: each round reaps exited children in any case.
         examiner = self._preflight.pid if self._preflight is not None else None
-        self._demo_output.look()
-        reap_orphans({*self._fleet.pids, examiner, self._demo_output.pid})
+        reap_orphans({*self._fleet.pids, examiner})
 
     def _observe(self, now: float) -> FleetView:
         # This covers a whole round, so it does not matter where the supervisor stalled.
@@ -164,7 +160,6 @@ class Supervisor:
         self._notifier.stopping()
         self._notifier.extend(seconds + RESCUE_SECONDS + _EXITS_SECONDS)
         logger.info("stopping within %g s (%s)", seconds, why)
-        self._demo_output.stopping(seconds)
 
     def _reload(self) -> None:
         """Checks the application first: a broken one leaves the fleet as it is."""
@@ -200,7 +195,6 @@ class Supervisor:
             self._ready_app = fleet.app
             logger.info("the fleet is ready: %s", count_of(fleet.wanted, "process", "es"))
             self._notifier.ready()
-            self._demo_output.begin()
         self._notifier.status(f"{ready} of {count_of(fleet.wanted, 'process', 'es')} ready")
         self._notifier.ping(now)
         state = SupervisorState.STARTING if self._ready_app < 0 else SupervisorState.RUNNING

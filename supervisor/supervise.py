@@ -25,7 +25,6 @@ from cmdbus.logs import set_up
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child, fork, wait
-from cmdbus.supervisor.demo_output import DemoOutput
 from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.loop import Supervisor
@@ -67,9 +66,6 @@ class AlreadyReported(Exception):
 def supervise(settings: Settings) -> Exit:
     """Runs the fleet until it stops; the exit code says how that went."""
     set_up(settings.log_format, settings.log_level)
-    settings = settings.with_demo()
-    if settings.is_demo:
-        logger.info("neither --app nor --dsn is given: this is the demo, on an embedded PostgreSQL")
     with ExitStack() as stack:
         try:
             signals = Signals()
@@ -90,14 +86,7 @@ def supervise(settings: Settings) -> Exit:
             private = [*pidfile.descriptors, *signals.descriptors]
             fleet = Fleet(settings, board, stacks, private=private, http=http)
             stack.callback(fleet.close)
-            demo_output = DemoOutput(
-                settings, board, directory, lambda: [*private, *fleet.descriptors]
-            )
-            with demo_output:
-                code = Supervisor(
-                    settings, board, fleet, signals, SystemdNotifier(), demo_output, pidfile
-                ).run()
-            demo_output.end(code)
+            code = Supervisor(settings, board, fleet, signals, SystemdNotifier(), pidfile).run()
         except StopRequested:
             logger.info("stopped by a signal before the fleet was started")
             return Exit.DONE

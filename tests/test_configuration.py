@@ -307,7 +307,6 @@ def test_an_app_without_a_database_is_refused_unless_the_embedded_one_is_asked_f
         told("--app", "shop:registry")
     assert told("--app", "shop:registry", "--embedded").settings.dsn is None
     assert sources("--app", "shop:registry", "--embedded")["dsn"] == "--embedded"
-    assert told().settings.with_demo().is_demo
 
 
 def test_the_embedded_server_and_a_dsn_are_the_nearest_one_or_refused(

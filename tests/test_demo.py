@@ -23,8 +23,6 @@ from eventually import eventually
 from cmdbus import CommandBus
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import SchemaError
-from cmdbus.settings import Settings
-from cmdbus.timeouts import Timeouts
 
 pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(60)]
 
@@ -146,7 +144,8 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
         sent = typed(shown["to see it in ps"].replace("20", "0.1")).strip()
         eventually(lambda: "COMPLETED" in here("get", "demo", sent).stdout)
         assert "Segmentation fault" in (home / "run" / "cmdbus" / "cmdbus.log").read_text()
-        assert "psycopg" not in Path(f"/proc/{demo.process.pid}/maps").read_text()
+        (supervisor,) = psutil.Process(demo.process.pid).children()
+        assert "psycopg" not in Path(f"/proc/{supervisor.pid}/maps").read_text()
         assert demo.interrupt() == 0
     assert re.search(r"It ran \d+ executions: 543 completed, 1 failed by a b", demo.said)
     # The one that ran the crash alone has a successor only if it is seen to be needed.
@@ -168,28 +167,48 @@ def test_the_script_runs_the_demo_and_ends_in_the_middle_of_it(home: Path) -> No
     assert "Hang" not in demo.said
 
 
-def test_whether_the_narrator_lives_matters_to_nobody(home: Path) -> None:
+def test_signals_reach_the_supervisor_once_and_a_second_interrupt_stops_it_immediately(
+    home: Path,
+) -> None:
     with running(home, "--procs", "1", "--threads", "2") as demo:
-        demo.says("the demo: ")
-        (narrator,) = set(psutil.Process(demo.process.pid).children()) - fleet()
-        narrator.kill()
-        eventually(lambda: not narrator.is_running())
+        demo.says("500 Quick")
+        demo.process.send_signal(signal.SIGTTIN)
+        eventually(lambda: len(json.loads(here("ps", "--json").stdout)["seats"]) == 2)
         with EmbeddedPostgres() as server, CommandBus(server.dsn) as bus:
-            id_ = bus.send("demo", "Quick", {"n": 3})
-            assert bus.wait("demo", id_, _WITHIN_S).result == {"square": 9}
-            bus.send("demo", "Slow", {"seconds": 20})
-            eventually(lambda: bus.query("demo", type="Slow", status="IN_PROGRESS"))
+            id_ = bus.send("demo", "Slow", {"seconds": 20})
+            eventually(lambda: (record := bus.get("demo", id_)) and record.status == "IN_PROGRESS")
         os.killpg(demo.process.pid, signal.SIGINT)
         demo.says(r"Stopping: waiting for \d commands?, at most 30 s")
         assert demo.interrupt() == 5
     assert "Stopping at once: what runs is cut off" in demo.said
 
 
-def fleet() -> set[psutil.Process]:
-    """The processes that have a seat."""
-    seen = json.loads(here("ps", "--json").stdout)
-    seats = [*seen["seats"], seen["steward"]]
-    return {psutil.Process(seat["pid"]) for seat in seats}
+def test_the_death_of_the_demo_stops_its_supervisor_and_a_closed_stdout_does_not(
+    home: Path,
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = [*SUPERVISE, "--procs", "1", "--threads", "2"]
+    with subprocess.Popen(arguments, stdout=writer, stderr=subprocess.DEVNULL) as demo:
+        os.close(writer)
+        eventually(lambda: "COMPLETED" in here("list", "demo").stdout, _WITHIN_S)
+        started = psutil.Process(demo.pid).children(recursive=True)
+        assert "--thread-timeout 4" in " ".join(started[0].cmdline())
+        demo.kill()
+    assert len(started) > 2
+    assert psutil.wait_procs(started, _WITHIN_S)[1] == []
+
+
+def test_a_killed_supervisor_ends_the_demo_which_names_its_log(home: Path) -> None:
+    with running(home, "--procs", "1", "--threads", "2") as demo:
+        demo.says("500 Quick")
+        (supervisor,) = psutil.Process(demo.process.pid).children()
+        supervisor.kill()
+        assert demo.process.wait(_WITHIN_S) == 128 + signal.SIGKILL
+    with EmbeddedPostgres():
+        pass  # The processes of the fleet die last, as users of the server: its next user stops it.
+    log = home / "run" / "cmdbus" / "cmdbus.log"
+    assert f"supervisor was killed by SIGKILL: its log is in {log}" in demo.log
 
 
 def test_a_command_without_a_dsn_uses_an_embedded_server_only_if_one_is_running(
@@ -251,12 +270,3 @@ def test_a_database_without_an_app_is_no_demo(home: Path, dsn: str) -> None:
     assert refused.said == ""
     (line,) = refused.log.splitlines()
     assert "there are no handlers to run: name them with --app MODULE:REGISTRY" in line
-
-
-def test_the_demo_keeps_a_ladder_that_is_given() -> None:
-    given = Timeouts(statement=1, pool=1, lease=2, thread=3, watchdog=4)
-    demo = Settings(timeouts=given).with_demo()
-    assert (demo.is_demo, demo.timeouts) == (True, given)
-    assert Settings().with_demo().timeouts.thread < Timeouts().thread
-    for other in (Settings(app="shop:registry"), Settings(dsn="host=db")):
-        assert other.with_demo() is other

@@ -1,11 +1,13 @@
 """`cmdbus-supervise`: reads the settings, then checks them or runs the fleet."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -20,6 +22,9 @@ from cmdbus.supervisor.cli.session import database
 from cmdbus.supervisor.cli.setting import setting_options
 from cmdbus.supervisor.preflight_process import run_preflight
 from cmdbus.supervisor.vacancy import check_host
+
+#: The application of the demo, which runs if neither an app nor a database is named.
+DEMO_APP = "cmdbus.worker.demo:registry"
 
 
 class _Command(RedactingCommand):
@@ -72,10 +77,18 @@ def main(context: click.Context, /, check: bool, **_given: object) -> None:
     if check:
         sys.exit(run_check(context, as_json=False))
     with _can_start():
-        configured_settings = configured(context)
+        settings = configured(context).settings
+    if settings.app is None and settings.dsn is None:
+        _become_demo()
     from cmdbus.supervisor.supervise import supervise
 
-    sys.exit(supervise(configured_settings.settings))
+    sys.exit(supervise(settings))
+
+
+def _become_demo() -> NoReturn:
+    """The demo reads the same arguments and runs an ordinary supervisor as its child."""
+    program = [sys.executable, "-P", "-m", "cmdbus.worker.demo.program"]
+    os.execv(sys.executable, [*program, *sys.argv[1:]])
 
 
 def run_check(context: click.Context, *, as_json: bool) -> Exit:
@@ -91,9 +104,10 @@ def run_check(context: click.Context, *, as_json: bool) -> Exit:
                 ]
             )
             click.echo()
-        settings = configured_settings.settings.with_demo()
+        settings = configured_settings.settings
+        app = settings.app if settings.dsn is not None else settings.app or DEMO_APP
         with database(settings.dsn, embedded=True, schema=settings.schema) as dsn:
-            settings = replace(settings, dsn=dsn)
+            settings = replace(settings, app=app, dsn=dsn)
             checks = [*check_host(settings), *run_preflight(settings)]
     if as_json:
         entries = [entry.to_dict() for entry in configured_settings.entries]
@@ -117,3 +131,7 @@ def _show(rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         click.echo("\n".join(hanging(f"{name:{width}}  {text}", "    ")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,6 @@
 """The demo's application: a command of every kind, those that misbehave among them.
 
-Runs when neither an application nor a database is named. What happens is told by
-narrator.py.
+It runs when neither an application nor a database is named; report.py prints the outcomes.
 """
 
 import resource
@@ -18,7 +17,7 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
 
 DOMAIN = "demo"
-#: Seconds until a second attempt: nobody waits ten of them for a demo.
+#: Seconds before a second attempt: short, because a user watches.
 BACKOFF = 0.5
 _SOON = RetryPolicy(max_attempts=3, backoff=(BACKOFF,), jitter=0.0)
 

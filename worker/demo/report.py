@@ -1,27 +1,25 @@
-"""The demo's narrator: sends a first set of commands and tells on stdout what became of them.
-
-A plain child of the supervisor, and no part of the fleet: whether it lives or not matters
-to nobody. Says only what the database says.
+"""What the demo prints on stdout: the outcomes of a first set of commands, as the database has
+them, and how the fleet stopped.
 """
 
+import os
 import shlex
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from os import environ
 from pathlib import Path
 from uuid import UUID
 
 import psycopg
 
 from cmdbus.board.board import Board
-from cmdbus.board.records import SupervisorState
+from cmdbus.board.views import BoardView
 from cmdbus.clock import time
-from cmdbus.database import dsn as dsns
+from cmdbus.counting import count_of
 from cmdbus.database.statements import statement
-from cmdbus.exits import Exit
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.records import CommandRecord, Status
 from cmdbus.producer.requests import SendRequest
@@ -31,64 +29,61 @@ from cmdbus.worker.demo.handlers import BACKOFF, DOMAIN
 _QUICK, _TRANSFERS, _FLAKY = 500, 20, 12
 _MAX_SLOW = 64
 _SLOW_SECONDS, _DELAY_SECONDS = 0.5, 2.0
-#: One transfer of so many fails at first.
+#: One transfer of this number fails at first.
 _FAILING = 4
-_LOOK_SECONDS = 0.05
-#: What is not settled after that is told as it is.
+#: Seconds after which commands that have not ended are reported as they are.
 _TIMEOUT_SECONDS = 60.0
-_LIVING = (SupervisorState.STARTING, SupervisorState.RUNNING)
 _TROUBLE = Status.IN_TROUBLESHOOTING_QUEUE
+_ENDS = {
+    "completed": "completed",
+    "failed": "failed by a business rule",
+    "retry": "to be tried again",
+    "trouble": "given to a person",
+    "interrupted": "interrupted",
+    "lost": "cut off before their end",
+}
+_STDOUT = 1
 
 Records = Sequence[CommandRecord]
 
 
 @dataclass(frozen=True, slots=True)
 class DemoCase:
-    """Commands of one type, and what is said when each of them has come to its end."""
+    """Commands of one type, and the sentence about them when all have ended."""
 
     type: str
     requests: Sequence[SendRequest]
-    #: How each should end; if one does not, the sentence would be wrong.
+    #: Expected of each; the sentence is printed only if all end so.
     end: Status
     sentence: Callable[[Records], str]
 
 
-def report(settings: Settings, board: Board, log: Path | None) -> Exit:
-    """Tells the story once, and leaves; earlier if the supervisor stops."""
-    assert settings.dsn is not None
-    with (
-        dsns.connect(dsns.complete_producers(dsns.parse(settings.dsn))) as connection,
-        CommandBus(settings.dsn, schema=settings.schema) as bus,
-    ):
-        connection.execute(statement("demo_table", settings.schema))
-        _DemoReport(settings, board, bus, connection).report(log)
-    return Exit.DONE
-
-
-class _DemoReport:
+class DemoReport:
     def __init__(
-        self, settings: Settings, board: Board, bus: CommandBus, connection: psycopg.Connection
+        self,
+        settings: Settings,
+        bus: CommandBus,
+        connection: psycopg.Connection,
+        is_running: Callable[[], bool],
     ) -> None:
+        """`is_running` waits a moment; it returns False when the supervisor stops."""
         self._settings = settings
-        self._board = board
         self._bus = bus
         self._connection = connection
+        self._is_running = is_running
         self._ends: Counter[Status] = Counter()
-        #: What is shown to be looked at.
+        #: The command that the report suggests to look at.
         self._crashed = UUID(int=0)
 
-    def report(self, log: Path | None) -> None:
+    def print(self, log: Path | None) -> None:
+        """Sends the commands; ends early if the supervisor stops."""
         settings = self._settings
-        beside = f"; its log is in {log}" if log else ""
-        _say(f"cmdbus, the demo: {settings.procs} x {settings.threads} threads are ready{beside}")
-        _say()
-        for act in self._acts():
-            if not self._play(act):
-                return
-        _say(f"{self._ends.total():6} in all: {_counted(self._ends)}")
-        _say()
-        for line in self._what_next():
-            _say(line)
+        ready = f"{settings.procs} x {settings.threads} threads are ready"
+        say(f"cmdbus, the demo: {ready}{f'; its log is in {log}' if log else ''}", "")
+        self._connection.execute(statement("demo_table", settings.schema))
+        if all(self._run(act) for act in self._acts()):
+            say(f"{self._ends.total():6} in all: {_counted(self._ends)}", "")
+            say(*self._what_next())
 
     def _acts(self) -> Iterable[list[DemoCase]]:
         """The crash comes last: what runs beside it would run again, alone."""
@@ -106,25 +101,24 @@ class _DemoReport:
         ]
         yield [_case("Crash", [None], _TROUBLE, self._crash)]
 
-    def _play(self, scenes: list[DemoCase]) -> bool:
+    def _run(self, cases: list[DemoCase]) -> bool:
         """False if the supervisor stops meanwhile."""
-        ids = self._bus.send_many([request for scene in scenes for request in scene.requests])
+        ids = self._bus.send_many([request for case in cases for request in case.requests])
         first = self._bus.get(DOMAIN, ids[0])
         assert first is not None
-        cast = dict(zip((s.type for s in scenes), _split(ids, scenes), strict=True))
+        ids_of = dict(zip((case.type for case in cases), _split(ids, cases), strict=True))
         deadline = time.monotonic() + _TIMEOUT_SECONDS
-        waiting = list(scenes)
+        waiting = list(cases)
         while waiting:
-            if self._board.snapshot(claims=False).state not in _LIVING:
-                return False
             late = time.monotonic() > deadline
             for case in list(waiting):
                 sent = self._bus.query(DOMAIN, type=case.type, since=first.created_at, limit=1000)
-                records = [record for record in sent if record.command_id in cast[case.type]]
+                records = [record for record in sent if record.command_id in ids_of[case.type]]
                 if late or all(map(_has_ended, records)):
                     waiting.remove(case)
                     self._report_case(case, records)
-            time.sleep(_LOOK_SECONDS)
+            if not self._is_running():
+                return False
         return True
 
     def _report_case(self, case: DemoCase, records: Records) -> None:
@@ -132,7 +126,7 @@ class _DemoReport:
         self._ends += ends
         as_expected = set(ends) == {case.end}
         sentence = case.sentence(records) if as_expected else _counted(ends)
-        _say(f"{len(records):6} {case.type:9} {sentence}")
+        say(f"{len(records):6} {case.type:9} {sentence}")
 
     def _transfer(self, records: Records) -> str:
         ids = {"command_ids": [record.command_id for record in records]}
@@ -183,9 +177,9 @@ def _case(
     )
 
 
-def _split(ids: list[UUID], scenes: list[DemoCase]) -> Iterable[set[UUID]]:
+def _split(ids: list[UUID], cases: list[DemoCase]) -> Iterable[set[UUID]]:
     at = 0
-    for case in scenes:
+    for case in cases:
         yield set(ids[at : at + len(case.requests)])
         at += len(case.requests)
 
@@ -240,7 +234,7 @@ def _counted(ends: "Counter[Status]") -> str:
 def _command() -> str:
     """`cmdbus` as it can be typed elsewhere: an active environment is active only here."""
     ours = Path(sys.executable).with_name("cmdbus")
-    found = "VIRTUAL_ENV" not in environ and shutil.which("cmdbus") == str(ours)
+    found = "VIRTUAL_ENV" not in os.environ and shutil.which("cmdbus") == str(ours)
     return "cmdbus" if found or not ours.exists() else shlex.quote(str(ours))
 
 
@@ -253,5 +247,35 @@ def _options(settings: Settings) -> Iterable[str]:
         yield f" --runtime-dir {shlex.quote(str(settings.runtime_dir))}"
 
 
-def _say(line: str = "") -> None:
-    print(line, flush=True)
+def stop_text(view: BoardView | None, seconds: float) -> str:
+    """`seconds`: for running commands to end; 0 cuts them off."""
+    if not seconds:
+        return "Stopping at once: what runs is cut off, and runs again next time."
+    seats = view.seats if view is not None else ()
+    running = sum(slot.command is not None for seat in seats for slot in seat.slots)
+    if not running:
+        return "Stopping: no command runs; waiting for the processes to exit."
+    return (
+        f"Stopping: waiting for {count_of(running)}, at most {seconds:g} s (Ctrl-C again: at once)."
+    )
+
+
+def summary(board: Board | None) -> Iterable[str]:
+    ends, replaced = Counter[str](), Counter[str]()
+    if board is not None:
+        for (_, _, end), count in board.counters().commands.items():
+            ends[end] += count
+        replaced.update(board.snapshot(claims=False).restarts)
+    if ends:
+        counts = (f"{ends[name]} {text}" for name, text in _ENDS.items() if ends[name])
+        yield f"It ran {ends.total()} executions: {', '.join(counts)}."
+    if any(replaced.values()):
+        reasons = (f"{count} {reason}" for reason, count in replaced.items() if count)
+        yield f"It replaced processes: {', '.join(reasons)}."
+    yield "Its database stays for the next time."
+
+
+def say(*lines: str) -> None:
+    """The fleet runs on if nobody reads."""
+    with suppress(OSError):
+        os.write(_STDOUT, "".join(f"{line}\n" for line in lines).encode())
