@@ -1,17 +1,16 @@
 -- What workers claim, release and settle by.
 
 -- name: register
--- Again after each new connection: a server restored to an earlier point has forgotten it.
+-- Executed for each new connection: a server restored to an earlier point has no such row.
 INSERT INTO {schema}.incarnation (id, worker, lease) VALUES (%(incarnation)s, %(worker)s, %(lease)s)
 ON CONFLICT DO NOTHING;
 
 -- name: step
--- Settles what was completed, then claims the next run: one round trip, one commit.
--- First as many of any type as there are free slots, then, ahead, of the types that
--- are known to be quick. The claims come second because their counts are asked of the
--- settlement, and see what that did, each being a statement of its own inside its
--- function. (As CTEs of one statement the claim runs first, and takes again what is
--- being settled.)
+-- Settles what was completed, then claims the next run: one round trip, one commit. First one
+-- command of any type for each free thread, then a prefetch of types that are known to be
+-- quick. The claims come second because their counts depend on the result of the settlement,
+-- and see its effect, as each is a statement of its own inside its function. (As CTEs of one
+-- statement the claim runs first, and claims the rows that are being settled.)
 SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
     c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited, c.ctid::text
 FROM {schema}.complete(
@@ -41,8 +40,8 @@ SELECT {schema}.settle(
 
 -- name: settle_within
 -- Settles a command inside its handler's transaction. NULL: that transaction has ended, or has
--- another isolation level. And which statements SQL has prepared in this session, which outlive
--- the transaction.
+-- another isolation level. Also returns the statements that SQL has prepared in this session, which
+-- outlive the transaction.
 SELECT CASE
     WHEN current_setting('cmdbus.transaction', true) = %(marker)s
         AND current_setting('transaction_isolation') = 'read committed'
@@ -105,10 +104,9 @@ RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::tex
         - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.ctid;
 
 -- name: find_claimed
--- What a worker has claimed and neither settled nor released: the columns of a claim,
--- without the payload, which may be large and which a rescue has no use for.
--- No index leads there, which would cost each claim its HOT update: asked for once for
--- a death or a lost reply, it reads all of ready.
+-- The claims of a worker that are neither settled nor released: the columns of a claim, without the
+-- payload, which may be large and which a rescue does not need. Reads all of ready, once for a dead
+-- process or a lost reply: with an index for it claims would no longer be HOT updates.
 SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
     correlation_id, reply_to, {schema}.finite(created_at),
     extract(epoch FROM claimed_at
@@ -126,13 +124,13 @@ FROM {schema}.ready
 WHERE command_id = ANY (%(command_ids)s::uuid[]) AND claimer = %(claimer)s;
 
 -- name: find_keys
--- Keys of what a worker has claimed; reads all of ready, like find_claimed.
+-- The keys of a worker's claims; reads all of ready, like find_claimed.
 SELECT domain, priority, id, token, command_id, claimer
 FROM {schema}.ready
 WHERE claimer = %(claimer)s;
 
 -- name: find_held
--- The positions of these claims that their claimer still has.
+-- The positions of those of these claims that are still their claimer's.
 SELECT k.position FROM {schema}.ready r
 JOIN unnest(
     %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[], %(tokens)s::bigint[],
@@ -152,8 +150,8 @@ WHERE domain = %(domain)s AND priority = %(priority)s AND id = %(id)s AND token 
     AND command_id = %(command_id)s AND claimer = %(claimer)s;
 
 -- name: read_payloads
--- The payloads of claims that are still their claimer's: of the first that hold at most so
--- many bytes together, and of one at least.
+-- The payloads of claims that are still their claimer's: of the first that together hold at most
+-- this number of bytes, and of one at least.
 WITH sized AS (
     SELECT k.domain, k.priority, k.id, k.token, k.command_id,
         sum(octet_length(r.data::text)) OVER (ORDER BY k.place) AS upto,

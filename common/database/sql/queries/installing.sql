@@ -9,20 +9,20 @@ CREATE DATABASE cmdbus;
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- name: lock_migrations
--- One starter at a time migrates one schema; released when its transaction ends.
+-- One process at a time migrates a schema; released when its transaction ends.
 SELECT pg_advisory_xact_lock('pg_catalog.pg_namespace'::regclass::oid::integer, hashtext(%(schema)s));
 
 -- name: find_migrations
 SELECT to_regclass('{schema}.migration')::text;
 
 -- name: read_migrations
--- A schema that was made before digests were recorded has no such column.
+-- The schema of a build that recorded no digests has no such column.
 SELECT version, name, to_jsonb(m) ->> 'digest'::text
 FROM {schema}.migration m
 ORDER BY version;
 
 -- name: read_foreign_schema
--- A schema of this name that is not ours alone, and why; no row if it may be used.
+-- Why a schema of this name cannot be used; no row if it can.
 SELECT CASE WHEN n.nspowner <> current_user::regrole::oid THEN 'belongs to ' || n.nspowner::regrole::text
             ELSE 'holds something else' END
 FROM pg_namespace n
@@ -49,8 +49,8 @@ INSERT INTO {schema}.migration (version, name, digest)
 VALUES (%(version)s, %(name)s, %(digest)s);
 
 -- name: grant_worker
--- May run commands, operate, send and read. History only grows: what a worker may remove of it
--- is what retain_day and retain_domain remove, which have the owner's rights.
+-- May run commands, operate, send and read. Removes no history but by retain_day and retain_domain,
+-- which have the owner's rights.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     {schema}.ready, {schema}.scheduled, {schema}.lease, {schema}.waiter, {schema}.node
@@ -93,7 +93,7 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
 
 -- name: grant_monitor
--- May see what there is and how it goes, but no payload, result or message.
+-- May see every command and its progress, but no payload, result or message.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {schema}.migration TO {role};
 GRANT SELECT (domain, command_id, type, status, priority, attempts, max_attempts, error_code,

@@ -1,8 +1,8 @@
 -- What is checked before a fleet starts.
 
 -- name: read_server
--- What kind of server this is, and as whom we are there; whether
--- the current role sees and ends the sessions of the one that has logged in.
+-- The kind of server, and the roles of this session; whether the current role may see and end the
+-- sessions of the one that has logged in.
 SELECT current_setting('server_encoding'), current_setting('client_encoding'),
     pg_is_in_recovery(), session_user::text, current_database()::text,
     current_user::text,
@@ -10,12 +10,12 @@ SELECT current_setting('server_encoding'), current_setting('client_encoding'),
     OR pg_has_role('pg_read_all_stats', 'USAGE') AND pg_has_role('pg_signal_backend', 'USAGE');
 
 -- name: read_effective
--- What applies to this session, timeouts in milliseconds, and who says so.
+-- Settings of this session, timeouts in milliseconds, and their sources.
 SELECT name, setting, source FROM pg_settings WHERE name = ANY (%(names)s);
 
 -- name: read_missing_rights
--- What a worker must be allowed to do and this role is not; see grant_worker.sql. Names
--- the schema only as a value: to look into one without USAGE would be an error.
+-- Rights of a worker that this role lacks; see grant_worker. Names the schema only as a value:
+-- reading one without USAGE would be an error.
 WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
     wanted AS (
         SELECT unnest(tables) AS relname, privileges
@@ -42,8 +42,8 @@ FROM home JOIN pg_proc f ON f.pronamespace = home.oid
 WHERE NOT has_function_privilege(f.oid, 'EXECUTE');
 
 -- name: read_budget
--- The limits on connections that hold for this role here, -1 for none, and how many there
--- are beside this one. Whose sessions they are is visible to every role.
+-- The limits on connections for this role, -1 for none, and the number of other connections. Every
+-- role may see to which role a session belongs.
 WITH role AS (SELECT oid, rolsuper, rolconnlimit FROM pg_roles WHERE rolname = session_user),
     others AS (
         SELECT usesysid, datname, application_name ~ %(node)s::text AS node
@@ -70,5 +70,5 @@ FROM role, pg_database WHERE pg_database.datname = current_database();
 LISTEN {channel}_check;
 
 -- name: notify_check
--- By another session than the one that listens, as it will be.
+-- Sent by another session than the one that listens, as in service.
 SELECT pg_notify('{channel}_check', %(token)s);

@@ -1,8 +1,9 @@
 -- What reports on commands and domains.
 
 -- name: read_command
--- One command, wherever it is; a single statement, so that none is missed while it
--- moves. Payloads as text, decoded with care; times within Python's range.
+-- One command, wherever it is; a single statement, so that none is missed while it moves between
+-- tables. Payloads are text, because this Python may be unable to decode them; times are within
+-- Python's range.
 SELECT domain, command_id, type, status, priority, attempts, max_attempts,
     data::text, result::text, error_code, error_message, correlation_id, reply_to, batch_id,
     created_at, least(greatest(due_at, '0002-01-01'), '9998-12-31') AS due_at,
@@ -74,7 +75,7 @@ SELECT at, kind, NULL AS attempt, NULL AS worker, operator, NULL AS code, messag
 FROM {schema}.domain_event WHERE domain = %(domain)s ORDER BY id;
 
 -- name: read_trouble
--- The newest first. The reason is that of the event by which it came there.
+-- The newest first. The reason is that of the event that recorded the move.
 SELECT t.*, (
     SELECT e.details ->> 'reason'::text FROM {schema}.event e
     WHERE e.domain = t.domain AND e.command_id = t.command_id
@@ -160,8 +161,8 @@ LEFT JOIN {schema}.domain d ON d.name = c.domain
 ORDER BY c.domain, c.type;
 
 -- name: read_snapshot
--- Counts of one domain, of one moment. oldest_age: seconds that the oldest command
--- that could be claimed has waited since it was due.
+-- Counts of one domain in one snapshot. oldest_age: seconds for which the oldest claimable command
+-- has been due.
 SELECT r.ready + s.scheduled AS depth, r.ready, s.scheduled, r.in_progress, t.troubleshooting,
     coalesce(r.oldest_age, 0)::double precision AS oldest_age,
     coalesce((SELECT NOT accepting FROM {schema}.domain WHERE name = %(domain)s), false)
@@ -182,7 +183,7 @@ FROM (
 ) t;
 
 -- name: read_depths
--- How many commands are in which state, by domain: at most 10,000 rows, those with the most
+-- Numbers of commands by domain and state: at most 10,000 rows, those with the most
 -- commands first, as a role that may send can name any number of domains. Reads all of ready,
 -- scheduled and troubleshooting.
 SELECT domain, state, depth

@@ -12,8 +12,8 @@ WHERE c.relnamespace = '{schema}'::regnamespace::oid AND c.relkind = 'r'
 ORDER BY c.relname;
 
 -- name: find_keeps
--- For how many seconds domains keep their history, and how many seconds ago each was swept, NULL
--- if that is not known. No interval, as Python's is shorter.
+-- Seconds for which domains keep their history, and seconds since the latest sweep of each, NULL
+-- if unknown. Numbers, because an interval of Python is shorter.
 SELECT name, extract(epoch FROM keep)::double precision,
     CASE WHEN swept_at <= clock_timestamp()
         THEN extract(epoch FROM clock_timestamp() - swept_at)::double precision END

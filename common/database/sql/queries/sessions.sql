@@ -50,7 +50,7 @@ SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql;
 DEALLOCATE {identifier};
 
 -- name: ping
--- To find a session that has ended, or a server that has gone silent.
+-- Finds a session that has ended, or a server that no longer replies.
 SELECT 1;
 
 -- name: read_pid
@@ -77,7 +77,7 @@ SELECT CASE WHEN name LIKE '%%timeout'
 FROM pg_settings WHERE name = %(name)s;
 
 -- name: read_session
--- What a session executes, and which sessions it waits for. The last statement of an idle
+-- The statement of a session, and the sessions that it waits for. The last statement of an idle
 -- session is the bus's, and so is what opens and settles a handler's transaction. A prepared
 -- transaction that blocks has no process: its number is 0.
 SELECT
@@ -104,8 +104,8 @@ FROM pg_stat_activity s
 WHERE s.pid = %(pid)s;
 
 -- name: end_sessions
--- Ends sessions, known by pid and start, or by the name of their worker; says how many there
--- still are. Until there is none, they may commit what is in their socket.
+-- Ends sessions, by pid and start or by the name of their worker, and returns the number of those
+-- that still exist. Until it is 0, they may commit what is in their socket.
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid()
     AND (application_name = %(name)s
@@ -113,8 +113,8 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
             SELECT * FROM unnest(%(pids)s::integer[], %(starts)s::bigint[])));
 
 -- name: read_oldest_snapshot
--- Since how many seconds the oldest transaction lasts that keeps this database from removing
--- dead rows, as far as this role may see: those of others only as pg_monitor.
+-- Age in seconds of the oldest transaction that keeps this database from removing dead rows. A role
+-- sees the transactions of other roles only as pg_monitor.
 SELECT COALESCE(max(extract(epoch FROM clock_timestamp() - began)), 0)::float8
 FROM (
     SELECT xact_start AS began FROM pg_stat_activity
