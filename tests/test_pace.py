@@ -31,13 +31,6 @@ def test_a_type_that_turned_slow_is_quick_again_after_a_quick_run() -> None:
     assert prefetch.is_quick("payments", "Debit")
 
 
-def test_time_without_a_cpu_makes_no_type_slow() -> None:
-    prefetch = PrefetchPolicy()
-    prefetch.cpu_share = 0.2
-    prefetch.ran("payments", "Debit", 0.2)
-    assert prefetch.is_quick("payments", "Debit")
-
-
 def test_a_type_is_tiny_while_its_runs_take_less_than_a_millisecond() -> None:
     prefetch = PrefetchPolicy()
     assert not prefetch.is_tiny("payments", "Debit"), "nothing is known yet"

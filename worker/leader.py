@@ -131,7 +131,7 @@ class Leader:
         ended = time.monotonic()
         self._telemetry.settled_and_claimed(slot, len(claims), ended - began)
         payload = sum([len(claim.data) for claim in claims])
-        self._prefetch.cpu_share = thread.cpu_share()
+        thread.waited_for_cpu()  # from here on
         self._waiter.after_claim(full=self._full)
         self._domains.rotate(-1)
         self._prefetch.claimed(len(claims), began, ended, payload)

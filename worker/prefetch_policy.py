@@ -5,8 +5,7 @@ QUICK_SECONDS = 0.05
 #: A type whose runs take less is tiny: waking a second thread takes longer than its runs.
 TINY_SECONDS = 0.001
 #: Weight of the latest run in a type's mean. One slow run of 0.4 s among quick ones leaves it
-#: quick: where more processes than CPUs are busy, one no-op in 150 is slow, because its thread
-#: waits for a CPU. One quick run makes it quick again: a wrong guess costs a second, after which
+#: quick, as its thread may have waited for another that has the interpreter. One quick run makes it quick again: a wrong guess costs a second, after which
 #: what was not started goes back.
 _WEIGHT = 1 / 8
 #: Seconds for which commands are claimed ahead, or the time of a round trip if that is longer.
@@ -25,9 +24,6 @@ class PrefetchPolicy:
     def __init__(self) -> None:
         #: Seconds of a run of each type, on average; missing if it never ran.
         self._means: dict[tuple[str, str], float] = {}
-        #: Share of the latest round trips' time for which the leaders' threads had a CPU, of the
-        #: time for which they wanted one. Of a run's seconds the others were spent waiting.
-        self.cpu_share = 1.0
         #: The latest round trip: its claims, its seconds, and the time at which it ended.
         self._claimed, self._took, self._ended_at = 0, 0.0, 0.0
         #: Commands started per second between round trips, and those of which it is not known yet
@@ -37,8 +33,8 @@ class PrefetchPolicy:
         self._payload = 0.0
 
     def ran(self, domain: str, type: str, seconds: float) -> None:
+        """`seconds`: without those for which its thread waited for a CPU."""
         key = domain, type
-        seconds *= self.cpu_share
         mean = self._means.get(key, seconds)
         mean += (seconds - mean) * _WEIGHT
         if mean >= QUICK_SECONDS > seconds:

@@ -65,8 +65,8 @@ class WorkerThread:
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._given_up = False
-        #: What the system said at the latest call of cpu_share.
-        self._scheduled = 0, 0
+        #: What the system said at the latest call of waited_for_cpu.
+        self._waited_ns = 0
 
     def begin(self, work: Work) -> None:
         self._work = work
@@ -96,14 +96,13 @@ class WorkerThread:
                 f"worker-{domain}-{self.number}" if domain else f"worker-{self.number}"
             )
 
-    def cpu_share(self) -> float:
-        """Of the time since the last call in which the thread wanted a CPU, the share in which it
-        had one; 1 where the system does not say."""
+    def waited_for_cpu(self) -> float:
+        """Seconds since the last call for which the thread could run and had no CPU; 0 where the
+        system does not say."""
+        before = self._waited_ns
         with suppress(OSError, ValueError):
-            ran, waited, *_ = map(int, _SCHEDSTAT.read_bytes().split())
-            (ran_before, waited_before), self._scheduled = self._scheduled, (ran, waited)
-            return (ran - ran_before) / max(ran - ran_before + waited - waited_before, 1)
-        return 1.0
+            self._waited_ns = int(_SCHEDSTAT.read_bytes().split()[1])
+        return (self._waited_ns - before) / 1e9
 
     @property
     def work(self) -> Work | None:
