@@ -320,7 +320,7 @@ def test_a_slot_that_was_given_up_gets_a_thread_when_there_is_room(
         (id,) = fleet.send("Hang", max_attempts=1)
         eventually(lambda: fleet.executing("Hang"))
         group.limit(1)
-        fleet.await_saying("relief failed, and is tried again: can't start new thread")
+        fleet.await_saying("housekeeping failed, and is tried again: can't start new thread")
         ids = fleet.send("Noop", 10)
         group.limit(None)
         fleet.await_completed(ids)

@@ -189,7 +189,7 @@ def test_a_row_that_cannot_be_claimed_goes_to_troubleshooting_and_the_others_run
             )
         all_good_are_done(bus)
         assert failures(worker) >= 1
-    assert "a step failed (new row for relation" in caplog.text
+    assert "a round trip failed (new row for relation" in caplog.text
     assert f"command {bad[0]} (domain payments" in caplog.text
     bus.troubleshooting.cancel("payments", bad[0], operator="ann")
 

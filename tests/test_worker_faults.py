@@ -294,7 +294,7 @@ def threads_of_workers() -> list[str]:
 
 
 @ends_other_threads
-@pytest.mark.parametrize("whose", ["a thread", "the relief thread"])
+@pytest.mark.parametrize("whose", ["a thread", "the housekeeping thread"])
 def test_a_worker_whose_thread_is_ended_stops_with_an_error(
     dsn: str, bus: CommandBus, whose: str
 ) -> None:
@@ -305,8 +305,10 @@ def test_a_worker_whose_thread_is_ended_stops_with_an_error(
     def end(command: Command, context: Context) -> None:
         others = {*threading.enumerate()} - {threading.current_thread()}
         for thread in others:
-            is_relief = thread.name == "worker-keeper"
-            if thread.name.startswith("worker-") and is_relief == (whose == "the relief thread"):
+            is_housekeeping = thread.name == "worker-housekeeping"
+            if thread.name.startswith("worker-") and is_housekeeping == (
+                whose == "the housekeeping thread"
+            ):
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
                 )

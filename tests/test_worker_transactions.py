@@ -328,7 +328,7 @@ def test_a_session_that_a_handler_has_spoilt_is_dropped(
         for command_id in later:
             record = bus.wait("payments", command_id, 10)
             assert (record.status, record.attempts) == ("COMPLETED", 1)
-    assert caplog.text.count("a step failed (prepared statement") == 1
+    assert caplog.text.count("a round trip failed (prepared statement") == 1
 
 
 def test_a_settlement_that_a_locked_table_blocks_costs_no_attempt(

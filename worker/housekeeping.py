@@ -1,9 +1,8 @@
-"""What a worker owes to the database while its threads are busy: one thread, on a
-session of its own from the pool's headroom.
+"""Database work of a worker whose threads are busy: one thread, on a session of its own from the
+pool's headroom.
 
-It renews the leases of what is held, settles what would else wait for its threads, gives
-back what was claimed ahead and is not started, and carries out the verdicts on slots
-that are past their due.
+It renews leases, settles outcomes that would wait for a busy thread, releases commands that were
+claimed ahead and not started, and carries out the verdicts on threads that are past their due.
 """
 
 import logging
@@ -29,15 +28,15 @@ from cmdbus.worker.worker_thread import RoundTrip, Work, WorkerThread
 
 logger = logging.getLogger(__name__)
 
-#: No outcome waits longer to be settled, whatever else the process is doing.
+#: Seconds within which an outcome is settled, whatever else the process is doing.
 _SETTLE_WITHIN = 0.05
 #: After a verdict could not be carried out, seconds until it is tried again.
 _AFTER_FAILURE = 1.0
-#: A duty promises to be back within the statement timeout and so many seconds more.
+#: Seconds added to the statement timeout to get the deadline of a task.
 _ROUND_SPARE_SECONDS = 5.0
 #: Thirds of a lease since the steward's latest renewal after which the worker renews by itself.
 _STEWARD_MISSES = 1.5
-#: The keeper has left so many seconds after it was told to, or its session is cut.
+#: Seconds within which the thread ends after a stop, or its session is cut.
 _ENDS_WITHIN = 1.0
 
 
@@ -59,21 +58,21 @@ class Housekeeping:
         self._renew_every = timeouts.renewal
         self._steward_renewed = steward_renewed
         self._timeout = timeouts.statement + _ROUND_SPARE_SECONDS
-        #: When it will be back from the database; the main thread cuts it off if not.
+        #: Deadline of the current task; after that the main thread cuts the session.
         self._due: float | None = None
         self._index, self._slot = telemetry.acquire_slot()
         self._connection = ThreadConnection(source, self._slot.session)
         self._telemetry = telemetry
-        #: Slots that were given up, with what they were doing and where.
+        #: Threads that have timed out, with their work and stack.
         self._verdicts: deque[tuple[WorkerThread, Work, str]] = deque()
         self._verdicts_at = 0.0
         self._renew_at = 0.0
-        #: The latest complaint, which is not repeated.
+        #: The latest warning, which is not repeated.
         self._last_warning = ""
         self._stopping = threading.Event()
-        #: What ended its thread before it was told to stop.
+        #: The exception that ended its thread before a stop.
         self._ended_by: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="worker-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="worker-housekeeping", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -100,7 +99,9 @@ class Housekeeping:
     def fault(self) -> str:
         """Why this process cannot go on; empty if it can."""
         error = self._ended_by
-        return "" if error is None else f"the relief thread was ended by {type(error).__name__}"
+        return (
+            "" if error is None else f"the housekeeping thread was ended by {type(error).__name__}"
+        )
 
     def cut_if_late(self, now: float) -> None:
         """Frees it from a server that does not answer."""
@@ -108,7 +109,7 @@ class Housekeeping:
         if due is not None and now > due:
             self._due = None
             self._connection.abort_io()
-            logger.warning("relief waits for a database that does not answer: reconnecting")
+            logger.warning("housekeeping waits for a database that does not answer: reconnecting")
 
     def _run(self) -> None:
         self._slot.occupy(-1, time.monotonic_ns())
@@ -121,16 +122,16 @@ class Housekeeping:
             self._telemetry.release_slot(self._index, self._slot)
 
     def _run_round(self, slot: Place) -> None:
-        duties = (self._carry_out, self._renew, self._settle_old, self._release_stale)
+        tasks = (self._carry_out, self._renew, self._settle_old, self._release_stale)
         while not self._stopping.wait(_SETTLE_WITHIN):
             if not self._pool.busy:
                 self._wait()
             self._pool.help_queued()
-            for duty in duties:
-                # Each by itself: what keeps one from being done keeps none of the others.
+            for task in tasks:
+                # Each by itself: an error of one task does not keep the others from running.
                 self._due = time.monotonic() + self._timeout
                 try:
-                    duty(slot)
+                    task(slot)
                 except psycopg.Error as error:
                     self._warn_once(reason(error))
                     self._connection.discard_if_read_only(error)
@@ -140,7 +141,7 @@ class Housekeeping:
                     if isinstance(error, RuntimeError) and cannot_start_thread(error):
                         self._warn_once(str(error))
                         continue
-                    logger.exception("relief failed, and is tried again")
+                    logger.exception("housekeeping failed, and is tried again")
                     self._connection.drop()
                 finally:
                     self._due = None
@@ -148,7 +149,7 @@ class Housekeeping:
 
     def _warn_once(self, error: str) -> None:
         if error != self._last_warning:
-            logger.warning("relief failed, and is tried again: %s", error)
+            logger.warning("housekeeping failed, and is tried again: %s", error)
         self._last_warning = error
 
     def _settle_old(self, slot: Place) -> None:
@@ -159,7 +160,8 @@ class Housekeeping:
         self._pool.release_stale(self._connection)
 
     def _wait(self) -> None:
-        """Until something is claimed. Clear first, then look: who claims does the opposite."""
+        """Until something is claimed. Clears first, then looks: a thread that claims does the
+        opposite."""
         self._last_warning = ""
         self._pool.working.clear()
         if not (self._pool.busy or self._verdicts or self._stopping.is_set()):
@@ -167,7 +169,7 @@ class Housekeeping:
 
     def _carry_out(self, slot: Place) -> None:
         while self._verdicts and time.monotonic() >= self._verdicts_at:
-            # Before it fails: an error of another duty must not put the verdicts off.
+            # Before it fails: an error of another task must not delay the verdicts.
             self._verdicts_at = time.monotonic() + _AFTER_FAILURE
             self._carry_out_one(slot, *self._verdicts[0])
             self._verdicts.popleft()
@@ -198,7 +200,7 @@ class Housekeeping:
         self._pool.unsettled.settle(self._connection, place, [work.finished])
 
     def _replace_leader(self, thread: WorkerThread, stack: str, *, with_lead: bool) -> None:
-        """Its session is ended by the next one, before that adopts what it has claimed."""
+        """The next leader ends its session, and then adopts the session's claims."""
         self._pool.leader.mark_in_doubt(thread.hand.session)
         thread.hand.abort_io()
         thread.hand.take_away()
@@ -208,7 +210,7 @@ class Housekeeping:
 
     def _renew(self, _: Place) -> None:
         now = time.monotonic()
-        # A steward that is being replaced, or cannot connect, must cost nobody his lease.
+        # A steward that is being replaced, or cannot connect, must not cost a lease.
         if now < max(self._renew_at, self._steward_renewed() + _STEWARD_MISSES * self._renew_every):
             return
         self._renew_at = now + self._renew_every

@@ -1,14 +1,14 @@
-"""The lead: settles what is finished, claims the next run, and waits when there is nothing.
+"""The leader: settles finished commands, claims the next ones, and waits when there are none.
 
-One thread has it at a time; it says nothing about which.
+One thread leads at a time; which one, the queue decides.
 
-    step      settle + claim in one round trip
-    rest      after an empty claim: until somebody rings, or a timer does
-    recover   after an error: until the database answers again
+    settle_and_claim   one round trip
+    wait_for_work      after an empty claim: until a wake-up or a timer
+    recover            after an error: until the database answers again
 
-A step whose session died may have claimed, or may still: its session is in doubt. The next
-step ends it, waits until it is gone, and adopts what the table says is ours and nobody
-here holds.
+A round trip whose session died may have claimed, or may still: its session is in doubt. The next
+leader ends the session, waits until it is gone, and adopts the rows that the table shows as this
+worker's claims and that are not in flight here.
 """
 
 import logging
@@ -47,12 +47,12 @@ from cmdbus.worker.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
 
-#: After a step failed for another reason than its connection, seconds until the next.
+#: Seconds until the next round trip, after one failed for a reason other than its connection.
 _AFTER_FAILURE = 1.0
-#: Seconds until the next step while the board has no place for another claim and nothing was
-#: settled.
+#: Seconds until the next round trip while the board has no place for another claim and nothing
+#: was settled.
 _FULL_SECONDS = 0.01
-#: A session in doubt that is not gone so soon is asked for again by the next step.
+#: Seconds to wait until a session in doubt is gone; after that the next leader asks again.
 _GONE_WITHIN = 2.0
 
 
@@ -95,13 +95,13 @@ class Leader:
         self._quick_floors, self._quick = Floors(), list[str]()
         #: The latest claim has left something that it could have taken.
         self._full = False
-        #: Why the latest step failed, which is not said again.
+        #: The latest warning, which is not repeated.
         self._last_warning = ""
-        #: Added to by relief, too.
+        #: Housekeeping adds to it, too.
         self.sessions_in_doubt: set[Session] = set()
 
     def mark_in_doubt(self, session: Session | None) -> None:
-        """Nobody knows whether its last step has claimed."""
+        """Its last round trip may have claimed."""
         if session is not None:
             self.sessions_in_doubt.add(session)
 
@@ -172,7 +172,7 @@ class Leader:
     def _step(
         self, connection: Connection, finished: Sequence[Finished], request: ClaimRequest
     ) -> tuple[list[Claim], list[Claim]]:
-        """With what it tells about where the next one is to begin."""
+        """One round trip, whose results also move the floors of the next one."""
         looks: list[ClaimResult] = []
         lost, claims = self._claims.settle_and_claim(connection, finished, request, looks.append)
         self._full = len(claims) >= request.free
@@ -188,8 +188,8 @@ class Leader:
     def _claim_apart(
         self, thread: WorkerThread, request: ClaimRequest, error: BaseException
     ) -> list[Claim] | None:
-        """After an outcome or a row has made a step fail: settles, then claims, on another
-        session, as a handler may have spoilt this one. If the claim is what fails, rows are
+        """After an outcome or a row has made a round trip fail: settles, then claims, on another
+        session, as a handler may have changed this one. If the claim is what fails, rows are
         claimed one by one; the error is raised if that does not get on either."""
         thread.hand.drop()
         self._unsettled.settle(thread.hand, thread.place, self._unsettled.take())
@@ -209,7 +209,7 @@ class Leader:
         return None
 
     def adopt(self, thread: WorkerThread) -> None:
-        """What a step in doubt has claimed."""
+        """Takes the claims of the sessions in doubt."""
         sessions = set(self.sessions_in_doubt)
         connection = thread.hand.connection()
         gone, known = self._end_sessions(connection, sessions)
@@ -218,11 +218,11 @@ class Leader:
             self.sessions_in_doubt -= sessions
 
     def _adopt(self, thread: WorkerThread, connection: Connection, known: Container[Key]) -> None:
-        """As far as there is room for payloads; the rest goes back."""
+        """As many as the limit of payloads allows; the rest is released."""
         adopted, rest = self._narrowing.adopt(connection, known, self._claim_bytes)
         if adopted or rest:
             count = len(adopted) + len(rest)
-            logger.info("%s commands were claimed by a step whose reply was lost", count)
+            logger.info("%s commands were claimed by a round trip whose reply was lost", count)
         self._in_flight.mark_released(rest)
         self._take_on(thread, adopted)
         if rest:
@@ -236,9 +236,9 @@ class Leader:
     def _end_sessions(
         self, connection: Connection, sessions: Collection[Session]
     ) -> tuple[bool, set[Key]]:
-        """Whether the sessions are gone, or may still claim; and what is held after that."""
+        """Whether the sessions are gone, or may still claim; and all claims in flight then."""
         gone = self._claims.end_sessions(connection, sessions, within=_GONE_WITHIN)
-        # Before the table is read: what is settled in between is in neither.
+        # Before the table is read: a claim that is settled in between is in neither.
         return gone, self._in_flight.known()
 
     def _want(self, now: float, threads: int, room: int) -> ClaimRequest:
@@ -265,7 +265,7 @@ class Leader:
         )
 
     def wait_for_work(self, thread: WorkerThread) -> bool:
-        """True if there was nothing to do but to settle, which is done: it may rest on."""
+        """True if there were only outcomes to settle, which is done: the leader may wait on."""
         self._telemetry.waits(thread.place, Phase.RESTING)
         source = self._waiter.wait_for_work(
             busy=lambda: bool(self._unsettled) or self._stopping.is_set(),
@@ -296,7 +296,7 @@ class Leader:
         why = reason(error)
         if why != self._last_warning:
             logger.warning(
-                "the database connection is lost (%s); reconnecting until it is back", why
+                "the database connection is lost (%s); reconnecting until it answers", why
             )
         self._last_warning = why
         self._telemetry.waits(thread.place, Phase.AWAY)
@@ -306,15 +306,16 @@ class Leader:
             # Where the DSN takes any server, the next session may be one with the same.
             self._stopping.wait(_AFTER_FAILURE)
         while not self._stopping.is_set():
-            # An error is the end of the worker, or of its pool for the moment.
+            # reconnect() raises if the worker is stopping or the pool is exhausted; the loop
+            # condition decides.
             with suppress(psycopg.OperationalError):
                 thread.hand.reconnect(self._stopping)
                 self._telemetry.database_back()
                 return
 
     def _warn_once(self, error: Exception, then: str) -> None:
-        """Not each time: what the server refuses now it may refuse for an hour."""
+        """Not each time: the server may refuse the same for an hour."""
         why = reason(error)
         if why != self._last_warning:
-            logger.error("a step failed (%s); %s", why, then)
+            logger.error("a round trip failed (%s); %s", why, then)
         self._last_warning = why

@@ -4,9 +4,9 @@
 QUICK_SECONDS = 0.05
 #: A type whose runs take less is tiny: waking a second thread takes longer than its runs.
 TINY_SECONDS = 0.001
-#: Weight of the latest run in a type's mean. One slow run of 0.4 s among quick ones leaves it
-#: quick, as its thread may have waited for another that has the interpreter. One quick run makes it quick again: a wrong guess costs a second, after which
-#: what was not started goes back.
+#: Weight of the latest run in a type's mean. One run of up to 0.4 s among quick ones leaves it
+#: quick, as its thread may have waited for the interpreter. One quick run makes it quick again: a
+#: wrong guess costs a second, after which commands that were not started are released.
 _WEIGHT = 1 / 8
 #: Seconds for which commands are claimed ahead, or the time of a round trip if that is longer.
 _PREFETCH_SECONDS = 0.02

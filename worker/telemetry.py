@@ -22,7 +22,7 @@ from cmdbus.worker.process_health import ProcessHealth
 
 logger = logging.getLogger(__name__)
 
-#: Places on a board in memory; those that nobody uses take none.
+#: Slots of a board in memory; an unused slot takes no memory.
 SLOTS = 256
 _LATEST = 100
 # Looking a member up in its class takes 0.1 microseconds.
@@ -36,7 +36,7 @@ class FailedExecution(NamedTuple):
 
 
 class Telemetry:
-    """Threads write to places of their own; whoever leaves gives its place back."""
+    """Each thread writes to a slot of its own, which it releases when it ends."""
 
     def __init__(self, board: Board, seat: Seat) -> None:
         self.board = board
@@ -44,7 +44,7 @@ class Telemetry:
         self.health = ProcessHealth()
         self.latest: deque[FailedExecution] = deque(maxlen=_LATEST)
         self._free = deque(range(board.layout.slots))
-        #: Steps of the lead; written by who has it.
+        #: Round trips that settle and claim; written by the leader.
         self._steps = 0
         self._step_seconds = 0.0
 

@@ -44,13 +44,14 @@ from cmdbus.worker.worker_thread import RoundTrip, Work, WorkerThread
 logger = logging.getLogger(__name__)
 
 
-#: A step promises to be back within the statement timeout and so many seconds more.
+#: Seconds added to the statement timeout to get the deadline of a leader's round trip.
 _STEP_SPARE = 5.0
 #: Seconds until the process takes part, although threads are still preparing their sessions.
 _PREPARES_SECONDS = 2.0
 #: A thread that began a command within these seconds will draw the next one soon.
 _PROGRESS_SECONDS = 0.005
-#: Steps in a row that have failed for a reason other than the database, one second apart.
+#: Round trips in a row that fail for a reason other than the database, one second apart, before
+#: the process is replaced.
 _MAX_FAULTS = 5
 
 
@@ -83,7 +84,7 @@ class ThreadPool:
         self._queue = LocalQueue(self.in_flight)
         self.unsettled = Unsettled(claims, telemetry, self.in_flight)
         self._stopping = threading.Event()
-        #: Set when something was claimed; cleared by the keeper when it finds nothing to do.
+        #: Set when something was claimed; cleared by housekeeping when nothing is in flight.
         self.working = threading.Event()
         self.leader = Leader(
             claims=claims,
@@ -100,11 +101,11 @@ class ThreadPool:
         )
         #: One element for each thread that may have a turn.
         self._prepared: SimpleQueue[None] = SimpleQueue()
-        #: By number. Main and relief add, a thread that leaves removes itself.
+        #: By number. The main thread and housekeeping add; a thread that ends removes itself.
         self._threads: dict[int, WorkerThread] = {}
-        #: What ended a thread that should have gone on.
+        #: The exception that ended a thread unexpectedly.
         self._ended_by: BaseException | None = None
-        #: Of the latest steps, those that have failed in a row for a reason other than the
+        #: Errors of the latest round trips in a row that failed for a reason other than the
         #: database; written by the leader.
         self._faults: list[Exception] = []
 
@@ -119,7 +120,7 @@ class ThreadPool:
                 self._prepared.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def claim(self) -> None:
-        """From now on; after the process has shown that it is ready, as its exit codes mean
+        """Starts claiming; after the process has shown that it is ready, as its exit codes mean
         something else before."""
         self._queue.put(LEADERSHIP)
 
@@ -144,7 +145,7 @@ class ThreadPool:
         )
         try:
             thread.thread.start()
-        except RuntimeError:  # The system has no room for another one.
+        except RuntimeError:  # The system is out of threads.
             self._telemetry.release_slot(index, slot)
             if before is None:
                 del self._threads[number]
@@ -156,7 +157,9 @@ class ThreadPool:
     def fault(self) -> str:
         """Why this process cannot go on, which only a new process cures; empty if it can."""
         if len(self._faults) >= _MAX_FAULTS:
-            return f"{len(self._faults)} steps in a row have failed: {reason(self._faults[-1])}"
+            return (
+                f"{len(self._faults)} round trips in a row have failed: {reason(self._faults[-1])}"
+            )
         error = self._ended_by
         return "" if error is None else f"a thread was ended by {type(error).__name__}"
 
@@ -166,16 +169,16 @@ class ThreadPool:
         )
 
     def put_off(self, seconds: float) -> None:
-        """What was promised before the process stood still for so long."""
+        """Moves all deadlines by the time for which the process stalled."""
         for thread in self._alive():
             thread.put_off(seconds)
 
     def give_up_late(self, now: float) -> list[tuple[WorkerThread, Work]]:
-        """The verdict on every slot that is past its due; carried out by relief."""
+        """The verdict on every slot that is past its due; carried out by housekeeping."""
         late = [(slot, work) for slot in self._alive() if (work := slot.give_up_if_late(now))]
         for thread, work in late:
             if isinstance(work, RoundTrip):
-                thread.hand.abort_io()  # and its outcomes are free, whatever relief waits for
+                thread.hand.abort_io()  # so that it puts its outcomes back
         return late
 
     def cut_all(self) -> None:
@@ -183,8 +186,8 @@ class ThreadPool:
             thread.hand.abort_io()
 
     def replace(self, thread: WorkerThread, *, with_lead: bool = False) -> None:
-        """A fresh thread for a slot that was given up, and a new lead if it had that; the old
-        one leaves when it comes back, and puts none."""
+        """A fresh thread for one that has timed out, and a new leadership if it led; the old
+        thread ends once it returns, and puts back none."""
         if self._threads.get(thread.number) is thread and not self._stopping.is_set():
             self.fill(thread.number)
             if with_lead:
@@ -194,27 +197,26 @@ class ThreadPool:
         return list(self._threads.values())
 
     def stop_claiming(self) -> None:
-        """Lets the threads leave once they have finished what they run; what nobody has
-        started is to be given back."""
+        """Lets the threads end once their commands have finished; marks commands that were not
+        started as released."""
         self._stopping.set()
         self._waiter.wake()
         self._queue.release_all()
         self._queue.put(STOP)
 
     def join(self, deadline: float) -> list[WorkerThread]:
-        """Waits until the deadline; returns the slots whose threads have not left, and are not
-        given up."""
+        """Waits until the deadline; returns the threads that have neither ended nor timed out."""
         for thread in self._alive():
             if not thread.given_up:
                 thread.join(deadline - time.monotonic())
         return [slot for slot in self.left() if not slot.given_up]
 
     def left(self) -> list[WorkerThread]:
-        """Whose threads have not left."""
+        """Threads that have not ended."""
         return [thread for thread in self._alive() if thread.running]
 
     def settle_all(self, connection: ThreadConnection, slot: Place) -> None:
-        """For the last time: nothing that is the database's to know stays here."""
+        """For the last time: settles every outcome and releases every claim that is left."""
         self.unsettled.settle_all(connection, slot)
         if self.leader.sessions_in_doubt:
             orphans = self.leader.orphans(connection.connection(), self.leader.sessions_in_doubt)
@@ -253,7 +255,7 @@ class ThreadPool:
             if self._stopping.is_set():
                 self._queue.put(STOP)  # It may have been drawn.
         finally:
-            # One that was given up is replaced by relief.
+            # Housekeeping replaces a thread that has timed out.
             if self._threads.get(thread.number) is thread and not thread.given_up:
                 del self._threads[thread.number]
             thread.hand.close()
@@ -294,7 +296,7 @@ class ThreadPool:
         thread.rename("")
 
     def _survive(self, thread: WorkerThread, entry: Entry) -> bool:
-        """Whatever a handler left behind, its thread goes on."""
+        """The thread goes on after any error, also one outside of the handler."""
         try:
             return self._run(thread, entry)
         except BaseException:
@@ -333,7 +335,7 @@ class ThreadPool:
             seconds = max(0.0, seconds - thread.waited_for_cpu())
         self._prefetch.ran(claim.domain, claim.type, seconds)
         if not stays:
-            return False  # The thread that gave it up finds out what became of it.
+            return False  # It timed out: housekeeping settles its command.
         self.in_flight.finish(entry)
         if finished is not None:
             # First append, then look whether the leader waits; it does the opposite.
@@ -349,7 +351,8 @@ class ThreadPool:
         return True
 
     def _prepare(self, thread: WorkerThread, claim: Claim) -> None:
-        """Before a command that may be long: what waits must not wait for it."""
+        """Before a command that may be long: wakes a thread for the other commands, and settles the
+        outcomes that wait."""
         if thread.domain != claim.domain:
             thread.rename(claim.domain)
         if self._queue.needs_help and not self._prefetch.is_tiny(claim.domain, claim.type):
@@ -417,6 +420,6 @@ class ThreadPool:
             if wake:
                 self._queue.wake()
         if self._stopping.is_set():
-            # Too late: the main thread has already looked for what was not started.
+            # The main thread has already released the commands that were not started.
             self._queue.release_all()
             self.in_flight.release(thread.hand.connection())

@@ -1,6 +1,6 @@
 """Executions that have finished and are not settled yet.
 
-What fails puts the outcomes back first: an outcome is here, in one hand, or settled.
+After an error the outcomes are put back first: an outcome is here, with one thread, or settled.
 """
 
 import logging
@@ -58,8 +58,8 @@ class Unsettled:
         self._row_locked_until = 0.0
         #: Why the latest outcome could not be stored, which is logged once.
         self._last_warning = ""
-        #: What is settled and not logged yet: a handler that hangs may hold the lock of the log,
-        #: and must not keep a thread from settling, or the lead from the queue.
+        #: Messages about settled commands. A handler that hangs may hold the lock of the log, and
+        #: must not keep a thread from settling, or the leadership from the queue.
         self._unlogged: deque[Callable[[], None]] = deque()
 
     def __bool__(self) -> bool:
@@ -128,7 +128,7 @@ class Unsettled:
                 self._waiting.append(entry.finished)
 
     def settle(self, connection: ThreadConnection, slot: Place, finished: list[Finished]) -> None:
-        """Outcomes of any kind. Raises only what says nothing about them: then they are back."""
+        """Outcomes of any kind. Raises only errors that are not theirs, and puts them back then."""
         while finished:
             some, finished = first_part(finished)
             try:
@@ -149,7 +149,7 @@ class Unsettled:
             self.settled(slot, finished, lost)
             return
         if cause is Cause.ROWS:
-            # A session that a handler has spoilt would reject each of them.
+            # A session that a handler has changed would reject each of them.
             connection.drop()
         self.settle_singly(connection, slot, finished)
 
@@ -260,7 +260,7 @@ class Unsettled:
 
 
 def first_part(done: list[Finished]) -> tuple[list[Finished], list[Finished]]:
-    """What one statement settles: one outcome, or the first that have MAX_BYTES; and the rest."""
+    """The outcomes of one statement: one, or the first that have MAX_BYTES; and the rest."""
     if sum([len(f.outcome.result or f.outcome.details or "") for f in done]) <= MAX_BYTES // 4:
         return done, []  # No character has more than four bytes.
     taken = 0

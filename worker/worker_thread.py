@@ -33,8 +33,8 @@ Work = Execution | RoundTrip
 class WorkerThread:
     """Written by its thread; judged by the worker's main thread.
 
-    The lock makes the verdict one about the very work that is late: either the thread
-    has ended it before, or it will find at its end that it was given up, and leave.
+    The lock makes the verdict one about the very work that is late: either the thread has ended
+    it before, or the thread finds at its end that the work has timed out, and ends.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class WorkerThread:
     ) -> None:
         self.number = number
         self.hand = connection
-        #: Where it shows what it does on the board.
+        #: Its slot's position on the board.
         self.index = index
         self.place = slot
         self.thread: threading.Thread | None = None
@@ -72,8 +72,7 @@ class WorkerThread:
         self._work = work
 
     def end(self) -> bool:
-        """False if the work was given up meanwhile: others have its command, and this
-        thread's place."""
+        """False if the work has timed out: other threads have its command and the slot."""
         with self._lock:
             self._work = None
             return not self._given_up
@@ -118,12 +117,12 @@ class WorkerThread:
         return self._given_up
 
     def put_off(self, seconds: float) -> None:
-        """The whole process stood still for so long: nobody can have been back meanwhile."""
+        """Moves the deadline by the seconds for which the whole process stalled."""
         if (work := self._work) is not None:
             self.extend(work, work.due + seconds)
 
     def give_up_if_late(self, now: float) -> Work | None:
-        """The work, if it is past its due; then it is nobody's but the caller's."""
+        """The work, if it is past its due: then it times out, and only the caller may settle it."""
         with self._lock:
             if self._work is None or self._given_up or self._work.due > now:
                 return None

@@ -79,7 +79,7 @@ class Claims:
         return session_name(self.schema, self.incarnation)
 
     def register(self, connection: Connection, worker: str) -> None:
-        """Says whose claims these are; see the view `command`."""
+        """Registers the worker under the incarnation of its claims; see the view `command`."""
         self._worker = worker
         self.register_again(connection)
 
@@ -319,7 +319,7 @@ class Claims:
         ]
 
     def ends(self, connection: Connection, claims: Sequence[Claim]) -> list[OutcomeLabel | None]:
-        """How the executions of claims whose rows are gone ended; None if nobody said."""
+        """How the executions of claims whose rows are gone ended; None if that is not known."""
         values = {
             "domains": texts(claim.domain for claim in claims),
             "command_ids": ids(claim.command_id for claim in claims),
@@ -343,7 +343,7 @@ class Claims:
         return self._execute(connection, "find_unhandled", {**values, "count": count}).fetchall()
 
     def oldest_snapshot(self, connection: Connection) -> float:
-        """For how many seconds somebody has kept dead rows from being removed."""
+        """Seconds for which a transaction has kept dead rows from being removed."""
         return float(self._value(connection, "read_oldest_snapshot", {}))
 
     def renew(
@@ -450,7 +450,7 @@ class Claims:
         return bool(self._value(connection, "arm", values))
 
     def remove_waiter(self, connection: Connection) -> None:
-        """Neither armed nor looking any more."""
+        """Ends this node's arming."""
         self._value(connection, "leave", {"node": self.incarnation})
 
     def disarm(self, connection: Connection) -> None:
