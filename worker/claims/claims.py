@@ -122,13 +122,13 @@ class Claims:
                 "attempts": whole([claim.attempts + 1 for claim in settled]),
                 "max_attempts": whole([finished.max_attempts for finished in done]),
                 "results": texts([finished.outcome.result for finished in done]),
-                "claim_domains": [domain for domain, _ in queues],
+                "claim_domains": texts([domain for domain, _ in queues]),
                 "claim_priorities": whole([priority for _, priority in queues]),
-                "floors": whole([request.floors.get(queue, 0) for queue in queues]),
-                "quick_floors": whole([request.quick_floors.get(queue, 0) for queue in queues]),
+                "floors": _lows(request.floors, queues),
+                "quick_floors": _lows(request.quick_floors, queues),
                 "below": request.below,
-                "types": list(request.types),
-                "quick_types": list(request.quick_types),
+                "types": texts(request.types),
+                "quick_types": texts(request.quick_types),
                 "free": request.free,
                 "ahead": request.prefetch,
                 "bytes": half,
@@ -611,6 +611,12 @@ def _looks(rows: Sequence[Row], *, ahead: bool) -> Iterator[ClaimResult]:
             stopped_at = None if domain is None else (domain, priority)
             yield ClaimResult(claims, ahead, id_, stopped_at, int(pages))
             claims, ahead = [], True
+
+
+def _lows(floors: Mapping[tuple[str, int], int], queues: Sequence[tuple[str, int]]) -> str:
+    if not floors:
+        return whole([0] * len(queues))
+    return whole([floors.get(queue, 0) for queue in queues])
 
 
 def _keys(claims: Sequence[Claim]) -> dict[str, str]:
