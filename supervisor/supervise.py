@@ -44,9 +44,9 @@ _AWAY_SECONDS = 2.0
 _SPARE_SECONDS = 5.0
 #: Seconds to make and start an embedded server.
 _EMBEDDED_SECONDS = 180.0
-#: Places of a seat beside the threads': for successors of stuck ones, and for relief.
+#: Slots of a seat in addition to its threads': for successors of stuck ones and housekeeping.
 _SPARE_SLOTS = 10
-#: Beside the types that the app has now: for those that it may have after a reload.
+#: Command types in addition to the app's: those that it may have after a reload.
 _SPARE_COMMAND_TYPES = 8
 _MAX_COMMAND_TYPES = 64
 

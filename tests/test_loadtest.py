@@ -161,7 +161,7 @@ def test_shares_are_exact_and_in_the_same_order_each_time() -> None:
 def test_as_many_instances_run_as_there_are_connections_for() -> None:
     one = need(4, 8)
     server = ConnectionBudget(most=100, reserved=3, others=2)
-    assert (one.most, server.fitting(10, one)) == (44, 2)
+    assert (one.peak, server.fitting(10, one)) == (44, 2)
     assert server.sentence(10, one).startswith("only 2 of 10 instances fit: each needs up to 44 ")
     assert ConnectionBudget(most=wanted(10, 4, 8), reserved=3, others=0).fitting(10, one) == 10
 

@@ -81,7 +81,7 @@ def test_a_database_that_is_ready_passes_every_check(dsn: str) -> None:
         *("timeouts", "handlers", "connections", "listen"),
     ]
     assert worst(found.values()) is OK
-    assert "1 x 2 threads + 2 for the steward + 2 for relief + 2 for a replacement = 8" in (
+    assert "1 x 2 threads + 2 for the steward + 2 for housekeeping + 2 for a replacement = 8" in (
         found["connections"].sentence
     )
     assert "listen" not in checks(dsn, listen=False)

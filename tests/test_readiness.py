@@ -127,14 +127,14 @@ def limited(size: int, others: int = 0, name: str = "the limit is") -> Limit:
         (0, 0, FATAL, ""),
     ],
 )
-def test_the_budget_counts_threads_the_steward_relief_and_a_replacement(
+def test_the_budget_counts_threads_steward_housekeeping_and_a_replacement(
     size: int, others: int, finding: Finding, fitting: str
 ) -> None:
     """The processes' pools have a connection for each thread, or they do not
     start. What does not fit only because of others is a warning, since they may leave."""
-    found = budget.judge(NEED, [limited(size, others)], other_nodes=0)
+    found = budget.check_budget(NEED, [limited(size, others)], other_nodes=0)
     assert found.finding is finding
-    arithmetic = "4 x 8 threads + 2 for the steward + 2 for relief + 8 for a replacement = 44"
+    arithmetic = "4 x 8 threads + 2 for the steward + 2 for housekeeping + 8 for a replacement = 44"
     assert found.sentence.startswith(arithmetic)
     assert (f"run with {fitting}, which fits, or " in found.fix) == bool(fitting)
 
@@ -147,16 +147,16 @@ def test_what_is_said_to_fit_fits() -> None:
                 procs = int(p)
             case ["--procs", p, "--threads", t]:
                 procs, threads = int(p), int(t)
-        fits = Need(procs=procs, threads=threads, housekeeping=2).most <= size
+        fits = Need(procs=procs, threads=threads, housekeeping=2).peak <= size
         assert fits or (procs, threads) == (4, 8)
 
 
 def test_the_tightest_limit_and_other_supervisors_are_named() -> None:
     limits = [limited(100, 3, "max_connections is"), limited(50, 1, "the role's limit is")]
-    found = budget.judge(NEED, limits, other_nodes=1)
+    found = budget.check_budget(NEED, limits, other_nodes=1)
     assert "the role's limit is 50, of which others use 1, 1 of them of other" in found.sentence
     limits[0] = limited(10, 0, "max_connections is")
-    assert "max_connections is 10" in budget.judge(NEED, limits, 0).sentence
+    assert "max_connections is 10" in budget.check_budget(NEED, limits, 0).sentence
 
 
 GOOD = {
@@ -175,9 +175,9 @@ def judged(name: str, value: str, source: str, longest: float = 35.0) -> list[Ch
         settings={**GOOD, name: Setting(value, source)},
         role="fleet",
         database="shop",
-        asked={"statement_timeout": "25s", "lock_timeout": "1s"},
+        requested={"statement_timeout": "25s", "lock_timeout": "1s"},
     )
-    return effective.judge(session, Timeouts(), longest)
+    return effective.check_timeouts(session, Timeouts(), longest)
 
 
 @pytest.mark.parametrize(
@@ -223,13 +223,13 @@ def test_the_slowest_handler_counts_for_a_transaction() -> None:
 def test_a_server_that_lacks_a_setting_does_not_apply_it() -> None:
     """transaction_timeout came with PostgreSQL 17."""
     settings = {name: value for name, value in GOOD.items() if name != "transaction_timeout"}
-    session = Session(settings=settings, role="r", database="d", asked={})
-    assert [check.finding for check in effective.judge(session, Timeouts(), 35.0)] == [OK]
+    session = Session(settings=settings, role="r", database="d", requested={})
+    assert [check.finding for check in effective.check_timeouts(session, Timeouts(), 35.0)] == [OK]
 
 
 def checked(**own: float | None) -> list[Check]:
     handler = Handler(domain="reports", type="Build", function=lambda command, context: None, **own)  # type: ignore[arg-type]
-    return list(effective.judge_handlers([handler], Timeouts()))
+    return list(effective.check_handlers([handler], Timeouts()))
 
 
 def test_limits_of_a_handlers_own_are_named() -> None:
@@ -249,7 +249,7 @@ def test_many_handlers_with_limits_are_counted() -> None:
         for n in range(5)
     ]
     handlers[0] = replace(handlers[0], timeout=Timeouts().thread / 2)
-    (found,) = effective.judge_handlers(handlers, Timeouts())
+    (found,) = effective.check_handlers(handlers, Timeouts())
     assert (
         "d/T0" in found.sentence
         and "d/T2" in found.sentence

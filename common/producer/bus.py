@@ -31,8 +31,8 @@ from cmdbus.producer.troubleshooting import Troubleshooting
 T = TypeVar("T")
 
 
-#: `wait` looks again after 5 ms, later more seldom, at least every 200 ms.
-_FIRST_LOOK, _LONGEST_LOOK = 0.005, 0.2
+#: Seconds between two reads of `wait`: they back off from the first to the second.
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
 
 
 class CommandBus(Steering):
@@ -114,18 +114,8 @@ class CommandBus(Steering):
         Raises DuplicateCommandError for an id that was sent before, QueueFullError (with
         `retry_after`) above the domain's max_depth, and ShutdownError for a closed domain.
         """
-        request = SendRequest(
-            domain,
-            type,
-            data,
-            command_id,
-            priority,
-            delay,
-            run_at,
-            correlation_id,
-            reply_to,
-            max_attempts,
-        )
+        options = priority, delay, run_at, correlation_id, reply_to, max_attempts
+        request = SendRequest(domain, type, data, command_id, *options)
         if self._on_send is not None:
             request = self._seen(request)
         command = self._limits.check(request, new_id())
@@ -162,7 +152,7 @@ class CommandBus(Steering):
         CommandNotFoundError for an unknown command.
         """
         deadline = time.monotonic() + check_seconds("timeout", timeout)
-        pause = _FIRST_LOOK
+        pause = _FIRST_PAUSE_SECONDS
         while True:
             record = self.get(domain, command_id)
             if record is None:
@@ -176,7 +166,7 @@ class CommandBus(Steering):
                     f"after {timeout:g} s"
                 )
             time.sleep(min(pause, left))
-            pause = min(pause * 1.5, _LONGEST_LOOK)
+            pause = min(pause * 1.5, _MAX_PAUSE_SECONDS)
 
     def query(
         self,

@@ -19,7 +19,7 @@ def need(procs: int, threads: int) -> Need:
 
 def wanted(instances: int, procs: int, threads: int) -> int:
     """What max_connections must be for all of them."""
-    return instances * need(procs, threads).most + OURS + _SPARE
+    return instances * need(procs, threads).peak + OURS + _SPARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class ConnectionBudget:
         return self.most - self.reserved - self.others - OURS
 
     def fitting(self, instances: int, one: Need) -> int:
-        return max(0, min(instances, self.free // one.most))
+        return max(0, min(instances, self.free // one.peak))
 
     def sentence(self, instances: int, one: Need) -> str:
         fitting = self.fitting(instances, one)
         fit = "all" if fitting == instances else f"only {fitting}"
         return (
-            f"{fit} of {instances} instances fit: each needs up to {one.most} connections, and "
+            f"{fit} of {instances} instances fit: each needs up to {one.peak} connections, and "
             f"max_connections {self.most} leaves {max(0, self.free)} after {self.reserved} "
             f"reserved, {self.others} of others and {OURS} of the load test"
         )

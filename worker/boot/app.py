@@ -126,8 +126,8 @@ def _made(app: str, factory: Callable[[], object]) -> object:
 def _failed(what: str, error: BaseException) -> AppError:
     """With the traceback, from the user's code on."""
     trace = traceback.TracebackException.from_exception(error)
-    theirs = [frame for frame in trace.stack if not _is_ours(frame.filename)]
-    trace.stack = traceback.StackSummary.from_list(theirs)
+    frames = [frame for frame in trace.stack if not _is_ours(frame.filename)]
+    trace.stack = traceback.StackSummary.from_list(frames)
     return AppError(f"{what} failed:\n{''.join(trace.format()).rstrip()}")
 
 

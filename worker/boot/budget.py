@@ -1,4 +1,4 @@
-"""How many connections a supervisor needs, and whether there is room for them. Pure."""
+"""The number of connections that a supervisor needs, and whether the server has them. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from cmdbus.readiness import Check, Finding
 
 _NAME = "connections"
-#: The steward's: one that listens and one that works.
+#: Connections of the steward: one that listens and one that works.
 _STEWARD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What one supervisor wants."""
+    """The connections of one supervisor."""
 
     procs: int
     threads: int
-    #: For relief, beside the threads.
+    #: Connections for housekeeping, in addition to the threads'.
     housekeeping: int
 
     @property
@@ -24,19 +24,19 @@ class Need:
         return self.procs * self.threads + _STEWARD + self.housekeeping
 
     @property
-    def most(self) -> int:
-        """While a replacement and the process that it replaces are both there."""
+    def peak(self) -> int:
+        """While a process and its replacement both run."""
         return self.always + self.threads
 
     def __str__(self) -> str:
         return (
             f"{self.procs} x {self.threads} threads + {_STEWARD} for the steward + "
-            f"{self.housekeeping} for relief + {self.threads} for a replacement = "
-            f"{self.most} connections"
+            f"{self.housekeeping} for housekeeping + {self.threads} for a replacement = "
+            f"{self.peak} connections"
         )
 
     def fitting(self, limit: int) -> str:
-        """The options of what a limit has room for."""
+        """The options that fit below a limit."""
         free = limit - _STEWARD - self.housekeeping
         if (procs := free // self.threads - 1) >= 1:
             return f"--procs {procs}"
@@ -47,18 +47,18 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A bound on connections; `others` is how many there are now that are not ours."""
+    """A bound on connections; `others`: sessions of other programs now."""
 
-    #: For people: what bounds.
+    #: The bound, for people to read.
     name: str
     size: int
     others: int
-    #: What raises it.
+    #: How to raise it.
     fix: str
 
 
-def judge(need: Need, limits: Sequence[Limit], other_nodes: int) -> Check:
-    """Fatal is only what would not fit into an empty server: others may leave."""
+def check_budget(need: Need, limits: Sequence[Limit], other_nodes: int) -> Check:
+    """Fatal only if it would not fit into an empty server: other sessions may end."""
     smallest = min(limits, key=lambda limit: limit.size)
     if need.always > smallest.size:
         sentence = f"{need}, and {smallest.name}"
@@ -66,10 +66,10 @@ def judge(need: Need, limits: Sequence[Limit], other_nodes: int) -> Check:
     tightest = min(limits, key=_free)
     free = _free(tightest)
     sentence = f"{need}; {_used(tightest, other_nodes)}"
-    if need.most <= free:
+    if need.peak <= free:
         return Check(_NAME, Finding.OK, sentence)
     fitting = need.always <= free
-    lacking = "a replacement may have to wait" if fitting else "not all of ours fit beside them"
+    lacking = "a replacement may have to wait" if fitting else "not all of these connections fit"
     return Check(_NAME, Finding.WARNING, f"{sentence}: {lacking}", _advice(need, tightest, free))
 
 

@@ -1,4 +1,4 @@
-"""The ladder against what the server really applies to a worker's session. Pure."""
+"""The ladder against the settings that the server applies to a worker's session. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from cmdbus.registry import Handler
 from cmdbus.timeouts import Timeouts
 
 _NAME = "timeouts"
-#: Handlers that are named in a sentence; the others are counted.
+#: Handlers named in a sentence; the others are counted.
 _NAMED = 3
-#: Those that a server may lack, as transaction_timeout before 17, are not missed.
+#: The settings to read. A server may lack some, as transaction_timeout before 17.
 NAMES = (
     "statement_timeout",
     "idle_in_transaction_session_timeout",
@@ -36,22 +36,22 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What a session opened as a worker's has."""
+    """A session opened like a worker's."""
 
     settings: Mapping[str, Setting]
     role: str
     database: str
-    #: What was asked for when it was opened, as text with a unit.
-    asked: Mapping[str, str]
+    #: The settings requested when it was opened, as text with a unit.
+    requested: Mapping[str, str]
 
 
-def judge(session: Session, timeouts: Timeouts, longest: float) -> list[Check]:
-    """`longest` is what the slowest handler may take, in seconds."""
+def check_timeouts(session: Session, timeouts: Timeouts, max_thread: float) -> list[Check]:
+    """`max_thread`: seconds that the slowest handler may take."""
     found = [
         *_ladder(session, timeouts),
         *_bounds(session, "lock_timeout", timeouts.max_lock_wait, f"half of {_lease(timeouts)}"),
         *_idle(session, timeouts),
-        *_whole(session, longest),
+        *_transaction(session, max_thread),
         *_modes(session),
     ]
     statement = session.settings["statement_timeout"]
@@ -65,9 +65,9 @@ def judge(session: Session, timeouts: Timeouts, longest: float) -> list[Check]:
     ]
 
 
-def judge_handlers(handlers: Iterable[Handler], timeouts: Timeouts) -> Iterator[Check]:
-    """What applies to those with limits of their own. extend() moves both with the deadline,
-    except a `statement_timeout` of the handler's own."""
+def check_handlers(handlers: Iterable[Handler], timeouts: Timeouts) -> Iterator[Check]:
+    """The limits of handlers that have their own. extend() moves both with the deadline, except a
+    `statement_timeout` of the handler's own."""
     own: list[str] = []
     for handler in handlers:
         thread = handler.timeout or timeouts.thread
@@ -138,20 +138,20 @@ def _idle(session: Session, timeouts: Timeouts) -> Iterator[Check]:
             _NAME,
             Finding.WARNING,
             f"{name} is {idle.seconds:g} s ({_from(idle)}): the sessions of idle workers are "
-            f"ended and made again all the time",
+            f"ended and reopened all the time",
             _fix(session, name),
         )
 
 
-def _whole(session: Session, longest: float) -> Iterator[Check]:
+def _transaction(session: Session, max_thread: float) -> Iterator[Check]:
     name = "transaction_timeout"
     found = session.settings.get(name)
-    if found and 0 < found.seconds < longest:
+    if found and 0 < found.seconds < max_thread:
         yield Check(
             _NAME,
             Finding.FATAL,
             f"{name} is {found.seconds:g} s ({_from(found)}) and ends the transactions of "
-            f"handlers, which may take {longest:g} s (--thread-timeout, or a handler's own)",
+            f"handlers, which may take {max_thread:g} s (--thread-timeout, or a handler's own)",
             _fix(session, name),
         )
 
@@ -190,7 +190,8 @@ def _from(found: Setting) -> str:
 
 
 def _fix(session: Session, name: str, wanted: str = "0") -> str:
-    """Who sets it stops setting it. What we asked for and did not get, a pooler has lost."""
+    """Resets the setting where it is set. A requested value that is not in effect was dropped by a
+    pooler."""
     role, database = _quoted(session.role), _quoted(session.database)
     source = session.settings[name].source
     reset = {
@@ -200,12 +201,12 @@ def _fix(session: Session, name: str, wanted: str = "0") -> str:
         "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name}",
         "global": f"ALTER ROLE ALL RESET {name}",
     }.get(source, "")
-    asked = session.asked.get(name)
-    if asked is None or source == "client":
+    requested = session.requested.get(name)
+    if requested is None or source == "client":
         return reset or f"ALTER ROLE {role} SET {name} = {wanted}"
     return (
         f"a pooler between here and the server drops the options of connections: "
-        f"ALTER ROLE {role} SET {name} = '{asked}'; then let the pooler reconnect to the server"
+        f"ALTER ROLE {role} SET {name} = '{requested}'; then let the pooler reconnect to the server"
     )
 
 

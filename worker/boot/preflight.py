@@ -103,7 +103,7 @@ def _check_app(settings: Settings) -> tuple[HandlerRegistry | None, list[Check]]
     ]
 
 
-def _longest(handlers: Sequence[Handler], settings: Settings) -> float:
+def _max_thread(handlers: Sequence[Handler], settings: Settings) -> float:
     own = (handler.timeout or 0.0 for handler in handlers)
     return max((settings.timeouts.thread, *own))
 
@@ -149,7 +149,7 @@ def _check_database(
         settings=_settings(connection, settings.schema),
         role=role,
         database=database,
-        asked=session_settings(settings.timeouts),
+        requested=session_settings(settings.timeouts),
     )
     if standby:
         yield Check(
@@ -163,8 +163,8 @@ def _check_database(
     yield from schema
     if worst(schema) is Finding.OK:
         yield try_claim(connection, settings.dsn or "", settings.schema)
-    yield from effective.judge(session, settings.timeouts, _longest(handlers, settings))
-    yield from effective.judge_handlers(handlers, settings.timeouts)
+    yield from effective.check_timeouts(session, settings.timeouts, _max_thread(handlers, settings))
+    yield from effective.check_handlers(handlers, settings.timeouts)
     yield _check_budget(connection, settings)
     if settings.listen:
         yield _check_listening(connection, parts, settings.schema)
@@ -295,7 +295,7 @@ def _check_budget(connection: Connection, settings: Settings) -> Check:
         ),
     ]
     need = budget.Need(procs=settings.procs, threads=settings.threads, housekeeping=HEADROOM)
-    return budget.judge(need, [limit for limit in limits if limit.size >= 0], nodes)
+    return budget.check_budget(need, [limit for limit in limits if limit.size >= 0], nodes)
 
 
 def _check_listening(connection: Connection, parts: dsns.Parts, schema: str) -> Check:

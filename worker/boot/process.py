@@ -33,7 +33,7 @@ _STDERR = 2
 
 
 def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
-    """Runs commands until it is told to leave. `unblock` lets signals come."""
+    """Runs commands until it is ordered to stop. `unblock` lets signals come."""
     descriptor = enter(node, stacks)
     try:
         worker = _worker(settings, node, _load(settings, descriptor))
@@ -48,7 +48,7 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
     try:
         worker.run()
     except DatabaseUnavailableError:
-        return stop.code(Exit.DONE)  # told to leave while it waited for the database
+        return stop.code(Exit.DONE)  # ordered to stop while it waited for the database
     except RuntimeError as error:
         if cannot_start_thread(error):
             return Exit.NO_RESOURCES
@@ -65,7 +65,7 @@ def run_steward(
     stacks: Path,
     unblock: Callable[[], None],
 ) -> Exit:
-    """Runs the node's steward until it is told to stop. Probes are answered before the application
+    """Runs the node's steward until it is ordered to stop. It answers probes before the application
     is imported, which may take long."""
     descriptor = enter(node, stacks)
     try:

@@ -1,5 +1,5 @@
-"""One command, sent, claimed and settled before any worker starts, and rolled back: what keeps
-commands from being run here is known then, and by its own error."""
+"""Sends, claims and settles one command before any worker starts, and rolls it back: an obstacle to
+running commands shows up here, with its own error."""
 
 from uuid import uuid4
 
@@ -23,7 +23,7 @@ def try_claim(connection: Connection, dsn: str, schema: str) -> Check:
             failed = _run_one(connection, CommandBus(dsn, schema=schema), Claims(schema, 5.0))
     except Exception as error:
         if connection.closed:
-            raise  # The database went away meanwhile, which says nothing about the schema.
+            raise  # The database is away, which says nothing about the schema.
         if cause_of(error) in (Cause.CONTENTION, Cause.TIMEOUT):
             return _obstructed(reason(error))
         failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -39,7 +39,7 @@ def try_claim(connection: Connection, dsn: str, schema: str) -> Check:
 
 
 def _obstructed(why: str) -> Check:
-    """By another session, for as long as it holds its locks."""
+    """Another session holds locks."""
     return Check(
         _NAME,
         Finding.AWAY,
@@ -49,7 +49,7 @@ def _obstructed(why: str) -> Check:
 
 
 def _run_one(connection: Connection, bus: CommandBus, claims: Claims) -> str:
-    """What is not as it should be; empty if nothing is."""
+    """The failure; empty if there is none."""
     domain = f"cmdbus-check-{uuid4().hex}"
     sent = bus.send(domain, _TYPE, _DATA, connection=connection)
     _, claimed = claims.settle_and_claim(connection, [], _request(domain))
