@@ -53,7 +53,7 @@ def home(memory: Path | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 class Run:
-    """`cmdbus-supervise` in a terminal: what it has printed, and its foreground group."""
+    """`cmdbus-supervise` in a terminal: its output and its foreground group."""
 
     def __init__(self, home: Path, *arguments: str, command: list[str]) -> None:
         self._out, self._err = home / "out", home / "err"
@@ -63,24 +63,24 @@ class Run:
             )
 
     @property
-    def said(self) -> str:
+    def stdout(self) -> str:
         return self._out.read_text()
 
     @property
     def log(self) -> str:
         return self._err.read_text()
 
-    def says(self, pattern: str) -> str:
+    def prints(self, pattern: str) -> str:
         """The line, as soon as it is there."""
 
         def look() -> str | None:
-            found = re.search(f"^.*{pattern}.*$", self.said, re.MULTILINE)
+            found = re.search(f"^.*{pattern}.*$", self.stdout, re.MULTILINE)
             return found[0] if found else None
 
         try:
             line = eventually(look, _WITHIN_S)
         except AssertionError as error:
-            raise AssertionError(f"{pattern!r} was not said: {self.said}\n{self.log}") from error
+            raise AssertionError(f"no {pattern!r} in: {self.stdout}\n{self.log}") from error
         assert line is not None
         return line
 
@@ -110,9 +110,9 @@ def typed(line: str) -> str:
 def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path) -> None:
     """And after Ctrl-C nothing is left behind but the database."""
     with running(home, "--procs", "2", "--threads", "4", *LADDER) as demo:
-        demo.says("With handlers and a database of your own")
-        told = {line.split()[1]: line.split(maxsplit=2) for line in demo.said.splitlines()[2:11]}
-        assert {name: int(count) for name, (count, _, _) in told.items()} == {
+        demo.prints("With handlers and a database of your own")
+        cases = {line.split()[1]: line.split(maxsplit=2) for line in demo.stdout.splitlines()[2:11]}
+        assert {name: int(count) for name, (count, _, _) in cases.items()} == {
             "Quick": 500,
             "Slow": 8,
             "Transfer": 20,
@@ -130,13 +130,13 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
             ("Crash", "killed its process; ran again alone"),
             ("Hang", "given up after 2.5 s, and completed by another thread"),
         ):
-            assert words in told[name][2]
-        assert "545 in all: 542 completed, 1 failed, 2 wait for a person" in demo.said
-        assert len(demo.said.splitlines()) < 25
+            assert words in cases[name][2]
+        assert "545 in all: 542 completed, 1 failed, 2 wait for a person" in demo.stdout
+        assert len(demo.stdout.splitlines()) < 25
         # Beside it there is only where the database is; nothing that looks like a defect.
         assert len(demo.log.splitlines()) == 2
         assert "the demo, on an embedded PostgreSQL" in demo.log
-        shown = dict(re.findall(r"^  (\w.*?)  +(\S*cmdbus .*)$", demo.said, re.MULTILINE))
+        shown = dict(re.findall(r"^  (\w.*?)  +(\S*cmdbus .*)$", demo.stdout, re.MULTILINE))
         assert "cmdbus: running" in typed(shown["what runs where"])
         assert re.search(r"Mistake +0 +0 +0 +1", typed(shown["what waits"]))
         assert "demo/Mistake" in typed(shown["what needs a person"])
@@ -147,9 +147,9 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
         (supervisor,) = psutil.Process(demo.process.pid).children()
         assert "psycopg" not in Path(f"/proc/{supervisor.pid}/maps").read_text()
         assert demo.interrupt() == 0
-    assert re.search(r"It ran \d+ executions: 543 completed, 1 failed by a b", demo.said)
+    assert re.search(r"It ran \d+ executions: 543 completed, 1 failed by a b", demo.stdout)
     # The one that ran the crash alone has a successor only if it is seen to be needed.
-    assert re.search(r"It replaced processes: [12] crashed", demo.said)
+    assert re.search(r"It replaced processes: [12] crashed", demo.stdout)
     assert list((home / "run" / "cmdbus").iterdir()) == []
     assert [path for path in home.rglob("*") if path.is_socket()] == []
 
@@ -157,30 +157,30 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
 @pytest.mark.skipif(not START.exists(), reason="there is no checkout here")
 def test_the_script_runs_the_demo_and_ends_in_the_middle_of_it(home: Path) -> None:
     with running(home, "--procs", "1", "--threads", "2", command=[str(START)]) as demo:
-        assert "1 x 2 threads are ready" in demo.says("the demo: ")
-        demo.says("500 Quick")
+        assert "1 x 2 threads are ready" in demo.prints("the demo: ")
+        demo.prints("500 Quick")
         assert demo.interrupt() == 0
     stopping, stopped = (
-        demo.said.index(text) for text in ("\nStopping: ", "The demo has stopped.")
+        demo.stdout.index(text) for text in ("\nStopping: ", "The demo has stopped.")
     )
     assert stopping < stopped
-    assert "Hang" not in demo.said
+    assert "Hang" not in demo.stdout
 
 
 def test_signals_reach_the_supervisor_once_and_a_second_interrupt_stops_it_immediately(
     home: Path,
 ) -> None:
     with running(home, "--procs", "1", "--threads", "2") as demo:
-        demo.says("500 Quick")
+        demo.prints("500 Quick")
         demo.process.send_signal(signal.SIGTTIN)
         eventually(lambda: len(json.loads(here("ps", "--json").stdout)["seats"]) == 2)
         with EmbeddedPostgres() as server, CommandBus(server.dsn) as bus:
             id_ = bus.send("demo", "Slow", {"seconds": 20})
             eventually(lambda: (record := bus.get("demo", id_)) and record.status == "IN_PROGRESS")
         os.killpg(demo.process.pid, signal.SIGINT)
-        demo.says(r"Stopping: waiting for \d commands?, at most 30 s")
+        demo.prints(r"Stopping: waiting for \d commands?, at most 30 s")
         assert demo.interrupt() == 5
-    assert "Stopping at once: what runs is cut off" in demo.said
+    assert "Stopping at once: what runs is cut off" in demo.stdout
 
 
 def test_the_death_of_the_demo_stops_its_supervisor_and_a_closed_stdout_does_not(
@@ -201,7 +201,7 @@ def test_the_death_of_the_demo_stops_its_supervisor_and_a_closed_stdout_does_not
 
 def test_a_killed_supervisor_ends_the_demo_which_names_its_log(home: Path) -> None:
     with running(home, "--procs", "1", "--threads", "2") as demo:
-        demo.says("500 Quick")
+        demo.prints("500 Quick")
         (supervisor,) = psutil.Process(demo.process.pid).children()
         supervisor.kill()
         assert demo.process.wait(_WITHIN_S) == 128 + signal.SIGKILL
@@ -249,7 +249,7 @@ def test_a_missing_schema_is_an_error_that_shows_none_of_the_driver(empty_dsn: s
     assert "cmdbus init --embedded" in str(missing.value) and "DSN" not in str(missing.value)
 
 
-def test_a_stale_database_is_said_in_one_sentence(home: Path) -> None:
+def test_a_stale_database_is_reported_in_one_sentence(home: Path) -> None:
     with EmbeddedPostgres(durable=False) as server, psycopg.connect(server.dsn) as connection:
         connection.execute(
             "CREATE SCHEMA cmdbus; CREATE TABLE cmdbus.migration (version int, name text);"
@@ -257,7 +257,7 @@ def test_a_stale_database_is_said_in_one_sentence(home: Path) -> None:
         )
     with running(home) as demo:
         assert demo.process.wait(_WITHIN_S) == 3
-    assert demo.said == ""
+    assert demo.stdout == ""
     *_, last = demo.log.splitlines()
     assert len(demo.log.splitlines()) == 3
     assert "made by another build of cmdbus" in last
@@ -267,6 +267,6 @@ def test_a_stale_database_is_said_in_one_sentence(home: Path) -> None:
 def test_a_database_without_an_app_is_no_demo(home: Path, dsn: str) -> None:
     with running(home, "--dsn", dsn) as refused:
         assert refused.process.wait(_WITHIN_S) == 3
-    assert refused.said == ""
+    assert refused.stdout == ""
     (line,) = refused.log.splitlines()
     assert "there are no handlers to run: name them with --app MODULE:REGISTRY" in line

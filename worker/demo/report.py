@@ -86,7 +86,7 @@ class DemoReport:
             say(*self._what_next())
 
     def _acts(self) -> Iterable[list[DemoCase]]:
-        """The crash comes last: what runs beside it would run again, alone."""
+        """The crash comes last: commands in flight in its process would run again, quarantined."""
         slow = min(self._settings.procs * self._settings.threads, _MAX_SLOW)
         transfers = [{"amount": n, "fails": n % _FAILING == 0} for n in range(_TRANSFERS)]
         yield [
@@ -103,17 +103,16 @@ class DemoReport:
 
     def _run(self, cases: list[DemoCase]) -> bool:
         """False if the supervisor stops meanwhile."""
-        ids = self._bus.send_many([request for case in cases for request in case.requests])
-        first = self._bus.get(DOMAIN, ids[0])
+        sent = self._bus.send_many([request for case in cases for request in case.requests])
+        first, ids = self._bus.get(DOMAIN, sent[0]), set(sent)
         assert first is not None
-        ids_of = dict(zip((case.type for case in cases), _split(ids, cases), strict=True))
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         waiting = list(cases)
         while waiting:
             late = time.monotonic() > deadline
             for case in list(waiting):
-                sent = self._bus.query(DOMAIN, type=case.type, since=first.created_at, limit=1000)
-                records = [record for record in sent if record.command_id in ids_of[case.type]]
+                found = self._bus.query(DOMAIN, type=case.type, since=first.created_at, limit=1000)
+                records = [record for record in found if record.command_id in ids]
                 if late or all(map(_has_ended, records)):
                     waiting.remove(case)
                     self._report_case(case, records)
@@ -177,13 +176,6 @@ def _case(
     )
 
 
-def _split(ids: list[UUID], cases: list[DemoCase]) -> Iterable[set[UUID]]:
-    at = 0
-    for case in cases:
-        yield set(ids[at : at + len(case.requests)])
-        at += len(case.requests)
-
-
 def _has_ended(record: CommandRecord) -> bool:
     return record.status.terminal or record.status is _TROUBLE
 
@@ -232,10 +224,10 @@ def _counted(ends: "Counter[Status]") -> str:
 
 
 def _command() -> str:
-    """`cmdbus` as it can be typed elsewhere: an active environment is active only here."""
-    ours = Path(sys.executable).with_name("cmdbus")
-    found = "VIRTUAL_ENV" not in os.environ and shutil.which("cmdbus") == str(ours)
-    return "cmdbus" if found or not ours.exists() else shlex.quote(str(ours))
+    """`cmdbus` as it can be typed in another terminal, where no environment is active."""
+    program = Path(sys.executable).with_name("cmdbus")
+    found = "VIRTUAL_ENV" not in os.environ and shutil.which("cmdbus") == str(program)
+    return "cmdbus" if found or not program.exists() else shlex.quote(str(program))
 
 
 def _options(settings: Settings) -> Iterable[str]:
@@ -276,6 +268,6 @@ def summary(board: Board | None) -> Iterable[str]:
 
 
 def say(*lines: str) -> None:
-    """The fleet runs on if nobody reads."""
+    """A closed stdout is ignored, because the fleet runs on."""
     with suppress(OSError):
         os.write(_STDOUT, "".join(f"{line}\n" for line in lines).encode())
