@@ -20,7 +20,7 @@ from cmdbus.supervisor.cli.output import (
     show_json,
     show_lines,
 )
-from cmdbus.supervisor.cli.session import UsageProblem, with_bus
+from cmdbus.supervisor.cli.session import one_domain, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
@@ -151,13 +151,6 @@ def list_(
         show(f"{count_of(limit)} shown, and there are more: --limit and --offset")
     elif not shown:
         show("no command meets these conditions" if not offset else "no more commands")
-
-
-def one_domain(named: str | None, option: str | None) -> str | None:
-    """The domain, which can be given by itself or with --domain."""
-    if named and option and named != option:
-        raise UsageProblem(f"either domain {named} or --domain {option}")
-    return named or option
 
 
 def _row(record: "CommandRecord") -> str:

@@ -12,8 +12,8 @@ from cmdbus.checks import check_schema, did_you_mean
 from cmdbus.errors import CmdbusError
 from cmdbus.settings import Settings
 from cmdbus.supervisor.cli.options import DSN_FROM, SETTINGS_FILE, origin
-from cmdbus.supervisor.cli.parameters import read_text
 from cmdbus.supervisor.cli.setting import SETTINGS
+from cmdbus.supervisor.cli.values import read_text
 from cmdbus.timeouts import Timeouts
 
 #: The files of the working directory that may hold settings.

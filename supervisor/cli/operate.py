@@ -125,3 +125,5 @@ def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any
 
 for command in (send, get, list_, cancel, reschedule, status, domain, pause, resume, tsq, ps):
     main.add_command(command)
+# Commands in the troubleshooting queue are shown like all others.
+tsq.add_command(get, "show")

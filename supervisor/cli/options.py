@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from cmdbus.printable import one_line
-from cmdbus.supervisor.cli.parameters import read_text
+from cmdbus.supervisor.cli.values import read_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,9 +7,8 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO
 
-from cmdbus.supervisor.cli.values import duration
+from cmdbus.supervisor.cli.values import duration, read_text
 
 #: Twice what a command may hold: data may be written with more space than it takes.
 _MAX_DATA_BYTES = 32 * 1024**2
@@ -84,11 +83,3 @@ def _read(source: str) -> str:
         return read_text(sys.stdin.buffer, _MAX_DATA_BYTES)
     with Path(source[1:]).open("rb") as file:
         return read_text(file, _MAX_DATA_BYTES)
-
-
-def read_text(file: BinaryIO, most: int) -> str:
-    """A ValueError if it has more than `most` bytes, as a device without an end has."""
-    text = file.read(most + 1)
-    if len(text) > most:
-        raise ValueError(f"it has more than {most} bytes")
-    return text.decode()

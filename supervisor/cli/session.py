@@ -110,6 +110,13 @@ def check_known(bus: "CommandBus", domain: str) -> None:
     )
 
 
+def one_domain(named: str | None, option: str | None) -> str | None:
+    """The domain, which can be given by itself or with --domain."""
+    if named and option and named != option:
+        raise UsageProblem(f"either domain {named} or --domain {option}")
+    return named or option
+
+
 def confirm(verb: str, done: str, count: int, which: str) -> None:
     """Asks before `count` commands are changed; `done` is the participle of `verb`. Without a
     terminal there is no answer to wait for."""

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cmdbus.counting import count_of
-from cmdbus.supervisor.cli.commands import get, one_domain
 from cmdbus.supervisor.cli.operators import operator_option, reason_option
 from cmdbus.supervisor.cli.options import parsed
 from cmdbus.supervisor.cli.output import ago, shorten, show, show_json, show_lines, table
 from cmdbus.supervisor.cli.parameters import data, past
-from cmdbus.supervisor.cli.session import UsageProblem, confirm, with_bus
+from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, with_bus
 
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
@@ -112,10 +111,6 @@ def summary(bus: "CommandBus", as_json: bool, **filters: Any) -> None:
         show_lines(table(("COMMAND", "ERROR", "COUNT", "LATEST"), rows, left=2))
     else:
         show("nothing waits for an operator")
-
-
-# What `cmdbus get` shows is what there is to see.
-tsq.add_command(get, "show")
 
 
 @tsq.command(

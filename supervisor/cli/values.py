@@ -1,6 +1,7 @@
 """The values of options, from their texts. Each ValueError is for the user who wrote it. Pure."""
 
 import re
+from typing import BinaryIO
 
 from cmdbus.checks import check_name, check_seconds
 
@@ -84,3 +85,11 @@ def address(text: str) -> tuple[str, int]:
     if not found or int(found["port"]) > 65535:
         raise ValueError(f"it must be HOST:PORT or :PORT, not {text!r}")
     return found["host"].strip("[]") or "127.0.0.1", int(found["port"])
+
+
+def read_text(file: BinaryIO, max_bytes: int) -> str:
+    """A ValueError if it has more than `max_bytes` bytes, as a device without an end has."""
+    text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes} bytes")
+    return text.decode()
