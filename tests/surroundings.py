@@ -13,96 +13,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-from eventually import eventually
-
-_GROUPS = Path("/sys/fs/cgroup")
-#: In version 1 and 2.
-_LIMITS = {"pids": ("pids.max", "pids.max"), "memory": ("memory.limit_in_bytes", "memory.max")}
-
-_NO_SWAP = {"memory.swappiness": "0", "memory.swap.max": "0"}
-
-
-class Group:
-    """A control group of this test's own, with one controller."""
-
-    def __init__(self, controller: str, path: Path) -> None:
-        self._controller = controller
-        self._place = path
-
-    def add(self, *pids: int) -> None:
-        for pid in pids:
-            (self._place / "cgroup.procs").write_text(str(pid))
-
-    @property
-    def entrance(self) -> Path:
-        """Who writes its pid here, or 0, is in it."""
-        return self._place / "cgroup.procs"
-
-    def limit(self, most: int | None) -> None:
-        """Bytes, or processes and threads; None takes it back."""
-        first, second = (self._place / name for name in _LIMITS[self._controller])
-        no_limit = "-1" if first.exists() and first != second else "max"
-        limit = first if first.exists() else second
-        for name, none in _NO_SWAP.items():
-            if (self._place / name).exists():
-                (self._place / name).write_text(none)
-        limit.write_text(no_limit if most is None else str(most))
-
-    @property
-    def used(self) -> int:
-        return int((self._place / "pids.current").read_text())
-
-    def freeze(self) -> None:
-        """Also from SIGKILL, which the freezer of version 2 lets through."""
-        self._change("FROZEN")
-
-    def thaw(self) -> None:
-        self._change("THAWED")
-
-    def _change(self, state: str) -> None:
-        path = self._place / "freezer.state"
-        path.write_text(state)
-        eventually(lambda: path.read_text().strip() == state)
-
-    def close(self) -> None:
-        if self._controller == "freezer":
-            self.thaw()
-        eventually(self._is_removed)
-
-    def _is_removed(self) -> bool:
-        try:
-            self._place.rmdir()
-        except OSError:
-            return False
-        return True
+from lab.control_groups import ControlGroup, can_make
 
 
 @contextmanager
-def control_group(controller: str) -> Iterator[Group]:
-    """Whoever is in it must have ended before this does."""
-    parent = _GROUPS / controller
-    if not parent.is_dir():
-        lent = _GROUPS / "cgroup.subtree_control"
-        if controller not in _LIMITS or controller not in _read(lent).split():
-            pytest.skip(f"this machine has no control groups for {controller}")
-        parent = _GROUPS
-    path = parent / f"cmdbus-test-{os.getpid()}"
-    try:
-        path.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error.strerror}")
-    group = Group(controller, path)
+def control_group(controller: str) -> Iterator[ControlGroup]:
+    """One of this test's own."""
+    if not can_make(controller):
+        pytest.skip(f"no control groups for {controller} can be made here")
+    group = ControlGroup(controller, f"cmdbus-test-{os.getpid()}")
+    group.make()
     try:
         yield group
     finally:
-        group.close()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+        group.remove()
 
 
 def unshared(*kinds: str, first: str = "true") -> str:

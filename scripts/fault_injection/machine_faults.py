@@ -1,27 +1,25 @@
-"""Faults of the machine around an instance, by control groups of version 1 and limits."""
+"""Faults of the machine around an instance, by control groups and limits."""
 
 import os
 import resource
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 import psutil
+from lab.control_groups import ControlGroup, can_make
 from loads.instances import Instance
 
 from fault_injection.kinds import Fault, Needs, fault
 from fault_injection.test_rig import TestRig, chosen, kill
 
-_GROUPS = Path("/sys/fs/cgroup")
 #: Less than what any process touches next.
 _LITTLE_BYTES = 1 << 20
 _PAUSE_S = 0.05
 _numbers = count(1)
-#: Seconds until a group is empty; a process that waits for a disk may take them.
-_LEAVES_S = 10.0
 
 
 @fault(
@@ -35,8 +33,8 @@ def use_up_memory(rig: TestRig, fault: Fault) -> object:
         return None
     rig.killed(instance)
     with _group(rig, "memory") as group:
-        (group / "memory.limit_in_bytes").write_text(f"{_LITTLE_BYTES}")
-        _move([pid], group)
+        group.limit(_LITTLE_BYTES)
+        group.add(pid)
         deadline = time.monotonic() + 5.0
         while instance.is_child(pid) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
@@ -55,13 +53,13 @@ def let_no_process_start(rig: TestRig, fault: Fault) -> None:
     instance = rig.instances[fault.instance]
     pid = _worker(rig, fault)
     with _group(rig, "pids") as group:
-        _move([instance.pid, *_children(instance)], group)
-        (group / "pids.max").write_text("1")
+        group.add(instance.pid, *_children(instance))
+        group.limit(1)
         if pid is not None:
             rig.killed(instance)
             kill(pid)
         time.sleep(fault.lasts)
-        (group / "pids.max").write_text("max")
+        group.limit(None)
 
 
 @fault("no-descriptors", "a steward gets no more descriptors", lasts=(0.5, 5.0), slow_by=10)
@@ -87,15 +85,15 @@ def let_no_file_open(rig: TestRig, fault: Fault) -> None:
     needs=Needs.CONTROL_GROUPS,
 )
 def freeze_and_kill(rig: TestRig, fault: Fault) -> object:
-    """A worker that cannot die before it is let go."""
+    """A worker that cannot die before it is thawed."""
     instance = rig.instances[fault.instance]
     pid = _worker(rig, fault)
     if pid is None:
         return None
     rig.killed(instance)
     with _group(rig, "freezer") as group:
-        _move([pid], group)
-        (group / "freezer.state").write_text("FROZEN")
+        group.add(pid)
+        group.freeze()
         kill(pid, signal.SIGKILL)
         time.sleep(fault.lasts)
     return lambda: not instance.is_child(pid)
@@ -106,31 +104,16 @@ def _worker(rig: TestRig, fault: Fault) -> int | None:
 
 
 @contextmanager
-def _group(rig: TestRig, controller: str) -> Iterator[Path]:
+def _group(rig: TestRig, controller: str) -> Iterator[ControlGroup]:
     """Removed by the end of the run, if that comes first."""
-    group = _GROUPS / controller / f"cmdbus-chaos-{os.getpid()}-{next(_numbers)}"
-    with rig.undoing(group.mkdir, lambda: _remove(group)):
+    group = ControlGroup(controller, f"cmdbus-chaos-{os.getpid()}-{next(_numbers)}")
+    with rig.undoing(group.make, group.remove):
         yield group
-
-
-def _remove(group: Path) -> None:
-    """The processes in it go on outside."""
-    with suppress(OSError):
-        (group / "freezer.state").write_text("THAWED")
-    deadline = time.monotonic() + _LEAVES_S
-    while group.exists() and time.monotonic() < deadline:
-        with suppress(OSError):
-            _move(map(int, (group / "cgroup.procs").read_text().split()), group.parent)
-            group.rmdir()
-        time.sleep(_PAUSE_S)
 
 
 def control_groups_are_there() -> bool:
     """All controllers that the faults need, and this user may use."""
-    return all(
-        os.access(_GROUPS / controller / "cgroup.procs", os.W_OK)
-        for controller in ("memory", "pids", "freezer")
-    )
+    return all(map(can_make, ("memory", "pids", "freezer")))
 
 
 def _children(instance: Instance) -> list[int]:
@@ -142,9 +125,3 @@ def _children(instance: Instance) -> list[int]:
 def _highest(pid: int) -> int:
     """Descriptor of a process."""
     return max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
-
-
-def _move(pids: Iterable[int], group: Path) -> None:
-    for pid in pids:
-        with suppress(OSError):  # It has ended.
-            (group / "cgroup.procs").write_text(f"{pid}")
