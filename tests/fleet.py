@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -19,9 +18,9 @@ from uuid import UUID
 import psutil
 import psycopg
 from eventually import eventually
+from lab.supervisor import Supervisor
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.board.board import Board
 from cmdbus.board.records import Role
 from cmdbus.board.views import BoardView, SeatView
 
@@ -37,41 +36,35 @@ LADDER = {
 _TESTS = Path(__file__).parent
 
 
-class Fleet:
+class Fleet(Supervisor):
     """A supervisor of `place`, where its application is; not started yet."""
 
     def __init__(self, dsn: str, path: Path, options: Mapping[str, object]) -> None:
         self.dsn = dsn
         self.place = path
         self.options = {**LADDER, "app": "shop:registry", "procs": 2, "threads": 4, **options}
-        self.name = str(self.options.setdefault("name", "cmdbus"))
-        self.directory = path / "run"
-        self.log = path / f"{self.name}.{len(list(path.glob('*.log')))}.log"
+        name = str(self.options.setdefault("name", "cmdbus"))
+        log = path / f"{name}.{len(list(path.glob('*.log')))}.log"
+        super().__init__(name, path / "run", log)
         self.program = [str(Path(sys.executable).with_name("cmdbus-supervise"))]
         #: Sessions of processes that were started; each supervisor has one.
         self._sessions: list[int] = []
-        self._board: Board | None = None
-        self.process: subprocess.Popen[bytes] | None = None
 
     # The supervisor.
 
     def start(self, *, stderr: int | None = None, shell: str = "") -> None:
         """`shell`: what a shell says before it becomes the supervisor, by exec "$@"."""
         program = [*self.program, *self._arguments()]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                ["/bin/sh", "-c", shell, "sh", *program] if shell else program,
-                cwd=self.place,
-                env={**os.environ, "CMDBUS_DSN": self.dsn, "PYTHONPATH": str(_TESTS)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log if stderr is None else stderr,
-                start_new_session=True,
-            )
+        self.process = self.launch(
+            ["/bin/sh", "-c", shell, "sh", *program] if shell else program,
+            cwd=self.place,
+            environment={**os.environ, "CMDBUS_DSN": self.dsn, "PYTHONPATH": str(_TESTS)},
+            stderr=stderr,
+        )
         # Crashes are on purpose here.
         resource.prlimit(self.process.pid, resource.RLIMIT_CORE, (0, 0))
         self._sessions.append(self.process.pid)
-        self._close_board()
+        self.close_board()
 
     def _arguments(self) -> list[str]:
         told = {"runtime-dir": self.directory, "log-format": "json", **self.options}
@@ -80,41 +73,20 @@ class Fleet:
             arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         return arguments
 
-    @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
-    def send_signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
     def wait(self, within: float = 15.0) -> int:
         """Its exit code."""
-        assert self.process is not None
-        try:
-            return self.process.wait(within)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it has not stopped within {within:g} s") from None
+        code = self.exit_code_within(within)
+        assert code is not None, f"it has not stopped within {within:g} s"
+        return code
 
     def stop(self, number: signal.Signals = signal.SIGTERM, within: float = 15.0) -> int:
         self.send_signal(number)
         return self.wait(within)
 
-    @property
-    def running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
     # What the board shows.
 
-    @property
-    def board_path(self) -> Path:
-        return self.directory / f"{self.name}.board"
-
     def look(self) -> BoardView:
-        if self._board is None:
-            self._board = Board.open(self.board_path)
-        return self._board.snapshot()
+        return self.board().snapshot()
 
     def workers(self) -> dict[int, SeatView]:
         """By number, those that claim."""
@@ -158,7 +130,7 @@ class Fleet:
         """And not the board that a killed one has left. In a namespace of its own it is 1."""
         if self.look().pid in (self.pid, 1):
             return True
-        self._close_board()
+        self.close_board()
         return False
 
     def await_successors(self, gone: Iterable[int], within: float = 30.0) -> dict[int, int]:
@@ -315,12 +287,7 @@ class Fleet:
         for pid in self.living():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._close_board()
-
-    def _close_board(self) -> None:
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        self.close_board()
 
 
 @contextmanager

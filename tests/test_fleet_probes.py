@@ -79,9 +79,7 @@ def families(fleet: Fleet) -> Iterator[str]:
 
 def executed(fleet: Fleet) -> int:
     """As its board shows it, whoever answers."""
-    fleet.look()
-    assert fleet._board is not None
-    commands = fleet._board.counters().commands.items()
+    commands = fleet.board().counters().commands.items()
     return sum(count for (_, _, end), count in commands if end == "completed")
 
 

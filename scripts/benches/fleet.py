@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from loads.instances import Instance, InstanceOptions, end
+from lab.instances import Instance, InstanceOptions, end
 
 from benches import cpu
 from cmdbus.command import Command
@@ -75,7 +75,7 @@ class Fleet:
     def check(self) -> None:
         for instance in self._instances:
             if instance.code is not None:
-                raise RuntimeError(f"a fleet has exited:\n{instance.last_words()}")
+                raise RuntimeError(f"a fleet has exited:\n{instance.last_output()}")
 
     def pids(self) -> list[int]:
         return [pid for instance in self._instances for pid in cpu.tree(instance.pid)]
@@ -115,4 +115,4 @@ def fleet(
         finally:
             end(made)
             for instance in made:
-                sys.stderr.write(instance.last_words() if instance.log.exists() else "")
+                sys.stderr.write(instance.last_output() if instance.log.exists() else "")

@@ -2,7 +2,7 @@
 
 import time
 
-from loads.instances import Instance
+from lab.instances import Instance
 
 from cmdbus import failpoints as points
 from cmdbus.board.records import Role

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import psutil
 import psycopg
-from loads.instances import Instance
+from lab.instances import Instance
 
 from cmdbus.errors import CmdbusError
 from fault_injection.handlers import domain_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 from lab.control_groups import ControlGroup, can_make
-from loads.instances import Instance
+from lab.instances import Instance
 
 from fault_injection.kinds import Fault, Needs, fault
 from fault_injection.test_rig import TestRig, chosen, kill

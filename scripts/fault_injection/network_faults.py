@@ -2,7 +2,7 @@
 
 import time
 
-from loads.instances import Instance
+from lab.instances import Instance
 
 from cmdbus.board.health import Health
 from cmdbus.board.records import Role

@@ -8,6 +8,7 @@ from contextlib import suppress
 import psutil
 import psycopg
 
+from cmdbus.board.board import Board
 from cmdbus.board.counters import CountersView
 from cmdbus.board.records import Role
 from cmdbus.database.session_names import PATTERN
@@ -72,7 +73,7 @@ class Observer:
     def _look(self, *, counters: bool) -> None:
         for instance in self._rig.instances:
             try:
-                board = instance.open_board()
+                board = Board.open(instance.board_path)
             except BoardError:
                 continue
             view = board.snapshot(claims=False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import psutil
-from loads.instances import Instance
+from lab.instances import Instance
 
 from cmdbus.board.records import Role
 from fault_injection.handlers import DOMAIN

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import psycopg
 from benches.servers import connect
-from loads.instances import SCRIPTS, Instance, InstanceOptions, end
+from lab.instances import SCRIPTS, Instance, InstanceOptions, end
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.embedded import EmbeddedPostgres

@@ -16,12 +16,10 @@ from cmdbus.board.board import Board
 from cmdbus.board.records import Role
 from cmdbus.board.views import BoardView, SeatView
 from cmdbus.errors import BoardError
-from cmdbus.supervisor.pidfile import pidfile_path
-from cmdbus.supervisor.runtime import board_path
+from lab.supervisor import Supervisor
 
 SCRIPTS = Path(__file__).resolve().parent.parent
 _LEAVE_S = 15.0
-_LAST_WORDS = 2_000
 #: It ends with the thread that started it, however that ends: 1 is PR_SET_PDEATHSIG.
 SUPERVISE = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0);"
@@ -46,36 +44,25 @@ class InstanceOptions:
     prelude: str = "pass"
 
 
-class Instance:
-    """One of them; it may be started again after its end."""
+class Instance(Supervisor):
+    """A supervisor beside others."""
 
     def __init__(self, name: str, options: InstanceOptions, directory: Path) -> None:
-        self.name = name
+        super().__init__(name, directory / name, directory / name / "log")
         self._options = options
-        self._directory = directory / name
-        self._directory.mkdir(mode=0o700)
-        self.log = self._directory / "log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._board: Board | None = None
+        self.directory.mkdir(mode=0o700)
 
     def start(self) -> None:
-        self._forget_board()
-        self._process = self._launch()
+        self.close_board()
+        self.process = self.start_second()
 
     def start_second(self) -> "subprocess.Popen[bytes]":
         """A second supervisor of the same name."""
-        return self._launch()
-
-    @property
-    def pidfile(self) -> Path:
-        return pidfile_path(self._directory, self.name)
-
-    def _launch(self) -> "subprocess.Popen[bytes]":
         options = self._options
         command = [
             *options.prefix,
             *(sys.executable, "-c", SUPERVISE.format(prelude=options.prelude), str(os.getpid())),
-            *("--app", options.app, "--name", self.name, "--runtime-dir", str(self._directory)),
+            *("--app", options.app, "--name", self.name, "--runtime-dir", str(self.directory)),
             *("--procs", str(options.procs), "--threads", str(options.threads)),
             *options.options,
         ]
@@ -87,38 +74,16 @@ class Instance:
             **options.environment,
             **{n: v for n, v in os.environ.items() if n == "CMDBUS_PG_BIN"},
         }
-        with self.log.open("ab") as log:
-            # In a session of its own: Ctrl-C is for us, who end it in order.
-            return subprocess.Popen(
-                command,
-                env=environment,
-                cwd=self._directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def code(self) -> int | None:
-        """How its supervisor ended; None while it lives."""
-        return None if self._process is None else self._process.poll()
+        return self.launch(command, cwd=self.directory, environment=environment)
 
     def look(self) -> BoardView | None:
         """What the board of the living supervisor shows; None before there is one."""
-        if self._board is None:
-            try:
-                self._board = self.open_board()
-            except BoardError:
-                return None
-        view = self._board.snapshot(claims=False)
+        try:
+            view = self.board().snapshot(claims=False)
+        except BoardError:
+            return None
         if view.pid != self.pid:  # of the supervisor before
-            self._forget_board()
+            self.close_board()
             return None
         return view
 
@@ -139,7 +104,7 @@ class Instance:
     def look_alone(self) -> BoardView | None:
         """The same as `look`, for any thread."""
         try:
-            board = self.open_board()
+            board = Board.open(self.board_path)
         except BoardError:
             return None
         try:
@@ -158,9 +123,6 @@ class Instance:
         stewards = view.with_role(Role.STEWARD) if view is not None else []
         return stewards[0].pid if stewards else None
 
-    def open_board(self) -> Board:
-        return Board.open(board_path(self._directory, self.name))
-
     def is_child(self, pid: int) -> bool:
         with suppress(psutil.Error):
             process = psutil.Process(pid)
@@ -173,27 +135,6 @@ class Instance:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def send(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def last_words(self) -> str:
-        return self.log.read_text(errors="replace")[-_LAST_WORDS:]
-
-    def _forget_board(self) -> None:
-        if self._board is not None:
-            self._board.close()
-            self._board = None
-
-    def wait(self, seconds: float) -> int | None:
-        assert self._process is not None
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
-        return None
-
-    def close(self) -> None:
-        self._forget_board()
-
 
 def ready(view: BoardView) -> list[SeatView]:
     return [s for s in view.with_role(Role.WORKER) if s.ready is not None and s.pid is not None]
@@ -201,13 +142,13 @@ def ready(view: BoardView) -> list[SeatView]:
 
 def end(instances: Sequence[Instance], seconds: float = _LEAVE_S) -> None:
     """Of all of them at once: in order, and after a while by force."""
-    started = [instance for instance in instances if instance.code is None and instance._process]
+    started = [instance for instance in instances if instance.running]
     for instance in started:
-        instance.send(signal.SIGTERM)
+        instance.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + seconds
     for instance in started:
-        if instance.wait(max(0.0, deadline - time.monotonic())) is None:
-            instance.send(signal.SIGKILL)
-            instance.wait(seconds)
+        if instance.exit_code_within(max(0.0, deadline - time.monotonic())) is None:
+            instance.send_signal(signal.SIGKILL)
+            instance.exit_code_within(seconds)
     for instance in instances:
-        instance.close()
+        instance.close_board()
