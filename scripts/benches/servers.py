@@ -47,7 +47,7 @@ def own_server(script: str, **settings: Setting) -> Iterator[EmbeddedPostgres]:
 
 @contextmanager
 def lone_server(script: str, **settings: Setting) -> Iterator[EmbeddedPostgres]:
-    """The same, shared with nobody: for who does harm to it."""
+    """The same for this run alone, which may break it."""
     for number in count(1):
         directory = _directory(script if number == 1 else f"{script}-{number}")
         with _started(directory, script, settings) as own, _locked(directory / "alone") as mine:
@@ -123,7 +123,7 @@ def log_of(dsn: str) -> Path | None:
 
 
 def connect(dsn: str) -> psycopg.Connection:
-    # Also while a storm lets nobody write.
+    # Also while a fault makes the server read-only.
     writable = {"default_transaction_read_only": "off"}
     parts = dsns.complete(dsns.parse(dsn), application_name="cmdbus:bench", settings=writable)
     return dsns.connect(parts)

@@ -1,1 +1,2 @@
-"""The parts of scripts/chaos: a schedule of faults, those who cause them, and a checker."""
+"""The parts of scripts/chaos: a schedule of faults, the functions that cause them, and
+the checks of the history."""

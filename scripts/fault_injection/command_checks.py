@@ -89,7 +89,7 @@ def all_or_nothing(history: History) -> Iterator[str]:
         if call.outcome == "unknown" and len(rows) not in (0, call.count):
             yield f"call {call.name} came through by {len(rows)} of {call.count}"
         if call.way != "cancel" and rows and call.ids and ids != set(call.ids):
-            yield f"call {call.name} was told {sorted(call.ids)}, and has {sorted(ids)}"
+            yield f"call {call.name} returned {sorted(call.ids)}, and has {sorted(ids)}"
 
 
 def one_end(history: History) -> Iterator[str]:
@@ -119,10 +119,10 @@ def one_end(history: History) -> Iterator[str]:
 
 def ends_as_its_handler_says(history: History) -> Iterator[str]:
     """Or by a fault, which must have been recorded."""
-    told: dict[str, list[Event]] = defaultdict(list)
+    events: dict[str, list[Event]] = defaultdict(list)
     for event in history.events:
-        told[event.command_id].append(event)
-    # Whoever takes over a claim whose lease has ended says so nowhere else.
+        events[event.command_id].append(event)
+    # A takeover of a claim whose lease has ended is recorded nowhere else.
     takeovers = Counter(
         move.command_id
         for move in history.moves
@@ -136,9 +136,9 @@ def ends_as_its_handler_says(history: History) -> Iterator[str]:
         if (row.status, row.code) in _ENDS[row.type]:
             continue
         if row.status != "IN_TROUBLESHOOTING_QUEUE" or row.code not in _INNOCENT:
-            if not (row.code == "EXHAUSTED" and len(told[row.command_id]) > 1):
+            if not (row.code == "EXHAUSTED" and len(events[row.command_id]) > 1):
                 yield f"{named(row)} ended as {row.status} {row.code}"
-        elif len(told[row.command_id]) + takeovers[row.command_id] < 2 and row.code != "CRASHED":
+        elif len(events[row.command_id]) + takeovers[row.command_id] < 2 and row.code != "CRASHED":
             yield f"{named(row)} ended as {row.code}, and its events do not say why"
 
 
@@ -160,7 +160,8 @@ def tokens_count_up(history: History) -> Iterator[str]:
 
 
 def only_the_claimer_ends_a_claim(history: History) -> Iterator[str]:
-    """Or a steward that hands back, or whoever cancels. What was accepted is its claimer's."""
+    """Or a steward that releases it, or an operator who cancels it. An accepted outcome is its
+    claimer's."""
     canceled = {row.command_id for row in history.rows if row.status == "CANCELED"}
     for move in history.moves:
         if move.what not in ("ready-", "release"):

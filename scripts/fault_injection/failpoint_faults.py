@@ -33,7 +33,7 @@ _POINTS = {
     points.AFTER_FORK: "that has forked",
     points.IN_REAP: "that has reaped",
 }
-#: Failpoints that an undisturbed fleet does not reach, and whose death leads to them.
+#: Failpoints that an undisturbed fleet does not reach, and the role whose crash leads to them.
 _PROVOKED_BY = {
     points.ARMED: Role.STEWARD,
     points.IN_RESCUE: Role.WORKER,

@@ -121,12 +121,12 @@ def everything_works_again(history: History) -> Iterator[str]:
 def the_server_is_content(history: History) -> Iterator[str]:
     for at, state, text in history.server or ():
         excused = _excused(history.recoveries, at, _FREEZING)
-        # What follows says between whom: handlers may, by the application's own rows.
+        # The detail lists the processes: handlers may deadlock by the application's own rows.
         ours = state == "40P01" and text.startswith("DETAIL") and not _is_of_handlers(text)
         if text.startswith("PANIC") or ours:
-            yield f"the server said {state} {text}"
+            yield f"the server logged {state} {text}"
         elif state in ("57014", "25P03") and not excused and text.startswith(("ERROR", "FATAL")):
-            yield f"the server said {state} {text} at {at:.1f}, when nothing was frozen"
+            yield f"the server logged {state} {text} at {at:.1f}, when nothing was frozen"
 
 
 def _is_of_handlers(detail: str) -> bool:
@@ -158,7 +158,7 @@ def no_process_is_left(history: History) -> Iterator[str]:
 
 
 def _stops(lines: Iterable[Line]) -> tuple[Mapping[int, set[int]], list[tuple[int, float]]]:
-    """The workers of each supervisor, and when which of these was told to stop."""
+    """The workers of each supervisor, and the time at which each was asked to stop."""
     pids: dict[int, set[int]] = defaultdict(set)
     stops = []
     for line in lines:

@@ -196,9 +196,9 @@ class Limits:
     domains: Sequence[str]
     #: Sessions of all fleets together.
     sessions: int
-    #: After the faults something ends, until everything has, at least once in so long.
+    #: Seconds after the faults within which each next command ends, until all have.
     standstill: float
-    #: And work again so long after a fault, by its kind.
+    #: Seconds after a fault within which everything works again, by its kind.
     recovered_within: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -220,7 +220,7 @@ class History:
     restores: Sequence[Restore] = ()
     #: The ids of pending commands of the unhandled type, as the bus lists them.
     pending: Sequence[str] = ()
-    #: Incarnations: who they are, as "host:pid" or "steward:pid".
+    #: Incarnations, by number: the process of each, as "host:pid" or "steward:pid".
     workers: Mapping[int, str] = field(default_factory=dict)
     #: Unexpected ends of supervisors, and what was not found whole at the end.
     wrong: Sequence[str] = ()

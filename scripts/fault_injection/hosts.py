@@ -61,8 +61,8 @@ class Host:
                 _ip(*what)
 
     def pull_plug(self) -> None:
-        """Nothing comes through, and nobody is told, until each who pulled has plugged in. At
-        our end: at theirs the way would be gone with it."""
+        """Nothing comes through, and no connection ends, until each pull is undone. It acts at our
+        end of the link: at theirs the route would be gone with it."""
         with self._lock:
             self._pulls += 1
             _ip("link", "set", self._link, "down")

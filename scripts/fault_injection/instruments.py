@@ -1,5 +1,5 @@
 """What a run adds to its database to see everything that happens there: each claim, each end
-of a claim and each move of a command, in the transaction that does it and by whom; and the
+of a claim and each move of a command, in the transaction that does it and with its session; and the
 table that handlers write their effects to.
 """
 
@@ -94,7 +94,7 @@ def install(connection: psycopg.Connection) -> None:
 
 
 def sabotage(connection: psycopg.Connection, name: str) -> None:
-    """Makes the bus worse: whoever checks a run of it must find that."""
+    """Breaks the bus: the checks of a run must find that."""
     for function, replacements in SABOTAGES[name].items():
         [(source,)] = connection.execute(_SOURCE, (function,)).fetchall()
         for text, replacement in replacements.items():

@@ -2,7 +2,7 @@
 
 invoke   before a call: what it is about to send
 ok       it was accepted          fail     it was refused: nothing was sent
-unknown  nobody can say, as its connection died; so is an invoke without an end
+unknown  its connection died before the reply; so is an invoke without an end
 """
 
 import json

@@ -1,5 +1,5 @@
 """One producer: a process that sends in every way there is, and says in its journal what it
-did. It draws what it sends from its seed; it ends with whoever started it.
+did. It draws what it sends from its seed; it ends with its parent.
 """
 
 import json
@@ -67,7 +67,7 @@ _IN_FRONT, _IN_FRONT_ELSEWHERE = 3_000, 50
 #: Share of the requests that are for the first domain.
 _FIRST_DOMAIN = 0.5
 _PRIORITIES = ("high", "normal", "normal", "normal", "low", 3)
-#: An own id is sent again until somebody says whether it is there.
+#: A send with an id of its own is repeated until its result is known.
 _AGAIN_S = 0.3
 _UNSURE = (psycopg.Error, DatabaseUnavailableError)
 

@@ -42,7 +42,7 @@ _ALL_DOMAINS_S, _FEW_DOMAINS = 60.0, 4
 #: Seconds of rest after a fault that is apart.
 _APART_S = 20.0
 #: Of what producers send otherwise, where there are only races: a fleet that is killed all the
-#: time must still find time to rest, or nobody would ever arm.
+#: time must still find time to rest, or no worker would ever arm.
 _IN_RACES = 0.4
 
 

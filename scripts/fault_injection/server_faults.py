@@ -189,7 +189,7 @@ def stop_backends(rig: TestRig, fault: Fault) -> None:
         time.sleep(fault.lasts)
 
 
-@fault("read-only", "the server lets nobody write", lasts=(0.5, 5.0), hurts=Hurts.ALL)
+@fault("read-only", "the server is read-only", lasts=(0.5, 5.0), hurts=Hurts.ALL)
 def be_read_only(rig: TestRig, fault: Fault) -> None:
     """In the sessions that there are, or as after a failover: in new ones."""
     if rig.server is not None and fault.rand < 0.5:
@@ -219,7 +219,7 @@ def _fail_back(rig: TestRig) -> None:
     _alter(rig, f"RESET {_READ_ONLY}")
 
 
-@fault("deny", "the database lets nobody in", lasts=(0.5, 5.0), hurts=Hurts.ALL)
+@fault("deny", "the database refuses connections", lasts=(0.5, 5.0), hurts=Hurts.ALL)
 def deny(rig: TestRig, fault: Fault) -> None:
     with (
         rig.refusing(),
@@ -232,7 +232,7 @@ def deny(rig: TestRig, fault: Fault) -> None:
 
 
 def _alter(rig: TestRig, change: str) -> None:
-    """The database, for those who connect after this: so for all."""
+    """The database, for later sessions: the present ones are ended."""
     with connect(rig.admin_dsn) as connection:
         database = str(conninfo_to_dict(rig.dsn)["dbname"])
         statement = SQL("ALTER DATABASE {} " + change)
@@ -256,7 +256,7 @@ def migrate(rig: TestRig, fault: Fault) -> None:
 
 
 def _alter_tables(rig: TestRig, change: bytes) -> None:
-    """As long as it waits for a table, everybody waits behind it."""
+    """As long as it waits for a table, all other sessions wait behind it."""
     with rig.connect() as connection:
         connection.execute("SET lock_timeout = '300ms'")
         for table in _ALTERED:

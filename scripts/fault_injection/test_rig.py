@@ -1,5 +1,5 @@
 """The system under test: the instances with a service manager that starts them again, the
-producers, the server, the network between, and who looks on.
+producers, the server and the network between.
 """
 
 import json
@@ -33,12 +33,12 @@ from fault_injection.plan import Plan, Producing
 from fault_injection.proxy import Proxy
 from fault_injection.undoing import RunEndsError, Undoing
 
-#: Nowhere to be seen but where it was put: as a password, which nobody asks for.
+#: A password that the server does not ask for: it must not appear in any file.
 CANARY = "canary-5cNb2W"
 _TEND_S = 0.1
-#: Who finds at its start that it is refused has ended so soon.
+#: Seconds within which a supervisor that is refused at its start has exited.
 _REFUSED_S = 6.0
-#: A supervisor that gives up after so many kills in a minute is right.
+#: Kills in a minute after which a supervisor may give up.
 _KILLS_FOR_A_LOOP = 4
 _PRODUCE = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0);"
@@ -132,7 +132,7 @@ class TestRig:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """While who starts is right to end, for what it finds only a person can mend."""
+        """Meanwhile a supervisor may exit at its start: only an operator can repair the cause."""
         self._refusals += 1
         try:
             yield
@@ -141,8 +141,8 @@ class TestRig:
             self._refusals -= 1
 
     def tend(self, seconds: float) -> None:
-        """As a service manager does, for so long: whoever ends is started again. Only by the
-        main thread: whoever is started ends with the thread that did it."""
+        """Restarts what exits, as a service manager does. Only for the main thread: processes
+        end with the thread that has started them."""
         deadline = time.monotonic() + seconds
         while True:
             for instance in self.instances:
@@ -168,7 +168,7 @@ class TestRig:
         refused = self._refusals or time.monotonic() < self._refused_at + _REFUSED_S
         if code == Exit.CANNOT_START and refused:
             return
-        # It cannot know that it is us, and not its application, who kills all the time.
+        # It cannot know that a fault kills its workers, and not the application.
         recent = [at for at in self._kills.get(instance.name, ()) if at > time.monotonic() - 60]
         if code != Exit.CRASH_LOOP or len(recent) < _KILLS_FOR_A_LOOP:
             self.wrong.append(f"the supervisor {instance.name} ended with {code}")
@@ -266,8 +266,8 @@ class TestRig:
 
     @contextmanager
     def frozen(self, pid: int) -> Iterator[None]:
-        """Until the last of those who froze it lets it go. A process that has taken its number
-        meanwhile is left alone."""
+        """Until the last fault that froze it releases it. A process that has got its pid since
+        then is left alone."""
         try:
             process = psutil.Process(pid)
         except psutil.NoSuchProcess:

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 
 
 class RunEndsError(OSError):
-    """Nothing is done any more: nobody would undo it."""
+    """The run ends, and nothing would undo what is done now."""
 
 
 class _Deed:

@@ -1,1 +1,2 @@
-"""The parts of scripts/loadtest: what is sent, who runs it, and what became of it."""
+"""The parts of scripts/loadtest: what is sent, the instances that run it, and the
+verdict on the result."""

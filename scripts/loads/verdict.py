@@ -42,7 +42,7 @@ WITH present AS (
     SELECT command_id, count(*) AS count, bool_or(ended) AS ended,
         bool_or(status = 'COMPLETED') AS completed, max(attempts) AS attempts
     FROM present GROUP BY 1
-), told AS (
+), noted AS (
     SELECT command_id, count(*) AS count FROM cmdbus.event
     WHERE kind IN ('FAILED', 'BUSINESS_RULE_FAILED', 'MOVED_TO_TROUBLESHOOTING_QUEUE') GROUP BY 1
 ), effects AS (
@@ -54,7 +54,7 @@ WITH present AS (
         coalesce(e.count, 0) AS effects,
         (coalesce(s.has_effect, false) AND coalesce(r.completed, false))::int AS wanted
     FROM sent s FULL JOIN rows r USING (command_id)
-    LEFT JOIN told t USING (command_id) LEFT JOIN effects e USING (command_id)
+    LEFT JOIN noted t USING (command_id) LEFT JOIN effects e USING (command_id)
 )
 SELECT count(*) FILTER (WHERE sent),
     count(*) FILTER (WHERE sent AND (NOT ended OR effects < wanted)),

@@ -29,7 +29,7 @@ class Part:
     type: str
     #: Its part of all, relative to the others'.
     weight: float
-    #: What it comes to if nobody kills anybody.
+    #: Its status at the end, unless a process is killed.
     end: End = _DONE
     #: Leaves one row in the table `effect`, if it was completed.
     has_effect: bool = False
