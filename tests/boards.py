@@ -1,4 +1,4 @@
-"""Who writes on a board under test, and who is killed at it."""
+"""Processes that write to a board under test, and are killed while they do."""
 
 import os
 import signal

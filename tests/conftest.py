@@ -94,7 +94,7 @@ class Databases:
         return make_conninfo(self.dsn, dbname=name)
 
     def drop_those_of_killed_runs(self) -> None:
-        """A run holds an advisory lock on its number; whose lock is free, is dead."""
+        """A run holds an advisory lock on its number; a run whose lock is free is dead."""
         names = self.admin.execute(
             r"SELECT 'DATABASE', datname FROM pg_database WHERE datname LIKE 'cmdbus\_test\_%'"
             r" UNION ALL"

@@ -67,9 +67,9 @@ class Fleet(Supervisor):
         self.close_board()
 
     def _arguments(self) -> list[str]:
-        told = {"runtime-dir": self.directory, "log-format": "json", **self.options}
+        options = {"runtime-dir": self.directory, "log-format": "json", **self.options}
         arguments = []
-        for name, value in told.items():
+        for name, value in options.items():
             arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         return arguments
 
@@ -179,7 +179,7 @@ class Fleet(Supervisor):
         return self.said(text)
 
     def ask(self, path: str, timeout: float = 2.0) -> tuple[int, str]:
-        """What who probes it is told, within the patience of probes."""
+        """The response to a probe, within a probe's timeout."""
         [text] = self.said("probes, metrics and status are at")
         connection = http.client.HTTPConnection(text.rpartition("/")[2], timeout=timeout)
         try:
@@ -268,8 +268,8 @@ class Fleet(Supervisor):
 
     def assert_sound(self, *, alone: bool = True) -> None:
         """No traceback of our own code, and no session in the database if it was alone."""
-        told = [e for e in self.events() if "traceback" in e]
-        assert not told, told
+        tracebacks = [e for e in self.events() if "traceback" in e]
+        assert not tracebacks, tracebacks
         assert not [line for line in self.unstructured() if "Traceback" in line]
         if not alone:
             return
@@ -331,7 +331,7 @@ def make_effects(dsn: str) -> None:
 
 
 def goes_on(fleet: Fleet) -> None:
-    """Runs commands, and replaces who is killed."""
+    """Asserts that it runs commands, and replaces a killed process."""
     ids = fleet.send("Debit", 50)
     fleet.await_completed(ids)
     assert fleet.effects(ids) == {1: 50}

@@ -34,7 +34,7 @@ def noop(command: Command, context: Context) -> None:
 
 @registry.handler("shop", "Debit", retry=_QUICK)
 def debit(command: Command, context: Context) -> None:
-    """One effect, then as long as it is told, then the commit."""
+    """One effect, then a pause as long as the command asks for, then the commit."""
     context.connection.execute("INSERT INTO effect VALUES (%s)", (command.command_id,))
     if command.data:
         time.sleep(command.data)

@@ -38,7 +38,7 @@ def running(
 
 
 def seat_of(worker: Worker) -> SeatView:
-    """What somebody who reads the board sees of it."""
+    """What the board shows of it."""
     return worker._telemetry.board.seat_view(0)
 
 

@@ -26,7 +26,7 @@ def worker(number: int = 0, **given: Any) -> ProcessView:
 
 
 def fleet(*processes: ProcessView, **given: Any) -> FleetView:
-    """With a steward to whom nothing happens."""
+    """With a steward that stays healthy."""
     numbers = {p.number for p in processes if p.role is Role.WORKER}
     given = {"wanted": max(numbers, default=-1) + 1, "processes": [STEWARD, *processes], **given}
     return FleetView(**given)

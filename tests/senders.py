@@ -1,4 +1,4 @@
-"""Those who send at once, and what a send leaves behind."""
+"""Concurrent senders, and the rows that a send leaves behind."""
 
 import threading
 from collections.abc import Callable

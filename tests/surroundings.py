@@ -62,7 +62,7 @@ class Namespace:
 
     @contextmanager
     def taken(self, number: int) -> Iterator[None]:
-        """A number that is free there is a stranger's meanwhile, who is not to be harmed."""
+        """A process of no fleet gets a pid that is free there, and must survive."""
         command = ["nsenter", "--target", str(self.first.pid), "--pid", "--mount"]
         stranger = subprocess.Popen(
             [*command, sys.executable, "-c", _STRANGER, str(number)],
@@ -75,7 +75,7 @@ class Namespace:
             assert stranger.stdout.readline() == "there\n"
             yield
             stranger.stdin.close()
-            assert stranger.stdout.readline() == "True\n", f"whoever has number {number} is gone"
+            assert stranger.stdout.readline() == "True\n", f"the process with pid {number} is gone"
 
 
 _STRANGER = """
