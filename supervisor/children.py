@@ -132,16 +132,16 @@ def _die_with(parent: int, number: signal.Signals) -> None:
         os._exit(Exit.ERROR)
 
 
-def reap_orphans(ours: Iterable[int | None]) -> None:
-    """Reaps orphans inherited as process 1 or as a subreaper. Peeks first: children in `ours` are
-    reaped through their descriptors, which keeps their exit status. Elsewhere it reaps nothing:
-    other code in this process may have started children of its own."""
+def reap_orphans(children: Iterable[int | None]) -> None:
+    """Reaps orphans inherited as process 1 or as a subreaper. Peeks first: `children` are reaped
+    through their descriptors, which keeps their exit status. Elsewhere it reaps nothing: other code
+    in this process may have started children of its own."""
     if not _inherits_orphans():
         return
-    ours = set(ours)
+    children = set(children)
     with suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if ended.si_pid in ours:
+            if ended.si_pid in children:
                 return
             os.waitid(os.P_PID, ended.si_pid, os.WEXITED)
 

@@ -107,7 +107,7 @@ def _load(settings: Settings, stacks: int) -> HandlerRegistry:
 
 def enter(node: Node, stacks: Path) -> int:
     """The first thing that a process of a fleet does. Returns where its stacks are written."""
-    # A handler's children are told to end by TERM, too.
+    # A handler's children are ended by TERM, too.
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     node.seat.enter(pid=os.getpid(), generation=node.generation, now=time.monotonic_ns())
     node.seat.starting(int((time.monotonic() + BOOT_SECONDS) * 1e9))
@@ -118,7 +118,7 @@ def enter(node: Node, stacks: Path) -> int:
 
 def _write_stacks_to(descriptor: int) -> None:
     """When the process crashes, or is asked for them. Ended first: else the handlers of signals
-    that somebody has replaced would not be installed again."""
+    that the application has replaced would not be installed again."""
     faulthandler.disable()
     faulthandler.enable(descriptor, all_threads=True)
     faulthandler.unregister(signal.SIGUSR2)
