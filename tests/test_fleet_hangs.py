@@ -235,7 +235,7 @@ def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path:
         fleet.await_completed([*ids, *gates, *waits, *idle])
         assert fleet.effects([*ids, *gates, *idle]) == {1: 25}
         fleet.await_saying("the supervisor itself was late", 2)
-        fleet.await_saying("the process stood still", 2)
+        fleet.await_saying("the process stalled", 2)
         assert fleet.pids() == before
         assert set(fleet.look().restarts.values()) == {0}
 
@@ -259,4 +259,4 @@ def test_a_process_that_cannot_go_on_is_replaced(dsn: str, tmp_path: Path, type:
         assert fleet.effects(ids) == {1: 30}
         # A thread that idles ends when it is woken.
         eventually(lambda: fleet.pids() not in (before, {}), 20)
-        assert fleet.said("this process cannot go on, and leaves to be replaced")
+        assert fleet.said("this process cannot go on, and exits to be replaced")

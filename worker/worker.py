@@ -53,7 +53,7 @@ from cmdbus.worker.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
 
-#: What says that the database is away, or does not let this role write.
+#: Errors of a database that is away, or that does not let this role write.
 _AWAY = (
     DatabaseUnavailableError,
     psycopg.OperationalError,
@@ -61,22 +61,22 @@ _AWAY = (
     psycopg.errors.InsufficientPrivilege,
 )
 
-#: Threads that hang keep their places until they come back: half are for those.
+#: Half of the slots are for threads that hang: they keep theirs until they return.
 MAX_THREADS = SLOTS // 2
-#: The main thread looks at its slots at least so often, in seconds: a verdict is late by
-#: no more than this.
-_BEAT = 1.0
-#: Late by more, it was stopped, or a handler held the GIL: what is past its due is not to blame.
+#: Seconds between two beats of the main thread at most; a verdict is late by no more than that.
+_BEAT_SECONDS = 1.0
+#: Seconds by which a beat may be late; by more, the process was stopped or a handler held the GIL,
+#: and all due times are put off.
 _STALL_SECONDS = 1.0
-#: A process that has nothing more to run has left within so many seconds.
+#: Seconds for the stop of a quarantine process that has nothing more to run.
 _ABANDON_SECONDS = 5.0
-#: Between two tries to reach a database that is away.
+#: Seconds between two attempts to reach a database that is away.
 _AWAY_SECONDS = 1.0
-#: After the deadline of a stop: so many seconds for telling the database what is left.
+#: Seconds after a stop's deadline for releasing what is left.
 _RELEASE_SECONDS = 1.0
-#: Seconds for which a stopping worker tries to release rows that other sessions have locked, at
-#: least and after its deadline, and between two tries.
-_LOCKED_WITHIN, _LOCKED_PAUSE = 0.5, 0.02
+#: Seconds for which a stopping worker at least tries to release rows that other sessions have
+#: locked, and between two attempts.
+_LOCKED_SECONDS, _LOCKED_PAUSE_SECONDS = 0.5, 0.02
 #: Bytes that wait in the pipe of a standalone worker: one for the current claim, one for the next.
 _WAKE_BYTES = 2
 
@@ -193,7 +193,7 @@ class Worker:
 
     def _open_patiently(self) -> Pool | SessionPool:
         """In a fleet a database that is away is waited for, and so is a right that is missing,
-        until it is told to leave."""
+        until it is ordered to stop."""
         warned = False
         while True:
             try:
@@ -211,7 +211,7 @@ class Worker:
                     raise DatabaseUnavailableError(why) from None
 
     def _open(self) -> Pool | SessionPool:
-        """Registers this life of the worker, whose number is in its sessions' names."""
+        """Registers this run of the worker: its incarnation is in the names of its sessions."""
         parts = parts_of(self._pool) if self._pool else dsns.parse(self._dsn or "")
         self._parts = complete(parts, self._claims.application_name, self._timeouts)
         with dsns.connect(self._parts) as connection:
@@ -326,11 +326,13 @@ class Worker:
             self._check_threads_due(threads, housekeeping)
             self._check_threads(threads, housekeeping)
             if late > _STALL_SECONDS:
-                logger.warning("the process stood still for %.1f s: all get that much longer", late)
+                logger.warning(
+                    "the process stalled for %.1f s: extending all deadlines by that time", late
+                )
 
     def _check_threads(self, threads: ThreadPool, housekeeping: Housekeeping) -> None:
-        """An exception that was sent to a thread may have ended it anywhere, and descriptors that
-        were closed may be another's now: of what this process holds, nothing is certain."""
+        """An exception that was sent to a thread may have ended it anywhere, and a closed
+        descriptor may have been reused: nothing in this process can be relied on."""
         fault = threads.fault or housekeeping.fault
         if self._steward is not None:
             self._steward.rounds.abort_if_late(time.monotonic())
@@ -338,13 +340,13 @@ class Worker:
         if not fault:
             return
         if self._node is not None:
-            logger.error("this process cannot go on, and leaves to be replaced: %s", fault)
+            logger.error("this process cannot go on, and exits to be replaced: %s", fault)
             os._exit(Exit.ERROR)
         raise RuntimeError(f"the worker cannot go on: {fault}")
 
     @property
     def _beat_seconds(self) -> float:
-        return min(_BEAT, self._timeouts.thread / 4)
+        return min(_BEAT_SECONDS, self._timeouts.thread / 4)
 
     def _check_threads_due(self, threads: ThreadPool, housekeeping: Housekeeping) -> None:
         for thread, work in threads.give_up_late(time.monotonic()):
@@ -355,7 +357,7 @@ class Worker:
     def _beat(self) -> None:
         """Past the due that this shows, the process is hung."""
         if self._node is not None and os.getppid() != self._node.parent:
-            logger.error("the supervisor is gone: this process leaves at once")
+            logger.error("the supervisor is gone: this process exits immediately")
             os._exit(Exit.ERROR)
         self._telemetry.beat(time.monotonic() + self._timeouts.watchdog)
 
@@ -376,8 +378,8 @@ class Worker:
                 self._settle_all(threads, housekeeping, connection)
         except Exception as error:
             logger.warning(
-                "the database cannot be told (%s): what this worker holds is claimable again when "
-                "its leases end",
+                "cannot release this worker's claims (%s): others can claim them when the leases "
+                "expire",
                 joined(str(error)),
             )
             self.abandoned = max(self.abandoned, len(threads.in_flight.known()))
@@ -407,13 +409,14 @@ class Worker:
     def _release_locked(self, threads: ThreadPool, connection: ThreadConnection) -> None:
         """Claims whose rows other sessions had locked: a claim of another worker may lock the
         rows that this one has just claimed, until it commits."""
-        until = max(self._deadline, time.monotonic() + _LOCKED_WITHIN)
+        until = max(self._deadline, time.monotonic() + _LOCKED_SECONDS)
         while threads.in_flight.any_released and time.monotonic() < until:
-            time.sleep(_LOCKED_PAUSE)
+            time.sleep(_LOCKED_PAUSE_SECONDS)
             threads.in_flight.release(connection.connection())
 
     def _await_end(self, threads: ThreadPool, housekeeping: Housekeeping) -> list[WorkerThread]:
-        """Of what runs, until the deadline; what hangs is given up meanwhile as ever."""
+        """Waits for running commands until the deadline, and gives up those that hang. Returns
+        the threads that have not ended."""
         while (now := time.monotonic()) < self._deadline:
             self._check_threads_due(threads, housekeeping)
             if (
@@ -425,16 +428,15 @@ class Worker:
 
     @property
     def _is_ordered(self) -> bool:
-        """To stop: by the supervisor or, without one, by a call of `stop`."""
+        """Whether the supervisor ordered the stop or, without one, a call of `stop`."""
         return self._node is None or bool(self._telemetry.seat.stop_by)
 
     def _abandon(
         self, threads: ThreadPool, stuck: list[WorkerThread], connection: Connection
     ) -> None:
-        """What did not end in time: its sessions are ended before its commands are given
-        back, since until then they could still commit. They count no loss if the worker was
-        ordered to stop; they do after a verdict, and after a signal that was no order: it may be
-        the command's own doing."""
+        """Releases the commands of these threads, after their sessions have ended: until then
+        they could still commit. They count no loss if the worker was ordered to stop; they do
+        after a verdict, and after a signal that was no order: the command may have sent it."""
         held = threads.in_flight.unfinished()
         self.abandoned = len(held)
         sessions = [session for slot in stuck if (session := slot.hand.session)]
@@ -451,7 +453,7 @@ class Worker:
         )
         loss = int(bool(verdict) or not ordered)
 
-        def hand_back(claims: Sequence[Claim]) -> list[Claim]:
+        def release_dead(claims: Sequence[Claim]) -> list[Claim]:
             return self._claims.release_dead(
                 connection,
                 claims,
@@ -460,16 +462,16 @@ class Worker:
                 None if loss else STOPPED,
             )
 
-        given, locked = release(self._claims, connection, held, hand_back)
-        until = time.monotonic() + _LOCKED_WITHIN
+        given, locked = release(self._claims, connection, held, release_dead)
+        until = time.monotonic() + _LOCKED_SECONDS
         while locked and time.monotonic() < until:
-            time.sleep(_LOCKED_PAUSE)
-            more, locked = release(self._claims, connection, locked, hand_back)
+            time.sleep(_LOCKED_PAUSE_SECONDS)
+            more, locked = release(self._claims, connection, locked, release_dead)
             given += more
         threads.in_flight.free(held)
         for claim in given:
             logger.error(
-                "command %s (%s/%s) did not end in time: given back, it runs again",
+                "command %s (%s/%s) did not end in time: released, it runs again",
                 claim.command_id,
                 claim.domain,
                 claim.type,

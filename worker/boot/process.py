@@ -1,7 +1,8 @@
-"""The mains of a fleet's processes: built only after the fork, left by order.
+"""Entry points of the worker and steward processes. They build everything after the fork, and exit
+when they are ordered to stop.
 
-Orders come as signals: TERM says that the board has a time by which to have left; USR2
-writes every thread's stack, also while the GIL is held.
+Orders come as signals: TERM stops the process by the time on the board; USR2 writes the stack of
+each thread, also while the GIL is held.
 """
 
 import faulthandler
@@ -40,8 +41,8 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
     except (CmdbusError, ValueError) as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
-    # What the application has brought stays: no collection looks through it again (600,000
-    # objects took 90 ms, in which no thread runs).
+    # The application's objects stay: no garbage collection reads them again (600,000 took 90 ms,
+    # in which no thread runs).
     gc.freeze()
     stop = _Stop(node, settings, worker.request_stop)
     unblock()
@@ -65,8 +66,8 @@ def run_steward(
     stacks: Path,
     unblock: Callable[[], None],
 ) -> Exit:
-    """Runs the node's steward until it is ordered to stop. It answers probes before the application
-    is imported, which may take long."""
+    """Runs the node's steward until it is ordered to stop. Probes are answered before the
+    application is imported, which may take long."""
     descriptor = enter(node, stacks)
     try:
         with serving(settings, node) as threads:
@@ -107,7 +108,7 @@ def _load(settings: Settings, stacks: int) -> HandlerRegistry:
 
 def enter(node: Node, stacks: Path) -> int:
     """The first thing that a process of a fleet does. Returns where its stacks are written."""
-    # A handler's children are ended by TERM, too.
+    # TERM ends a handler's children, too.
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     node.seat.enter(pid=os.getpid(), generation=node.generation, now=time.monotonic_ns())
     node.seat.starting(int((time.monotonic() + BOOT_SECONDS) * 1e9))
@@ -117,8 +118,8 @@ def enter(node: Node, stacks: Path) -> int:
 
 
 def _write_stacks_to(descriptor: int) -> None:
-    """When the process crashes, or is asked for them. Ended first: else the handlers of signals
-    that the application has replaced would not be installed again."""
+    """When the process crashes, or at USR2. Disabled first: else handlers of signals that the
+    application has replaced would not be installed again."""
     faulthandler.disable()
     faulthandler.enable(descriptor, all_threads=True)
     faulthandler.unregister(signal.SIGUSR2)

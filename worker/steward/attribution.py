@@ -1,7 +1,7 @@
 """Which commands a process's exit is attributed to. Pure.
 
 ordered to stop, and killed at its deadline      the slot past its due is charged; what else ran
-                                                 is given back as if it had not
+                                                 is released as if it had not
 killed because a slot was stuck                  its command is charged; the others count a loss
 critical, and killed at its deadline             what ran counts a loss
 killed by a signal from outside                  what ran counts a loss
@@ -28,10 +28,10 @@ from cmdbus.worker.claims.claim import STOPPED, Claim
 from cmdbus.worker.claims.outcomes import MAX_DETAILS, SUSPECT_LOSSES
 from cmdbus.worker.steward.dumps import stack_of
 
-#: Id, token and command, as in holding.py.
+#: Id, token and command, as in claim.py.
 Key = tuple[int, int, int]
 
-#: What somebody sends who means the process, and not what it runs.
+#: Signals that are meant for the process, and not for what it runs.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _BEGUN = (ClaimState.STARTED, ClaimState.FINISHED)
 #: Of an event's details, what is not the stack.
@@ -40,7 +40,7 @@ _REST = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """`seat` as it was read after the process had died, and before its seat is assigned anew."""
+    """`seat` as it was read after the process had died, and before its seat is assigned again."""
 
     incarnation: int
     seat: SeatView
@@ -58,7 +58,7 @@ class Attribution:
 
 def attribute(seat: SeatView, exit_record: ExitRecord, dump: str) -> Attribution:
     """`dump`: the stacks that the process wrote when it crashed or was asked for them."""
-    assert seat.incarnation is not None, "who had none has claimed nothing"
+    assert seat.incarnation is not None, "a process without one has claimed nothing"
     why = f"its process {exit_record.pid} {exit_reason(exit_record)}"
     stack = stack_of(dump, _ident(seat, exit_record))
     details = {
@@ -78,7 +78,7 @@ def attribute(seat: SeatView, exit_record: ExitRecord, dump: str) -> Attribution
 
 
 def _ident(seat: SeatView, exit_record: ExitRecord) -> int | None:
-    """Of who hung; none of who crashed: of that the dump knows."""
+    """The thread that hung; None after a crash, where the dump shows it."""
     if exit_record.verdict is Verdict.NONE:
         return None
     busy = [slot for slot in seat.slots if slot.command is not None]
@@ -93,7 +93,7 @@ def begun(seat: SeatView) -> set[Key]:
     known = {_key(key): key.state for key in seat.claims}
     started = {key for key, state in known.items() if state in _BEGUN}
     shown = {_key(slot.command) for slot in seat.slots if slot.command}
-    # A slot whose command has no key: there were more at once than can be shown.
+    # A slot whose command is not in the table: there were more than it can show.
     return started | {key for key in shown if key not in known}
 
 

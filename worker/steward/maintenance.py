@@ -1,5 +1,5 @@
 """What the steward does for the schema now and then: partitions of history for the days to
-come, the end of what is older than anybody wants to keep it, and a look at commands that no
+come, the removal of history that no domain keeps any longer, and a report of commands that no
 worker handles.
 
 A thread with a session of its own while it works, because it may take minutes.

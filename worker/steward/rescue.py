@@ -1,8 +1,8 @@
-"""Hands back what a dead worker process has left: exactly, at once, and charging nobody but
-who is guilty.
+"""Releases exactly what a dead worker process has left, without waiting for its leases, and
+charges only the commands that its exit is attributed to.
 
-Its sessions are ended first, and waited for. A backend whose client was killed still
-executes what is in its socket; released before that, its next step claims for the dead.
+Its sessions are ended and waited for first: the backend of a killed client still executes what
+is in its socket, and would claim once more for the dead process.
 """
 
 import logging
@@ -42,14 +42,14 @@ class Rescued:
     released: tuple[Claim, ...] = ()
     #: Started and not settled: claimable again, and a loss is counted.
     lost: tuple[Claim, ...] = ()
-    #: Guilty: their attempt has failed.
+    #: The exit is attributed to them: their attempt has failed.
     charged: tuple[Claim, ...] = ()
-    #: Their rows were held by somebody until the time was over: the ends of their leases,
-    #: or another rescue, are left.
+    #: Other sessions had locked their rows until the time was over: the ends of their leases, or
+    #: another rescue, release them.
     left: tuple[Claim, ...] = ()
     #: How the executions among them ended, as the counters name it.
     ends: tuple[tuple[Claim, OutcomeLabel], ...] = ()
-    #: False if a session of the dead did not end in time: then nothing was handed back.
+    #: False if a session of the dead process did not end in time: then nothing was released.
     sessions_ended: bool = True
 
 
@@ -62,7 +62,7 @@ def rescue(
     within: float = 10.0,
 ) -> Rescued:
     """Bounded by `within` seconds, and may be repeated. The connection's own limits apply: a
-    guilty one's settlement waits for its row as long as lock_timeout says."""
+    charged command's settlement waits for its row as long as lock_timeout says."""
     deadline = time.monotonic() + within
     sessions = _sessions_of(attribution.seat)
     if not claims.end_sessions(
@@ -99,9 +99,9 @@ class _Rescuer:
         self._ends: list[tuple[Claim, OutcomeLabel]] = []
         #: Rows whose release has failed.
         self._rejected: set[Claim] = set()
-        #: Nothing was looked for yet; and there are too many rows to look for what no seat shows.
+        #: Nothing was read yet; and there are too many rows to find what the seat does not show.
         self._first, self._too_many = True, False
-        #: Somebody held some of the rows.
+        #: Other sessions have locked some of the rows.
         self.obstructed = False
 
     def rescued(self, left: Iterable[Claim]) -> Rescued:
@@ -115,7 +115,7 @@ class _Rescuer:
 
     def left(self) -> list[Claim]:
         """First what its seat shows, then also what only the table shows. To find that, all rows
-        are read: if there are so many that it takes too long, the leases end."""
+        are read: where that takes too long, the leases end."""
         claims, first, self._first = self._shown(), self._first, False
         if self._too_many or (claims and first):
             return claims
@@ -124,8 +124,7 @@ class _Rescuer:
         except psycopg.errors.QueryCanceled as error:
             self._too_many = True
             logger.warning(
-                "cannot look for more claims of pid %s (%s): they can be claimed when their "
-                "leases end",
+                "cannot find more claims of pid %s (%s): they can be claimed when their leases end",
                 self._attribution.seat.pid,
                 reason(error),
             )

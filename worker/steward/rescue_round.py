@@ -81,10 +81,10 @@ def _log_rescue(seat: SeatView, rescued: Rescued) -> None:
     text = ", ".join(
         f"{len(claims)} {what}"
         for claims, what in (
-            (rescued.released, "given back"),
+            (rescued.released, "released"),
             (rescued.lost, "run again"),
             (rescued.charged, "charged"),
-            (rescued.left, "held by somebody else"),
+            (rescued.left, "locked by other sessions"),
         )
         if claims
     )

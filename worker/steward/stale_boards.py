@@ -1,5 +1,5 @@
-"""Boards of supervisors of this name that died with everything: what their processes held is
-handed back by the steward of the next one, once those processes are gone."""
+"""Boards of supervisors of this name that died without a successor: this steward releases what
+their processes had claimed, once those processes are gone."""
 
 import logging
 import signal
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for the boards of whole fleets in one round.
 _ROUND_SECONDS = 60.0
-#: Seconds until boards are read again on which sessions of the dead have not ended.
-_AGAIN_SECONDS = 5.0
+#: Seconds until boards are tried again whose processes' sessions have not ended.
+_RETRY_SECONDS = 5.0
 #: Seconds between checks whether a process that outlived its supervisor has exited.
 _LIVING_SECONDS = 1.0
-#: What a supervisor could not say any more of a process that died with it.
+#: The exit of a process whose supervisor died before it could record one.
 KILLED = ExitRecord(generation=0, pid=0, signal=signal.SIGKILL, orphaned=True)
 
 
@@ -40,12 +40,12 @@ class StaleBoards:
         self._release = release
         self._allow = allow
         boards = sorted(directory.glob(f"{name}.board.*"))
-        # Somebody may be named like our board.
+        # Another supervisor may be called as this board is.
         self._boards = [path for path in boards if path.suffix[1:].isdigit()]
-        #: Handed back by an earlier try.
+        #: Released by an earlier try.
         self._done: set[tuple[Path, int]] = set()
         self._due = 0.0
-        self._pause = _AGAIN_SECONDS
+        self._pause = _RETRY_SECONDS
 
     def run(self, connection: Connection) -> float:
         now = time.monotonic()
@@ -56,7 +56,7 @@ class StaleBoards:
 
     def rescue(self, connection: Connection) -> float:
         """Tries all boards; returns the seconds until it must try again."""
-        self._pause = _AGAIN_SECONDS
+        self._pause = _RETRY_SECONDS
         try:
             self._rescue(connection)
         finally:

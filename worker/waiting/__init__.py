@@ -1,4 +1,4 @@
-"""Waiting for work: notifications, timers, wake pipes, and who has to be woken.
+"""Waiting for work: notifications, timers, wake pipes, and when to ask senders for notifications.
 
 Imported by workers and stewards. Touches the listener's session, the board and the pipes.
 """

@@ -54,7 +54,7 @@ class NodeWaiter:
         self._jitter_ms = jitter_ms
         self._look = look
         self._waiting = False
-        #: A byte was taken, and the claim that it asked for was not made yet.
+        #: A byte was taken, and the claim that it asks for is not made yet.
         self._woken = False
         self._stopped = threading.Event()
 
@@ -118,7 +118,8 @@ class NodeWaiter:
         self._waiting = False
 
     def only_own(self) -> bool:
-        """While the node is armed, whatever comes is a byte."""
+        """After a wait without a source: whether only this worker's own outcomes can have ended
+        it, so that there is nothing to claim. While the node is armed, all else is a byte."""
         self._bell.drain()
         return self._board.armed != 0 and not self._woken
 
@@ -136,14 +137,14 @@ class NodeWaiter:
             if now >= until:
                 return Counter.WAKEUPS_TIMER
             if now >= ends_at:
-                return None  # It has not hung, and rests on.
+                return None  # The leader shows that it has not hung, and waits on.
             pause = self._look if now >= polls_at else min(polls_at - now, self._look)
             wait_for([self._worker_pipe, self._bell], min(pause, ends_at - now, until - now))
             if self._bell.pending:
                 return None
             if self._worker_pipe.take():
                 return self._taken(busy)
-            # If something else was written there, nobody knew that we wait.
+            # Another write may have replaced the parked state, unknown to the steward.
             self._seat.park(since)
             self._call_if_unarmed()
 
