@@ -120,7 +120,7 @@ def has_skipped(dsn: str) -> bool:
     """Whether a worker has found that a row it wanted to release was locked."""
     query = (
         "SELECT FROM pg_stat_activity WHERE datname = current_database()"
-        " AND pid <> pg_backend_pid() AND query LIKE '%that their claimer still has%'"
+        " AND pid <> pg_backend_pid() AND query LIKE '%that are still their claimer%'"
     )
     with connect(dsn) as connection:
         return connection.execute(query).rowcount > 0

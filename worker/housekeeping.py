@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import psycopg
 
@@ -22,8 +23,8 @@ from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.execution.execution import Execution
+from cmdbus.worker.pipeline import Pipeline
 from cmdbus.worker.telemetry import Telemetry
-from cmdbus.worker.thread_pool import ThreadPool
 from cmdbus.worker.worker_thread import RoundTrip, Work, WorkerThread
 
 logger = logging.getLogger(__name__)
@@ -40,10 +41,19 @@ _STEWARD_MISSES = 1.5
 _ENDS_WITHIN = 1.0
 
 
+class Threads(Protocol):
+    """The pool of the worker's threads."""
+
+    pipeline: Pipeline
+
+    def help_queued(self) -> None: ...
+    def replace(self, thread: WorkerThread, *, with_lead: bool = ...) -> None: ...
+
+
 class Housekeeping:
     def __init__(
         self,
-        threads: ThreadPool,
+        threads: Threads,
         claims: Claims,
         timeouts: Timeouts,
         telemetry: Telemetry,
@@ -53,6 +63,7 @@ class Housekeeping:
     ) -> None:
         """`steward_renewed`: the monotonic time at which the steward renewed leases last."""
         self._pool = threads
+        self._pipeline = threads.pipeline
         self._claims = claims
         self._renewal = Renewal(claims)
         self._renew_every = timeouts.renewal
@@ -79,7 +90,7 @@ class Housekeeping:
 
     def stop(self, deadline: float) -> None:
         self._stopping.set()
-        self._pool.working.set()
+        self._pipeline.working.set()
         self._thread.join(max(_ENDS_WITHIN, deadline - time.monotonic()))
         if self._thread.is_alive():
             self._connection.abort_io()
@@ -88,7 +99,7 @@ class Housekeeping:
     def take_over(self, thread: WorkerThread, work: Work, stack: str) -> None:
         """Called by the main thread, which decides and never touches the database."""
         self._verdicts.append((thread, work, stack))
-        self._pool.working.set()
+        self._pipeline.working.set()
 
     @property
     def has_pending_verdicts(self) -> bool:
@@ -124,7 +135,7 @@ class Housekeeping:
     def _run_round(self, slot: Place) -> None:
         tasks = (self._carry_out, self._renew, self._settle_old, self._release_stale)
         while not self._stopping.wait(_SETTLE_WITHIN):
-            if not self._pool.busy:
+            if not self._pipeline.busy:
                 self._wait()
             self._pool.help_queued()
             for task in tasks:
@@ -145,7 +156,7 @@ class Housekeeping:
                     self._connection.drop()
                 finally:
                     self._due = None
-            self._pool.unsettled.log()
+            self._pipeline.unsettled.log()
 
     def _warn_once(self, error: str) -> None:
         if error != self._last_warning:
@@ -153,19 +164,19 @@ class Housekeeping:
         self._last_warning = error
 
     def _settle_old(self, slot: Place) -> None:
-        self._pool.unsettled.settle_old(self._connection, slot, _SETTLE_WITHIN)
-        self._pool.unsettled.find_out(self._connection, slot)
+        self._pipeline.unsettled.settle_old(self._connection, slot, _SETTLE_WITHIN)
+        self._pipeline.unsettled.find_out(self._connection, slot)
 
     def _release_stale(self, _: Place) -> None:
-        self._pool.release_stale(self._connection)
+        self._pipeline.release_stale(self._connection)
 
     def _wait(self) -> None:
         """Until something is claimed. Clears first, then looks: a thread that claims does the
         opposite."""
         self._last_warning = ""
-        self._pool.working.clear()
-        if not (self._pool.busy or self._verdicts or self._stopping.is_set()):
-            self._pool.working.wait()
+        self._pipeline.working.clear()
+        if not (self._pipeline.busy or self._verdicts or self._stopping.is_set()):
+            self._pipeline.working.wait()
 
     def _carry_out(self, slot: Place) -> None:
         while self._verdicts and time.monotonic() >= self._verdicts_at:
@@ -197,16 +208,16 @@ class Housekeeping:
             work.finished = work.timed_out(stack, activity)
         work.settled = True
         self._telemetry.health.stuck((thread.index, work.finished.claim.token), time.monotonic())
-        self._pool.unsettled.settle(self._connection, place, [work.finished])
+        self._pipeline.unsettled.settle(self._connection, place, [work.finished])
 
     def _replace_leader(self, thread: WorkerThread, stack: str, *, with_lead: bool) -> None:
         """The next leader ends its session, and then adopts the session's claims."""
-        self._pool.leader.mark_in_doubt(thread.hand.session)
+        self._pipeline.leader.mark_in_doubt(thread.hand.session)
         thread.hand.abort_io()
         thread.hand.take_away()
         self._pool.replace(thread, with_lead=with_lead)
         message = "the leader is stuck in a round trip: another thread takes over\n%s"
-        self._pool.unsettled.log_later(partial(logger.error, message, stack))
+        self._pipeline.unsettled.log_later(partial(logger.error, message, stack))
 
     def _renew(self, _: Place) -> None:
         now = time.monotonic()
@@ -214,6 +225,6 @@ class Housekeeping:
         if now < max(self._renew_at, self._steward_renewed() + _STEWARD_MISSES * self._renew_every):
             return
         self._renew_at = now + self._renew_every
-        held = self._pool.in_flight.unsettled()
+        held = self._pipeline.in_flight.unsettled()
         if held:
             self._renewal.renew(self._connection.connection(), {self._claims.incarnation: held})

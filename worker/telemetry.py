@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter, HistogramView, OutcomeLabel
-from cmdbus.board.records import Phase
+from cmdbus.board.records import CommandType, Phase
 from cmdbus.board.seats import Seat
 from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
-from cmdbus.worker.in_flight import Entry
 from cmdbus.worker.process_health import ProcessHealth
 
 logger = logging.getLogger(__name__)
@@ -66,10 +65,11 @@ class Telemetry:
     def beat(self, due: float) -> None:
         self.seat.beat(_ns(due), self.health.levels(time.monotonic()))
 
-    def begins(self, slot: Place, entry: Entry, began: float, due: float) -> None:
+    def begins(
+        self, slot: Place, command_type: CommandType, claim: Claim, began: float, due: float
+    ) -> None:
         """The slot shows the command until the thread begins another or waits."""
-        command_type = entry.command_type
-        _, priority, id, token, command_id, _, _, attempts, *_, waited, _ = entry.claim
+        _, priority, id, token, command_id, _, _, attempts, *_, waited, _ = claim
         slot.begin(
             command_type,
             priority,
@@ -82,8 +82,8 @@ class Telemetry:
         )
         slot.counters.dequeue_latency.observe(command_type.index, waited)
 
-    def ended(self, slot: Place, entry: Entry, seconds: float) -> None:
-        slot.counters.handler_duration.observe(entry.command_type.index, seconds)
+    def ended(self, slot: Place, command_type: CommandType, seconds: float) -> None:
+        slot.counters.handler_duration.observe(command_type.index, seconds)
 
     def leads(self, slot: Place, due: float) -> None:
         slot.enter(Phase.LEADING, time.monotonic_ns(), _ns(due))

@@ -367,7 +367,7 @@ class Worker:
         housekeeping: Housekeeping,
         pool: Pool | SessionPool,
     ) -> None:
-        threads.stop_claiming()
+        threads.pipeline.stop_claiming()
         if self._steward is not None:
             self._steward.listening.request_stop()
         logger.info("worker %s stops: what runs may end, the rest is released", self._name)
@@ -400,7 +400,7 @@ class Worker:
         stuck = self._await_end(threads, housekeeping)
         housekeeping.stop(self._deadline)
         index, slot = self._telemetry.acquire_slot()
-        threads.settle_all(connection, slot)
+        threads.pipeline.settle_all(connection, slot)
         self._telemetry.release_slot(index, slot)
         self._release_locked(threads, connection)
         if stuck:

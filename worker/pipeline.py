@@ -1,0 +1,285 @@
+"""The way of one command through a worker process, from the claim to the settlement: the pattern
+of leader and followers.
+
+The threads draw from one queue. A thread that draws a command runs it. A thread that draws the
+leadership settles what is finished and claims the next commands in one round trip, puts them into
+the queue, and the leadership behind them.
+
+    take_turn           an item of the queue, until the thread must end
+    ├── _run            a command:  in flight -> Execution.run -> finished -> unsettled
+    └── _lead           the leadership
+        ├── _settle_and_claim   Leader.settle_and_claim -> in flight -> queue
+        └── _wait_for_work      nothing to claim: the leader waits, with the leadership
+
+If all threads are busy, the leadership waits in the queue: that is backpressure. Only an
+empty claim makes the leader wait for a wake-up.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import psycopg
+
+from cmdbus.board.slots import Slot as Place
+from cmdbus.clock import time
+from cmdbus.registry import HandlerRegistry
+from cmdbus.timeouts import Timeouts
+from cmdbus.worker.claims.claim import Claim
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import ThreadConnection
+from cmdbus.worker.execution.execution import Execution
+from cmdbus.worker.in_flight import Entry, InFlight
+from cmdbus.worker.leader import Leader
+from cmdbus.worker.local_queue import LEADERSHIP, STOP, LocalQueue
+from cmdbus.worker.prefetch_policy import QUICK_SECONDS, PrefetchPolicy
+from cmdbus.worker.telemetry import Telemetry
+from cmdbus.worker.unsettled import Unsettled
+from cmdbus.worker.waiting.node_waiter import NodeWaiter
+from cmdbus.worker.worker_thread import RoundTrip, WorkerThread
+
+logger = logging.getLogger(__name__)
+
+#: Seconds added to the statement timeout to get the deadline of a leader's round trip.
+_STEP_SPARE = 5.0
+
+
+class Pipeline:
+    """The stages, and what the threads share: each operation on that is atomic."""
+
+    def __init__(
+        self,
+        *,
+        claims: Claims,
+        registry: HandlerRegistry,
+        domains: Sequence[str],
+        types: Sequence[str],
+        concurrency: int,
+        claim_bytes: int,
+        timeouts: Timeouts,
+        waiter: NodeWaiter,
+        telemetry: Telemetry,
+        is_surplus: Callable[[], bool],
+    ) -> None:
+        """`is_surplus`: whether a thread may end, as there are more than `concurrency`."""
+        self._claims = claims
+        self._registry = registry
+        self.concurrency = concurrency
+        self._timeouts = timeouts
+        self._waiter = waiter
+        self._telemetry = telemetry
+        self._is_surplus = is_surplus
+        self._prefetch = PrefetchPolicy()
+        self.in_flight = InFlight(claims, telemetry.seat)
+        self.queue = LocalQueue(self.in_flight)
+        self.unsettled = Unsettled(claims, telemetry, self.in_flight)
+        self.stopping = threading.Event()
+        #: Set when something was claimed; cleared by housekeeping when nothing is in flight.
+        self.working = threading.Event()
+        self.leader = Leader(
+            claims=claims,
+            in_flight=self.in_flight,
+            unsettled=self.unsettled,
+            prefetch=self._prefetch,
+            waiter=waiter,
+            telemetry=telemetry,
+            domains=domains,
+            types=types,
+            claim_bytes=claim_bytes,
+            take_on=self._take_on,
+            stopping=self.stopping,
+        )
+        #: Errors of the latest round trips in a row that failed for a reason other than the
+        #: database; written by the leader.
+        self.faults: list[Exception] = []
+
+    def stop_claiming(self) -> None:
+        """Lets the threads end once their commands have finished; marks commands that were not
+        started as released."""
+        self.stopping.set()
+        self._waiter.wake()
+        self.queue.release_all()
+        self.queue.put(STOP)
+
+    def settle_all(self, connection: ThreadConnection, slot: Place) -> None:
+        """For the last time: settles every outcome and releases every claim that is left."""
+        self.unsettled.settle_all(connection, slot)
+        if self.leader.sessions_in_doubt:
+            orphans = self.leader.orphans(connection.connection(), self.leader.sessions_in_doubt)
+            self.in_flight.mark_released(orphans)
+        if self.in_flight.any_released:
+            self.in_flight.release(connection.connection())
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.in_flight or self.unsettled)
+
+    def release_stale(self, connection: ThreadConnection) -> None:
+        self.queue.release_stale()
+        if self.in_flight.any_released:
+            self.in_flight.release(connection.connection())
+
+    def prepare_session(self, thread: WorkerThread) -> bool:
+        """Before its first turn; without a database it takes part nevertheless, and prepares when
+        it leads."""
+        due = time.monotonic() + self._timeouts.statement + _STEP_SPARE
+        thread.begin(RoundTrip(due, leads=False))
+        with suppress(Exception):
+            self.leader.prepare(thread)
+        return thread.end()
+
+    def take_turn(self, thread: WorkerThread) -> bool:
+        """One item of the queue; False if the thread must end."""
+        item = self.queue.draw()
+        if item is None:
+            self._rest(thread)
+            item = self.queue.wait()
+        if type(item) is Entry:
+            if not self.queue.is_older(self._waiter.pauses):
+                return self._survive(thread, item)
+            # A domain was paused since. Housekeeping releases what has not started, and the
+            # next claim takes what may go on again.
+            self.queue.release_drawn(item)
+        elif item is LEADERSHIP:
+            return self._lead(thread)
+        elif item is STOP:
+            self.queue.put(STOP)  # for the next one
+            return False
+        return not self._is_surplus()
+
+    def _rest(self, thread: WorkerThread) -> None:
+        """Shows no command any longer."""
+        thread.place.end(time.monotonic_ns())
+        thread.rename("")
+
+    def _survive(self, thread: WorkerThread, entry: Entry) -> bool:
+        """The thread goes on after any error, also one outside of the handler."""
+        try:
+            return self._run(thread, entry)
+        except BaseException:
+            claim, stays = entry.claim, thread.end()
+            if stays:
+                thread.place.end(time.monotonic_ns())
+                self._telemetry.lost(thread.place, claim)
+                self.in_flight.free([claim])
+            logger.exception(
+                "the thread of command %s (%s/%s) met an error outside of its handler: the "
+                "command runs again when its lease ends",
+                claim.command_id,
+                claim.domain,
+                claim.type,
+            )
+            return stays
+
+    def _run(self, thread: WorkerThread, entry: Entry) -> bool:
+        claim = entry.claim
+        self._prepare(thread, claim)
+        handler = self._registry.find(claim.domain, claim.type)
+        assert handler is not None, "only types with a handler are claimed"
+        execution = Execution(claim, handler, thread, self._claims, self._timeouts)
+        self.in_flight.start(entry)
+        thread.begin(execution)
+        self._telemetry.begins(
+            thread.place, entry.command_type, claim, execution.began, execution.due
+        )
+        try:
+            finished = execution.run()
+        finally:
+            stays = thread.end()
+        seconds = time.monotonic() - execution.began
+        self._telemetry.ended(thread.place, entry.command_type, seconds)
+        if seconds >= QUICK_SECONDS:
+            # Only time for which it had a CPU makes a type slow: on busy CPUs one no-op in 150
+            # takes longer.
+            seconds = max(0.0, seconds - thread.waited_for_cpu())
+        self._prefetch.ran(claim.domain, claim.type, seconds)
+        if not stays:
+            return False  # It timed out: housekeeping settles its command.
+        self.in_flight.finish(entry)
+        if finished is not None:
+            # First append, then look whether the leader waits; it does the opposite.
+            self.unsettled.add(finished)
+        elif execution.committed is not None:
+            self.unsettled.settled(thread.place, [execution.committed])
+        else:
+            self.unsettled.not_settled(claim, execution.max_attempts)
+        self._waiter.wake_if_waiting()
+        if self.unsettled.any_unlogged:
+            self._rest(thread)
+            self.unsettled.log()
+        return True
+
+    def _prepare(self, thread: WorkerThread, claim: Claim) -> None:
+        """Before a command that may be long: wakes a thread for the other commands, and settles the
+        outcomes that wait."""
+        if thread.domain != claim.domain:
+            thread.rename(claim.domain)
+        if self.queue.needs_help and not self._prefetch.is_tiny(claim.domain, claim.type):
+            self.queue.wake()
+        if self.unsettled and not self._prefetch.is_quick(claim.domain, claim.type):
+            thread.place.end(time.monotonic_ns())
+            with suppress(psycopg.Error):
+                self.unsettled.settle(thread.hand, thread.place, self.unsettled.take())
+
+    def _lead(self, thread: WorkerThread) -> bool:
+        """With the leadership, which goes back into the queue whatever happens."""
+        thread.rename("")
+        if self.queue.needs_help:
+            self.queue.wake()
+        stays = True
+        try:
+            waited = True
+            while stays and waited:
+                waited = self._settle_and_claim(thread)
+                stays = thread.end()
+        except Exception as error:
+            stays = thread.end() and stays
+            self._telemetry.claim_failed(thread.place)
+            if stays:
+                if not isinstance(error, psycopg.Error):
+                    self.faults.append(error)
+                self.leader.recover(thread, error)
+        finally:
+            thread.place.end(time.monotonic_ns())
+            if stays and not self.stopping.is_set():
+                self.queue.put_back(LEADERSHIP)
+        self.unsettled.log()
+        return stays
+
+    def _settle_and_claim(self, thread: WorkerThread) -> bool:
+        """True if there was nothing to claim, and the thread has waited for work."""
+        due = time.monotonic() + self._timeouts.statement + _STEP_SPARE
+        thread.begin(RoundTrip(due))
+        self._telemetry.leads(thread.place, due)
+        if self.stopping.is_set():
+            self.unsettled.settle(thread.hand, thread.place, self.unsettled.take())
+            return False
+        thread.pauses = self._waiter.pauses
+        found = self.leader.settle_and_claim(thread, self.concurrency)
+        self.faults.clear()
+        # What it has adopted may wait for this very thread.
+        if found or self.queue or not thread.end():
+            return False
+        self._wait_for_work(thread)
+        return True
+
+    def _wait_for_work(self, thread: WorkerThread) -> None:
+        waits = True
+        while waits:
+            timeout = self._waiter.poll_interval + self._timeouts.statement + _STEP_SPARE
+            thread.begin(RoundTrip(time.monotonic() + timeout))
+            self.unsettled.log()
+            waits = self.leader.wait_for_work(thread) and thread.end()
+
+    def _take_on(self, thread: WorkerThread, claims: list[Claim], *, wake: bool = True) -> None:
+        """`wake`: the thread does not draw next."""
+        self.queue.fill(self.in_flight.take(claims, lambda: thread.given_up), thread.pauses)
+        if claims:
+            self.working.set()
+            if wake:
+                self.queue.wake()
+        if self.stopping.is_set():
+            # The main thread has already released the commands that were not started.
+            self.queue.release_all()
+            self.in_flight.release(thread.hand.connection())
