@@ -185,7 +185,7 @@ def test_a_server_that_lets_nobody_write_is_away(own: EmbeddedPostgres, tmp_path
         fleet.query("SELECT pg_reload_conf()")
         eventually(lambda: {s.health for s in fleet.workers().values()} == {Health.DATABASE_AWAY})
         os.kill(before[0], signal.SIGKILL)
-        fleet.await_saying("waiting until it is back")
+        fleet.await_saying("waiting until it is there")
         with psycopg.connect(own.dsn, options="-c default_transaction_read_only=off") as writer:
             writer.autocommit = True
             writer.execute("ALTER SYSTEM RESET default_transaction_read_only")
