@@ -25,7 +25,7 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.aftermath import Aftermath, BootFailure, Ending, aftermath, boot_failure
 from cmdbus.supervisor.children import ExitStatus
 from cmdbus.supervisor.descriptions import running_commands
-from cmdbus.supervisor.fleet_view import NS, FleetView, ProcessView, is_drained, observe
+from cmdbus.supervisor.fleet_view import FleetView, ProcessView, is_drained, observe
 from cmdbus.supervisor.orders import Orders
 from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop
 from cmdbus.supervisor.restarts import Restarts
@@ -55,7 +55,7 @@ class Fleet:
         self._board = board
         self._stacks = Stacks(stacks)
         for index in range(board.layout.seats):
-            board.seat(index).clear(time.monotonic_ns())
+            board.seat(index).clear()
         self._spawner = Spawner(settings, board, self._stacks, private=private, http=http)
         self._restarts = Restarts()
         self._orders = Orders(board, self._stacks, self._restarts, settings.timeouts.watchdog)
@@ -84,9 +84,9 @@ class Fleet:
                 self._give_up(process, now, stop_by is not None)
         self._stacks.log_requested(now)
         view = self._board.snapshot(claims=False)
-        if self._repair_seats(view, now):
+        if self._repair_seats(view):
             view = self._board.snapshot(claims=False)
-        self._clear_rescued(view, now)
+        self._clear_rescued(view)
         # What began while this process stalled, after `now`, did not begin in the future.
         read_at = time.monotonic()
         for process in self._processes.values():
@@ -105,19 +105,19 @@ class Fleet:
     def _views(self) -> list[ProcessView]:
         return [process.view for process in self._processes.values()]
 
-    def _repair_seats(self, view: BoardView, now: float) -> bool:
+    def _repair_seats(self, view: BoardView) -> bool:
         """Rewrites the identity of seats that something else has overwritten."""
         unknown = [p for p in self._processes.values() if view.seats[p.view.index].role is None]
         for process in unknown:
             one = process.view
             seat = self._board.seat(one.index)
-            seat.set_identity(process.seat_role, one.number, one.generation, int(now * NS))
+            seat.set_identity(process.seat_role, one.number, one.generation)
         return bool(unknown)
 
-    def _clear_rescued(self, view: BoardView, now: float) -> None:
+    def _clear_rescued(self, view: BoardView) -> None:
         for seat in view.seats:
             if seat.role is Role.DEAD and seat.rescued:
-                self._board.seat(seat.index).clear(int(now * NS))
+                self._board.seat(seat.index).clear()
 
     def _observe(self, process: SupervisedProcess, seat: SeatView, now: float) -> None:
         was_ready = process.view.ready
@@ -306,9 +306,9 @@ class Fleet:
             self._board.set_armed(0)
         writer = self._board.seat(view.index)
         if after.needs_rescue:
-            writer.record_exit(view.number, after.exit_record, now=int(now * NS))
+            writer.record_exit(view.number, after.exit_record)
         else:
-            writer.clear(int(now * NS))
+            writer.clear()
         self._spawner.wake_steward()
         return after
 

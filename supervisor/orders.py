@@ -40,11 +40,7 @@ class Orders:
             why = stop_reason(action, self._board.seat_view(view.index))
             logger.log(level, "%s is ordered to stop: %s", view, why)
         self._board.seat(view.index).order_to_stop(
-            view.number,
-            view.generation,
-            by=int(action.by * NS),
-            now=int(now * NS),
-            verdict=view.stop_verdict,
+            view.number, view.generation, by=int(action.by * NS), verdict=view.stop_verdict
         )
         if action.verdict is Verdict.STUCK:
             process.child.send(signal.SIGUSR2)  # its stacks, also while the GIL is held

@@ -12,7 +12,7 @@ from cmdbus.failpoints import AFTER_FORK, BEFORE_FORK, failpoint
 from cmdbus.settings import Settings
 from cmdbus.supervisor import signals
 from cmdbus.supervisor.children import fork
-from cmdbus.supervisor.fleet_view import NS, ProcessView
+from cmdbus.supervisor.fleet_view import ProcessView
 from cmdbus.supervisor.stacks import Stacks
 from cmdbus.supervisor.supervised_process import SupervisedProcess
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
@@ -56,14 +56,14 @@ class Spawner:
         """OSError if the system has no process left. `siblings`: the descriptors of the other
         children, which this one must not keep."""
         seat = self._board.seat(index)
-        seat.assign(role, number=number, generation=generation, now=int(now * NS))
+        seat.assign(role, number=number, generation=generation)
         failpoint(BEFORE_FORK)
         try:
             child = fork(
                 lambda: self._main(role, index, generation), close=[*self._private, *siblings]
             )
         except OSError:
-            seat.clear(int(now * NS))
+            seat.clear()
             raise
         failpoint(AFTER_FORK)
         view = ProcessView(

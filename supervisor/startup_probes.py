@@ -33,7 +33,7 @@ class StartupProbes:
         self._board = Board.in_memory(1, 1, command_types=1, name=settings.name)
         self._since = time.monotonic_ns()
         self._steward = self._board.seat(0)
-        self._steward.assign(Role.STEWARD, number=0, generation=1, now=self._since)
+        self._steward.assign(Role.STEWARD, number=0, generation=1)
         self._steward.enter(pid=0, generation=1, now=self._since)
         self._child: Child | None = None
         #: Why no probe is answered; logged once.

@@ -36,7 +36,7 @@ def forked(run: Callable[[], None]) -> Iterator[int]:
 
 def taken(board: Board, index: int = 0, generation: int = 1) -> Seat:
     seat = board.seat(index)
-    seat.assign(Role.WORKER, number=index, generation=generation, now=1)
+    seat.assign(Role.WORKER, number=index, generation=generation)
     seat.enter(pid=os.getpid(), generation=generation, now=2)
     return seat
 

@@ -27,7 +27,7 @@ def node() -> Iterator[Node]:
         for what in (board, worker_pipe, steward_pipe):
             opened.callback(what.close)
         now = time.monotonic_ns()
-        board.seat(0).assign(Role.WORKER, number=0, generation=1, now=now)
+        board.seat(0).assign(Role.WORKER, number=0, generation=1)
         seat = board.seat(0)
         seat.enter(pid=os.getpid(), generation=1, now=now)
         board.set_listening(True)

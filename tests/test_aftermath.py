@@ -37,7 +37,7 @@ def seat(
     """Of a worker: with a claim in this state, and a slot that is `running` or has `timed out`."""
     board = Board.in_memory(1, 2)
     shown = board.seat(0)
-    shown.assign(Role.WORKER, number=0, generation=1, now=1)
+    shown.assign(Role.WORKER, number=0, generation=1)
     shown.enter(pid=1, generation=1, now=1)
     if ready:
         shown.ready(1)

@@ -120,7 +120,7 @@ def test_a_seat_shows_its_process_and_its_health(board: Board) -> None:
 
 def test_a_process_is_not_shown_under_the_generation_of_its_successor(board: Board) -> None:
     late = taken(board)
-    board.seat(0).assign(Role.WORKER, number=0, generation=2, now=3)
+    board.seat(0).assign(Role.WORKER, number=0, generation=2)
     late.beat(100, HealthReport())
     assert board.seat_view(0).pid is None
     assert board.seat_view(0).due is None
@@ -148,13 +148,13 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
 
 def test_a_seat_shows_how_its_process_came_to_its_end_until_it_is_free(board: Board) -> None:
     seat = taken(board, generation=7)
-    seat.order_to_stop(0, 7, by=50, now=3)
+    seat.order_to_stop(0, 7, by=50)
     assert (board.seat_view(0).role, board.seat_view(0).stop_by) == (Role.STOPPING, 50)
     assert seat.stop_by == 50
     exit_record = ExitRecord(
         generation=7, pid=12, signal=9, verdict=Verdict.STUCK, slot=1, token=4, command_id=uuid4()
     )
-    seat.record_exit(0, exit_record, now=4)
+    seat.record_exit(0, exit_record)
     view = board.seat_view(0)
     assert (view.role, view.pid, view.exit, view.rescued) == (
         Role.DEAD,
@@ -164,7 +164,7 @@ def test_a_seat_shows_how_its_process_came_to_its_end_until_it_is_free(board: Bo
     )
     seat.set_rescued(7)
     assert board.seat_view(0).rescued
-    seat.clear(now=5)
+    seat.clear()
     taken(board, generation=1)
     view = board.seat_view(0)
     assert (view.exit, view.rescued, view.stop_by) == (None, False, None)
@@ -173,7 +173,7 @@ def test_a_seat_shows_how_its_process_came_to_its_end_until_it_is_free(board: Bo
 def test_a_seat_without_a_process_is_shown_empty(board: Board) -> None:
     board.supervise(pid=1234, state=SupervisorState.RUNNING, since=1, due=2, wanted=2)
     taken(board, index=0)
-    taken(board, index=1).order_to_stop(1, 1, by=50, now=3)
+    taken(board, index=1).order_to_stop(1, 1, by=50)
     seats = board.snapshot().to_dict(now=4)["seats"]
     assert isinstance(seats, list)
     assert [(seat["seat"], seat["pid"]) for seat in seats] == [(0, os.getpid()), (1, None)]
@@ -181,7 +181,7 @@ def test_a_seat_without_a_process_is_shown_empty(board: Board) -> None:
 
 def test_a_snapshot_has_the_shape_of_ps(board: Board) -> None:
     steward = board.seat(1)
-    steward.assign(Role.STEWARD, number=0, generation=3, now=1)
+    steward.assign(Role.STEWARD, number=0, generation=3)
     steward.enter(pid=77, generation=3, now=1 * SECOND)
     board.set_listening(True)
     board.set_armed(12)

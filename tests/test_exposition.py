@@ -53,7 +53,7 @@ def process(
     since: int = 1,
 ) -> Seat:
     seat = board.seat(index)
-    seat.assign(role, number=number, generation=1, now=since)
+    seat.assign(role, number=number, generation=1)
     seat.enter(pid=100 + index, generation=1, now=since)
     if is_ready:
         seat.ready(since)
@@ -176,7 +176,7 @@ def test_it_is_not_ready_while_it_stops(board: Board) -> None:
 def test_a_successor_counts_as_soon_as_it_is_ready(board: Board) -> None:
     worker(board, 0, HealthReport(stuck_threads=4))
     worker(board, 1, HealthReport(stuck_threads=4))
-    board.seat(0).order_to_stop(0, 1, by=NOW, now=NOW)
+    board.seat(0).order_to_stop(0, 1, by=NOW)
     process(board, Role.WORKER, 2, 0, is_ready=False)
     assert readiness(board)[0] == 503
     process(board, Role.WORKER, 2, 0)
@@ -308,7 +308,7 @@ def test_health_and_slots_are_those_of_the_living(board: Board) -> None:
     assert values(found["cmdbus_health"]) == {("0",): 3, ("1",): 2}
     assert sum(values(found["cmdbus_slots"]).values()) == 3
     assert values(found["cmdbus_slots"])["running",] == 2
-    seat.record_exit(0, ExitRecord(generation=1, pid=100, signal=9), now=NOW)
+    seat.record_exit(0, ExitRecord(generation=1, pid=100, signal=9))
     found = families(board)
     assert values(found["cmdbus_health"])["0",] == 4
     assert sum(values(found["cmdbus_slots"]).values()) == 0

@@ -65,7 +65,7 @@ def test_the_last_place_is_kept_for_a_steward_that_frees_those_of_the_dead(tmp_p
     indexes: list[int | None] = []
     for index in range(4):
         indexes.append(fleet._free_index(Role.WORKER))
-        board.seat(index).record_exit(0, ExitRecord(generation=1, pid=1, signal=9), now=1)
+        board.seat(index).record_exit(0, ExitRecord(generation=1, pid=1, signal=9))
         if index == 2:
             assert fleet._free_index(Role.STEWARD) == 3
     assert indexes == [0, 1, 2, None]

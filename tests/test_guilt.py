@@ -66,7 +66,7 @@ def slots(dues: dict[int, int], *, judged: int | None = None) -> tuple[SlotView,
     """Slots that run commands, with their dues; `judged`: the main thread gave this one up."""
     board = Board.in_memory(1, 4)
     seat = board.seat(0)
-    seat.assign(Role.WORKER, number=0, generation=1, now=1)
+    seat.assign(Role.WORKER, number=0, generation=1)
     command_type = seat.command_type("shop", "Noop")
     for index, due in dues.items():
         slot = seat.slot(index)

@@ -22,7 +22,7 @@ NOBODY = 2**22 - 1
 def leave_a_board(path: Path, incarnation: int, pid: int = NOBODY) -> None:
     board = Board.create(path, seats=1, slots=2)
     seat = board.seat(0)
-    seat.assign(Role.WORKER, number=0, generation=1, now=1)
+    seat.assign(Role.WORKER, number=0, generation=1)
     seat.enter(pid=pid, generation=1, now=time.monotonic_ns())
     seat.register(incarnation)
     board.close()

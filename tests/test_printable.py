@@ -71,7 +71,7 @@ def test_ps_shows_it(tmp_path: Path) -> None:
         state, due = SupervisorState.RUNNING, now + 60_000_000_000
         board.supervise(pid=1, state=state, since=now, due=due, wanted=1)
         seat = board.seat(0)
-        seat.assign(Role.WORKER, number=0, generation=1, now=now)
+        seat.assign(Role.WORKER, number=0, generation=1)
         seat.enter(pid=1, generation=1, now=now)
         slot = seat.slot(0)
         slot.occupy(0, now)

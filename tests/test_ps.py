@@ -66,7 +66,7 @@ def taken(
 ) -> Slot:
     """A seat with one busy slot."""
     now, seat = time.monotonic_ns(), board.seat(index)
-    seat.assign(role, number=number, generation=index + 1, now=now)
+    seat.assign(role, number=number, generation=index + 1)
     seat.enter(pid=os.getpid(), generation=index + 1, now=now)
     seat.beat(now + 60 * SECOND, levels or HealthReport())
     slot = seat.slot(0)
@@ -171,10 +171,10 @@ def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
 def test_who_leaves_and_who_has_died_are_shown(place: Path, board: Board) -> None:
     command_id, now = uuid4(), time.monotonic_ns()
     begin(board, 1, taken(board, 1, Role.WORKER), command_id)
-    board.seat(1).order_to_stop(0, 2, now + 3600 * SECOND, now)
+    board.seat(1).order_to_stop(0, 2, now + 3600 * SECOND)
     taken(board, 2, Role.WORKER, 1)
     exit_record = ExitRecord(generation=3, pid=4711, signal=9, verdict=Verdict.STUCK)
-    board.seat(2).record_exit(1, exit_record, now)
+    board.seat(2).record_exit(1, exit_record)
     text = ps(place)
     assert f"stopping: pid {os.getpid()}, which must have exited in 60m" in text
     assert str(command_id) in text

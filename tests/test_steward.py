@@ -63,7 +63,7 @@ def idle(dsn: str, tmp_path: Path) -> Iterator[Idle]:
             opened.callback(what.close)
         now = time.monotonic_ns()
         for index, role in enumerate((Role.STEWARD, Role.WORKER)):
-            board.seat(index).assign(role, number=0, generation=1, now=now)
+            board.seat(index).assign(role, number=0, generation=1)
             board.seat(index).enter(pid=os.getpid(), generation=1, now=now)
         worker = board.seat(1)
         node = Node(
@@ -210,9 +210,7 @@ def test_what_cannot_be_handed_back_keeps_nothing_else_from_being_done(
 ) -> None:
     idle.worker.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
     idle.worker.register(17)
-    idle.board.seat(1).record_exit(
-        0, ExitRecord(generation=1, pid=1, signal=9), now=time.monotonic_ns()
-    )
+    idle.board.seat(1).record_exit(0, ExitRecord(generation=1, pid=1, signal=9))
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as other:
         other.execute("ALTER FUNCTION cmdbus.finite RENAME TO finite_once")
         bus.send("payments", "Debit", delay=0.2)

@@ -488,7 +488,7 @@ def _telemetry_of_one() -> Telemetry:
     """Of a worker without a supervisor, on a board that no other process reads."""
     board = Board.in_memory(1, SLOTS)
     seat, now = board.seat(0), time.monotonic_ns()
-    seat.assign(Role.WORKER, number=0, generation=1, now=now)
+    seat.assign(Role.WORKER, number=0, generation=1)
     seat.enter(pid=os.getpid(), generation=1, now=now)
     return Telemetry(board, seat)
 

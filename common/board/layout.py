@@ -16,7 +16,7 @@ cells of the head               written by                          read by
 
 cells of a seat
 | SEATING role number           the supervisor                      steward, ps
-    generation since
+    generation
   stop by, stop verdict         the supervisor                      its process's main thread
   resident memory in bytes      the supervisor                      metrics, ps
 | PROCESS pid generation        its process's main thread           supervisor, steward, ps
@@ -68,7 +68,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
-VERSION = 5
+VERSION = 6
 
 LINE = 8  # cells
 CELL = 8  # bytes

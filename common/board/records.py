@@ -87,7 +87,6 @@ class SeatingRecord:
     role: Role | None = None
     number: int = 0
     generation: int = 0
-    since: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

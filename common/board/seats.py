@@ -60,7 +60,7 @@ class Seat:
 
     # For the supervisor.
 
-    def assign(self, role: Role, *, number: int, generation: int, now: int) -> None:
+    def assign(self, role: Role, *, number: int, generation: int) -> None:
         """Gives the seat to a process that starts next. Clears all but the counters: the process
         before must be dead, and its claims released."""
         memory, at = self._memory, self._at
@@ -73,32 +73,32 @@ class Seat:
             memory.zero(start + SLOT_AT + 2, IDENT - 2 + 1)
         memory.cells[at + STOP_BY] = memory.cells[at + STOP_VERDICT] = 0
         memory.cells[at + RSS] = 0
-        self.set_identity(role, number, generation, now)
+        self.set_identity(role, number, generation)
 
     def order_to_stop(
-        self, number: int, generation: int, by: int, now: int, verdict: Verdict = Verdict.NONE
+        self, number: int, generation: int, by: int, verdict: Verdict = Verdict.NONE
     ) -> None:
         """The process reads this at a TERM, and at every heartbeat."""
         self._memory.cells[self._at + STOP_VERDICT] = verdict
         self._memory.cells[self._at + STOP_BY] = by
-        self.set_identity(Role.STOPPING, number, generation, now)
+        self.set_identity(Role.STOPPING, number, generation)
 
     def set_rss(self, rss_bytes: int) -> None:
         """The resident memory of its process, measured once a second."""
         self._memory.cells[self._at + RSS] = rss_bytes
 
-    def record_exit(self, number: int, exit_record: ExitRecord, now: int) -> None:
+    def record_exit(self, number: int, exit_record: ExitRecord) -> None:
         """After the process was reaped. The steward then releases its claims."""
         self._memory.write(self._at + EXIT_AT, exit_record)
-        self.set_identity(Role.DEAD, number, exit_record.generation, now)
+        self.set_identity(Role.DEAD, number, exit_record.generation)
 
-    def clear(self, now: int) -> None:
+    def clear(self) -> None:
         """The seat is free: the claims of its dead process are released."""
-        self.set_identity(Role.SPARE, 0, 0, now)
+        self.set_identity(Role.SPARE, 0, 0)
 
-    def set_identity(self, role: Role, number: int, generation: int, now: int) -> None:
+    def set_identity(self, role: Role, number: int, generation: int) -> None:
         """Also repairs a record that was overwritten."""
-        seating = SeatingRecord(role=role, number=number, generation=generation, since=now)
+        seating = SeatingRecord(role=role, number=number, generation=generation)
         self._memory.write(self._at + SEATING_AT, seating)
 
     # For the steward.
