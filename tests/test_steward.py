@@ -167,10 +167,13 @@ def test_leases_are_renewed_beyond_what_the_board_can_show(
 
 
 def lease(connection: psycopg.Connection, seconds: float) -> None:
+    """As a claim of another node writes it."""
     connection.execute(
-        "UPDATE cmdbus.ready SET claimer = 0, token = 1,"
-        " lease_until = clock_timestamp() + make_interval(secs => %s)",
-        (seconds,),
+        "WITH claimed AS ("
+        "  UPDATE cmdbus.ready SET claimer = 0, token = 1,"
+        "  lease_until = clock_timestamp() + make_interval(secs => %(seconds)s)"
+        ") SELECT cmdbus.note_lease(0, make_interval(secs => %(seconds)s))",
+        {"seconds": seconds},
     )
 
 
