@@ -223,7 +223,7 @@ def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path:
         ids = fleet.send("Debit", 20, data=0.1)
         fleet.await_completed(ids)
         stay_stopped([fleet.pid], 2.6)
-        fleet.await_saying("the supervisor itself was late")
+        fleet.await_saying("the supervisor stalled")
         # Some with a long timeout, some whose time is over before anybody runs again, and some
         # whose idle transactions the server ends meanwhile.
         gates, waits = fleet.send("Gate", 3, data="open"), fleet.send("Wait", 3, data="open")
@@ -234,7 +234,7 @@ def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path:
         (tmp_path / "open").touch()
         fleet.await_completed([*ids, *gates, *waits, *idle])
         assert fleet.effects([*ids, *gates, *idle]) == {1: 25}
-        fleet.await_saying("the supervisor itself was late", 2)
+        fleet.await_saying("the supervisor stalled", 2)
         fleet.await_saying("the process stalled", 2)
         assert fleet.pids() == before
         assert set(fleet.look().restarts.values()) == {0}
