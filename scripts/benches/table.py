@@ -12,39 +12,34 @@ from benches.waiting import idle, io, latency, mixed
 
 _RATE, _CPU, _MS = "commands/s", "us/command", "ms"
 
-_WAY = "due: 0.72; the way of a command through a worker takes 50 us of Python"
-_WAY_CPU = "due: 0.62; the way of a command through a worker takes 50 us of Python"
-_FULL = _WAY + ", and processes start one after the other"
-_THREADS = "due: 0.95; threads wake, and hand the interpreter over, for commands of microseconds"
-_IO = "due: 0.95; each session plans its statements when its thread leads for the first time"
-_LATENCY = "due: 0.56; a woken leader queues behind its own lead, and its sessions are cold"
+_FULL = "due: 0.72; measured on a loaded machine only"
+_FULL_CPU = "due: 0.62; measured on a loaded machine only"
+_LATENCY = "due: 0.56; the claim asks for 11 priorities of each domain, and its session is cold"
 _INSTANCES = "due: the bare ratio (instances-of-bare); claims keep locks of rows that others took"
 _ROWS = "due: 0.999; claims with an older snapshot keep the lock of a row that is claimed already"
-_ENQUEUE = "due: 0.58; two functions, an advisory lock and two looks for one row"
 _BULK = "due: 0.62; pieces of 500 rows overlap too little with the server's work"
 _DOMAINS = "due: 0.67; a claim probes 11 priorities of each domain and gets arrays of them all"
-_LEASES = "due: 0.67; the look for leases reads every row of ready"
 
 ROWS = {
     row.name: row
     for row in (
-        Row("drain", drain, _RATE, 0.4, 0.85, _WAY),
-        Row("drain-cpu", drain, _CPU, 0.35, 0.7, _WAY_CPU),
+        Row("drain", drain, _RATE, 0.72, 0.85),
+        Row("drain-cpu", drain, _CPU, 0.62, 0.7),
         Row("drain-full", drain_full, _RATE, 0.38, 0.85, _FULL),
-        Row("drain-full-cpu", drain_full, _CPU, 0.33, 0.7, _WAY_CPU),
-        Row("threads", threads, _RATE, 0.78, 1.0, _THREADS),
-        Row("io", io, _RATE, 0.8, 0.99, _IO),
-        Row("latency", latency, _MS, 0.38, 0.77, _LATENCY),
+        Row("drain-full-cpu", drain_full, _CPU, 0.33, 0.7, _FULL_CPU),
+        Row("threads", threads, _RATE, 0.95, 1.0),
+        Row("io", io, _RATE, 0.95, 0.99),
+        Row("latency", latency, _MS, 0.5, 0.77, _LATENCY),
         Row("instances", instances, _RATE, 0.27, 0.8, _INSTANCES),
         Row("instances-bare", instances, _RATE),
         Row("instances-of-bare", instances, "ratio", 0.6, 1.0, _INSTANCES),
         Row("row-waits", instances, "of 1,000", 0.96, 1.0, _ROWS),
-        Row("enqueue", enqueue, _RATE, 0.45, 0.75, _ENQUEUE),
-        Row("enqueue-bulk", enqueue_bulk, _RATE, 0.4, 0.8, _BULK),
+        Row("enqueue", enqueue, _RATE, 0.58, 0.75),
+        Row("enqueue-bulk", enqueue_bulk, _RATE, 0.45, 0.8, _BULK),
         Row("enqueue-concurrent", enqueue_concurrent, _RATE, 0.75),
         Row("enqueue-concurrent-armed", enqueue_concurrent, _RATE),
         Row("domains", domains, _CPU, 0.12, 0.9, _DOMAINS),
-        Row("lease-look", lease_look, _MS, 0.006, 0.9, _LEASES),
+        Row("lease-look", lease_look, _MS, 0.67, 0.9),
         Row("tx", tx, _RATE, 0.6),
         Row("bloat", bloat, _RATE, 0.6, 0.9),
         Row("mixed", mixed, _MS, 1.0),
