@@ -1,5 +1,6 @@
 """A right that the worker's role lacks is waited for: it is no fault of a command."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,7 +92,11 @@ def test_a_missing_right_charges_no_command_and_moves_none_to_troubleshooting(
     right: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Neither of those that run when it is revoked, nor of those that wait."""
+    revoked_now = threading.Event()
+
     def trouble(command: Command, context: Context) -> None:
+        revoked_now.wait(20)
         raise PermanentCommandError("GONE", "never")
 
     registry = HandlerRegistry()
@@ -101,12 +106,12 @@ def test_a_missing_right_charges_no_command_and_moves_none_to_troubleshooting(
     with connect(dsn) as admin:
         admin.execute(f"GRANT INSERT ON public.effect TO {worker_role}".encode())
     ids = [bus.send("payments", type) for type in ("Trouble", "Good", "Pay") for _ in range(5)]
-    with revoked(dsn, right, worker_role), running(workers, registry, concurrency=2):
-        # Where the right is one of each round trip, nothing is claimed; else outcomes wait.
-        eventually(lambda: "(permission denied" in caplog.text)
-        assert bus.troubleshooting.count("payments") == 0
-        with connect(dsn) as admin:
-            admin.execute(f"GRANT {right} TO {worker_role}".encode())
+    with running(workers, registry, concurrency=2):
+        eventually(lambda: bus.snapshot("payments")["in_progress"] == 2)
+        with revoked(dsn, right, worker_role):
+            revoked_now.set()
+            eventually(lambda: "cannot be stored for now (permission denied" in caplog.text)
+            assert bus.troubleshooting.count("payments") == 0
         records = [bus.wait("payments", id_, 15) for id_ in ids]
     assert {(r.status, r.error_code) for r in records[:5]} == {("IN_TROUBLESHOOTING_QUEUE", "GONE")}
     assert {(r.status, r.attempts) for r in records[5:]} == {("COMPLETED", 1)}
