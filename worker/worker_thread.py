@@ -65,7 +65,7 @@ class WorkerThread:
         self._lock = threading.Lock()
         self._work: Work | None = None
         self._given_up = False
-        #: What the system said at the latest call of waited_for_cpu.
+        #: The system's figure at the latest call of waited_for_cpu.
         self._waited_ns = 0
 
     def begin(self, work: Work) -> None:

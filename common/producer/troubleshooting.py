@@ -132,8 +132,8 @@ class Troubleshooting:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
-        said = resolution(operator, reason)
-        self._resolve(Action.RETRY, domain, command_id, said, connection)
+        recorded = resolution(operator, reason)
+        self._resolve(Action.RETRY, domain, command_id, recorded, connection)
 
     def cancel(
         self,
@@ -150,8 +150,8 @@ class Troubleshooting:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
-        said = resolution(operator, reason)
-        self._resolve(Action.CANCEL, domain, command_id, said, connection)
+        recorded = resolution(operator, reason)
+        self._resolve(Action.CANCEL, domain, command_id, recorded, connection)
 
     def complete(
         self,
@@ -170,8 +170,8 @@ class Troubleshooting:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
-        said = {**resolution(operator, reason), "result": self._encoded(result)}
-        self._resolve(Action.COMPLETE, domain, command_id, said, connection)
+        recorded = {**resolution(operator, reason), "result": self._encoded(result)}
+        self._resolve(Action.COMPLETE, domain, command_id, recorded, connection)
 
     def retry_all(
         self,
@@ -190,8 +190,8 @@ class Troubleshooting:
         `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
         conditions = _conditions(domain, type, error_code, since, until)
-        said = resolution(operator, reason)
-        return self._resolve_all(Action.RETRY, conditions, limit, said, connection)
+        recorded = resolution(operator, reason)
+        return self._resolve_all(Action.RETRY, conditions, limit, recorded, connection)
 
     def cancel_all(
         self,
@@ -210,8 +210,8 @@ class Troubleshooting:
         `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
         conditions = _conditions(domain, type, error_code, since, until)
-        said = resolution(operator, reason)
-        return self._resolve_all(Action.CANCEL, conditions, limit, said, connection)
+        recorded = resolution(operator, reason)
+        return self._resolve_all(Action.CANCEL, conditions, limit, recorded, connection)
 
     def complete_all(
         self,
@@ -231,8 +231,8 @@ class Troubleshooting:
         condition (`domain`, `type`, `error_code`, `since`, `until`), to the `limit` oldest
         where one is given, for `operator` and `reason`; returns how many."""
         conditions = _conditions(domain, type, error_code, since, until)
-        said = {**resolution(operator, reason), "result": self._encoded(result)}
-        return self._resolve_all(Action.COMPLETE, conditions, limit, said, connection)
+        recorded = {**resolution(operator, reason), "result": self._encoded(result)}
+        return self._resolve_all(Action.COMPLETE, conditions, limit, recorded, connection)
 
     def _resolve(
         self,

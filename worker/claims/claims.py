@@ -106,7 +106,7 @@ class Claims:
         result: Callable[[ClaimResult], None] = lambda _: None,
     ) -> tuple[list[Claim], list[Claim]]:
         """Settles plain completions and claims the next run; returns lost claims and new ones.
-        `looked` is called for each of its claims, but not for suspects."""
+        `result` is called for each of its claims, but not for suspects."""
         if self._scope is ClaimScope.SUSPECT:
             return self.settle(connection, done) if done else [], self._suspect(connection, request)
         settled = [finished.claim for finished in done]

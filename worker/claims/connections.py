@@ -62,7 +62,7 @@ class ConnectionSource(Protocol):
 
 
 class Unpooled:
-    """Made for the one who asks, and closed when he leaves them."""
+    """Opened for each caller, and closed when it returns them."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self.get = connect
@@ -152,7 +152,7 @@ class ThreadConnection:
         if self._taken_away:
             raise InvalidOperationError("this execution was given up: its time was over")
         if self._connection is not None and not _at_rest(self._connection):
-            # Somebody uses it who should not: his transaction is none of ours.
+            # Another thread uses it wrongly: its transaction is not this one's to end.
             self.drop()
         if self._connection is None or self._connection.closed:
             self.reconnect(give_up)
