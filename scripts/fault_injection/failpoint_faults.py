@@ -51,7 +51,7 @@ def _kill(rig: TestRig, fault: Fault) -> None:
     deadline = time.monotonic() + fault.lasts
     while (left := deadline - time.monotonic()) > 0:
         if _hit(rig, fault, KILL, min(left, _HIT_WITHIN_S)) is not None:
-            rig.killed(instance)
+            rig.exits.add_kill(instance)
 
 
 def _freeze(rig: TestRig, fault: Fault) -> None:
@@ -65,7 +65,7 @@ def _freeze(rig: TestRig, fault: Fault) -> None:
         if whole:
             freeze_instance(rig, fault, pid_of(victim))
             return
-        with rig.frozen(pid_of(victim)):
+        with rig.freezer.frozen(pid_of(victim)):
             time.sleep(fault.lasts)
     finally:
         rig.failpoints.release(victim)
@@ -113,5 +113,5 @@ def _provoke(rig: TestRig, instance: Instance, point: str, rand: float) -> None:
     whole = len(ready) >= view.wanted if role is Role.WORKER else view.armed > 0
     pid = chosen(ready, rand)
     if whole and pid is not None and instance.is_child(pid):
-        rig.killed(instance)
+        rig.exits.add_kill(instance)
         kill(pid)

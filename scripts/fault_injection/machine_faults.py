@@ -31,7 +31,7 @@ def use_up_memory(rig: TestRig, fault: Fault) -> object:
     pid = _worker(rig, fault)
     if pid is None:
         return None
-    rig.killed(instance)
+    rig.exits.add_kill(instance)
     with _group(rig, "memory") as group:
         group.limit(_LITTLE_BYTES)
         group.add(pid)
@@ -56,7 +56,7 @@ def let_no_process_start(rig: TestRig, fault: Fault) -> None:
         group.add(instance.pid, *_children(instance))
         group.limit(1)
         if pid is not None:
-            rig.killed(instance)
+            rig.exits.add_kill(instance)
             kill(pid)
         time.sleep(fault.lasts)
         group.limit(None)
@@ -90,7 +90,7 @@ def freeze_and_kill(rig: TestRig, fault: Fault) -> object:
     pid = _worker(rig, fault)
     if pid is None:
         return None
-    rig.killed(instance)
+    rig.exits.add_kill(instance)
     with _group(rig, "freezer") as group:
         group.add(pid)
         group.freeze()

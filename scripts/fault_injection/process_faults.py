@@ -49,7 +49,7 @@ def _kill(
     number: signal.Signals = signal.SIGKILL,
 ) -> None:
     if pid is not None:
-        rig.killed(instance)
+        rig.exits.add_kill(instance)
         kill(pid, number)
 
 
@@ -65,7 +65,7 @@ def end_supervisor(rig: TestRig, fault: Fault) -> object:
 
 def _end(rig: TestRig, fault: Fault, number: signal.Signals) -> object:
     instance = rig.instances[fault.instance]
-    rig.expect_end(instance)
+    rig.exits.expect(instance)
     pid = instance.pid
     kill(pid, number)
     return lambda: instance.pid != pid
@@ -116,8 +116,8 @@ def freeze_instance(rig: TestRig, fault: Fault, first: int | None = None) -> Non
     pid = rig.instances[fault.instance].pid
     with ExitStack() as stack:
         if first is not None:
-            stack.enter_context(rig.frozen(first))
-        stack.enter_context(rig.frozen(pid))  # before it can start another one
+            stack.enter_context(rig.freezer.frozen(first))
+        stack.enter_context(rig.freezer.frozen(pid))  # before it can start another one
         children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
         _stop(rig, children, fault.lasts)
 
@@ -126,7 +126,7 @@ def _stop(rig: TestRig, pids: Sequence[int | None], seconds: float) -> None:
     with ExitStack() as stack:
         for pid in pids:
             if pid is not None:
-                stack.enter_context(rig.frozen(pid))
+                stack.enter_context(rig.freezer.frozen(pid))
         time.sleep(seconds)
 
 
@@ -176,5 +176,4 @@ def _resize(rig: TestRig, fault: Fault, first: signal.Signals, then: signal.Sign
 
 @fault("kill-producer", "SIGKILL to a producer")
 def kill_producer(rig: TestRig, fault: Fault) -> None:
-    producers = rig.plan.producers
-    rig.kill_producer(producers[int(fault.rand * len(producers))])
+    rig.producers.kill(fault.rand)

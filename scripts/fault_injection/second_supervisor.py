@@ -21,7 +21,7 @@ def start_second(rig: TestRig, fault: Fault) -> None:
     def first_lives() -> bool:
         return instance.pid == first and instance.code is None
 
-    with rig.refusing():
+    with rig.exits.refusing():
         if fault.rand < _REMOVED:
             instance.pidfile.unlink(missing_ok=True)
         second = instance.start_second()

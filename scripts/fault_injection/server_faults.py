@@ -185,7 +185,7 @@ def stop_backends(rig: TestRig, fault: Fault) -> None:
         with rig.connect() as connection:
             pids = _some(_sessions(connection), fault.rand)
         for pid in pids:
-            stack.enter_context(rig.frozen(pid))
+            stack.enter_context(rig.freezer.frozen(pid))
         time.sleep(fault.lasts)
 
 
@@ -196,7 +196,10 @@ def be_read_only(rig: TestRig, fault: Fault) -> None:
         do, undo = _set_read_only, _reset_read_only
     else:
         do, undo = _fail_over, _fail_back
-    with rig.refusing(), rig.undoing(partial(do, rig), lambda: _persist(rig, partial(undo, rig))):
+    with (
+        rig.exits.refusing(),
+        rig.undoing(partial(do, rig), lambda: _persist(rig, partial(undo, rig))),
+    ):
         time.sleep(fault.lasts)
 
 
@@ -222,7 +225,7 @@ def _fail_back(rig: TestRig) -> None:
 @fault("deny", "the database refuses connections", lasts=(0.5, 5.0), hurts=Hurts.ALL)
 def deny(rig: TestRig, fault: Fault) -> None:
     with (
-        rig.refusing(),
+        rig.exits.refusing(),
         rig.undoing(
             lambda: _alter(rig, "ALLOW_CONNECTIONS false"),
             lambda: _persist(rig, lambda: _alter(rig, "ALLOW_CONNECTIONS true")),

@@ -1,0 +1,94 @@
+"""The processes that send, each started again when it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from lab.instances import SCRIPTS
+
+from fault_injection.plan import Plan, Producing
+
+#: Ends with the thread that started it, however that ends: 1 is PR_SET_PDEATHSIG.
+_PRODUCE = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0);"
+    " from fault_injection.producing import main; main()"
+)
+_ENDS_S = 10.0
+
+
+class Producers:
+    def __init__(
+        self, plan: Plan, directory: Path, dsn: str, proxy_dsn: str, wrong: list[str]
+    ) -> None:
+        """`proxy_dsn`: through the network that has faults; `wrong` receives what must not
+        happen."""
+        self._plan = plan
+        self._directory = directory
+        self._dsn = dsn
+        self._proxy_dsn = proxy_dsn
+        self._wrong = wrong
+        #: By number: how often each was started, and its latest process.
+        self._starts: dict[int, int] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        for producing in self._plan.producers:
+            self._start(producing)
+
+    def tend(self) -> None:
+        for producing in self._plan.producers:
+            if (code := self._processes[producing.number].poll()) is not None:
+                if code != -signal.SIGKILL:  # a fault's
+                    self._wrong.append(f"a producer ended with {code}: see producers.log")
+                self._start(producing)
+
+    def kill(self, rand: float) -> None:
+        """One of them, which is started again as another one."""
+        processes = list(self._processes.values())
+        processes[int(rand * len(processes))].kill()
+
+    def end(self, *, at_once: bool = False) -> None:
+        for process in self._processes.values():
+            process.kill() if at_once else process.terminate()
+        deadline = time.monotonic() + _ENDS_S
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(max(0.0, deadline - time.monotonic()))
+                if code and not at_once:
+                    self._wrong.append(f"a producer ended with {code}: see producers.log")
+                continue
+            # It waits for a lost reply: what it sent last is unknown.
+            process.kill()
+            process.wait()
+
+    def _start(self, producing: Producing) -> None:
+        number = producing.number
+        self._starts[number] = start = self._starts.get(number, 0) + 1
+        name = f"p{number}.{start}"
+        options = {
+            "name": name,
+            "seed": producing.seed + start,
+            "calls_per_s": producing.calls_per_s,
+            # Longer than a lease, which must be renewed.
+            "longest": self._plan.options.lease + 0.5,
+            "domains": self._plan.domains,
+            "journal": str(self._directory / "journals" / name),
+        }
+        with (self._directory / "producers.log").open("ab") as log:
+            self._processes[number] = subprocess.Popen(
+                [sys.executable, "-c", _PRODUCE, json.dumps(options)],
+                env={
+                    **os.environ,
+                    "CMDBUS_DSN": self._proxy_dsn if producing.by_proxy else self._dsn,
+                    "PYTHONPATH": str(SCRIPTS),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
