@@ -101,6 +101,21 @@ def test_a_look_while_the_node_was_busy_forgets_no_lease_of_another(idle: Idle, 
         eventually(idle.is_woken, 5)
 
 
+def test_the_lease_of_a_living_worker_sets_no_timer_and_still_ends(idle: Idle, dsn: str) -> None:
+    """The steward renews what the board shows; this claim could not be released."""
+    idle.worker.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
+    idle.worker.register(17)
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as other:
+        bus.send("payments", "Debit")
+        lease(other, 3.0, 17)
+        idle.start()
+        eventually(lambda: idle.board.armed and not looks_within(other, POLL / 2))
+        idle.is_woken()
+        assert not lease_has_ended(other)
+        eventually(lambda: lease_has_ended(other), 10)
+        eventually(idle.is_woken, 5)
+
+
 def test_a_pause_is_counted_on_the_board_for_the_workers(idle: Idle, dsn: str) -> None:
     """Also one that was sent while no session listened."""
     listeners = (
@@ -166,14 +181,14 @@ def test_leases_are_renewed_beyond_what_the_board_can_show(
         eventually(lambda: session.execute(renewed).fetchall() == [(count,)])
 
 
-def lease(connection: psycopg.Connection, seconds: float) -> None:
-    """As a claim of another node writes it."""
+def lease(connection: psycopg.Connection, seconds: float, claimer: int = 0) -> None:
+    """As a claim of another node writes it, or of this one's worker."""
     connection.execute(
         "WITH claimed AS ("
-        "  UPDATE cmdbus.ready SET claimer = 0, token = 1,"
+        "  UPDATE cmdbus.ready SET claimer = %(claimer)s, token = 1,"
         "  lease_until = clock_timestamp() + make_interval(secs => %(seconds)s)"
-        ") SELECT cmdbus.note_lease(0, make_interval(secs => %(seconds)s))",
-        {"seconds": seconds},
+        ") SELECT cmdbus.note_lease(%(claimer)s, make_interval(secs => %(seconds)s))",
+        {"seconds": seconds, "claimer": claimer},
     )
 
 

@@ -253,12 +253,12 @@ def test_a_delayed_send_that_commits_after_the_look_at_its_time_is_on_time(
             return float(row[0]) - time.time()
 
         for _ in range(2):
-            eventually(lambda: 5 < looks_in() <= 60)
+            eventually(lambda: 50 < looks_in() <= 60)
             sooner = bus.send("payments", "Debit", delay=0.2)
             eventually(lambda: looks_in() < 0.2)
             held = bus.send("payments", "Debit", delay=0.4, connection=slow)
             bus.wait("payments", sooner, 5)
-            eventually(lambda: looks_in() > 5)
+            eventually(lambda: looks_in() > 50)
             slow.commit()
             record = bus.wait("payments", held, 5)
             assert record.result - record.due_at.timestamp() < 1.0

@@ -18,6 +18,7 @@ from cmdbus.board.records import (
 )
 
 _NS = 1_000_000_000
+_CLAIMING = (Role.WORKER, Role.QUARANTINE, Role.STOPPING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,11 @@ class BoardView(SupervisorRecord):
     def any_parked(self) -> bool:
         """Whether a worker waits for commands."""
         return any(seat.parked for seat in self.seats if seat.role is Role.WORKER)
+
+    @property
+    def claimers(self) -> dict[int, SeatView]:
+        """The seats of living processes that may claim, by their incarnation."""
+        return {s.incarnation: s for s in self.seats if s.incarnation and s.role in _CLAIMING}
 
     def with_role(self, role: Role) -> list[SeatView]:
         return sorted((s for s in self.seats if s.role is role), key=lambda seat: seat.number)

@@ -135,9 +135,11 @@ class ClaimResult(NamedTuple):
 class TimerReading(NamedTuple):
     """A reading of the timers."""
 
-    #: Seconds until a command is due, and until a lease ends; None if none is.
+    #: Seconds until a command is due, and until a lease ends, of other claimers and of own ones;
+    #: None if none is.
     due: float | None
     lease_ends: float | None
+    own_lease_ends: float | None
     #: A command waits that may only run alone.
     suspects: bool
     #: Of the server's queue of notifications, from 0 to 1.

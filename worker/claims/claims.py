@@ -424,13 +424,20 @@ class Claims:
         return int(self._value(connection, "retain_domain_events", {}))
 
     def timers(
-        self, connection: Connection, domains: Sequence[str], types: Sequence[str], *, leases: bool
+        self,
+        connection: Connection,
+        domains: Sequence[str],
+        types: Sequence[str],
+        *,
+        leases: bool,
+        own: Iterable[int] = (),
     ) -> TimerReading:
-        """`leases`: also when the next lease of another worker ends."""
+        """`leases`: also when the next lease ends, apart for these own incarnations."""
         values = {
             "domains": list(domains),
             "types": list(types),
             "leases": leases,
+            "own": numbers(own),
             "losses": SUSPECT_LOSSES,
         }
         row = self._execute(connection, "read_timers", values).fetchone()

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 from cmdbus.board.board import Board
-from cmdbus.board.records import Role
 from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import ClaimRef, Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.renewal import Renewal
 
-_LIVING = (Role.WORKER, Role.QUARANTINE, Role.STOPPING)
 #: Seconds until a failed renewal is tried again, as leases go on ending; other rounds run
 #: meanwhile.
 _RETRY_SECONDS = 3.0
@@ -32,9 +30,8 @@ class LeaseRound:
         self._due = now + min(renewal_seconds, _RETRY_SECONDS)
         view = self._board.snapshot()
         claims = {
-            seat.incarnation: self._claims_of(connection, seat, seat.incarnation)
-            for seat in view.seats
-            if seat.role in _LIVING and seat.incarnation
+            incarnation: self._claims_of(connection, seat, incarnation)
+            for incarnation, seat in view.claimers.items()
         }
         if any(claims.values()) or not view.any_parked:
             self._renewal.renew(connection, claims)

@@ -1,6 +1,8 @@
 """Reads the timers when the earliest is due: promotes due commands, which notifies, and wakes a
 worker for a lease that has ended, or because nothing has woken one within the poll interval."""
 
+from collections.abc import Collection
+
 from cmdbus.board.board import Node
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Connection
@@ -43,7 +45,8 @@ class TimerRound:
             # Another node may have claimed it: its lease is watched from its first renewal on.
             self._listening.ready.clear()
             self._read_at = min(self._read_at, now + self._claims.renewal_seconds)
-        parked = self._board.snapshot(claims=False).any_parked
+        view = self._board.snapshot(claims=False)
+        parked = view.any_parked
         # Not put off before it is due: else each reading would be followed by another.
         latest = self.due_at if self.due_at > now else float("inf")
         if self._listening.due_earlier.is_set():
@@ -55,10 +58,12 @@ class TimerRound:
             return self._read_at - now
         elif now >= self.due_at and (self._wakes or not self._listening.is_on):
             self._worker_pipe.put()
-        return self._read(connection, latest, leases=parked)
+        return self._read(connection, latest, view.claimers, leases=parked)
 
-    def _read(self, connection: Connection, latest: float, *, leases: bool) -> float:
-        seconds = self._timers.read(connection, leases=leases)
+    def _read(
+        self, connection: Connection, latest: float, own: Collection[int], *, leases: bool
+    ) -> float:
+        seconds = self._timers.read(connection, leases=leases, own=own)
         self._leases_known = leases
         self._board.set_suspects(self._timers.seen.suspects)
         self._listening.watch_queue(self._timers.seen.queue_usage)
@@ -68,4 +73,7 @@ class TimerRound:
         fallback = min(poll, max(0.0, latest - now))
         self.due_at = now + min(seconds, fallback)
         self._read_at = now + seconds_to_look(seconds, fallback)
+        if self._timers.seen.own_lease_ends is not None:
+            # Until then a process may exit, or fail to release what it has claimed.
+            self._read_at = min(self._read_at, now + self._timers.seen.own_lease_ends)
         return self._read_at - now

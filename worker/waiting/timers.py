@@ -1,6 +1,7 @@
 """Promotes due commands, and reads when the next timer is due."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import psycopg
 
@@ -47,17 +48,17 @@ class Timers:
         self._leases_at = float("-inf")
         self._promoted = False
         #: The latest reading.
-        self.seen = TimerReading(None, None, suspects=False, queue_usage=0.0, pages=0)
+        self.seen = TimerReading(None, None, None, suspects=False, queue_usage=0.0, pages=0)
 
-    def read(self, connection: Connection, *, leases: bool) -> float:
-        """Seconds until the next command is due or, with `leases`, until a lease of another
-        worker ends; 0 if some were due and are claimable now. The earliest time is read again
-        each time, so no later timer is forgotten."""
+    def read(self, connection: Connection, *, leases: bool, own: Collection[int] = ()) -> float:
+        """Seconds until the next command is due or, with `leases`, until a lease ends that is of
+        none of the `own` incarnations; 0 if some were due and are claimable now. The earliest
+        time is read again each time, so no later timer is forgotten."""
         self._promoted = self._promotion.step(connection)
         if self._promoted:
             failpoint(PROMOTED)
             return 0.0
-        self.seen = self._read(connection, leases)
+        self.seen = self._read(connection, leases, own)
         if self.seen.lease_ends is not None:
             # Leases end only while a node can renew: one that waits for an end shows that.
             self._claims.renew(connection, {})
@@ -82,18 +83,19 @@ class Timers:
         due, lease_ends = self.seen.due, self.seen.lease_ends
         return due is not None and due <= seconds and (lease_ends is None or lease_ends > seconds)
 
-    def _read(self, connection: Connection, leases: bool) -> TimerReading:
+    def _read(self, connection: Connection, leases: bool, own: Collection[int]) -> TimerReading:
         """Leaves pauses between readings of leases that take many pages."""
+        read = partial(self._claims.timers, connection, self._domains, self._types, own=own)
         now = time.monotonic()
         walks = leases and now >= self._leases_at
         try:
-            reading = self._claims.timers(connection, self._domains, self._types, leases=walks)
+            reading = read(leases=walks)
         except psycopg.errors.QueryCanceled:
             if not walks:
                 raise
             # Too many rows: a lease that ends is found by the claim of a worker that polls.
             self._leases_at = time.monotonic() + _RETRY_LEASES_SECONDS
-            return self._claims.timers(connection, self._domains, self._types, leases=False)
+            return read(leases=False)
         if walks:
             ends_in = float("inf") if reading.lease_ends is None else reading.lease_ends
             self._leases_at = time.monotonic() + min(ends_in, pause_after(reading.pages))

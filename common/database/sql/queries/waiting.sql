@@ -23,20 +23,24 @@ LISTEN {channel}_pause;
 SELECT {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint);
 
 -- name: read_timers
--- Seconds until the first scheduled command is due and until the next lease ends, not positive
--- while another session has locked the row; whether a suspect waits; how full the server's queue of
+-- Seconds until the first scheduled command is due and until the next lease of other claimers ends,
+-- not positive while another session has locked the row; until that of an own one ends; whether a suspect waits; how full the server's queue of
 -- notifications is, from 0 to 1; how many pages of ready were read for that; and seconds until the
 -- first command that is not due yet: another session may have locked one that is.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,
-    CASE WHEN %(leases)s THEN {schema}.next_lease_end(%(domains)s, %(types)s) END,
+    lease.others, lease.own,
     {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint),
     pg_notification_queue_usage(),
     pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) - began.pages,
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) AND due_at > now() ORDER BY due_at, id LIMIT 1)::double precision
-FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages) began;
+FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS pages) began
+    LEFT JOIN LATERAL (
+        SELECT * FROM {schema}.next_lease_ends(%(domains)s, %(types)s, %(own)s::bigint[])
+        WHERE %(leases)s
+    ) lease ON true;
 
 -- name: promote
 SELECT {schema}.promote(%(rows)s, %(bytes)s, %(skipped)s::bigint[]);

@@ -267,19 +267,28 @@ $$;
 
 -- Seconds until the next lease ends on a command of these domains and types, NULL if none will;
 -- not later than it ends, and mostly earlier while the claimers renew. Called by stewards that
--- wait. Reads all of ready only if a claimer has no lease that is sure to end later: it may have
--- died. Locks nothing.
-CREATE FUNCTION {schema}.next_lease_end(p_domains text[], p_types text[]) RETURNS double precision
+-- wait. The living claimers of p_own are renewed by the caller, and have a result of their own:
+-- from then on, what they have claimed and do not hold any longer ends like that of others.
+-- Reads all of ready only if a claimer has no lease that is sure to end later: it may have died.
+-- Locks nothing.
+CREATE FUNCTION {schema}.next_lease_ends(
+    p_domains text[], p_types text[], p_own bigint[],
+    OUT others double precision, OUT own double precision)
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     present timestamptz := clock_timestamp();
     next_end timestamptz;
+    own_end timestamptz;
     any_unsure boolean;
 BEGIN
-    SELECT min(l.ends_at) FILTER (WHERE l.ends_at BETWEEN present AND present + l.length),
-        bool_or(l.ends_at NOT BETWEEN present AND present + l.length)
-    INTO next_end, any_unsure FROM {schema}.lease l;
+    SELECT min(l.ends_at) FILTER (WHERE s.is_sure AND NOT s.is_own),
+        min(l.ends_at) FILTER (WHERE s.is_sure AND s.is_own),
+        bool_or(NOT s.is_sure)
+    INTO next_end, own_end, any_unsure
+    FROM {schema}.lease l, LATERAL (
+        SELECT l.ends_at BETWEEN present AND present + l.length AS is_sure,
+            l.claimer = ANY (p_own) AS is_own) s;
     IF any_unsure THEN
         SELECT least(next_end, min(r.lease_until)) INTO next_end
         FROM {schema}.ready r
@@ -288,7 +297,8 @@ BEGIN
             AND NOT EXISTS (
                 SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused);
     END IF;
-    RETURN extract(epoch FROM next_end - clock_timestamp());
+    others := extract(epoch FROM next_end - clock_timestamp());
+    own := extract(epoch FROM own_end - clock_timestamp());
 END
 $$;
 
