@@ -6,33 +6,45 @@ A request passes `Limits.check` (requests.py) and is written by `Sender` (sendin
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from uuid import UUID
 
-from cmdbus.checks import (
-    check_aware,
-    check_id,
-    check_name,
-    check_seconds,
-    check_whole,
-)
+from cmdbus.checks import check_id, check_name, check_seconds, check_whole
 from cmdbus.clock import time
 from cmdbus.data import MAX_BYTES
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.connections import Connection, Connections, Pool
+from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.ids import new_id
-from cmdbus.producer.records import AuditEvent, CommandRecord, DomainRecord, Status, check_status
-from cmdbus.producer.requests import Limits, SendRequest
+from cmdbus.producer.records import (
+    AuditEvent,
+    CommandRecord,
+    DomainRecord,
+    Status,
+    check_status,
+    domains_of,
+    event_of,
+    record_of,
+)
+from cmdbus.producer.requests import Limits, SendRequest, check_conditions, check_key
 from cmdbus.producer.sending import BulkSend, SendAttempt, Sender, new_attempt
 from cmdbus.producer.steering import Steering
-from cmdbus.producer.store import Store
+from cmdbus.producer.store import Calls, Store
 from cmdbus.producer.troubleshooting import Troubleshooting
-
-T = TypeVar("T")
-
 
 #: Seconds between two reads of `wait`: they back off from the first to the second.
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
+#: Rows of each table that one statement of a purge removes.
+_PURGED_ROWS = 1000
+_SNAPSHOT = (
+    "depth",
+    "ready",
+    "scheduled",
+    "in_progress",
+    "troubleshooting",
+    "oldest_age",
+    "shutdown",
+)
 
 
 class CommandBus(Steering):
@@ -74,12 +86,13 @@ class CommandBus(Steering):
         pooler is recognised. `purge_allowed` is for tests; see `purge`.
         """
         self._limits = Limits.of(priorities, max_bytes)
-        connections = Connections(dsn, pool, schema)
-        super().__init__(Store(schema, prepare=prepare), connections, self._limits.priorities)
+        self._connections = Connections(dsn, pool, schema)
+        store = Store(schema, prepare=prepare)
+        super().__init__(Calls(store, self._connections), self._limits.priorities)
         self._on_send = on_send
         self._purge_allowed = purge_allowed
-        self._sender = Sender(self._store)
-        self._troubleshooting = Troubleshooting(self._store, self._connections, max_bytes=max_bytes)
+        self._sender = Sender(store)
+        self._troubleshooting = Troubleshooting(self._calls, max_bytes)
 
     @property
     def troubleshooting(self) -> Troubleshooting:
@@ -140,9 +153,8 @@ class CommandBus(Steering):
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
     ) -> CommandRecord | None:
         """The command as it is now, or None if `domain` has none with this `command_id`."""
-        check_name("domain", domain)
-        id_ = check_id("command_id", command_id)
-        return self._read(connection, lambda c: self._store.read(c, domain, id_))
+        rows = self._calls.rows(connection, "read_command", check_key(domain, command_id))
+        return record_of(rows[0]) if rows else None
 
     def wait(self, domain: str, command_id: UUID | str, timeout: float = 30.0) -> CommandRecord:
         """Returns the command `command_id` of `domain` once it is terminal or in
@@ -187,37 +199,39 @@ class CommandBus(Steering):
         at most `limit` commands, after leaving out `offset`.
         """
         conditions = {
-            "domain": None if domain is None else check_name("domain", domain),
+            **check_conditions(domain, type, since, until),
             "status": None if status is None else check_status(status),
-            "type": None if type is None else check_name("type", type),
-            "since": check_aware("since", since),
-            "until": check_aware("until", until),
             "limit": check_whole("limit", limit, 1),
             "offset": check_whole("offset", offset, 0),
         }
-        return self._read(connection, lambda c: self._store.query(c, **conditions))
+        return [
+            record_of(row) for row in self._calls.rows(connection, "query_commands", conditions)
+        ]
 
     def audit(
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
     ) -> list[AuditEvent]:
         """What happened to the command `command_id` of `domain`, oldest first; empty if there
         is none with this id."""
-        check_name("domain", domain)
-        id_ = check_id("command_id", command_id)
-        return self._read(connection, lambda c: self._store.audit(c, domain, id_))
+        rows = self._calls.rows(connection, "read_audit", check_key(domain, command_id))
+        return [event_of(row) for row in rows]
 
     def snapshot(self, domain: str, *, connection: Connection | None = None) -> dict[str, Any]:
         """Counts of `domain` at one moment: depth (ready + scheduled), ready, scheduled,
         in_progress, troubleshooting; oldest_age in seconds; shutdown, whether sends are
         refused."""
-        check_name("domain", domain)
-        return self._read(connection, lambda c: self._store.snapshot(c, domain))
+        values = {"domain": check_name("domain", domain)}
+        row = self._calls.row(connection, "read_snapshot", values)
+        return dict(zip(_SNAPSHOT, row, strict=True))
 
     def domains(self, *names: str, connection: Connection | None = None) -> list[DomainRecord]:
         """Every domain, or those of `names`, that has commands to run or settings, with counts
         by type: a type that no worker knows stays here, and grows old."""
-        checked = [check_name("domain", name) for name in names] or None
-        return self._read(connection, lambda c: self._store.domains(c, checked), "monitor")
+        values = {
+            "domains": [check_name("domain", name) for name in names] or None,
+            "unhandled_after": UNHANDLED_AFTER_SECONDS,
+        }
+        return domains_of(self._calls.rows(connection, "read_domains", values, "monitor"))
 
     def purge(self, domain: str, *, connection: Connection | None = None) -> int:
         """Removes everything that waits in `domain`, with every trace, and returns how many
@@ -231,7 +245,10 @@ class CommandBus(Steering):
                 f"purge of domain {domain!r} refused: it destroys commands without a trace; "
                 f"make the bus with CommandBus(..., purge_allowed=True) where that is wanted"
             )
-        return self._read(connection, lambda c: self._store.purge(c, domain), "owner")
+        values, total = {"domain": domain, "count": _PURGED_ROWS}, 0
+        while removed := int(self._calls.row(connection, "purge", values, "owner")[0]):
+            total += removed
+        return total
 
     def close(self) -> None:
         """Closes its connections, but not a pool of the caller's; calls fail from now on."""
@@ -256,19 +273,10 @@ class CommandBus(Steering):
         return changed
 
     def _run(
-        self, connection: Connection | None, send: Callable[[Connection, SendAttempt | None], None]
+        self, connection: Connection | None, send: Callable[[Connection, SendAttempt], None]
     ) -> None:
         """Sends in the caller's transaction, or as a call that may be repeated."""
-        if connection is not None:
-            return self._connections.use(connection, lambda c, _: send(c, None), "producer")
-        number = new_attempt()
-        self._connections.run(lambda c, again: send(c, SendAttempt(number, again)), "producer")
-
-    def _read(
-        self,
-        connection: Connection | None,
-        work: Callable[[Connection], T],
-        needs: str = "operator",
-    ) -> T:
-        """Runs what may be repeated without further care."""
-        return self._connections.use(connection, lambda conn, again: work(conn), needs)
+        number = None if connection is not None else new_attempt()
+        self._connections.use(
+            connection, lambda c, again: send(c, SendAttempt(number, again)), "producer"
+        )

@@ -120,3 +120,21 @@ def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> tim
     if not timedelta(0) <= delay <= MAX_DELAY:
         raise ValueError(f"delay must be from 0 seconds to {MAX_DELAY.days} days, not {delay}")
     return delay or None
+
+
+def check_key(domain: str, command_id: UUID | str) -> dict[str, Any]:
+    """Names a command, as values of a statement."""
+    name = check_name("domain", domain)
+    return {"domain": name, "command_id": check_id("command_id", command_id)}
+
+
+def check_conditions(
+    domain: str | None, type: str | None, since: datetime | None, until: datetime | None
+) -> dict[str, Any]:
+    """Chooses commands, as values of a statement; None leaves a condition out."""
+    return {
+        "domain": None if domain is None else check_name("domain", domain),
+        "type": None if type is None else check_name("type", type),
+        "since": check_aware("since", since),
+        "until": check_aware("until", until),
+    }

@@ -15,10 +15,11 @@ from uuid import UUID
 
 from cmdbus.checks import check_id, check_name
 from cmdbus.errors import DuplicateCommandError, QueueFullError, ShutdownError
+from cmdbus.producer.connections import Connection
 from cmdbus.producer.depth import DepthAlarm, retry_after
 from cmdbus.producer.ids import new_ids
 from cmdbus.producer.requests import Outgoing, SendRequest
-from cmdbus.producer.store import AdmissionResult, Connection, Store
+from cmdbus.producer.store import AdmissionResult, Store
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +28,9 @@ Check = Callable[[SendRequest, UUID], Outgoing]
 
 
 class SendAttempt(NamedTuple):
-    """A send of the bus's own, which is repeated once if its connection dies."""
-
-    number: int
-    repeated: bool
+    #: Of a call that is repeated once if its connection dies; None in a caller's transaction.
+    number: int | None
+    repeated: bool = False
 
 
 def new_attempt() -> int:
@@ -73,50 +73,58 @@ class Sender:
         self._store = store
         self._alarm = DepthAlarm()
 
-    def send(self, connection: Connection, command: Outgoing, attempt: SendAttempt | None) -> None:
-        number, again = attempt or (None, False)
-        if attempt and again:
-            self._store.wait_for_send(connection, attempt.number)
-        admission = self._store.enqueue(connection, command, call=number, again=again)
+    def send(self, connection: Connection, command: Outgoing, attempt: SendAttempt) -> None:
+        self._wait_for_first_try(connection, attempt)
+        admission = self._store.enqueue(
+            connection, command, call=attempt.number, again=attempt.repeated
+        )
         if admission.refusal == "duplicate":
             raise DuplicateCommandError(command.domain, [command.command_id])
         self._check_admission(command.domain, admission, 1)
 
     def send_all(
-        self, connection: Connection, bulk: BulkSend, check: Check, attempt: SendAttempt | None
+        self, connection: Connection, bulk: BulkSend, check: Check, attempt: SendAttempt
     ) -> None:
-        if attempt and attempt.repeated:
-            self._store.wait_for_send(connection, attempt.number)
+        self._wait_for_first_try(connection, attempt)
         # In a caller's transaction this is a savepoint.
         with connection.transaction():
-            if attempt and self._already_sent(connection, bulk, attempt):
+            if attempt.number is not None and self._already_sent(connection, bulk, attempt):
                 return
-            admissions = self._store.admit(connection, bulk.counts)
-            for domain, admission, _ in admissions:
-                self._check_admission(domain, admission, bulk.counts[domain])
+            counts = {"domains": list(bulk.counts), "counts": list(bulk.counts.values())}
+            admitted = self._store.rows(connection, "admit", counts)
+            for domain, *result, _ in admitted:
+                self._check_admission(domain, AdmissionResult(*result), bulk.counts[domain])
             self._identify(connection, bulk, attempt)
             # Checked while they are copied, so that both processes work at once.
-            checked = map(check, bulk.requests, bulk.ids)
-            self._store.copy(connection, checked, admissions[0].now)
+            self._store.copy(connection, map(check, bulk.requests, bulk.ids), admitted[0][-1])
+
+    def _wait_for_first_try(self, connection: Connection, attempt: SendAttempt) -> None:
+        """Until it has ended; what follows has a snapshot of a later time."""
+        if attempt.repeated:
+            self._store.row(connection, "wait_for_call", {"call": attempt.number})
+            if not connection.autocommit:
+                connection.commit()
 
     def _already_sent(self, connection: Connection, bulk: BulkSend, attempt: SendAttempt) -> bool:
-        key = (bulk.brought or bulk.keys)[0]
-        brought = bool(bulk.brought)
-        return self._store.already_sent(
-            connection, key, brought=brought, call=attempt.number, again=attempt.repeated
-        )
+        """Whether the other try of this call did it; waits for that try if it is on its way."""
+        domain, command_id = (bulk.brought or bulk.keys)[0]
+        values = {"domain": domain, "command_id": command_id, "brought": bool(bulk.brought)}
+        values |= {"call": attempt.number, "again": attempt.repeated}
+        return bool(self._store.row(connection, "landed", values)[0])
 
-    def _identify(
-        self, connection: Connection, bulk: BulkSend, attempt: SendAttempt | None
-    ) -> None:
+    def _identify(self, connection: Connection, bulk: BulkSend, attempt: SendAttempt) -> None:
         """Takes the ids that the caller brought and, in the caller's transaction, also the
         bus's: the caller learns them before the commit, and may send one again."""
-        number = attempt.number if attempt else new_attempt()
-        made = set(bulk.keys).difference(bulk.brought) if attempt is None else ()
+        in_own_call = attempt.number is not None
+        made = () if in_own_call else set(bulk.keys).difference(bulk.brought)
+        call = attempt.number if in_own_call else new_attempt()
         refused = []
-        for keys, brought in ((bulk.brought, True), (list(made), False)):
+        for keys, brought in ((bulk.brought, True), (made, False)):
             if keys:
-                refused += self._store.identify(connection, keys, number, brought=brought)
+                domains, command_ids = map(list, zip(*keys, strict=True))
+                ids = {"domains": domains, "command_ids": command_ids}
+                values = {**ids, "call": call, "brought": brought}
+                refused += self._store.rows(connection, "identify", values)
         if refused:
             domain = refused[0][0]
             raise DuplicateCommandError(domain, [id_ for d, id_, _ in refused if d == domain])

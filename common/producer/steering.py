@@ -1,40 +1,34 @@
 """The operator's half of `CommandBus`: domains, and commands that wait. Commands in
 troubleshooting are resolved elsewhere."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import (
-    check_aware,
-    check_flag,
-    check_id,
-    check_name,
-    check_operator,
-    check_text,
-)
+from cmdbus.checks import check_aware, check_flag, check_name, check_operator, check_text
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
-from cmdbus.producer.connections import Connection, Connections
-from cmdbus.producer.domains import check_settings
-from cmdbus.producer.records import AuditEvent
-from cmdbus.producer.requests import check_delay, check_priority
-from cmdbus.producer.store import Store
+from cmdbus.producer.connections import Connection
+from cmdbus.producer.domains import SETTINGS, check_settings
+from cmdbus.producer.records import AuditEvent, event_of
+from cmdbus.producer.requests import check_conditions, check_delay, check_key, check_priority
+from cmdbus.producer.store import Calls
 
 #: Commands canceled in one transaction, and bytes of their stored data: what one statement
 #: copies into the history stays far below a second.
 CHUNK = 200
 CHUNK_BYTES = 8 * 1024**2
 
+_PARTICIPLES = {"cancel": "canceled", "reschedule": "rescheduled"}
 #: Why not, by the request and the command's state.
 _REFUSALS = {
-    "canceled": {
+    "cancel": {
         "running": "it is in progress; --running (running=True) ends it all the same",
         "finished": "it has finished",
         "troubleshooting": "it is in the troubleshooting queue; cancel it there: "
         "bus.troubleshooting.cancel(...), cmdbus tsq cancel",
     },
-    "rescheduled": {
+    "reschedule": {
         "running": "it is in progress; only a command that waits can be rescheduled",
         "finished": "it has finished",
         "troubleshooting": "it is in the troubleshooting queue; retry it there: "
@@ -56,11 +50,8 @@ _NOT_GIVEN: Any = _NotGiven()
 class Steering:
     """The methods of CommandBus that change domains and commands that wait."""
 
-    def __init__(
-        self, store: Store, connections: Connections, priorities: Mapping[str, int]
-    ) -> None:
-        self._store = store
-        self._connections = connections
+    def __init__(self, calls: Calls, priorities: Mapping[str, int]) -> None:
+        self._calls = calls
         self._priorities = priorities
 
     def cancel(
@@ -83,9 +74,12 @@ class Steering:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that has finished, is in troubleshooting, or is in progress without `running`.
         """
-        values = {"running": check_flag("running", running), **_remark(operator, reason)}
-        work = self._store.cancel
-        self._change("canceled", work, domain, command_id, values, connection, "producer")
+        values = {
+            **check_key(domain, command_id),
+            "running": check_flag("running", running),
+            **_remark(operator, reason),
+        }
+        self._change("cancel", values, connection, "producer")
 
     def cancel_all(
         self,
@@ -108,8 +102,9 @@ class Steering:
         are transactions of their own. A command that another session has locked at that
         moment is left.
         """
+        check_name("domain", domain)
         batch: dict[str, object] = {
-            **_conditions(domain, type, since, until),
+            **check_conditions(domain, type, since, until),
             **_remark(operator, reason),
             "count": CHUNK,
             "bytes": CHUNK_BYTES,
@@ -127,10 +122,9 @@ class Steering:
     ) -> int:
         """How many commands `cancel_all` with the same `domain`, `type`, `since` and `until`
         would cancel now."""
-        conditions = _conditions(domain, type, since, until)
-        return self._connections.use(
-            connection, lambda c, again: self._store.count_waiting(c, conditions)
-        )
+        check_name("domain", domain)
+        conditions = check_conditions(domain, type, since, until)
+        return int(self._calls.row(connection, "count_waiting", conditions)[0])
 
     def reschedule(
         self,
@@ -159,12 +153,13 @@ class Steering:
             raise ValueError("reschedule needs a time (run_at or delay), a priority, or both")
         after = None if delay is None else (check_delay(delay, run_at) or timedelta(0))
         values = {
+            **check_key(domain, command_id),
             "delay": None if after is None else after.total_seconds(),
             "run_at": check_aware("run_at", run_at),
             "priority": None if priority is None else check_priority(priority, self._priorities),
             **_remark(operator, reason),
         }
-        self._change("rescheduled", self._store.reschedule, domain, command_id, values, connection)
+        self._change("reschedule", values, connection)
 
     def configure(
         self,
@@ -190,12 +185,10 @@ class Steering:
         given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
         given |= {"keep": keep, "accepting": accepting}
         settings = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
-        check_name("domain", domain)
         check_settings(settings)
-        remark = _remark(operator, reason)
-        self._connections.use(
-            connection, lambda c, again: self._store.configure(c, domain, settings, remark)
-        )
+        values = {**dict.fromkeys(SETTINGS), **settings, "given": list(settings)}
+        values |= {"domain": check_name("domain", domain), **_remark(operator, reason)}
+        self._calls.row(connection, "configure_domain", values)
 
     def pause(
         self,
@@ -207,7 +200,8 @@ class Steering:
     ) -> None:
         """Workers stop claiming from `domain`. Running commands end; sends are accepted.
         Recorded with `operator` and `reason`; see `domain_audit`."""
-        self._set_paused(domain, True, _remark(operator, reason), connection)
+        values = {"domain": check_name("domain", domain), "paused": True}
+        self._calls.row(connection, "set_paused", {**values, **_remark(operator, reason)})
 
     def resume(
         self,
@@ -218,7 +212,8 @@ class Steering:
         connection: Connection | None = None,
     ) -> None:
         """Ends a pause of `domain`; recorded with `operator` and `reason`, like it."""
-        self._set_paused(domain, False, _remark(operator, reason), connection)
+        values = {"domain": check_name("domain", domain), "paused": False}
+        self._calls.row(connection, "set_paused", {**values, **_remark(operator, reason)})
 
     def domain_audit(
         self, domain: str, *, connection: Connection | None = None
@@ -226,65 +221,39 @@ class Steering:
         """Pauses, resumptions and changes of settings of `domain`, oldest first, with the
         operator, the reason as the message, and the settings before and after. Calls that
         changed nothing and named no operator are not recorded."""
-        check_name("domain", domain)
-        return self._connections.use(
-            connection, lambda c, again: self._store.domain_audit(c, domain)
-        )
-
-    def _set_paused(
-        self,
-        domain: str,
-        paused: bool,
-        remark: Mapping[str, object],
-        connection: Connection | None,
-    ) -> None:
-        check_name("domain", domain)
-        self._connections.use(
-            connection, lambda c, again: self._store.set_paused(c, domain, paused, remark)
-        )
+        values = {"domain": check_name("domain", domain)}
+        return [event_of(row) for row in self._calls.rows(connection, "read_domain_audit", values)]
 
     def _canceled(self, batch: dict[str, object], connection: Connection | None) -> Iterator[int]:
         """Counts of batches. A batch that is repeated takes what its first try did not."""
-
-        def scheduled(c: Connection, again: bool) -> tuple[int, datetime, UUID | None]:
-            return self._store.cancel_scheduled(c, batch)
-
-        def ready(c: Connection, again: bool) -> tuple[int, int | None, int | None]:
-            return self._store.cancel_ready(c, batch)
-
         batch["command_id"] = None
         while True:
-            count, batch["until"], last = self._connections.use(connection, scheduled)
+            count, batch["until"], last = self._calls.row(connection, "cancel_scheduled", batch)
             yield count
             if last is None:
                 break
             batch["command_id"] = last
         batch |= {"priority": -1, "id": 0}
         while batch["id"] is not None:
-            count, batch["priority"], batch["id"] = self._connections.use(connection, ready)
+            row = self._calls.row(connection, "cancel_ready", batch)
+            count, batch["priority"], batch["id"] = row
             yield count
 
     def _change(
         self,
-        verb: str,
-        work: Callable[[Connection, Mapping[str, object]], str | None],
-        domain: str,
-        command_id: UUID | str,
-        values: Mapping[str, object],
+        name: str,
+        values: Mapping[str, Any],
         connection: Connection | None,
         needs: str = "operator",
     ) -> None:
-        check_name("domain", domain)
-        id_ = check_id("command_id", command_id)
-        parameters = {"domain": domain, "command_id": id_, **values}
-        found = self._connections.use(
-            connection, lambda c, again: work(c, {**parameters, "again": again}), needs
-        )
+        domain, command_id = values["domain"], values["command_id"]
+        [found] = self._calls.row(connection, name, values, needs)
         if found is None:
-            raise CommandNotFoundError(domain, id_)
-        if found in _REFUSALS[verb]:
+            raise CommandNotFoundError(domain, command_id)
+        if found in _REFUSALS[name]:
+            verb, why = _PARTICIPLES[name], _REFUSALS[name][found]
             raise InvalidOperationError(
-                f"command {id_} of domain {domain!r} cannot be {verb}: {_REFUSALS[verb][found]}"
+                f"command {command_id} of domain {domain!r} cannot be {verb}: {why}"
             )
 
 
@@ -292,15 +261,4 @@ def _remark(operator: str | None, reason: str | None) -> dict[str, object]:
     return {
         "operator": None if operator is None else check_operator(operator),
         "reason": check_text("reason", reason),
-    }
-
-
-def _conditions(
-    domain: str, type: str | None, since: datetime | None, until: datetime | None
-) -> dict[str, object]:
-    return {
-        "domain": check_name("domain", domain),
-        "type": None if type is None else check_name("type", type),
-        "since": check_aware("since", since),
-        "until": check_aware("until", until),
     }

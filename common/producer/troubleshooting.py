@@ -7,24 +7,23 @@ became of the command.
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
-from functools import partial
 from typing import Any
 from uuid import UUID
 
-from cmdbus.checks import (
-    check_aware,
-    check_id,
-    check_name,
-    check_operator,
-    check_text,
-    check_whole,
-)
-from cmdbus.data import MAX_BYTES, encode
+from cmdbus.checks import check_operator, check_text, check_whole
+from cmdbus.data import encode
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
-from cmdbus.producer.connections import Connection, Connections
-from cmdbus.producer.records import Status, TroubleCount, TroubleRecord
+from cmdbus.producer.connections import Connection
+from cmdbus.producer.records import (
+    Status,
+    TroubleCount,
+    TroubleRecord,
+    trouble_count_of,
+    trouble_of,
+)
+from cmdbus.producer.requests import check_conditions, check_key
 from cmdbus.producer.steering import CHUNK_BYTES
-from cmdbus.producer.store import ResolvedChunk, Store
+from cmdbus.producer.store import Calls
 
 #: Commands in one transaction, when many are resolved at once.
 CHUNK = 200
@@ -50,11 +49,8 @@ class Troubleshooting:
     left to them. Without `connection=` each 200 are a transaction of their own.
     """
 
-    def __init__(
-        self, store: Store, connections: Connections, *, max_bytes: int = MAX_BYTES
-    ) -> None:
-        self._store = store
-        self._connections = connections
+    def __init__(self, calls: Calls, max_bytes: int) -> None:
+        self._calls = calls
         self._max_bytes = max_bytes
 
     def list(
@@ -72,14 +68,10 @@ class Troubleshooting:
         """What waits here and meets every given condition (`domain`, `type`, `error_code`,
         `since`, `until`), the latest to come first: at most `limit`, after leaving out
         `offset`."""
-        conditions: dict[str, object] = {
-            **_conditions(domain, type, error_code, since, until),
-            "limit": check_whole("limit", limit, 1),
-            "offset": check_whole("offset", offset, 0),
-        }
-        return self._connections.use(
-            connection, lambda c, again: self._store.trouble(c, conditions)
-        )
+        conditions = _conditions(domain, type, error_code, since, until)
+        conditions["limit"] = check_whole("limit", limit, 1)
+        conditions["offset"] = check_whole("offset", offset, 0)
+        return [trouble_of(row) for row in self._calls.rows(connection, "read_trouble", conditions)]
 
     def count(
         self,
@@ -94,9 +86,7 @@ class Troubleshooting:
         """How many commands `list` with the same `domain`, `type`, `error_code`, `since` and
         `until` would return without a limit."""
         conditions = _conditions(domain, type, error_code, since, until)
-        return self._connections.use(
-            connection, lambda c, again: self._store.count_trouble(c, conditions)
-        )
+        return int(self._calls.row(connection, "count_trouble", conditions)[0])
 
     def summary(
         self,
@@ -113,9 +103,8 @@ class Troubleshooting:
         `error_code`, `since`, `until`), by domain, type and error: the `limit` most frequent."""
         conditions = _conditions(domain, type, error_code, since, until)
         conditions["limit"] = check_whole("limit", limit, 1)
-        return self._connections.use(
-            connection, lambda c, again: self._store.summarize_trouble(c, conditions), "monitor"
-        )
+        rows = self._calls.rows(connection, "summarize_trouble", conditions, "monitor")
+        return [trouble_count_of(row) for row in rows]
 
     def retry(
         self,
@@ -242,19 +231,15 @@ class Troubleshooting:
         resolution: dict[str, object],
         connection: Connection | None,
     ) -> None:
-        check_name("domain", domain)
-        id_ = check_id("command_id", command_id)
-        key: dict[str, object] = {"action": action.value, "domain": domain, "command_id": id_}
-        was = self._connections.use(
-            connection,
-            lambda c, again: self._store.resolve(c, {**key, **resolution, "again": again}),
-        )
+        key = check_key(domain, command_id)
+        values = {"action": action.value, **key, **resolution}
+        [was] = self._calls.row(connection, "resolve", values)
         if was is None:
-            raise CommandNotFoundError(domain, id_)
+            raise CommandNotFoundError(domain, key["command_id"])
         if was != Status.IN_TROUBLESHOOTING_QUEUE:
             raise InvalidOperationError(
-                f"command {id_} of domain {domain!r} cannot be {_DONE[action]}: it is {was}, "
-                f"and not in the troubleshooting queue"
+                f"command {key['command_id']} of domain {domain!r} cannot be {_DONE[action]}: "
+                f"it is {was}, and not in the troubleshooting queue"
             )
 
     def _resolve_all(
@@ -270,17 +255,12 @@ class Troubleshooting:
         while True:
             limits = {"count": int(min(CHUNK, left)), "bytes": CHUNK_BYTES}
             batch = {"action": action.value, **limits, **conditions, **resolution}
-            done = self._connections.use(connection, partial(self._resolve_chunk, batch))
-            total, left = total + done.resolved, left - done.resolved
-            if done.last is None or left <= 0:
+            # Repeated, it takes those that the first try did not: only the count may miss some.
+            resolved, last, before = self._calls.row(connection, "resolve_batch", batch)
+            total, left = total + int(resolved), left - resolved
+            if last is None or left <= 0:
                 return total
-            conditions = {**conditions, "since": done.last, "until": done.before}
-
-    def _resolve_chunk(
-        self, batch: dict[str, object], connection: Connection, again: bool
-    ) -> ResolvedChunk:
-        # Repeated, it takes those that the first try did not: only the count may miss some.
-        return self._store.resolve_chunk(connection, batch)
+            conditions = {**conditions, "since": last, "until": before}
 
     def _encoded(self, result: object) -> str:
         return encode(result, what="result", max_bytes=self._max_bytes)
@@ -293,13 +273,8 @@ def _conditions(
     since: datetime | None,
     until: datetime | None,
 ) -> dict[str, object]:
-    return {
-        "domain": None if domain is None else check_name("domain", domain),
-        "type": None if type is None else check_name("type", type),
-        "error_code": check_text("error_code", error_code),
-        "since": check_aware("since", since),
-        "until": check_aware("until", until),
-    }
+    conditions = check_conditions(domain, type, since, until)
+    return {**conditions, "error_code": check_text("error_code", error_code)}
 
 
 def resolution(operator: str, reason: str | None) -> dict[str, object]:
