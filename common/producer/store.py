@@ -13,8 +13,8 @@ from cmdbus.producer.requests import Outgoing
 
 Row = tuple[Any, ...]
 
-#: Rows in one piece of a COPY: large enough to be quick, small enough to stream.
-_COPY_ROWS = 500
+#: Rows in one piece of a COPY: the server writes one while the next is made.
+_COPY_ROWS = 100
 _COPY_NULL = "\\N"
 
 
@@ -123,7 +123,10 @@ def _copy_line(command: Outgoing) -> str:
     JSON escapes them, names do not have them."""
     domain, type_, data, command_id, _, priority, _, _, correlation_id, reply_to, attempts = command
     data = data.replace("\\", "\\\\")
+    id_ = correlation = f"{command_id.int:032x}"
+    if correlation_id is not command_id:
+        correlation = f"{correlation_id.int:032x}"
     return (
-        f"{domain}\t{priority}\t{command_id.int:032x}\t{type_}\t{data}\t{correlation_id.int:032x}"
+        f"{domain}\t{priority}\t{id_}\t{type_}\t{data}\t{correlation}"
         f"\t{reply_to or _COPY_NULL}\t{attempts or _COPY_NULL}"
     )
