@@ -5,13 +5,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from benches import comparison, growing
+from benches.peers.comparing import PEERS
+from benches.peers.ours import Cmdbus
+from benches.peers.times import SENT, SLEEP, count_times, read_times
 from eventually import eventually
+
+from cmdbus.database import schema
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 BENCH = SCRIPTS / "bench"
@@ -19,6 +27,8 @@ SENDING = ["enqueue", "enqueue-bulk", "enqueue-concurrent"]
 DRAINS = ["drain", "drain-full", "threads", "tx", "bloat"]
 TIMES = ["latency", "mixed", "lease-look"]
 SHORT = ["--seconds", "0.02", "--rounds", "2"]
+#: The first module that is missing, where it is not the system itself.
+MISSING = {"pgqueuer": "asyncpg"}
 TINY = [*SHORT, "--rows", "2000", "--processes", "2", "--threads", "2", "--commands", "200"]
 #: Rows that are filled together with another.
 MORE = {
@@ -101,6 +111,28 @@ def test_several_scenarios_end_with_a_table(dsn: str) -> None:
 
 @pytest.mark.db
 @pytest.mark.process
+@pytest.mark.db
+@pytest.mark.process
+@pytest.mark.skipif(any(map(find_spec, PEERS)), reason="with what it measures it takes minutes")
+def test_other_systems_that_are_missing_are_named(dsn: str) -> None:
+    result = run("peers", "--dsn", dsn, *TINY)
+    assert [line.split(": ")[:2] for line in result.stderr.splitlines() if ": No mod" in line] == [
+        [peer, f"No module named '{MISSING.get(peer, peer)}'"] for peer in PEERS
+    ]
+    assert (result.stdout, result.returncode) == ("", 0), result.stderr
+
+
+@pytest.mark.db
+@pytest.mark.process
+def test_cmdbus_does_the_work_that_it_is_compared_by(dsn: str, tmp_path: Path) -> None:
+    schema.install(dsn)
+    with closing(Cmdbus(dsn)) as peer:
+        peer.send([{SLEEP: 0.0, SENT: time.time()}] * 20)
+        with peer.workers(str(tmp_path), 1, 2, quick=True):
+            eventually(lambda: count_times(str(tmp_path)) == 20, 30.0)
+    assert all(each.sent < each.began < each.ended for each in read_times(str(tmp_path)))
+
+
 def test_an_interrupted_bench_drops_its_database(dsn: str) -> None:
     arguments = ["enqueue-concurrent", "--dsn", dsn, *TINY, "--rounds", "100000"]
     with subprocess.Popen(

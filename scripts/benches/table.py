@@ -7,6 +7,8 @@ stands beside it, and what is due.
 from benches.comparison import Row
 from benches.draining import bloat, drain, drain_full, threads, tx
 from benches.growing import domains, instances, lease_look
+from benches.peers.comparing import MEASURES as PEER_MEASURES
+from benches.peers.comparing import PEERS, peers
 from benches.sending import enqueue, enqueue_bulk, enqueue_concurrent
 from benches.waiting import idle, io, latency, mixed
 
@@ -44,5 +46,16 @@ ROWS = {
         Row("bloat", bloat, _RATE, 0.6, 0.9),
         Row("mixed", mixed, _MS, 1.0),
         Row("idle", idle, "statements/s", 10.0),
+        *(
+            Row(f"{name}-{peer}", peers, _MS if name == "pickup" else _RATE)
+            for peer in PEERS
+            for name in PEER_MEASURES
+        ),
     )
+}
+
+#: What can be asked for: a measurement, or a row.
+MEASURES = {
+    **{row.measure.__name__.replace("_", "-"): row.measure for row in ROWS.values()},
+    **{row.name: row.measure for row in ROWS.values()},
 }
