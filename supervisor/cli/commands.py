@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -11,15 +12,8 @@ import click
 from cmdbus.counting import count_of
 from cmdbus.errors import CommandNotFoundError
 from cmdbus.supervisor.cli import parameters
-from cmdbus.supervisor.cli.options import parsed
-from cmdbus.supervisor.cli.output import (
-    ago,
-    data_text,
-    moment,
-    show,
-    show_json,
-    show_lines,
-)
+from cmdbus.supervisor.cli.options import option, page_options, parsed
+from cmdbus.supervisor.cli.output import Shown, ago, audit_lines, data_text, moment
 from cmdbus.supervisor.cli.session import one_domain, with_bus
 
 if TYPE_CHECKING:
@@ -42,40 +36,29 @@ if TYPE_CHECKING:
 @click.argument("domain")
 @click.argument("type_", metavar="TYPE")
 @click.argument("data", metavar="[DATA|-|@FILE]", callback=parsed(parameters.data), required=False)
-@click.option("--priority", default="normal", show_default=True, help="high, normal, low or 0-10.")
-@click.option(
+@option(
+    "--priority", parse=parameters.priority, default="normal", help="high, normal, low or 0-10."
+)
+@option(
     "--delay",
     metavar="TIME",
-    callback=parsed(parameters.span),
+    parse=parameters.span,
     help="Not before so long: seconds, or like 5m, 2h.",
 )
-@click.option(
+@option(
     "--run-at",
     metavar="TIME",
-    callback=parsed(parameters.moment),
+    parse=parameters.moment,
     help="Not before: like 2026-12-31T08:00:00+01:00.",
 )
-@click.option("--id", "command_id", metavar="UUID", help="An id of your own; taken once.")
-@click.option("--correlation-id", metavar="UUID", help="Follows the command everywhere.")
-@click.option("--reply-to", metavar="DOMAIN", help="Where its reply is sent to.")
-@click.option("--max-attempts", type=int, metavar="N", help="Executions until a person decides.")
+@option("--id", "command_id", metavar="UUID", help="An id of your own; taken once.")
+@option("--correlation-id", metavar="UUID", help="Follows the command everywhere.")
+@option("--reply-to", metavar="DOMAIN", help="Where its reply is sent to.")
+@option("--max-attempts", type=int, metavar="N", help="Executions until a person decides.")
 @with_bus
-def send(
-    bus: "CommandBus",
-    as_json: bool,
-    domain: str,
-    type_: str,
-    data: object,
-    priority: str,
-    delay: timedelta | None,
-    **more: Any,
-) -> None:
-    level = parameters.priority(priority)
-    id_ = bus.send(domain, type_, data, priority=level, delay=delay, **more)
-    if as_json:
-        show_json({"domain": domain, "type": type_, "command_id": id_})
-    else:
-        show(str(id_))
+def send(bus: "CommandBus", domain: str, type_: str, data: object, **more: Any) -> Shown:
+    id_ = bus.send(domain, type_, data, **more)
+    return {"domain": domain, "type": type_, "command_id": id_}, [str(id_)]
 
 
 @click.command(
@@ -90,18 +73,12 @@ def send(
 @click.argument("domain")
 @click.argument("command_id", metavar="ID")
 @with_bus
-def get(bus: "CommandBus", as_json: bool, domain: str, command_id: str) -> None:
+def get(bus: "CommandBus", domain: str, command_id: str) -> Shown:
     record = bus.get(domain, command_id)
     if record is None:
         raise CommandNotFoundError(domain, UUID(command_id))
     audit = bus.audit(domain, command_id)
-    if as_json:
-        show_json({**asdict(record), "audit": [asdict(event) for event in audit]})
-        return
-    show_lines(_lines(record))
-    show_lines(["", "audit"])
-    for event in audit:
-        show_lines(f"  {line}" for line in str(event).split("\n"))
+    return {**asdict(record), "audit": audit}, chain(_lines(record), audit_lines(audit))
 
 
 @click.command(
@@ -115,42 +92,33 @@ def get(bus: "CommandBus", as_json: bool, domain: str, command_id: str) -> None:
     """,
 )
 @click.argument("in_domain", metavar="[DOMAIN]", required=False)
-@click.option("--domain", metavar="DOMAIN", help="Only of this domain.")
-@click.option("--type", "type_", metavar="TYPE", help="Only of this type.")
-@click.option("--status", metavar="STATUS", help="Only in this status, like PENDING.")
-@click.option(
-    "--since", metavar="TIME", callback=parsed(parameters.past), help="Sent since; like 2h: ago."
-)
-@click.option("--until", metavar="TIME", callback=parsed(parameters.past), help="Sent before.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--offset", type=click.IntRange(0), default=0)
+@option("--domain", metavar="DOMAIN", help="Only of this domain.")
+@option("--type", metavar="TYPE", help="Only of this type.")
+@option("--status", metavar="STATUS", help="Only in this status, like PENDING.")
+@option("--since", metavar="TIME", parse=parameters.past, help="Sent since; like 2h: ago.")
+@option("--until", metavar="TIME", parse=parameters.past, help="Sent before.")
+@page_options
 @with_bus
 def list_(
     bus: "CommandBus",
-    as_json: bool,
     in_domain: str | None,
     domain: str | None,
-    type_: str | None,
     status: str | None,
     limit: int,
     offset: int,
-    **period: Any,
-) -> None:
+    **conditions: Any,
+) -> Shown:
     domain = one_domain(in_domain, domain)
     status = None if status is None else status.upper()
     # One more than is shown says whether there are more.
-    found = bus.query(domain, status, type_, limit=limit + 1, offset=offset, **period)
-    shown = found[:limit]
-    if as_json:
-        commands = [asdict(record) for record in shown]
-        show_json({"commands": commands, "more": len(found) > limit})
-        return
-    for record in shown:
-        show(_row(record))
-    if len(found) > limit:
-        show(f"{count_of(limit)} shown, and there are more: --limit and --offset")
+    found = bus.query(domain, status, limit=limit + 1, offset=offset, **conditions)
+    shown, more = found[:limit], len(found) > limit
+    lines = [_row(record) for record in shown]
+    if more:
+        lines.append(f"{count_of(limit)} shown, and there are more: --limit and --offset")
     elif not shown:
-        show("no command meets these conditions" if not offset else "no more commands")
+        lines.append("no more commands" if offset else "no command meets these conditions")
+    return {"commands": shown, "more": more}, lines
 
 
 def _row(record: "CommandRecord") -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cmdbus.checks import check_schema, did_you_mean
+from cmdbus.checks import did_you_mean
 from cmdbus.errors import CmdbusError
 from cmdbus.settings import Settings
 from cmdbus.supervisor.cli.options import DSN_FROM, SETTINGS_FILE, origin
@@ -89,10 +89,6 @@ def configured(context: click.Context) -> Configured:
     given = dict(context.params)
     if given["poll_interval"] is None:
         given["poll_interval"] = _POLL_INTERVAL[given["wake"]]
-    try:
-        check_schema(given["schema"])
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.", context, param_hint="--schema") from None
     if given["app"] is not None and given["dsn"] is None and not given["embedded"]:
         raise NoDatabaseError(
             f"{given['app']} has no database: name it with --dsn-file, --dsn, CMDBUS_DSN or "

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cmdbus.supervisor.cli import parameters
-from cmdbus.supervisor.cli.operators import operator_option, reason_option
-from cmdbus.supervisor.cli.options import parsed
-from cmdbus.supervisor.cli.output import show, show_json, show_lines, table
+from cmdbus.supervisor.cli.options import audit_options, option
+from cmdbus.supervisor.cli.output import UNITS, Shown, audit_lines, table
 from cmdbus.supervisor.cli.session import UsageProblem, check_known, with_bus
 
 if TYPE_CHECKING:
@@ -35,14 +35,11 @@ def domain() -> None:
     """,
 )
 @with_bus
-def list_(bus: "CommandBus", as_json: bool) -> None:
+def list_(bus: "CommandBus") -> Shown:
     found = bus.domains()
-    if as_json:
-        show_json({"domains": [asdict(record) for record in found]})
-    elif found:
-        show_lines(table(_HEAD, map(_row, found), left=3))
-    else:
-        show("no domain has settings, or commands that are not finished")
+    lines = table(_HEAD, map(_row, found), left=3)
+    none = ["no domain has settings, or commands that are not finished"]
+    return {"domains": found}, lines if found else none
 
 
 @domain.command(
@@ -56,8 +53,8 @@ def list_(bus: "CommandBus", as_json: bool) -> None:
 )
 @click.argument("named", metavar="DOMAIN")
 @with_bus
-def show_(bus: "CommandBus", as_json: bool, named: str) -> None:
-    _show(bus, as_json, _found(bus, named))
+def show_(bus: "CommandBus", named: str) -> Shown:
+    return _shown(bus, named)
 
 
 @domain.command(
@@ -71,29 +68,28 @@ def show_(bus: "CommandBus", as_json: bool, named: str) -> None:
     """,
 )
 @click.argument("named", metavar="DOMAIN")
-@click.option(
+@option(
     "--max-depth",
     metavar="N",
-    callback=parsed(parameters.limit),
+    parse=parameters.limit,
     help="Number of waiting commands from which sends are refused; `none`: no limit.",
 )
-@click.option(
+@option(
     "--warn-depth",
     metavar="N",
-    callback=parsed(parameters.limit),
+    parse=parameters.limit,
     help="Number of waiting commands from which senders log a warning; `none`: never.",
 )
-@click.option(
+@option(
     "--keep",
     metavar="TIME",
-    callback=parsed(parameters.span),
+    parse=parameters.span,
     help="How long finished commands and their ids stay, like 7d; an id is unique until then.",
 )
-@click.option("--accepting/--closed", default=None, help="Take sends, or refuse them all.")
-@reason_option
-@operator_option
+@option("--accepting/--closed", default=None, help="Take sends, or refuse them all.")
+@audit_options
 @with_bus
-def configure(bus: "CommandBus", as_json: bool, named: str, **given: Any) -> None:
+def configure(bus: "CommandBus", named: str, **given: Any) -> Shown:
     settings = {key: value for key, value in given.items() if value is not None}
     for key in ("max_depth", "warn_depth"):
         if settings.get(key) == parameters.NO_LIMIT:
@@ -103,10 +99,10 @@ def configure(bus: "CommandBus", as_json: bool, named: str, **given: Any) -> Non
             "no setting is given: --max-depth, --warn-depth, --keep, --accepting, --closed"
         )
     bus.configure(named, **settings)
-    _show(bus, as_json, _found(bus, named))
+    return _shown(bus, named)
 
 
-def _found(bus: "CommandBus", name: str) -> "DomainRecord":
+def _shown(bus: "CommandBus", name: str) -> Shown:
     found = bus.domains(name)
     if not found:
         check_known(bus, name)
@@ -114,21 +110,9 @@ def _found(bus: "CommandBus", name: str) -> "DomainRecord":
             f"domain {name} has no settings and no commands that are not finished: "
             f"cmdbus domain list shows those that have"
         )
-    return found[0]
-
-
-def _show(bus: "CommandBus", as_json: bool, record: "DomainRecord") -> None:
-    audit = bus.domain_audit(record.domain)
-    if as_json:
-        show_json({**asdict(record), "audit": [asdict(event) for event in audit]})
-        return
-    show(record.domain)
-    for name, value in _facts(record):
-        show(f"  {name:<10}  {value}")
-    if audit:
-        show_lines(["", "audit"])
-    for event in audit:
-        show_lines(f"  {line}" for line in str(event).split("\n"))
+    audit = bus.domain_audit(name)
+    facts = (f"  {fact:<10}  {value}" for fact, value in _facts(found[0]))
+    return {**asdict(found[0]), "audit": audit}, chain([name], facts, audit_lines(audit))
 
 
 def _row(record: "DomainRecord") -> tuple[object, ...]:
@@ -163,7 +147,7 @@ def _warned(record: "DomainRecord") -> str:
 def _kept(keep: timedelta) -> str:
     """Exact, in the largest unit that divides it: 7d, 36h, 90s."""
     seconds = keep.total_seconds()
-    for unit, letter in ((86400, "d"), (3600, "h"), (60, "m")):
+    for unit, letter in UNITS:
         if seconds and seconds % unit == 0:
             return f"{seconds / unit:.0f}{letter}"
     return f"{seconds:g}s"

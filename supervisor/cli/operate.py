@@ -10,13 +10,12 @@ from typing import Any
 
 import click
 
-from cmdbus.checks import check_schema
 from cmdbus.logs import set_up_for_terminal
 from cmdbus.supervisor.cli.commands import get, list_, send
 from cmdbus.supervisor.cli.configuration import read_some
 from cmdbus.supervisor.cli.domains import domain
-from cmdbus.supervisor.cli.options import RedactingGroup, database_options
-from cmdbus.supervisor.cli.output import show, show_json, show_lines
+from cmdbus.supervisor.cli.options import RedactingGroup, database_options, option
+from cmdbus.supervisor.cli.output import show_json, show_lines
 from cmdbus.supervisor.cli.ps import ps
 from cmdbus.supervisor.cli.queues import pause, resume, status
 from cmdbus.supervisor.cli.session import database, ignored_options, json_option, one_line_errors
@@ -25,6 +24,8 @@ from cmdbus.supervisor.cli.waiting import cancel, reschedule
 
 _OF_THE_FILE = frozenset({"dsn", "dsn_file", "schema", "runtime_dir", "name"})
 _FLAGS_OF_THE_FILE = frozenset({"embedded"})
+#: Kinds of roles that `init` grants rights to.
+_KINDS = ("worker", "producer", "operator", "monitor")
 
 
 @click.group(
@@ -78,42 +79,30 @@ def check(options: tuple[str, ...], as_json: bool) -> None:
     """,
 )
 @database_options
-@click.option("--worker", metavar="ROLE", multiple=True, help="Grant ROLE a worker's rights.")
-@click.option("--producer", metavar="ROLE", multiple=True, help="Grant ROLE a producer's rights.")
-@click.option("--operator", metavar="ROLE", multiple=True, help="Grant ROLE an operator's rights.")
-@click.option("--monitor", metavar="ROLE", multiple=True, help="Grant ROLE a monitor's rights.")
+@option("--worker", metavar="ROLE", multiple=True, help="Grant ROLE a worker's rights.")
+@option("--producer", metavar="ROLE", multiple=True, help="Grant ROLE a producer's rights.")
+@option("--operator", metavar="ROLE", multiple=True, help="Grant ROLE an operator's rights.")
+@option("--monitor", metavar="ROLE", multiple=True, help="Grant ROLE a monitor's rights.")
 @json_option
 @ignored_options("--runtime-dir", "--name")
-def init(
-    dsn: str | None,
-    embedded: bool,
-    schema: str,
-    worker: tuple[str, ...],
-    producer: tuple[str, ...],
-    operator: tuple[str, ...],
-    monitor: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def init(dsn: str | None, embedded: bool, schema: str, as_json: bool, **roles: Any) -> None:
     from cmdbus.database.schema import install
     from cmdbus.database.sentences import in_one_sentence
 
-    grants = {"worker": worker, "producer": producer, "operator": operator, "monitor": monitor}
-    with one_line_errors():
-        check_schema(schema)
     with (
         one_line_errors(),
         in_one_sentence(),
         database(dsn, embedded=embedded, schema=None) as where,
     ):
-        done = install(where, schema, grants=grants)
-    granted = {kind: roles for kind, roles in grants.items() if roles}
+        done = install(where, schema, grants=roles)
+    granted = {kind: roles[kind] for kind in _KINDS if roles[kind]}
     if as_json:
         show_json({"schema": schema, **asdict(done), "grants": granted})
-    else:
-        change = {0: "installed", done.after: "up to date"}.get(done.before, "upgraded")
-        show(f"schema {schema}: {change}, version {done.after}, in {done.database}")
-        for kind, roles in granted.items():
-            show_lines(f"{role}: has the rights of a role of kind {kind}" for role in roles)
+        return
+    change = {0: "installed", done.after: "up to date"}.get(done.before, "upgraded")
+    show_lines([f"schema {schema}: {change}, version {done.after}, in {done.database}"])
+    for kind, names in granted.items():
+        show_lines(f"{name}: has the rights of a role of kind {kind}" for name in names)
 
 
 def _for_all(group: click.Group, values: dict[str, str | bool]) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """Options that several commands share, and the database that they name together."""
 
+import getpass
 import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from cmdbus.checks import check_schema
 from cmdbus.printable import one_line
 from cmdbus.supervisor.cli.values import read_text
 
@@ -20,8 +23,7 @@ DSN_FROM = "cmdbus.dsn_from"
 #: The settings file.
 SETTINGS_FILE = "cmdbus.settings_file"
 _VARIABLES = ("CMDBUS_DSN", "DATABASE_URL")
-#: The option, variable or file that asks for the embedded server, or None.
-_EMBEDDED = "cmdbus.embedded"
+_DSN_FILE = "cmdbus.dsn_file"
 _NEAREST_FIRST = (
     ParameterSource.COMMANDLINE,
     ParameterSource.ENVIRONMENT,
@@ -51,78 +53,89 @@ def parsed(
     return callback
 
 
+def option(
+    *names: str,
+    parse: Callable[[Any], Any] | None = None,
+    can_be_off: bool = False,
+    has_variable: bool = False,
+    **more: Any,
+) -> Callable[[F], F]:
+    """click's option, with `parsed` as its callback. `has_variable`: the environment variable
+    CMDBUS_ and the first of the names can give the value, too. A default is shown."""
+    if parse is not None:
+        more["callback"] = parsed(parse, can_be_off=can_be_off)
+    if has_variable:
+        more |= {"envvar": f"CMDBUS_{key(names[0]).upper()}", "show_envvar": True}
+    shown = "off" if can_be_off else more.get("default") is not None
+    return click.option(*names, **{"show_default": shown, **more})
+
+
+def key(name: str) -> str:
+    """The name of an option as a key."""
+    return name.removeprefix("--").replace("-", "_")
+
+
 def database_options(command: F) -> F:
     """--dsn, --dsn-file, --embedded and --schema; the command gets `dsn`, `embedded` and
     `schema`. A DSN that is None means the embedded server."""
-    schema = click.option(
-        "--schema",
-        default="cmdbus",
-        show_default=True,
-        envvar="CMDBUS_SCHEMA",
-        show_envvar=True,
-        help="Schema in the database.",
-    )
-    file = click.option(
-        "--dsn-file",
-        type=click.Path(path_type=Path),
-        envvar="CMDBUS_DSN_FILE",
-        show_envvar=True,
-        expose_value=False,
-        is_eager=True,
-        callback=_remember_file,
-        help="The DSN from a file, so that it is in no process list.",
-    )
-    dsn = click.option(
-        "--dsn",
-        envvar=_VARIABLES,
-        show_envvar=True,
-        callback=_read_dsn,
-        help="PostgreSQL as a URI or keywords.",
-    )
-    embedded = click.option(
-        "--embedded",
-        is_flag=True,
-        envvar="CMDBUS_EMBEDDED",
-        show_envvar=True,
-        is_eager=True,
-        callback=_remember_embedded,
-        help="Run a private PostgreSQL on this machine, for development.",
-    )
-    return dsn(file(embedded(schema(command))))
+    for decorate in (
+        option(
+            "--schema",
+            has_variable=True,
+            parse=check_schema,
+            default="cmdbus",
+            help="Schema in the database.",
+        ),
+        option(
+            "--embedded",
+            has_variable=True,
+            is_flag=True,
+            is_eager=True,
+            help="Run a private PostgreSQL on this machine, for development.",
+        ),
+        option(
+            "--dsn-file",
+            has_variable=True,
+            type=click.Path(path_type=Path),
+            expose_value=False,
+            is_eager=True,
+            callback=_remember_file,
+            help="The DSN from a file, so that it is in no process list.",
+        ),
+        option(
+            "--dsn",
+            envvar=_VARIABLES,
+            show_envvar=True,
+            callback=_read_dsn,
+            help="PostgreSQL as a URI or keywords.",
+        ),
+    ):
+        command = decorate(command)
+    return command
 
 
 def _remember_file(context: click.Context, _: click.Parameter, file: Path | None) -> None:
-    context.meta["cmdbus.dsn_file"] = file
+    context.meta[_DSN_FILE] = file
 
 
-def _remember_embedded(context: click.Context, option: click.Parameter, embedded: bool) -> bool:
-    context.meta[_EMBEDDED] = origin(context, option) if embedded else None
-    return embedded
-
-
-def _read_dsn(context: click.Context, option: click.Parameter, typed: str | None) -> str | None:
-    dsn = _named_dsn(context, typed)
-    embedded: str | None = context.meta[_EMBEDDED]
-    if embedded is None or (dsn is not None and _is_nearer_than_embedded(context, option)):
+def _read_dsn(context: click.Context, dsn_option: click.Parameter, typed: str | None) -> str | None:
+    """The DSN that is given nearest: itself, by its file, or as --embedded, which is None."""
+    dsn, rank = _named_dsn(context, typed)
+    if not context.params["embedded"]:
         return dsn
+    options = context.command.params
+    embedded = origin(context, next(each for each in options if each.name == "embedded"))
+    if dsn is not None and rank <= _rank(context, "embedded"):
+        if rank < _rank(context, "embedded"):
+            return dsn
+        named = context.meta.get(DSN_FROM) or origin(context, dsn_option)
+        raise click.UsageError(f"{embedded} and {named} both name a database: give one of them")
     context.meta[DSN_FROM] = embedded
     return None
 
 
-def _is_nearer_than_embedded(context: click.Context, option: click.Parameter) -> bool:
-    by_file: str | None = context.meta.get(DSN_FROM)
-    named = context.get_parameter_source("dsn_file" if by_file else "dsn")
-    embedded = context.get_parameter_source("embedded")
-    if named is embedded:
-        raise click.UsageError(
-            f"{context.meta[_EMBEDDED]} and {by_file or origin(context, option)} both name a "
-            f"database: give one of them"
-        )
-    return _rank(named) < _rank(embedded)
-
-
-def _named_dsn(context: click.Context, dsn: str | None) -> str | None:
-    """The DSN of --dsn or of --dsn-file, of the one that is given nearer."""
+def _named_dsn(context: click.Context, dsn: str | None) -> tuple[str | None, int]:
+    """The DSN of --dsn or of --dsn-file, of the one that is given nearer, and its rank."""
     source = context.get_parameter_source("dsn")
     if source is ParameterSource.COMMANDLINE and dsn and _PASSWORD.search(dsn):
         click.echo(
@@ -130,45 +143,44 @@ def _named_dsn(context: click.Context, dsn: str | None) -> str | None:
             "use --dsn-file, CMDBUS_DSN or a password file (~/.pgpass).",
             err=True,
         )
-    file: Path | None = context.meta["cmdbus.dsn_file"]
-    named = context.get_parameter_source("dsn_file")
+    file: Path | None = context.meta[_DSN_FILE]
+    by_itself, by_file = _rank(context, "dsn"), _rank(context, "dsn_file")
+    in_variable = source is ParameterSource.ENVIRONMENT
     # DATABASE_URL is not only for cmdbus: it gives way to a variable that is.
-    general = source is ParameterSource.ENVIRONMENT and not os.environ.get("CMDBUS_DSN")
-    if file is not None and source is named and not general:
-        pair = "CMDBUS_DSN and CMDBUS_DSN_FILE"
-        pair = pair if source is ParameterSource.ENVIRONMENT else "--dsn and --dsn-file"
+    general = in_variable and not os.environ.get("CMDBUS_DSN")
+    if file is not None and by_itself == by_file and not general:
+        pair = "CMDBUS_DSN and CMDBUS_DSN_FILE" if in_variable else "--dsn and --dsn-file"
         raise click.UsageError(f"{pair} both name a database: give one of them")
-    if file is None or _is_nearer(source, named):
+    if file is None or by_itself < by_file:
         _refuse_empty(dsn)
-        return dsn
+        return dsn, by_itself
     context.meta[DSN_FROM] = f"the file {file}"
+    try:
+        return _dsn_in(file), by_file
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--dsn-file") from None
+
+
+def _dsn_in(file: Path) -> str:
+    """A ValueError says what is wrong with the file."""
     if re.match(r"\w+:/|.*\bpassword\s*=", str(file)):
-        raise click.BadParameter("it takes the name of a file, not a DSN", param_hint="--dsn-file")
+        raise ValueError("it takes the name of a file, not a DSN")
     try:
         with file.open("rb") as opened:
             text = read_text(opened, _MAX_DSN_BYTES).strip()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        if isinstance(error, UnicodeDecodeError):
-            reason = "it is no UTF-8 text"
-        raise click.BadParameter(f"cannot read {file}: {reason}", param_hint="--dsn-file") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"cannot read {file}: {reason}") from None
     if not text:
-        raise click.BadParameter(f"{file} is empty", param_hint="--dsn-file")
+        raise ValueError(f"{file} is empty")
     if len(text.splitlines()) > 1:
-        raise click.BadParameter(
-            f"{file} has more than one line: it must hold one DSN, in one line",
-            param_hint="--dsn-file",
-        )
+        raise ValueError(f"{file} has more than one line: it must hold one DSN, in one line")
     return text
 
 
-def _is_nearer(dsn: ParameterSource | None, file: ParameterSource | None) -> bool:
-    """Whether the DSN itself was given, and nearer than the file's name was."""
-    return dsn is ParameterSource.COMMANDLINE or _rank(dsn) < _rank(file)
-
-
-def _rank(source: ParameterSource | None) -> int:
-    """The smaller, the nearer; a default is farthest."""
+def _rank(context: click.Context, name: str) -> int:
+    """The smaller, the nearer the parameter was given; a default is farthest."""
+    source = context.get_parameter_source(name)
     return _NEAREST_FIRST.index(source) if source in _NEAREST_FIRST else len(_NEAREST_FIRST)
 
 
@@ -193,6 +205,35 @@ def origin(context: click.Context, parameter: click.Parameter) -> str:
             return str(context.meta[SETTINGS_FILE])
         case _:
             return "default"
+
+
+def _login_name() -> str:
+    """The user's name; behind sudo, the name of the user who called it."""
+    if os.geteuid() == 0 and os.environ.get("SUDO_USER"):
+        return os.environ["SUDO_USER"]
+    with suppress(KeyError, OSError):
+        return getpass.getuser()
+    return f"uid {os.getuid()}"
+
+
+operator_option = option(
+    "--operator",
+    has_variable=True,
+    metavar="NAME",
+    default=_login_name,
+    show_default="your login name",
+    help="Name of the operator, for the audit trail.",
+)
+
+
+def audit_options(command: F) -> F:
+    reason = option("--reason", metavar="TEXT", help="The reason, for the audit trail.")
+    return reason(operator_option(command))
+
+
+def page_options(command: F) -> F:
+    limit = option("--limit", type=click.IntRange(1), default=20)
+    return limit(option("--offset", type=click.IntRange(0), default=0, show_default=False)(command))
 
 
 class RedactingCommand(click.Command):

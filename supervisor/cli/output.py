@@ -5,7 +5,8 @@ stays one line.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -14,15 +15,15 @@ import click
 
 from cmdbus.printable import one_line
 
-_AGES = ((86400, "d"), (3600, "h"), (60, "m"))
-
-
-def show(line: str) -> None:
-    _write(one_line(line))
+#: What a command shows: with --json the value, else the lines.
+Shown = tuple[object, Iterable[str]]
+#: Units of more than a second, and their letters.
+UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    _write("\n".join(map(one_line, lines)))
+    if shown := [one_line(line) for line in lines]:
+        _write("\n".join(shown))
 
 
 def show_json(value: object) -> None:
@@ -62,10 +63,17 @@ def age(seconds: float) -> str:
         return f"{max(0, seconds) * 1000:.0f}ms"
     if seconds < 10:
         return f"{seconds:.1f}s"
-    for unit, letter in _AGES:
+    for unit, letter in UNITS:
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f}{letter}"
     return f"{seconds:.0f}s"
+
+
+def audit_lines(audit: Sequence[object]) -> Iterator[str]:
+    if audit:
+        yield from ("", "audit")
+    for event in audit:
+        yield from (f"  {line}" for line in str(event).split("\n"))
 
 
 def ago(time: datetime) -> str:
@@ -90,4 +98,4 @@ def _plain(value: Any) -> object:
             return value.isoformat()
         case timedelta():
             return value.total_seconds()
-    raise TypeError(f"{type(value).__name__} is not shown as JSON")
+    return asdict(value)  # a record

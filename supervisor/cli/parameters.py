@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cmdbus.supervisor.cli.values import duration, read_text
+from cmdbus.supervisor.cli.values import decoded, duration, read_text
 
 #: Twice what a command may hold: data may be written with more space than it takes.
 _MAX_DATA_BYTES = 32 * 1024**2
@@ -18,19 +18,15 @@ def data(text: str) -> object:
     """A JSON value: as it stands, - for standard input, or @FILE."""
     typed = text != "-" and not text.startswith("@")
     try:
-        return json.loads(_decoded(text) if typed else _read(text))
-    except UnicodeDecodeError:
-        raise ValueError("it is no UTF-8 text") from None
+        # In a locale that is not UTF-8 Python leaves bytes of arguments as halves of surrogates.
+        content = decoded(os.fsencode(text)) if typed else _read(text)
     except OSError as error:
         raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from None
+    try:
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         hint = " (a string needs its quotes: '\"text\"')" if typed else ""
         raise ValueError(f"it is not JSON: {error}{hint}") from None
-
-
-def _decoded(text: str) -> str:
-    """In a locale that is not UTF-8 Python leaves bytes of arguments as halves of surrogates."""
-    return os.fsencode(text).decode()
 
 
 def span(text: str) -> timedelta:

@@ -1,13 +1,13 @@
 """`cmdbus status`, `pause` and `resume`: domains and what waits in them."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cmdbus.supervisor.cli.operators import operator_option, reason_option
-from cmdbus.supervisor.cli.output import age, show, show_json, show_lines, table
+from cmdbus.supervisor.cli.options import audit_options
+from cmdbus.supervisor.cli.output import Shown, age, table
 from cmdbus.supervisor.cli.session import check_known, with_bus
 
 if TYPE_CHECKING:
@@ -31,16 +31,12 @@ _HEAD = ("", "READY", "LATER", "RUNNING", "TROUBLE", "OLDEST")
 )
 @click.argument("domain", nargs=-1)
 @with_bus
-def status(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
+def status(bus: "CommandBus", domain: tuple[str, ...]) -> Shown:
     found = bus.domains(*domain)
     for name in sorted(set(domain) - {each.domain for each in found}):
         check_known(bus, name)
-    if as_json:
-        show_json({"domains": [asdict(each) for each in found]})
-    elif found:
-        show_lines([*table(_HEAD, _rows(found), left=1), *_remarks(found)])
-    else:
-        show("nothing waits, nothing runs")
+    lines = chain(table(_HEAD, _rows(found), left=1), _remarks(found))
+    return {"domains": found}, lines if found else ["nothing waits, nothing runs"]
 
 
 @click.command(
@@ -52,11 +48,10 @@ def status(bus: "CommandBus", as_json: bool, domain: tuple[str, ...]) -> None:
     """,
 )
 @click.argument("domain", nargs=-1, required=True)
-@reason_option
-@operator_option
+@audit_options
 @with_bus
-def pause(bus: "CommandBus", as_json: bool, domain: tuple[str, ...], **remark: Any) -> None:
-    _set_paused(bus, as_json, domain, paused=True, **remark)
+def pause(bus: "CommandBus", domain: tuple[str, ...], **remark: Any) -> Shown:
+    return _set_paused(bus, domain, True, remark)
 
 
 @click.command(
@@ -68,27 +63,23 @@ def pause(bus: "CommandBus", as_json: bool, domain: tuple[str, ...], **remark: A
     """,
 )
 @click.argument("domain", nargs=-1, required=True)
-@reason_option
-@operator_option
+@audit_options
 @with_bus
-def resume(bus: "CommandBus", as_json: bool, domain: tuple[str, ...], **remark: Any) -> None:
-    _set_paused(bus, as_json, domain, paused=False, **remark)
+def resume(bus: "CommandBus", domain: tuple[str, ...], **remark: Any) -> Shown:
+    return _set_paused(bus, domain, False, remark)
 
 
 def _set_paused(
-    bus: "CommandBus", as_json: bool, domains: tuple[str, ...], *, paused: bool, **remark: Any
-) -> None:
-    unknown = []
+    bus: "CommandBus", domains: tuple[str, ...], paused: bool, remark: dict[str, Any]
+) -> Shown:
+    unknown = [domain for domain in domains if not bus.query(domain, limit=1)]
+    lines = []
     for domain in domains:
         (bus.pause if paused else bus.resume)(domain, **remark)
-        hint = ""
-        if not bus.query(domain, limit=1):
-            unknown.append(domain)
-            hint = ", but no command was ever sent to it, or none is kept: is that its name?"
-        if not as_json:
-            show(f"{'paused' if paused else 'resumed'} {domain}{hint}")
-    if as_json:
-        show_json({"domains": list(domains), "paused": paused, "unknown": unknown})
+        lines.append(f"{'paused' if paused else 'resumed'} {domain}")
+        if domain in unknown:
+            lines[-1] += ", but no command was ever sent to it, or none is kept: is that its name?"
+    return {"domains": domains, "paused": paused, "unknown": unknown}, lines
 
 
 def _rows(found: "list[DomainRecord]") -> Iterator[tuple[object, ...]]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cmdbus.checks import check_schema, did_you_mean
+from cmdbus.checks import did_you_mean
 from cmdbus.counting import count_of
 from cmdbus.errors import CmdbusError, MissingRightError
-from cmdbus.supervisor.cli.options import database_options
+from cmdbus.supervisor.cli.options import database_options, option
+from cmdbus.supervisor.cli.output import Shown, show_json, show_lines
 from cmdbus.supervisor.embedded_schema import install_embedded
 
 if TYPE_CHECKING:
@@ -83,8 +84,6 @@ def open_bus(dsn: str | None, schema: str, *, embedded: bool) -> "Iterator[Comma
     from cmdbus.database.sentences import in_one_sentence
     from cmdbus.producer.bus import CommandBus
 
-    with one_line_errors():
-        check_schema(schema)
     with (
         one_line_errors(),
         in_one_sentence(),
@@ -130,26 +129,17 @@ def confirm(verb: str, done: str, count: int, which: str) -> None:
     click.confirm(f"{verb} {count_of(count)} ({which})?", abort=True, err=True)
 
 
-def json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+json_option = option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def board_options(command: F) -> F:
     """--runtime-dir and --name."""
-    name = click.option(
-        "--name",
-        default="cmdbus",
-        show_default=True,
-        envvar="CMDBUS_NAME",
-        show_envvar=True,
-        help="The supervisor's name.",
-    )
-    directory = click.option(
+    name = option("--name", has_variable=True, default="cmdbus", help="The supervisor's name.")
+    directory = option(
         "--runtime-dir",
+        has_variable=True,
         metavar="DIR",
         type=click.Path(path_type=Path),
-        envvar="CMDBUS_RUNTIME_DIR",
-        show_envvar=True,
         help="Where its board is. Without: the first usual place.",
     )
     return directory(name(command))
@@ -167,8 +157,8 @@ def ignored_options(*names: str) -> Callable[[F], F]:
     return decorate
 
 
-def with_bus(command: F) -> F:
-    """Gives a command, as its first two arguments, the bus and whether to print JSON."""
+def with_bus(command: Callable[..., Shown]) -> Callable[..., None]:
+    """Gives a command the bus as its first argument, and shows what it returns."""
 
     @database_options
     @json_option
@@ -176,6 +166,10 @@ def with_bus(command: F) -> F:
     @functools.wraps(command)
     def run(dsn: str | None, embedded: bool, schema: str, as_json: bool, **arguments: Any) -> None:
         with open_bus(dsn, schema, embedded=embedded) as bus:
-            command(bus, as_json, **arguments)
+            value, lines = command(bus, **arguments)
+            if as_json:
+                show_json(value)
+            else:
+                show_lines(lines)
 
-    return run  # type: ignore[return-value]  # what click calls takes only names
+    return run

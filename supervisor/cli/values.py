@@ -89,7 +89,14 @@ def address(text: str) -> tuple[str, int]:
 
 def read_text(file: BinaryIO, max_bytes: int) -> str:
     """A ValueError if it has more than `max_bytes` bytes, as a device without an end has."""
-    text = file.read(max_bytes + 1)
-    if len(text) > max_bytes:
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise ValueError(f"it has more than {max_bytes} bytes")
-    return text.decode()
+    return decoded(content)
+
+
+def decoded(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is no UTF-8 text") from None
