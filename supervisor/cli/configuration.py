@@ -24,8 +24,6 @@ _WITHOUT = {
     "dsn": "none; an embedded PostgreSQL",
     **{setting.key: setting.without for setting in SETTINGS},
 }
-#: Before the names of attributes that belong to the ladder of timeouts.
-_RUNG = "timeouts."
 #: Seconds; what the poll interval is without an option depends on the way of waking.
 _POLL_INTERVAL = {"notify": 60.0, "poll": 1.0}
 
@@ -94,17 +92,16 @@ def configured(context: click.Context) -> Configured:
             f"{given['app']} has no database: name it with --dsn-file, --dsn, CMDBUS_DSN or "
             f"DATABASE_URL; --embedded runs a private PostgreSQL on this machine, for development"
         )
-    attributes = {
-        setting.target: setting.value(given)
-        for setting in SETTINGS
-        if setting.attribute is not None
-    }
-    rungs = {name: value for name, value in attributes.items() if name.startswith(_RUNG)}
+
+    def values(owner: type) -> dict[str, Any]:
+        rows = [setting for setting in SETTINGS if setting.owner is owner]
+        return {setting.attribute: setting.convert(given[setting.key]) for setting in rows}
+
     settings = Settings(
-        timeouts=_ladder(rungs),
+        timeouts=_ladder(values(Timeouts)),
         dsn=given["dsn"],
         schema=given["schema"],
-        **{name: value for name, value in attributes.items() if name not in rungs},
+        **values(Settings),
     )
     return Configured(settings, tuple(_entries(context, given)))
 
@@ -176,12 +173,12 @@ def _text(context: click.Context, where: str, option: click.Option, value: objec
 
 def _ladder(rungs: Mapping[str, Any]) -> Timeouts:
     try:
-        return Timeouts(**{name.removeprefix(_RUNG): value for name, value in rungs.items()})
+        return Timeouts(**rungs)
     except ValueError as error:
         text = str(error)
         for setting in SETTINGS:
-            if setting.target in rungs:
-                text = text.replace(f"{setting.target.removeprefix(_RUNG)} timeout", setting.name)
+            if setting.owner is Timeouts:
+                text = text.replace(f"{setting.attribute} timeout", setting.name)
         raise LadderError(text) from None
 
 

@@ -2,8 +2,7 @@
 its key in the settings file, its line of --check and its help are made from the row.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from cmdbus.proc import usable_cpus
-from cmdbus.supervisor.cli.options import database_options, parsed
+from cmdbus.settings import Settings
+from cmdbus.supervisor.cli.options import database_options, key, option
 from cmdbus.supervisor.cli.values import (
     address,
     domain,
@@ -26,89 +26,51 @@ from cmdbus.timeouts import Timeouts
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_DEFAULTS = Timeouts()
 _MAX_PROCS, _MAX_THREADS, _MAX_JITTER_MS = 512, 128, 10
 
 
-@dataclass(frozen=True, slots=True)
 class Setting:
-    #: As an option; without dashes it is the key, and in capitals the variable.
-    name: str
-    _: KW_ONLY
-    help: str | None = None
-    metavar: str | None = None
-    #: Makes the value of a text; a ValueError says what is wrong with it.
-    parse: Callable[[Any], Any] | None = None
-    default: Any = None
-    #: The default in the help, where it is not the text of it.
-    show_default: str | None = None
-    #: Whether `off` is a value, and the default: None.
-    can_be_off: bool = False
-    #: Of click.
-    type: Any = None
-    is_flag: bool = False
-    multiple: bool = False
-    #: The attribute of Settings, or of Timeouts behind "timeouts."; empty: like the key; None: the
-    #: setting is not in Settings.
-    attribute: str | None = ""
-    #: Makes the attribute of the option's value.
-    convert: Callable[[Any], Any] | None = None
-    #: What --check shows where there is no value.
-    without: str = "off"
-
-    @property
-    def key(self) -> str:
-        return self.name.removeprefix("--").replace("-", "_")
-
-    @property
-    def target(self) -> str:
-        return self.attribute or self.key
-
-    def value(self, given: Mapping[str, Any]) -> Any:
-        """The attribute's value, from the options' values by their keys."""
-        value = given[self.key]
-        return value if self.convert is None else self.convert(value)
-
-    def option(self, command: F) -> F:
-        more: dict[str, Any] = {"help": self.help, "metavar": self.metavar}
-        if self.is_flag or self.multiple:
-            more |= {"is_flag": self.is_flag, "multiple": self.multiple}
-        if self.default is not None:
-            more["default"] = self.default
-        if self.type is not None:
-            more["type"] = self.type
-        if self.parse is not None:
-            more["callback"] = parsed(self.parse, can_be_off=self.can_be_off)
-        off = "off" if self.can_be_off else self.default is not None
-        variable = f"CMDBUS_{self.key.upper()}"
-        return click.option(
-            self.name,
-            envvar=variable,
-            show_envvar=True,
-            show_default=self.show_default or off,
-            **more,
-        )(command)
+    def __init__(
+        self,
+        name: str,
+        *,
+        owner: type[Settings] | type[Timeouts] | None = Settings,
+        attribute: str = "",
+        convert: Callable[[Any], Any] = lambda value: value,
+        without: str = "off",
+        **more: Any,
+    ) -> None:
+        #: As an option; without dashes it is the key, and in capitals the variable.
+        self.name = name
+        self.key = key(name)
+        #: What has the attribute that is made from the option's value, by `convert`.
+        self.owner = owner
+        self.attribute = attribute or self.key
+        self.convert = convert
+        #: What --check shows where there is no value.
+        self.without = without
+        self.option = option(name, has_variable=True, **more)
 
 
-def _time(name: str, default: float, attribute: str, text: str) -> Setting:
+def _timeout(name: str, attribute: str, text: str) -> Setting:
     return Setting(
         name,
-        help=text,
-        metavar="TIME",
-        parse=seconds,
-        default=f"{default:g}",
+        owner=Timeouts,
         attribute=attribute,
+        parse=seconds,
+        default=f"{getattr(Timeouts(), attribute):g}",
+        metavar="TIME",
+        help=text,
     )
 
 
-_APP = Setting(
-    "--app",
-    metavar="MODULE:REGISTRY",
-    help="The handlers; the working directory is importable. Without one: a demo.",
-    without="none; where no database is named either, the demo",
-)
 SETTINGS = (
-    _APP,
+    Setting(
+        "--app",
+        metavar="MODULE:REGISTRY",
+        help="The handlers; the working directory is importable. Without one: a demo.",
+        without="none; where no database is named either, the demo",
+    ),
     Setting(
         "--procs",
         parse=partial(whole, at_most=_MAX_PROCS),
@@ -133,25 +95,15 @@ SETTINGS = (
         convert=lambda names: tuple(dict.fromkeys(names)),
         help="Run this domain; repeatable. Without: all that the app handles.",
     ),
-    _time(
-        "--statement-timeout", _DEFAULTS.statement, "timeouts.statement", "For one SQL statement."
-    ),
-    _time("--pool-timeout", _DEFAULTS.pool, "timeouts.pool", "To wait for a connection."),
-    _time(
+    _timeout("--statement-timeout", "statement", "For one SQL statement."),
+    _timeout("--pool-timeout", "pool", "To wait for a connection."),
+    _timeout(
         "--visibility-timeout",
-        _DEFAULTS.lease,
-        "timeouts.lease",
+        "lease",
         "After it the commands of a worker that is gone are run again.",
     ),
-    _time(
-        "--thread-timeout", _DEFAULTS.thread, "timeouts.thread", "For one execution of a handler."
-    ),
-    _time(
-        "--watchdog-timeout",
-        _DEFAULTS.watchdog,
-        "timeouts.watchdog",
-        "After it a hung process is replaced.",
-    ),
+    _timeout("--thread-timeout", "thread", "For one execution of a handler."),
+    _timeout("--watchdog-timeout", "watchdog", "After it a hung process is replaced."),
     Setting(
         "--poll-interval",
         parse=poll_seconds,
@@ -175,7 +127,13 @@ SETTINGS = (
         attribute="wake_jitter_ms",
         help="Random pause after a wake, against many nodes asking at once.",
     ),
-    _time("--drain-timeout", 30.0, "drain_timeout", "For running commands to end at a stop."),
+    Setting(
+        "--drain-timeout",
+        parse=seconds,
+        default="30",
+        metavar="TIME",
+        help="For running commands to end at a stop.",
+    ),
     Setting(
         "--claim-bytes",
         parse=payload_size,
@@ -234,7 +192,7 @@ SETTINGS = (
     Setting(
         "--check",
         is_flag=True,
-        attribute=None,
+        owner=None,
         help="Only check whether it could start: exit 0 or 3.",
     ),
     Setting("--drain", is_flag=True, help="Exit 0 when nothing runs and nothing is claimable."),
@@ -243,6 +201,7 @@ SETTINGS = (
 
 def setting_options(command: F) -> F:
     """The options of all settings; those of the database follow the first."""
-    for setting in reversed(SETTINGS[1:]):
-        command = setting.option(command)
-    return _APP.option(database_options(command))
+    first, *others = [setting.option for setting in SETTINGS]
+    for decorate in (*reversed(others), database_options, first):
+        command = decorate(command)
+    return command

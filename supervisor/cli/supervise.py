@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -94,27 +94,21 @@ def _become_demo() -> NoReturn:
 def run_check(context: click.Context, *, as_json: bool) -> Exit:
     """Prints what --check and `cmdbus check` find."""
     with _can_start():
-        configured_settings = configured(context)
-        set_up_for_terminal(configured_settings.settings.log_level)
+        found = configured(context)
+        settings, entries = found.settings, found.entries
+        set_up_for_terminal(settings.log_level)
         if not as_json:
-            _show(
-                [
-                    (entry.name, f"{entry.value}  ({entry.source})")
-                    for entry in configured_settings.entries
-                ]
-            )
+            _show((entry.name, f"{entry.value}  ({entry.source})") for entry in entries)
             click.echo()
-        settings = configured_settings.settings
         app = settings.app if settings.dsn is not None else settings.app or DEMO_APP
         with database(settings.dsn, embedded=True, schema=settings.schema) as dsn:
             settings = replace(settings, app=app, dsn=dsn)
             checks = [*check_host(settings), *run_preflight(settings)]
     if as_json:
-        entries = [entry.to_dict() for entry in configured_settings.entries]
-        found = {"settings": entries, "checks": [check.to_dict() for check in checks]}
-        click.echo(json.dumps(found))
+        shown = {"settings": [entry.to_dict() for entry in entries]}
+        click.echo(json.dumps({**shown, "checks": [check.to_dict() for check in checks]}))
     else:
-        _show([(each.finding, str(each)) for each in checks])
+        _show((each.finding, str(each)) for each in checks)
     return Exit.DONE if worst(checks) in (Finding.OK, Finding.WARNING) else Exit.CANNOT_START
 
 
@@ -127,7 +121,8 @@ def _can_start() -> Iterator[None]:
         sys.exit(Exit.CANNOT_START)
 
 
-def _show(rows: Sequence[tuple[str, str]]) -> None:
+def _show(pairs: Iterable[tuple[str, str]]) -> None:
+    rows = list(pairs)
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         click.echo("\n".join(hanging(f"{name:{width}}  {text}", "    ")))
