@@ -19,18 +19,6 @@ _AHEAD_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    watchdog: float
-    #: Seconds that a slot may be overdue before its process is replaced.
-    stuck_grace: float
-    #: Seconds that running commands have to end once their process was ordered to stop.
-    stop: float
-    max_commands: int | None = None
-    max_rss_bytes: int | None = None
-    max_age: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessView:
     """A child as its seat shows it, and the orders that the supervisor gave it."""
 

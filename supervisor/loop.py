@@ -15,7 +15,7 @@ from cmdbus.readiness import Finding
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
-from cmdbus.supervisor.fleet_view import FleetView, Limits
+from cmdbus.supervisor.fleet_view import FleetView
 from cmdbus.supervisor.pidfile import Pidfile
 from cmdbus.supervisor.policy import decide, next_round
 from cmdbus.supervisor.preflight_process import PreflightProcess
@@ -62,14 +62,6 @@ class Supervisor:
         self._not_kept = ""
         #: The preflight of the new application, during a reload.
         self._preflight: PreflightProcess | None = None
-        self._limits = Limits(
-            watchdog=settings.timeouts.watchdog,
-            stuck_grace=settings.timeouts.stuck_grace,
-            stop=settings.drain_timeout,
-            max_commands=settings.max_commands,
-            max_rss_bytes=settings.max_rss_bytes,
-            max_age=settings.max_age,
-        )
         #: Seconds that workers must have been idle. A polling worker starts over at each poll: at a
         #: quarter of the interval all of them are idle that long at the same time.
         self._idle_seconds = _DRAINED_SECONDS
@@ -92,11 +84,11 @@ class Supervisor:
             fleet = self._observe(now)
             if self._stop_by is not None and not any(p.is_alive(now) for p in fleet.processes):
                 break  # A process in disk wait cannot die: it is left to process 1.
-            for action in decide(fleet, self._limits, now):
+            for action in decide(fleet, self._settings, now):
                 self._fleet.act(action, now)
             self._publish_status(fleet, now)
             self._keep_name(now)
-            self._wait(next_round(fleet, self._limits, now))
+            self._wait(next_round(fleet, self._settings, now))
         self._show(SupervisorState.STOPPED, time.monotonic())
         if self._code is Exit.DONE and self._fleet.unfinished:
             self._code = Exit.UNFINISHED

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 
 from cmdbus.board.health import MAX_STUCK, Health
 from cmdbus.board.records import Restart, Role, Verdict
-from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, Limits, ProcessView
+from cmdbus.settings import Settings
+from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, ProcessView
 from cmdbus.supervisor.stacks import DUMP_SECONDS
 from cmdbus.timeouts import BOOT_SECONDS, OUTAGE_NOTICE_SECONDS, RESCUE_SECONDS
 
@@ -70,15 +71,17 @@ class Kill:
 Action = Start | Stop | Dump | Kill
 
 
-def decide(fleet: FleetView, limits: Limits, now: float) -> list[Action]:
+def decide(fleet: FleetView, settings: Settings, now: float) -> list[Action]:
     """At most one action for each process, and one start for each number."""
-    actions = [action for p in fleet.processes for action in _check_process(p, fleet, limits, now)]
+    actions = [
+        action for p in fleet.processes for action in _check_process(p, fleet, settings, now)
+    ]
     if fleet.stop_by is not None:
         rest = _without(fleet.processes, actions)
         return [*actions, *_stop(fleet, rest, fleet.stop_by, now)]
-    actions += _succeed(_without(fleet.processes, actions), limits, now)
+    actions += _succeed(_without(fleet.processes, actions), settings, now)
     rest = _without(fleet.processes, actions)
-    return [*actions, *_fill(fleet, rest, limits, now)]
+    return [*actions, *_fill(fleet, rest, settings, now)]
 
 
 def _without(processes: Iterable[ProcessView], actions: Iterable[Action]) -> list[ProcessView]:
@@ -86,32 +89,32 @@ def _without(processes: Iterable[ProcessView], actions: Iterable[Action]) -> lis
     return [process for process in processes if id(process) not in touched]
 
 
-def next_round(fleet: FleetView, limits: Limits, now: float) -> float:
+def next_round(fleet: FleetView, settings: Settings, now: float) -> float:
     """The earliest time after now at which the decision may change by time alone."""
     times = [now + 1.0, *fleet.not_before.values()]
     if fleet.stop_by is not None:
         times += [fleet.stop_by, fleet.stop_by + RESCUE_SECONDS]
     for process in fleet.processes:
-        times += _turns(process, limits)
+        times += _turns(process, settings)
     return min(at for at in times if at > now)
 
 
-def _turns(process: ProcessView, limits: Limits) -> Iterator[float]:
+def _turns(process: ProcessView, settings: Settings) -> Iterator[float]:
     for at, after in (
         (process.killed_at, UNDEAD_SECONDS),
         (process.dumped_at, DUMP_SECONDS),
         (process.stop_by, 0.0),
         (process.due, 0.0),
-        (process.latest_due, limits.stuck_grace),
-        (process.degraded_since, limits.watchdog),
-        (process.born, _longest_life(process, limits)),
+        (process.latest_due, settings.timeouts.stuck_grace),
+        (process.degraded_since, settings.timeouts.watchdog),
+        (process.born, _longest_life(process, settings)),
     ):
         if at is not None:
             yield at + after
 
 
 def _check_process(
-    process: ProcessView, fleet: FleetView, limits: Limits, now: float
+    process: ProcessView, fleet: FleetView, settings: Settings, now: float
 ) -> Iterator[Action]:
     if process.killed_at is not None:
         return
@@ -127,15 +130,15 @@ def _check_process(
             yield Kill(process=process, verdict=verdict, measured=fleet.detects_hangs)
     elif not fleet.detects_hangs:
         return
-    elif process.due is not None and not is_ahead(process.due, limits.watchdog, now):
+    elif process.due is not None and not is_ahead(process.due, settings.timeouts.watchdog, now):
         yield Dump(process=process)
     elif fleet.stop_by is None and process.role is not Role.STEWARD:
-        verdict = _verdict(process, limits, now)
+        verdict = _verdict(process, settings, now)
         if verdict is not Verdict.NONE:
             stuck = verdict is Verdict.STUCK or process.levels.stuck_threads > MAX_STUCK
             yield Stop(
                 process=process,
-                by=now + limits.stop,
+                by=now + settings.drain_timeout,
                 reason=Restart.STUCK if stuck else Restart.DEGRADED,
                 verdict=verdict,
             )
@@ -147,18 +150,18 @@ def is_ahead(due: float, watchdog: float, now: float) -> bool:
     return now < due <= now + max(watchdog, BOOT_SECONDS) + _SPARE_SECONDS
 
 
-def _verdict(process: ProcessView, limits: Limits, now: float) -> Verdict:
+def _verdict(process: ProcessView, settings: Settings, now: float) -> Verdict:
     """Why the process must stop claiming immediately; NONE if it need not."""
     if process.levels.database_away:
         return Verdict.NONE
     due = process.latest_due
-    if due is not None and now >= due + limits.stuck_grace:
+    if due is not None and now >= due + settings.timeouts.stuck_grace:
         return Verdict.STUCK
     return Verdict.CRITICAL if process.levels.health is Health.CRITICAL else Verdict.NONE
 
 
 def _fill(
-    fleet: FleetView, rest: Sequence[ProcessView], limits: Limits, now: float
+    fleet: FleetView, rest: Sequence[ProcessView], settings: Settings, now: float
 ) -> Iterator[Action]:
     """A process for each number that has none, and none for numbers beyond the wanted ones."""
     staying = {(p.role, p.number) for p in fleet.processes if p.is_staying}
@@ -178,12 +181,12 @@ def _fill(
         yield Start(role=role, number=number)
     for process in rest:
         if process.is_staying and process.role is Role.WORKER and process.number >= fleet.wanted:
-            yield Stop(process=process, by=now + limits.stop)
-    yield from _replace(fleet, rest, limits, now, living)
+            yield Stop(process=process, by=now + settings.drain_timeout)
+    yield from _replace(fleet, rest, settings, now, living)
 
 
 def _replace(
-    fleet: FleetView, rest: Sequence[ProcessView], limits: Limits, now: float, living: int
+    fleet: FleetView, rest: Sequence[ProcessView], settings: Settings, now: float, living: int
 ) -> Iterator[Action]:
     """One planned replacement at a time."""
     workers = [
@@ -193,7 +196,7 @@ def _replace(
         return  # A process is missing, or a replacement is under way.
     if not all(p.ready for p in workers):
         return
-    outdated = list(_outdated(workers, fleet, limits, now))
+    outdated = list(_outdated(workers, fleet, settings, now))
     for process, reason, why in outdated:
         if fleet.not_before.get((Role.WORKER, process.number), now) > now:
             continue  # Its last successor exited early.
@@ -203,30 +206,29 @@ def _replace(
         return
     for process in rest:
         if process.is_staying and process.role is Role.STEWARD and process.app < fleet.app:
-            yield Stop(process=process, by=now + limits.stop, reason=Restart.RELOADED)
+            yield Stop(process=process, by=now + settings.drain_timeout, reason=Restart.RELOADED)
 
 
 def _outdated(
-    workers: Sequence[ProcessView], fleet: FleetView, limits: Limits, now: float
+    workers: Sequence[ProcessView], fleet: FleetView, settings: Settings, now: float
 ) -> Iterator[tuple[ProcessView, Restart, str]]:
     """Processes to replace, each with the reason and the limit that it has reached."""
     for process in workers:
         if process.app < fleet.app:
             yield process, Restart.RELOADED, ""
     for process in workers:
-        if why := _used_up(process, limits, now):
+        if why := _used_up(process, settings, now):
             yield process, Restart.RECYCLED, why
     if not fleet.detects_hangs:
         return
+    watchdog = settings.timeouts.watchdog
     healthy = any(p.levels.health is Health.HEALTHY for p in workers)
     for process in workers:
         since = process.degraded_since
-        if since is None or now < since + limits.watchdog:
+        if since is None or now < since + watchdog:
             continue
-        if process.levels.database_away:
-            if _others_reach_database(fleet, since, limits.watchdog, now):
-                yield process, Restart.DEGRADED, ""
-        elif healthy:
+        away = process.levels.database_away
+        if _others_reach_database(fleet, since, watchdog, now) if away else healthy:
             yield process, Restart.DEGRADED, ""
 
 
@@ -246,24 +248,24 @@ def _others_reach_database(fleet: FleetView, since: float, watchdog: float, now:
     )
 
 
-def _used_up(process: ProcessView, limits: Limits, now: float) -> str:
+def _used_up(process: ProcessView, settings: Settings, now: float) -> str:
     """The limit that the process has reached; empty if none."""
-    max_commands = limits.max_commands
+    max_commands = settings.max_commands
     if max_commands is not None and process.commands >= max_commands * (1.0 + process.spread):
         return f"it has run {process.commands} commands (--max-commands {max_commands})"
-    if now >= process.born + _longest_life(process, limits):
-        return f"it is {now - process.born:.0f} s old (--max-age {limits.max_age:g})"
-    if process.rss_over >= RSS_SAMPLES and limits.max_rss_bytes is not None:
-        used, allowed = process.rss_bytes / 2**20, limits.max_rss_bytes / 2**20
+    if now >= process.born + _longest_life(process, settings):
+        return f"it is {now - process.born:.0f} s old (--max-age {settings.max_age:g})"
+    if process.rss_over >= RSS_SAMPLES and settings.max_rss_bytes is not None:
+        used, allowed = process.rss_bytes / 2**20, settings.max_rss_bytes / 2**20
         return f"it uses {used:.0f} MiB of memory (--max-rss {allowed:.0f}M)"
     return ""
 
 
-def _longest_life(process: ProcessView, limits: Limits) -> float:
-    return float("inf") if limits.max_age is None else limits.max_age * (1.0 + process.spread)
+def _longest_life(process: ProcessView, settings: Settings) -> float:
+    return float("inf") if settings.max_age is None else settings.max_age * (1.0 + process.spread)
 
 
-def _succeed(processes: Iterable[ProcessView], limits: Limits, now: float) -> Iterator[Action]:
+def _succeed(processes: Iterable[ProcessView], settings: Settings, now: float) -> Iterator[Action]:
     """A process whose successor is ready stops."""
     workers = [p for p in processes if p.is_staying and p.role is Role.WORKER]
     for process in workers:
@@ -271,7 +273,7 @@ def _succeed(processes: Iterable[ProcessView], limits: Limits, now: float) -> It
             p.ready and p.number == process.number and p.generation > process.generation
             for p in workers
         ):
-            yield Stop(process=process, by=now + limits.stop)
+            yield Stop(process=process, by=now + settings.drain_timeout)
 
 
 def _stop(fleet: FleetView, rest: Sequence[ProcessView], by: float, now: float) -> Iterator[Action]:

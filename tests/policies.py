@@ -4,13 +4,15 @@ from typing import Any
 
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Restart, Role, Verdict
-from cmdbus.supervisor.fleet_view import FleetView, Limits, ProcessView
+from cmdbus.settings import Settings
+from cmdbus.supervisor.fleet_view import FleetView, ProcessView
 from cmdbus.supervisor.policy import Action, Start, Stop, decide
+from cmdbus.timeouts import Timeouts
 
 NOW = 1_000.0
 #: Just before a boundary.
 MOMENT = 1e-6
-LIMITS = Limits(watchdog=60, stuck_grace=25, stop=30)
+SETTINGS = Settings(timeouts=Timeouts(thread=35, watchdog=60), drain_timeout=30)
 LAYER_5 = 25.0
 DEGRADED = HealthReport(consecutive_failures=11)
 CRITICAL = HealthReport(stuck_threads=4)
@@ -32,8 +34,8 @@ def fleet(*processes: ProcessView, **given: Any) -> FleetView:
     return FleetView(**given)
 
 
-def decided(a_fleet: FleetView, limits: Limits = LIMITS, now: float = NOW) -> list[Action]:
-    return decide(a_fleet, limits, now)
+def decided(a_fleet: FleetView, settings: Settings = SETTINGS, now: float = NOW) -> list[Action]:
+    return decide(a_fleet, settings, now)
 
 
 def started(number: int, reason: Restart | None = None) -> Start:

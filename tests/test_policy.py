@@ -11,9 +11,9 @@ from policies import (
     CRITICAL,
     DEGRADED,
     LAYER_5,
-    LIMITS,
     MOMENT,
     NOW,
+    SETTINGS,
     STEWARD,
     decided,
     fleet,
@@ -252,7 +252,7 @@ def test_who_is_outdated_gets_a_successor_first(
     limits: dict[str, Any], below: dict[str, Any], at: dict[str, Any], reason: Restart
 ) -> None:
     """Recycled at a limit, reloaded, or degraded for longer than layer 5."""
-    those = replace(LIMITS, **limits)
+    those = replace(SETTINGS, **limits)
     steward = replace(STEWARD, app=1)
     healthy = worker(0, app=1, born=NOW)
 

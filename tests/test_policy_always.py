@@ -5,11 +5,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from policies import AWAY, CRITICAL, DEGRADED, EXHAUSTED, LAYER_5, NOW, STEWARD, starts, worker
+from policies import (
+    AWAY,
+    CRITICAL,
+    DEGRADED,
+    EXHAUSTED,
+    LAYER_5,
+    NOW,
+    SETTINGS,
+    STEWARD,
+    starts,
+    worker,
+)
 
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Restart, Role
-from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, Limits, ProcessView
+from cmdbus.settings import Settings
+from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, ProcessView
 from cmdbus.supervisor.policy import (
     MAX_SURGE,
     RSS_SAMPLES,
@@ -24,17 +36,16 @@ from cmdbus.supervisor.policy import (
 from cmdbus.supervisor.stacks import DUMP_SECONDS
 
 
-def random_fleets(count: int, seed: int) -> Iterator[tuple[FleetView, Limits]]:
+def random_fleets(count: int, seed: int) -> Iterator[tuple[FleetView, Settings]]:
     for number in range(count):
         dice = random.Random(seed * 1_000_000 + number)
-        yield _random_fleet(dice), _random_limits(dice)
+        yield _random_fleet(dice), _random_settings(dice)
 
 
-def _random_limits(dice: random.Random) -> Limits:
-    return Limits(
-        watchdog=60,
-        stuck_grace=25,
-        stop=dice.choice([0.5, 30]),
+def _random_settings(dice: random.Random) -> Settings:
+    return replace(
+        SETTINGS,
+        drain_timeout=dice.choice([0.5, 30]),
         max_commands=dice.choice([None, 100]),
         max_age=dice.choice([None, None, 60]),
     )
@@ -105,8 +116,8 @@ MANY = 4_000
 
 def test_never_more_than_the_wanted_and_the_surge_are_alive() -> None:
     seen = 0
-    for there, limits in random_fleets(MANY, 1):
-        new = starts(decide(there, limits, NOW))
+    for there, settings in random_fleets(MANY, 1):
+        new = starts(decide(there, settings, NOW))
         seen += len(new)
         assert not new or len(living(there)) + len(new) <= there.wanted + MAX_SURGE
     assert seen > 100
@@ -115,8 +126,8 @@ def test_never_more_than_the_wanted_and_the_surge_are_alive() -> None:
 @pytest.mark.parametrize("role", [Role.STEWARD, Role.QUARANTINE])
 def test_there_are_never_two_stewards_or_two_that_run_suspects(role: Role) -> None:
     seen = 0
-    for there, limits in random_fleets(MANY, 2):
-        new = starts(decide(there, limits, NOW), role)
+    for there, settings in random_fleets(MANY, 2):
+        new = starts(decide(there, settings, NOW), role)
         seen += len(new)
         assert len(living(there, role)) + len(new) <= max(1, len(living(there, role)))
     assert seen > 100
@@ -124,10 +135,10 @@ def test_there_are_never_two_stewards_or_two_that_run_suspects(role: Role) -> No
 
 def test_on_a_round_that_does_not_judge_only_told_deadlines_are_kept() -> None:
     seen = 0
-    for there, limits in random_fleets(MANY, 3):
+    for there, settings in random_fleets(MANY, 3):
         if there.detects_hangs:
             continue
-        for action in decide(there, limits, NOW):
+        for action in decide(there, settings, NOW):
             assert not isinstance(action, Dump)
             if isinstance(action, Kill):
                 seen += 1
@@ -140,8 +151,8 @@ def test_on_a_round_that_does_not_judge_only_told_deadlines_are_kept() -> None:
 
 def test_nobody_is_killed_who_was_not_warned() -> None:
     """By a deadline that has passed, or by the order to write its stacks."""
-    for there, limits in random_fleets(MANY, 4):
-        for action in decide(there, limits, NOW):
+    for there, settings in random_fleets(MANY, 4):
+        for action in decide(there, settings, NOW):
             if isinstance(action, Kill):
                 leave_by, dumped_at = action.process.stop_by, action.process.dumped_at
                 late = leave_by is not None and leave_by <= NOW
@@ -149,31 +160,31 @@ def test_nobody_is_killed_who_was_not_warned() -> None:
 
 
 def test_a_stopping_fleet_starts_nobody() -> None:
-    for there, limits in random_fleets(MANY, 5):
+    for there, settings in random_fleets(MANY, 5):
         assert there.stop_by is None or not any(
-            isinstance(action, Start) for action in decide(there, limits, NOW)
+            isinstance(action, Start) for action in decide(there, settings, NOW)
         )
 
 
 def test_each_process_has_one_order_at_a_time_and_each_number_one_successor() -> None:
-    for there, limits in random_fleets(MANY, 6):
-        actions = decide(there, limits, NOW)
+    for there, settings in random_fleets(MANY, 6):
+        actions = decide(there, settings, NOW)
         indexes = [action.process.index for action in actions if not isinstance(action, Start)]
         numbers = [(a.role, a.number) for a in actions if isinstance(a, Start)]
         assert len(set(indexes)) == len(indexes) and len(set(numbers)) == len(numbers), actions
 
 
 def test_a_pause_is_kept_whatever_the_start_is_for() -> None:
-    for there, limits in random_fleets(MANY, 7):
-        for action in decide(there, limits, NOW):
+    for there, settings in random_fleets(MANY, 7):
+        for action in decide(there, settings, NOW):
             if isinstance(action, Start):
                 assert there.not_before.get((action.role, action.number), NOW) <= NOW
 
 
 def test_one_at_a_time_is_replaced_gently_and_its_successor_comes_first() -> None:
     seen = 0
-    for there, limits in random_fleets(4 * MANY, 8):
-        actions = decide(there, limits, NOW)
+    for there, settings in random_fleets(4 * MANY, 8):
+        actions = decide(there, settings, NOW)
         gentle = [a for a in starts(actions) if a.reason is not None]
         seen += len(gentle)
         assert len(gentle) <= 1
@@ -194,22 +205,22 @@ def test_one_at_a_time_is_replaced_gently_and_its_successor_comes_first() -> Non
 
 
 def test_nobody_is_replaced_for_being_degraded_when_all_are() -> None:
-    for there, limits in random_fleets(MANY, 9):
+    for there, settings in random_fleets(MANY, 9):
         sick = [
             replace(p, levels=DEGRADED, degraded_since=NOW - 600, latest_due=None)
             for p in there.processes
         ]
-        for action in decide(replace(there, processes=sick), limits, NOW):
+        for action in decide(replace(there, processes=sick), settings, NOW):
             if isinstance(action, Start | Stop):
                 assert action.reason is not Restart.DEGRADED
 
 
 def test_a_fleet_to_which_nothing_happened_is_left_alone_by_any_limits() -> None:
-    for there, limits in random_fleets(MANY, 10):
+    for there, settings in random_fleets(MANY, 10):
         calm = [worker(number, app=there.app, born=NOW) for number in range(there.wanted)]
         steward = replace(STEWARD, app=there.app)
         fine = FleetView(processes=[steward, *calm], wanted=there.wanted, app=there.app)
-        assert decide(fine, limits, NOW) == []
+        assert decide(fine, settings, NOW) == []
 
 
 def kinds(actions: list[Action]) -> list[tuple[object, ...]]:
@@ -228,11 +239,11 @@ def kinds(actions: list[Action]) -> list[tuple[object, ...]]:
 def test_the_next_round_comes_before_time_alone_changes_the_decision() -> None:
     """And is never now again: that would be a loop without a pause."""
     changed = 0
-    for there, limits in random_fleets(MANY, 11):
-        decision = kinds(decide(there, limits, NOW))
-        at = next_round(there, limits, NOW)
+    for there, settings in random_fleets(MANY, 11):
+        decision = kinds(decide(there, settings, NOW))
+        at = next_round(there, settings, NOW)
         assert NOW < at <= NOW + 1
         for part in (0.01, 0.3, 0.6, 0.9, 1 - 1e-9):
-            assert kinds(decide(there, limits, NOW + (at - NOW) * part)) == decision
-        changed += kinds(decide(there, limits, at)) != decision
+            assert kinds(decide(there, settings, NOW + (at - NOW) * part)) == decision
+        changed += kinds(decide(there, settings, at)) != decision
     assert changed > 500

@@ -13,8 +13,8 @@ from policies import (
     DEGRADED,
     EXHAUSTED,
     LAYER_5,
-    LIMITS,
     NOW,
+    SETTINGS,
     STEWARD,
     starts,
     worker,
@@ -22,7 +22,8 @@ from policies import (
 
 from cmdbus.board.health import Health, HealthReport
 from cmdbus.board.records import Restart, Role
-from cmdbus.supervisor.fleet_view import FleetView, Limits, ProcessView
+from cmdbus.settings import Settings
+from cmdbus.supervisor.fleet_view import FleetView, ProcessView
 from cmdbus.supervisor.policy import (
     MAX_SURGE,
     Action,
@@ -33,6 +34,7 @@ from cmdbus.supervisor.policy import (
     decide,
     next_round,
 )
+from cmdbus.timeouts import Timeouts
 
 
 @dataclass
@@ -40,7 +42,7 @@ class World:
     """Acts out what is decided, over processes that hang, die, recover and take their time."""
 
     dice: random.Random
-    limits: Limits
+    settings: Settings
     wanted: int
     processes: dict[int, ProcessView] = field(default_factory=dict)
     app: int = 0
@@ -66,11 +68,13 @@ class World:
         for index in list(self.processes):
             self._live(index)
         there = self.fleet()
-        actions = decide(there, self.limits, self.now)
+        actions = decide(there, self.settings, self.now)
         for action in actions:
             self._act(action)
         self._check(there, actions)
-        self.now = max(self.now + 0.01, min(next_round(there, self.limits, self.now), self.now + 5))
+        self.now = max(
+            self.now + 0.01, min(next_round(there, self.settings, self.now), self.now + 5)
+        )
 
     def _live(self, index: int) -> None:
         process = self.processes[index]
@@ -159,7 +163,7 @@ class World:
 def test_whatever_happens_to_a_fleet_it_becomes_whole_again_and_stops(seed: int) -> None:
     """Nothing that time does not heal."""
     dice = random.Random(seed)
-    world = World(dice, LIMITS, dice.randint(1, 5))
+    world = World(dice, SETTINGS, dice.randint(1, 5))
     world.settle()
     for _ in range(200):
         world.turn()
@@ -181,7 +185,7 @@ def test_whatever_happens_to_a_fleet_it_becomes_whole_again_and_stops(seed: int)
 def test_a_reload_takes_no_worker_away() -> None:
     """Each successor starts first."""
     for seed in range(20):
-        world = World(random.Random(seed), LIMITS, 4)
+        world = World(random.Random(seed), SETTINGS, 4)
         world.settle()
         world.app = 1
         fewest = 4
@@ -211,7 +215,7 @@ def test_who_alone_cannot_reach_the_database_is_replaced_and_nobody_when_all_can
     lost = replace(STEWARD, levels=HealthReport(database_away=True))
 
     def replaced(*processes: ProcessView) -> bool:
-        told = decide(FleetView(processes=processes, wanted=2), LIMITS, NOW)
+        told = decide(FleetView(processes=processes, wanted=2), SETTINGS, NOW)
         return Start(role=Role.WORKER, number=0, reason=Restart.DEGRADED) in told
 
     assert replaced(away, works, lost)
@@ -219,7 +223,8 @@ def test_who_alone_cannot_reach_the_database_is_replaced_and_nobody_when_all_can
     assert not replaced(away, idle, lost)
     assert not replaced(away, before, lost)
     assert not replaced(away, replace(works, away_at=NOW - 59), lost), "it has only just come back"
-    hasty = Limits(watchdog=5, stuck_grace=2, stop=30)
+    rungs = Timeouts(statement=1, pool=1, lease=2, thread=3, watchdog=5)
+    hasty = replace(SETTINGS, timeouts=rungs)
     soon = replace(away, degraded_since=NOW - 6)
     told = decide(FleetView(processes=(soon, idle, STEWARD), wanted=2), hasty, NOW)
     assert told == [], "it may not have noticed yet"
