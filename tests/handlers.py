@@ -11,6 +11,7 @@ from psycopg_pool import ConnectionPool
 from cmdbus import Command, Context, HandlerRegistry
 from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
+from cmdbus.worker.claims.claims import Claims
 
 
 @contextmanager
@@ -44,6 +45,12 @@ def seat_of(worker: Worker) -> SeatView:
 
 def connect(dsn: str, **settings: Any) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True, **settings)
+
+
+def promote(claims: Claims, connection: psycopg.Connection, rows: int = 100) -> int:
+    """Moves due commands to the queue, as a steward does; returns how many."""
+    values = {"rows": rows, "bytes": 10**8, "skipped": "{}"}
+    return int(claims.value(connection, "promote", **values))
 
 
 def effects(dsn: str) -> int:

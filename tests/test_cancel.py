@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect
+from handlers import connect, promote
 
 from cmdbus import CommandBus, InvalidOperationError
 from cmdbus.worker.claims.claim import ClaimRequest
@@ -69,9 +69,9 @@ def test_a_command_that_is_claimed_while_its_cancel_waits_goes_on(
         [id_] = schedule(connection)
         worker = claims(connection)
         if not promoted:
-            worker.promote(connection, 1, 10**6)
+            promote(worker, connection, 1)
         with busy.transaction():
-            worker.promote(busy, 1, 10**6)
+            promote(worker, busy, 1)
             _, [claim] = worker.settle_and_claim(busy, [], WANT)
             refusal = start_cancel(bus, id_, dsn)
         assert claim.command_id == id_
@@ -88,12 +88,12 @@ def test_a_claim_between_the_look_and_the_end_of_a_cancel_goes_on(
     with connect(dsn) as connection, psycopg.connect(dsn) as busy:
         [id_] = schedule(connection)
         worker = claims(connection)
-        worker.promote(connection, 1, 10**6)
+        promote(worker, connection, 1)
         schedule(connection, id_)
         with busy.transaction():
             busy.execute("SELECT FROM cmdbus.ready FOR UPDATE")
             refusal = start_cancel(bus, id_, dsn)
-            worker.promote(connection, 1, 10**6)
+            promote(worker, connection, 1)
             _, [claim] = worker.settle_and_claim(connection, [], WANT)
         assert refusal() == ""
         left = connection.execute("SELECT id, token FROM cmdbus.ready").fetchall()
@@ -121,7 +121,7 @@ def test_no_command_is_claimed_and_canceled(dsn: str, bus: CommandBus) -> None:
         thread.start()
         pauses = Random(14)
         for id_ in ids:
-            worker.promote(busy, 1, 10**6)
+            promote(worker, busy, 1)
             _, [claim] = worker.settle_and_claim(busy, [], WANT)
             assert claim.command_id == id_
             begin.wait(20)

@@ -218,7 +218,7 @@ def test_what_a_worker_has_claimed_is_found_and_given_back_without_its_payload(
         assert len(claimed(dead, connection, 10_000 * KB)) == 2
         with connection.transaction():
             before = toast_pages(connection)
-            found = steward.claimed_by(connection, dead.incarnation)
+            found = steward.of(dead.incarnation).claimed(connection)
             assert [claim.data for claim in found] == ["", ""]
             given = steward.of(dead.incarnation).release_dead(connection, found, [None, 1], "gone")
             assert len(given) == 2

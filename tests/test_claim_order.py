@@ -9,6 +9,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from handlers import promote
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
@@ -99,7 +100,7 @@ class Scenario:
         )
 
     def promote(self) -> None:
-        assert self.claims.promote(self.connection, 1000, 10**8) == self.model.promote()
+        assert promote(self.claims, self.connection, 1000) == self.model.promote()
 
     def claim(self) -> None:
         domains = self.rand.sample(DOMAINS, self.rand.randint(1, len(DOMAINS)))

@@ -11,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect
+from handlers import connect, promote
 from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest, Status
@@ -19,6 +19,7 @@ from cmdbus.board.counters import OutcomeLabel
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, ClaimScope, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed, interrupted
+from cmdbus.worker.claims.transactions import begin, roll_back
 from cmdbus.worker.narrowing import Narrowing
 
 pytestmark = pytest.mark.db
@@ -221,12 +222,12 @@ def test_a_process_for_suspects_claims_no_other_when_the_reply_is_lost(
     with Proxy(dsn) as proxy, connect(proxy.dsn) as cut, ThreadPoolExecutor() as threads:
         proxy.mute()
         step = threads.submit(alone.settle_and_claim, cut, [], want(5))
-        eventually(lambda: alone.claimed_by(connection, alone.incarnation))
+        eventually(lambda: alone.claimed(connection))
         proxy.cut()
         with pytest.raises(psycopg.OperationalError):
             step.result(10)
     assert alone.settle_and_claim(connection, [], want(5)) == ([], [])
-    assert len(alone.claimed_by(connection, alone.incarnation)) == 1
+    assert len(alone.claimed(connection)) == 1
 
 
 def test_a_suspect_that_cannot_be_claimed_is_set_aside_and_the_next_one_is_claimed(
@@ -311,9 +312,9 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
                 assert stale.settle_and_claim(connection, [done(each)], want(0)) == ([each], [])
         assert stale.settle(connection, [done(lost, outcome)]) == [lost]
         with connect(dsn) as within:
-            stale.begin(within, statement=5, idle=5, marker="x")
+            begin(stale, within, statement=5, idle=5, marker="x")
             assert stale.settle_within(within, done(lost, outcome), "x")[0] is False
-            stale.roll_back(within)
+            roll_back(stale, within)
         assert stale.renew(connection, {stale.incarnation: [lost]}) == [lost]
         assert stale.release_dead(connection, [lost], [1], "why") == []
         assert connection.execute("SELECT * FROM cmdbus.ready").fetchall() == before
@@ -511,10 +512,10 @@ def test_promotion_brings_what_is_due_oldest_first_and_nothing_early(
             bus.send("payments", "Debit", run_at=due + timedelta(seconds=later))
             for later in (0.02, 0.01, 60)
         ]
-        assert worker.promote(connection, 100, 10**6) == 0
+        assert promote(worker, connection, 100) == 0
         connection.execute("SELECT pg_sleep_until(%s)", (due + timedelta(seconds=0.05),))
-        assert worker.promote(connection, 1, 10**6) == 1
-        assert worker.promote(connection, 100, 10**6) == 1
+        assert promote(worker, connection, 1) == 1
+        assert promote(worker, connection, 100) == 1
         _, found = worker.settle_and_claim(connection, [], want(9))
         assert [claim.command_id for claim in found] == [ids[1], ids[0]]
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import psycopg
 import pytest
-from handlers import connect
+from handlers import connect, promote
 
 from cmdbus import CommandBus, CommandNotFoundError, InvalidOperationError, SendRequest
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
@@ -91,7 +91,7 @@ class Traffic:
     def promote(
         self, connection: psycopg.Connection, bus: CommandBus, claims: Claims, rand: random.Random
     ) -> None:
-        claims.promote(connection, rand.choice([1, 10, 1000]), 2**23)
+        promote(claims, connection, rand.choice([1, 10, 1000]))
         claims.renew(connection, {})
 
     def send(

@@ -65,7 +65,7 @@ def test_a_lease_of_days_is_exact(dsn: str) -> None:
     with connect(dsn) as connection:
         row = connection.execute(
             "SELECT extract(epoch FROM clock_timestamp() + %s - clock_timestamp())",
-            (claims._lease,),
+            (claims.lease,),
         ).fetchone()
     assert row is not None and abs(float(row[0]) - days.total_seconds()) < 1.0
 

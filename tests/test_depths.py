@@ -60,9 +60,9 @@ def test_a_flood_of_domains_does_not_fill_the_memory_of_who_counts_them(dsn: str
             " SELECT 'd' || n, 5, gen_random_uuid(), 'Debit', '1', gen_random_uuid()"
             " FROM generate_series(1, 10001) n"
         )
-        depths = Claims("cmdbus", 30).depths(connection)
+        depths = Claims("cmdbus", 30).rows(connection, "read_depths")
         assert len(depths) == 10_000
-        assert depths["payments", "ready"] == 2
+        assert ("payments", "ready", 2) in depths
 
 
 def test_the_oldest_snapshot_is_measured(dsn: str) -> None:
@@ -75,11 +75,11 @@ def test_the_oldest_snapshot_is_measured(dsn: str) -> None:
         gauge(lambda: psycopg.connect(dsn, autocommit=True)) as asked,
     ):
         harmless.execute("SELECT 1")
-        assert claims.oldest_snapshot(connection) == 0
+        assert claims.value(connection, "read_oldest_snapshot") == 0
         report.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         report.execute("SELECT 1")
-        first = claims.oldest_snapshot(connection)
-        assert 0 < first < claims.oldest_snapshot(connection) < 30
+        first = claims.value(connection, "read_oldest_snapshot")
+        assert 0 < first < claims.value(connection, "read_oldest_snapshot") < 30
         eventually(lambda: asked.read() is not None)
         oldest = asked.oldest_snapshot
         assert oldest is not None and first < oldest < 30

@@ -19,7 +19,7 @@ from psycopg_pool import ConnectionPool
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperationError, RetryPolicy
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.connections import session_settings
+from cmdbus.worker.claims.pools import session_settings
 
 pytestmark = pytest.mark.db
 

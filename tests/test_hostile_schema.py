@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from handlers import promote
 from psycopg.sql import SQL, Literal
 
 from cmdbus import CommandBus, SendRequest
@@ -20,7 +21,9 @@ from cmdbus.database.statements import load, render
 from cmdbus.worker.claims.claim import ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
+from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
+from cmdbus.worker.waiting.timers import Timers
 
 pytestmark = pytest.mark.db
 
@@ -140,7 +143,8 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
     ):
         worker = Claims("cmdbus", 30)
         worker.register(connection, "tester")
-        worker.arm(connection, ["payments"], 0.5, 60.0)
+        values = {"node": worker.incarnation, "looks_in": 0.5, "lasts": 60.0}
+        worker.value(connection, "arm", domains=["payments"], **values)
         bus.configure("payments", max_depth=100, keep=timedelta(days=1))
         ids = bus.send_many([SendRequest("payments", "Debit", reply_to="orders")] * 9)
         later = [bus.send("payments", "Debit", delay=60, command_id=uuid4()) for _ in range(2)]
@@ -155,26 +159,26 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
         assert worker.renew(connection, {worker.incarnation: claims}) == []
         assert worker.settle(connection, finished) == []
         assert len(worker.release_dead(connection, claims[len(finished) :], [1] * 4, "why")) == 4
-        worker.timers(connection, ["payments"], KINDS, leases=True)
+        Timers(worker, ["payments"], KINDS).read(connection, leases=True)
         assert bus.troubleshooting.count() == 1
         bus.troubleshooting.retry(
             "payments", bus.troubleshooting.list()[0].command_id, operator="ann"
         )
         bus.cancel("payments", later[0])
-        worker.promote(connection, 10, 10**6)
+        promote(worker, connection, 10)
         retention = Retention(worker, Event())
         retention.remove_days(connection)
         retention.sweep(connection)
         assert 0 < retention.sweep_in(connection) <= MIN_SWEEP_SECONDS
         worker.ends(connection, claims)
-        worker.end_sessions(connection, [(1, 1)])
+        end_sessions(worker, connection, [(1, 1)])
         assert all(bus.get("payments", id_) for id_ in ids)
         assert bus.query(domain="payments") and bus.audit("payments", later[0])
         assert bus.snapshot("payments")["depth"] > 0 and bus.domains()
         bus.pause("payments")
         bus.resume("payments")
         assert bus.purge("payments") > 0
-        worker.remove_waiter(connection)
+        worker.value(connection, "leave", node=worker.incarnation)
 
 
 def test_statements_use_postgresqls_own_operators_and_functions(dsn: str) -> None:

@@ -20,6 +20,7 @@ from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import completed
+from cmdbus.worker.claims.transactions import begin, commit
 
 pytestmark = pytest.mark.db
 
@@ -169,12 +170,12 @@ def test_a_command_with_a_transaction_has_two_round_trips_of_its_own_beside_the_
         for _ in range(WARM + 1):
             [claim] = claims.settle_and_claim(connection, [], want(1))[1]
             wire.counts.clear()
-            claims.begin(
-                connection, statement=TIMEOUTS.statement, idle=TIMEOUTS.thread, marker="1:1"
+            begin(
+                claims, connection, statement=TIMEOUTS.statement, idle=TIMEOUTS.thread, marker="1:1"
             )
             settled, prepared = claims.settle_within(connection, finished([claim])[0], "1:1")
             assert settled
-            claims.commit(connection, prepared)
+            commit(claims, connection, prepared)
         assert (wire.statements, wire.round_trips) == (3, 3)
 
 

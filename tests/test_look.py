@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect
+from handlers import connect, promote
 
 from cmdbus import (
     CommandBus,
@@ -192,7 +192,7 @@ def test_snapshots_agree_with_themselves_while_commands_move(dsn: str) -> None:
             thread.start()
         for _ in range(30):
             connection.execute("UPDATE cmdbus.scheduled SET due_at = now() - interval '1 s'")
-            claims.promote(connection, 10, 10**6)
+            promote(claims, connection, 10)
             claims.settle_and_claim(
                 connection, [], ClaimRequest(5, 0, ["payments"], ["payments Debit"], [], {})
             )

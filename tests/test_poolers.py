@@ -15,7 +15,7 @@ from test_preflight import checks
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.readiness import Finding
-from cmdbus.worker.claims.connections import session_of
+from cmdbus.worker.claims.sessions import session_of
 
 #: As `checks` examines it.
 DEFAULT_LADDER = {

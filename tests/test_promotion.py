@@ -2,14 +2,16 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import psycopg
 import pytest
 from handlers import connect
 
 from cmdbus import CommandBus, SendRequest
+from cmdbus.worker.claims.claim import ClaimKey
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.timers import Timers
 
@@ -255,20 +257,14 @@ def test_while_the_queue_is_locked_due_commands_stay_and_none_is_set_aside(
 class OtherNodeFirst(Claims):
     """Each promotion that fails does so after another node has set its command aside."""
 
-    def promote(
-        self,
-        connection: psycopg.Connection,
-        rows: int,
-        size: int,
-        skipped: Iterable[int] = (),
-        seconds: float = 0.0,
-    ) -> int:
+    def value(self, connection: psycopg.Connection, name: str, /, **values: Any) -> Any:
         try:
-            return super().promote(connection, rows, size, skipped, seconds)
+            return super().value(connection, name, **values)
         except psycopg.errors.CheckViolation:
-            key = self.first_due(connection, skipped)
-            assert key is not None
-            if rows == 1:
+            row = self.row(connection, "find_first_due", skipped=values["skipped"])
+            assert row is not None
+            if values["rows"] == 1:
+                key = ClaimKey._make(row)
                 self.set_aside(connection, key, "NOT_CLAIMABLE", "why", "scheduled")
             raise
 

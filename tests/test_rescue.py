@@ -151,7 +151,7 @@ def test_what_the_board_shows_is_handed_back_however_many_rows_there_are(
         gone.take(claimed, started)
         gone.start(started)
         steward = Claims("cmdbus", 30)
-        with crowded(connection, "others", lambda: steward.claimed_by(connection, 1)):
+        with crowded(connection, "others", lambda: steward.claimed(connection)):
             found = rescue(connection, steward, registry(), gone.death())
             assert Narrowing(gone.claims).orphans(connection, set()) == []
     assert (ids(found.released), ids(found.lost)) == (ids([claimed]), ids([started]))

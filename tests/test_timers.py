@@ -87,7 +87,7 @@ def test_the_ends_of_more_leases_than_can_be_read_keep_nothing_else_from_being_l
     connection.execute("INSERT INTO cmdbus.lease VALUES (1, '30 s', clock_timestamp())")
 
     def read_all() -> None:
-        claims.timers(connection, ["payments"], [TYPE], leases=True)
+        Timers(claims, ["payments"], [TYPE]).read(connection, leases=True)
 
     with crowded(connection, "payments", read_all):
         bus.send("payments", "Debit", delay=HOUR)
@@ -203,7 +203,7 @@ def test_rows_are_read_for_leases_only_when_a_claimer_may_have_let_one_end(
 ) -> None:
     """A renewal moves its time, and retention forgets a claimer without claims."""
     bus.send("payments", "Debit")
-    [claim] = claimed(connection, lease=30).claimed_by(connection, incarnation(connection))
+    [claim] = claimed(connection, lease=30).of(incarnation(connection)).claimed(connection)
     connection.execute("UPDATE cmdbus.ready SET lease_until = clock_timestamp() + '1 s'")
     timers.read(connection, leases=True)
     assert timers.seen.pages == 0

@@ -71,7 +71,7 @@ def test_a_count_that_took_too_long_is_not_repeated_soon(dsn: str) -> None:
     ours = node("shop Ours")
     with psycopg.connect(dsn, autocommit=True) as connection:
         unhandled = Unhandled(ours, ["shop"])
-        with crowded(connection, "shop", lambda: ours.unhandled(connection, ["shop"], 0, 1)):
+        with crowded(connection, "shop", lambda: Unhandled(ours, ["shop"]).report(connection)):
             with pytest.raises(psycopg.errors.QueryCanceled):
                 unhandled.report(connection)
             unhandled.report(connection)

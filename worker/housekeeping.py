@@ -18,10 +18,12 @@ from cmdbus.board.slots import Slot as Place
 from cmdbus.clock import time
 from cmdbus.exits import cannot_start_thread
 from cmdbus.timeouts import Timeouts
+from cmdbus.worker.claims.claim import Session
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
+from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.pipeline import Pipeline
 from cmdbus.worker.telemetry import Telemetry
@@ -199,16 +201,23 @@ class Housekeeping:
     def _settle_late(self, place: Place, thread: WorkerThread, work: Execution, stack: str) -> None:
         connection = self._connection.connection()
         session = thread.hand.session
-        activity = self._claims.activity_of(connection, session[0]) if session else {}
+        activity = self._activity(session) if session else {}
         thread.hand.abort_io()
         if session:
-            self._claims.end_sessions(connection, [session])
+            end_sessions(self._claims, connection, [session])
         thread.hand.take_away()
         if work.finished is None:
             work.finished = work.timed_out(stack, activity)
         work.settled = True
         self._telemetry.health.stuck((thread.index, work.finished.claim.token), time.monotonic())
         self._pipeline.unsettled.settle(self._connection, place, [work.finished])
+
+    def _activity(self, session: Session) -> dict[str, object]:
+        """For the details of an event: the statement that a handler is executing, or executed
+        last in its transaction, and the sessions that block it, the longest first."""
+        row = self._claims.row(self._connection.connection(), "read_session", pid=session[0])
+        details = dict(zip(("statement", "blocked_by"), row or (), strict=False))
+        return {name: value for name, value in details.items() if value}
 
     def _replace_leader(self, thread: WorkerThread, stack: str, *, with_lead: bool) -> None:
         """The next leader ends its session, and then adopts the session's claims."""

@@ -37,6 +37,7 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.floors import Floors
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
+from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.in_flight import InFlight
 from cmdbus.worker.narrowing import Narrowing
 from cmdbus.worker.prefetch_policy import PrefetchPolicy
@@ -237,7 +238,7 @@ class Leader:
         self, connection: Connection, sessions: Collection[Session]
     ) -> tuple[bool, set[Key]]:
         """Whether the sessions are gone, or may still claim; and all claims in flight then."""
-        gone = self._claims.end_sessions(connection, sessions, within=_GONE_WITHIN)
+        gone = end_sessions(self._claims, connection, sessions, within=_GONE_WITHIN)
         # Before the table is read: a claim that is settled in between is in neither.
         return gone, self._in_flight.known()
 

@@ -80,9 +80,8 @@ class Narrowing:
 
     def orphans(self, connection: Connection, known: Container[Key]) -> list[Claim]:
         """What the table says is claimed by this worker and is not `known`, without payloads."""
-        ours = self._claims.incarnation
         try:
-            claims = self._claims.claimed_by(connection, ours)
+            claims = self._claims.claimed(connection)
         except Exception as error:
             if not may_be_of_one_row(error):
                 raise
@@ -96,7 +95,7 @@ class Narrowing:
                 return []
         else:
             return [claim for claim in claims if key_of(claim) not in known]
-        keys = self._claims.keys_of(connection, ours)
+        keys = self._claims.keys_of(connection, self._claims.incarnation)
         found = [self._read(connection, key) for key in keys if key_of(key) not in known]
         return [claim._replace(data="") for claim in found if claim is not None]
 
@@ -113,7 +112,8 @@ class Narrowing:
 
     def _read(self, connection: Connection, key: ClaimKey) -> Claim | None:
         try:
-            return self._claims.read_claim(connection, key)
+            row = self._claims.row(connection, "read_claim", **key._asdict())
+            return None if row is None else Claim._make(row)
         except Exception as error:
             if not may_be_of_one_row(error):
                 raise

@@ -30,19 +30,11 @@ from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import STOPPED, Claim, ClaimScope, Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import (
-    HEADROOM,
-    Pool,
-    PooledConnections,
-    ThreadConnection,
-    abort_io_at,
-    check_pool,
-    complete,
-    open_pool,
-    parts_of,
-)
+from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
 from cmdbus.worker.claims.halving import release
+from cmdbus.worker.claims.pools import HEADROOM, Pool, check_pool, complete, open_pool, parts_of
 from cmdbus.worker.claims.rejections import lacks_a_right, reason
+from cmdbus.worker.claims.sessions import abort_io_at, end_sessions
 from cmdbus.worker.housekeeping import Housekeeping
 from cmdbus.worker.monkey_patches import patched
 from cmdbus.worker.steward.steward import Steward, connect
@@ -442,7 +434,7 @@ class Worker:
         sessions = [session for slot in stuck if (session := slot.hand.session)]
         for thread in stuck:
             thread.hand.abort_io()
-        self._claims.end_sessions(connection, sessions)
+        end_sessions(self._claims, connection, sessions)
         verdict, ordered = self._telemetry.seat.stop_verdict, self._is_ordered
         why = (
             "its worker was replaced"

@@ -25,6 +25,7 @@ from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import completed
+from cmdbus.worker.claims.transactions import begin, commit
 
 EFFECT = "CREATE TABLE effect (command_id uuid)"
 _INSERT = "INSERT INTO effect (command_id) VALUES (%s)"
@@ -126,13 +127,13 @@ def _run_singly(connection: psycopg.Connection, claims: Claims) -> None:
     while claimed := claims.settle_and_claim(connection, [], request)[1]:
         [claim] = claimed
         marker = f"{claim.id}:{claim.token}"
-        claims.begin(
-            connection, statement=_TIMEOUTS.statement, idle=_TIMEOUTS.thread, marker=marker
+        begin(
+            claims, connection, statement=_TIMEOUTS.statement, idle=_TIMEOUTS.thread, marker=marker
         )
         connection.execute(_INSERT, (claim.command_id,))
         settled, prepared = claims.settle_within(connection, _finished(claim), marker)
         assert settled
-        claims.commit(connection, prepared)
+        commit(claims, connection, prepared)
 
 
 def _finished(claim: Claim) -> Finished:

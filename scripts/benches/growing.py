@@ -20,6 +20,7 @@ from cmdbus.database import schema
 from cmdbus.producer.requests import SendRequest
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.waiting.timers import Timers
 
 PROCESSES, THREADS = 4, 8
 _FEW_INSTANCES, _FEW_LOOPS = 2, 2
@@ -154,5 +155,5 @@ def lease_look(slot: Place) -> Found:
 
 def _look_ms(claims: Claims, connection: psycopg.Connection) -> float:
     began = perf_counter()
-    claims.timers(connection, [DOMAIN], [f"{DOMAIN} {TYPE}"], leases=True)
+    Timers(claims, [DOMAIN], [f"{DOMAIN} {TYPE}"]).read(connection, leases=True)
     return 1000 * (perf_counter() - began)

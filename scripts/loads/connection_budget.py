@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import psycopg
 
 from cmdbus.worker.boot.budget import Need
-from cmdbus.worker.claims.connections import HEADROOM
+from cmdbus.worker.claims.pools import HEADROOM
 
 #: Of the load test itself: the bus's, and one that looks on.
 OURS = 6

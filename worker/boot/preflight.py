@@ -20,14 +20,9 @@ from cmdbus.settings import Settings
 from cmdbus.worker.boot import budget, effective
 from cmdbus.worker.boot.app import hint, load
 from cmdbus.worker.boot.trial import try_claim
-from cmdbus.worker.claims.connections import (
-    HEADROOM,
-    ROLE_FIX,
-    Connection,
-    complete,
-    session_of,
-    session_settings,
-)
+from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.pools import HEADROOM, complete, session_settings
+from cmdbus.worker.claims.sessions import ROLE_FIX, session_of
 
 #: PostgreSQL's major versions that are tested.
 _MIN_MAJOR, _MAX_MAJOR = 14, 18

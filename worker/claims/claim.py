@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 
 from cmdbus.settings import CLAIM_BYTES
-from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
+from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, Outcome, OutcomeKind
 
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
@@ -20,6 +20,8 @@ Session = tuple[int, int]
 STOPPED = "STOPPED"
 
 _PRIORITIES = range(11)
+#: What a smallint can hold.
+_MAX_LOSSES = 2**15 - 1
 
 
 class Claim(NamedTuple):
@@ -151,14 +153,15 @@ class TimerReading(NamedTuple):
 
 
 class ClaimScope(Enum):
-    """Which commands a worker claims, by what they may have done to those that ran them."""
+    """Which commands a worker claims, by what they may have done to those that ran them: the
+    losses that a row has at least and at most, with this claim's."""
 
     #: All: there is no other process for suspects.
-    ANY = 0
+    ANY = (0, _MAX_LOSSES)
     #: Not those that run alone.
-    INNOCENT = 1
+    INNOCENT = (0, SUSPECT_LOSSES - 1)
     #: Only one of those.
-    SUSPECT = 2
+    SUSPECT = (SUSPECT_LOSSES, _MAX_LOSSES)
 
 
 #: Id, token and command: a row whose lease was lost may come to us again, and a server that

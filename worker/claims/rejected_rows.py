@@ -8,7 +8,7 @@ from collections.abc import Set
 from typing import Literal
 
 from cmdbus.worker.claims.claim import ClaimKey, Connection, Key, key_of
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.held import HeldClaims
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class RejectedRows:
     """Used by one thread at a time."""
 
-    def __init__(self, claims: Claims) -> None:
+    def __init__(self, claims: HeldClaims) -> None:
         self._claims = claims
         self._skipped: set[int] = set()
         #: Rows that have timed out once: since the latest success of another statement, and

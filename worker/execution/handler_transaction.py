@@ -13,7 +13,6 @@ from cmdbus.errors import (
 from cmdbus.failpoints import BEFORE_COMMIT, failpoint
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import end_session
 from cmdbus.worker.claims.rejections import (
     Cause,
     cause_of,
@@ -22,7 +21,9 @@ from cmdbus.worker.claims.rejections import (
     lacks_storage,
     reason,
 )
+from cmdbus.worker.claims.sessions import end_session
 from cmdbus.worker.claims.settlement import make_partitions
+from cmdbus.worker.claims.transactions import begin, commit, limits, roll_back
 from cmdbus.worker.execution.handler_connection import (
     USED_AFTER_RETURN,
     HandlerConnection,
@@ -73,7 +74,7 @@ class HandlerTransaction:
         self.aborted = False
         #: Its session was closed here, because it was still in use.
         self.dropped = False
-        claims.begin(connection, statement=statement, idle=idle, marker=marker)
+        begin(claims, connection, statement=statement, idle=idle, marker=marker)
         self._handlers = handler_connection(connection)
 
     @property
@@ -87,7 +88,7 @@ class HandlerTransaction:
         handlers = self._handlers
         if handlers is not None:
             with suppress(InvalidOperationError):  # the handler has returned meanwhile
-                handlers.limit(self._claims.limit(statement=statement, idle=idle))
+                handlers.limit(limits(self._claims, statement=statement, idle=idle))
 
     def complete(self, finished: Finished) -> None:
         """Settles and commits. The COMMIT is sent only after the settlement was seen to have
@@ -115,7 +116,7 @@ class HandlerTransaction:
         if not settled:
             raise LeaseLostError
         failpoint(BEFORE_COMMIT)
-        self._claims.commit(self._session, prepared)
+        commit(self._claims, self._session, prepared)
         self._clean = True
 
     def end(self) -> None:
@@ -129,28 +130,30 @@ class HandlerTransaction:
             return
         self.aborted = self._session.info.transaction_status is _INERROR
         try:
-            self._claims.roll_back(self._session)
+            roll_back(self._claims, self._session)
         except psycopg.Error:
             self._session.close()
 
     def _refusal(self, error: psycopg.Error, claim: Claim) -> CmdbusError:
         """What a missing right means. If the worker's role has them all, the handler has changed
         the role, unless the right was granted in this moment: that happens but once."""
-        self._claims.roll_back(self._session)
+        roll_back(self._claims, self._session)
         self._clean = True
-        if self._claims.missing_rights(self._session):
+        if self._claims.rows(self._session, "read_missing_rights"):
             return SettlementBlockedError(_BLOCKED, reason(error))
         message = (
             f"the command cannot be settled in the transaction of context.connection "
             f"({reason(error)}): a handler that changes its role (SET ROLE) must change it back "
             f"before it returns (RESET ROLE)"
         )
-        if self._claims.error_code(self._session, claim) != _ROLE_CHANGED:
+        key = self._claims.key(claim)._asdict()
+        latest = self._claims.row(self._session, "read_error_code", **key)
+        if latest != (_ROLE_CHANGED,):
             return SettlementBlockedError(_ROLE_CHANGED, message)
         return TransientCommandError(_ROLE_CHANGED, message)
 
     def _make_partitions(self) -> None:
-        self._claims.roll_back(self._session)
+        roll_back(self._claims, self._session)
         self._clean = True
         make_partitions(self._claims, self._session)
 

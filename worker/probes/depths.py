@@ -13,7 +13,7 @@ from cmdbus.clock import time
 from cmdbus.errors import CmdbusError
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import abort_io, abort_io_at
+from cmdbus.worker.claims.sessions import abort_io, abort_io_at
 from cmdbus.worker.probes.responses import Depths
 
 logger = logging.getLogger(__name__)
@@ -90,8 +90,9 @@ class DepthGauge:
         try:
             connection = connection or self._connect()
             with abort_io_at(time.monotonic() + self._within, partial(abort_io, connection)):
-                depths = self._claims.depths(connection)
-                oldest = self._claims.oldest_snapshot(connection)
+                rows = self._claims.rows(connection, "read_depths")
+                oldest = float(self._claims.value(connection, "read_oldest_snapshot"))
+            depths = {(domain, state): count for domain, state, count in rows}
             self._latest = time.monotonic(), depths, oldest
             self._counted.set()
         except (psycopg.Error, CmdbusError, OSError) as error:

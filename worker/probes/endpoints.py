@@ -13,7 +13,7 @@ from cmdbus.database import dsn as dsns
 from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import complete, session_settings
+from cmdbus.worker.claims.pools import complete, session_settings
 from cmdbus.worker.probes import exposition
 from cmdbus.worker.probes import responses as answers
 from cmdbus.worker.probes.depths import DepthGauge

@@ -72,7 +72,7 @@ class Listening:
         """Checks the session of the rounds after that of the listener has ended."""
         if self._session_ended.is_set():
             self._session_ended.clear()
-            self._claims.ping(connection)
+            self._claims.execute(connection, "ping")
         return float("inf")
 
     def watch_queue(self, usage: float) -> None:

@@ -18,8 +18,8 @@ from cmdbus.database import schema as schemas
 from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import abort_io, abort_io_at
 from cmdbus.worker.claims.rejections import reason
+from cmdbus.worker.claims.sessions import abort_io, abort_io_at
 from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
 from cmdbus.worker.steward.unhandled import Unhandled
 

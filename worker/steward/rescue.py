@@ -24,6 +24,7 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.halving import in_halves, warn_of_release
 from cmdbus.worker.claims.outcomes import failed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
+from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.claims.settlement import log_end, settle_one
 from cmdbus.worker.steward.attribution import Attribution, begun
 
@@ -65,9 +66,8 @@ def rescue(
     charged command's settlement waits for its row as long as lock_timeout says."""
     deadline = time.monotonic() + within
     sessions = _sessions_of(attribution.seat)
-    if not claims.end_sessions(
-        connection, sessions, incarnation=attribution.incarnation, within=within / 2
-    ):
+    dead = attribution.incarnation
+    if not end_sessions(claims, connection, sessions, incarnation=dead, within=within / 2):
         return Rescued(sessions_ended=False)
     failpoint(IN_RESCUE)
     rescuer = _Rescuer(connection, claims, registry, attribution)
@@ -120,7 +120,7 @@ class _Rescuer:
         if self._too_many or (claims and first):
             return claims
         try:
-            return self._theirs.claimed_by(self._connection, self._attribution.incarnation)
+            return self._theirs.claimed(self._connection)
         except psycopg.errors.QueryCanceled as error:
             self._too_many = True
             logger.warning(
@@ -136,7 +136,7 @@ class _Rescuer:
         shown += [slot.command.command_id for slot in seat.slots if slot.command]
         if not shown:
             return []
-        return self._theirs.claimed_by(self._connection, self._attribution.incarnation, shown)
+        return self._theirs.claimed(self._connection, shown)
 
     def hand_back(self, claims: list[Claim]) -> None:
         causes = [claim for claim in claims if key_of(claim) in self._attribution.causes]

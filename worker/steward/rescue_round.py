@@ -13,6 +13,7 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Claim, Connection
 from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES
 from cmdbus.worker.steward.attribution import attribute
 from cmdbus.worker.steward.rescue import Rescued, rescue
 from cmdbus.worker.steward.stale_boards import KILLED
@@ -41,7 +42,8 @@ class RescueRound:
                     raise
                 failures.append(error)
         if dead or view.suspects:
-            self._board.set_suspects(self._claims.suspects_wait(connection, self._claims.types))
+            values = {"losses": SUSPECT_LOSSES, "types": self._claims.types}
+            self._board.set_suspects(self._claims.value(connection, "find_suspects", **values))
         if failures:
             raise failures[0]
         return float("inf")

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import psycopg
 
+from cmdbus.database.session_names import PATTERN, incarnation_of
+from cmdbus.worker.claims.arrays import numbers
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
@@ -103,7 +105,7 @@ class Retention:
 
     def remove_days(self, connection: Connection) -> int:
         """Returns how many days are removed."""
-        now, partitions = self._claims.days(connection)
+        now, partitions = self._read_days(connection)
         removals = plan_days(now, partitions, self._keeps(connection))
         return sum(self._remove(connection, removal) for removal in removals)
 
@@ -111,8 +113,8 @@ class Retention:
         """Of processes that ended long ago, and of changes to domains; returns how many."""
         removed = 0
         for what, remove in (
-            ("incarnations", self._claims.retain_incarnations),
-            ("events of domains", self._claims.retain_domain_events),
+            ("incarnations", self._remove_incarnations),
+            ("events of domains", self._remove_domain_events),
         ):
             try:
                 removed += remove(connection)
@@ -126,14 +128,10 @@ class Retention:
         """Returns how many commands of domains whose sweep is due are removed."""
         keeps = self._keeps(connection)
         # A domain whose sweep another steward has begun in the meantime is left to that one.
-        ours = {
-            domain
-            for domain in due_sweeps(keeps)
-            if self._claims.begin_sweep(connection, domain, sweep_seconds(keeps[domain].seconds))
-        }
+        ours = {domain for domain in due_sweeps(keeps) if self._begins(connection, domain, keeps)}
         if not ours:
             return 0
-        now, partitions = self._claims.days(connection)
+        now, partitions = self._read_days(connection)
         removals = plan_sweeps(now, partitions, keeps, ours)
         return sum(self._remove(connection, removal) for removal in removals)
 
@@ -143,8 +141,28 @@ class Retention:
         waits = [keep.sweep_in for keep in self._keeps(connection).values()]
         return min([MIN_SWEEP_SECONDS, *(seconds for seconds in waits if seconds > 0)])
 
+    def _begins(self, connection: Connection, domain: str, keeps: Mapping[str, Keep]) -> bool:
+        seconds = sweep_seconds(keeps[domain].seconds)
+        return bool(self._claims.value(connection, "begin_sweep", domain=domain, seconds=seconds))
+
     def _keeps(self, connection: Connection) -> dict[str, Keep]:
-        return {name: Keep(*each) for name, each in self._claims.keeps(connection).items()}
+        rows = self._claims.rows(connection, "find_keeps")
+        return {name: Keep(seconds, swept) for name, seconds, swept in rows}
+
+    def _read_days(self, connection: Connection) -> tuple[float, list[str]]:
+        """The server's time in seconds since 1970, and the names of the tables of history."""
+        rows = self._claims.rows(connection, "find_days")
+        return (rows[0][1] if rows else 0.0), [row[0] for row in rows]
+
+    def _remove_incarnations(self, connection: Connection) -> int:
+        """Those that nothing refers to any longer."""
+        names = self._claims.rows(connection, "find_living", node=PATTERN)
+        living = (incarnation_of(name) for (name,) in names)
+        numbered = numbers(number for number in living if number is not None)
+        return int(self._claims.value(connection, "retain_incarnations", living=numbered))
+
+    def _remove_domain_events(self, connection: Connection) -> int:
+        return int(self._claims.value(connection, "retain_domain_events"))
 
     def _remove(self, connection: Connection, removal: Removal) -> int:
         partition, domain = removal
@@ -165,7 +183,9 @@ class Retention:
         gone, blocks = False, _MAX_BLOCKS
         while not gone and not self._stopping.is_set():
             try:
-                gone = self._claims.retain_day(connection, partition, blocks)
+                gone = self._claims.value(
+                    connection, "retain_day", partition=partition, blocks=blocks
+                )
             except psycopg.errors.QueryCanceled:
                 if blocks == 1:
                     raise
@@ -176,7 +196,8 @@ class Retention:
         removed, rows = 0, _MAX_ROWS
         while not self._stopping.is_set():
             try:
-                some = self._claims.retain_domain(connection, partition, domain, rows)
+                values = {"partition": partition, "domain": domain, "count": rows}
+                some = int(self._claims.value(connection, "retain_domain", **values))
             except psycopg.errors.QueryCanceled:
                 if rows == 1:
                     raise

@@ -15,7 +15,8 @@ from cmdbus.database import dsn as dsns
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import ThreadConnection, Unpooled, session_settings
+from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
+from cmdbus.worker.claims.pools import session_settings
 from cmdbus.worker.steward.lease_round import LeaseRound
 from cmdbus.worker.steward.listening import Listening
 from cmdbus.worker.steward.rounds import ROUND_SECONDS, Round, Rounds
@@ -104,7 +105,7 @@ class Steward:
         return 0.0
 
     def _close(self, connection: Connection) -> float:
-        self._claims.remove_waiter(connection)
+        self._claims.value(connection, "leave", node=self._claims.incarnation)
         return 0.0
 
     def _passed(self, succeeded: bool) -> None:

@@ -22,7 +22,7 @@ _PAUSE = 500
 class Unhandled:
     def __init__(self, claims: Claims, domains: Sequence[str]) -> None:
         self._claims = claims
-        self._domains = domains
+        self._domains = list(domains)
         #: When each type was reported, in monotonic time.
         self._reported: dict[tuple[str, str], float] = {}
         self._not_before = float("-inf")
@@ -33,8 +33,13 @@ class Unhandled:
         if began < self._not_before:
             return
         try:
-            found = self._claims.unhandled(
-                connection, self._domains, UNHANDLED_AFTER_SECONDS, 2 * MAX_TYPES
+            found = self._claims.rows(
+                connection,
+                "find_unhandled",
+                domains=self._domains,
+                types=self._claims.types,
+                seconds=UNHANDLED_AFTER_SECONDS,
+                count=2 * MAX_TYPES,
             )
         finally:  # It may have been canceled, as there is too much to count.
             now = time.monotonic()

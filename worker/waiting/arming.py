@@ -146,11 +146,18 @@ class Arming:
         self, connection: Connection, domains: Sequence[str], looks_at: float, now: float
     ) -> bool:
         looks_in = max(0.0, looks_at - now)
-        fresh = self._claims.arm(connection, domains, looks_in, looks_in + _SPARE_SECONDS)
+        fresh = self._claims.value(
+            connection,
+            "arm",
+            node=self._claims.incarnation,
+            domains=list(domains),
+            looks_in=looks_in,
+            lasts=looks_in + _SPARE_SECONDS,
+        )
         if looks_at > self._published:
             self._put_off.raise_(connection)
         self._published = looks_at
-        return fresh
+        return bool(fresh)
 
     def _check_put_off(self, connection: Connection) -> float:
         if not self._put_off.is_up:

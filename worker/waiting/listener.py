@@ -17,7 +17,7 @@ from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.printable import joined
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import abort_io, abort_io_at
+from cmdbus.worker.claims.sessions import abort_io, abort_io_at
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Listener:
     def _listen(self, connection: Connection) -> None:
         # A server that has gone silent would not answer, and nothing else would end the wait.
         with abort_io_at(time.monotonic() + self._ping, partial(abort_io, connection)):
-            self._claims.listen(connection)
+            self._claims.execute(connection, "listen")
         self.session += 1
         self._began()
         try:

@@ -9,8 +9,10 @@ a lock times out    the rows stay as they are, until the next reading
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from cmdbus.clock import time
+from cmdbus.worker.claims.arrays import numbers
 from cmdbus.worker.claims.claim import ClaimKey, Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.rejected_rows import RejectedRows
@@ -44,7 +46,7 @@ class Promotion:
         seconds = self._timeout() if rows == 1 else 0.0
         began = time.monotonic()
         try:
-            promoted = self._claims.promote(connection, rows, size, self._rejected.skipped, seconds)
+            promoted = self._promote(connection, rows, size, seconds)
         except Exception as error:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise
@@ -72,8 +74,23 @@ class Promotion:
             self._rejected.set_aside(connection, first, what, error, "scheduled")
         return True
 
+    def _promote(self, connection: Connection, rows: int, size: int, seconds: float) -> int:
+        """Up to `rows` rows and `size` bytes as stored; returns the number of commands."""
+        skipped = numbers(self._rejected.skipped)
+        promote = partial(
+            self._claims.value, connection, "promote", rows=rows, bytes=size, skipped=skipped
+        )
+        if not seconds:
+            return int(promote())
+        with connection.transaction():
+            self._claims.value(connection, "limit_statements", limit=f"{seconds:g}s")
+            return int(promote())
+
     def _first_due(self, connection: Connection) -> ClaimKey | None:
-        return self._claims.first_due(connection, self._rejected.skipped)
+        """Of the scheduled commands, the one that is promoted next."""
+        skipped = numbers(self._rejected.skipped)
+        row = self._claims.row(connection, "find_first_due", skipped=skipped)
+        return None if row is None else ClaimKey._make(row)
 
     def _warn_once(self, why: str) -> None:
         if why != self._last_warning:

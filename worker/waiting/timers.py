@@ -1,16 +1,17 @@
 """Promotes due commands, and reads when the next timer is due."""
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
 import psycopg
 
 from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 from cmdbus.failpoints import PROMOTED, failpoint
+from cmdbus.worker.claims.arrays import numbers
 from cmdbus.worker.claims.claim import Connection, TimerReading
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.floors import pause_after
+from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES
 from cmdbus.worker.waiting.promotion import Promotion
 
 #: Seconds between two readings while due rows are locked by other sessions.
@@ -41,8 +42,7 @@ class Timers:
         """`timeout`: see Promotion."""
         self._claims = claims
         self._promotion = Promotion(claims, timeout)
-        self._domains = domains
-        self._types = types
+        self._domains, self._types = list(domains), list(types)
         self._locked_pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         #: When the ends of leases are read again, which walks over all rows; monotonic time.
         self._leases_at = float("-inf")
@@ -85,17 +85,25 @@ class Timers:
 
     def _read(self, connection: Connection, leases: bool, own: Collection[int]) -> TimerReading:
         """Leaves pauses between readings of leases that take many pages."""
-        read = partial(self._claims.timers, connection, self._domains, self._types, own=own)
+        values = {"domains": self._domains, "types": self._types, "own": numbers(own)}
+
+        def read(leases: bool) -> TimerReading:
+            row = self._claims.row(
+                connection, "read_timers", **values, leases=leases, losses=SUSPECT_LOSSES
+            )
+            assert row is not None
+            return TimerReading._make(row)
+
         now = time.monotonic()
         walks = leases and now >= self._leases_at
         try:
-            reading = read(leases=walks)
+            reading = read(walks)
         except psycopg.errors.QueryCanceled:
             if not walks:
                 raise
             # Too many rows: a lease that ends is found by the claim of a worker that polls.
             self._leases_at = time.monotonic() + _RETRY_LEASES_SECONDS
-            return read(leases=False)
+            return read(False)
         if walks:
             ends_in = float("inf") if reading.lease_ends is None else reading.lease_ends
             self._leases_at = time.monotonic() + min(ends_in, pause_after(reading.pages))

@@ -20,7 +20,7 @@ class WritersBarrier:
         return self._writers is not None
 
     def raise_(self, connection: Connection) -> None:
-        self._writers = self._claims.writers(connection)
+        self._writers = self._read(connection)
         self._pauses.reset()
 
     def lower(self) -> None:
@@ -29,8 +29,11 @@ class WritersBarrier:
     def check(self, connection: Connection) -> float:
         """Seconds until the next check; 0 once all have ended, which lowers the barrier."""
         if self._writers:
-            self._writers &= self._claims.writers(connection)
+            self._writers &= self._read(connection)
         if self._writers:
             return self._pauses.pause()
         self._writers = None
         return 0.0
+
+    def _read(self, connection: Connection) -> set[str]:
+        return set(self._claims.value(connection, "read_writers"))

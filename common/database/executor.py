@@ -1,0 +1,39 @@
+"""Executes the named statements of one schema."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+
+from cmdbus.database.adapters import Row, own_cursor
+from cmdbus.database.statements import statement
+
+
+class Executor:
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+
+    def execute(
+        self,
+        connection: psycopg.Connection[Any],
+        name: str,
+        values: Mapping[str, Any] | None = None,
+        *,
+        prepare: bool | None = None,
+        binary: bool = False,
+    ) -> psycopg.Cursor[Row]:
+        # A pool of the caller's may make connections whose cursors are of another kind.
+        cursor = own_cursor(connection)
+        return cursor.execute(statement(name, self.schema), values, prepare=prepare, binary=binary)
+
+    def rows(self, connection: psycopg.Connection[Any], name: str, /, **values: Any) -> list[Row]:
+        return self.execute(connection, name, values).fetchall()
+
+    def row(self, connection: psycopg.Connection[Any], name: str, /, **values: Any) -> Row | None:
+        return self.execute(connection, name, values).fetchone()
+
+    def value(self, connection: psycopg.Connection[Any], name: str, /, **values: Any) -> Any:
+        """Of a statement that returns exactly one row; its first column."""
+        row = self.row(connection, name, **values)
+        assert row is not None, f"{name} returns exactly one row"
+        return row[0]
