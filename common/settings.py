@@ -7,6 +7,8 @@ from cmdbus.timeouts import Timeouts
 
 #: Payload bytes that a process claims ahead of its threads.
 CLAIM_BYTES = 8 * 1024**2
+#: Seconds that a poll interval has at least.
+MIN_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from eventually import eventually
 from handlers import connect, running
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
-from cmdbus.board.slots import Slot as Place
+from cmdbus.board.slots import Slot
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
@@ -44,10 +44,10 @@ class Lost:
         self.done.not_settled(claim, 3)
         self.dsn = dsn
 
-    def hand(self) -> ThreadConnection:
+    def connection(self) -> ThreadConnection:
         return ThreadConnection(Unpooled(lambda: connect(self.dsn)))
 
-    def place(self) -> Place:
+    def slot(self) -> Slot:
         return self.record.acquire_slot()[1]
 
     @property
@@ -63,7 +63,7 @@ def lost(dsn: str) -> Iterator[Lost]:
 
 
 def test_an_error_while_an_end_is_counted_keeps_no_claim(lost: Lost) -> None:
-    connection, ended = lost.hand(), lost.place()
+    connection, ended = lost.connection(), lost.slot()
     cells, ended.counters = ended.counters, None  # type: ignore[assignment]
     with pytest.raises(AttributeError):
         lost.done.find_out(connection, ended)
@@ -77,9 +77,9 @@ def test_two_threads_that_find_out_the_same_end_count_it_once(lost: Lost) -> Non
     errors: list[BaseException] = []
 
     def find_out() -> None:
-        connection = lost.hand()
+        connection = lost.connection()
         try:
-            lost.done.find_out(connection, lost.place())
+            lost.done.find_out(connection, lost.slot())
         except BaseException as error:
             errors.append(error)
         finally:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import psycopg
 
-from cmdbus.board.slots import Slot as Place
+from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.exits import cannot_start_thread
 from cmdbus.timeouts import Timeouts
@@ -134,7 +134,7 @@ class Housekeeping:
             self._connection.close()
             self._telemetry.release_slot(self._index, self._slot)
 
-    def _run_round(self, slot: Place) -> None:
+    def _run_round(self, slot: Slot) -> None:
         tasks = (self._carry_out, self._renew, self._settle_old, self._release_stale)
         while not self._stopping.wait(_SETTLE_WITHIN):
             if not self._pipeline.busy:
@@ -165,11 +165,11 @@ class Housekeeping:
             logger.warning("housekeeping failed, and is tried again: %s", error)
         self._last_warning = error
 
-    def _settle_old(self, slot: Place) -> None:
+    def _settle_old(self, slot: Slot) -> None:
         self._pipeline.unsettled.settle_old(self._connection, slot, _SETTLE_WITHIN)
         self._pipeline.unsettled.find_out(self._connection, slot)
 
-    def _release_stale(self, _: Place) -> None:
+    def _release_stale(self, _: Slot) -> None:
         self._pipeline.release_stale(self._connection)
 
     def _wait(self) -> None:
@@ -180,7 +180,7 @@ class Housekeeping:
         if not (self._pipeline.busy or self._verdicts or self._stopping.is_set()):
             self._pipeline.working.wait()
 
-    def _carry_out(self, slot: Place) -> None:
+    def _carry_out(self, slot: Slot) -> None:
         while self._verdicts and time.monotonic() >= self._verdicts_at:
             # Before it fails: an error of another task must not delay the verdicts.
             self._verdicts_at = time.monotonic() + _AFTER_FAILURE
@@ -188,29 +188,29 @@ class Housekeeping:
             self._verdicts.popleft()
             self._verdicts_at = 0.0
 
-    def _carry_out_one(self, place: Place, thread: WorkerThread, work: Work, stack: str) -> None:
+    def _carry_out_one(self, slot: Slot, thread: WorkerThread, work: Work, stack: str) -> None:
         """The session is ended before the command is settled: until then it could still
         commit. May be repeated from the start."""
         if isinstance(work, RoundTrip):
             self._replace_leader(thread, stack, with_lead=work.leads)
             return
         if not work.settled:
-            self._settle_late(place, thread, work, stack)
+            self._settle_late(slot, thread, work, stack)
         self._pool.replace(thread)
 
-    def _settle_late(self, place: Place, thread: WorkerThread, work: Execution, stack: str) -> None:
+    def _settle_late(self, slot: Slot, thread: WorkerThread, work: Execution, stack: str) -> None:
         connection = self._connection.connection()
-        session = thread.hand.session
+        session = thread.connection.session
         activity = self._activity(session) if session else {}
-        thread.hand.abort_io()
+        thread.connection.abort_io()
         if session:
             end_sessions(self._claims, connection, [session])
-        thread.hand.take_away()
+        thread.connection.take_away()
         if work.finished is None:
             work.finished = work.timed_out(stack, activity)
         work.settled = True
         self._telemetry.health.stuck((thread.index, work.finished.claim.token), time.monotonic())
-        self._pipeline.unsettled.settle(self._connection, place, [work.finished])
+        self._pipeline.unsettled.settle(self._connection, slot, [work.finished])
 
     def _activity(self, session: Session) -> dict[str, object]:
         """For the details of an event: the statement that a handler is executing, or executed
@@ -221,14 +221,14 @@ class Housekeeping:
 
     def _replace_leader(self, thread: WorkerThread, stack: str, *, with_lead: bool) -> None:
         """The next leader ends its session, and then adopts the session's claims."""
-        self._pipeline.leader.mark_in_doubt(thread.hand.session)
-        thread.hand.abort_io()
-        thread.hand.take_away()
+        self._pipeline.leader.mark_in_doubt(thread.connection.session)
+        thread.connection.abort_io()
+        thread.connection.take_away()
         self._pool.replace(thread, with_lead=with_lead)
         message = "the leader is stuck in a round trip: another thread takes over\n%s"
         self._pipeline.unsettled.log_later(partial(logger.error, message, stack))
 
-    def _renew(self, _: Place) -> None:
+    def _renew(self, _: Slot) -> None:
         now = time.monotonic()
         # A steward that is being replaced, or cannot connect, must not cost a lease.
         if now < max(self._renew_at, self._steward_renewed() + _STEWARD_MISSES * self._renew_every):

@@ -108,15 +108,14 @@ class Leader:
 
     def prepare(self, thread: WorkerThread) -> None:
         """For each new session, before its thread leads: registers the worker, and plans."""
-        connection = thread.hand.connection()
-        if thread.hand.session != thread.registered:
+        connection = thread.connection.connection()
+        if thread.connection.session != thread.registered:
             self._claims.register_again(connection)
             self._claims.plan(connection)
-            thread.registered = thread.hand.session
+            thread.registered = thread.connection.session
 
     def settle_and_claim(self, thread: WorkerThread, threads: int) -> bool:
         """Settles everything finished and claims the next run; False if there was none."""
-        hand, slot = thread.hand, thread.place
         self.prepare(thread)
         if self.sessions_in_doubt:
             self.adopt(thread)
@@ -124,13 +123,13 @@ class Leader:
         try:
             began, request, claims = self._settle_and_claim(thread, threads)
         except BaseException as error:
-            if hand.lost() or not isinstance(error, psycopg.Error):
-                self.mark_in_doubt(hand.session)
+            if thread.connection.lost() or not isinstance(error, psycopg.Error):
+                self.mark_in_doubt(thread.connection.session)
             raise
         if claims is None:
             return True
         ended = time.monotonic()
-        self._telemetry.settled_and_claimed(slot, len(claims), ended - began)
+        self._telemetry.settled_and_claimed(thread.slot, len(claims), ended - began)
         payload = sum([len(claim.data) for claim in claims])
         thread.waited_for_cpu()  # from here on
         self._waiter.after_claim(full=self._full)
@@ -145,7 +144,7 @@ class Leader:
         self, thread: WorkerThread, threads: int
     ) -> tuple[float, ClaimRequest, list[Claim] | None]:
         """When the claim began, its limits, and its claims; None if they came row by row."""
-        connection, slot = thread.hand, thread.place
+        connection, slot = thread.connection, thread.slot
         done = self._unsettled.take()
         others = [finished for finished in done if not finished.plain]
         plain = [finished for finished in done if finished.plain] if others else done
@@ -192,9 +191,9 @@ class Leader:
         """After an outcome or a row has made a round trip fail: settles, then claims, on another
         session, as a handler may have changed this one. If the claim is what fails, rows are
         claimed one by one; the error is raised if that does not get on either."""
-        thread.hand.drop()
-        self._unsettled.settle(thread.hand, thread.place, self._unsettled.take())
-        connection = thread.hand.connection()
+        thread.connection.drop()
+        self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
+        connection = thread.connection.connection()
         try:
             if was_executed(error):
                 self._adopt(thread, connection, self._in_flight.known())
@@ -206,13 +205,13 @@ class Leader:
         if not self._narrowing.claim(connection, request, partial(self._take_on, thread)):
             raise rejection
         self._warn_once(rejection, "claiming row by row")
-        self._telemetry.claim_failed(thread.place)
+        self._telemetry.claim_failed(thread.slot)
         return None
 
     def adopt(self, thread: WorkerThread) -> None:
         """Takes the claims of the sessions in doubt."""
         sessions = set(self.sessions_in_doubt)
-        connection = thread.hand.connection()
+        connection = thread.connection.connection()
         gone, known = self._end_sessions(connection, sessions)
         self._adopt(thread, connection, known)
         if gone and not thread.given_up:
@@ -267,16 +266,16 @@ class Leader:
 
     def wait_for_work(self, thread: WorkerThread) -> bool:
         """True if there were only outcomes to settle, which is done: the leader may wait on."""
-        self._telemetry.waits(thread.place, Phase.RESTING)
+        self._telemetry.waits(thread.slot, Phase.RESTING)
         source = self._waiter.wait_for_work(
             busy=lambda: bool(self._unsettled) or self._stopping.is_set(),
             until=self._floors.look_again_at,
         )
         if source is not None:
-            thread.place.counters.add(source)
+            thread.slot.counters.add(source)
         if source is not None or self._stopping.is_set() or not self._waiter.only_own():
             return False
-        self._unsettled.settle(thread.hand, thread.place, self._unsettled.take())
+        self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
         return True
 
     def recover(self, thread: WorkerThread, error: Exception) -> None:
@@ -284,13 +283,13 @@ class Leader:
         unless the worker stops meanwhile."""
         if not isinstance(error, psycopg.Error):
             # Something that a handler did to the connection object, or to the process.
-            thread.hand.drop()
+            thread.connection.drop()
             self._warn_once(error, f"trying again every {_AFTER_FAILURE:g} s")
             self._stopping.wait(_AFTER_FAILURE)
             return
-        thread.hand.discard_if_read_only(error)
-        if not thread.hand.lost():
-            thread.hand.failed()
+        thread.connection.discard_if_read_only(error)
+        if not thread.connection.lost():
+            thread.connection.failed()
             self._warn_once(error, f"trying again every {_AFTER_FAILURE:g} s")
             self._stopping.wait(_AFTER_FAILURE)
             return
@@ -300,7 +299,7 @@ class Leader:
                 "the database connection is lost (%s); reconnecting until it answers", why
             )
         self._last_warning = why
-        self._telemetry.waits(thread.place, Phase.AWAY)
+        self._telemetry.waits(thread.slot, Phase.AWAY)
         if not isinstance(error, PoolExhausted):
             self._telemetry.health.database_away(time.monotonic())
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
@@ -310,7 +309,7 @@ class Leader:
             # reconnect() raises if the worker is stopping or the pool is exhausted; the loop
             # condition decides.
             with suppress(psycopg.OperationalError):
-                thread.hand.reconnect(self._stopping)
+                thread.connection.reconnect(self._stopping)
                 self._telemetry.database_back()
                 return
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 
 import psycopg
 
-from cmdbus.board.slots import Slot as Place
+from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.registry import HandlerRegistry
 from cmdbus.timeouts import Timeouts
@@ -102,7 +102,7 @@ class Pipeline:
         self.queue.release_all()
         self.queue.put(STOP)
 
-    def settle_all(self, connection: ThreadConnection, slot: Place) -> None:
+    def settle_all(self, connection: ThreadConnection, slot: Slot) -> None:
         """For the last time: settles every outcome and releases every claim that is left."""
         self.unsettled.settle_all(connection, slot)
         if self.leader.sessions_in_doubt:
@@ -150,7 +150,7 @@ class Pipeline:
 
     def _rest(self, thread: WorkerThread) -> None:
         """Shows no command any longer."""
-        thread.place.end(time.monotonic_ns())
+        thread.slot.end(time.monotonic_ns())
         thread.rename("")
 
     def _survive(self, thread: WorkerThread, entry: Entry) -> bool:
@@ -160,8 +160,8 @@ class Pipeline:
         except BaseException:
             claim, stays = entry.claim, thread.end()
             if stays:
-                thread.place.end(time.monotonic_ns())
-                self._telemetry.lost(thread.place, claim)
+                thread.slot.end(time.monotonic_ns())
+                self._telemetry.lost(thread.slot, claim)
                 self.in_flight.free([claim])
             logger.exception(
                 "the thread of command %s (%s/%s) met an error outside of its handler: the "
@@ -181,14 +181,14 @@ class Pipeline:
         self.in_flight.start(entry)
         thread.begin(execution)
         self._telemetry.begins(
-            thread.place, entry.command_type, claim, execution.began, execution.due
+            thread.slot, entry.command_type, claim, execution.began, execution.due
         )
         try:
             finished = execution.run()
         finally:
             stays = thread.end()
         seconds = time.monotonic() - execution.began
-        self._telemetry.ended(thread.place, entry.command_type, seconds)
+        self._telemetry.ended(thread.slot, entry.command_type, seconds)
         if seconds >= QUICK_SECONDS:
             # Only time for which it had a CPU makes a type slow: on busy CPUs one no-op in 150
             # takes longer.
@@ -201,7 +201,7 @@ class Pipeline:
             # First append, then look whether the leader waits; it does the opposite.
             self.unsettled.add(finished)
         elif execution.committed is not None:
-            self.unsettled.settled(thread.place, [execution.committed])
+            self.unsettled.settled(thread.slot, [execution.committed])
         else:
             self.unsettled.not_settled(claim, execution.max_attempts)
         self._waiter.wake_if_waiting()
@@ -218,9 +218,9 @@ class Pipeline:
         if self.queue.needs_help and not self._prefetch.is_tiny(claim.domain, claim.type):
             self.queue.wake()
         if self.unsettled and not self._prefetch.is_quick(claim.domain, claim.type):
-            thread.place.end(time.monotonic_ns())
+            thread.slot.end(time.monotonic_ns())
             with suppress(psycopg.Error):
-                self.unsettled.settle(thread.hand, thread.place, self.unsettled.take())
+                self.unsettled.settle(thread.connection, thread.slot, self.unsettled.take())
 
     def _lead(self, thread: WorkerThread) -> bool:
         """With the leadership, which goes back into the queue whatever happens."""
@@ -235,13 +235,13 @@ class Pipeline:
                 stays = thread.end()
         except Exception as error:
             stays = thread.end() and stays
-            self._telemetry.claim_failed(thread.place)
+            self._telemetry.claim_failed(thread.slot)
             if stays:
                 if not isinstance(error, psycopg.Error):
                     self.faults.append(error)
                 self.leader.recover(thread, error)
         finally:
-            thread.place.end(time.monotonic_ns())
+            thread.slot.end(time.monotonic_ns())
             if stays and not self.stopping.is_set():
                 self.queue.put_back(LEADERSHIP)
         self.unsettled.log()
@@ -251,9 +251,9 @@ class Pipeline:
         """True if there was nothing to claim, and the thread has waited for work."""
         due = time.monotonic() + self._timeouts.statement + _STEP_SPARE
         thread.begin(RoundTrip(due))
-        self._telemetry.leads(thread.place, due)
+        self._telemetry.leads(thread.slot, due)
         if self.stopping.is_set():
-            self.unsettled.settle(thread.hand, thread.place, self.unsettled.take())
+            self.unsettled.settle(thread.connection, thread.slot, self.unsettled.take())
             return False
         thread.pauses = self._waiter.pauses
         found = self.leader.settle_and_claim(thread, self.concurrency)
@@ -282,4 +282,4 @@ class Pipeline:
         if self.stopping.is_set():
             # The main thread has already released the commands that were not started.
             self.queue.release_all()
-            self.in_flight.release(thread.hand.connection())
+            self.in_flight.release(thread.connection.connection())

@@ -13,7 +13,7 @@ from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter, HistogramView, OutcomeLabel
 from cmdbus.board.records import CommandType, Phase
 from cmdbus.board.seats import Seat
-from cmdbus.board.slots import Slot as Place
+from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
@@ -47,12 +47,12 @@ class Telemetry:
         self._steps = 0
         self._step_seconds = 0.0
 
-    def acquire_slot(self) -> tuple[int, Place]:
+    def acquire_slot(self) -> tuple[int, Slot]:
         """Called by the thread that will write to it, or before that begins."""
         index = self._free.popleft()
         return index, self.seat.slot(index)
 
-    def release_slot(self, index: int, slot: Place) -> None:
+    def release_slot(self, index: int, slot: Slot) -> None:
         slot.release()
         self._free.append(index)
 
@@ -66,7 +66,7 @@ class Telemetry:
         self.seat.beat(_ns(due), self.health.levels(time.monotonic()))
 
     def begins(
-        self, slot: Place, command_type: CommandType, claim: Claim, began: float, due: float
+        self, slot: Slot, command_type: CommandType, claim: Claim, began: float, due: float
     ) -> None:
         """The slot shows the command until the thread begins another or waits."""
         _, priority, id, token, command_id, _, _, attempts, *_, waited, _ = claim
@@ -82,26 +82,26 @@ class Telemetry:
         )
         slot.counters.dequeue_latency.observe(command_type.index, waited)
 
-    def ended(self, slot: Place, command_type: CommandType, seconds: float) -> None:
+    def ended(self, slot: Slot, command_type: CommandType, seconds: float) -> None:
         slot.counters.handler_duration.observe(command_type.index, seconds)
 
-    def leads(self, slot: Place, due: float) -> None:
+    def leads(self, slot: Slot, due: float) -> None:
         slot.enter(Phase.LEADING, time.monotonic_ns(), _ns(due))
 
-    def waits(self, slot: Place, phase: Phase) -> None:
+    def waits(self, slot: Slot, phase: Phase) -> None:
         slot.enter(phase, time.monotonic_ns(), 0)
 
-    def settled_and_claimed(self, slot: Place, claimed: int, seconds: float) -> None:
+    def settled_and_claimed(self, slot: Slot, claimed: int, seconds: float) -> None:
         counter = Counter.BATCHES_PROCESSED if claimed else Counter.EMPTY_RECEIVES
         slot.counters.add(counter)
         self._steps += 1
         self._step_seconds += seconds
 
-    def claim_failed(self, slot: Place) -> None:
+    def claim_failed(self, slot: Slot) -> None:
         slot.counters.add(Counter.CLAIM_FAILURES)
         self.health.failed(time.monotonic())
 
-    def settled(self, slot: Place, done: Sequence[Finished]) -> list[Finished]:
+    def settled(self, slot: Slot, done: Sequence[Finished]) -> list[Finished]:
         """Counts executions, and returns those whose ends are to be logged."""
         counts: dict[tuple[str, str, OutcomeLabel], int] = {}
         succeeded, failures, to_log = False, 0, []
@@ -124,17 +124,17 @@ class Telemetry:
         self.health.ended(time.monotonic(), succeeded=succeeded, failures=failures)
         return to_log
 
-    def _count(self, slot: Place, claim: Claim, end: OutcomeLabel) -> None:
+    def _count(self, slot: Slot, claim: Claim, end: OutcomeLabel) -> None:
         command_type = self.seat.command_type(claim.domain, claim.type)
         slot.counters.ended(command_type.index, end)
 
-    def ended_elsewhere(self, slot: Place, claim: Claim, end: OutcomeLabel) -> None:
+    def ended_elsewhere(self, slot: Slot, claim: Claim, end: OutcomeLabel) -> None:
         """LOST or CANCELED."""
         self._count(slot, claim, end)
         if end is OutcomeLabel.LOST:
             slot.counters.add(Counter.LOST_LEASES)
 
-    def lost(self, slot: Place, claim: Claim) -> None:
+    def lost(self, slot: Slot, claim: Claim) -> None:
         """An error outside of the handler."""
         self._count(slot, claim, OutcomeLabel.LOST)
         self.health.failed(time.monotonic())

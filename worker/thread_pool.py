@@ -140,12 +140,12 @@ class ThreadPool:
         late = [(slot, work) for slot in self._alive() if (work := slot.give_up_if_late(now))]
         for thread, work in late:
             if isinstance(work, RoundTrip):
-                thread.hand.abort_io()  # so that it puts its outcomes back
+                thread.connection.abort_io()  # so that it puts its outcomes back
         return late
 
     def cut_all(self) -> None:
         for thread in self._alive():
-            thread.hand.abort_io()
+            thread.connection.abort_io()
 
     def replace(self, thread: WorkerThread, *, with_lead: bool = False) -> None:
         """A fresh thread for one that has timed out, and a new leadership if it led; the old
@@ -178,7 +178,7 @@ class ThreadPool:
                 self._queue.wake()
 
     def _run_thread(self, thread: WorkerThread) -> None:
-        thread.place.occupy(thread.number, time.monotonic_ns())
+        thread.slot.occupy(thread.number, time.monotonic_ns())
         try:
             stays = self.pipeline.prepare_session(thread)
             self._prepared.put(None)
@@ -193,5 +193,5 @@ class ThreadPool:
             # Housekeeping replaces a thread that has timed out.
             if self._threads.get(thread.number) is thread and not thread.given_up:
                 del self._threads[thread.number]
-            thread.hand.close()
-            self._telemetry.release_slot(thread.index, thread.place)
+            thread.connection.close()
+            self._telemetry.release_slot(thread.index, thread.slot)

@@ -11,7 +11,7 @@ from functools import partial
 from operator import itemgetter
 
 from cmdbus.board.counters import OutcomeLabel
-from cmdbus.board.slots import Slot as Place
+from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.failpoints import SETTLED, failpoint
 from cmdbus.worker.claims.claim import Claim, Finished, key_of
@@ -97,7 +97,7 @@ class Unsettled:
         finished.sort(key=_CLAIM)
         return finished
 
-    def settle_old(self, connection: ThreadConnection, slot: Place, older: float) -> None:
+    def settle_old(self, connection: ThreadConnection, slot: Slot, older: float) -> None:
         """If something was finished longer ago than `older`, while all threads were busy."""
         oldest = time.monotonic()
         with suppress(IndexError):
@@ -107,13 +107,13 @@ class Unsettled:
         if time.monotonic() > self._row_locked_until:
             self._settle_row_locked(connection, slot)
 
-    def settle_all(self, connection: ThreadConnection, slot: Place) -> None:
+    def settle_all(self, connection: ThreadConnection, slot: Slot) -> None:
         """For the last time."""
         self._retry_row_locked()
         self.settle(connection, slot, self.take())
         self.find_out(connection, slot)
 
-    def _settle_row_locked(self, connection: ThreadConnection, slot: Place) -> None:
+    def _settle_row_locked(self, connection: ThreadConnection, slot: Slot) -> None:
         """One of them: if that is let in, so are the others."""
         for first in self._in_flight.in_state(ROW_LOCKED)[:1]:
             if self._in_flight.move(first, ROW_LOCKED, FINISHED) and first.finished:
@@ -127,7 +127,7 @@ class Unsettled:
             if self._in_flight.move(entry, ROW_LOCKED, FINISHED) and entry.finished:
                 self._waiting.append(entry.finished)
 
-    def settle(self, connection: ThreadConnection, slot: Place, finished: list[Finished]) -> None:
+    def settle(self, connection: ThreadConnection, slot: Slot, finished: list[Finished]) -> None:
         """Outcomes of any kind. Raises only errors that are not theirs, and puts them back then."""
         while finished:
             some, finished = first_part(finished)
@@ -137,7 +137,7 @@ class Unsettled:
                 self.put_back(finished)
                 raise
 
-    def _settle(self, connection: ThreadConnection, slot: Place, finished: list[Finished]) -> None:
+    def _settle(self, connection: ThreadConnection, slot: Slot, finished: list[Finished]) -> None:
         try:
             lost = self._claims.settle(connection.connection(), finished)
         except BaseException as error:
@@ -153,7 +153,7 @@ class Unsettled:
             connection.drop()
         self.settle_singly(connection, slot, finished)
 
-    def settled(self, slot: Place, done: Sequence[Finished], lost: Sequence[Claim] = ()) -> None:
+    def settled(self, slot: Slot, done: Sequence[Finished], lost: Sequence[Claim] = ()) -> None:
         """Counts these outcomes. Housekeeping finds out about those that found no row."""
         if not done:
             return
@@ -172,7 +172,7 @@ class Unsettled:
             if entry is not None:  # else a worker that stops has released it
                 entry.finished, entry.state = finished, state
 
-    def find_out(self, connection: ThreadConnection, slot: Place) -> None:
+    def find_out(self, connection: ThreadConnection, slot: Slot) -> None:
         """By housekeeping and, at the end, by the thread that stops the worker; each moves the
         entries that it counts, and moves them back after an error."""
         entries = self._in_flight.in_state(ROW_MISSING)
@@ -188,7 +188,7 @@ class Unsettled:
                 self._in_flight.move(entry, FINISHED, ROW_MISSING)
                 raise
 
-    def _found_out(self, slot: Place, finished: Finished, end: OutcomeLabel | None) -> None:
+    def _found_out(self, slot: Slot, finished: Finished, end: OutcomeLabel | None) -> None:
         if end is None or end is OutcomeLabel.LOST or end is OutcomeLabel.CANCELED:
             self._telemetry.ended_elsewhere(slot, finished.claim, end or OutcomeLabel.LOST)
             self._in_flight.free([finished.claim])
@@ -209,9 +209,7 @@ class Unsettled:
         """Its own transaction found no row: housekeeping finds out why."""
         self._hold([Finished(claim, completed(None), max_attempts, 0.0)], ROW_MISSING)
 
-    def settle_singly(
-        self, connection: ThreadConnection, slot: Place, done: list[Finished]
-    ) -> None:
+    def settle_singly(self, connection: ThreadConnection, slot: Slot, done: list[Finished]) -> None:
         """One of them is rejected, or its row is locked: the others need not wait."""
         waits = 0
         for number, finished in enumerate(done):

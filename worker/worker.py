@@ -342,7 +342,7 @@ class Worker:
 
     def _check_threads_due(self, threads: ThreadPool, housekeeping: Housekeeping) -> None:
         for thread, work in threads.give_up_late(time.monotonic()):
-            self._telemetry.seat.mark_stuck(thread.index, thread.place.sequence)
+            self._telemetry.seat.mark_stuck(thread.index, thread.slot.sequence)
             housekeeping.take_over(thread, work, thread.stack())
         housekeeping.cut_if_late(time.monotonic())
 
@@ -431,9 +431,9 @@ class Worker:
         after a verdict, and after a signal that was no order: the command may have sent it."""
         held = threads.in_flight.unfinished()
         self.abandoned = len(held)
-        sessions = [session for slot in stuck if (session := slot.hand.session)]
+        sessions = [session for slot in stuck if (session := slot.connection.session)]
         for thread in stuck:
-            thread.hand.abort_io()
+            thread.connection.abort_io()
         end_sessions(self._claims, connection, sessions)
         verdict, ordered = self._telemetry.seat.stop_verdict, self._is_ordered
         why = (

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cmdbus.board.slots import Slot as Place
+from cmdbus.board.slots import Slot
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
@@ -42,14 +42,14 @@ class WorkerThread:
         number: int,
         connection: ThreadConnection,
         index: int,
-        slot: Place,
+        slot: Slot,
         stopping: threading.Event,
     ) -> None:
         self.number = number
-        self.hand = connection
+        self.connection = connection
         #: Its slot's position on the board.
         self.index = index
-        self.place = slot
+        self.slot = slot
         self.thread: threading.Thread | None = None
         #: The process that it runs in; a handler may fork.
         self.pid = os.getpid()
@@ -82,10 +82,10 @@ class WorkerThread:
         with self._lock:
             if self._work is work and not self._given_up:
                 work.due = due
-                self.place.extend(int(due * 1e9))
+                self.slot.extend(int(due * 1e9))
 
     def connect(self) -> Connection:
-        return self.hand.connection(self._stopping)
+        return self.connection.connection(self._stopping)
 
     def rename(self, domain: str) -> None:
         """Names the thread after the domain whose commands it runs, for readers of stacks."""

@@ -4,6 +4,7 @@ import re
 from typing import BinaryIO
 
 from cmdbus.checks import check_name, check_seconds
+from cmdbus.settings import MIN_POLL_SECONDS
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)(ms|[smhd]?)", re.ASCII)
@@ -13,7 +14,6 @@ _SIZE = re.compile(r"(\d{1,15})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _MIN_BYTES = 16 * 1024**2
 _MIN_PAYLOAD_BYTES, _MAX_PAYLOAD_BYTES = 1024, 1024**3
 _ADDRESS = re.compile(r"(?P<host>[^\s:\[\]]*|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})", re.ASCII)
-_MIN_POLL_SECONDS = 0.1
 
 
 def duration(text: str) -> float:
@@ -30,8 +30,8 @@ def seconds(text: str) -> float:
 
 def poll_seconds(text: str) -> float:
     found = seconds(text)
-    if found < _MIN_POLL_SECONDS:
-        raise ValueError(f"it must be at least {_MIN_POLL_SECONDS} seconds, not {text}")
+    if found < MIN_POLL_SECONDS:
+        raise ValueError(f"it must be at least {MIN_POLL_SECONDS} seconds, not {text}")
     return found
 
 

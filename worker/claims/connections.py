@@ -29,7 +29,7 @@ _IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
 class ConnectionSource(Protocol):
-    """Where a hand gets its connections, and leaves them."""
+    """Where a thread gets its connection, and leaves it."""
 
     def get(self) -> Connection: ...
     def put(self, connection: Connection, /) -> None: ...
@@ -50,7 +50,7 @@ class PoolExhausted(PoolTimeout):
 
 
 class PooledConnections:
-    """Where hands get their connections: a pool that may be used up, or cut off."""
+    """A pool that may be used up, or cut off."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class ThreadConnection:
         abort_io(self._connection)
 
     def take_away(self) -> None:
-        """The connection's place in the pool is free for another; after `cut`."""
+        """Its connection in the pool is free for another thread; after `abort_io`."""
         self._taken_away = True
         if self._connection is not None and close_unused(self._connection):
             self.close()

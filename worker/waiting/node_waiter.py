@@ -18,8 +18,8 @@ from cmdbus.board.counters import Counter
 from cmdbus.board.wake_pipe import WakePipe, wait_for
 from cmdbus.checks import check_seconds
 from cmdbus.clock import time
+from cmdbus.settings import MIN_POLL_SECONDS
 
-MIN_POLL_SECONDS = 0.1
 #: Seconds between a leader's checks whether a steward listens.
 _CHECK_SECONDS = 5.0
 
