@@ -23,16 +23,7 @@ class Command:
 class _Unsealed:
     """A command while it is made: to fill one that is frozen takes seven times as long."""
 
-    __slots__ = (
-        "command_id",
-        "correlation_id",
-        "created_at",
-        "data",
-        "domain",
-        "priority",
-        "reply_to",
-        "type",
-    )
+    __slots__ = Command.__slots__
 
 
 def received(

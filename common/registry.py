@@ -16,7 +16,7 @@ F = TypeVar("F", bound=HandlerFunction)
 _MARKS = "_cmdbus_marks"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Handler:
     """A function with its limits; None stands for the worker's default."""
 
@@ -39,15 +39,6 @@ class Handler:
         _check_callable(self.function, f"the handler of {self.domain}/{self.type}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    domain: str
-    type: str
-    timeout: float | None
-    statement_timeout: float | None
-    retry: RetryPolicy | None
-
-
 def handler(
     domain: str,
     type: str,
@@ -59,11 +50,8 @@ def handler(
     """Marks a method for `HandlerRegistry.register_instance`; the method stays as it is."""
 
     def mark(function: F) -> F:
-        marks = (
-            *getattr(function, _MARKS, ()),
-            _Mark(domain, type, timeout, statement_timeout, retry),
-        )
-        setattr(function, _MARKS, marks)
+        made = domain, type, (timeout, statement_timeout, retry)
+        setattr(function, _MARKS, (*getattr(function, _MARKS, ()), made))
         return function
 
     return mark
@@ -87,14 +75,7 @@ class HandlerRegistry:
         """Registers the decorated function, and returns it unchanged."""
 
         def decorate(function: F) -> F:
-            self.register(
-                domain,
-                type,
-                function,
-                timeout=timeout,
-                statement_timeout=statement_timeout,
-                retry=retry,
-            )
+            self._add([Handler(domain, type, function, timeout, statement_timeout, retry)])
             return function
 
         return decorate
@@ -109,31 +90,16 @@ class HandlerRegistry:
         statement_timeout: float | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        made = Handler(
-            domain=domain,
-            type=type,
-            function=function,
-            timeout=timeout,
-            statement_timeout=statement_timeout,
-            retry=retry,
-        )
-        self._add([made])
+        self._add([Handler(domain, type, function, timeout, statement_timeout, retry)])
 
     def register_instance(self, instance: object) -> None:
         """Registers the public methods marked with `handler`: all of them, or none."""
         found = [
-            Handler(
-                domain=mark.domain,
-                type=mark.type,
-                function=getattr(instance, name),
-                timeout=mark.timeout,
-                statement_timeout=mark.statement_timeout,
-                retry=mark.retry,
-            )
+            Handler(domain, type_, getattr(instance, name), *limits)
             for name in dir(type(instance))
             if not name.startswith("_")
             # Looked up on the class: properties of the instance must not run.
-            for mark in getattr(getattr(type(instance), name), _MARKS, ())
+            for domain, type_, limits in getattr(getattr(type(instance), name), _MARKS, ())
         ]
         if not found:
             raise ValueError(

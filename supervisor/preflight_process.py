@@ -7,7 +7,6 @@ import os
 import select
 import signal
 from dataclasses import asdict
-from types import TracebackType
 from typing import Self
 
 from cmdbus.clock import time
@@ -88,12 +87,7 @@ class PreflightProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read(self) -> bool:

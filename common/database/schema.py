@@ -162,7 +162,10 @@ def _version(connection: psycopg.Connection, schema: str) -> int:
                 f"cmdbus init"
             )
     if version > len(names):
-        raise SchemaError(_too_new(schema, version, len(names)))
+        raise SchemaError(
+            f"schema {schema!r} has version {version}, and this code knows versions up to "
+            f"{len(names)}: the database was upgraded by a newer cmdbus; upgrade this one"
+        )
     return version
 
 
@@ -177,10 +180,3 @@ def _grant(connection: psycopg.Connection, schema: str, kind: str, role: str) ->
             f"there is no role {role!r} in the database to grant the rights of a {kind} to: "
             f"create it first (CREATE ROLE {quoted} LOGIN)"
         ) from None
-
-
-def _too_new(schema: str, version: int, known: int) -> str:
-    return (
-        f"schema {schema!r} has version {version}, and this code knows versions up to {known}: "
-        f"the database was upgraded by a newer cmdbus; upgrade this one"
-    )

@@ -5,10 +5,10 @@ A request passes `Limits.check` (requests.py) and is written by `Sender` (sendin
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from cmdbus.backoff import Backoff
 from cmdbus.checks import check_id, check_name, check_seconds, check_whole
 from cmdbus.clock import time
 from cmdbus.data import MAX_BYTES
@@ -23,8 +23,6 @@ from cmdbus.producer.records import (
     Status,
     check_status,
     domains_of,
-    event_of,
-    record_of,
 )
 from cmdbus.producer.requests import Limits, SendRequest, check_conditions, check_key
 from cmdbus.producer.sending import BulkSend, SendAttempt, Sender, new_attempt
@@ -32,7 +30,7 @@ from cmdbus.producer.steering import Steering
 from cmdbus.producer.store import Calls, Store
 from cmdbus.producer.troubleshooting import Troubleshooting
 
-#: Seconds between two reads of `wait`: they back off from the first to the second.
+#: Seconds between two reads of `wait`.
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
 #: Rows of each table that one statement of a purge removes.
 _PURGED_ROWS = 1000
@@ -153,8 +151,10 @@ class CommandBus(Steering):
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
     ) -> CommandRecord | None:
         """The command as it is now, or None if `domain` has none with this `command_id`."""
-        rows = self._calls.rows(connection, "read_command", check_key(domain, command_id))
-        return record_of(rows[0]) if rows else None
+        records = self._calls.records(
+            CommandRecord, connection, "read_command", check_key(domain, command_id)
+        )
+        return records[0] if records else None
 
     def wait(self, domain: str, command_id: UUID | str, timeout: float = 30.0) -> CommandRecord:
         """Returns the command `command_id` of `domain` once it is terminal or in
@@ -164,7 +164,7 @@ class CommandBus(Steering):
         CommandNotFoundError for an unknown command.
         """
         deadline = time.monotonic() + check_seconds("timeout", timeout)
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while True:
             record = self.get(domain, command_id)
             if record is None:
@@ -177,8 +177,7 @@ class CommandBus(Steering):
                     f"command {command_id} of domain {domain!r} is {record.status} "
                     f"after {timeout:g} s"
                 )
-            time.sleep(min(pause, left))
-            pause = min(pause * 1.5, _MAX_PAUSE_SECONDS)
+            time.sleep(min(backoff.pause(), left))
 
     def query(
         self,
@@ -204,17 +203,16 @@ class CommandBus(Steering):
             "limit": check_whole("limit", limit, 1),
             "offset": check_whole("offset", offset, 0),
         }
-        return [
-            record_of(row) for row in self._calls.rows(connection, "query_commands", conditions)
-        ]
+        return self._calls.records(CommandRecord, connection, "query_commands", conditions)
 
     def audit(
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
     ) -> list[AuditEvent]:
         """What happened to the command `command_id` of `domain`, oldest first; empty if there
         is none with this id."""
-        rows = self._calls.rows(connection, "read_audit", check_key(domain, command_id))
-        return [event_of(row) for row in rows]
+        return self._calls.records(
+            AuditEvent, connection, "read_audit", check_key(domain, command_id)
+        )
 
     def snapshot(self, domain: str, *, connection: Connection | None = None) -> dict[str, Any]:
         """Counts of `domain` at one moment: depth (ready + scheduled), ready, scheduled,
@@ -257,12 +255,7 @@ class CommandBus(Steering):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _seen(self, request: SendRequest) -> SendRequest:

@@ -43,7 +43,7 @@ class Connections:
         if isinstance(pool, AsyncConnectionPool):
             raise ValueError("pool must be a psycopg_pool.ConnectionPool, not an asynchronous one")
         self._schema = schema
-        self._parts = None if dsn is None else _completed(dsn)
+        self._parts = None if dsn is None else dsns.complete_producers(dsns.parse(dsn))
         self._given = pool
         self._pid = os.getpid()
         #: By process. Those of others are kept as they are: a fork shares their sockets, and
@@ -52,13 +52,24 @@ class Connections:
         self._pools: dict[int, SessionPool] = {}
         self._closed = False
 
-    def run(self, work: Callable[[Connection, bool], T], needs: str = "operator") -> T:
-        """`work(connection, again)`, once more on a fresh connection if its own dies. `needs` is
-        the kind of role with the fewest rights that suffice, or "owner".
+    def use(
+        self,
+        connection: Connection | None,
+        work: Callable[[Connection, bool], T],
+        needs: str = "operator",
+    ) -> T:
+        """`work(connection, again)` in the caller's transaction; without one on a connection of
+        its own, and once more on a fresh one if that dies. `needs` is the kind of role with the
+        fewest rights that suffice, or "owner".
 
         The first try may have been carried out before its connection died, or still
         be on its way: with `again` the work must be harmless then.
         """
+        if connection is not None:
+            try:
+                return work(check_connection(connection), False)
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise self._missing_right(error, connection, needs) from None
         pool = self._pool()
         try:
             return self._try(pool, work, needs, again=False)
@@ -69,20 +80,6 @@ class Connections:
             return self._try(pool, work, needs, again=True)
         except _DiedError as died:
             raise died.error from None
-
-    def use(
-        self,
-        connection: Connection | None,
-        work: Callable[[Connection, bool], T],
-        needs: str = "operator",
-    ) -> T:
-        """In the caller's transaction, never repeated; without one like `run`."""
-        if connection is None:
-            return self.run(work, needs)
-        try:
-            return work(check_connection(connection), False)
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise self._missing_right(error, connection, needs) from None
 
     def close(self) -> None:
         self._closed = True
@@ -116,7 +113,10 @@ class Connections:
             psycopg.errors.InvalidSchemaName,
         ):
             with pool.connection() as connection:
-                self._check_schema(connection)
+                try:
+                    schemas.check(connection, self._schema)
+                except SchemaError as error:
+                    raise error from None  # It says what the driver's error, its context, means.
             raise
 
     def _missing_right(
@@ -129,12 +129,6 @@ class Connections:
         schema = "" if self._schema == schemas.DEFAULT else f" --schema {self._schema}"
         grant = f"cmdbus init{schema} --{needs} {shlex.quote(role)}"
         return MissingRightError(f"{denied}: as the owner of the schema, run {grant}")
-
-    def _check_schema(self, connection: Connection) -> None:
-        try:
-            schemas.check(connection, self._schema)
-        except SchemaError as error:
-            raise error from None  # It says what the driver's error, its context, means.
 
     def _pool(self) -> Pool | SessionPool:
         pid = os.getpid()
@@ -234,7 +228,3 @@ def _opened(parts: dsns.Parts, within: float) -> Connection:
     if pid != connection.info.backend_pid:
         connection.prepare_threshold = None
     return connection
-
-
-def _completed(dsn: str) -> dsns.Parts:
-    return dsns.complete_producers(dsns.parse(dsn))

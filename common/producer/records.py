@@ -6,11 +6,13 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from cmdbus.data import decode
 from cmdbus.printable import hanging, one_line
+
+T = TypeVar("T")
 
 
 class Status(StrEnum):
@@ -89,7 +91,7 @@ class TroubleCount:
     last_failed_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """Commands that are not finished, by where they are."""
 
@@ -103,15 +105,15 @@ class Waiting:
 
     def __add__(self, other: "Waiting") -> "Waiting":
         return Waiting(
-            ready=self.ready + other.ready,
-            scheduled=self.scheduled + other.scheduled,
-            in_progress=self.in_progress + other.in_progress,
-            troubleshooting=self.troubleshooting + other.troubleshooting,
-            oldest_age=max(self.oldest_age, other.oldest_age),
+            self.ready + other.ready,
+            self.scheduled + other.scheduled,
+            self.in_progress + other.in_progress,
+            self.troubleshooting + other.troubleshooting,
+            max(self.oldest_age, other.oldest_age),
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DomainRecord:
     """A domain as it is now."""
 
@@ -157,25 +159,18 @@ class AuditEvent:
         return "\n".join([one_line(" ".join(text)), *_shown(self.details, "    ")])
 
 
-def record_of(row: Sequence[Any]) -> CommandRecord:
-    return CommandRecord(**_values(row))
-
-
-def trouble_of(row: Sequence[Any]) -> TroubleRecord:
-    *columns, failed_at, reason = row
-    return TroubleRecord(**_values(columns), failed_at=failed_at.astimezone(UTC), reason=reason)
-
-
-def trouble_count_of(row: Sequence[Any]) -> TroubleCount:
-    domain, type_, error_code, count, first, last = row
-    return TroubleCount(
-        domain=domain,
-        type=type_,
-        error_code=error_code,
-        count=count,
-        first_failed_at=first.astimezone(UTC),
-        last_failed_at=last.astimezone(UTC),
-    )
+def filled(kind: type[T], row: Sequence[Any]) -> T:
+    """A record. In a row data, results and details are text, and times are within Python's
+    range."""
+    values = dict(zip((field.name for field in fields(kind)), row, strict=True))  # type: ignore[arg-type]
+    for name, value in values.items():
+        if isinstance(value, datetime):
+            values[name] = value.astimezone(UTC)
+        elif name in ("data", "result", "details") and value is not None:
+            values[name] = decode(value)
+        elif name == "status":
+            values[name] = Status(value)
+    return kind(**values)
 
 
 def domains_of(rows: Iterable[Sequence[Any]]) -> list[DomainRecord]:
@@ -183,58 +178,12 @@ def domains_of(rows: Iterable[Sequence[Any]]) -> list[DomainRecord]:
     return [_domain_of(list(group)) for _, group in groupby(rows, key=itemgetter(0))]
 
 
-def event_of(row: Sequence[Any]) -> AuditEvent:
-    at, kind, attempt, worker, operator, code, message, details = row
-    return AuditEvent(
-        at=at.astimezone(UTC),
-        kind=kind,
-        attempt=attempt,
-        worker=worker,
-        operator=operator,
-        code=code,
-        message=message,
-        details=None if details is None else decode(details),
-    )
-
-
 def _domain_of(rows: Sequence[Sequence[Any]]) -> DomainRecord:
-    types = {}
-    for _, type_, ready, scheduled, in_progress, troubleshooting, oldest_age, *_ in rows:
-        if type_ is not None:
-            types[type_] = Waiting(
-                ready=ready,
-                scheduled=scheduled,
-                in_progress=in_progress,
-                troubleshooting=troubleshooting,
-                oldest_age=oldest_age,
-            )
+    types = {row[1]: Waiting(*row[2:7]) for row in rows if row[1] is not None}
     domain, *_, paused, accepting, max_depth, warn_depth, keep, _ = rows[0]
-    return DomainRecord(
-        domain=domain,
-        paused=paused,
-        accepting=accepting,
-        max_depth=max_depth,
-        warn_depth=warn_depth,
-        keep=keep,
-        all=sum(types.values(), Waiting()),
-        types=types,
-        unhandled=[row[1] for row in rows if row[-1]],
-    )
-
-
-def _values(row: Sequence[Any]) -> dict[str, Any]:
-    """From a row of read_*: data and result as text, times never out of Python's range."""
-    values = dict(zip((field.name for field in fields(CommandRecord)), row, strict=True))
-    values["status"] = Status(values["status"])
-    for name in ("data", "result"):
-        values[name] = None if values[name] is None else decode(values[name])
-    for name in ("created_at", "due_at", "started_at", "finished_at"):
-        values[name] = _in_utc(values[name])
-    return values
-
-
-def _in_utc(time: datetime | None) -> datetime | None:
-    return None if time is None else time.astimezone(UTC)
+    settings = paused, accepting, max_depth, warn_depth, keep
+    unhandled = [row[1] for row in rows if row[-1]]
+    return DomainRecord(domain, *settings, sum(types.values(), Waiting()), types, unhandled)
 
 
 def _shown(details: object, margin: str) -> list[str]:

@@ -10,7 +10,7 @@ from cmdbus.checks import check_aware, check_flag, check_name, check_operator, c
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.connections import Connection
 from cmdbus.producer.domains import SETTINGS, check_settings
-from cmdbus.producer.records import AuditEvent, event_of
+from cmdbus.producer.records import AuditEvent
 from cmdbus.producer.requests import check_conditions, check_delay, check_key, check_priority
 from cmdbus.producer.store import Calls
 
@@ -222,7 +222,7 @@ class Steering:
         operator, the reason as the message, and the settings before and after. Calls that
         changed nothing and named no operator are not recorded."""
         values = {"domain": check_name("domain", domain)}
-        return [event_of(row) for row in self._calls.rows(connection, "read_domain_audit", values)]
+        return self._calls.records(AuditEvent, connection, "read_domain_audit", values)
 
     def _canceled(self, batch: dict[str, object], connection: Connection | None) -> Iterator[int]:
         """Counts of batches. A batch that is repeated takes what its first try did not."""

@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cmdbus.checks import check_schema
 from cmdbus.database.adapters import own_cursor
 from cmdbus.database.statements import statement
 from cmdbus.producer.connections import Connection, Connections
+from cmdbus.producer.records import filled
 from cmdbus.producer.requests import Outgoing
 
 Row = tuple[Any, ...]
+T = TypeVar("T")
 
 #: Rows in one piece of a COPY: the server writes one while the next is made.
 _COPY_ROWS = 100
@@ -86,12 +88,22 @@ class Calls:
         values: Mapping[str, object],
         needs: str = "operator",
     ) -> list[Row]:
-        """`needs` is the kind of role with the fewest rights that suffice, or "owner"."""
+        """`needs` is as in Connections.use."""
         return self._connections.use(
             connection,
             lambda c, again: self._store.rows(c, name, {**values, "again": again}),
             needs,
         )
+
+    def records(
+        self,
+        kind: type[T],
+        connection: Connection | None,
+        name: str,
+        values: Mapping[str, object],
+        needs: str = "operator",
+    ) -> list[T]:
+        return [filled(kind, row) for row in self.rows(connection, name, values, needs)]
 
     def row(
         self,

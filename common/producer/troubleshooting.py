@@ -18,8 +18,6 @@ from cmdbus.producer.records import (
     Status,
     TroubleCount,
     TroubleRecord,
-    trouble_count_of,
-    trouble_of,
 )
 from cmdbus.producer.requests import check_conditions, check_key
 from cmdbus.producer.steering import CHUNK_BYTES
@@ -71,7 +69,7 @@ class Troubleshooting:
         conditions = _conditions(domain, type, error_code, since, until)
         conditions["limit"] = check_whole("limit", limit, 1)
         conditions["offset"] = check_whole("offset", offset, 0)
-        return [trouble_of(row) for row in self._calls.rows(connection, "read_trouble", conditions)]
+        return self._calls.records(TroubleRecord, connection, "read_trouble", conditions)
 
     def count(
         self,
@@ -103,8 +101,9 @@ class Troubleshooting:
         `error_code`, `since`, `until`), by domain, type and error: the `limit` most frequent."""
         conditions = _conditions(domain, type, error_code, since, until)
         conditions["limit"] = check_whole("limit", limit, 1)
-        rows = self._calls.rows(connection, "summarize_trouble", conditions, "monitor")
-        return [trouble_count_of(row) for row in rows]
+        return self._calls.records(
+            TroubleCount, connection, "summarize_trouble", conditions, "monitor"
+        )
 
     def retry(
         self,
