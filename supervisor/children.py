@@ -23,6 +23,7 @@ _PR_SET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER = 1, 37
 _BLIND_SECONDS = 0.1
 #: Seconds after which a wait for an exit checks for it in any case.
 _WAIT_SECONDS = 1.0
+_STDIN = 0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -114,6 +115,7 @@ def _begin(
         _die_with(parent, orphaned)
         for descriptor in close:
             os.close(descriptor)
+        _close_stdin()
         code = run()
     except BaseException:
         traceback.print_exc()
@@ -121,6 +123,15 @@ def _begin(
         with suppress(BaseException):
             _flush()
         os._exit(code)  # Threads that hang are not waited for.
+
+
+def _close_stdin() -> None:
+    """In a child. A read from a terminal would suspend its process group, which is in the
+    background; this also holds for programs that a handler starts."""
+    with suppress(OSError):
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, _STDIN)
+        os.close(empty)
 
 
 def _die_with(parent: int, number: signal.Signals) -> None:

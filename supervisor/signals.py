@@ -18,6 +18,9 @@ NOTED = (
     signal.SIGCHLD,
 )
 STOPPING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
+#: A terminal suspends with them the processes in its background that read from it or change it,
+#: or that write to it after `stty tostop`; if they are ignored, a read is an error.
+_OF_TERMINAL = frozenset((signal.SIGTTIN, signal.SIGTTOU))
 _MAX_READ_BYTES = 4096
 
 
@@ -77,7 +80,7 @@ def reset() -> None:
     """In a child: removes the supervisor's handlers. Signals stay blocked until `unblock`."""
     signal.set_wakeup_fd(-1)
     for number in NOTED:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN if number in _OF_TERMINAL else signal.SIG_DFL)
 
 
 def unblock() -> None:

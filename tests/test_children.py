@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from errno import EAGAIN, EMFILE
+from errno import EAGAIN, EIO, EMFILE
+from signal import SIGTTIN, SIGTTOU
 
 import pytest
 from eventually import eventually
@@ -135,6 +136,43 @@ def test_many_that_die_at_once_are_all_told_apart() -> None:
 # What a child has of its parent, and what not.
 
 
+_IN_A_TERMINAL = """
+import errno, os, subprocess, sys, termios
+from cmdbus.supervisor import signals
+from cmdbus.supervisor.children import fork
+
+def run():
+    signals.unblock()
+    assert sys.stdin.read() == ""
+    assert subprocess.run(["cat"], check=True, capture_output=True).stdout == b""
+    settings = termios.tcgetattr(terminal)
+    settings[3] |= termios.TOSTOP
+    termios.tcsetattr(terminal, termios.TCSANOW, settings)
+    os.write(terminal, b"from the background")
+    try:
+        os.read(terminal, 1)
+    except OSError as error:
+        return error.errno
+    return 0
+
+terminal = os.open(sys.argv[1], os.O_RDWR)  # A session's leader gets its terminal that way.
+os.dup2(terminal, 0)
+sys.exit(fork(run, close=[]).wait().code)
+"""
+
+
+def test_a_child_that_uses_the_terminal_of_its_parent_is_not_suspended() -> None:
+    """It is in the background, in a group of its own; what it reads is an error, or nothing."""
+    ours, theirs = os.openpty()
+    try:
+        program = [sys.executable, "-c", _IN_A_TERMINAL, os.ttyname(theirs)]
+        done = subprocess.run(program, start_new_session=True, timeout=20)
+        assert done.returncode == EIO
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
 def test_descriptors_that_are_only_the_parents_are_closed_in_the_child() -> None:
     private, shared = os.pipe()
 
@@ -156,7 +194,9 @@ def test_descriptors_that_are_only_the_parents_are_closed_in_the_child() -> None
 def test_a_child_leads_a_group_of_its_own_and_has_nothing_of_the_supervisors_signals() -> None:
     def run() -> int:
         assert os.getpgid(0) == os.getpid()
-        assert {signal.getsignal(number) for number in signals.NOTED} == {signal.SIG_DFL}
+        handlers = {number: signal.getsignal(number) for number in signals.NOTED}
+        assert {n for n in handlers if handlers[n] is signal.SIG_IGN} == {SIGTTIN, SIGTTOU}
+        assert set(handlers.values()) == {signal.SIG_IGN, signal.SIG_DFL}
         assert signal.set_wakeup_fd(-1) == -1
         return 0
 
