@@ -28,14 +28,15 @@ FLOOR_PLAN = {
 COMMON = [*FLOOR_PLAN]
 CLAIMS, EXECUTION = "cmdbus.worker.claims", "cmdbus.worker.execution"
 WAITING, PROBES = "cmdbus.worker.waiting", "cmdbus.worker.probes"
-STEWARD = "cmdbus.worker.steward"
+STEWARD, PIPELINE = "cmdbus.worker.steward", "cmdbus.worker.pipeline"
 FLOOR_PLAN |= {
     CLAIMS: [*SHARED, "cmdbus.board", "cmdbus.database"],
     EXECUTION: [*SHARED, CLAIMS],
     WAITING: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
     PROBES: [*SHARED, "cmdbus.board", "cmdbus.database", CLAIMS],
     STEWARD: [*COMMON, CLAIMS, WAITING],
-    "cmdbus.worker": [*COMMON, CLAIMS, EXECUTION, WAITING, STEWARD],
+    PIPELINE: [*SHARED, "cmdbus.board", CLAIMS, EXECUTION, WAITING],
+    "cmdbus.worker": [*COMMON, CLAIMS, EXECUTION, WAITING, STEWARD, PIPELINE],
     "cmdbus.worker.boot": [
         *[*COMMON, CLAIMS, PROBES, "cmdbus.worker", STEWARD],
     ],

@@ -16,7 +16,7 @@ from cmdbus.supervisor.cli.values import payload_size
 from cmdbus.worker import Worker
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.pipeline.in_flight import InFlight
 
 pytestmark = pytest.mark.db
 

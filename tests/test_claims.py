@@ -20,7 +20,7 @@ from cmdbus.worker.claims.claim import Claim, ClaimRequest, ClaimScope, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed, interrupted
 from cmdbus.worker.claims.transactions import begin, roll_back
-from cmdbus.worker.narrowing import Narrowing
+from cmdbus.worker.pipeline.narrowing import Narrowing
 
 pytestmark = pytest.mark.db
 

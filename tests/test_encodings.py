@@ -22,7 +22,7 @@ from cmdbus.errors import SchemaError
 from cmdbus.worker.claims.claim import ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.encodings import escaped, escaped_json
-from cmdbus.worker.narrowing import Narrowing
+from cmdbus.worker.pipeline.narrowing import Narrowing
 
 ONCE = RetryPolicy(max_attempts=1)
 LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cmdbus.board.health import WINDOW, Health, HealthReport
-from cmdbus.worker import process_health as module
-from cmdbus.worker.process_health import ProcessHealth
+from cmdbus.worker.pipeline import process_health as module
+from cmdbus.worker.pipeline.process_health import ProcessHealth
 
 
 def health_of(process: ProcessHealth, now: float = 0.0) -> Health:

@@ -1,6 +1,6 @@
 """How far ahead a worker claims, as values."""
 
-from cmdbus.worker.prefetch_policy import MAX_PREFETCH, PrefetchPolicy
+from cmdbus.worker.pipeline.prefetch_policy import MAX_PREFETCH, PrefetchPolicy
 
 
 def test_a_type_is_quick_after_a_quick_run_and_not_after_a_slow_one() -> None:

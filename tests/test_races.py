@@ -17,8 +17,8 @@ from cmdbus.worker.claims.claim import ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
-from cmdbus.worker.in_flight import ROW_LOCKED, InFlight
-from cmdbus.worker.unsettled import Unsettled
+from cmdbus.worker.pipeline.in_flight import ROW_LOCKED, InFlight
+from cmdbus.worker.pipeline.unsettled import Unsettled
 from cmdbus.worker.worker import _telemetry_of_one
 
 pytestmark = pytest.mark.db

@@ -27,7 +27,7 @@ from cmdbus.worker.claims.claim import Claim, ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.halving import in_halves
 from cmdbus.worker.claims.rejections import Cause, cause_of
-from cmdbus.worker.narrowing import Narrowing
+from cmdbus.worker.pipeline.narrowing import Narrowing
 
 REJECTIONS = {
     Cause.ROWS: (

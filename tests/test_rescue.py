@@ -28,8 +28,8 @@ from cmdbus.board.views import SeatView
 from cmdbus.database.schema import install
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.in_flight import Entry, InFlight
-from cmdbus.worker.narrowing import Narrowing
+from cmdbus.worker.pipeline.in_flight import Entry, InFlight
+from cmdbus.worker.pipeline.narrowing import Narrowing
 from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
 

@@ -17,9 +17,9 @@ from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
-from cmdbus.worker.in_flight import InFlight
-from cmdbus.worker.telemetry import Telemetry
-from cmdbus.worker.unsettled import MAX_BYTES, Unsettled, first_part
+from cmdbus.worker.pipeline.in_flight import InFlight
+from cmdbus.worker.pipeline.telemetry import Telemetry
+from cmdbus.worker.pipeline.unsettled import MAX_BYTES, Unsettled, first_part
 from cmdbus.worker.worker import _telemetry_of_one
 
 pytestmark = pytest.mark.db

@@ -21,7 +21,7 @@ from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.in_flight import InFlight
+from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.steward.steward_process import StewardProcess
 
 pytestmark = pytest.mark.db

@@ -16,7 +16,7 @@ from cmdbus import (
     RetryPolicy,
     SendRequest,
 )
-from cmdbus.worker.prefetch_policy import MAX_PREFETCH
+from cmdbus.worker.pipeline.prefetch_policy import MAX_PREFETCH
 
 pytestmark = pytest.mark.db
 

@@ -25,7 +25,7 @@ from cmdbus import (
     Timeouts,
 )
 from cmdbus.worker import Worker
-from cmdbus.worker import local_queue as backlog
+from cmdbus.worker.pipeline import local_queue as backlog
 
 pytestmark = pytest.mark.db
 

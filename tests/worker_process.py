@@ -12,7 +12,7 @@ from pathlib import Path
 from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, Timeouts
 from cmdbus.board.board import Board
 from cmdbus.worker import Worker
-from cmdbus.worker.telemetry import SLOTS, Telemetry
+from cmdbus.worker.pipeline.telemetry import SLOTS, Telemetry
 
 registry = HandlerRegistry()
 

@@ -25,9 +25,9 @@ from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.execution.execution import Execution
-from cmdbus.worker.pipeline import Pipeline
-from cmdbus.worker.telemetry import Telemetry
-from cmdbus.worker.worker_thread import RoundTrip, Work, WorkerThread
+from cmdbus.worker.pipeline.pipeline import Pipeline
+from cmdbus.worker.pipeline.telemetry import Telemetry
+from cmdbus.worker.pipeline.worker_thread import RoundTrip, Work, WorkerThread
 
 logger = logging.getLogger(__name__)
 

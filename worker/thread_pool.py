@@ -13,11 +13,11 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.execution.execution import Execution
-from cmdbus.worker.local_queue import LEADERSHIP, RECHECK, STOP
-from cmdbus.worker.pipeline import Pipeline
-from cmdbus.worker.telemetry import Telemetry
+from cmdbus.worker.pipeline.local_queue import LEADERSHIP, RECHECK, STOP
+from cmdbus.worker.pipeline.pipeline import Pipeline
+from cmdbus.worker.pipeline.telemetry import Telemetry
+from cmdbus.worker.pipeline.worker_thread import RoundTrip, Work, WorkerThread
 from cmdbus.worker.waiting.node_waiter import NodeWaiter
-from cmdbus.worker.worker_thread import RoundTrip, Work, WorkerThread
 
 logger = logging.getLogger(__name__)
 

@@ -37,11 +37,11 @@ from cmdbus.worker.claims.rejections import lacks_a_right, reason
 from cmdbus.worker.claims.sessions import abort_io_at, end_sessions
 from cmdbus.worker.housekeeping import Housekeeping
 from cmdbus.worker.monkey_patches import patched
+from cmdbus.worker.pipeline.telemetry import SLOTS, FailedExecution, Telemetry
+from cmdbus.worker.pipeline.worker_thread import WorkerThread
 from cmdbus.worker.steward.steward import Steward, connect
-from cmdbus.worker.telemetry import SLOTS, FailedExecution, Telemetry
 from cmdbus.worker.thread_pool import ThreadPool
 from cmdbus.worker.waiting.node_waiter import NodeWaiter, check_poll_interval
-from cmdbus.worker.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
 

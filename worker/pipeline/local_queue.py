@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from cmdbus.clock import time
-from cmdbus.worker.in_flight import Entry, InFlight
+from cmdbus.worker.pipeline.in_flight import Entry, InFlight
 
 #: Seconds within which a claimed command is started, or goes back.
 _STARTED_WITHIN = 1.0

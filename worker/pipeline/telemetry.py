@@ -17,7 +17,7 @@ from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
-from cmdbus.worker.process_health import ProcessHealth
+from cmdbus.worker.pipeline.process_health import ProcessHealth
 
 logger = logging.getLogger(__name__)
 

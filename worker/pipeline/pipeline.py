@@ -30,14 +30,14 @@ from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
-from cmdbus.worker.in_flight import Entry, InFlight
-from cmdbus.worker.leader import Leader
-from cmdbus.worker.local_queue import LEADERSHIP, STOP, LocalQueue
-from cmdbus.worker.prefetch_policy import QUICK_SECONDS, PrefetchPolicy
-from cmdbus.worker.telemetry import Telemetry
-from cmdbus.worker.unsettled import Unsettled
+from cmdbus.worker.pipeline.in_flight import Entry, InFlight
+from cmdbus.worker.pipeline.leader import Leader
+from cmdbus.worker.pipeline.local_queue import LEADERSHIP, STOP, LocalQueue
+from cmdbus.worker.pipeline.prefetch_policy import QUICK_SECONDS, PrefetchPolicy
+from cmdbus.worker.pipeline.telemetry import Telemetry
+from cmdbus.worker.pipeline.unsettled import Unsettled
+from cmdbus.worker.pipeline.worker_thread import RoundTrip, WorkerThread
 from cmdbus.worker.waiting.node_waiter import NodeWaiter
-from cmdbus.worker.worker_thread import RoundTrip, WorkerThread
 
 logger = logging.getLogger(__name__)
 

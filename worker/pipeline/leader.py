@@ -38,13 +38,13 @@ from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.floors import Floors
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
 from cmdbus.worker.claims.sessions import end_sessions
-from cmdbus.worker.in_flight import InFlight
-from cmdbus.worker.narrowing import Narrowing
-from cmdbus.worker.prefetch_policy import PrefetchPolicy
-from cmdbus.worker.telemetry import Telemetry
-from cmdbus.worker.unsettled import Unsettled, first_part
+from cmdbus.worker.pipeline.in_flight import InFlight
+from cmdbus.worker.pipeline.narrowing import Narrowing
+from cmdbus.worker.pipeline.prefetch_policy import PrefetchPolicy
+from cmdbus.worker.pipeline.telemetry import Telemetry
+from cmdbus.worker.pipeline.unsettled import Unsettled, first_part
+from cmdbus.worker.pipeline.worker_thread import WorkerThread
 from cmdbus.worker.waiting.node_waiter import NodeWaiter
-from cmdbus.worker.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
 

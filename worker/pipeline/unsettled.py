@@ -24,8 +24,14 @@ from cmdbus.worker.claims.outcomes import (
 )
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 from cmdbus.worker.claims.settlement import log_end, settle_one
-from cmdbus.worker.in_flight import FINISHED, ROW_LOCKED, ROW_MISSING, EntryState, InFlight
-from cmdbus.worker.telemetry import Telemetry
+from cmdbus.worker.pipeline.in_flight import (
+    FINISHED,
+    ROW_LOCKED,
+    ROW_MISSING,
+    EntryState,
+    InFlight,
+)
+from cmdbus.worker.pipeline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
