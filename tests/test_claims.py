@@ -559,7 +559,15 @@ def test_urgent_commands_of_the_future_slow_and_starve_nobody(
 
 
 def pages_read(connection: psycopg.Connection) -> int:
-    """Heap and index pages of ready, looked at by anybody so far."""
+    """Heap and index pages of ready that all sessions have read so far.
+
+    A session reports its last pages when it ends, a moment after its client has closed it.
+    """
+    others = (
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+        " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    )
+    eventually(lambda: not connection.execute(others).fetchall())
     connection.execute("SELECT pg_stat_clear_snapshot()")
     if connection.info.server_version >= 150000:
         connection.execute("SELECT pg_stat_force_next_flush()")
