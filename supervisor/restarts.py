@@ -1,6 +1,5 @@
 """When a process may have a successor. Pure: the time and the random numbers are passed in.
 
-
 The first restart is immediate. Only early exits make the next ones wait, twice as long each time,
 until their number has been quiet for a minute; and only early exits, too many of them over all
 numbers while no worker is ready, make the supervisor give up. A process that exits later than
@@ -10,6 +9,7 @@ early neither lengthens the pause nor resets it.
 from collections import deque
 from collections.abc import Hashable
 
+from cmdbus.backoff import Backoff
 from cmdbus.board.records import Restart
 
 #: Seconds without an early exit, from the end of the pause, after which pauses start over.
@@ -24,8 +24,9 @@ _MIN_TOO_MANY = 6
 
 class Restarts:
     def __init__(self) -> None:
-        #: By number: early exits in a row, and the time until which one more continues the row.
-        self._early: dict[Hashable, tuple[int, float]] = {}
+        #: By number: the pauses of a row of early exits, and the time until which one more
+        #: continues the row.
+        self._rows: dict[Hashable, tuple[Backoff, float]] = {}
         self._not_before: dict[Hashable, float] = {}
         self._exits: deque[float] = deque()
         #: By number: why its last process ended, until its successor starts.
@@ -34,11 +35,11 @@ class Restarts:
     def exited_early(self, number: Hashable, now: float, rand: float) -> float:
         """Seconds until the successor may start; `rand` in [0, 1) spreads them."""
         self._exits.append(now)
-        return self._pause(number, now, rand, self._in_a_row(number, now))
+        return self._pause(number, now, rand, is_first_free=True)
 
     def not_started(self, number: Hashable, now: float, rand: float) -> float:
         """Seconds until the next try: no process exited, but the system could not start one."""
-        return self._pause(number, now, rand, max(2, self._in_a_row(number, now)))
+        return self._pause(number, now, rand, is_first_free=False)
 
     def not_before(self, number: Hashable) -> float:
         return self._not_before.get(number, 0.0)
@@ -48,20 +49,13 @@ class Restarts:
             self._exits.popleft()
         return len(self._exits) >= max(_MIN_TOO_MANY, 2 * wanted)
 
-    def _in_a_row(self, number: Hashable, now: float) -> int:
-        count, until = self._early.get(number, (0, now))
-        return count + 1 if now < until else 1
-
-    def _pause(self, number: Hashable, now: float, rand: float, count: int) -> float:
-        pause = _length(count) * (1.0 - _JITTER * rand)
+    def _pause(self, number: Hashable, now: float, rand: float, *, is_first_free: bool) -> float:
+        backoff, until = self._rows.get(number, (None, now))
+        is_first = backoff is None or now >= until
+        if backoff is None or is_first:
+            backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        free = is_first and is_first_free
+        pause = 0.0 if free else backoff.pause() * (1.0 - _JITTER * rand)
         self._not_before[number] = now + pause
-        self._early[number] = count, now + pause + QUIET_SECONDS
+        self._rows[number] = backoff, now + pause + QUIET_SECONDS
         return pause
-
-
-def _length(count: int) -> float:
-    """Seconds of the pause after `count` early exits in a row."""
-    if count < 2:
-        return 0.0
-    # A larger power would overflow after some hours.
-    return min(_FIRST_PAUSE_SECONDS * 2.0 ** min(count - 2, 10), _MAX_PAUSE_SECONDS)
