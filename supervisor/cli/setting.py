@@ -33,6 +33,7 @@ class Setting:
     def __init__(
         self,
         name: str,
+        text: str | None = None,
         *,
         owner: type[Settings] | type[Timeouts] | None = Settings,
         attribute: str = "",
@@ -49,51 +50,45 @@ class Setting:
         self.convert = convert
         #: What --check shows where there is no value.
         self.without = without
-        self.option = option(name, has_variable=True, **more)
+        self.option = option(name, help=text, has_variable=True, **more)
 
 
 def _timeout(name: str, attribute: str, text: str) -> Setting:
-    return Setting(
-        name,
-        owner=Timeouts,
-        attribute=attribute,
-        parse=seconds,
-        default=f"{getattr(Timeouts(), attribute):g}",
-        metavar="TIME",
-        help=text,
-    )
+    default = f"{getattr(Timeouts(), attribute):g}"
+    row = partial(Setting, owner=Timeouts, attribute=attribute)
+    return row(name, text, parse=seconds, default=default, metavar="TIME")
 
 
 SETTINGS = (
     Setting(
         "--app",
+        "The handlers; the working directory is importable. Without one: a demo.",
         metavar="MODULE:REGISTRY",
-        help="The handlers; the working directory is importable. Without one: a demo.",
         without="none; where no database is named either, the demo",
     ),
     Setting(
         "--procs",
+        "Worker processes.",
         parse=partial(whole, at_most=_MAX_PROCS),
         metavar="N",
         default=lambda: str(usable_cpus()),
         show_default="number of CPUs",
-        help="Worker processes.",
     ),
     Setting(
         "--threads",
+        "Threads, and database connections, in each.",
         parse=partial(whole, at_most=_MAX_THREADS),
         metavar="N",
         default="8",
-        help="Threads, and database connections, in each.",
     ),
     Setting(
         "--domain",
+        "Run this domain; repeatable. Without: all that the app handles.",
         parse=domain,
         multiple=True,
         metavar="NAME",
         attribute="domains",
         convert=lambda names: tuple(dict.fromkeys(names)),
-        help="Run this domain; repeatable. Without: all that the app handles.",
     ),
     _timeout("--statement-timeout", "statement", "For one SQL statement."),
     _timeout("--pool-timeout", "pool", "To wait for a connection."),
@@ -106,96 +101,91 @@ SETTINGS = (
     _timeout("--watchdog-timeout", "watchdog", "After it a hung process is replaced."),
     Setting(
         "--poll-interval",
+        "Between two polls without a notification.",
         parse=poll_seconds,
         metavar="TIME",
         show_default="60; 1 with --wake poll",
-        help="Between two polls without a notification.",
     ),
     Setting(
         "--wake",
+        "poll: for a pooler that cannot LISTEN.",
         type=click.Choice(["notify", "poll"]),
         default="notify",
         attribute="listen",
         convert=lambda wake: wake == "notify",
-        help="poll: for a pooler that cannot LISTEN.",
     ),
     Setting(
         "--wake-jitter",
+        "Random pause after a wake, against many nodes asking at once.",
         parse=partial(whole, at_least=0, at_most=_MAX_JITTER_MS),
         default="0",
         metavar="MS",
         attribute="wake_jitter_ms",
-        help="Random pause after a wake, against many nodes asking at once.",
     ),
     Setting(
         "--drain-timeout",
+        "For running commands to end at a stop.",
         parse=seconds,
         default="30",
         metavar="TIME",
-        help="For running commands to end at a stop.",
     ),
     Setting(
         "--claim-bytes",
+        "Payload that a process claims ahead of its threads; a larger command comes alone.",
         parse=payload_size,
         metavar="SIZE",
         default="8M",
-        help="Payload that a process claims ahead of its threads; a larger command comes alone.",
     ),
     Setting(
         "--max-commands",
+        "Replace a process after this number of commands.",
         parse=whole,
         can_be_off=True,
         metavar="N",
-        help="Replace a process after this number of commands.",
     ),
     Setting(
         "--max-rss",
+        "Replace a process that has more memory, for example 512M.",
         parse=size,
         can_be_off=True,
         metavar="SIZE",
         attribute="max_rss_bytes",
-        help="Replace a process that has more memory, for example 512M.",
     ),
     Setting(
         "--max-age",
+        "Replace a process of this age.",
         parse=seconds,
         can_be_off=True,
         metavar="TIME",
-        help="Replace a process of this age.",
     ),
     Setting(
         "--http",
+        "Serve /livez, /readyz, /metrics and /status; :PORT means 127.0.0.1.",
         parse=address,
         can_be_off=True,
         metavar="HOST:PORT",
-        help="Serve /livez, /readyz, /metrics and /status; :PORT means 127.0.0.1.",
     ),
     Setting(
         "--name",
+        "Distinguishes the supervisors of one host.",
         parse=check_supervisor_name,
         metavar="NAME",
         default="cmdbus",
-        help="Distinguishes the supervisors of one host.",
     ),
     Setting(
         "--runtime-dir",
+        "For the board, the pidfile and stack dumps.",
         type=click.Path(path_type=Path, file_okay=False),
         parse=Path.absolute,
         metavar="DIR",
         without="the first usual place",
-        help="For the board, the pidfile and stack dumps.",
     ),
     Setting("--log-format", type=click.Choice(["text", "json"]), default="text"),
     Setting(
         "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"
     ),
-    Setting(
-        "--check",
-        is_flag=True,
-        owner=None,
-        help="Only check whether it could start: exit 0 or 3.",
-    ),
-    Setting("--drain", is_flag=True, help="Exit 0 when nothing runs and nothing is claimable."),
+    Setting("--check", "Only check whether it could start: exit 0 or 3.", is_flag=True, owner=None),
+    Setting("--drain", "Exit 0 when nothing runs and nothing is claimable.", is_flag=True),
 )
 
 
