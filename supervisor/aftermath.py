@@ -8,22 +8,26 @@
 
 Only TERMINATED and CRASHED processes exit early: their successors wait longer each time, and
 too many of them end the supervisor. An exit in the middle of a command is never early, because
-that command is attributed and ends with an operator.
+that command is attributed and ends with an operator. The slot that keeps a process from answering
+is that of the thread that holds the GIL, or is overdue.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from cmdbus.board.records import NO_COMMAND, ClaimState, ExitRecord, Phase, Restart, Role, Verdict
-from cmdbus.board.views import SeatView
+from cmdbus.board.views import SeatView, SlotView
 from cmdbus.exits import Exit
 from cmdbus.supervisor.children import ExitStatus
 from cmdbus.supervisor.fleet_view import NS, ProcessView
-from cmdbus.supervisor.gil_holder import stuck
 
 #: Seconds; a process that lived less, and settled nothing, exited early.
 EARLY_SECONDS = 10.0
+#: Share of its process's processor time that the thread with the GIL uses, at least.
+_MIN_SHARE = 0.75
+#: Share of the time between two samples that it uses, at least, on the busiest machine.
+_MIN_BUSY = 0.05
 
 
 class Ending(Enum):
@@ -157,3 +161,33 @@ def boot_failure(
     if process.app > proven and process.app not in apps:
         return BootFailure.STOP_FLEET
     return BootFailure.RETRY
+
+
+def gil_holder(
+    before: Mapping[int, float],
+    after: Mapping[int, float],
+    seconds: float,
+    running: Mapping[int, int],
+) -> int | None:
+    """The slot whose thread used the processor, if exactly one did; `running` names the
+    native thread of each slot that runs a command. None makes all of them suspects.
+
+    Threads are compared with each other and not with the clock: on a busy machine the thread gets
+    a small part of the time, and those that wait for the GIL get nothing.
+    """
+    by_thread = {thread: used - before.get(thread, 0.0) for thread, used in after.items()}
+    least = max(_MIN_SHARE * sum(by_thread.values()), _MIN_BUSY * seconds)
+    busy = [slot for slot, thread in running.items() if by_thread.get(thread, 0.0) >= least]
+    return busy[0] if len(busy) == 1 else None
+
+
+def stuck(slots: Sequence[SlotView], gil_holder: int | None, now: int) -> SlotView | None:
+    """The slot that keeps its process from ending in time: of the overdue ones the first, if
+    the process's main thread has passed its verdict on it or nothing else runs there.
+    Otherwise that thread has not run since, and the slot that holds the GIL is the cause."""
+    busy = [slot for slot in slots if slot.command is not None]
+    overdue = [slot for slot in busy if slot.due and slot.due <= now]
+    first = min(overdue, key=lambda slot: slot.due or 0, default=None)
+    if first is None or first.phase is Phase.STUCK or len(busy) == 1:
+        return first
+    return next((slot for slot in busy if slot.index == gil_holder), None)

@@ -24,9 +24,8 @@ from cmdbus.failpoints import IN_REAP, failpoint
 from cmdbus.settings import Settings
 from cmdbus.supervisor.aftermath import Aftermath, BootFailure, Ending, aftermath, boot_failure
 from cmdbus.supervisor.children import ExitStatus
-from cmdbus.supervisor.descriptions import running_commands
 from cmdbus.supervisor.fleet_view import FleetView, ProcessView, is_drained, observe
-from cmdbus.supervisor.orders import Orders
+from cmdbus.supervisor.orders import Orders, running_commands
 from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop
 from cmdbus.supervisor.restarts import Restarts
 from cmdbus.supervisor.spawner import Spawner

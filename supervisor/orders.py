@@ -2,16 +2,17 @@
 
 import logging
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cmdbus.board.board import Board
 from cmdbus.board.exit_reasons import VERDICT_REASONS
-from cmdbus.board.records import Restart, Role, Verdict
+from cmdbus.board.health import Health
+from cmdbus.board.records import Phase, Restart, Role, Verdict
 from cmdbus.board.views import SeatView, SlotView
 from cmdbus.proc import PidState, cpu_seconds, pid_state
-from cmdbus.supervisor.descriptions import running_commands, stop_reason
+from cmdbus.supervisor.aftermath import gil_holder, stuck
 from cmdbus.supervisor.fleet_view import NS
-from cmdbus.supervisor.gil_holder import gil_holder, stuck
 from cmdbus.supervisor.policy import Kill, Stop, is_ahead
 from cmdbus.supervisor.restarts import Restarts
 from cmdbus.supervisor.stacks import Stacks
@@ -37,7 +38,7 @@ class Orders:
             self._restarts.reasons[view.role, view.number] = action.reason
             planned = action.reason in (Restart.RELOADED, Restart.RECYCLED)
             level = logging.INFO if planned else logging.WARNING
-            why = stop_reason(action, self._board.seat_view(view.index))
+            why = _stop_reason(action, self._board.seat_view(view.index))
             logger.log(level, "%s is ordered to stop: %s", view, why)
         self._board.seat(view.index).order_to_stop(
             view.number, view.generation, by=int(action.by * NS), verdict=view.stop_verdict
@@ -86,3 +87,22 @@ def _cause(process: SupervisedProcess, action: Kill, seat: SeatView, now: float)
     if action.verdict is not Verdict.CRITICAL and action.measured:
         return stuck(seat.slots, holder, int(now * NS))
     return None
+
+
+def _stop_reason(action: Stop, seat: SeatView) -> str:
+    levels, late = action.process.levels, action.process.latest_slot
+    if action.reason is Restart.STUCK and levels.health is not Health.CRITICAL and late is not None:
+        slots = [slot for slot in seat.slots if slot.index == late]
+        return f"a slot is stuck{running_commands(slots)}"
+    return ", ".join(levels.reasons) or str(action.reason and action.reason.name.lower())
+
+
+def running_commands(slots: Sequence[SlotView], *, timed_out: bool = True) -> str:
+    """`timed_out`: also the commands whose attempts have ended by their timeouts."""
+    commands = [
+        f"{slot.command.domain}/{slot.command.type} {slot.command.command_id} (attempt "
+        f"{slot.command.attempt}, slot {slot.number})"
+        for slot in slots
+        if slot.command is not None and (timed_out or slot.phase is not Phase.STUCK)
+    ]
+    return f"; it ran {', '.join(commands)}" if commands else ""

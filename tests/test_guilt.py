@@ -15,7 +15,7 @@ from cmdbus.board.board import Board
 from cmdbus.board.records import Role
 from cmdbus.board.views import SlotView
 from cmdbus.proc import PidState, cpu_seconds, pid_state, rss_bytes
-from cmdbus.supervisor.gil_holder import gil_holder, stuck
+from cmdbus.supervisor.aftermath import gil_holder, stuck
 
 #: Of the threads 11 and 12, the slots; 10 is the main thread.
 RUNNING = {0: 11, 1: 12}
