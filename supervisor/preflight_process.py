@@ -6,8 +6,8 @@ import math
 import os
 import select
 import signal
+from contextlib import closing
 from dataclasses import asdict
-from typing import Self
 
 from cmdbus.clock import time
 from cmdbus.exits import Exit
@@ -25,7 +25,7 @@ _END = b"end"
 def run_preflight(settings: Settings, timeout: float = TIMEOUT_SECONDS) -> list[Check]:
     """The checks that the preflight makes within `timeout` seconds."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep no exit status
-    with PreflightProcess(settings, timeout) as running:
+    with closing(PreflightProcess(settings, timeout)) as running:
         while (checks := running.checks()) is None:
             select.select([running], [], [], max(0.0, running.deadline - time.monotonic()))
         return checks
@@ -83,12 +83,6 @@ class PreflightProcess:
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read(self) -> bool:
         """Whether the pipe has ended."""

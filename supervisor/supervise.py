@@ -25,7 +25,6 @@ from cmdbus.logs import set_up
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child, fork, wait
-from cmdbus.supervisor.embedded_schema import install_embedded
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.loop import Supervisor
 from cmdbus.supervisor.pidfile import Pidfile, check_board_free, pidfile_path
@@ -115,19 +114,18 @@ def _with_database(settings: Settings, signals: Signals) -> Iterator[Settings]:
             _handle_signals(signals)  # Ctrl-C reaches its programs, too.
             raise
         settings = replace(settings, dsn=server.dsn)
-        _in_child(lambda: _install(settings, server.directory), signals)
+
+        def install() -> Exit:
+            unblock()
+            try:
+                server.install(settings.schema)
+            except CmdbusError as error:
+                logger.error("%s", error)
+                return Exit.CANNOT_START
+            return Exit.DONE
+
+        _in_child(install, signals)
         yield settings
-
-
-def _install(settings: Settings, directory: Path) -> Exit:
-    """In a child."""
-    unblock()
-    try:
-        install_embedded(settings.dsn or "", settings.schema, directory)
-    except CmdbusError as error:
-        logger.error("%s", error)
-        return Exit.CANNOT_START
-    return Exit.DONE
 
 
 def _in_child(run: Callable[[], int], signals: Signals) -> None:
@@ -182,15 +180,11 @@ def _passed(settings: Settings, signals: Signals) -> list[Check]:
     except OSError as error:
         # Too many processes or descriptors; for how long is not known.
         return [Check("preflight", Finding.AWAY, _no_process(error))]
-    with preflight:
-        return _await_database(preflight, signals)
-
-
-def _await_database(preflight: PreflightProcess, signals: Signals) -> list[Check]:
-    while (checks := preflight.checks()) is None:
-        wait([preflight.fileno(), signals.descriptor], preflight.deadline - time.monotonic())
-        _handle_signals(signals)
-    return checks
+    with closing(preflight):
+        while (checks := preflight.checks()) is None:
+            wait([preflight.fileno(), signals.descriptor], preflight.deadline - time.monotonic())
+            _handle_signals(signals)
+        return checks
 
 
 def _handle_signals(signals: Signals) -> None:

@@ -32,7 +32,7 @@ from cmdbus.embedded.cluster import (
     check_settings,
 )
 from cmdbus.embedded.programs import find_programs, within_reach
-from cmdbus.errors import EmbeddedError
+from cmdbus.errors import CmdbusError, EmbeddedError, SchemaError
 
 __all__ = ["EmbeddedError", "EmbeddedPostgres", "state_directory"]
 
@@ -135,6 +135,19 @@ class EmbeddedPostgres:
                     return False
                 self._enter()
         return True
+
+    def install(self, schema: str) -> None:
+        """Installs or upgrades the schema of a bus. Loads the database driver."""
+        from cmdbus.database.schema import install
+        from cmdbus.database.sentences import in_one_sentence
+
+        try:
+            with in_one_sentence():
+                install(self.dsn, schema)
+        except SchemaError as error:
+            raise SchemaError(f"{error}; on this embedded server: rm -r {self.directory}") from None
+        except CmdbusError as error:
+            raise CmdbusError(f"the schema could not be installed: {error}") from None
 
     def close(self) -> None:
         """The last user stops the server. May be called again."""

@@ -14,7 +14,6 @@ from cmdbus.counting import count_of
 from cmdbus.errors import CmdbusError, MissingRightError
 from cmdbus.supervisor.cli.options import database_options, option
 from cmdbus.supervisor.cli.output import Shown, show_json, show_lines
-from cmdbus.supervisor.embedded_schema import install_embedded
 
 if TYPE_CHECKING:
     from cmdbus.embedded import EmbeddedPostgres
@@ -50,7 +49,7 @@ def database(dsn: str | None, *, embedded: bool, schema: str | None) -> Iterator
     server = _embedded_server(start=embedded)
     try:
         if embedded and schema is not None:
-            install_embedded(server.dsn, schema, server.directory)
+            server.install(schema)
         yield server.dsn
     finally:
         server.close()
