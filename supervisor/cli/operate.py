@@ -11,16 +11,14 @@ from typing import Any
 import click
 
 from cmdbus.logs import set_up_for_terminal
-from cmdbus.supervisor.cli.commands import get, list_, send
+from cmdbus.supervisor.cli.commands import cancel, get, list_, reschedule, send
 from cmdbus.supervisor.cli.configuration import read_some
-from cmdbus.supervisor.cli.domains import domain
+from cmdbus.supervisor.cli.domains import domain, pause, resume, status
 from cmdbus.supervisor.cli.options import RedactingGroup, database_options, option
 from cmdbus.supervisor.cli.output import show_json, show_lines
 from cmdbus.supervisor.cli.ps import ps
-from cmdbus.supervisor.cli.queues import pause, resume, status
 from cmdbus.supervisor.cli.session import database, ignored_options, json_option, one_line_errors
 from cmdbus.supervisor.cli.troubleshoot import tsq
-from cmdbus.supervisor.cli.waiting import cancel, reschedule
 
 _OF_THE_FILE = frozenset({"dsn", "dsn_file", "schema", "runtime_dir", "name"})
 _FLAGS_OF_THE_FILE = frozenset({"embedded"})
