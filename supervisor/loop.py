@@ -16,7 +16,7 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.fleet_view import FleetView
-from cmdbus.supervisor.pidfile import Pidfile
+from cmdbus.supervisor.host import Pidfile
 from cmdbus.supervisor.policy import decide, next_round
 from cmdbus.supervisor.preflight_process import PreflightProcess
 from cmdbus.supervisor.signals import Signals

@@ -26,10 +26,9 @@ from cmdbus.readiness import Check, Finding, worst
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child, fork, wait
 from cmdbus.supervisor.fleet import Fleet
+from cmdbus.supervisor.host import Pidfile, check_board_free, listen, pidfile_path
 from cmdbus.supervisor.loop import Supervisor
-from cmdbus.supervisor.pidfile import Pidfile, check_board_free, pidfile_path
 from cmdbus.supervisor.preflight_process import TIMEOUT_SECONDS, PreflightProcess
-from cmdbus.supervisor.probe_socket import listen
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
 from cmdbus.supervisor.startup_probes import StartupProbes

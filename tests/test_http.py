@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
-from cmdbus.supervisor.probe_socket import ListenError, listen
+from cmdbus.supervisor.host import ListenError, listen
 from cmdbus.worker.probes.http import Server, respond
 from cmdbus.worker.probes.responses import Response
 

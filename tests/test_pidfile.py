@@ -13,7 +13,7 @@ from cmdbus.board.board import Board
 from cmdbus.board.records import SupervisorState
 from cmdbus.errors import BoardError
 from cmdbus.supervisor.children import ExitStatus, fork, wait
-from cmdbus.supervisor.pidfile import NameTakenError, Pidfile, check_board_free, check_free
+from cmdbus.supervisor.host import NameTakenError, Pidfile, check_board_free, check_free
 
 
 @pytest.fixture

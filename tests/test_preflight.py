@@ -23,9 +23,8 @@ from cmdbus.database.schema import install
 from cmdbus.database.session_names import session_name
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.settings import Settings
-from cmdbus.supervisor.pidfile import Pidfile
+from cmdbus.supervisor.host import Pidfile, check_host
 from cmdbus.supervisor.preflight_process import run_preflight
-from cmdbus.supervisor.vacancy import check_host
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.boot.preflight import preflight
 

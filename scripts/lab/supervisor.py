@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cmdbus.board.board import Board
-from cmdbus.supervisor.pidfile import pidfile_path
+from cmdbus.supervisor.host import pidfile_path
 from cmdbus.supervisor.runtime import board_path
 
 #: Characters at the end of a log that say why its process has exited.

@@ -22,7 +22,7 @@ from cmdbus.supervisor.cli.session import (
     json_option,
     one_line_errors,
 )
-from cmdbus.supervisor.pidfile import NameTakenError, check_free, pidfile_path
+from cmdbus.supervisor.host import NameTakenError, check_free, pidfile_path
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory
 
 #: Seconds between two reads with --watch.

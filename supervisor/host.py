@@ -1,21 +1,46 @@
-"""At most one supervisor of a name: the locks on its pidfile and its board decide that, not the
-process id in the file."""
+"""What a supervisor takes of its host: its name and the port of --http.
 
+At most one supervisor of a name: the locks on its pidfile and its board decide that, not the
+process id in the file. The socket of probes, metrics and status is made before the fork, so that it
+outlives every process that answers on it.
+"""
+
+import errno
 import fcntl
+import ipaddress
+import logging
 import os
+import socket
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from cmdbus.board.board import Board
 from cmdbus.clock import time
-from cmdbus.errors import BoardError
+from cmdbus.errors import BoardError, CmdbusError
+from cmdbus.readiness import Check, Finding
+from cmdbus.settings import Settings
+from cmdbus.supervisor.runtime import (
+    board_path,
+    check_makeable,
+    check_runtime_directory,
+    find_runtime_directory,
+)
+
+logger = logging.getLogger(__name__)
 
 #: Seconds to wait for the lock: a child forked just before its supervisor was killed holds it until
 #: the child exits.
 _EXIT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+#: Connections that wait while one steward follows another.
+_BACKLOG = 128
+_REASONS = {
+    errno.EADDRINUSE: "the port is taken by another process",
+    errno.EACCES: "ports below 1024 need a privilege that this user does not have",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+}
 
 
 class NameTakenError(BoardError):
@@ -102,14 +127,9 @@ def _in_pidfile(path: Path) -> int | None:
 
 
 def _on_board(path: Path) -> int | None:
-    try:
-        board = Board.open(path)
-    except BoardError:
-        return None
-    try:
+    with suppress(BoardError), closing(Board.open(path)) as board:
         return board.snapshot(claims=False).pid
-    finally:
-        board.close()
+    return None
 
 
 def pidfile_path(directory: Path, name: str) -> Path:
@@ -173,3 +193,79 @@ def _is_gone(pid: int) -> bool:
     except PermissionError:
         pass
     return False
+
+
+class ListenError(CmdbusError):
+    """The address cannot be bound."""
+
+    #: Whether another process has it now.
+    in_use = False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on which accept() never blocks."""
+    listener = bound(host, port, backlog=_BACKLOG)
+    _log_address(listener)
+    return listener
+
+
+def bound(host: str, port: int, backlog: int | None = None) -> socket.socket:
+    """Without a `backlog` it is only bound: no client can connect."""
+    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        with ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            # A port stays usable while its last connections close.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            if backlog is not None:
+                listener.listen(backlog)
+            listener.setblocking(False)
+            stack.pop_all()
+            return listener
+    except OSError as error:
+        # Errors of getaddrinfo have numbers of their own.
+        reason = _REASONS.get(error.errno or 0) if not isinstance(error, socket.gaierror) else None
+        refusal = ListenError(f"cannot listen on {name} (--http): {reason or error.strerror}")
+        refusal.in_use = error.errno == errno.EADDRINUSE
+        raise refusal from None
+
+
+def _log_address(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    logger.info("probes, metrics and status are at %s", url)
+    if not ipaddress.ip_address(host).is_loopback:
+        logger.warning(
+            "any client that reaches %s can read which commands run here, without their data: "
+            "restrict access to it",
+            url,
+        )
+
+
+def check_host(settings: Settings) -> Iterator[Check]:
+    """Keeps nothing. What a supervisor of this name has is only a warning: another one can
+    start as soon as that has stopped."""
+    directory = find_runtime_directory(settings.runtime_dir)
+    taken = Finding.FATAL
+    try:
+        if os.path.lexists(directory):
+            check_runtime_directory(directory)
+        check_makeable(directory)
+        check_free(pidfile_path(directory, settings.name), settings.name)
+        check_board_free(board_path(directory, settings.name), settings.name)
+        yield Check("name", Finding.OK, f"no supervisor named {settings.name!r} runs here")
+    except NameTakenError as error:
+        taken = Finding.WARNING
+        yield Check("name", taken, str(error))
+    except BoardError as error:
+        yield Check("name", Finding.FATAL, str(error))
+    if settings.http is None:
+        return
+    try:
+        bound(*settings.http).close()
+        yield Check("http", Finding.OK, "its address is free")
+    except ListenError as error:
+        yield Check("http", taken if error.in_use else Finding.FATAL, str(error))
