@@ -473,21 +473,42 @@ def test_roots_state_is_where_the_servers_user_can_reach_it(
     assert state_directory() == Path("/var/lib/cmdbus")
 
 
-def test_a_server_whose_starter_died_on_the_way_is_stopped(
-    home: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C kills pg_ctl, and not what it has started."""
+def wrapped_pg_ctl(home: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pg_ctl that runs the real one, and then the script."""
     programs = find_programs().bin
     (home / "bin").mkdir(mode=0o755)
     for name in ("postgres", "initdb"):
         (home / "bin" / name).symlink_to(programs / name)
     starter = home / "bin" / "pg_ctl"
-    starter.write_text(f'#!/bin/sh\n{programs}/pg_ctl "$@" && [ "$1" != start ]\n')
+    starter.write_text(f'#!/bin/sh\n{programs}/pg_ctl "$@" && {script}\n')
     starter.chmod(0o755)
     monkeypatch.setenv("CMDBUS_PG_BIN", str(home / "bin"))
+
+
+def test_a_server_whose_starter_died_on_the_way_is_stopped(
+    home: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C kills pg_ctl, and not what it has started."""
+    wrapped_pg_ctl(home, '[ "$1" != start ]', monkeypatch)
     with pytest.raises(EmbeddedError, match="pg_ctl failed"):
         EmbeddedPostgres(directory, durable=False).start()
     assert not (directory / "data" / "postmaster.pid").exists()
+
+
+def test_a_stop_succeeds_although_its_program_was_killed_and_ctrl_c_does_not_reach_that(
+    home: Path,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    group = home / "group"
+    home.chmod(0o777)
+    stopped = f'if [ "$1" = stop ]; then ps -o pgid= -p $$ > {group}; kill -KILL $$; fi'
+    wrapped_pg_ctl(home, f"{{ {stopped}; }}", monkeypatch)
+    with EmbeddedPostgres(directory, durable=False):
+        pass
+    assert int(group.read_text()) != os.getpgid(0)
+    assert not [record for record in caplog.records if record.levelname != "INFO"]
 
 
 def test_its_start_is_announced_in_one_line(

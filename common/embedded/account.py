@@ -37,12 +37,13 @@ class Account:
     gid: int
 
     def run(
-        self, *command: str | Path, timeout: float, stdin: str = ""
+        self, *command: str | Path, timeout: float, stdin: str = "", in_terminal: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program as this user, with stdout and stderr captured together.
 
         Its environment is a new one: PGOPTIONS and similar variables would change what the
         programs do, and a server of another user must not read a DSN from ours.
+        `in_terminal`: whether signals of the terminal, like that of Ctrl-C, reach the program.
         """
         root = os.geteuid() == 0
         try:
@@ -57,6 +58,7 @@ class Account:
                 cwd="/",
                 env=_environment(),
                 umask=0o077,
+                process_group=None if in_terminal else 0,
                 user=self.uid if root else None,
                 group=self.gid if root else None,
                 extra_groups=[] if root else None,

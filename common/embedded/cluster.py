@@ -195,12 +195,20 @@ class Cluster:
         """Stops the server, if one runs; returns when it has ended."""
         if self.postmaster() is None:
             return
-        options = ["-D", str(self.data), "-w", "-t", f"{STOP_SECONDS:.0f}"]
         try:
-            self._run("pg_ctl", "stop", "-m", mode, *options, timeout=STOP_SECONDS + 5)
+            self._stop(mode)
         except EmbeddedError as error:
             logger.warning("%s; stopping it immediately, the next start will recover", error)
-            self._run("pg_ctl", "stop", "-m", "immediate", *options, timeout=STOP_SECONDS + 5)
+            self._stop("immediate")
+
+    def _stop(self, mode: Literal["fast", "immediate"]) -> None:
+        """Ctrl-C does not reach pg_ctl: an impatient user's second one would end it."""
+        options = ["-m", mode, "-D", self.data, "-w", "-t", f"{STOP_SECONDS:.0f}"]
+        try:
+            self._run("pg_ctl", "stop", *options, timeout=STOP_SECONDS + 5, in_terminal=False)
+        except EmbeddedError:
+            if Postmaster.of(self.data) is not None:
+                raise
 
     def postmaster(self) -> Postmaster | None:
         """The running server, or None. Waits while it starts or stops: the process that ordered
@@ -269,10 +277,19 @@ class Cluster:
 
     # Programs, and the server's log.
 
-    def _run(self, program: str, *arguments: str | Path, timeout: float, stdin: str = "") -> None:
+    def _run(
+        self,
+        program: str,
+        *arguments: str | Path,
+        timeout: float,
+        stdin: str = "",
+        in_terminal: bool = True,
+    ) -> None:
         """Runs one of the programs as the server's user; an error unless it succeeds."""
         path = self.programs.bin / program
-        answer = self.account.run(path, *arguments, timeout=timeout, stdin=stdin)
+        answer = self.account.run(
+            path, *arguments, timeout=timeout, stdin=stdin, in_terminal=in_terminal
+        )
         if answer.returncode:
             text = _last_line(f"{answer.stdout}\n{self._last_words()}")
             raise EmbeddedError(
