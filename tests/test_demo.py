@@ -59,7 +59,7 @@ class Run:
         self._out, self._err = home / "out", home / "err"
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
-                [*command, *arguments], stdout=out, stderr=err, process_group=0
+                [*command, *arguments], stdout=out, stderr=err, start_new_session=True
             )
 
     @property
@@ -181,6 +181,32 @@ def test_signals_reach_the_supervisor_once_and_a_second_interrupt_stops_it_immed
         demo.prints(r"Stopping: waiting for \d commands?, at most 30 s")
         assert demo.interrupt() == 5
     assert "Stopping at once: what runs is cut off" in demo.stdout
+
+
+def test_ctrl_c_while_the_demo_is_still_imported_ends_it_with_a_sentence(home: Path) -> None:
+    with running(home) as demo:
+        program = Path(f"/proc/{demo.process.pid}/cmdline")
+        eventually(lambda: b"cmdbus.worker.demo.program" in program.read_bytes())
+        assert demo.interrupt() == 0
+    assert demo.log.splitlines()[-1].endswith("stopped by a signal before the fleet was started")
+    assert "Traceback" not in demo.log
+
+
+def test_a_demo_ends_with_the_terminal_that_it_was_started_in(home: Path) -> None:
+    """And an ordinary HUP reloads its fleet."""
+    ours, theirs = (os.fdopen(end, "rb", buffering=0) for end in os.openpty())
+    # The leader of a session gets the terminal that it opens.
+    shell = ["/bin/sh", "-c", f'exec "$@" <{os.ttyname(theirs.fileno())}', "sh"]
+    options = ["--procs", "1", "--threads", "2"]
+    with ours, theirs, running(home, *options, command=[*shell, *SUPERVISE]) as demo:
+        demo.prints("500 Quick")
+        demo.process.send_signal(signal.SIGHUP)
+        log = home / "run" / "cmdbus" / "cmdbus.log"
+        eventually(lambda: "worker 0 starts, pid" in log.read_text().partition("reload")[2])
+        ours.close()
+        theirs.close()
+        assert demo.process.wait(_WITHIN_S) == 0
+    assert "The demo has stopped." in demo.stdout
 
 
 def test_the_death_of_the_demo_stops_its_supervisor_and_a_closed_stdout_does_not(

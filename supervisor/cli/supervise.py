@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from cmdbus.supervisor.cli.session import database
 from cmdbus.supervisor.cli.setting import setting_options
 from cmdbus.supervisor.host import check_host
 from cmdbus.supervisor.preflight_process import run_preflight
+from cmdbus.supervisor.signals import NOTED
 
 #: The application of the demo, which runs if neither an app nor a database is named.
 DEMO_APP = "cmdbus.worker.demo:registry"
@@ -86,7 +88,9 @@ def main(context: click.Context, /, check: bool, **_given: object) -> None:
 
 
 def _become_demo() -> NoReturn:
-    """The demo reads the same arguments and runs an ordinary supervisor as its child."""
+    """The demo reads the same arguments and runs an ordinary supervisor as its child. Signals wait
+    until it has its handlers: Ctrl-C would interrupt its imports."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOTED)
     program = [sys.executable, "-P", "-m", "cmdbus.worker.demo.program"]
     os.execv(sys.executable, [*program, *sys.argv[1:]])
 
