@@ -7,8 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from uuid import UUID
 
@@ -78,15 +78,23 @@ def room_of(name: str) -> str:
     return name
 
 
-def imported(file: Path) -> Iterator[tuple[str, bool]]:
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@cache
+def imported(file: Path) -> list[tuple[str, bool]]:
     """Whole dotted names of all that a module imports, and whether it does so in a function."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    found = []
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.col_offset > 0) for alias in node.names)
+            found += [(alias.name, node.col_offset > 0) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: import by whole names"
             for alias in node.names:
-                yield f"{node.module}.{alias.name}", node.col_offset > 0
+                found.append((f"{node.module}.{alias.name}", node.col_offset > 0))
+    return found
 
 
 def imports(file: Path) -> set[str]:
@@ -145,9 +153,7 @@ def is_value(name: str) -> bool:
 
 def test_modules_that_call_themselves_pure_are() -> None:
     files = modules()
-    documented = {
-        name: ast.get_docstring(ast.parse(file.read_text())) or "" for name, file in files.items()
-    }
+    documented = {name: ast.get_docstring(parsed(file)) or "" for name, file in files.items()}
     pure = {name for name, text in documented.items() if re.search(r"\bPure\b", text)}
     assert len(pure) > 20
     for name in pure:
@@ -203,7 +209,7 @@ def test_sql_lives_in_its_files() -> None:
     verbs += "|TRUNCATE|LOCK TABLE|SET LOCAL|SET SESSION|NOTIFY|VACUUM"
     begins = re.compile(rf"\s*({verbs})\b")
     for file in modules().values():
-        tree = ast.parse(file.read_text())
+        tree = parsed(file)
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
                 text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
