@@ -10,7 +10,7 @@ import pytest
 from eventually import eventually
 from handlers import connect, leave_effect, running
 
-from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, Status
+from cmdbus import CommandBus, Context, HandlerRegistry, RetryPolicy, SendRequest, Status
 from cmdbus import failpoints as points
 from cmdbus.database.session_names import PATTERN
 from cmdbus.worker.claims.claim import ClaimRequest, Finished
@@ -190,6 +190,27 @@ def test_sessions_that_end_at_a_point_cost_no_command_and_double_none(
         await_completed(latest)
         assert set(effects(dsn, debits)) == {1} and set(effects(dsn, others)) == {0}
         eventually(lambda: counted() == len(debits) + len(others))
+
+
+def test_a_session_that_ended_between_two_commands_costs_neither(
+    dsn: str, bus: CommandBus, registry: HandlerRegistry
+) -> None:
+    """The thread finds out when the next command begins its transaction."""
+    together = threading.Barrier(3)
+
+    def meet(command: object, context: Context) -> None:
+        context.connection.execute("SELECT")
+        together.wait(10)
+
+    registry.register("payments", "Meet", meet)
+    with connect(dsn) as stranger, running(dsn, registry, concurrency=3):
+        for _ in range(2):
+            ids = bus.send_many([SendRequest("payments", "Meet")] * 3)
+            for id_ in ids:
+                assert bus.wait("payments", id_, 15).status is Status.COMPLETED
+            end_sessions_of_workers(stranger)
+        losses = "SELECT max(losses), max(attempts) FROM cmdbus.finished"
+        assert stranger.execute(losses).fetchall() == [(0, 1)]
 
 
 def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: CommandBus) -> None:

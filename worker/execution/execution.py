@@ -281,13 +281,19 @@ class Execution:
         if self._transaction is None:
             self._touched = True
             self._session = self._thread.connect()
-            self._transaction = HandlerTransaction(
-                self._claims,
-                self._session,
-                f"{self.claim.id}:{self.claim.token}",
-                **self._limits(),
-            )
+            try:
+                self._transaction = self._begin(self._session)
+            except _SESSION_ERRORS:
+                if not self._session.closed:
+                    raise
+                # It ended after the thread's latest command, so it is no loss of this one.
+                self._session = self._thread.connect()
+                self._transaction = self._begin(self._session)
         return self._transaction.connection
+
+    def _begin(self, session: Connection) -> HandlerTransaction:
+        marker = f"{self.claim.id}:{self.claim.token}"
+        return HandlerTransaction(self._claims, session, marker, **self._limits())
 
 
 def _is_of_driver(error: BaseException) -> bool:
