@@ -260,7 +260,7 @@ class Fleet:
         )
 
     def _count_undead(self) -> None:
-        self._board.set_undead(sum(process.undead for process in self._processes.values()))
+        self._board.undead = sum(process.undead for process in self._processes.values())
 
     def _handle_exit(
         self, process: SupervisedProcess, exit_status: ExitStatus, now: float, stopping: bool
@@ -301,8 +301,8 @@ class Fleet:
         self.unfinished |= after.unfinished
         if view.role is Role.STEWARD:
             # Leaders must not trust a dead listener.
-            self._board.set_listening(False)
-            self._board.set_armed(0)
+            self._board.listening = False
+            self._board.armed = 0
         writer = self._board.seat(view.index)
         if after.needs_rescue:
             writer.record_exit(view.number, after.exit_record)

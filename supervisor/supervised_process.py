@@ -47,7 +47,7 @@ class SupervisedProcess:
             return
         self._measured_at = now
         rss = rss_bytes(self.pid)
-        board.seat(view.index).set_rss(rss)
+        board.seat(view.index).rss_bytes = rss
         over = settings.max_rss_bytes is not None and rss > settings.max_rss_bytes
         self.view = replace(
             view,

@@ -55,6 +55,10 @@ def begin(slot: Slot, seat: Seat, number: int) -> None:
     )
 
 
+def slot_view(board: Board, seat: int, slot: int) -> SlotView:
+    return next(view for view in board.seat_view(seat).slots if view.index == slot)
+
+
 def is_of_one_write(view: SlotView) -> bool:
     command = view.command
     assert command is not None

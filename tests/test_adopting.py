@@ -30,8 +30,8 @@ def node() -> Iterator[Node]:
         board.seat(0).assign(Role.WORKER, number=0, generation=1)
         seat = board.seat(0)
         seat.enter(pid=os.getpid(), generation=1, now=now)
-        board.set_listening(True)
-        board.set_armed(1)
+        board.listening = True
+        board.armed = 1
         yield Node(
             board=board,
             seat=seat,

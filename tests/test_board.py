@@ -10,7 +10,7 @@ from functools import partial
 from uuid import UUID, uuid4
 
 import pytest
-from boards import SECOND, begin, beyond, forked, is_of_one_write, taken
+from boards import SECOND, begin, beyond, forked, is_of_one_write, slot_view, taken
 from eventually import eventually
 
 from cmdbus.board.board import Board
@@ -78,13 +78,13 @@ def test_a_slot_shows_its_command_and_when_it_has_promised_to_be_back(board: Boa
         123,
     )
     slot.extend(50)
-    assert board.slot_view(0, 1).due == 50
+    assert slot_view(board, 0, 1).due == 50
     slot.end(60)
-    ended = board.slot_view(0, 1)
+    ended = slot_view(board, 0, 1)
     assert (ended.phase, ended.command, ended.since, ended.due) == (Phase.IDLE, None, 60, None)
     slot.enter(Phase.LEADING, 70, 80)
     slot.phase = Phase.RESTING
-    assert (board.slot_view(0, 1).phase, board.slot_view(0, 1).due) == (Phase.RESTING, 80)
+    assert (slot_view(board, 0, 1).phase, slot_view(board, 0, 1).due) == (Phase.RESTING, 80)
     slot.release()
     assert board.snapshot().seats[0].slots == ()
 
@@ -94,11 +94,11 @@ def test_a_verdict_holds_until_the_thread_moves_on(board: Board) -> None:
     slot = seat.slot(0)
     slot.occupy(0, now=1)
     begin(slot, seat, 1)
-    seat.mark_stuck(0, board.slot_view(0, 0).sequence)
-    assert board.slot_view(0, 0).phase is Phase.STUCK
-    assert board.slot_view(0, 0).command is not None
+    seat.mark_stuck(0, slot_view(board, 0, 0).sequence)
+    assert slot_view(board, 0, 0).phase is Phase.STUCK
+    assert slot_view(board, 0, 0).command is not None
     begin(slot, seat, 1)
-    assert board.slot_view(0, 0).phase is Phase.RUNNING
+    assert slot_view(board, 0, 0).phase is Phase.RUNNING
 
 
 def test_a_seat_shows_its_process_and_its_health(board: Board) -> None:
@@ -109,12 +109,12 @@ def test_a_seat_shows_its_process_and_its_health(board: Board) -> None:
     seat.register(42)
     seat.ready(5)
     seat.beat(9, levels)
-    seat.park(8)
+    seat.parked = 8
     view = board.seat_view(0)
     assert (view.pid, view.generation, view.incarnation) == (os.getpid(), 1, 42)
     assert (view.since, view.ready, view.due, view.parked) == (2, 5, 9, 8)
     assert (view.levels, view.health) == (levels, Health.DEGRADED)
-    seat.unpark()
+    seat.parked = 0
     assert board.seat_view(0).parked is None
 
 
@@ -131,9 +131,9 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
     slot = seat.slot(0)
     slot.occupy(0, now=1)
     begin(slot, seat, 1)
-    seat.mark_stuck(0, board.slot_view(0, 0).sequence)
+    seat.mark_stuck(0, slot_view(board, 0, 0).sequence)
     seat.claims.claimed(1, 1, uuid4())
-    seat.park(3)
+    seat.parked = 3
     slot.counters.add(Counter.LOST_LEASES)
     successor = taken(board, generation=2)
     view = board.seat_view(0)
@@ -141,8 +141,8 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
     again = successor.slot(0)
     again.occupy(0, now=2)
     begin(again, successor, 1)
-    assert is_of_one_write(board.slot_view(0, 0))
-    assert board.slot_view(0, 0).phase is Phase.RUNNING, "the old verdict is not of this one"
+    assert is_of_one_write(slot_view(board, 0, 0))
+    assert slot_view(board, 0, 0).phase is Phase.RUNNING, "the old verdict is not of this one"
     assert board.counters().lost_leases == 1
 
 
@@ -162,7 +162,7 @@ def test_a_seat_shows_how_its_process_came_to_its_end_until_it_is_free(board: Bo
         exit_record,
         False,
     )
-    seat.set_rescued(7)
+    seat.rescued = 7
     assert board.seat_view(0).rescued
     seat.clear()
     taken(board, generation=1)
@@ -183,8 +183,8 @@ def test_a_snapshot_has_the_shape_of_ps(board: Board) -> None:
     steward = board.seat(1)
     steward.assign(Role.STEWARD, number=0, generation=3)
     steward.enter(pid=77, generation=3, now=1 * SECOND)
-    board.set_listening(True)
-    board.set_armed(12)
+    board.listening = True
+    board.armed = 12
     board.supervise(pid=1234, state=SupervisorState.RUNNING, since=1, due=2)
     board.count_restart(Restart.CRASHED)
     seat = taken(board)
@@ -331,11 +331,11 @@ def test_no_slot_is_read_torn_while_its_thread_writes(board: Board) -> None:
             begin(slot, seat, command)
 
     with forked(lambda: hammer(0)), forked(lambda: hammer(1)):
-        eventually(lambda: all(board.slot_view(0, n).sequence > 1_000 for n in (0, 1)))
+        eventually(lambda: all(slot_view(board, 0, n).sequence > 1_000 for n in (0, 1)))
         reads, unknown = 0, 0
         sequences: set[int] = set()
         while len(sequences) < 1_000:
-            view = board.slot_view(0, reads % 2)
+            view = slot_view(board, 0, reads % 2)
             reads += 1
             if view.phase is None:
                 unknown += 1
@@ -361,9 +361,9 @@ def test_a_writer_killed_while_it_writes_leaves_what_is_true_or_unknown(board: B
         seat = taken(board, generation=generation)
         with forked(hammer) as pid:
             enough = last + 2 + dice.randrange(1_000)
-            eventually(partial(beyond, lambda: board.slot_view(0, 0).sequence, enough))
+            eventually(partial(beyond, lambda: slot_view(board, 0, 0).sequence, enough))
             os.kill(pid, signal.SIGKILL)
-        view = board.slot_view(0, 0)
+        view = slot_view(board, 0, 0)
         # Idle, if the one before left an unknown sequence, and this one came no further.
         idle = view.phase is Phase.IDLE and view.command is None
         assert view.phase is None or idle or is_of_one_write(view)
@@ -371,7 +371,7 @@ def test_a_writer_killed_while_it_writes_leaves_what_is_true_or_unknown(board: B
     slot = seat.slot(0)
     slot.occupy(0, 1)
     begin(slot, seat, 5)
-    assert is_of_one_write(board.slot_view(0, 0))
+    assert is_of_one_write(slot_view(board, 0, 0))
 
 
 def test_slots_and_seats_begin_on_cache_lines(board: Board) -> None:

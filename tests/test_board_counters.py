@@ -9,7 +9,7 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
-from boards import beyond, forked, taken
+from boards import beyond, forked, slot_view, taken
 from eventually import eventually
 
 from cmdbus.board.board import Board
@@ -64,7 +64,7 @@ def test_kinds_that_find_no_place_share_a_row_and_are_shown_by_name(board: Board
     slot.begin(
         command_type, priority=5, id=1, token=1, command_id=uuid4(), attempt=1, started=1, due=2
     )
-    command = board.slot_view(0, 0).command
+    command = slot_view(board, 0, 0).command
     assert command is not None and command.type == "Type5"
 
 

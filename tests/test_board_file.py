@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from boards import begin, forked, is_of_one_write, taken
+from boards import begin, forked, is_of_one_write, slot_view, taken
 from eventually import eventually
 
 from cmdbus.board.board import Board
@@ -54,7 +54,7 @@ def test_a_slot_with_one_wrong_bit_is_unknown_until_it_is_written_again(tmp_path
     view = board.snapshot().seats[0].slots[0]
     assert (view.phase, view.command, view.due, view.sequence) == (None, None, None, 0)
     begin(slot, seat, 2)
-    assert is_of_one_write(board.slot_view(0, 0))
+    assert is_of_one_write(slot_view(board, 0, 0))
     board.close()
 
 
@@ -79,7 +79,7 @@ def test_a_board_is_read_after_everybody_who_wrote_it_is_dead(tmp_path: Path) ->
     assert (view.name, view.this_boot, view.seats[0].pid) == ("flight", True, pid)
     assert is_of_one_write(view.seats[0].slots[0])
     with pytest.raises(TypeError):
-        board.set_armed(1)
+        board.armed = 1
     board.close()
 
 

@@ -143,7 +143,7 @@ def test_workers_that_do_not_come_back_are_not_ready(board: Board) -> None:
 def test_processes_that_do_not_die_are_told_and_counted(board: Board) -> None:
     for number in (0, 1):
         worker(board, number)
-    board.set_undead(2)
+    board.undead = 2
     assert readiness(board) == (200, ["processes that survived SIGKILL: 2"])
     assert values(families(board)["cmdbus_undead_processes"]) == {(): 2}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from boards import slot_view
 from cli import CALL, cmdbus, environment_without_ours, here
 from eventually import eventually
 
@@ -129,7 +130,7 @@ def test_what_runs_is_shown_with_its_command_and_times(place: Path, board: Board
     slot = taken(board, 1, Role.WORKER)
     begin(board, 1, slot, command_id, "D" * 100)
     taken(board, 0, Role.STEWARD)
-    board.set_listening(True)
+    board.listening = True
     board.count_restart(Restart.CRASHED)
     text = ps(place)
     lines = text.splitlines()
@@ -151,7 +152,7 @@ def test_an_unhealthy_process_and_a_stuck_slot_are_shown_with_the_reasons(
     levels = HealthReport(consecutive_failures=12, stuck_threads=4)
     slot = taken(board, 1, Role.WORKER, levels=levels)
     begin(board, 1, slot, uuid4())
-    board.seat(1).mark_stuck(0, board.slot_view(1, 0).sequence)
+    board.seat(1).mark_stuck(0, slot_view(board, 1, 0).sequence)
     text = ps(place)
     assert "CRITICAL" in text
     assert "4 stuck threads within 5 minutes, and more than 3 are too many" in text
@@ -186,7 +187,7 @@ def test_as_json_it_has_the_documented_form(place: Path, board: Board) -> None:
     command_id = uuid4()
     slot = taken(board, 1, Role.WORKER)
     begin(board, 1, slot, command_id)
-    board.seat(1).set_rss(123_000_000)
+    board.seat(1).rss_bytes = 123_000_000
     assert "   117M  1 busy, 1 idle" in ps(place)
     value = json.loads(ps(place, "--json"))
     assert set(value) == {"name", "pid", "state", "seats", "steward", "quarantine"}

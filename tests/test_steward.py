@@ -50,7 +50,7 @@ class Idle:
         self.running.start()
 
     def park(self) -> None:
-        self.worker.park(time.monotonic_ns())
+        self.worker.parked = time.monotonic_ns()
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_look_while_the_node_was_busy_forgets_no_lease_of_another(idle: Idle, 
         lease(other, 1.0)
         idle.start()
         eventually(lambda: idle.board.armed and looks_within(other, 1.0))
-        idle.worker.unpark()
+        idle.worker.parked = 0
         lease(other, 1.5)
         eventually(lambda: not looks_within(other, POLL / 2))
         idle.park()

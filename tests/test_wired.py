@@ -97,8 +97,8 @@ def fleet() -> Iterator[Fleet]:
             opened.callback(what.close)
         for index in range(4):
             board.seat(index).enter(pid=1, generation=1, now=1)
-        board.set_listening(True)
-        board.set_armed(1)
+        board.listening = True
+        board.armed = 1
         yield Fleet(board, worker_pipe, steward_pipe, opened)
 
 
@@ -107,7 +107,7 @@ def fleet() -> Iterator[Fleet]:
 
 def test_whoever_rests_shows_it_before_it_looks_for_the_last_time(fleet: Fleet) -> None:
     """First parked, then whether there is something to do, then the number."""
-    fleet.board.set_armed(0)
+    fleet.board.armed = 0
     seen = []
 
     def look() -> bool:
@@ -123,7 +123,7 @@ def test_whoever_rests_shows_it_before_it_looks_for_the_last_time(fleet: Fleet) 
 def test_whoever_parks_while_nothing_is_armed_calls_the_steward(
     fleet: Fleet, number: int, calls: int
 ) -> None:
-    fleet.board.set_armed(number)
+    fleet.board.armed = number
     worker = fleet.worker()
     fleet.worker_pipe.put()
     worker.wait_for_work(idle)
@@ -141,12 +141,12 @@ def test_a_rest_that_fails_leaves_nobody_parked(fleet: Fleet) -> None:
 
 def test_whoever_rests_says_so_again_where_it_was_written_over(fleet: Fleet) -> None:
     """The steward would disarm, and what is sent then would wait for the poll."""
-    fleet.board.set_armed(0)
+    fleet.board.armed = 0
     worker = fleet.worker()
     with fleet.resting(worker):
         since = fleet.board.seat_view(0).parked
         fleet.steward_pipe.drain()
-        fleet.board.seat(0).unpark()
+        fleet.board.seat(0).parked = 0
         eventually(lambda: fleet.board.seat_view(0).parked == since)
         eventually(lambda: fleet.steward_pipe.pending)
         fleet.worker_pipe.put()
@@ -325,7 +325,7 @@ def test_until_then_it_counts_as_a_worker_that_has_something_to_do(fleet: Fleet)
 
 def test_while_nobody_listens_everybody_polls(fleet: Fleet) -> None:
     """The listener's connection died."""
-    fleet.board.set_listening(False)
+    fleet.board.listening = False
     assert fleet.worker(poll=POLL).wait_for_work(idle) is Counter.WAKEUPS_POLL
 
 
@@ -333,14 +333,14 @@ def test_while_the_steward_listens_nobody_polls_and_when_it_does_not_any_more_al
     fleet: Fleet,
 ) -> None:
     """Each rest ends within its bound, or its leader would look like one that hangs."""
-    fleet.board.set_armed(1)
+    fleet.board.armed = 1
     worker = fleet.worker(poll=POLL)
     for _ in range(3):
         began = time.monotonic()
         assert worker.wait_for_work(idle) is None
         assert POLL <= time.monotonic() - began < POLL + 1
         assert worker.only_own(), "it rests on, and claims nothing"
-    fleet.board.set_listening(False)
+    fleet.board.listening = False
     assert worker.wait_for_work(idle) is Counter.WAKEUPS_POLL
 
 

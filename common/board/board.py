@@ -15,29 +15,14 @@ from socket import socket
 from typing import Self
 from uuid import UUID
 
-from cmdbus.board.board_memory import BoardMemory, encode_name
+from cmdbus.board import layout as offsets
+from cmdbus.board.board_memory import BoardMemory, Cell, encode_name
 from cmdbus.board.counters import CountersView
-from cmdbus.board.layout import (
-    ARMED,
-    BOARD_NAME,
-    CELL,
-    HEAD,
-    LISTENING,
-    MAGIC,
-    NAME,
-    PAUSES,
-    RENEWED,
-    RESTARTS,
-    SUPERVISOR_AT,
-    SUSPECTS,
-    UNDEAD,
-    VERSION,
-    Layout,
-)
+from cmdbus.board.layout import CELL, HEAD, MAGIC, NAME, VERSION, Layout
 from cmdbus.board.reader import Reader
 from cmdbus.board.records import Restart, SupervisorRecord, SupervisorState
 from cmdbus.board.seats import Seat
-from cmdbus.board.views import BoardView, SeatView, SlotView
+from cmdbus.board.views import BoardView, SeatView
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.errors import BoardError
 
@@ -49,10 +34,31 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Board:
     """Close it after the last use in this process."""
 
+    at = 0
+
+    # Written by the supervisor.
+
+    #: Processes that survived SIGKILL.
+    undead = Cell(offsets.UNDEAD)
+
+    # Written by the steward.
+
+    #: Whether the steward listens, so that no worker polls.
+    listening = Cell(offsets.LISTENING)
+    #: The arming's number, which every new arming raises; 0 before it is disarmed.
+    armed = Cell(offsets.ARMED)
+    #: Whether suspect commands wait for a quarantine process.
+    suspects = Cell(offsets.SUSPECTS)
+    #: The time at which the leases of all claims of living processes were renewed.
+    renewed = Cell(offsets.RENEWED)
+    #: Rises when a domain was paused, or may have been.
+    pauses = Cell(offsets.PAUSES)
+
     def __init__(self, memory: mmap.mmap, layout: Layout, this_boot: bool) -> None:
         self.layout = layout
         self._this_boot = this_boot
         self._memory = BoardMemory(memory)
+        self.cells = self._memory.cells
         self._reader = Reader(self._memory, layout)
 
     @classmethod
@@ -122,10 +128,6 @@ class Board:
     def seat_view(self, index: int) -> SeatView:
         return self._reader.seat(index)
 
-    def slot_view(self, seat: int, slot: int) -> SlotView:
-        """To check again before an action on the slot."""
-        return self._reader.slot(seat, slot)
-
     def counters(self) -> CountersView:
         return self._reader.counters()
 
@@ -140,53 +142,10 @@ class Board:
     ) -> None:
         """`due`: the time after which the loop is overdue; `wanted`: the number of workers."""
         record = SupervisorRecord(pid=pid, state=state, since=since, due=due, wanted=wanted)
-        self._memory.write(SUPERVISOR_AT, record)
+        self._memory.write(offsets.SUPERVISOR_AT, record)
 
     def count_restart(self, reason: Restart) -> None:
-        self._memory.cells[RESTARTS + reason] += 1
-
-    def set_undead(self, count: int) -> None:
-        """Processes that survived SIGKILL."""
-        self._memory.cells[UNDEAD] = count
-
-    # For the steward.
-
-    def set_listening(self, listening: bool) -> None:
-        self._memory.cells[LISTENING] = listening
-
-    def set_armed(self, number: int) -> None:
-        """The arming's number, which every new arming raises; 0 before it is disarmed."""
-        self._memory.cells[ARMED] = number
-
-    def set_renewed(self, at: int) -> None:
-        """The time at which the leases of all claims of living processes were renewed."""
-        self._memory.cells[RENEWED] = at
-
-    def set_suspects(self, waiting: bool) -> None:
-        """Whether suspect commands wait for a quarantine process."""
-        self._memory.cells[SUSPECTS] = waiting
-
-    def count_pause(self) -> None:
-        """A domain was paused, or may have been."""
-        self._memory.cells[PAUSES] += 1
-
-    # For workers.
-
-    @property
-    def pauses(self) -> int:
-        return self._memory.cells[PAUSES]
-
-    @property
-    def renewed(self) -> int:
-        return self._memory.cells[RENEWED]
-
-    @property
-    def listening(self) -> bool:
-        return self._memory.cells[LISTENING] == 1
-
-    @property
-    def armed(self) -> int:
-        return self._memory.cells[ARMED]
+        self.cells[offsets.RESTARTS + reason] += 1
 
     # For the process that has the seat, and the supervisor that assigns it.
 
@@ -241,7 +200,7 @@ def _write_head(memory: mmap.mmap, layout: Layout, name: str) -> None:
     """Before any other process can read it."""
     shape = (layout.seats, layout.slots, layout.command_types, layout.size)
     memory[: HEAD.size] = HEAD.pack(MAGIC, VERSION, *shape, _boot_id())
-    memory[BOARD_NAME * CELL : BOARD_NAME * CELL + NAME] = encode_name(name)
+    memory[offsets.BOARD_NAME * CELL : offsets.BOARD_NAME * CELL + NAME] = encode_name(name)
 
 
 def _read_head(memory: mmap.mmap, size: int) -> tuple[Layout, bool]:

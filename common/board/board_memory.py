@@ -4,7 +4,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from zlib import crc32
 
 from cmdbus.board.layout import CELL, NAME
@@ -17,6 +17,26 @@ _MAX_READS = 24
 _SPINS = 4
 
 _Record = TypeVar("_Record")
+
+
+class Cell:
+    """A cell of a board or a seat as an attribute; `offset` counts from its owner's beginning."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def __get__(self, owner: "HasCells", owner_type: type) -> int:
+        return owner.cells[owner.at + self._offset]
+
+    def __set__(self, owner: "HasCells", value: int) -> None:
+        owner.cells[owner.at + self._offset] = value
+
+
+class HasCells(Protocol):
+    """All cells of the board, and where those of this object begin."""
+
+    cells: memoryview
+    at: int
 
 
 class BoardMemory:

@@ -4,39 +4,10 @@ from collections.abc import Iterable
 from uuid import UUID
 from zlib import crc32
 
+from cmdbus.board import layout as offsets
 from cmdbus.board.board_memory import BoardMemory, cell, decode_name
 from cmdbus.board.counters import OTHER, CountersView, OutcomeLabel, Sum
-from cmdbus.board.layout import (
-    ARMED,
-    BOARD_NAME,
-    CELL,
-    CLAIM_CELLS,
-    CLAIM_COUNT,
-    CLAIMS,
-    COMMAND_TYPE_CELLS,
-    COMMAND_TYPES,
-    EXIT_AT,
-    IDENT,
-    LISTENING,
-    NAME,
-    NAMES_AT,
-    OVERFLOWED,
-    PARKED,
-    PROCESS_AT,
-    RESCUED,
-    RESTARTS,
-    ROW_CELLS,
-    ROWS,
-    RSS,
-    SEATING_AT,
-    SLOT_AT,
-    STOP_BY,
-    SUPERVISOR_AT,
-    SUSPECTS,
-    UNDEAD,
-    VERDICT,
-    Layout,
-)
+from cmdbus.board.layout import CELL, CLAIM_CELLS, NAME, ROW_CELLS, Layout
 from cmdbus.board.record_format import fields_of, format_of
 from cmdbus.board.records import (
     ClaimState,
@@ -54,11 +25,11 @@ from cmdbus.board.records import (
 from cmdbus.board.views import BoardView, ClaimView, CommandView, SeatView, SlotView
 
 _FORMAT = format_of(SlotRecord)
-_SLOT_BYTES = (IDENT + 1) * CELL
-_BODY = slice((SLOT_AT + 1) * CELL, (SLOT_AT + 1) * CELL + _FORMAT.struct.size)
-_NAMES = slice(NAMES_AT * CELL, NAMES_AT * CELL + 2 * NAME)
-_VERDICT = slice(VERDICT * CELL, (VERDICT + 1) * CELL)
-_IDENT = slice(IDENT * CELL, (IDENT + 1) * CELL)
+_SLOT_BYTES = (offsets.IDENT + 1) * CELL
+_BODY = slice((offsets.SLOT_AT + 1) * CELL, (offsets.SLOT_AT + 1) * CELL + _FORMAT.struct.size)
+_NAMES = slice(offsets.NAMES_AT * CELL, offsets.NAMES_AT * CELL + 2 * NAME)
+_VERDICT = slice(offsets.VERDICT * CELL, (offsets.VERDICT + 1) * CELL)
+_IDENT = slice(offsets.IDENT * CELL, (offsets.IDENT + 1) * CELL)
 
 
 class Reader:
@@ -73,28 +44,30 @@ class Reader:
 
     def read(self, this_boot: bool, claims: bool = True) -> BoardView:
         memory, cells = self._memory, self._memory.cells
-        name = bytes(memory.bytes[BOARD_NAME * CELL : BOARD_NAME * CELL + NAME])
-        supervisor = memory.read(SUPERVISOR_AT, SupervisorRecord) or SupervisorRecord()
+        name = bytes(memory.bytes[offsets.BOARD_NAME * CELL : offsets.BOARD_NAME * CELL + NAME])
+        supervisor = memory.read(offsets.SUPERVISOR_AT, SupervisorRecord) or SupervisorRecord()
         return BoardView(
             **fields_of(supervisor, SupervisorRecord),
             name=decode_name(name),
             this_boot=this_boot,
-            listening=cells[LISTENING] == 1,
-            armed=max(0, cells[ARMED]),
-            suspects=cells[SUSPECTS] > 0,
-            undead=min(max(0, cells[UNDEAD]), self._layout.seats),
-            restarts={reason.name.lower(): max(0, cells[RESTARTS + reason]) for reason in Restart},
+            listening=cells[offsets.LISTENING] == 1,
+            armed=max(0, cells[offsets.ARMED]),
+            suspects=cells[offsets.SUSPECTS] > 0,
+            undead=min(max(0, cells[offsets.UNDEAD]), self._layout.seats),
+            restarts={
+                reason.name.lower(): max(0, cells[offsets.RESTARTS + reason]) for reason in Restart
+            },
             seats=tuple(self.seat(seat, claims) for seat in range(self._layout.seats)),
         )
 
     def seat(self, seat: int, claims: bool = True) -> SeatView:
         at, cells, read = self._layout.seat(seat), self._memory.cells, self._memory.read
-        seating = read(at + SEATING_AT, SeatingRecord) or SeatingRecord()
+        seating = read(at + offsets.SEATING_AT, SeatingRecord) or SeatingRecord()
         generation, is_used = seating.generation, seating.role != Role.SPARE
-        process = read(at + PROCESS_AT, ProcessRecord)
+        process = read(at + offsets.PROCESS_AT, ProcessRecord)
         if process is None or process.generation != generation:
             process = ProcessRecord(generation=generation)
-        exit_record = read(at + EXIT_AT, ExitRecord)
+        exit_record = read(at + offsets.EXIT_AT, ExitRecord)
         if exit_record is not None and exit_record.generation != generation:
             exit_record = None
         return SeatView(
@@ -102,24 +75,21 @@ class Reader:
             index=seat,
             role=seating.role,
             number=seating.number,
-            stop_by=_positive(cells[at + STOP_BY]),
-            rss_bytes=_positive(cells[at + RSS]),
+            stop_by=_positive(cells[at + offsets.STOP_BY]),
+            rss_bytes=_positive(cells[at + offsets.RSS]),
             exit=exit_record,
-            rescued=exit_record is not None and cells[at + RESCUED] == generation,
-            parked=_positive(cells[at + PARKED]),
+            rescued=exit_record is not None and cells[at + offsets.RESCUED] == generation,
+            parked=_positive(cells[at + offsets.PARKED]),
             slots=tuple(self._slots(at)) if is_used else (),
             claims=tuple(self._claims(at)) if is_used and claims else (),
-            complete=cells[at + OVERFLOWED] == 0,
+            complete=cells[at + offsets.OVERFLOWED] == 0,
         )
-
-    def slot(self, seat: int, slot: int) -> SlotView:
-        return self._slot(self._layout.slot(seat, slot), slot)
 
     def executed(self, seat: int) -> int:
         cells, layout = self._memory.cells, self._layout
         total = 0
         for slot in range(layout.slots):
-            rows = layout.slot(seat, slot) + ROWS
+            rows = layout.slot(seat, slot) + offsets.ROWS
             for row in range(layout.command_types + 1):
                 at = rows + row * ROW_CELLS
                 total += sum(cells[at : at + len(OutcomeLabel)])
@@ -137,7 +107,7 @@ class Reader:
     def _command_types(self, seat_at: int) -> Iterable[tuple[str, str]]:
         """Up to the first row of the table that is empty."""
         for index in range(self._layout.command_types):
-            at = seat_at + COMMAND_TYPES + index * COMMAND_TYPE_CELLS
+            at = seat_at + offsets.COMMAND_TYPES + index * offsets.COMMAND_TYPE_CELLS
             names = self._memory.read_bytes(at, 2 * NAME)
             if names is None:
                 return
@@ -147,7 +117,7 @@ class Reader:
         cells, first, stride = self._memory.cells, seat_at + self._slots_at, self._slot_cells
         for slot in range(self._layout.slots):
             at = first + slot * stride
-            if cells[at + SLOT_AT]:
+            if cells[at + offsets.SLOT_AT]:
                 yield self._slot(at, slot)
 
     def _slot(self, at: int, index: int) -> SlotView:
@@ -161,7 +131,10 @@ class Reader:
         return view
 
     def _claims(self, seat_at: int) -> Iterable[ClaimView]:
-        start, end = seat_at + CLAIMS, seat_at + CLAIMS + CLAIM_COUNT * CLAIM_CELLS
+        start, end = (
+            seat_at + offsets.CLAIMS,
+            seat_at + offsets.CLAIMS + offsets.CLAIM_COUNT * CLAIM_CELLS,
+        )
         raw = bytes(self._memory.bytes[start * CELL : end * CELL])
         cells = memoryview(raw).cast("q").tolist()
         if not any(state & 3 for state in cells[::CLAIM_CELLS]):
@@ -180,7 +153,7 @@ class Reader:
 def _is_whole(raw: bytes) -> bool:
     body = raw[_BODY]
     named = raw[_BODY.stop - CELL : _BODY.stop] != bytes(CELL)
-    return cell(raw[SLOT_AT * CELL :]) == crc32(body, crc32(raw[_NAMES]) if named else 0)
+    return cell(raw[offsets.SLOT_AT * CELL :]) == crc32(body, crc32(raw[_NAMES]) if named else 0)
 
 
 def _slot_view(raw: bytes, index: int) -> SlotView:

@@ -8,27 +8,11 @@ from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
-from cmdbus.board.board_memory import BoardMemory, encode_name
+from cmdbus.board import layout as offsets
+from cmdbus.board.board_memory import BoardMemory, Cell, encode_name
 from cmdbus.board.claim_table import ClaimTable
 from cmdbus.board.health import HealthReport
-from cmdbus.board.layout import (
-    CLAIM_CELLS,
-    CLAIMS,
-    COMMAND_TYPE_CELLS,
-    COMMAND_TYPES,
-    EXIT_AT,
-    IDENT,
-    PARKED,
-    PROCESS_AT,
-    RESCUED,
-    RSS,
-    SEATING_AT,
-    SLOT_AT,
-    STOP_BY,
-    STOP_VERDICT,
-    VERDICT,
-    Layout,
-)
+from cmdbus.board.layout import CLAIM_CELLS, COMMAND_TYPE_CELLS, Layout
 from cmdbus.board.records import (
     ClaimState,
     CommandType,
@@ -45,11 +29,27 @@ class Seat:
     """The seat of one process, which makes it once, after the fork. Any thread may call
     `command_type`, and the leader parks; the rest is for the main thread."""
 
+    # Written by the supervisor.
+
+    #: The stop deadline; 0 without an order to stop.
+    stop_by = Cell(offsets.STOP_BY)
+    #: The verdict for which it must stop; 0 (NONE) for an ordinary order.
+    stop_verdict = Cell(offsets.STOP_VERDICT)
+    #: The resident memory of its process, measured once a second.
+    rss_bytes = Cell(offsets.RSS)
+
+    #: When the leader began to wait for work, which it writes before it reads the arming for the
+    #: last time; 0 if it does not wait.
+    parked = Cell(offsets.PARKED)
+    #: Written by the steward: the generation of the dead process whose claims are released.
+    rescued = Cell(offsets.RESCUED)
+
     def __init__(self, memory: BoardMemory, layout: Layout, seat: int) -> None:
         self._memory = memory
+        self.cells = memory.cells
         self._layout = layout
         self._index = seat
-        self._at = at = layout.seat(seat)
+        self.at = at = layout.seat(seat)
         self._lock = threading.Lock()
         self._command_types: dict[tuple[str, str], CommandType] = {}
         self.claims = ClaimTable(memory, at)
@@ -63,33 +63,28 @@ class Seat:
     def assign(self, role: Role, *, number: int, generation: int) -> None:
         """Gives the seat to a process that starts next. Clears all but the counters: the process
         before must be dead, and its claims released."""
-        memory, at = self._memory, self._at
-        memory.zero(at + PROCESS_AT, CLAIMS - PROCESS_AT)
-        for key in range(at + CLAIMS, at + COMMAND_TYPES, CLAIM_CELLS):
-            memory.cells[key] &= -len(ClaimState)
+        memory, at = self._memory, self.at
+        memory.zero(at + offsets.PROCESS_AT, offsets.CLAIMS - offsets.PROCESS_AT)
+        for key in range(at + offsets.CLAIMS, at + offsets.COMMAND_TYPES, CLAIM_CELLS):
+            self.cells[key] &= -len(ClaimState)
         for slot in range(self._layout.slots):
             start = self._layout.slot(self._index, slot)
-            memory.zero(start + SLOT_AT, 1)
-            memory.zero(start + SLOT_AT + 2, IDENT - 2 + 1)
-        memory.cells[at + STOP_BY] = memory.cells[at + STOP_VERDICT] = 0
-        memory.cells[at + RSS] = 0
+            memory.zero(start + offsets.SLOT_AT, 1)
+            memory.zero(start + offsets.SLOT_AT + 2, offsets.IDENT - 2 + 1)
+        self.stop_by = self.stop_verdict = self.rss_bytes = 0
         self.set_identity(role, number, generation)
 
     def order_to_stop(
         self, number: int, generation: int, by: int, verdict: Verdict = Verdict.NONE
     ) -> None:
         """The process reads this at a TERM, and at every heartbeat."""
-        self._memory.cells[self._at + STOP_VERDICT] = verdict
-        self._memory.cells[self._at + STOP_BY] = by
+        self.stop_verdict = verdict
+        self.stop_by = by
         self.set_identity(Role.STOPPING, number, generation)
-
-    def set_rss(self, rss_bytes: int) -> None:
-        """The resident memory of its process, measured once a second."""
-        self._memory.cells[self._at + RSS] = rss_bytes
 
     def record_exit(self, number: int, exit_record: ExitRecord) -> None:
         """After the process was reaped. The steward then releases its claims."""
-        self._memory.write(self._at + EXIT_AT, exit_record)
+        self._memory.write(self.at + offsets.EXIT_AT, exit_record)
         self.set_identity(Role.DEAD, number, exit_record.generation)
 
     def clear(self) -> None:
@@ -99,25 +94,9 @@ class Seat:
     def set_identity(self, role: Role, number: int, generation: int) -> None:
         """Also repairs a record that was overwritten."""
         seating = SeatingRecord(role=role, number=number, generation=generation)
-        self._memory.write(self._at + SEATING_AT, seating)
-
-    # For the steward.
-
-    def set_rescued(self, generation: int) -> None:
-        """The claims of the dead process of this generation are released."""
-        self._memory.cells[self._at + RESCUED] = generation
+        self._memory.write(self.at + offsets.SEATING_AT, seating)
 
     # For the process.
-
-    @property
-    def stop_by(self) -> int:
-        """The stop deadline; 0 without an order to stop."""
-        return self._memory.cells[self._at + STOP_BY]
-
-    @property
-    def stop_verdict(self) -> int:
-        """The verdict for which it must stop; 0 (NONE) for an ordinary order."""
-        return self._memory.cells[self._at + STOP_VERDICT]
 
     def enter(self, *, pid: int, generation: int, now: int) -> None:
         """The first call of a process; its seat does not show it before."""
@@ -139,14 +118,7 @@ class Seat:
 
     def mark_stuck(self, slot: int, sequence: int) -> None:
         """Marks the slot's thread as stuck, unless it shows another sequence by now."""
-        self._memory.cells[self._layout.slot(self._index, slot) + VERDICT] = sequence
-
-    def park(self, now: int) -> None:
-        """The leader calls this before it reads the arming for the last time."""
-        self._memory.cells[self._at + PARKED] = now
-
-    def unpark(self) -> None:
-        self._memory.cells[self._at + PARKED] = 0
+        self.cells[self._layout.slot(self._index, slot) + offsets.VERDICT] = sequence
 
     def command_type(self, domain: str, type: str) -> CommandType:
         """The same object for the same names. Types beyond the table's size share a row."""
@@ -164,7 +136,7 @@ class Seat:
         table is full. A name that a killed process left half-written is overwritten: no counter
         uses it."""
         for index in range(self._layout.command_types):
-            at = self._at + COMMAND_TYPES + index * COMMAND_TYPE_CELLS
+            at = self.at + offsets.COMMAND_TYPES + index * COMMAND_TYPE_CELLS
             found = self._memory.read_bytes(at, len(name))
             if found is None:
                 self._memory.write_bytes(at, name)
@@ -175,4 +147,4 @@ class Seat:
 
     def _publish(self, **changes: Any) -> None:
         self._process = replace(self._process, **changes)
-        self._memory.write(self._at + PROCESS_AT, self._process)
+        self._memory.write(self.at + offsets.PROCESS_AT, self._process)

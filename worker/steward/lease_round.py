@@ -36,7 +36,7 @@ class LeaseRound:
         if any(claims.values()) or not view.any_parked:
             self._renewal.renew(connection, claims)
         self._due = now + renewal_seconds
-        self._board.set_renewed(int(now * 1e9))
+        self._board.renewed = int(now * 1e9)
         return self._due - now
 
     def _claims_of(

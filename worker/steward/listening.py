@@ -93,10 +93,10 @@ class Listening:
     def _began(self) -> None:
         self._slot.occupy(-1, time.monotonic_ns())
         self._session_is_open = True
-        self._board.set_listening(self.is_on)
+        self._board.listening = self.is_on
         if self._node.generation > 1 or self._listener.session > 1:
             # Notifications sent since the session before this one reached no session.
-            self._board.count_pause()
+            self._board.pauses += 1
         self.due_earlier.set()  # For the same reason.
         self._node.steward_pipe.put()
 
@@ -109,10 +109,10 @@ class Listening:
             self.due_earlier.set()
             self._node.steward_pipe.put()
         if any(channel.endswith("_pause") for channel in channels):
-            self._board.count_pause()
+            self._board.pauses += 1
 
     def _ended(self) -> None:
         self._session_is_open = False
         self._session_ended.set()
-        self._board.set_listening(False)
+        self._board.listening = False
         self._node.steward_pipe.put()

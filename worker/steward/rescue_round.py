@@ -43,7 +43,7 @@ class RescueRound:
                 failures.append(error)
         if dead or view.suspects:
             values = {"losses": SUSPECT_LOSSES, "types": self._claims.types}
-            self._board.set_suspects(self._claims.value(connection, "find_suspects", **values))
+            self._board.suspects = self._claims.value(connection, "find_suspects", **values)
         if failures:
             raise failures[0]
         return float("inf")
@@ -52,7 +52,7 @@ class RescueRound:
         rescued = self._release(connection, seat, seat.exit or KILLED)
         if rescued.sessions_ended:
             self._count(seat, rescued.ends)
-            self._board.seat(seat.index).set_rescued(seat.generation)
+            self._board.seat(seat.index).rescued = seat.generation
             self._worker_pipe.put()  # The dead process may have taken a byte.
 
     def release(self, connection: Connection, seat: SeatView, exit_record: ExitRecord) -> bool:

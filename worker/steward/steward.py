@@ -77,14 +77,14 @@ class Steward:
             *others,
             *[self.timers.run, self._arm],
         ]
-        self._node.board.set_listening(False)
-        self._node.board.set_armed(0)
+        self._node.board.listening = False
+        self._node.board.armed = 0
         self.rounds.start()
 
     def stop(self, seconds: float = ROUND_SECONDS) -> None:
         self.listening.stop()
         self.rounds.stop(seconds)
-        self._node.board.set_listening(False)
+        self._node.board.listening = False
 
     @property
     def fault(self) -> str:
@@ -110,7 +110,7 @@ class Steward:
 
     def _passed(self, succeeded: bool) -> None:
         # Processes that see a listening steward do not poll: it must also arm, and read timers.
-        self._node.board.set_listening(self.listening.is_on and succeeded)
+        self._node.board.listening = self.listening.is_on and succeeded
 
     def _lost(self) -> None:
         self._arming.forget()

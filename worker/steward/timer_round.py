@@ -65,7 +65,7 @@ class TimerRound:
     ) -> float:
         seconds = self._timers.read(connection, leases=leases, own=own)
         self._leases_known = leases
-        self._board.set_suspects(self._timers.seen.suspects)
+        self._board.suspects = self._timers.seen.suspects
         self._listening.watch_queue(self._timers.seen.queue_usage)
         now, poll = time.monotonic(), self.poll_interval
         if now + min(seconds, poll) < latest:

@@ -101,7 +101,7 @@ class Arming:
 
     def forget(self) -> None:
         """The session is lost: what was published may not hold any longer."""
-        self._board.set_armed(0)
+        self._board.armed = 0
         self._session, self._published = 0, 0.0
         self._barrier.lower()
         self._put_off.lower()
@@ -111,7 +111,7 @@ class Arming:
         fresh = self._publish(connection, self._domains, looks_at, now)
         if fresh or session != before:
             failpoint(ARMED)
-            self._board.set_armed(0)
+            self._board.armed = 0
             self._barrier.raise_(connection)
             self._wake.put()
         self._session = session
@@ -121,7 +121,7 @@ class Arming:
         pause = self._barrier.check(connection)
         if not self._barrier.is_up:
             self._number += 1
-            self._board.set_armed(self._number)
+            self._board.armed = self._number
             pause = _CHECK_SECONDS
         self._wake.put()
         return pause
@@ -132,7 +132,7 @@ class Arming:
         """Clears the number first: a leader that parks from now on calls the steward. The time
         of the next reading stays published while a session listens."""
         if self._session:
-            self._board.set_armed(0)
+            self._board.armed = 0
             self._session = _UNSURE
             self._barrier.lower()
             self._publish(connection, [], looks_at, now)

@@ -101,14 +101,14 @@ class NodeWaiter:
             return None
         # A worker that must claim again soon does not count as idle: --drain would end the fleet.
         since = time.monotonic_ns() if until == float("inf") else int(until * 1e9)
-        self._seat.park(since)
+        self._seat.parked = since
         try:
             if busy():
                 return None
             self._call_if_unarmed()
             return self._wait(busy, since, until)
         finally:
-            self._seat.unpark()
+            self._seat.parked = 0
             self._waiting = False
 
     def _wait_to_leave(self, busy: Callable[[], bool], leave: Callable[[], None]) -> None:
@@ -145,7 +145,7 @@ class NodeWaiter:
             if self._worker_pipe.take():
                 return self._taken(busy)
             # Another write may have replaced the parked state, unknown to the steward.
-            self._seat.park(since)
+            self._seat.parked = since
             self._call_if_unarmed()
 
     def _taken(self, busy: Callable[[], bool]) -> Counter | None:
