@@ -56,7 +56,9 @@ def begin(slot: Slot, seat: Seat, number: int) -> None:
 
 
 def slot_view(board: Board, seat: int, slot: int) -> SlotView:
-    return next(view for view in board.seat_view(seat).slots if view.index == slot)
+    """An unknown state if it is not used."""
+    views = {view.index: view for view in board.seat_view(seat).slots}
+    return views.get(slot) or SlotView(index=slot, number=slot)
 
 
 def is_of_one_write(view: SlotView) -> bool:

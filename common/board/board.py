@@ -16,13 +16,11 @@ from typing import Self
 from uuid import UUID
 
 from cmdbus.board import layout as offsets
-from cmdbus.board.board_memory import BoardMemory, Cell, encode_name
-from cmdbus.board.counters import CountersView
+from cmdbus.board.board_memory import Cell, encode_name
 from cmdbus.board.layout import CELL, HEAD, MAGIC, NAME, VERSION, Layout
 from cmdbus.board.reader import Reader
 from cmdbus.board.records import Restart, SupervisorRecord, SupervisorState
 from cmdbus.board.seats import Seat
-from cmdbus.board.views import BoardView, SeatView
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.errors import BoardError
 
@@ -31,10 +29,8 @@ COMMAND_TYPES = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Board:
+class Board(Reader):
     """Close it after the last use in this process."""
-
-    at = 0
 
     # Written by the supervisor.
 
@@ -53,13 +49,6 @@ class Board:
     renewed = Cell(offsets.RENEWED)
     #: Rises when a domain was paused, or may have been.
     pauses = Cell(offsets.PAUSES)
-
-    def __init__(self, memory: mmap.mmap, layout: Layout, this_boot: bool) -> None:
-        self.layout = layout
-        self._this_boot = this_boot
-        self._memory = BoardMemory(memory)
-        self.cells = self._memory.cells
-        self._reader = Reader(self._memory, layout)
 
     @classmethod
     def in_memory(
@@ -115,25 +104,6 @@ class Board:
             memory.close()
             raise BoardError(f"{path} cannot be read as a board: {error}") from error
         return cls(memory, layout, this_boot)
-
-    def close(self) -> None:
-        self._memory.close()
-
-    # For readers.
-
-    def snapshot(self, *, claims: bool = True) -> BoardView:
-        """Without claims, which only the steward needs, it costs a fifth."""
-        return self._reader.read(self._this_boot, claims)
-
-    def seat_view(self, index: int) -> SeatView:
-        return self._reader.seat(index)
-
-    def counters(self) -> CountersView:
-        return self._reader.counters()
-
-    def executed(self, index: int) -> int:
-        """Executions that have ended in this seat, over all its processes."""
-        return self._reader.executed(index)
 
     # For the supervisor.
 

@@ -41,7 +41,7 @@ class Counter(IntEnum):
     WAKEUPS_PIPE = 11
 
 
-_WAKEUPS = "WAKEUPS_"
+_WAKEUPS = "wakeups_"
 
 
 class OutcomeLabel(IntEnum):
@@ -148,7 +148,8 @@ class Sum:
 
     def view(self) -> CountersView:
         rows = self._rows
-        plain = self._counters
+        totals = {counter.name.lower(): self._counters[counter] for counter in Counter}
+        wakeups = {name: totals.pop(name) for name in [*totals] if name.startswith(_WAKEUPS)}
         return CountersView(
             commands={
                 (*name, end.name.lower()): row[end]
@@ -156,18 +157,10 @@ class Sum:
                 for end in OutcomeLabel
                 if row[end]
             },
-            batches_processed=plain[Counter.BATCHES_PROCESSED],
-            empty_receives=plain[Counter.EMPTY_RECEIVES],
-            notification_wakeups=plain[Counter.NOTIFICATION_WAKEUPS],
-            claim_failures=plain[Counter.CLAIM_FAILURES],
-            lost_leases=plain[Counter.LOST_LEASES],
-            wakeups={
-                counter.name.removeprefix(_WAKEUPS).lower(): plain[counter]
-                for counter in Counter
-                if counter.name.startswith(_WAKEUPS)
-            },
+            wakeups={name.removeprefix(_WAKEUPS): count for name, count in wakeups.items()},
             dequeue_latency={name: _histogram(r, DEQUEUE_LATENCY) for name, r in rows.items()},
             handler_duration={name: _histogram(r, HANDLER_DURATION) for name, r in rows.items()},
+            **totals,
         )
 
 

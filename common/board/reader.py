@@ -1,6 +1,7 @@
 """Reads the board into values. Never waits for a writer, and never fails on what it reads."""
 
 from collections.abc import Iterable
+from mmap import mmap
 from uuid import UUID
 from zlib import crc32
 
@@ -35,33 +36,42 @@ _IDENT = slice(offsets.IDENT * CELL, (offsets.IDENT + 1) * CELL)
 class Reader:
     """Of one board. It keeps the view of a slot until that changes."""
 
-    def __init__(self, memory: BoardMemory, layout: Layout) -> None:
-        self._memory = memory
-        self._layout = layout
+    #: The first of its cells.
+    at = 0
+
+    def __init__(self, memory: mmap, layout: Layout, this_boot: bool) -> None:
+        self.layout = layout
+        self._this_boot = this_boot
+        self._memory = BoardMemory(memory)
+        self.cells = self._memory.cells
         self._known: dict[int, tuple[bytes, SlotView]] = {}
         # A Layout computes them at each access, and a snapshot needs them for every slot.
         self._slots_at, self._slot_cells = layout.slots_at, layout.slot_cells
 
-    def read(self, this_boot: bool, claims: bool = True) -> BoardView:
+    def close(self) -> None:
+        self._memory.close()
+
+    def snapshot(self, *, claims: bool = True) -> BoardView:
+        """Without claims, which only the steward needs, it costs a fifth."""
         memory, cells = self._memory, self._memory.cells
         name = bytes(memory.bytes[offsets.BOARD_NAME * CELL : offsets.BOARD_NAME * CELL + NAME])
         supervisor = memory.read(offsets.SUPERVISOR_AT, SupervisorRecord) or SupervisorRecord()
         return BoardView(
             **fields_of(supervisor, SupervisorRecord),
             name=decode_name(name),
-            this_boot=this_boot,
+            this_boot=self._this_boot,
             listening=cells[offsets.LISTENING] == 1,
             armed=max(0, cells[offsets.ARMED]),
             suspects=cells[offsets.SUSPECTS] > 0,
-            undead=min(max(0, cells[offsets.UNDEAD]), self._layout.seats),
+            undead=min(max(0, cells[offsets.UNDEAD]), self.layout.seats),
             restarts={
                 reason.name.lower(): max(0, cells[offsets.RESTARTS + reason]) for reason in Restart
             },
-            seats=tuple(self.seat(seat, claims) for seat in range(self._layout.seats)),
+            seats=tuple(self.seat_view(seat, claims) for seat in range(self.layout.seats)),
         )
 
-    def seat(self, seat: int, claims: bool = True) -> SeatView:
-        at, cells, read = self._layout.seat(seat), self._memory.cells, self._memory.read
+    def seat_view(self, seat: int, claims: bool = True) -> SeatView:
+        at, cells, read = self.layout.seat(seat), self._memory.cells, self._memory.read
         seating = read(at + offsets.SEATING_AT, SeatingRecord) or SeatingRecord()
         generation, is_used = seating.generation, seating.role != Role.SPARE
         process = read(at + offsets.PROCESS_AT, ProcessRecord)
@@ -86,7 +96,8 @@ class Reader:
         )
 
     def executed(self, seat: int) -> int:
-        cells, layout = self._memory.cells, self._layout
+        """Executions that have ended in this seat, over all its processes."""
+        cells, layout = self._memory.cells, self.layout
         total = 0
         for slot in range(layout.slots):
             rows = layout.slot(seat, slot) + offsets.ROWS
@@ -96,7 +107,7 @@ class Reader:
         return total
 
     def counters(self) -> CountersView:
-        layout, total = self._layout, Sum(self._memory.cells)
+        layout, total = self.layout, Sum(self._memory.cells)
         for seat in range(layout.seats):
             command_types = list(enumerate(self._command_types(layout.seat(seat))))
             command_types.append((layout.command_types, OTHER))
@@ -106,7 +117,7 @@ class Reader:
 
     def _command_types(self, seat_at: int) -> Iterable[tuple[str, str]]:
         """Up to the first row of the table that is empty."""
-        for index in range(self._layout.command_types):
+        for index in range(self.layout.command_types):
             at = seat_at + offsets.COMMAND_TYPES + index * offsets.COMMAND_TYPE_CELLS
             names = self._memory.read_bytes(at, 2 * NAME)
             if names is None:
@@ -115,7 +126,7 @@ class Reader:
 
     def _slots(self, seat_at: int) -> Iterable[SlotView]:
         cells, first, stride = self._memory.cells, seat_at + self._slots_at, self._slot_cells
-        for slot in range(self._layout.slots):
+        for slot in range(self.layout.slots):
             at = first + slot * stride
             if cells[at + offsets.SLOT_AT]:
                 yield self._slot(at, slot)
