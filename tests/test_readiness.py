@@ -106,7 +106,7 @@ NEED = Need(procs=4, threads=8, housekeeping=2)
 
 
 def limited(size: int, others: int = 0, name: str = "the limit is") -> Limit:
-    return Limit(name=f"{name} {size}", size=size, others=others, fix="raise it")
+    return Limit(f"{name} {size}", size, others, "raise it")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Need:
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Limit:
     """A bound on connections; `others`: sessions of other programs now."""
 

@@ -10,6 +10,10 @@ from cmdbus.timeouts import Timeouts
 _NAME = "timeouts"
 #: Handlers named in a sentence; the others are counted.
 _NAMED = 3
+_MODES = {
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+}
 #: The settings to read. A server may lack some, as transaction_timeout before 17.
 NAMES = (
     "statement_timeout",
@@ -17,8 +21,7 @@ NAMES = (
     "lock_timeout",
     "transaction_timeout",
     "idle_session_timeout",
-    "default_transaction_isolation",
-    "default_transaction_read_only",
+    *_MODES,
 )
 
 
@@ -28,10 +31,6 @@ class Setting:
 
     value: str
     source: str
-
-    @property
-    def seconds(self) -> float:
-        return int(self.value) / 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +43,20 @@ class Session:
     #: The settings requested when it was opened, as text with a unit.
     requested: Mapping[str, str]
 
+    def seconds(self, name: str) -> float:
+        """0 is off, as on a server that lacks the setting."""
+        return int(self.settings[name].value) / 1000 if name in self.settings else 0.0
+
 
 def check_timeouts(session: Session, timeouts: Timeouts, max_thread: float) -> list[Check]:
     """`max_thread`: seconds that the slowest handler may take."""
-    found = [
-        *_ladder(session, timeouts),
-        *_bounds(session, "lock_timeout", timeouts.max_lock_wait, f"half of {_lease(timeouts)}"),
-        *_idle(session, timeouts),
-        *_transaction(session, max_thread),
-        *_modes(session),
-    ]
-    statement = session.settings["statement_timeout"]
+    found = list(_wrong(session, timeouts, max_thread))
+    statement = session.seconds("statement_timeout")
     return found or [
         Check(
             _NAME,
             Finding.OK,
-            f"statement {statement.seconds:g} s < lease {timeouts.lease:g} s < thread "
+            f"statement {statement:g} s < lease {timeouts.lease:g} s < thread "
             f"{timeouts.thread:g} s < watchdog {timeouts.watchdog:g} s, as the server applies them",
         )
     ]
@@ -88,87 +85,49 @@ def check_handlers(handlers: Iterable[Handler], timeouts: Timeouts) -> Iterator[
         yield Check("handlers", Finding.OK, sentence)
 
 
-def _ladder(session: Session, timeouts: Timeouts) -> Iterator[Check]:
-    refused = list(_bounds(session, "statement_timeout", timeouts.lease, _lease(timeouts)))
-    yield from refused
-    found = session.settings["statement_timeout"]
-    if not refused and found.seconds > timeouts.statement:
-        yield Check(
-            _NAME,
-            Finding.WARNING,
-            f"statement_timeout is {found.seconds:g} s ({_from(found)}) and not "
-            f"--statement-timeout {timeouts.statement:g}, though still below the lease",
-            _fix(session, "statement_timeout"),
+def _wrong(session: Session, timeouts: Timeouts, max_thread: float) -> Iterator[Check]:
+    lease = f"the lease (--visibility-timeout {timeouts.lease:g})"
+    statement = session.seconds("statement_timeout")
+    if not 0 < statement < timeouts.lease:
+        yield _check(session, "statement_timeout", f", and must be less than {lease}")
+    elif statement > timeouts.statement:
+        demand = (
+            f" and not --statement-timeout {timeouts.statement:g}, though still below the lease"
         )
-
-
-def _lease(timeouts: Timeouts) -> str:
-    return f"the lease (--visibility-timeout {timeouts.lease:g})"
-
-
-def _bounds(session: Session, name: str, below: float, rung: str) -> Iterator[Check]:
-    found = session.settings[name]
-    if 0 < found.seconds < below:
-        return
-    value = f"{found.seconds:g} s" if found.seconds else "off"
-    yield Check(
-        _NAME,
-        Finding.FATAL,
-        f"{name} is {value} ({_from(found)}), and must be less than {rung}",
-        _fix(session, name),
-    )
-
-
-def _idle(session: Session, timeouts: Timeouts) -> Iterator[Check]:
+        yield _check(session, "statement_timeout", demand, Finding.WARNING)
+    if not 0 < session.seconds("lock_timeout") < timeouts.max_lock_wait:
+        yield _check(session, "lock_timeout", f", and must be less than half of {lease}")
     name = "idle_in_transaction_session_timeout"
+    if not 0 < session.seconds(name) <= timeouts.watchdog:
+        watchdog = f"the watchdog (--watchdog-timeout {timeouts.watchdog:g})"
+        yield _check(session, name, f", and must not be more than {watchdog}")
+    if session.seconds("idle_session_timeout"):
+        effect = ": the sessions of idle workers are ended and reopened all the time"
+        yield _check(session, "idle_session_timeout", effect, Finding.WARNING)
+    if 0 < session.seconds("transaction_timeout") < max_thread:
+        effect = (
+            f" and ends the transactions of handlers, which may take {max_thread:g} s "
+            "(--thread-timeout, or a handler's own)"
+        )
+        yield _check(session, "transaction_timeout", effect)
+    for name, wanted in _MODES.items():
+        if session.settings[name].value != wanted:
+            yield _check(session, name, f", and must be {wanted}", wanted=wanted)
+
+
+def _check(
+    session: Session, name: str, why: str, finding: Finding = Finding.FATAL, wanted: str = "0"
+) -> Check:
     found = session.settings[name]
-    if not found.seconds or found.seconds > timeouts.watchdog:
-        value = f"{found.seconds:g} s" if found.seconds else "off"
-        yield Check(
-            _NAME,
-            Finding.FATAL,
-            f"{name} is {value} ({_from(found)}), and must not be more than the watchdog "
-            f"(--watchdog-timeout {timeouts.watchdog:g})",
-            _fix(session, name),
-        )
-    name = "idle_session_timeout"
-    idle = session.settings.get(name)
-    if idle and idle.seconds:
-        yield Check(
-            _NAME,
-            Finding.WARNING,
-            f"{name} is {idle.seconds:g} s ({_from(idle)}): the sessions of idle workers are "
-            f"ended and reopened all the time",
-            _fix(session, name),
-        )
+    source = _SOURCES.get(found.source, found.source)
+    sentence = f"{name} is {_shown(found)} ({source}){why}"
+    return Check(_NAME, finding, sentence, _fix(session, name, wanted))
 
 
-def _transaction(session: Session, max_thread: float) -> Iterator[Check]:
-    name = "transaction_timeout"
-    found = session.settings.get(name)
-    if found and 0 < found.seconds < max_thread:
-        yield Check(
-            _NAME,
-            Finding.FATAL,
-            f"{name} is {found.seconds:g} s ({_from(found)}) and ends the transactions of "
-            f"handlers, which may take {max_thread:g} s (--thread-timeout, or a handler's own)",
-            _fix(session, name),
-        )
-
-
-def _modes(session: Session) -> Iterator[Check]:
-    for name, wanted in (
-        ("default_transaction_isolation", "read committed"),
-        ("default_transaction_read_only", "off"),
-    ):
-        found = session.settings[name]
-        if found.value != wanted:
-            yield Check(
-                _NAME,
-                Finding.FATAL,
-                f"{name} is {found.value} ({_from(found)}), and must be {wanted}",
-                _fix(session, name, wanted),
-            )
+def _shown(found: Setting) -> str:
+    if not found.value.isdecimal():
+        return found.value
+    return f"{int(found.value) / 1000:g} s" if int(found.value) else "off"
 
 
 _SOURCES = {
@@ -185,11 +144,7 @@ _SOURCES = {
 }
 
 
-def _from(found: Setting) -> str:
-    return _SOURCES.get(found.source, found.source)
-
-
-def _fix(session: Session, name: str, wanted: str = "0") -> str:
+def _fix(session: Session, name: str, wanted: str) -> str:
     """Resets the setting where it is set. A requested value that is not in effect was dropped by a
     pooler."""
     role, database = _quoted(session.role), _quoted(session.database)

@@ -22,6 +22,7 @@ from cmdbus.worker.boot.app import hint, load
 from cmdbus.worker.boot.trial import try_claim
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.pools import HEADROOM, complete, session_settings
+from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.sessions import ROLE_FIX, session_of
 
 #: PostgreSQL's major versions that are tested.
@@ -63,13 +64,10 @@ def preflight(settings: Settings) -> Iterator[Check]:
 
 def _check_http(settings: Settings) -> Iterator[Check]:
     if settings.http and not settings.http[0].startswith(_THIS_MACHINE):
-        yield Check(
-            "http",
-            Finding.WARNING,
-            f"--http {settings.http[0]}:{settings.http[1]} is open to the network, "
-            "without a password",
-            "restrict access with a firewall or a network policy",
-        )
+        address = f"{settings.http[0]}:{settings.http[1]}"
+        sentence = f"--http {address} is open to the network, without a password"
+        fix = "restrict access with a firewall or a network policy"
+        yield Check("http", Finding.WARNING, sentence, fix)
 
 
 def _check_app(settings: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
@@ -79,28 +77,15 @@ def _check_app(settings: Settings) -> tuple[HandlerRegistry | None, list[Check]]
         return None, [Check("app", Finding.FATAL, str(error))]
     handled = registry.domains
     missing = [
-        Check(
-            "app",
-            Finding.FATAL,
-            f"{settings.app} has no handler for domain {domain!r}{hint(domain, handled)}",
-        )
+        f"{settings.app} has no handler for domain {domain!r}{hint(domain, handled)}"
         for domain in settings.domains
         if domain not in handled
     ]
-    domains = ", ".join(settings.domains or handled)
-    return registry, missing or [
-        Check(
-            "app",
-            Finding.OK,
-            f"{settings.app}: {count_of(len(registry), 'handler')}, domains {domains}",
-            types=len(registry),
-        )
-    ]
-
-
-def _max_thread(handlers: Sequence[Handler], settings: Settings) -> float:
-    own = (handler.timeout or 0.0 for handler in handlers)
-    return max((settings.timeouts.thread, *own))
+    if missing:
+        return registry, [Check("app", Finding.FATAL, sentence) for sentence in missing]
+    count, domains = count_of(len(registry), "handler"), ", ".join(settings.domains or handled)
+    sentence = f"{settings.app}: {count}, domains {domains}"
+    return registry, [Check("app", Finding.OK, sentence, types=len(registry))]
 
 
 def _connect(parts: dsns.Parts) -> Connection:
@@ -119,8 +104,8 @@ def _failure(what: str, parts: dsns.Parts, error: psycopg.Error) -> Check:
     found = classify(str(error), error.sqlstate)
     # libpq's own advice is indented; the fix says more.
     lines = [line for line in str(error).splitlines() if line[:1] != "\t"]
-    reason = dsns.redact(" ".join(" ".join(lines).split()), parts)
-    sentence = f"{what} {dsns.describe(parts)}: {found.sentence} ({reason})"
+    text = dsns.redact(" ".join(" ".join(lines).split()), parts)
+    sentence = f"{what} {dsns.describe(parts)}: {found.sentence} ({text})"
     return Check("connection", found.finding, sentence, found.fix)
 
 
@@ -133,32 +118,29 @@ def _check_database(
     server_encoding, client_encoding, standby, role, database, current, ends_sessions = row
     yield _check_encoding(server_encoding, client_encoding)
     if not ends_sessions:
-        yield _no_ends(role, current)
+        sentence = (
+            f"sessions of {role!r} run as role {current!r}, which may not see and end them, as the "
+            "rescue of commands needs after a crash"
+        )
+        yield Check("role", Finding.FATAL, sentence, ROLE_FIX)
         return
     with _connect(parts) as other:
         pooling = _check_pooling(connection, other)
     yield pooling
     if pooling.finding is Finding.FATAL:
         return
-    session = effective.Session(
-        settings=_settings(connection, settings.schema),
-        role=role,
-        database=database,
-        requested=session_settings(settings.timeouts),
-    )
     if standby:
-        yield Check(
-            "primary",
-            Finding.FATAL,
-            "the server is a standby: nothing can be written there",
-            "name the primary, or several hosts with target_session_attrs=read-write",
-        )
+        sentence = "the server is a standby: nothing can be written there"
+        fix = "name the primary, or several hosts with target_session_attrs=read-write"
+        yield Check("primary", Finding.FATAL, sentence, fix)
         return
     schema = list(_check_schema(connection, settings.schema, role))
     yield from schema
     if worst(schema) is Finding.OK:
         yield try_claim(connection, settings.dsn or "", settings.schema)
-    yield from effective.check_timeouts(session, settings.timeouts, _max_thread(handlers, settings))
+    max_thread = max([settings.timeouts.thread, *(handler.timeout or 0.0 for handler in handlers)])
+    session = _session(connection, settings, role, database)
+    yield from effective.check_timeouts(session, settings.timeouts, max_thread)
     yield from effective.check_handlers(handlers, settings.timeouts)
     yield _check_budget(connection, settings)
     if settings.listen:
@@ -167,80 +149,60 @@ def _check_database(
 
 def _check_version(connection: Connection) -> Check:
     major = connection.info.server_version // 10000
+    finding, sentence, fix = Finding.OK, f"PostgreSQL {major}", ""
+    tested = f"use one from {_MIN_MAJOR} to {_MAX_MAJOR}"
     if major < _MIN_MAJOR:
-        return Check(
-            "server",
-            Finding.FATAL,
-            f"PostgreSQL {major} is too old",
-            f"use one from {_MIN_MAJOR} to {_MAX_MAJOR}",
-        )
-    if major > _MAX_MAJOR:
-        return Check(
-            "server",
-            Finding.WARNING,
-            f"PostgreSQL {major} is newer than what this version was tested with",
-            f"if something is odd, use one from {_MIN_MAJOR} to {_MAX_MAJOR}",
-        )
-    return Check("server", Finding.OK, f"PostgreSQL {major}")
+        finding, sentence, fix = Finding.FATAL, f"{sentence} is too old", tested
+    elif major > _MAX_MAJOR:
+        sentence += " is newer than what this version was tested with"
+        finding, fix = Finding.WARNING, f"if something is odd, {tested}"
+    return Check("server", finding, sentence, fix)
 
 
 def _check_encoding(server: str, client: str) -> Check:
+    finding, sentence, fix = Finding.OK, server, ""
     if client != "UTF8":
-        return Check(
-            "encoding",
-            Finding.FATAL,
-            f"the session's client_encoding is {client}",
-            "take client_encoding out of the DSN, or let the pooler pass it on",
-        )
-    if server == schemas.UNCHECKED:
-        return Check(
-            "encoding",
-            Finding.FATAL,
+        finding, sentence = Finding.FATAL, f"the session's client_encoding is {client}"
+        fix = "take client_encoding out of the DSN, or let the pooler pass it on"
+    elif server == schemas.UNCHECKED:
+        finding, fix = Finding.FATAL, "create a database with ENCODING 'UTF8' TEMPLATE template0"
+        sentence = (
             "the database's encoding is SQL_ASCII, which takes bytes that are no text, so a "
-            "worker could not read what was sent",
-            "create a database with ENCODING 'UTF8' TEMPLATE template0",
+            "worker could not read what was sent"
         )
-    if server != "UTF8":
-        return Check(
-            "encoding",
-            Finding.WARNING,
+    elif server != "UTF8":
+        finding, fix = Finding.WARNING, "make a database with ENCODING 'UTF8'"
+        sentence = (
             f"the database's encoding is {server}: a command with a character that it lacks is "
-            f"refused or changed",
-            "make a database with ENCODING 'UTF8'",
+            f"refused or changed"
         )
-    return Check("encoding", Finding.OK, server)
-
-
-def _no_ends(user: str, role: str) -> Check:
-    return Check(
-        "role",
-        Finding.FATAL,
-        f"sessions of {user!r} run as role {role!r}, which may not see and end them, as the rescue "
-        f"of commands needs after a crash",
-        ROLE_FIX,
-    )
+    return Check("encoding", finding, sentence, fix)
 
 
 def _check_pooling(connection: Connection, other: Connection) -> Check:
     """Whether each connection keeps its session from one transaction to the next. A pooler that
     gives sessions out by the transaction lends both the same one, or one of them several."""
     first, second = session_of(connection), session_of(other)
-    for _ in range(_POOLING_ROUNDS):
-        if (session_of(connection), session_of(other)) != (first, second) or first == second:
-            return Check(
-                "pooling",
-                Finding.FATAL,
-                "transaction pooling: a pooler between here and the server gives connections "
-                "another session for each transaction",
-                "use session mode (pool_mode = session), or connect to the server itself",
-            )
-    return Check("pooling", Finding.OK, "each connection keeps its session")
+    pairs = ((session_of(connection), session_of(other)) for _ in range(_POOLING_ROUNDS))
+    if first != second and all(pair == (first, second) for pair in pairs):
+        return Check("pooling", Finding.OK, "each connection keeps its session")
+    sentence = (
+        "transaction pooling: a pooler between here and the server gives connections another "
+        "session for each transaction"
+    )
+    fix = "use session mode (pool_mode = session), or connect to the server itself"
+    return Check("pooling", Finding.FATAL, sentence, fix)
 
 
-def _settings(connection: Connection, schema: str) -> dict[str, effective.Setting]:
+def _session(
+    connection: Connection, settings: Settings, role: str, database: str
+) -> effective.Session:
     names = {"names": list(effective.NAMES)}
-    rows = connection.execute(statement("read_effective", schema), names).fetchall()
-    return {name: effective.Setting(value, source) for name, value, source in rows}
+    rows = connection.execute(statement("read_effective", settings.schema), names).fetchall()
+    found = {name: effective.Setting(value, source) for name, value, source in rows}
+    return effective.Session(
+        settings=found, role=role, database=database, requested=session_settings(settings.timeouts)
+    )
 
 
 def _check_schema(connection: Connection, schema: str, role: str) -> Iterator[Check]:
@@ -248,12 +210,9 @@ def _check_schema(connection: Connection, schema: str, role: str) -> Iterator[Ch
     missing = [row[0] for row in rows]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        yield Check(
-            "rights",
-            Finding.FATAL,
-            f"role {role!r} lacks {', '.join(missing[:3])}{more} in schema {schema!r}",
-            f"run cmdbus init --worker {role} as the schema's owner",
-        )
+        sentence = f"role {role!r} lacks {', '.join(missing[:3])}{more} in schema {schema!r}"
+        fix = f"run cmdbus init --worker {role} as the schema's owner"
+        yield Check("rights", Finding.FATAL, sentence, fix)
         return
     try:
         schemas.check(connection, schema)
@@ -269,52 +228,33 @@ def _check_budget(connection: Connection, settings: Settings) -> Check:
     assert row is not None
     max_connections, reserved, of_database, of_role, others, in_database, by_role, nodes = row
     available = max_connections - reserved
-    limits = [
-        budget.Limit(
-            name=f"max_connections {max_connections} - {reserved} reserved = {available}",
-            size=available,
-            others=others,
-            fix="raise max_connections",
-        ),
-        budget.Limit(
-            name=f"the database's CONNECTION LIMIT is {of_database}",
-            size=of_database,
-            others=in_database,
-            fix="raise it (ALTER DATABASE ... CONNECTION LIMIT)",
-        ),
-        budget.Limit(
-            name=f"the role's CONNECTION LIMIT is {of_role}",
-            size=of_role,
-            others=by_role,
-            fix="raise it (ALTER ROLE ... CONNECTION LIMIT)",
-        ),
-    ]
+    name = f"max_connections {max_connections} - {reserved} reserved = {available}"
+    limits = [budget.Limit(name, available, others, "raise max_connections")]
+    for object_type, size, used in (
+        ("database", of_database, in_database),
+        ("role", of_role, by_role),
+    ):
+        name = f"the {object_type}'s CONNECTION LIMIT is {size}"
+        fix = f"raise it (ALTER {object_type.upper()} ... CONNECTION LIMIT)"
+        limits.append(budget.Limit(name, size, used, fix))
     need = budget.Need(procs=settings.procs, threads=settings.threads, housekeeping=HEADROOM)
     return budget.check_budget(need, [limit for limit in limits if limit.size >= 0], nodes)
 
 
 def _check_listening(connection: Connection, parts: dsns.Parts, schema: str) -> Check:
-    token = uuid4().hex
+    token, what = uuid4().hex, f"no notification arrived within {_NOTIFY_SECONDS:g} s"
     try:
         connection.execute(statement("listen_check", schema))
-    except psycopg.Error as error:
-        reason = " ".join(str(error).split())
-        return _deaf(f"LISTEN is refused ({reason})")
-    try:
         with _connect(parts) as other:
             other.execute(statement("notify_check", schema), {"token": token})
     except psycopg.OperationalError as error:
         return _failure("listen", parts, error)
-    for notification in connection.notifies(timeout=_NOTIFY_SECONDS):
-        if notification.payload == token:
-            return Check("listen", Finding.OK, "notifications arrive")
-    return _deaf(f"no notification arrived within {_NOTIFY_SECONDS:g} s")
-
-
-def _deaf(what: str) -> Check:
-    return Check(
-        "listen",
-        Finding.FATAL,
-        f"{what}: between here and the server there is a pooler that swallows notifications",
-        "connect to the server itself; or run with --wake poll",
-    )
+    except psycopg.Error as error:
+        what = f"LISTEN is refused ({reason(error)})"
+    else:
+        for notification in connection.notifies(timeout=_NOTIFY_SECONDS):
+            if notification.payload == token:
+                return Check("listen", Finding.OK, "notifications arrive")
+    sentence = f"{what}: between here and the server there is a pooler that swallows notifications"
+    fix = "connect to the server itself; or run with --wake poll"
+    return Check("listen", Finding.FATAL, sentence, fix)
