@@ -33,7 +33,7 @@ _SLOW_SECONDS, _DELAY_SECONDS = 0.5, 2.0
 _FAILING = 4
 #: Seconds after which commands that have not ended are reported as they are.
 _TIMEOUT_SECONDS = 60.0
-_TROUBLE = Status.IN_TROUBLESHOOTING_QUEUE
+_COMPLETED, _TROUBLE = Status.COMPLETED, Status.IN_TROUBLESHOOTING_QUEUE
 _ENDS = {
     "completed": "completed",
     "failed": "failed by a business rule",
@@ -44,18 +44,37 @@ _ENDS = {
 }
 _STDOUT = 1
 
+# Sentences of the cases.
+_SPAN = "completed within {seconds:.2f} s"
+_WORK = "{work:g} s of work, completed within {seconds:.2f} s"
+_WRITTEN = (
+    "wrote {rows} rows for {commands} commands, though {repeated} failed after writing and "
+    "ran again"
+)
+_AGAIN = f"failed, waited {BACKOFF:g} s, and completed at the second attempt"
+_FORBIDDEN = "failed for good, because a business rule forbids it ({code})"
+_WRONG = "could never work ({code}): waits for a person"
+_LATE = f"ran {{late_ms:.0f}} ms after its delay of {_DELAY_SECONDS:g} s was over"
+_CRASHED = "killed its process; ran again alone, killed that one, too: waits for a person"
+
 Records = Sequence[CommandRecord]
 
 
 @dataclass(frozen=True, slots=True)
 class DemoCase:
-    """Commands of one type, and the sentence about them when all have ended."""
+    """Commands of one type, one for each element of `data`."""
 
     type: str
-    requests: Sequence[SendRequest]
+    data: Sequence[object]
     #: Expected of each; the sentence is printed only if all end so.
     end: Status
-    sentence: Callable[[Records], str]
+    #: With names of _facts in braces.
+    sentence: str
+    delay: float | None = None
+
+    @property
+    def requests(self) -> list[SendRequest]:
+        return [SendRequest(DOMAIN, self.type, each, delay=self.delay) for each in self.data]
 
 
 class DemoReport:
@@ -72,8 +91,8 @@ class DemoReport:
         self._connection = connection
         self._is_running = is_running
         self._ends: Counter[Status] = Counter()
-        #: The command that the report suggests to look at.
-        self._crashed = UUID(int=0)
+        #: The first command of the latest case: at the end, of the crash.
+        self._latest = UUID(int=0)
 
     def print(self, log: Path | None) -> None:
         """Sends the commands; ends early if the supervisor stops."""
@@ -89,17 +108,19 @@ class DemoReport:
         """The crash comes last: commands in flight in its process would run again, quarantined."""
         slow = min(self._settings.procs * self._settings.threads, _MAX_SLOW)
         transfers = [{"amount": n, "fails": n % _FAILING == 0} for n in range(_TRANSFERS)]
+        timeout = f"given up after {self._settings.timeouts.thread:g} s"
+        hang = f"did not return: {timeout}, and completed by another thread"
         yield [
-            _case("Quick", [{"n": n} for n in range(_QUICK)], Status.COMPLETED, _quick),
-            _case("Slow", [{"seconds": _SLOW_SECONDS}] * slow, Status.COMPLETED, _slow),
-            _case("Transfer", transfers, Status.COMPLETED, self._transfer),
-            _case("Flaky", [None] * _FLAKY, Status.COMPLETED, _flaky),
-            _case("Overdraw", [{"amount": 1000}], Status.FAILED, _overdraw),
-            _case("Mistake", [{"account": "?"}], _TROUBLE, _mistake),
-            _case("Later", [None], Status.COMPLETED, _later, delay=_DELAY_SECONDS),
-            _case("Hang", [None], Status.COMPLETED, self._hang),
+            DemoCase("Quick", [{"n": n} for n in range(_QUICK)], _COMPLETED, _SPAN),
+            DemoCase("Slow", [{"seconds": _SLOW_SECONDS}] * slow, _COMPLETED, _WORK),
+            DemoCase("Transfer", transfers, _COMPLETED, _WRITTEN),
+            DemoCase("Flaky", [None] * _FLAKY, _COMPLETED, _AGAIN),
+            DemoCase("Overdraw", [{"amount": 1000}], Status.FAILED, _FORBIDDEN),
+            DemoCase("Mistake", [{"account": "?"}], _TROUBLE, _WRONG),
+            DemoCase("Later", [None], _COMPLETED, _LATE, delay=_DELAY_SECONDS),
+            DemoCase("Hang", [None], _COMPLETED, hang),
         ]
-        yield [_case("Crash", [None], _TROUBLE, self._crash)]
+        yield [DemoCase("Crash", [None], _TROUBLE, _CRASHED)]
 
     def _run(self, cases: list[DemoCase]) -> bool:
         """False if the supervisor stops meanwhile."""
@@ -123,29 +144,27 @@ class DemoReport:
     def _report_case(self, case: DemoCase, records: Records) -> None:
         ends = Counter(record.status for record in records)
         self._ends += ends
-        as_expected = set(ends) == {case.end}
-        sentence = case.sentence(records) if as_expected else _counted(ends)
+        sentence = _counted(ends)
+        if set(ends) == {case.end}:
+            self._latest = records[0].command_id
+            sentence = case.sentence.format(**self._facts(records))
         say(f"{len(records):6} {case.type:9} {sentence}")
 
-    def _transfer(self, records: Records) -> str:
+    def _facts(self, records: Records) -> dict[str, object]:
+        first, began = records[0], min(record.created_at for record in records)
+        ends = [record.finished_at for record in records if record.finished_at is not None]
         ids = {"command_ids": [record.command_id for record in records]}
-        row = self._connection.execute(
-            statement("demo_count", self._settings.schema), ids
-        ).fetchone()
-        assert row is not None
-        again = sum(record.attempts > 1 for record in records)
-        return (
-            f"wrote {row[0]} rows for {row[1]} commands, though {again} failed after writing and "
-            f"ran again"
-        )
-
-    def _crash(self, records: Records) -> str:
-        self._crashed = records[0].command_id
-        return "killed its process; ran again alone, killed that one, too: waits for a person"
-
-    def _hang(self, records: Records) -> str:
-        seconds = self._settings.timeouts.thread
-        return f"did not return: given up after {seconds:g} s, and completed by another thread"
+        count = statement("demo_count", self._settings.schema)
+        (written,) = self._connection.execute(count, ids).fetchall()
+        return {
+            "seconds": (max(ends, default=began) - began).total_seconds(),
+            "work": len(records) * _SLOW_SECONDS,
+            "rows": written[0],
+            "commands": written[1],
+            "repeated": sum(record.attempts > 1 for record in records),
+            "code": first.error_code,
+            "late_ms": ((first.started_at or first.due_at) - first.due_at).total_seconds() * 1000,
+        }
 
     def _what_next(self) -> Iterable[str]:
         command, options = _command(), "".join(_options(self._settings))
@@ -153,7 +172,7 @@ class DemoReport:
             "what runs where": "ps",
             "what waits": "status",
             "what needs a person": "tsq list",
-            "all about one": f"get {DOMAIN} {self._crashed}",
+            "all about one": f"get {DOMAIN} {self._latest}",
             "to see it in ps": f"send {DOMAIN} Slow '{{\"seconds\": 20}}'",
         }
         yield "It goes on until Ctrl-C. In another terminal, try:"
@@ -163,55 +182,8 @@ class DemoReport:
         yield "  cmdbus-supervise --app MODULE:REGISTRY --dsn DSN"
 
 
-def _case(
-    type: str,
-    data: Sequence[object],
-    end: Status,
-    sentence: Callable[[Records], str],
-    *,
-    delay: float | None = None,
-) -> DemoCase:
-    return DemoCase(
-        type, [SendRequest(DOMAIN, type, each, delay=delay) for each in data], end, sentence
-    )
-
-
 def _has_ended(record: CommandRecord) -> bool:
     return record.status.terminal or record.status is _TROUBLE
-
-
-def _quick(records: Records) -> str:
-    return f"completed within {_span(records):.2f} s"
-
-
-def _slow(records: Records) -> str:
-    work = len(records) * _SLOW_SECONDS
-    return f"{work:g} s of work, completed within {_span(records):.2f} s"
-
-
-def _flaky(records: Records) -> str:
-    return f"failed, waited {BACKOFF:g} s, and completed at the second attempt"
-
-
-def _overdraw(records: Records) -> str:
-    return f"failed for good, because a business rule forbids it ({records[0].error_code})"
-
-
-def _mistake(records: Records) -> str:
-    return f"could never work ({records[0].error_code}): waits for a person"
-
-
-def _later(records: Records) -> str:
-    started, due = records[0].started_at, records[0].due_at
-    assert started is not None
-    late_ms = (started - due).total_seconds() * 1000
-    return f"ran {late_ms:.0f} ms after its delay of {_DELAY_SECONDS:g} s was over"
-
-
-def _span(records: Records) -> float:
-    """Seconds from the first send to the last end."""
-    ends = [record.finished_at for record in records if record.finished_at is not None]
-    return (max(ends) - min(record.created_at for record in records)).total_seconds()
 
 
 def _counted(ends: "Counter[Status]") -> str:
