@@ -1,11 +1,7 @@
-"""The depths of queues and the age of the oldest snapshot, read from the database while clients
-of probes ask for them. No client waits for the database."""
+"""The depths of queues and the age of the oldest snapshot. No client waits for the database."""
 
 import logging
-import threading
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 
 import psycopg
 
@@ -13,8 +9,8 @@ from cmdbus.clock import time
 from cmdbus.errors import CmdbusError
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.sessions import abort_io, abort_io_at
 from cmdbus.worker.probes.responses import Depths
+from cmdbus.worker.probes.session_thread import SessionThread
 
 logger = logging.getLogger(__name__)
 
@@ -24,85 +20,40 @@ _FRESH_SECONDS = 5.0
 _TIMEOUT_SECONDS = 0.02
 #: Seconds after which an old count is no answer any longer.
 _STALE_SECONDS = 60.0
-#: Seconds after which a count is aborted, as its server may be silent.
+#: Seconds after which a count is aborted.
 _COUNT_SECONDS = 10.0
-#: Seconds without a question until the session is closed.
-_IDLE_SECONDS = 60.0
 
 
-class DepthGauge:
-    """A thread with a session of its own, from the first question on."""
-
+class DepthGauge(SessionThread):
     def __init__(
         self, connect: Callable[[], Connection], claims: Claims, within: float = _COUNT_SECONDS
     ) -> None:
-        self._connect = connect
+        super().__init__("steward-depths", connect)
         self._within = within
         self._claims = claims
-        self._asked = threading.Event()
-        self._counted = threading.Event()
-        self._stopping = False
-        #: Written by the thread.
-        self._latest: tuple[float, Depths, float] | None = None
-        self.thread = threading.Thread(target=self._run, name="steward-depths", daemon=True)
+        #: Written by the thread: the latest count with its time, and the snapshot's age.
+        self._counted_at = float("-inf")
+        self._latest: tuple[Depths | None, float | None] = None, None
 
-    def start(self) -> None:
-        self.thread.start()
-
-    def stop(self, seconds: float) -> None:
-        self._stopping = True
-        self._asked.set()
-        self.thread.join(seconds)
-
-    def read(self) -> Depths | None:
-        """None if they are unknown, or too old."""
+    def read(self) -> tuple[Depths | None, float | None]:
+        """The depths, and the seconds since the oldest snapshot was taken; None while they are
+        unknown, or too old."""
         if self._age() > _FRESH_SECONDS:
-            self._counted.clear()
-            self._asked.set()
-            self._counted.wait(_TIMEOUT_SECONDS)
-        latest = self._latest
-        return latest[1] if latest is not None and self._age() < _STALE_SECONDS else None
-
-    @property
-    def oldest_snapshot(self) -> float | None:
-        """Its age in seconds when the depths were counted."""
-        latest = self._latest
-        return latest[2] if latest is not None and self._age() < _STALE_SECONDS else None
+            self.ask(_TIMEOUT_SECONDS)
+        return self._latest if self._age() < _STALE_SECONDS else (None, None)
 
     def _age(self) -> float:
-        latest = self._latest
-        return time.monotonic() - latest[0] if latest is not None else float("inf")
+        return time.monotonic() - self._counted_at
 
-    def _run(self) -> None:
-        connection: Connection | None = None
-        while not self._stopping:
-            asked = self._asked.wait(None if connection is None else _IDLE_SECONDS)
-            self._asked.clear()
-            if asked and self._age() > _FRESH_SECONDS and not self._stopping:
-                connection = self._count(connection)
-            elif not asked:
-                _close(connection)
-                connection = None
-        _close(connection)
-
-    def _count(self, connection: Connection | None) -> Connection | None:
-        """Returns the session for the next count."""
+    def answer(self) -> None:
+        if self._age() <= _FRESH_SECONDS:
+            return
         try:
-            connection = connection or self._connect()
-            with abort_io_at(time.monotonic() + self._within, partial(abort_io, connection)):
+            with self.session(self._within) as connection:
                 rows = self._claims.rows(connection, "read_depths")
                 oldest = float(self._claims.value(connection, "read_oldest_snapshot"))
             depths = {(domain, state): count for domain, state, count in rows}
-            self._latest = time.monotonic(), depths, oldest
-            self._counted.set()
+            self._latest, self._counted_at = (depths, oldest), time.monotonic()
         except (psycopg.Error, CmdbusError, OSError) as error:
             logger.debug("the depths of queues are not known: %s", error)
-            _close(connection)
-            return None
-        return connection
-
-
-def _close(connection: Connection | None) -> None:
-    if connection is not None:
-        with suppress(psycopg.Error):
-            connection.close()
+            self.close()

@@ -7,7 +7,6 @@ from socket import socket
 from threading import Thread
 
 from cmdbus.board.board import Board, Node
-from cmdbus.board.views import BoardView
 from cmdbus.clock import time
 from cmdbus.database import dsn as dsns
 from cmdbus.settings import Settings
@@ -19,7 +18,7 @@ from cmdbus.worker.probes import responses as answers
 from cmdbus.worker.probes.depths import DepthGauge
 from cmdbus.worker.probes.http import Server
 from cmdbus.worker.probes.reachability import Reachability
-from cmdbus.worker.probes.responses import Response
+from cmdbus.worker.probes.responses import Depths, Response
 
 #: Seconds for the count, which takes 0.2 for a million commands.
 _STATEMENT_SECONDS = 2.0
@@ -42,27 +41,22 @@ class Endpoints:
 
     def answer(self, path: str) -> Response | None:
         """None if there is no page at this path."""
+        view, now = self._board.snapshot(claims=False), time.monotonic_ns()
         match path:
             case "/livez":
-                return answers.live(self._view(), time.monotonic_ns())
+                return answers.live(view, now)
             case "/readyz":
                 away = self._reachability.is_away if self._reachability else None
-                return answers.ready(self._view(), time.monotonic_ns(), away=away)
+                return answers.ready(view, now, away=away)
             case "/status":
-                counters, depths = self._board.counters(), self._depths()
-                return answers.status(self._view(), counters, depths, time.monotonic_ns())
+                return answers.status(view, self._board.counters(), self._read()[0], now)
             case "/metrics":
-                depths = self._depths()
-                oldest = self._gauge.oldest_snapshot if self._gauge else None
-                page = exposition.render(self._view(), self._board.counters(), depths, oldest)
+                page = exposition.render(view, self._board.counters(), *self._read())
                 return Response(200, page, exposition.CONTENT_TYPE)
         return None
 
-    def _depths(self) -> answers.Depths | None:
-        return self._gauge.read() if self._gauge else None
-
-    def _view(self) -> BoardView:
-        return self._board.snapshot(claims=False)
+    def _read(self) -> tuple[Depths | None, float | None]:
+        return self._gauge.read() if self._gauge else (None, None)
 
 
 @contextmanager
@@ -78,15 +72,14 @@ def serving(settings: Settings, node: Node) -> Iterator[Sequence[Thread]]:
     )
     endpoints = Endpoints(node.board, gauge, reachability)
     server = Server(node.http, endpoints.answer, host=settings.http[0])
-    gauge.start()
-    reachability.start()
-    server.start()
+    parts = (server, gauge, reachability)
+    for part in parts:
+        part.start()
     try:
-        yield gauge.thread, reachability.thread, server.thread
+        yield [part.thread for part in parts]
     finally:
-        server.stop(_STOP_SECONDS)
-        gauge.stop(_STOP_SECONDS)
-        reachability.stop(_STOP_SECONDS)
+        for part in parts:
+            part.stop(_STOP_SECONDS)
 
 
 def serve_startup_probes(settings: Settings, board: Board, listener: socket) -> None:

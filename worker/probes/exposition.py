@@ -6,13 +6,13 @@ a series that appears with its first event has no rate for that event.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 
 from cmdbus.board.counters import CountersView, HistogramView, OutcomeLabel
 from cmdbus.board.health import Health
 from cmdbus.board.layout import BUCKETS
 from cmdbus.board.records import Phase, Role
 from cmdbus.board.views import BoardView, SeatView
+from cmdbus.worker.probes.responses import Depths
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -21,10 +21,7 @@ STATES = ("ready", "in_progress", "scheduled", "troubleshooting")
 _HEALTH = {Health.HEALTHY: 0, Health.DEGRADED: 1, Health.CRITICAL: 2, Health.DATABASE_AWAY: 3}
 _NO_PROCESS = 4
 
-CommandType = tuple[str, str]
 Labels = Mapping[str, str]
-#: Commands by domain and state.
-Depths = Mapping[tuple[str, str], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +42,6 @@ class Sample:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    name: str
-    type: str
-    help: str
-    samples: Callable[[Reading], list[Sample]]
-
-
 def render(
     view: BoardView,
     counters: CountersView,
@@ -60,7 +49,7 @@ def render(
     oldest_snapshot: float | None = None,
 ) -> str:
     reading = Reading(view, counters, depths, oldest_snapshot)
-    return "".join(_lines(family, reading) for family in _FAMILIES)
+    return "".join(_lines(name, reading) for name in _HELP)
 
 
 def _commands(reading: Reading) -> list[Sample]:
@@ -72,20 +61,16 @@ def _commands(reading: Reading) -> list[Sample]:
             {"domain": domain, "type": type, "outcome": outcome},
             counters.commands.get((domain, type, outcome), 0),
         )
-        for domain, type in sorted(counted | _claimed(counters))
+        for domain, type in sorted(counted | {*counters.dequeue_latency})
         for outcome in (label.name.lower() for label in OutcomeLabel)
     ]
-
-
-def _claimed(counters: CountersView) -> set[CommandType]:
-    return set(counters.dequeue_latency)
 
 
 def _by(label: str, counts: Mapping[str, int]) -> list[Sample]:
     return [Sample("", {label: name}, count) for name, count in counts.items()]
 
 
-def _histograms(views: Mapping[CommandType, HistogramView]) -> list[Sample]:
+def _histograms(views: Mapping[tuple[str, str], HistogramView]) -> list[Sample]:
     bounds = [*(f"{bound:g}" for bound in BUCKETS), "+Inf"]
     samples = []
     for (domain, type), view in sorted(views.items()):
@@ -102,9 +87,7 @@ def _depths(reading: Reading) -> list[Sample]:
     depths = reading.depths
     if depths is None:
         return []
-    domains = {domain for domain, _ in depths} | {
-        domain for domain, _ in _claimed(reading.counters)
-    }
+    domains = {domain for domain, _ in [*depths, *reading.counters.dequeue_latency]}
     return [
         Sample("", {"domain": domain, "state": state}, depths.get((domain, state), 0))
         for domain in sorted(domains)
@@ -147,26 +130,10 @@ def _one(value: float | None) -> list[Sample]:
     return [] if value is None else [Sample("", {}, value)]
 
 
-def _counter(name: str, text: str) -> Family:
-    value = attrgetter(name)
-    return Family(
-        f"cmdbus_{name}_total", "counter", text, lambda reading: _one(value(reading.counters))
-    )
-
-
-def _histogram(name: str, text: str) -> Family:
-    views = attrgetter(name)
-    return Family(
-        f"cmdbus_{name}_seconds",
-        "histogram",
-        text,
-        lambda reading: _histograms(views(reading.counters)),
-    )
-
-
-def _lines(family: Family, reading: Reading) -> str:
-    head = f"# HELP {family.name} {_escaped(family.help)}\n# TYPE {family.name} {family.type}\n"
-    return head + "".join(_line(family.name, sample) for sample in family.samples(reading))
+def _lines(name: str, reading: Reading) -> str:
+    family_type, samples = _FAMILIES[name]
+    head = f"# HELP cmdbus_{name} {_escaped(_HELP[name])}\n# TYPE cmdbus_{name} {family_type}\n"
+    return head + "".join(_line(f"cmdbus_{name}", sample) for sample in samples(reading))
 
 
 def _line(name: str, sample: Sample) -> str:
@@ -183,70 +150,45 @@ def _quoted(text: str) -> str:
     return _escaped(text).replace('"', '\\"')
 
 
-#: Help of the counters without labels, by their field.
-_COUNTERS = {
-    "batches_processed": "Claims that found commands.",
-    "empty_receives": "Claims that found no commands.",
-    "notification_wakeups": "Notifications received from the database.",
-    "claim_failures": "Claims that ended with an error.",
-    "lost_leases": "Executions whose lease was lost before they ended.",
+#: The families in their order.
+_HELP = {
+    "commands_total": "Executions of commands that have ended, by outcome.",
+    "batches_processed_total": "Claims that found commands.",
+    "empty_receives_total": "Claims that found no commands.",
+    "notification_wakeups_total": "Notifications received from the database.",
+    "claim_failures_total": "Claims that ended with an error.",
+    "lost_leases_total": "Executions whose lease was lost before they ended.",
+    "wakeups_total": "Wake-ups of a waiting leader, by source.",
+    "dequeue_latency_seconds": "Seconds from when a command could be claimed until it was.",
+    "handler_duration_seconds": "Seconds that handlers took, for all outcomes.",
+    "queue_depth": "Commands in the database, by state; no samples while it is away.",
+    "slots": "Threads that run commands, by phase.",
+    "process_restarts_total": "Processes that replaced another one, by reason.",
+    "health": "Health of a worker process: 0 healthy, 1 degraded, 2 critical, 3 its database is "
+    "away, 4 no process is ready.",
+    "process_rss_bytes": "Resident memory of a worker process, measured once a second.",
+    "undead_processes": "Processes that survived SIGKILL; others have replaced them.",
+    "oldest_snapshot_seconds": "Age of the oldest transaction that keeps the database from "
+    "removing dead rows; no sample while it is away.",
 }
-_HISTOGRAMS = {
-    "dequeue_latency": "Seconds from when a command could be claimed until it was.",
-    "handler_duration": "Seconds that handlers took, for all outcomes.",
+_FAMILIES: dict[str, tuple[str, Callable[[Reading], list[Sample]]]] = {
+    "commands_total": ("counter", _commands),
+    "batches_processed_total": ("counter", lambda now: _one(now.counters.batches_processed)),
+    "empty_receives_total": ("counter", lambda now: _one(now.counters.empty_receives)),
+    "notification_wakeups_total": ("counter", lambda now: _one(now.counters.notification_wakeups)),
+    "claim_failures_total": ("counter", lambda now: _one(now.counters.claim_failures)),
+    "lost_leases_total": ("counter", lambda now: _one(now.counters.lost_leases)),
+    "wakeups_total": ("counter", lambda now: _by("source", now.counters.wakeups)),
+    "dequeue_latency_seconds": ("histogram", lambda now: _histograms(now.counters.dequeue_latency)),
+    "handler_duration_seconds": (
+        "histogram",
+        lambda now: _histograms(now.counters.handler_duration),
+    ),
+    "queue_depth": ("gauge", _depths),
+    "slots": ("gauge", _slots),
+    "process_restarts_total": ("counter", lambda now: _by("reason", now.view.restarts)),
+    "health": ("gauge", _health),
+    "process_rss_bytes": ("gauge", _rss),
+    "undead_processes": ("gauge", lambda now: _one(now.view.undead)),
+    "oldest_snapshot_seconds": ("gauge", lambda now: _one(now.oldest_snapshot)),
 }
-_FAMILIES = (
-    Family(
-        "cmdbus_commands_total",
-        "counter",
-        "Executions of commands that have ended, by outcome.",
-        _commands,
-    ),
-    *(_counter(name, text) for name, text in _COUNTERS.items()),
-    Family(
-        "cmdbus_wakeups_total",
-        "counter",
-        "Wake-ups of a waiting leader, by source.",
-        lambda reading: _by("source", reading.counters.wakeups),
-    ),
-    *(_histogram(name, text) for name, text in _HISTOGRAMS.items()),
-    Family(
-        "cmdbus_queue_depth",
-        "gauge",
-        "Commands in the database, by state; no samples while it is away.",
-        _depths,
-    ),
-    Family("cmdbus_slots", "gauge", "Threads that run commands, by phase.", _slots),
-    Family(
-        "cmdbus_process_restarts_total",
-        "counter",
-        "Processes that replaced another one, by reason.",
-        lambda reading: _by("reason", reading.view.restarts),
-    ),
-    Family(
-        "cmdbus_health",
-        "gauge",
-        "Health of a worker process: 0 healthy, 1 degraded, 2 critical, 3 its database is away, "
-        "4 no process is ready.",
-        _health,
-    ),
-    Family(
-        "cmdbus_process_rss_bytes",
-        "gauge",
-        "Resident memory of a worker process, measured once a second.",
-        _rss,
-    ),
-    Family(
-        "cmdbus_undead_processes",
-        "gauge",
-        "Processes that survived SIGKILL; others have replaced them.",
-        lambda reading: _one(reading.view.undead),
-    ),
-    Family(
-        "cmdbus_oldest_snapshot_seconds",
-        "gauge",
-        "Age of the oldest transaction that keeps the database from removing dead rows; no sample "
-        "while it is away.",
-        lambda reading: _one(reading.oldest_snapshot),
-    ),
-)

@@ -4,10 +4,6 @@ One thread, which never blocks: a client that sends or reads nothing delays no o
 is for one request and has a deadline; when there are too many, a new one replaces the oldest.
 The standard library's server has a thread for each connection, no deadline for a connection whose
 client sends a byte now and again, and reads heads of up to 6 MB.
-
-    reading    until the head is complete        -> writing
-    writing    until the answer is sent          -> lingering
-    lingering  until the client has closed, so that it has read all of it
 """
 
 import ipaddress
@@ -16,8 +12,7 @@ import re
 import selectors
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
 from cmdbus.board.wake_pipe import WakePipe
@@ -57,8 +52,8 @@ class Server:
         #: another name, a web page could make a browser here read it (DNS rebinding).
         self._host = host if _is_local(str(listener.getsockname()[0])) else None
         self._selector = selectors.DefaultSelector()
-        #: The oldest first.
-        self._clients: dict[int, _Client] = {}
+        #: Connections with their deadlines, the oldest first.
+        self._clients: dict[socket.socket, float] = {}
         self._wake_pipe = WakePipe(1)
         #: The latest warning, which is not repeated until a client is accepted.
         self._last_warning = ""
@@ -84,16 +79,17 @@ class Server:
             for key, _ in self._selector.select(self._pause()):
                 if key.fileobj is self._listener:
                     self._accept()
-                elif isinstance(key.data, _Client):
-                    self._go_on(key.data)
-            self._close_late()
-        for client in list(self._clients.values()):
-            self._close(client)
+                elif key.fileobj in self._clients:
+                    self._go_on(key)
+            while self._clients and self._pause() == 0:
+                self._close_oldest()
+        while self._clients:
+            self._close_oldest()
         self._selector.close()
 
     def _pause(self) -> float | None:
-        oldest = next(iter(self._clients.values()), None)
-        return None if oldest is None else max(0.0, oldest.by - time.monotonic())
+        """Seconds until the first deadline."""
+        return next((max(0.0, by - time.monotonic()) for by in self._clients.values()), None)
 
     def _accept(self) -> None:
         try:
@@ -108,44 +104,43 @@ class Server:
             return
         if len(self._clients) >= _MAX_CLIENTS:
             self._close_oldest()
-        client = _Client(connection, time.monotonic() + self._timeout)
-        self._clients[connection.fileno()] = client
-        self._selector.register(connection, selectors.EVENT_READ, client)
+        connection.setblocking(False)
+        self._clients[connection] = time.monotonic() + self._timeout
+        steps = self._serve(connection)
+        self._selector.register(connection, next(steps), steps)
 
     def _warn_once(self, why: str) -> None:
         if why != self._last_warning:
             logger.warning("%s", why)
         self._last_warning = why
 
-    def _go_on(self, client: "_Client") -> None:
+    def _go_on(self, key: selectors.SelectorKey) -> None:
+        connection = key.fileobj
+        assert isinstance(connection, socket.socket)
         try:
-            if client.to_send is None:
-                self._read(client)
-            else:
-                self._write(client)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._close(client)
+            if (event := next(key.data)) != key.events:
+                self._selector.modify(connection, event, key.data)
+        except (StopIteration, OSError):
+            self._close(connection)
 
-    def _read(self, client: "_Client") -> None:
-        data = client.connection.recv(_CHUNK_BYTES)
-        client.received += data
-        if not data or (client.lingers and len(client.received) > 2 * _MAX_BYTES):
-            self._close(client)
-        elif not client.lingers and (head := client.head()) is not None:
-            client.to_send = memoryview(self._answer(head))
-            self._selector.modify(client.connection, selectors.EVENT_WRITE, client)
-            self._write(client)
-
-    def _write(self, client: "_Client") -> None:
-        assert client.to_send is not None
-        sent = client.connection.send(client.to_send)
-        client.to_send = client.to_send[sent:]
-        if not client.to_send:
-            client.to_send, client.lingers = None, True
-            client.connection.shutdown(socket.SHUT_WR)
-            self._selector.modify(client.connection, selectors.EVENT_READ, client)
+    def _serve(self, connection: socket.socket) -> Iterator[int]:
+        """Reads a request and answers it; yields what the connection must be ready for next."""
+        received = b""
+        while (head := _head(received)) is None:
+            yield selectors.EVENT_READ
+            if not (data := connection.recv(_CHUNK_BYTES)):
+                return
+            received += data
+        page = memoryview(self._answer(head))
+        while page := page[connection.send(page) :]:
+            yield selectors.EVENT_WRITE
+        connection.shutdown(socket.SHUT_WR)
+        # Until the client has closed, so that it has read all of it.
+        ignored = 0
+        while data and ignored < 2 * _MAX_BYTES:
+            yield selectors.EVENT_READ
+            data = connection.recv(_CHUNK_BYTES)
+            ignored += len(data)
 
     def _answer(self, head: bytes) -> bytes:
         try:
@@ -155,39 +150,21 @@ class Server:
             answer, only_head = _plain(HTTPStatus.INTERNAL_SERVER_ERROR), False
         return _page(answer, only_head)
 
-    def _close_late(self) -> None:
-        now = time.monotonic()
-        while (oldest := next(iter(self._clients.values()), None)) and oldest.by <= now:
-            self._close(oldest)
-
     def _close_oldest(self) -> None:
-        oldest = next(iter(self._clients.values()), None)
-        if oldest is not None:
-            self._close(oldest)
+        if self._clients:
+            self._close(next(iter(self._clients)))
 
-    def _close(self, client: "_Client") -> None:
-        if self._clients.pop(client.connection.fileno(), None) is not None:
-            with suppress(KeyError):
-                self._selector.unregister(client.connection)
-            client.connection.close()
+    def _close(self, connection: socket.socket) -> None:
+        del self._clients[connection]
+        self._selector.unregister(connection)
+        connection.close()
 
 
-class _Client:
-    def __init__(self, connection: socket.socket, by: float) -> None:
-        connection.setblocking(False)
-        self.connection = connection
-        #: The deadline of the whole connection.
-        self.by = by
-        self.received = bytearray()
-        self.to_send: memoryview | None = None
-        self.lingers = False
-
-    def head(self) -> bytes | None:
-        """None until it is complete; an endless one is complete when it is too long."""
-        end = _HEAD_END.search(self.received)
-        if end is not None:
-            return bytes(self.received[: end.start()])
-        return bytes(self.received) if len(self.received) > _MAX_BYTES else None
+def _head(received: bytes) -> bytes | None:
+    """None until it is complete; an endless one is complete when it is too long."""
+    if end := _HEAD_END.search(received):
+        return received[: end.start()]
+    return received if len(received) > _MAX_BYTES else None
 
 
 def respond(head: bytes, site: Site, *, host: str | None) -> tuple[Response, bool]:
