@@ -5,7 +5,6 @@ import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -26,14 +25,23 @@ def connect(dsn: str) -> psycopg.Connection:
     return psycopg.connect(make_conninfo(dsn, application_name=NAME), autocommit=True)
 
 
-@dataclass
-class Ear:
-    """What a listener said, in order: began, ended, and sets of channels."""
+class Ear(Listener):
+    """What a listener reports, in order: began, ended, and sets of channels."""
 
-    listener: Listener = field(init=False)
-    text: list[str | set[str]] = field(default_factory=list)
+    def __init__(self, open: Callable[[], psycopg.Connection], **options: Any) -> None:
+        super().__init__(open, Claims("cmdbus", 30), **options)
+        self.text: list[str | set[str]] = []
 
-    def heard(self, since: int) -> set[str]:
+    def began(self) -> None:
+        self.text.append("began")
+
+    def heard(self, channels: set[str]) -> None:
+        self.text.append(channels)
+
+    def ended(self) -> None:
+        self.text.append("ended")
+
+    def channels(self, since: int) -> set[str]:
         return {name for text in self.text[since:] if not isinstance(text, str) for name in text}
 
     @property
@@ -44,20 +52,12 @@ class Ear:
 
 @contextmanager
 def listening(open: Callable[[], psycopg.Connection], **options: Any) -> Iterator[Ear]:
-    ear = Ear()
-    ear.listener = Listener(
-        open,
-        Claims("cmdbus", 30),
-        began=lambda: ear.text.append("began"),
-        heard=ear.text.append,
-        ended=lambda: ear.text.append("ended"),
-        **options,
-    )
-    ear.listener.start()
+    ear = Ear(open, **options)
+    ear.start()
     try:
         yield ear
     finally:
-        ear.listener.stop()
+        ear.stop()
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def sessions(other: psycopg.Connection) -> list[tuple[Any, ...]]:
 def test_it_says_on_which_channels_it_heard_something(dsn: str, other: psycopg.Connection) -> None:
     with listening(lambda: connect(dsn)) as ear:
         eventually(lambda: ear.is_on)
-        assert ear.listener.session == 1
+        assert ear.sessions == 1
         other.execute("NOTIFY cmdbus_ready, 'payments'; NOTIFY elsewhere")
         eventually(lambda: ear.text == ["began", {"cmdbus_ready"}])
         with other.transaction():
             other.execute("NOTIFY cmdbus_due, '1'; NOTIFY cmdbus_ready, 'mail'")
-        eventually(lambda: ear.heard(2) == {"cmdbus_due", "cmdbus_ready"})
+        eventually(lambda: ear.channels(2) == {"cmdbus_due", "cmdbus_ready"})
     assert ear.text[-1] == "ended"
     eventually(lambda: sessions(other) == [])
 
@@ -92,7 +92,7 @@ def test_a_thousand_notifications_at_once_are_all_heard(
         eventually(lambda: ear.is_on)
         other.execute("SELECT pg_notify('cmdbus_ready', n::text) FROM generate_series(1, 999) n")
         other.execute("NOTIFY cmdbus_due")
-        eventually(lambda: ear.heard(1) == {"cmdbus_ready", "cmdbus_due"})
+        eventually(lambda: ear.channels(1) == {"cmdbus_ready", "cmdbus_due"})
 
 
 def test_a_session_that_was_ended_is_followed_by_the_next_at_once(
@@ -101,7 +101,7 @@ def test_a_session_that_was_ended_is_followed_by_the_next_at_once(
     """It listens again, and says so: what was sent in the gap notified nobody."""
     with listening(lambda: connect(dsn)) as ear:
         for session in (1, 2, 3):
-            eventually(lambda s=session: ear.listener.session == s and ear.is_on)  # type: ignore[misc]
+            eventually(lambda s=session: ear.sessions == s and ear.is_on)  # type: ignore[misc]
             if session < 3:
                 [(pid, _)] = sessions(other)
                 other.execute("SELECT pg_terminate_backend(%s)", (pid,))
@@ -118,7 +118,7 @@ def test_a_server_that_has_gone_silent_is_noticed_and_left(
     with Proxy(dsn) as proxy, listening(lambda: connect(proxy.dsn), ping=0.05, pong=1.0) as ear:
         eventually(lambda: ear.is_on)
         proxy.freeze()
-        eventually(lambda: ear.listener.session > 1 and ear.is_on)
+        eventually(lambda: ear.sessions > 1 and ear.is_on)
         assert ear.text[:2] == ["began", "ended"]
         other.execute("NOTIFY cmdbus_ready")
         eventually(lambda: {"cmdbus_ready"} in ear.text)
@@ -137,7 +137,7 @@ def test_a_server_that_goes_silent_at_the_listen_is_left(dsn: str) -> None:
     with Proxy(dsn, freeze_at_the_first) as proxy:
         with listening(lambda: connect(proxy.dsn), ping=1.0) as ear:
             eventually(lambda: ear.is_on)
-        assert silent and ear.listener.session == 1
+        assert silent and ear.sessions == 1
 
 
 def test_a_quiet_server_that_answers_keeps_its_session(dsn: str, other: psycopg.Connection) -> None:
@@ -167,7 +167,7 @@ def test_while_there_is_no_server_it_tries_until_there_is(dsn: str) -> None:
 
     with listening(open) as ear:
         eventually(lambda: ear.is_on)
-        assert len(tried) == 4 and ear.listener.session == 1
+        assert len(tried) == 4 and ear.sessions == 1
     assert ear.text == ["began", "ended"]
 
 
@@ -188,7 +188,7 @@ def test_a_session_lost_while_there_is_no_server_ends_once(
 def test_a_stop_interrupts_it_whatever_it_waits_for(dsn: str) -> None:
     with listening(lambda: connect(dsn), ping=600) as ear:
         eventually(lambda: ear.is_on)
-        ear.listener.stop()
+        ear.stop()
         assert "cmdbus-listener" not in {thread.name for thread in threading.enumerate()}
         assert ear.text == ["began", "ended"]
     with listening(lambda: connect(make_conninfo(dsn, host="/nowhere"))) as ear:
@@ -197,7 +197,7 @@ def test_a_stop_interrupts_it_whatever_it_waits_for(dsn: str) -> None:
 
 
 def test_one_that_was_never_started_can_be_stopped(dsn: str) -> None:
-    Listener(lambda: connect(dsn), Claims("cmdbus", 30), began=lambda: None, heard=print).stop()
+    Listener(lambda: connect(dsn), Claims("cmdbus", 30)).stop()
 
 
 def test_it_listens_in_a_process_with_a_thousand_files_open(

@@ -137,7 +137,7 @@ def test_a_command_that_has_the_id_and_token_of_one_that_ran_counts_no_loss(
         gone.session.execute("UPDATE cmdbus.ready SET command_id = %s", (other,))
         error = TransientCommandError("TIMEOUT", "it held up its whole process")
         found = rescued(dsn, gone.death({ran: error}))
-    assert (ids(found.released), found.lost, found.charged) == ({other}, (), ())
+    assert (ids(found.released), found.lost, found.charged) == ({other}, [], [])
     assert rows(dsn, "SELECT losses, attempts FROM cmdbus.ready") == [(0, 0)]
 
 
@@ -191,7 +191,7 @@ def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
         found = rescued(dsn, gone.death())
         assert ids(found.released) == ids([claimed, unshown])
         assert ids(found.lost) == ids([started, finished, unkeyed])
-        assert (found.charged, found.left, found.sessions_ended) == ((), (), True)
+        assert (found.charged, found.left, found.sessions_ended) == ([], [], True)
         assert rescued(dsn, gone.death()) == Rescued()
     query = "SELECT attempts, losses, claimer, lease_until, count(*), max(token) FROM cmdbus.ready"
     assert set(rows(dsn, f"{query} WHERE token > 0 GROUP BY 1, 2, 3, 4")) == {
@@ -421,7 +421,7 @@ def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
         board = Board.open(board_at)
         found = rescued(dsn, _death(dsn, board.seat_view(0)))
         board.close()
-        assert (ids(found.lost), found.released) == ({sent}, ())
+        assert (ids(found.lost), found.released) == ({sent}, [])
         assert rows(dsn, "SELECT * FROM effect") == []
         with dead(dsn) as next_one:
             [again] = next_one.claim(1)

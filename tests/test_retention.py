@@ -98,7 +98,7 @@ def days(connection: psycopg.Connection) -> list[str]:
 
 def remove_some(connection: psycopg.Connection, partition: str, blocks: int) -> bool:
     """Whether the day is gone."""
-    return bool(CLAIMS.value(connection, "retain_day", partition=partition, blocks=blocks))
+    return bool(CLAIMS.value(connection, "retain_day", partition=partition, size=blocks))
 
 
 def age(connection: psycopg.Connection, domain: str, days: int) -> None:

@@ -327,7 +327,7 @@ class Worker:
         descriptor may have been reused: nothing in this process can be relied on."""
         fault = threads.fault or housekeeping.fault
         if self._steward is not None:
-            self._steward.rounds.abort_if_late(time.monotonic())
+            self._steward.abort_if_late(time.monotonic())
             fault = fault or self._steward.fault
         if not fault:
             return

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _MAX_QUEUE_USAGE = 0.5
 
 
-class Listening:
+class Listening(Listener):
     def __init__(
         self,
         node: Node,
@@ -29,15 +29,11 @@ class Listening:
         enabled: bool,
     ) -> None:
         """`slot` counts notifications; not `enabled`, this never listens."""
+        super().__init__(connect, claims)
         self._node = node
         self._board = node.board
-        self._claims = claims
         self._slot = slot
         self._enabled = enabled
-        self._listener = Listener(
-            connect, claims, began=self._began, heard=self._heard, ended=self._ended
-        )
-        self.thread = self._listener.thread
         self._session_is_open = False
         #: The server's queue of notifications is too full.
         self._full = False
@@ -55,18 +51,11 @@ class Listening:
     @property
     def session(self) -> int:
         """The number of the session that hears of new commands; 0 is none."""
-        return self._listener.session if self.is_on else 0
+        return self.sessions if self.is_on else 0
 
     def start(self) -> None:
         if self._enabled:
-            self._listener.start()
-
-    def request_stop(self) -> None:
-        """Its session ends soon, and `stop` need not wait for long."""
-        self._listener.request_stop()
-
-    def stop(self) -> None:
-        self._listener.stop()
+            super().start()
 
     def run(self, connection: Connection) -> float:
         """Checks the session of the rounds after that of the listener has ended."""
@@ -88,19 +77,17 @@ class Listening:
                 "polling" if full else "listening",
             )
 
-    # The listener's thread calls these.
-
-    def _began(self) -> None:
+    def began(self) -> None:
         self._slot.occupy(-1, time.monotonic_ns())
         self._session_is_open = True
         self._board.listening = self.is_on
-        if self._node.generation > 1 or self._listener.session > 1:
+        if self._node.generation > 1 or self.sessions > 1:
             # Notifications sent since the session before this one reached no session.
             self._board.pauses += 1
         self.due_earlier.set()  # For the same reason.
         self._node.steward_pipe.put()
 
-    def _heard(self, channels: set[str]) -> None:
+    def heard(self, channels: set[str]) -> None:
         self._slot.counters.add(Counter.NOTIFICATION_WAKEUPS)
         if any(channel.endswith("_ready") for channel in channels):
             self._node.worker_pipe.put()
@@ -111,7 +98,7 @@ class Listening:
         if any(channel.endswith("_pause") for channel in channels):
             self._board.pauses += 1
 
-    def _ended(self) -> None:
+    def ended(self) -> None:
         self._session_is_open = False
         self._session_ended.set()
         self._board.listening = False

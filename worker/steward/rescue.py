@@ -7,8 +7,8 @@ is in its socket, and would claim once more for the dead process.
 
 import logging
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import psycopg
 
@@ -35,23 +35,32 @@ _DEFAULT_POLICY = RetryPolicy()
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Rescued:
     """What became of each claim of the dead."""
 
     #: Not started when it died: claimable again, as if nothing had been.
-    released: tuple[Claim, ...] = ()
+    released: list[Claim] = field(default_factory=list)
     #: Started and not settled: claimable again, and a loss is counted.
-    lost: tuple[Claim, ...] = ()
+    lost: list[Claim] = field(default_factory=list)
     #: The exit is attributed to them: their attempt has failed.
-    charged: tuple[Claim, ...] = ()
+    charged: list[Claim] = field(default_factory=list)
     #: Other sessions had locked their rows until the time was over: the ends of their leases, or
     #: another rescue, release them.
-    left: tuple[Claim, ...] = ()
+    left: list[Claim] = field(default_factory=list)
     #: How the executions among them ended, as the counters name it.
-    ends: tuple[tuple[Claim, OutcomeLabel], ...] = ()
+    ends: list[tuple[Claim, OutcomeLabel]] = field(default_factory=list)
     #: False if a session of the dead process did not end in time: then nothing was released.
     sessions_ended: bool = True
+
+    def __str__(self) -> str:
+        counts = {
+            "released": self.released,
+            "run again": self.lost,
+            "charged": self.charged,
+            "locked by other sessions": self.left,
+        }
+        return ", ".join(f"{len(some)} {what}" for what, some in counts.items() if some) or "none"
 
 
 def rescue(
@@ -71,13 +80,13 @@ def rescue(
         return Rescued(sessions_ended=False)
     failpoint(IN_RESCUE)
     rescuer = _Rescuer(connection, claims, registry, attribution)
-    pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+    rescued, pauses = rescuer.rescued, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     while (left := rescuer.left()) and time.monotonic() < deadline:
-        rescuer.hand_back(left)
-        if rescuer.obstructed:
+        if not rescuer.hand_back(left):
             time.sleep(pauses.pause())
     failpoint(AFTER_RESCUE)
-    return rescuer.rescued(left)
+    rescued.left = left
+    return rescued
 
 
 class _Rescuer:
@@ -93,25 +102,11 @@ class _Rescuer:
         self._registry = registry
         self._attribution = attribution
         self._begun = begun(attribution.seat)
-        self._released: list[Claim] = []
-        self._lost: list[Claim] = []
-        self._charged: list[Claim] = []
-        self._ends: list[tuple[Claim, OutcomeLabel]] = []
+        self.rescued = Rescued()
         #: Rows whose release has failed.
         self._rejected: set[Claim] = set()
         #: Nothing was read yet; and there are too many rows to find what the seat does not show.
         self._first, self._too_many = True, False
-        #: Other sessions have locked some of the rows.
-        self.obstructed = False
-
-    def rescued(self, left: Iterable[Claim]) -> Rescued:
-        return Rescued(
-            released=tuple(self._released),
-            lost=tuple(self._lost),
-            charged=tuple(self._charged),
-            left=tuple(left),
-            ends=tuple(self._ends),
-        )
 
     def left(self) -> list[Claim]:
         """First what its seat shows, then also what only the table shows. To find that, all rows
@@ -138,17 +133,19 @@ class _Rescuer:
             return []
         return self._theirs.claimed(self._connection, shown)
 
-    def hand_back(self, claims: list[Claim]) -> None:
+    def hand_back(self, claims: list[Claim]) -> bool:
+        """False if other sessions have locked some of the rows."""
         causes = [claim for claim in claims if key_of(claim) in self._attribution.causes]
         others = [claim for claim in claims if key_of(claim) not in self._attribution.causes]
-        lost = {claim for claim in others if key_of(claim) in self._begun}
-        given = self._release(others, lost)
-        self._released += [c for c in others if c in given and c not in lost]
-        self._lost += [claim for claim in lost if claim in given]
-        self._ends += [(claim, OutcomeLabel.LOST) for claim in lost if claim in given]
+        begun = {claim for claim in others if key_of(claim) in self._begun}
+        given = self._release(others, begun)
+        lost = [claim for claim in begun if claim in given]
         charged = [claim for claim in causes if self._charge(claim)]
-        self._charged += charged
-        self.obstructed = len(given) + len(charged) < len(claims)
+        self.rescued.released += [claim for claim in others if claim in given - begun]
+        self.rescued.lost += lost
+        self.rescued.ends += [(claim, OutcomeLabel.LOST) for claim in lost]
+        self.rescued.charged += charged
+        return len(given) + len(charged) == len(claims)
 
     def _release(self, claims: list[Claim], lost: set[Claim]) -> set[Claim]:
         def work(some: Sequence[Claim]) -> list[Claim]:
@@ -186,7 +183,7 @@ class _Rescuer:
                 raise
             return False
         if not lost:
-            self._ends.append((claim, OutcomeLabel[settled.outcome.kind]))
+            self.rescued.ends.append((claim, OutcomeLabel[settled.outcome.kind]))
             log_end(settled)
         return not lost
 

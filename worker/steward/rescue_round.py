@@ -68,7 +68,8 @@ class RescueRound:
             connection, self._claims, self._registry, attribution, within=RESCUE_SECONDS
         )
         if rescued.sessions_ended:
-            _log_rescue(seat, rescued)
+            where = "the commands of worker %s, pid %s: %s"
+            logger.info(where, seat.number, seat.pid, rescued)
         return rescued
 
     def _count(self, dead: SeatView, ends: Sequence[tuple[Claim, OutcomeLabel]]) -> None:
@@ -77,17 +78,3 @@ class RescueRound:
         counters = seat.slot(0).counters
         for claim, end in ends:
             counters.ended(seat.command_type(claim.domain, claim.type).index, end)
-
-
-def _log_rescue(seat: SeatView, rescued: Rescued) -> None:
-    text = ", ".join(
-        f"{len(claims)} {what}"
-        for claims, what in (
-            (rescued.released, "released"),
-            (rescued.lost, "run again"),
-            (rescued.charged, "charged"),
-            (rescued.left, "locked by other sessions"),
-        )
-        if claims
-    )
-    logger.info("the commands of worker %s, pid %s: %s", seat.number, seat.pid, text or "none")

@@ -8,9 +8,10 @@ A statement that is canceled is tried again for half of its rows or blocks."""
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple
 
 import psycopg
@@ -167,9 +168,11 @@ class Retention:
     def _remove(self, connection: Connection, removal: Removal) -> int:
         partition, domain = removal
         try:
+            remove = partial(self._claims.value, connection, partition=partition)
             if domain is None:
-                return self._remove_day(connection, partition)
-            return self._remove_of(connection, partition, domain)
+                return self._repeat(partial(remove, "retain_day"), _MAX_BLOCKS, until=True)
+            remove_rows = partial(remove, "retain_domain", domain=domain)
+            return self._repeat(remove_rows, _MAX_ROWS, until=0)
         except psycopg.errors.LockNotAvailable:
             return 0  # A report reads the history: the next time.
         except Exception as error:
@@ -179,31 +182,18 @@ class Retention:
             logger.warning("cannot remove history (%s): %s; trying again", what, reason(error))
             return 0
 
-    def _remove_day(self, connection: Connection, partition: str) -> int:
-        gone, blocks = False, _MAX_BLOCKS
-        while not gone and not self._stopping.is_set():
-            try:
-                gone = self._claims.value(
-                    connection, "retain_day", partition=partition, blocks=blocks
-                )
-            except psycopg.errors.QueryCanceled:
-                if blocks == 1:
-                    raise
-                blocks //= 2
-        return int(gone)
-
-    def _remove_of(self, connection: Connection, partition: str, domain: str) -> int:
-        removed, rows = 0, _MAX_ROWS
+    def _repeat(self, remove: Callable[..., int], size: int, until: int) -> int:
+        """Removes portions of at most `size` until `remove` returns `until`; returns the sum."""
+        total = 0
         while not self._stopping.is_set():
             try:
-                values = {"partition": partition, "domain": domain, "count": rows}
-                some = int(self._claims.value(connection, "retain_domain", **values))
+                removed = remove(size=size)
             except psycopg.errors.QueryCanceled:
-                if rows == 1:
+                if size == 1:
                     raise
-                rows //= 2
+                size //= 2
                 continue
-            if not some:
+            total += removed
+            if removed == until:
                 break
-            removed += some
-        return removed
+        return total

@@ -1,35 +1,64 @@
-"""What a node needs from the database beside its commands: a thread of rounds, and one that
-listens. A fleet has a process for it; a standalone worker runs it among its own threads.
+"""What a node needs from the database beside its commands: a thread that runs rounds, one after
+the other on the same session, and one that listens. A fleet has a process for it; a standalone
+worker runs it among its own threads.
 
     Listening     hears notifications, and wakes one worker for each
     LeaseRound    renews the leases of the living
     TimerRound    promotes due commands, and wakes a worker for leases that have ended
     Arming        asks senders for notifications while a worker waits
+
+    opening ── registered ──> working      each pass runs all rounds
+    working <── all rounds succeed ──┬───── failing      a round has failed on a living session
+                                     └───── away         the session is lost
+
+A round that fails keeps no other one from running: all errors end in one place, with one
+warning and one pause, and the next pass tries again. Another thread ends a statement that does
+not return, by `abort_if_late`. Whatever is left undone when the process is killed, its
+successor does.
 """
 
+import logging
+import threading
 from collections.abc import Callable, Sequence
 
+import psycopg
+
 from cmdbus.board.board import Node
+from cmdbus.board.records import Phase
 from cmdbus.board.slots import Slot
+from cmdbus.board.wake_pipe import wait_for
+from cmdbus.clock import time
 from cmdbus.database import dsn as dsns
+from cmdbus.errors import CmdbusError, SchemaError
+from cmdbus.exits import cannot_start_thread
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
 from cmdbus.worker.claims.pools import session_settings
+from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.steward.lease_round import LeaseRound
 from cmdbus.worker.steward.listening import Listening
-from cmdbus.worker.steward.rounds import ROUND_SECONDS, Round, Rounds
 from cmdbus.worker.steward.timer_round import TimerRound
 from cmdbus.worker.waiting.arming import Arming
 from cmdbus.worker.waiting.timers import Timers
 
+logger = logging.getLogger(__name__)
+
+#: Seconds after which a round is late, and its session is cut off; its statements are short.
+ROUND_SECONDS = 10.0
 #: Seconds for one statement that moves one row: 16 MiB at 0.3 MB/s.
 _ONE_ROW_SECONDS = 60.0
-
-
 #: Seconds for any other statement of the steward.
 STATEMENT_SECONDS = 5.0
+#: Seconds from a failed pass to the next one.
+_RETRY_SECONDS = 0.5
+#: Seconds between two warnings while passes keep failing.
+_WARNING_SECONDS = 30.0
+
+#: Does what is due, and returns the seconds until it is due again; infinity leaves that to a byte
+#: in the steward's pipe. It is called more often than that: in each pass.
+Round = Callable[[Connection], float]
 
 
 class Steward:
@@ -48,55 +77,135 @@ class Steward:
         """`slots` show the two threads on the board. `register` is repeated until it succeeds,
         before anything else. The claims' types are those of the node."""
         self._node = node
+        self._board = node.board
+        self._pipe = node.steward_pipe
         self._claims = claims
         self._register = register
         self._session = ThreadConnection(Unpooled(connect))
-        rounds_slot, listening_slot = slots
-        self.rounds = Rounds(
-            self._session,
-            node.steward_pipe,
-            rounds_slot,
-            opening=self._open,
-            closing=self._close,
-            passed=self._passed,
-            lost=self._lost,
-        )
+        self._slot, listening_slot = slots
         self.listening = Listening(node, claims, connect, listening_slot, enabled=listen)
-        self._arming = Arming(
-            claims, node.board, node.worker_pipe, domains, look=self.listening.due_earlier.set
-        )
+        look = self.listening.due_earlier.set
+        self._arming = Arming(claims, node.board, node.worker_pipe, domains, look)
         timers = Timers(claims, domains, claims.types, timeout=self._allow_one_row)
         self.timers = TimerRound(node, claims, timers, self._arming, self.listening, poll_interval)
+        self._rounds: list[Round] = []
+        #: The monotonic time after which the current round is late; infinite between rounds.
+        self.late_at = float("inf")
+        #: Since when no session can be opened; None while one is open.
+        self.away_since: float | None = None
+        #: What ended the thread before `stop`.
+        self.ended_by: BaseException | None = None
+        self._warned_at = float("-inf")
+        self._stopping = threading.Event()
+        self.threads = [threading.Thread(target=self._run, name="steward", daemon=True)]
+        self.threads.append(self.listening.thread)
 
     def start(self, others: Sequence[Round] = ()) -> None:
         """`others` run beside the rounds that every node needs."""
         # Leases first: what the dead held can wait longer than the leases of the living.
-        leases = LeaseRound(self._claims, self._node.board)
-        self.rounds.rounds = [
-            *[self.listening.run, leases.run],
-            *others,
-            *[self.timers.run, self._arm],
-        ]
-        self._node.board.listening = False
-        self._node.board.armed = 0
-        self.rounds.start()
+        leases = LeaseRound(self._claims, self._board)
+        self._rounds = [self.listening.run, leases.run, *others, self.timers.run, self._arm]
+        self._board.listening = False
+        self._board.armed = 0
+        self.threads[0].start()
 
     def stop(self, seconds: float = ROUND_SECONDS) -> None:
         self.listening.stop()
-        self.rounds.stop(seconds)
-        self._node.board.listening = False
+        self._stopping.set()
+        self._pipe.put()
+        self.threads[0].join(seconds)
+        if self.threads[0].is_alive():
+            self._session.abort_io()
+            self.threads[0].join(seconds)
+        self._board.listening = False
 
     @property
     def fault(self) -> str:
         """Why its process needs another steward; empty if it does not."""
-        threads = (self.rounds.thread, self.listening.thread)
-        ended = [t.name for t in threads if t.ident is not None and not t.is_alive()]
+        ended = [t.name for t in self.threads if t.ident is not None and not t.is_alive()]
         return f"the thread {ended[0]} has ended" if ended else ""
 
     def set_poll_interval(self, seconds: float) -> None:
         self.timers.poll_interval = seconds
         self.listening.due_earlier.set()
-        self._node.steward_pipe.put()
+        self._pipe.put()
+
+    def abort_if_late(self, now: float) -> None:
+        """Called by another thread: frees this one from a server that does not answer."""
+        if now > self.late_at:
+            self._session.abort_io()
+
+    def allow(self, seconds: float) -> None:
+        """For a round whose next statements may take longer than others."""
+        self.late_at = time.monotonic() + seconds
+
+    def _run(self) -> None:
+        try:
+            self._slot.occupy(-1, time.monotonic_ns())
+            while not self._stopping.is_set() and self._attempt(self._open) is None:
+                self._stopping.wait(_RETRY_SECONDS)
+            while not self._stopping.is_set():
+                self._slot.enter(Phase.LEADING, time.monotonic_ns(), 0)
+                pause = self._pass()
+                self._slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
+                wait_for([self._pipe], pause)
+                self._pipe.drain()
+            if not self._session.lost():
+                self._attempt(self._close)
+        except BaseException as error:
+            self.ended_by = error
+        finally:
+            self._session.close()
+
+    def _pass(self) -> float:
+        """Returns the seconds until the next one."""
+        pauses = []
+        for round_ in self._rounds:
+            pauses.append(self._attempt(round_))
+            if pauses[-1] is None and self._session.lost():
+                break
+        # Processes that see a listening steward do not poll: it must also arm, and read timers.
+        self._board.listening = self.listening.is_on and None not in pauses
+        return min(_RETRY_SECONDS if pause is None else pause for pause in pauses)
+
+    def _attempt(self, round_: Round) -> float | None:
+        """None if it failed: the next pass tries again, on a new session if this one is lost."""
+        self.allow(ROUND_SECONDS)
+        try:
+            pause = round_(self._session.connection())
+            self._end_outage()
+            return pause
+        except SchemaError:
+            raise
+        except (psycopg.Error, CmdbusError) as error:
+            self._warn_once(reason(error))
+            self._session.discard_if_read_only(error)
+        except Exception as error:
+            if isinstance(error, RuntimeError) and cannot_start_thread(error):
+                raise
+            logger.exception("the steward tries again")
+            self._session.drop()
+        finally:
+            self.late_at = float("inf")
+        if self._session.lost():
+            self.away_since = self.away_since or time.monotonic()
+            self._arming.forget()
+        return None
+
+    def _end_outage(self) -> None:
+        if self.away_since is not None:
+            seconds = time.monotonic() - self.away_since
+            self.away_since = None
+            logger.info("the database is back after %.1f s", seconds)
+
+    def _warn_once(self, why: str) -> None:
+        """At most one warning in a while, as an outage may last."""
+        now = time.monotonic()
+        if not self._stopping.is_set() and now >= self._warned_at + _WARNING_SECONDS:
+            self._warned_at = now
+            logger.warning("the steward cannot work and keeps trying: %s", why)
+
+    # Rounds of its own.
 
     def _open(self, connection: Connection) -> float:
         self._register(connection)
@@ -108,24 +217,17 @@ class Steward:
         self._claims.value(connection, "leave", node=self._claims.incarnation)
         return 0.0
 
-    def _passed(self, succeeded: bool) -> None:
-        # Processes that see a listening steward do not poll: it must also arm, and read timers.
-        self._node.board.listening = self.listening.is_on and succeeded
-
-    def _lost(self) -> None:
-        self._arming.forget()
-
-    def _allow_one_row(self) -> float:
-        self.rounds.allow(_ONE_ROW_SECONDS + ROUND_SECONDS)
-        return _ONE_ROW_SECONDS
-
     def _arm(self, connection: Connection) -> float:
         return self._arming.update(
             connection,
-            parked=self._node.board.snapshot(claims=False).any_parked,
+            parked=self._board.snapshot(claims=False).any_parked,
             session=self.listening.session,
             looks_at=self.timers.due_at,
         )
+
+    def _allow_one_row(self) -> float:
+        self.allow(_ONE_ROW_SECONDS + ROUND_SECONDS)
+        return _ONE_ROW_SECONDS
 
 
 def connect(

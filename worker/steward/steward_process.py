@@ -23,9 +23,8 @@ from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.steward.maintenance import Maintenance
 from cmdbus.worker.steward.rescue_round import RescueRound
-from cmdbus.worker.steward.rounds import ROUND_SECONDS
 from cmdbus.worker.steward.stale_boards import StaleBoards
-from cmdbus.worker.steward.steward import STATEMENT_SECONDS, Steward, connect
+from cmdbus.worker.steward.steward import ROUND_SECONDS, STATEMENT_SECONDS, Steward, connect
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +60,13 @@ class StewardProcess:
         )
         self._rescue = RescueRound(node, self._claims, registry, stacks)
         self._stale_boards = StaleBoards(
-            stacks.parent, settings.name, self._rescue.release, self._steward.rounds.allow
+            stacks.parent, settings.name, self._rescue.release, self._steward.allow
         )
         self._maintenance = Maintenance(
             self._claims, lambda: self._connect(_MAINTENANCE_SECONDS), domains
         )
         self._orders: SimpleQueue[float] = SimpleQueue()
-        threads = [self._steward.rounds.thread, self._steward.listening.thread]
-        self._threads = [*threads, self._maintenance.thread, *others]
+        self._threads = [*self._steward.threads, self._maintenance.thread, *others]
 
     def request_stop(self, by: float) -> None:
         """For a signal handler."""
@@ -85,16 +83,16 @@ class StewardProcess:
     def _watch(self) -> None:
         """Until the order to stop. A steward that is past the due time shown here is hung."""
         beat_seconds = max(2.0, self._settings.timeouts.renewal)
-        rounds = self._steward.rounds
+        steward = self._steward
         while True:
             now = time.monotonic()
             if os.getppid() != self._node.parent:
                 os._exit(Exit.ERROR)
             if any(t.ident is not None and not t.is_alive() for t in self._threads):
-                os._exit(_exit_code(rounds.ended_by))
-            rounds.abort_if_late(now)
-            if now <= rounds.late_at + ROUND_SECONDS:
-                is_away = rounds.away_since is not None
+                os._exit(_exit_code(steward.ended_by))
+            steward.abort_if_late(now)
+            if now <= steward.late_at + ROUND_SECONDS:
+                is_away = steward.away_since is not None
                 due = int((now + beat_seconds) * 1e9)
                 self._node.seat.beat(due, HealthReport(database_away=is_away))
             with suppress(Empty):
@@ -116,7 +114,7 @@ class StewardProcess:
 
 
 def _exit_code(error: BaseException | None) -> Exit:
-    """Of a process one of whose threads has ended, by this error if it was that of the rounds."""
+    """Of a process one of whose threads has ended, by this error if it was that of the steward."""
     if isinstance(error, SchemaError):
         logger.error("%s", error)
         return Exit.CANNOT_START

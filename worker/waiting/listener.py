@@ -29,26 +29,19 @@ _PING_SECONDS, _PONG_SECONDS = 10.0, 5.0
 
 
 class Listener:
-    """A thread with a LISTEN session of its own. It calls `heard` with the channels of what it
-    receives, and `began` for each new session: what was sent in the gap reached none."""
+    """A thread with a LISTEN session of its own, which calls `began`, `heard` and `ended`."""
 
     def __init__(
         self,
         connect: Callable[[], Connection],
         claims: Claims,
         *,
-        began: Callable[[], None],
-        heard: Callable[[set[str]], None],
-        ended: Callable[[], None] = lambda: None,
         ping: float = _PING_SECONDS,
         pong: float = _PONG_SECONDS,
     ) -> None:
         self._connect = connect
         self._claims = claims
         self._ping_statement = statement("ping", claims.schema)
-        self._began = began
-        self._heard = heard
-        self._ended = ended
         self._ping = ping
         self._pong = pong
         self._stopping = threading.Event()
@@ -56,7 +49,16 @@ class Listener:
         self._woken, self._waker = socket.socketpair()
         self.thread = threading.Thread(target=self._run, name="cmdbus-listener", daemon=True)
         #: Counts sessions; written by the listener, read by the steward.
-        self.session = 0
+        self.sessions = 0
+
+    def began(self) -> None:
+        """A new session listens; what was sent before it began reached none."""
+
+    def heard(self, channels: set[str]) -> None:
+        """The channels of what was received."""
+
+    def ended(self) -> None:
+        """The session is lost, or closed."""
 
     def start(self) -> None:
         self.thread.start()
@@ -74,12 +76,12 @@ class Listener:
     def _run(self) -> None:
         pause, pauses = 0.0, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while not self._stopping.wait(pause):
-            session = self.session
+            sessions = self.sessions
             try:
                 with self._connect() as connection:
                     self._listen(connection)
             except (psycopg.Error, DatabaseUnavailableError, OSError) as error:
-                if self.session > session:
+                if self.sessions > sessions:
                     # Immediately: what is sent in the gap is found only by the next session.
                     pause = 0.0
                     pauses.reset()
@@ -94,12 +96,12 @@ class Listener:
         # A server that has gone silent would not answer, and nothing else would end the wait.
         with abort_io_at(time.monotonic() + self._ping, partial(abort_io, connection)):
             self._claims.execute(connection, "listen")
-        self.session += 1
-        self._began()
+        self.sessions += 1
+        self.began()
         try:
             self._hear(connection.pgconn, connection.fileno())
         finally:
-            self._ended()
+            self.ended()
             connection.close()
 
     def _hear(self, session: PGconn, descriptor: int) -> None:
@@ -126,4 +128,4 @@ class Listener:
             while notification := session.notifies():
                 channels.add(notification.relname.decode())
             if channels:
-                self._heard(channels)
+                self.heard(channels)

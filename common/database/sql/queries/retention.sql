@@ -28,10 +28,10 @@ WHERE datname = current_database() AND application_name ~ %(node)s::text;
 SELECT {schema}.begin_sweep(%(domain)s, %(seconds)s);
 
 -- name: retain_day
-SELECT {schema}.retain_day(%(partition)s, %(blocks)s);
+SELECT {schema}.retain_day(%(partition)s, %(size)s);
 
 -- name: retain_domain
-SELECT {schema}.retain_domain(%(partition)s, %(domain)s, %(count)s);
+SELECT {schema}.retain_domain(%(partition)s, %(domain)s, %(size)s);
 
 -- name: retain_domain_events
 SELECT {schema}.retain_domain_events();
