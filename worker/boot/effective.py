@@ -119,9 +119,20 @@ def _check(
     session: Session, name: str, why: str, finding: Finding = Finding.FATAL, wanted: str = "0"
 ) -> Check:
     found = session.settings[name]
-    source = _SOURCES.get(found.source, found.source)
+    source, reset = _SOURCES.get(found.source, (found.source, ""))
     sentence = f"{name} is {_shown(found)} ({source}){why}"
-    return Check(_NAME, finding, sentence, _fix(session, name, wanted))
+    names = {"name": name, "role": _quoted(session.role), "database": _quoted(session.database)}
+    requested = session.requested.get(name)
+    if requested is None or found.source == "client":
+        fix = (reset or f"ALTER ROLE {{role}} SET {name} = {wanted}").format(**names)
+    else:
+        # A requested value that is not in effect was dropped by a pooler.
+        fix = (
+            "a pooler between here and the server drops the options of connections: ALTER ROLE "
+            f"{names['role']} SET {name} = '{requested}'; then let the pooler reconnect to the "
+            "server"
+        )
+    return Check(_NAME, finding, sentence, fix)
 
 
 def _shown(found: Setting) -> str:
@@ -130,39 +141,25 @@ def _shown(found: Setting) -> str:
     return f"{int(found.value) / 1000:g} s" if int(found.value) else "off"
 
 
+#: Where a setting can come from, and how it is reset there.
 _SOURCES = {
-    "client": "from the DSN's options or PGOPTIONS",
-    "user": "set for the role",
-    "database": "set for the database",
-    "database user": "set for the role in this database",
-    "global": "set for all roles",
-    "configuration file": "from the server's configuration",
-    "command line": "from the server's command line",
-    "environment variable": "from the server's environment",
-    "default": "the server's default",
-    "session": "set in the session",
+    "client": (
+        "from the DSN's options or PGOPTIONS",
+        "take {name} out of the DSN's options and PGOPTIONS",
+    ),
+    "user": ("set for the role", "ALTER ROLE {role} RESET {name}"),
+    "database": ("set for the database", "ALTER DATABASE {database} RESET {name}"),
+    "database user": (
+        "set for the role in this database",
+        "ALTER ROLE {role} IN DATABASE {database} RESET {name}",
+    ),
+    "global": ("set for all roles", "ALTER ROLE ALL RESET {name}"),
+    "configuration file": ("from the server's configuration", ""),
+    "command line": ("from the server's command line", ""),
+    "environment variable": ("from the server's environment", ""),
+    "default": ("the server's default", ""),
+    "session": ("set in the session", ""),
 }
-
-
-def _fix(session: Session, name: str, wanted: str) -> str:
-    """Resets the setting where it is set. A requested value that is not in effect was dropped by a
-    pooler."""
-    role, database = _quoted(session.role), _quoted(session.database)
-    source = session.settings[name].source
-    reset = {
-        "client": f"take {name} out of the DSN's options and PGOPTIONS",
-        "user": f"ALTER ROLE {role} RESET {name}",
-        "database": f"ALTER DATABASE {database} RESET {name}",
-        "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name}",
-        "global": f"ALTER ROLE ALL RESET {name}",
-    }.get(source, "")
-    requested = session.requested.get(name)
-    if requested is None or source == "client":
-        return reset or f"ALTER ROLE {role} SET {name} = {wanted}"
-    return (
-        f"a pooler between here and the server drops the options of connections: "
-        f"ALTER ROLE {role} SET {name} = '{requested}'; then let the pooler reconnect to the server"
-    )
 
 
 def _quoted(name: str) -> str:
