@@ -16,6 +16,10 @@ from cmdbus.board.records import Role, SupervisorState
 from cmdbus.board.views import BoardView, SeatView
 
 _NS = 1_000_000_000
+_PLAIN_COUNTERS = (
+    *("batches_processed", "empty_receives", "notification_wakeups", "claim_failures"),
+    "lost_leases",
+)
 #: Commands by domain and state.
 Depths = Mapping[tuple[str, str], int]
 
@@ -124,11 +128,7 @@ def _counters(view: CountersView) -> dict[str, object]:
             {"domain": domain, "type": type, "outcome": outcome, "count": count}
             for (domain, type, outcome), count in sorted(view.commands.items())
         ],
-        "batches_processed": view.batches_processed,
-        "empty_receives": view.empty_receives,
-        "notification_wakeups": view.notification_wakeups,
-        "claim_failures": view.claim_failures,
-        "lost_leases": view.lost_leases,
+        **{name: getattr(view, name) for name in _PLAIN_COUNTERS},
         "wakeups": view.wakeups,
     }
 

@@ -15,6 +15,7 @@ left behind (a damaged heap, a native thread) may crash the process later.
 """
 
 import json
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,6 @@ from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandE
 from cmdbus.exits import Exit
 from cmdbus.worker.claims.claim import STOPPED, Claim
 from cmdbus.worker.claims.outcomes import MAX_DETAILS, SUSPECT_LOSSES
-from cmdbus.worker.steward.dumps import stack_of
 
 #: Id, token and command, as in claim.py.
 Key = tuple[int, int, int]
@@ -36,6 +36,10 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, s
 _BEGUN = (ClaimState.STARTED, ClaimState.FINISHED)
 #: Of an event's details, what is not the stack.
 _REST = 500
+#: In what faulthandler writes: the head of each thread's stack, and what may follow the stacks of
+#: a dump, or precede those of the next one.
+_HEAD = re.compile(r"^(?:Thread|(Current) thread) 0x([0-9a-f]+) ", re.MULTILINE)
+_DUMP_END = re.compile(r"\n\n|\nFatal Python error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ def attribute(seat: SeatView, exit_record: ExitRecord, dump: str) -> Attribution
     """`dump`: the stacks that the process wrote when it crashed or was asked for them."""
     assert seat.incarnation is not None, "a process without one has claimed nothing"
     why = f"its process {exit_record.pid} {exit_reason(exit_record)}"
-    stack = stack_of(dump, _ident(seat, exit_record))
+    stack = _stack_of(dump, _ident(seat, exit_record))
     details = {
         "pid": exit_record.pid,
         "signal": exit_record.signal,
@@ -138,6 +142,17 @@ def _is_suspicious(exit_record: ExitRecord) -> bool:
         )
         return exit_record.signal not in _FROM_OUTSIDE and not from_outside
     return exit_record.verdict in (Verdict.HUNG, Verdict.STUCK)
+
+
+def _stack_of(dump: str, ident: int | None) -> str:
+    """The latest stack of this thread, or of the one that crashed; all if there is none."""
+    found = dump
+    heads = list(_HEAD.finditer(dump))
+    starts = [*(head.start() for head in heads), len(dump)]
+    for head, end in zip(heads, starts[1:], strict=True):
+        if head[1] if ident is None else int(head[2], 16) == ident:
+            found = _DUMP_END.split(dump[head.start() : end])[0].strip()
+    return found
 
 
 def _end(stack: str) -> str:

@@ -79,7 +79,7 @@ def rescue(
     if not end_sessions(claims, connection, sessions, incarnation=dead, within=within / 2):
         return Rescued(sessions_ended=False)
     failpoint(IN_RESCUE)
-    rescuer = _Rescuer(connection, claims, registry, attribution)
+    rescuer = _Rescuer(connection, claims.of(attribution.incarnation), registry, attribution)
     rescued, pauses = rescuer.rescued, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     while (left := rescuer.left()) and time.monotonic() < deadline:
         if not rescuer.hand_back(left):
@@ -89,85 +89,80 @@ def rescue(
     return rescued
 
 
+@dataclass(slots=True)
 class _Rescuer:
-    def __init__(
-        self,
-        connection: Connection,
-        claims: Claims,
-        registry: HandlerRegistry,
-        attribution: Attribution,
-    ) -> None:
-        self._connection = connection
-        self._theirs = claims.of(attribution.incarnation)
-        self._registry = registry
-        self._attribution = attribution
-        self._begun = begun(attribution.seat)
-        self.rescued = Rescued()
-        #: Rows whose release has failed.
-        self._rejected: set[Claim] = set()
-        #: Nothing was read yet; and there are too many rows to find what the seat does not show.
-        self._first, self._too_many = True, False
+    connection: Connection
+    #: The statements for the claims of the dead.
+    theirs: Claims
+    registry: HandlerRegistry
+    attribution: Attribution
+    rescued: Rescued = field(default_factory=Rescued)
+    #: Rows whose release has failed.
+    rejected: set[Claim] = field(default_factory=set)
+    #: Something was read; and there are too many rows to find what the seat does not show.
+    began: bool = False
+    too_many: bool = False
 
     def left(self) -> list[Claim]:
         """First what its seat shows, then also what only the table shows. To find that, all rows
         are read: where that takes too long, the leases end."""
-        claims, first, self._first = self._shown(), self._first, False
-        if self._too_many or (claims and first):
+        claims, began, self.began = self._shown(), self.began, True
+        if self.too_many or (claims and not began):
             return claims
         try:
-            return self._theirs.claimed(self._connection)
+            return self.theirs.claimed(self.connection)
         except psycopg.errors.QueryCanceled as error:
-            self._too_many = True
+            self.too_many = True
             logger.warning(
                 "cannot find more claims of pid %s (%s): they can be claimed when their leases end",
-                self._attribution.seat.pid,
+                self.attribution.seat.pid,
                 reason(error),
             )
             return claims
 
     def _shown(self) -> list[Claim]:
-        seat = self._attribution.seat
+        seat = self.attribution.seat
         shown = [key.command_id for key in seat.claims]
         shown += [slot.command.command_id for slot in seat.slots if slot.command]
         if not shown:
             return []
-        return self._theirs.claimed(self._connection, shown)
+        return self.theirs.claimed(self.connection, shown)
 
     def hand_back(self, claims: list[Claim]) -> bool:
         """False if other sessions have locked some of the rows."""
-        causes = [claim for claim in claims if key_of(claim) in self._attribution.causes]
-        others = [claim for claim in claims if key_of(claim) not in self._attribution.causes]
-        begun = {claim for claim in others if key_of(claim) in self._begun}
-        given = self._release(others, begun)
-        lost = [claim for claim in begun if claim in given]
+        causes = [claim for claim in claims if key_of(claim) in self.attribution.causes]
+        others = [claim for claim in claims if key_of(claim) not in self.attribution.causes]
+        executed = begun(self.attribution.seat)
+        lost = {claim for claim in others if key_of(claim) in executed}
+        given = self._release(others, lost)
         charged = [claim for claim in causes if self._charge(claim)]
-        self.rescued.released += [claim for claim in others if claim in given - begun]
-        self.rescued.lost += lost
-        self.rescued.ends += [(claim, OutcomeLabel.LOST) for claim in lost]
+        self.rescued.released += [claim for claim in others if claim in given - lost]
+        self.rescued.lost += lost & given
+        self.rescued.ends += [(claim, OutcomeLabel.LOST) for claim in lost & given]
         self.rescued.charged += charged
         return len(given) + len(charged) == len(claims)
 
     def _release(self, claims: list[Claim], lost: set[Claim]) -> set[Claim]:
         def work(some: Sequence[Claim]) -> list[Claim]:
-            losses = [self._attribution.losses(claim) if claim in lost else None for claim in some]
-            return self._theirs.release_dead(
-                self._connection, some, losses, self._attribution.why, self._attribution.reason
+            losses = [self.attribution.losses(claim) if claim in lost else None for claim in some]
+            return self.theirs.release_dead(
+                self.connection, some, losses, self.attribution.why, self.attribution.reason
             )
 
         return set(in_halves(work, claims, self._warn))
 
     def _warn(self, claim: Claim, error: Exception) -> None:
         """Once for each."""
-        if claim not in self._rejected:
+        if claim not in self.rejected:
             warn_of_release(claim, error)
-        self._rejected.add(claim)
+        self.rejected.add(claim)
 
     def _charge(self, claim: Claim) -> bool:
-        handler = self._registry.find(claim.domain, claim.type)
+        handler = self.registry.find(claim.domain, claim.type)
         policy = (handler and handler.retry) or _DEFAULT_POLICY
         max_attempts = claim.max_attempts or policy.max_attempts
         outcome = failed(
-            self._attribution.causes[key_of(claim)],
+            self.attribution.causes[key_of(claim)],
             "",
             attempt=claim.attempts + 1,
             max_attempts=max_attempts,
@@ -177,7 +172,7 @@ class _Rescuer:
         )
         finished = Finished(claim, outcome, max_attempts, time.monotonic())
         try:
-            settled, lost = settle_one(self._theirs, self._connection, finished)
+            settled, lost = settle_one(self.theirs, self.connection, finished)
         except Exception as error:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise

@@ -58,23 +58,20 @@ class StaleBoards:
         """Tries all boards; returns the seconds until it must try again."""
         self._pause = _RETRY_SECONDS
         try:
-            self._rescue(connection)
+            for path in list(self._boards):
+                if self._is_rescued(connection, path):
+                    self._boards.remove(path)
         finally:
             self._due = time.monotonic() + self._pause
         return self._pause if self._boards else float("inf")
 
-    def _rescue(self, connection: Connection) -> None:
-        for path in list(self._boards):
-            try:
-                is_done = self._rescue_by(connection, path)
-            except BoardError as error:
-                logger.warning("%s: what it shows is claimable when its leases end", error)
-                is_done = True
-            if is_done:
-                self._boards.remove(path)
-
-    def _rescue_by(self, connection: Connection, path: Path) -> bool:
-        board = Board.open(path)
+    def _is_rescued(self, connection: Connection, path: Path) -> bool:
+        """Tries to release all that this board shows."""
+        try:
+            board = Board.open(path)
+        except BoardError as error:
+            logger.warning("%s: what it shows is claimable when its leases end", error)
+            return True
         try:
             view = board.snapshot()
             seats = [seat for seat in view.seats if not seat.rescued]
