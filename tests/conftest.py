@@ -45,6 +45,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _RUNS = 0x63_6D_64_74
 _LEFT_WITHIN_S = 5.0
 _MEMORY_BYTES = 2 * 1024**3
+#: Fixtures: the server of the run, one whose settings are tested, and where tests start their own.
+_OF_SERVERS = {"server", "guarded", "memory"}
 
 
 class Server(Protocol):
@@ -121,6 +123,14 @@ class Databases:
             " WHERE datname = {} AND backend_type = 'client backend'"
         ).format(Literal(name))
         _assert_soon_empty("connections left open", lambda: self.admin.execute(query).fetchall())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The mark `db` is that of the tests which use a server."""
+    for item in items:
+        if _OF_SERVERS & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.db)
 
 
 @pytest.fixture(scope="session")

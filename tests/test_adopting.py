@@ -16,8 +16,6 @@ from cmdbus.board.board import Board, Node
 from cmdbus.board.records import Role
 from cmdbus.board.wake_pipe import WakePipe
 
-pytestmark = pytest.mark.db
-
 
 @pytest.fixture
 def node() -> Iterator[Node]:

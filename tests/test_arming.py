@@ -21,8 +21,6 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.arming import Arming
 from cmdbus.worker.waiting.node_waiter import NodeWaiter
 
-pytestmark = pytest.mark.db
-
 NOW = 1_000.0
 LOOKS_AT = NOW + 60
 

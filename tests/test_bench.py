@@ -46,7 +46,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.db
 @pytest.mark.process
 @pytest.mark.parametrize("name", [*SENDING, *DRAINS, "io"])
 def test_a_scenario_prints_a_line_for_each_row_and_exits_by_its_ratios(dsn: str, name: str) -> None:
@@ -56,7 +55,6 @@ def test_a_scenario_prints_a_line_for_each_row_and_exits_by_its_ratios(dsn: str,
     assert line["ratio"] > 0
 
 
-@pytest.mark.db
 @pytest.mark.process
 @pytest.mark.parametrize("name", TIMES)
 def test_a_time_is_better_the_shorter_it_is(dsn: str, name: str) -> None:
@@ -66,7 +64,6 @@ def test_a_time_is_better_the_shorter_it_is(dsn: str, name: str) -> None:
     assert low * 0.9 <= line["baseline"] / line["figure"] <= high * 1.1
 
 
-@pytest.mark.db
 @pytest.mark.process
 def test_an_idle_fleet_is_better_the_less_it_sends(dsn: str) -> None:
     line = the_line_of("idle", dsn)
@@ -75,7 +72,6 @@ def test_an_idle_fleet_is_better_the_less_it_sends(dsn: str) -> None:
     assert "pg_stat_database" in line["configuration"]["counted"]
 
 
-@pytest.mark.db
 @pytest.mark.process
 def test_cpu_is_read_of_all_processes_while_a_drain_is_steady(dsn: str) -> None:
     """The rows that are filled together are printed together, whichever is asked for."""
@@ -88,7 +84,6 @@ def test_cpu_is_read_of_all_processes_while_a_drain_is_steady(dsn: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.db
 @pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["instances", "domains"])
@@ -97,7 +92,6 @@ def test_larger_fleets_are_compared_with_smaller_ones(dsn: str, name: str) -> No
     assert line["figure"] > 0 and line["baseline"] > 0
 
 
-@pytest.mark.db
 @pytest.mark.process
 def test_several_scenarios_end_with_a_table(dsn: str) -> None:
     done = run("enqueue", "enqueue-bulk", "--dsn", dsn, *TINY, "--repeat", "2", "--markdown")
@@ -109,9 +103,7 @@ def test_several_scenarios_end_with_a_table(dsn: str) -> None:
     assert [line.split(" | ")[0] for line in (one, two)] == ["| enqueue", "| enqueue-bulk"]
 
 
-@pytest.mark.db
 @pytest.mark.process
-@pytest.mark.db
 @pytest.mark.process
 @pytest.mark.skipif(any(map(find_spec, PEERS)), reason="with what it measures it takes minutes")
 def test_other_systems_that_are_missing_are_named(dsn: str) -> None:
@@ -122,7 +114,6 @@ def test_other_systems_that_are_missing_are_named(dsn: str) -> None:
     assert (result.stdout, result.returncode) == ("", 0), result.stderr
 
 
-@pytest.mark.db
 @pytest.mark.process
 def test_cmdbus_does_the_work_that_it_is_compared_by(dsn: str, tmp_path: Path) -> None:
     schema.install(dsn)

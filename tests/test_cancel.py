@@ -16,8 +16,6 @@ from cmdbus import CommandBus, InvalidOperationError
 from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
-pytestmark = pytest.mark.db
-
 WANT = ClaimRequest(1, 0, ["payments"], ["payments Debit"], [], {})
 
 

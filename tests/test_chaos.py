@@ -202,7 +202,6 @@ def is_late(proxy: Any, dsn: str) -> bool:
 # Whole runs.
 
 
-@pytest.mark.db
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_a_bus_survives_a_short_run(dsn: str) -> None:
@@ -219,7 +218,6 @@ def test_a_bus_survives_a_short_run(dsn: str) -> None:
     } <= set(found["checked"])
 
 
-@pytest.mark.db
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_a_bus_without_its_fence_does_not_pass(dsn: str) -> None:
@@ -238,7 +236,6 @@ def test_a_bus_without_its_fence_does_not_pass(dsn: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.db
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_a_bus_that_counts_no_losses_does_not_pass(dsn: str) -> None:
@@ -250,7 +247,6 @@ def test_a_bus_that_counts_no_losses_does_not_pass(dsn: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.db
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_a_bus_that_forgets_renewals_does_not_pass(dsn: str) -> None:
@@ -264,7 +260,6 @@ def test_a_bus_that_forgets_renewals_does_not_pass(dsn: str) -> None:
         shutil.rmtree(kept)
 
 
-@pytest.mark.db
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_an_interrupted_run_leaves_nothing(dsn: str) -> None:

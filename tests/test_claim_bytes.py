@@ -18,8 +18,6 @@ from cmdbus.worker.claims.claim import Claim, ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.pipeline.in_flight import InFlight
 
-pytestmark = pytest.mark.db
-
 KB = 1024
 KINDS = ["payments Debit", "payments Ship"]
 

@@ -16,8 +16,6 @@ from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 
-pytestmark = pytest.mark.db
-
 DOMAINS = ("mail", "orders", "payments")
 TYPES = [f"{domain} Do" for domain in DOMAINS]
 #: The clock is moved by whole units, and half of one is longer than a test takes.

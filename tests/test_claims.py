@@ -22,8 +22,6 @@ from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed, inter
 from cmdbus.worker.claims.transactions import begin, roll_back
 from cmdbus.worker.pipeline.narrowing import Narrowing
 
-pytestmark = pytest.mark.db
-
 TYPES = ["payments Debit", "orders Ship"]
 
 

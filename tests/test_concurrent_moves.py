@@ -16,8 +16,6 @@ from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 
-pytestmark = pytest.mark.db
-
 DOMAINS = ["orders", "payments"]
 TYPES = [f"{domain} Work" for domain in DOMAINS]
 #: Seconds; short, so that leases end while their claims are settled.

@@ -20,8 +20,6 @@ from cmdbus.producer.requests import Limits
 from cmdbus.producer.sending import SendAttempt, Sender, new_attempt
 from cmdbus.producer.store import Store
 
-pytestmark = pytest.mark.db
-
 SECRET = "s3cr3t"
 
 

@@ -3,13 +3,10 @@
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-import pytest
 from handlers import connect, running
 
 from cmdbus import Command, CommandBus, CommandRecord, Context, HandlerRegistry, SendRequest
 from cmdbus.worker.claims.claims import Claims
-
-pytestmark = pytest.mark.db
 
 BERLIN = ZoneInfo("Europe/Berlin")
 #: A command is created and due by two readings of the server's clock.

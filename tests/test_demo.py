@@ -24,7 +24,7 @@ from cmdbus import CommandBus
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import SchemaError
 
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(60)]
 
 START = Path(__file__).resolve().parent.parent / "scripts" / "start"
 SUPERVISE = [sys.executable, "-c", "from cmdbus.supervisor.cli.supervise import main; main()"]

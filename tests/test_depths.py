@@ -16,8 +16,6 @@ from cmdbus.worker.claims.claim import ClaimRequest, Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.probes.depths import DepthGauge
 
-pytestmark = pytest.mark.db
-
 
 @contextmanager
 def gauge(connect: Callable[[], Connection], within: float = 10.0) -> Iterator[DepthGauge]:

@@ -11,8 +11,6 @@ from cmdbus import CommandBus
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.steward.retention import Retention
 
-pytestmark = pytest.mark.db
-
 
 def test_pauses_and_changes_say_who_made_them_and_why(dsn: str) -> None:
     with CommandBus(dsn) as bus:

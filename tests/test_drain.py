@@ -11,8 +11,6 @@ from handlers import connect, running
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
 
-pytestmark = pytest.mark.db
-
 THREADS = 4
 
 

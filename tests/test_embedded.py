@@ -22,7 +22,7 @@ from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
 from cmdbus.embedded.account import name_of, server_account
 from cmdbus.embedded.programs import Programs, find_programs, within_reach
 
-pytestmark = [pytest.mark.db, pytest.mark.process]
+pytestmark = [pytest.mark.process]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 

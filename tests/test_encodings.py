@@ -62,7 +62,6 @@ def unchecked(databases: Databases) -> Iterator[str]:
         yield databases.dsn_of(name)
 
 
-@pytest.mark.db
 def test_a_hang_in_a_line_that_the_encoding_lacks_is_charged(latin: str) -> None:
     registry, gate = HandlerRegistry(), Gate()
 
@@ -87,7 +86,6 @@ def test_a_hang_in_a_line_that_the_encoding_lacks_is_charged(latin: str) -> None
         gate.open.set()
 
 
-@pytest.mark.db
 def test_a_result_that_the_encoding_lacks_goes_to_troubleshooting(latin: str) -> None:
     registry = HandlerRegistry()
     registry.register("payments", "Echo", lambda command, context: "é" if command.data else "☃")
@@ -97,7 +95,6 @@ def test_a_result_that_the_encoding_lacks_goes_to_troubleshooting(latin: str) ->
         assert bus.wait("payments", good, 10).result == "é"
 
 
-@pytest.mark.db
 def test_bytes_that_are_no_text_stop_no_worker(unchecked: str) -> None:
     registry = HandlerRegistry()
     registry.register("payments", "Good", lambda command, context: None)
@@ -117,7 +114,6 @@ def test_bytes_that_are_no_text_stop_no_worker(unchecked: str) -> None:
             assert admin.execute(code, (bad,)).fetchall() == [(b"NOT_CLAIMABLE",)]
 
 
-@pytest.mark.db
 @pytest.mark.parametrize("column", ["data", "type"])
 def test_one_unreadable_claim_of_a_lost_reply_keeps_no_other_from_being_adopted(
     unchecked: str, column: str
@@ -152,7 +148,6 @@ def test_one_unreadable_claim_of_a_lost_reply_keeps_no_other_from_being_adopted(
         assert admin.execute(code).fetchall() == [(str(sent[2]).encode(), b"NOT_CLAIMABLE")]
 
 
-@pytest.mark.db
 def test_a_database_that_checks_no_text_is_refused(databases: Databases) -> None:
     with databases.fresh(encoding="SQL_ASCII") as name:
         dsn = databases.dsn_of(name)

@@ -20,7 +20,7 @@ from psycopg.sql import SQL, Identifier
 
 from cmdbus import CommandBus
 
-pytestmark = [pytest.mark.db, pytest.mark.process]
+pytestmark = [pytest.mark.process]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: This interpreter, and those of the matrix where its environments were made.

@@ -18,8 +18,6 @@ from cmdbus import CommandBus, HandlerRegistry, Status
 from cmdbus.database.schema import install
 from cmdbus.readiness import Finding
 
-pytestmark = pytest.mark.db
-
 
 @contextmanager
 def standby(guarded: Guarded) -> Iterator[Callable[[], None]]:

@@ -39,7 +39,7 @@ from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
 
 OURS = (
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"

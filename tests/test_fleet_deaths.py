@@ -19,7 +19,7 @@ from cmdbus.board.records import ClaimState, Role
 from cmdbus.database.schema import install
 from cmdbus.database.session_names import session_name
 
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
 
 #: So long that no lease ends during a test: whatever runs again was handed back.
 PATIENT: Mapping[str, Any] = {

@@ -7,7 +7,7 @@ from fleet import supervised, write_app
 
 from cmdbus import CommandBus, SendRequest
 
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fleet, pytest.mark.long, pytest.mark.timeout(180)]
 
 DOMAINS = 1000
 APP = f"""

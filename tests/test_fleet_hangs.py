@@ -16,7 +16,7 @@ from tracing import ends_other_threads
 from cmdbus.board.records import Role
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
 
 #: Watchdog 3.5 s. What is late is found within its rung and a second, on a machine with room.
 SHORT: Mapping[str, object] = {

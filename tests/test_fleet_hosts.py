@@ -18,7 +18,6 @@ from cmdbus.board.health import Health
 
 #: Fleets of a busy machine take their time to boot.
 pytestmark = [
-    pytest.mark.db,
     pytest.mark.fleet,
     pytest.mark.timeout(90),
 ]

@@ -12,7 +12,7 @@ from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, unstarted, write_app
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
 
 BLOCKS_SIGNALS = """
 import os, signal, sys

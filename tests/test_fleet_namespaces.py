@@ -13,7 +13,6 @@ from fleet import goes_on, make_effects, unstarted
 from surroundings import Namespace, mount_in, unshared
 
 pytestmark = [
-    pytest.mark.db,
     pytest.mark.fleet,
     pytest.mark.timeout(90),
     pytest.mark.skipif(os.getuid() != 0, reason="namespaces and mounts need root"),

@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from cmdbus.board.layout import CLAIM_COUNT
 
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
 
 HERE = "127.0.0.1:0"
 #: Seconds in which a probe must have its answer.

@@ -11,7 +11,7 @@ from fleet import Fleet, kill, make_effects, supervised, write_app
 from cmdbus.board.records import Role
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
 
 APP = "from fleet_app import registry as registry"
 #: Imports well in the preflight, and in no worker process that a reload starts.

@@ -13,7 +13,7 @@ import pytest
 from eventually import eventually, stays
 from fleet import Fleet, kill, supervised, unstarted
 
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
 
 WATCHDOG_S = 1.0
 

@@ -20,7 +20,7 @@ from cmdbus.board.board import Board
 from cmdbus.board.layout import CELL
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
 
 #: What hangs is found after two seconds.
 SHORT: Mapping[str, Any] = {

@@ -25,7 +25,7 @@ from cmdbus.board.records import Role
 from cmdbus.database.session_names import session_name
 
 #: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
 
 _SESSIONS = """
     SELECT count(*), count(*) FILTER (WHERE state = 'idle in transaction'),

@@ -155,7 +155,6 @@ def rows_read(connection: psycopg.Connection) -> int:
     return int(row[0])
 
 
-@pytest.mark.db
 @pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed when empty"])
 @pytest.mark.parametrize("priority", ["high", "normal", "low"])
 def test_claims_walk_once_over_what_they_cannot_run(
@@ -180,7 +179,6 @@ def test_claims_walk_once_over_what_they_cannot_run(
         assert bus.snapshot("payments", connection=connection)["depth"] == UNKNOWN + 20
 
 
-@pytest.mark.db
 def test_full_claims_walk_once_over_a_queue_before_theirs(
     dsn: str, connection: psycopg.Connection
 ) -> None:
@@ -196,7 +194,6 @@ def test_full_claims_walk_once_over_a_queue_before_theirs(
         assert rows_read(connection) - before < 20 * (OVERLAP + 100)
 
 
-@pytest.mark.db
 def test_what_is_claimed_ahead_walks_once_over_slow_types(
     dsn: str, connection: psycopg.Connection
 ) -> None:
@@ -212,7 +209,6 @@ def test_what_is_claimed_ahead_walks_once_over_slow_types(
         assert rows_read(connection) - before < 20 * (OVERLAP + 100)
 
 
-@pytest.mark.db
 def test_claims_walk_once_over_what_others_are_running(
     dsn: str, connection: psycopg.Connection
 ) -> None:
@@ -228,7 +224,6 @@ def test_claims_walk_once_over_what_others_are_running(
         assert rows_read(connection) - before < 20 * (OVERLAP + 100)
 
 
-@pytest.mark.db
 def test_a_worker_behind_an_unhandled_type_is_quick_and_reads_little(
     dsn: str, bus: CommandBus
 ) -> None:
@@ -253,7 +248,6 @@ def test_a_worker_behind_an_unhandled_type_is_quick_and_reads_little(
     assert bus.snapshot("payments")["depth"] == unknown + arrivals
 
 
-@pytest.mark.db
 def test_what_comes_below_the_floors_is_found_though_looking_there_is_expensive(
     dsn: str, bus: CommandBus
 ) -> None:

@@ -21,8 +21,6 @@ from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperati
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.pools import session_settings
 
-pytestmark = pytest.mark.db
-
 ONCE = RetryPolicy(max_attempts=1)
 INSERT = "INSERT INTO effect VALUES (gen_random_uuid(), 99)"
 

@@ -11,7 +11,6 @@ from threading import Event
 from uuid import uuid4
 
 import psycopg
-import pytest
 from handlers import promote
 from psycopg.sql import SQL, Literal
 
@@ -24,8 +23,6 @@ from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
 from cmdbus.worker.waiting.timers import Timers
-
-pytestmark = pytest.mark.db
 
 KINDS = ["payments Debit"]
 OUTCOMES = [

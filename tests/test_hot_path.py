@@ -22,8 +22,6 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import completed
 from cmdbus.worker.claims.transactions import begin, commit
 
-pytestmark = pytest.mark.db
-
 #: A session's first uses of a statement prepare it; from then on the numbers are steady.
 WARM = 7
 BATCH = 100

@@ -16,8 +16,6 @@ from cmdbus import CommandBus, InvalidOperationError
 from cmdbus.worker.claims.claim import Claim, ClaimRef, ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
-pytestmark = pytest.mark.db
-
 WANT = ClaimRequest(9, 0, ["payments"], ["payments Debit"], [], {})
 LEASE = 60.0
 

@@ -13,8 +13,6 @@ from cmdbus.board.views import SeatView
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.steward.stale_boards import StaleBoards
 
-pytestmark = pytest.mark.db
-
 #: A process id that no system gives.
 NOBODY = 2**22 - 1
 

@@ -78,7 +78,6 @@ def open_dsn(dsn: str) -> str:
     return make_conninfo(**{key: parts[key] for key in ("host", "user", "dbname")})
 
 
-@pytest.mark.db
 @pytest.mark.parametrize("by", ["service", "PGSERVICE", "PGOPTIONS"])
 def test_a_handler_writes_where_psql_does(
     dsn: str, bus: CommandBus, service: None, monkeypatch: pytest.MonkeyPatch, by: str
@@ -126,7 +125,6 @@ POISON = {
 }
 
 
-@pytest.mark.db
 def test_an_embedded_servers_dsn_heeds_nothing_of_the_environment(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +137,6 @@ def test_an_embedded_servers_dsn_heeds_nothing_of_the_environment(
     assert {name: os.environ.get(name) for name in POISON} == POISON
 
 
-@pytest.mark.db
 def test_a_service_that_is_defined_nowhere_gets_one_sentence_and_stays_in_the_environment(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +167,6 @@ ODD = {
 }
 
 
-@pytest.mark.db
 def test_settings_of_the_database_break_no_command(dsn: str, bus: CommandBus) -> None:
     with connect(dsn) as connection:
         for name, value in ODD.items():
@@ -197,7 +193,6 @@ def test_settings_of_the_database_break_no_command(dsn: str, bus: CommandBus) ->
         assert [found.command_id for found in theirs.query("payments")] == [sent]
 
 
-@pytest.mark.db
 def test_a_command_is_tried_before_the_first_start(dsn: str, bus: CommandBus) -> None:
     with dsns.connect(dsns.complete_producers(dsns.parse(dsn))) as connection:
         assert try_claim(connection, dsn, "cmdbus").finding is Finding.OK
@@ -209,7 +204,6 @@ def test_a_command_is_tried_before_the_first_start(dsn: str, bus: CommandBus) ->
         assert row == (0,)
 
 
-@pytest.mark.db
 def test_a_table_that_a_stranger_has_locked_for_a_while_is_waited_for(
     dsn: str, bus: CommandBus
 ) -> None:
@@ -225,7 +219,6 @@ def test_a_table_that_a_stranger_has_locked_for_a_while_is_waited_for(
         assert try_claim(connection, dsn, "cmdbus").finding is Finding.OK
 
 
-@pytest.mark.db
 def test_a_date_style_of_the_environment_breaks_no_timestamp(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,6 @@ from psycopg.conninfo import make_conninfo
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.listener import Listener
 
-pytestmark = pytest.mark.db
-
 NAME = "the listener"
 
 

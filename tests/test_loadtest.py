@@ -35,7 +35,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.db
 @pytest.mark.process
 def test_every_command_ends_once_while_workers_are_killed(dsn: str) -> None:
     """Each effect is there once, by processes of several supervisors."""
@@ -54,7 +53,6 @@ def test_every_command_ends_once_while_workers_are_killed(dsn: str) -> None:
     assert "\r" not in done.stderr
 
 
-@pytest.mark.db
 @pytest.mark.process
 def test_failures_come_to_the_ends_that_were_expected(dsn: str) -> None:
     """Expected against actual shares."""
@@ -73,7 +71,6 @@ def test_failures_come_to_the_ends_that_were_expected(dsn: str) -> None:
     assert "20 (10.00 %)" in done.stdout
 
 
-@pytest.mark.db
 @pytest.mark.process
 def test_an_interrupted_load_ends_its_instances_and_drops_its_database(dsn: str) -> None:
     arguments = ["--dsn", dsn, *TINY, "--commands", "100000", "--rate", "10"]
@@ -92,7 +89,6 @@ def test_an_interrupted_load_ends_its_instances_and_drops_its_database(dsn: str)
     assert databases(dsn, name) == []
 
 
-@pytest.mark.db
 def test_what_is_lost_doubled_or_invented_is_counted(dsn: str) -> None:
     """Each of the ways in which the checks can find something."""
     lost, waits, twice, tried, doubled, unwanted, without, fine = ids = [uuid4() for _ in range(8)]

@@ -22,8 +22,6 @@ from cmdbus import (
 from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
-pytestmark = pytest.mark.db
-
 
 def claim(dsn: str, command_id: UUID, lease: str = "1 minute") -> None:
     """What a worker does to a row when it claims it."""

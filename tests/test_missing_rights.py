@@ -31,8 +31,6 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.rejections import Cause, cause_of
 from cmdbus.worker.waiting.timers import Timers
 
-pytestmark = pytest.mark.db
-
 ONCE = RetryPolicy(max_attempts=1)
 
 

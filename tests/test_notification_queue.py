@@ -16,7 +16,7 @@ from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.embedded.programs import find_programs
 
-pytestmark = [pytest.mark.db, pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
 
 #: The first major version of PostgreSQL whose queue can be made small.
 _SMALL_QUEUES = 17

@@ -26,7 +26,6 @@ GROUPS = {
 ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--json"}
 
 
-@pytest.mark.db
 def test_init_installs_the_schema_and_says_so(empty_dsn: str) -> None:
     first = cmdbus("init", "--dsn", empty_dsn)
     version = len(versions())
@@ -39,7 +38,6 @@ def test_init_installs_the_schema_and_says_so(empty_dsn: str) -> None:
     assert json.loads(other.stdout)["grants"] == {}
 
 
-@pytest.mark.db
 def test_init_says_which_roles_it_gave_rights(dsn: str) -> None:
     with role(dsn, "monitor") as connection:
         [[name]] = connection.execute("SELECT current_user").fetchall()
@@ -52,7 +50,6 @@ def test_init_says_which_roles_it_gave_rights(dsn: str) -> None:
         assert told["grants"] == {"producer": [name], "monitor": [name]}
 
 
-@pytest.mark.db
 def test_a_dsn_can_come_from_a_file(empty_dsn: str, tmp_path: Path) -> None:
     file = tmp_path / "dsn"
     file.write_text(empty_dsn + "\n")
@@ -212,7 +209,6 @@ def test_a_working_directory_that_is_gone_is_one_sentence(tmp_path: Path) -> Non
         assert sentence in done.stderr and len(done.stderr.splitlines()) == bool(code)
 
 
-@pytest.mark.db
 def test_a_locale_without_utf_8_changes_no_data(dsn: str) -> None:
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "CMDBUS_DSN": dsn}
     sent = cmdbus("send", "shop", "Debit", '"grün"', **plain)

@@ -16,8 +16,6 @@ from click.testing import Result
 
 from cmdbus import CommandBus, SendRequest
 
-pytestmark = pytest.mark.db
-
 Run = Callable[..., Result]
 
 

@@ -40,7 +40,6 @@ OF_WORKERS = (
 WITHIN_S = 60.0
 
 pytestmark = [
-    pytest.mark.db,
     pytest.mark.fleet,
     pytest.mark.timeout(120),
 ]

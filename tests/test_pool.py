@@ -26,8 +26,6 @@ from cmdbus.database import dsn as dsns
 from cmdbus.database import pool as module
 from cmdbus.database.pool import Connection, SessionPool
 
-pytestmark = pytest.mark.db
-
 
 def pool_of(dsn: str, max_size: int = 2, **options: object) -> SessionPool:
     values = {"timeout": 20.0, "max_idle": 600.0, **options}

@@ -27,7 +27,6 @@ DEFAULT_LADDER = {
 }
 
 pytestmark = [
-    pytest.mark.db,
     pytest.mark.skipif(not is_installed(), reason="PgBouncer is not installed"),
 ]
 

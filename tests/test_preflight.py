@@ -72,7 +72,6 @@ def answering(answer: bytes) -> Iterator[str]:
             thread.join(10)
 
 
-@pytest.mark.db
 def test_a_database_that_is_ready_passes_every_check(dsn: str) -> None:
     found = checks(dsn)
     assert list(found) == [
@@ -86,7 +85,6 @@ def test_a_database_that_is_ready_passes_every_check(dsn: str) -> None:
     assert "listen" not in checks(dsn, listen=False)
 
 
-@pytest.mark.db
 @pytest.mark.parametrize(("encoding", "finding"), [("SQL_ASCII", FATAL), ("LATIN1", WARNING)])
 def test_a_database_of_another_encoding_is_recognised(
     databases: Databases, encoding: str, finding: Finding
@@ -97,7 +95,6 @@ def test_a_database_of_another_encoding_is_recognised(
         assert encoding in found.sentence and "ENCODING 'UTF8'" in (found.fix or "")
 
 
-@pytest.mark.db
 def test_a_schema_that_is_missing_newer_or_of_another_build_is_one_line(
     empty_dsn: str,
 ) -> None:
@@ -116,7 +113,6 @@ def test_a_schema_that_is_missing_newer_or_of_another_build_is_one_line(
             assert "\n" not in str(found)
 
 
-@pytest.mark.db
 def test_the_ladder_wins_over_what_the_dsn_says(dsn: str) -> None:
     """The options of a DSN come first."""
     found = checks(f"{dsn} options='-c statement_timeout=40s'")["timeouts"]
@@ -138,7 +134,6 @@ def replacing(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     return lambda data: data.replace(old, new)
 
 
-@pytest.mark.db
 @pytest.mark.parametrize(
     ("kind", "who"), [("ROLE", "set for the role"), ("DATABASE", "set for the database")]
 )
@@ -163,7 +158,6 @@ def test_behind_a_pooler_the_settings_of_role_and_database_are_found(
             assert troubles(pooler.dsn) == []
 
 
-@pytest.mark.db
 def test_a_role_that_may_only_read_is_refused_with_who_says_so(guarded: Guarded) -> None:
     with guarded.role("worker") as dsn:
         guarded.alter("ROLE", dsn, "SET default_transaction_read_only = on")
@@ -173,7 +167,6 @@ def test_a_role_that_may_only_read_is_refused_with_who_says_so(guarded: Guarded)
     assert found.fix.endswith("RESET default_transaction_read_only")
 
 
-@pytest.mark.db
 def test_a_pooler_that_cannot_listen_is_recognised(dsn: str) -> None:
     for instead, text in ((b"--     ", "no notification arrived"), (b"LISTEM ", "is refused")):
         with Proxy(dsn, replacing(b"LISTEN ", instead)) as pooler:
@@ -183,7 +176,6 @@ def test_a_pooler_that_cannot_listen_is_recognised(dsn: str) -> None:
             assert troubles(pooler.dsn, listen=False) == []
 
 
-@pytest.mark.db
 def test_a_limit_on_connections_is_refused_with_its_arithmetic(guarded: Guarded) -> None:
     with guarded.role("worker") as dsn:
         assert "max_connections 20 - 3 reserved = 17" in checks(dsn)["connections"].sentence
@@ -202,7 +194,6 @@ def test_a_limit_on_connections_is_refused_with_its_arithmetic(guarded: Guarded)
         )
 
 
-@pytest.mark.db
 def test_the_sessions_of_others_are_a_warning_and_a_full_house_is_waited_for(
     guarded: Guarded,
 ) -> None:
@@ -220,7 +211,6 @@ def test_the_sessions_of_others_are_a_warning_and_a_full_house_is_waited_for(
             assert "no free connection" in full["connection"].sentence
 
 
-@pytest.mark.db
 def test_a_role_without_a_workers_rights_is_told_how_to_get_them(guarded: Guarded) -> None:
     for grants, text in (((), "lacks USAGE on"), (("producer",), "lacks [A-Z]+ on [a-z]+, ")):
         with guarded.role(*grants) as dsn:
@@ -231,7 +221,6 @@ def test_a_role_without_a_workers_rights_is_told_how_to_get_them(guarded: Guarde
             assert f"cmdbus init --worker {name}" in found.fix
 
 
-@pytest.mark.db
 def test_each_refusal_of_a_connection_is_one_sentence_without_the_password(
     guarded: Guarded,
 ) -> None:
@@ -259,7 +248,6 @@ def test_each_refusal_of_a_connection_is_one_sentence_without_the_password(
         assert "may not log in" in checks(dsn)["connection"].sentence
 
 
-@pytest.mark.db
 def test_a_lock_that_outlasts_a_check_is_waited_for_and_named(dsn: str) -> None:
     with psycopg.connect(dsn) as stranger:
         stranger.execute("LOCK TABLE cmdbus.migration")
@@ -307,7 +295,6 @@ def in_child(dsn: str, timeout: float = 20.0, **changes: object) -> dict[str, Ch
     return {check.name: check for check in run_preflight(settings, timeout)}
 
 
-@pytest.mark.db
 @pytest.mark.process
 def test_the_app_is_loaded_and_its_mistakes_are_found_in_the_child(app: Path, dsn: str) -> None:
     found = in_child(dsn)
@@ -364,7 +351,6 @@ def supervise(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.db
 @pytest.mark.process
 def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, dsn: str) -> None:
     """An exit code that says that it cannot start."""
@@ -418,7 +404,6 @@ def test_a_name_and_a_port_that_are_taken_are_found(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.db
 @pytest.mark.process
 def test_the_operators_command_checks_the_same(dsn: str, app: Path) -> None:
     command = [str(Path(sys.executable).with_name("cmdbus")), "check", "--json", "--dsn"]
@@ -459,7 +444,6 @@ def test_the_parent_of_the_checks_loads_no_database_driver(app: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.db
 def test_a_connection_that_is_lost_during_the_trial_claim_is_no_verdict_on_the_schema(
     dsn: str,
 ) -> None:

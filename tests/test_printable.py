@@ -9,7 +9,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import psycopg
-import pytest
 from cli import here
 
 from cmdbus import AuditEvent, CommandBus
@@ -88,7 +87,6 @@ def test_ps_shows_it(tmp_path: Path) -> None:
         assert_harmless(here("ps", "--runtime-dir", str(tmp_path)).stdout)
 
 
-@pytest.mark.db
 def test_every_command_shows_it(dsn: str) -> None:
     """Also in a sentence about an error, here of a trigger on the table."""
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:

@@ -21,8 +21,6 @@ from cmdbus import (
 )
 from cmdbus.producer.ids import new_id
 
-pytestmark = pytest.mark.db
-
 ROW: dict[str, Any] = {
     "domain": "payments",
     "priority": 5,

@@ -15,8 +15,6 @@ from cmdbus.worker.claims.claim import ClaimKey
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.timers import Timers
 
-pytestmark = pytest.mark.db
-
 FILL = """
     INSERT INTO cmdbus.scheduled (
         domain, priority, command_id, correlation_id, type, data, due_at)

@@ -21,8 +21,6 @@ from cmdbus.worker.pipeline.in_flight import ROW_LOCKED, InFlight
 from cmdbus.worker.pipeline.unsettled import Unsettled
 from cmdbus.worker.worker import _telemetry_of_one
 
-pytestmark = pytest.mark.db
-
 OF_WORKERS = (
     points.AFTER_CLAIM,
     points.BEFORE_EFFECT,

@@ -4,14 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
-import pytest
 from eventually import eventually
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
 
 from cmdbus.worker.probes.reachability import Reachability
-
-pytestmark = pytest.mark.db
 
 NAME = "the probe"
 #: Seconds until it must be known; 2, and a busy machine.

@@ -152,7 +152,6 @@ def all_good_are_done(bus: CommandBus) -> None:
     assert {record.attempts for record in done()} == {1}
 
 
-@pytest.mark.db
 def test_an_infinite_time_of_a_row_is_claimed_like_any_other(
     dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
 ) -> None:
@@ -165,7 +164,6 @@ def test_an_infinite_time_of_a_row_is_claimed_like_any_other(
         assert failures(worker) == 0
 
 
-@pytest.mark.db
 def test_a_row_that_cannot_be_claimed_goes_to_troubleshooting_and_the_others_run(
     dsn: str,
     bus: CommandBus,
@@ -194,7 +192,6 @@ def test_a_row_that_cannot_be_claimed_goes_to_troubleshooting_and_the_others_run
     bus.troubleshooting.cancel("payments", bad[0], operator="ann")
 
 
-@pytest.mark.db
 def test_a_row_that_can_be_neither_claimed_nor_moved_is_skipped_with_pauses(
     dsn: str,
     bus: CommandBus,
@@ -218,7 +215,6 @@ def test_a_row_that_can_be_neither_claimed_nor_moved_is_skipped_with_pauses(
     assert caplog.text.count("skipped") == 1
 
 
-@pytest.mark.db
 def test_a_queue_that_is_locked_sends_no_command_to_troubleshooting(
     dsn: str, bus: CommandBus
 ) -> None:
@@ -236,7 +232,6 @@ def test_a_queue_that_is_locked_sends_no_command_to_troubleshooting(
         assert narrowing.claim(mine, request, taken.extend) == len(taken) == 5
 
 
-@pytest.mark.db
 def test_a_server_that_stalls_sends_no_command_to_troubleshooting(
     dsn: str, bus: CommandBus
 ) -> None:
@@ -256,7 +251,6 @@ def test_a_server_that_stalls_sends_no_command_to_troubleshooting(
         assert bus.troubleshooting.count("payments") == 0
 
 
-@pytest.mark.db
 def test_a_lease_that_cannot_be_renewed_keeps_no_other_from_it(
     dsn: str, bus: CommandBus, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -281,7 +275,6 @@ def test_a_lease_that_cannot_be_renewed_keeps_no_other_from_it(
         assert bus.wait("payments", sent["Good"], 10).attempts == 1
 
 
-@pytest.mark.db
 def test_an_outcome_that_is_rejected_goes_to_troubleshooting_and_the_others_are_settled(
     dsn: str,
     bus: CommandBus,
@@ -301,7 +294,6 @@ def test_an_outcome_that_is_rejected_goes_to_troubleshooting_and_the_others_are_
     assert "OUTCOME_NOT_STORABLE: its outcome COMPLETED was rejected" in caplog.text
 
 
-@pytest.mark.db
 def test_an_outcome_that_cannot_be_stored_in_any_way_holds_up_no_others(
     dsn: str,
     bus: CommandBus,
@@ -320,7 +312,6 @@ def test_an_outcome_that_cannot_be_stored_in_any_way_holds_up_no_others(
         assert bus.wait("payments", bad, 10).status == "COMPLETED"
 
 
-@pytest.mark.db
 def test_the_second_row_of_one_id_gets_another_id_in_troubleshooting(
     dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
 ) -> None:
@@ -339,7 +330,6 @@ def test_the_second_row_of_one_id_gets_another_id_in_troubleshooting(
     assert (other.error_message or "").startswith(f"its id {first} is in troubleshooting already")
 
 
-@pytest.mark.db
 def test_a_partition_of_history_that_is_missing_is_made(
     dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
 ) -> None:
@@ -361,7 +351,6 @@ def drop_history(admin: psycopg.Connection) -> None:
         admin.execute(f"DROP TABLE {name}".encode())
 
 
-@pytest.mark.db
 def test_a_command_that_another_session_holds_is_waited_for_and_not_set_aside(
     dsn: str, bus: CommandBus, registry: HandlerRegistry
 ) -> None:
@@ -382,7 +371,6 @@ def test_a_command_that_another_session_holds_is_waited_for_and_not_set_aside(
             assert bus.wait("payments", held, 10).status == "COMPLETED"
 
 
-@pytest.mark.db
 @pytest.mark.parametrize("handler", [leave_effect, lambda command, context: None])
 def test_a_reply_that_is_rejected_undoes_all_of_its_completion(
     dsn: str,

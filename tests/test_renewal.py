@@ -12,8 +12,6 @@ from cmdbus.worker.claims.claim import Claim, ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.renewal import Renewal
 
-pytestmark = pytest.mark.db
-
 #: A statement for more than two claims takes too long, and one for a doomed claim is cut off.
 SLOW = """
 CREATE TABLE cmdbus.doomed (command_id uuid);

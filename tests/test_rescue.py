@@ -33,8 +33,6 @@ from cmdbus.worker.pipeline.narrowing import Narrowing
 from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
 
-pytestmark = pytest.mark.db
-
 WHY = "its process (pid 4711) was killed by SIGKILL"
 
 

@@ -31,8 +31,6 @@ from cmdbus.worker.steward.retention import (
     sweep_seconds,
 )
 
-pytestmark = pytest.mark.db
-
 CLAIMS = Claims("cmdbus", 30.0)
 
 _OLD_PARTITION = """

@@ -21,8 +21,6 @@ from cmdbus import (
 from cmdbus.database.schema import install
 from cmdbus.errors import MissingRightError
 
-pytestmark = pytest.mark.db
-
 SENDERS = [
     *("domain", "priority", "command_id", "type", "data", "correlation_id", "reply_to"),
     "max_attempts",

@@ -20,8 +20,6 @@ from cmdbus.database import schema
 from cmdbus.database.schema import check, install, make_partitions
 from cmdbus.database.statements import render, statement, versions
 
-pytestmark = pytest.mark.db
-
 
 def at_once(count: int, work: Callable[[], object]) -> list[object]:
     """What `work` returns or raises in so many threads that start together."""

@@ -24,8 +24,6 @@ from cmdbus import (
 )
 from cmdbus.database.schema import check
 
-pytestmark = pytest.mark.db
-
 
 def test_a_command_is_there_with_all_that_was_given(dsn: str) -> None:
     """No worker runs."""

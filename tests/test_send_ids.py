@@ -17,8 +17,6 @@ from cmdbus import (
     SendRequest,
 )
 
-pytestmark = pytest.mark.db
-
 BACKSLASH_SPACE = "\\ "
 
 

@@ -3,7 +3,6 @@
 import re
 
 import psycopg
-import pytest
 
 from cmdbus.checks import check_schema
 from cmdbus.database.session_names import PATTERN, incarnation_of, session_name
@@ -23,7 +22,6 @@ def test_a_name_tells_its_incarnation_and_only_nodes_have_one() -> None:
     assert not re.match(PATTERN, "cmdbus:0000000000007 or more")
 
 
-@pytest.mark.db
 def test_a_server_keeps_the_longest_name_and_reads_it_by_the_same_pattern(dsn: str) -> None:
     for name in [name for name, _ in NAMES] + OTHERS:
         with psycopg.connect(dsn, application_name=name) as session:

@@ -22,8 +22,6 @@ from cmdbus.worker.pipeline.telemetry import Telemetry
 from cmdbus.worker.pipeline.unsettled import MAX_BYTES, Unsettled, first_part
 from cmdbus.worker.worker import _telemetry_of_one
 
-pytestmark = pytest.mark.db
-
 WANT = ClaimRequest(1, 0, ["payments"], ["payments Debit"], [], {})
 
 

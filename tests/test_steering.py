@@ -17,8 +17,6 @@ from click.testing import Result
 from cmdbus import CommandBus, SendRequest, Status
 from cmdbus.errors import MissingRightError
 
-pytestmark = pytest.mark.db
-
 Run = Callable[..., Result]
 
 

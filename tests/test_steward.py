@@ -24,8 +24,6 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.steward.steward_process import StewardProcess
 
-pytestmark = pytest.mark.db
-
 TIMEOUTS = Timeouts(statement=5, pool=5, lease=6, thread=7, watchdog=8)
 #: Nothing is found by the fallback here.
 POLL = 600.0

@@ -13,8 +13,6 @@ from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.timers import GRACE_SECONDS, Timers, seconds_to_look
 
-pytestmark = pytest.mark.db
-
 HOUR = 3600.0
 TYPE = "payments Debit"
 

@@ -28,8 +28,6 @@ from cmdbus import (
 )
 from cmdbus.producer.troubleshooting import CHUNK
 
-pytestmark = pytest.mark.db
-
 
 def trouble(dsn: str, *, code: str = "GONE", attempts: int = 3) -> int:
     """Everything ready goes where a worker would have put it: how many."""

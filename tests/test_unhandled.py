@@ -20,7 +20,6 @@ def node(*types: str) -> Claims:
     return claims
 
 
-@pytest.mark.db
 def test_a_type_that_no_node_at_work_handles_is_reported_once(
     dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -66,7 +65,6 @@ def test_the_warning_names_the_type_and_what_to_do() -> None:
     assert "cancel them (cmdbus cancel shop --all --type Typo)" in sentence("shop", "Typo", 3)
 
 
-@pytest.mark.db
 def test_a_count_that_took_too_long_is_not_repeated_soon(dsn: str) -> None:
     ours = node("shop Ours")
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -24,8 +24,6 @@ from cmdbus import (
 from cmdbus.database.statements import statement
 from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
 
-pytestmark = pytest.mark.db
-
 CLAIMED = (
     "UPDATE cmdbus.ready SET claimer = 1, token = token + 1, claimed_at = clock_timestamp(),"
     " lease_until = clock_timestamp() + {} WHERE command_id = %s"

@@ -19,8 +19,6 @@ from cmdbus.database.schema import install
 from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
-pytestmark = pytest.mark.db
-
 HOUR = timedelta(hours=1)
 
 

@@ -20,8 +20,6 @@ from cmdbus import (
     TransientCommandError,
 )
 
-pytestmark = pytest.mark.db
-
 SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
 
 

@@ -4,7 +4,6 @@ import threading
 from typing import Any
 
 import psycopg
-import pytest
 from eventually import eventually
 from handlers import Gate, connect, running, seat_of
 
@@ -21,8 +20,6 @@ from cmdbus import (
 from cmdbus.board.records import ClaimState, Phase
 from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
-
-pytestmark = pytest.mark.db
 
 
 def shown(seat: SeatView, *states: ClaimState) -> set[tuple[int, int]]:

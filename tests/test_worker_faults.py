@@ -37,7 +37,7 @@ from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.worker import Worker
 
-pytestmark = [pytest.mark.db, pytest.mark.process]
+pytestmark = [pytest.mark.process]
 
 #: Short rungs: layer 4 after 0.4 s.
 LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)

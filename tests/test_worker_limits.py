@@ -20,8 +20,6 @@ from cmdbus import (
 )
 from cmdbus.worker import Worker
 
-pytestmark = pytest.mark.db
-
 
 def do_nothing(command: Command, context: Context) -> None:
     pass

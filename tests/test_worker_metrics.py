@@ -18,8 +18,6 @@ from cmdbus import (
 )
 from cmdbus.worker.pipeline.prefetch_policy import MAX_PREFETCH
 
-pytestmark = pytest.mark.db
-
 SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
 
 

@@ -17,7 +17,7 @@ from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, T
 from cmdbus.board.records import Phase
 from cmdbus.worker import Worker
 
-pytestmark = [pytest.mark.db, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.timeout(60)]
 
 #: A lease that no test waits for.
 PATIENT = Timeouts(statement=900, pool=900, lease=1000, thread=2000, watchdog=3000)

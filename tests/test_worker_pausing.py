@@ -2,13 +2,10 @@
 
 import threading
 
-import pytest
 from eventually import eventually
 from handlers import Gate, running
 
 from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
-
-pytestmark = pytest.mark.db
 
 
 def test_nothing_starts_that_was_claimed_ahead_before_a_pause(dsn: str, bus: CommandBus) -> None:

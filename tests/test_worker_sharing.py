@@ -6,7 +6,6 @@ from collections import Counter
 from contextlib import ExitStack
 
 import psycopg
-import pytest
 from eventually import eventually
 from handlers import Gate, connect, running, seat_of
 
@@ -18,8 +17,6 @@ from cmdbus import (
     SendRequest,
 )
 from cmdbus.board.records import Phase
-
-pytestmark = pytest.mark.db
 
 
 def test_workers_share_the_load_and_nothing_runs_twice_while_they_come_and_go(

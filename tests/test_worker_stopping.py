@@ -27,8 +27,6 @@ from cmdbus import (
 from cmdbus.worker import Worker
 from cmdbus.worker.pipeline import local_queue as backlog
 
-pytestmark = pytest.mark.db
-
 
 def test_a_slow_handler_is_not_run_twice_while_its_worker_lives(dsn: str, bus: CommandBus) -> None:
     """Its lease is renewed."""

@@ -24,8 +24,6 @@ from cmdbus import (
     Timeouts,
 )
 
-pytestmark = pytest.mark.db
-
 SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
 
 

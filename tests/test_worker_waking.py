@@ -20,8 +20,6 @@ from cmdbus import (
 )
 from cmdbus.worker import Worker
 
-pytestmark = pytest.mark.db
-
 
 def test_a_delayed_command_starts_on_time_and_never_early(dsn: str, bus: CommandBus) -> None:
     """And the second timer is not forgotten."""
