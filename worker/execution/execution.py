@@ -208,6 +208,8 @@ class Execution:
     def _is_lost(self, error: psycopg.Error) -> bool | None:
         """Whether it may be this very command that ended its session: as it may be without a word
         from the server. See Outcome."""
+        if self._transaction is not None and self._transaction.server_ended:
+            return False
         if self._session is not None and error.sqlstate == _SESSION_ENDED:
             return None
         return self._session is not None and error.sqlstate not in _SERVER_WENT

@@ -8,7 +8,7 @@ were made from it, because all of them reach the session through it.
 
 import os
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -17,6 +17,7 @@ from weakref import ref
 
 import psycopg
 from psycopg.adapt import AdaptersMap
+from psycopg.errors import Diagnostic
 
 from cmdbus.errors import InvalidOperationError
 
@@ -170,8 +171,11 @@ _classes: dict[type[Connection], type[HandlerConnection]] = {
 }
 
 
-def handler_connection(connection: Connection) -> HandlerConnection:
-    """A new object for the session of `connection`, which nothing else uses until `retire`."""
+def handler_connection(
+    connection: Connection, noticed: Callable[[Diagnostic], None]
+) -> HandlerConnection:
+    """A new object for the session of `connection`, which nothing else uses until `retire`.
+    `noticed` is called with each notice of the server."""
     pgconn, prepared = connection.pgconn, connection._prepared
     made = HandlerConnection.__new__(_class_for(type(connection)))
     vars(made).update(
@@ -188,7 +192,7 @@ def handler_connection(connection: Connection) -> HandlerConnection:
             if getattr(connection, "has_default_adapters", False)
             else connection.adapters
         ),
-        _notice_handlers=[],
+        _notice_handlers=[noticed],
         _notify_handlers=[],
         _notifies_backlog=deque(),
         _before=(

@@ -33,6 +33,9 @@ from cmdbus.worker.execution.handler_connection import (
 #: Codes of executions whose settlement was refused.
 _BLOCKED, _ROLE_CHANGED = "SETTLEMENT_BLOCKED", "ROLE_CHANGED"
 
+#: The server's function that says that all sessions end.
+_ENDS_ALL = "quickdie"
+
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 _INERROR = psycopg.pq.TransactionStatus.INERROR
 _INTRANS = psycopg.pq.TransactionStatus.INTRANS
@@ -74,8 +77,11 @@ class HandlerTransaction:
         self.aborted = False
         #: Its session was closed here, because it was still in use.
         self.dropped = False
+        #: The server has said that it ends all sessions at once.
+        self.server_ended = False
         begin(claims, connection, statement=statement, idle=idle, marker=marker)
-        self._handlers = handler_connection(connection)
+        connection.add_notice_handler(self._noticed)
+        self._handlers = handler_connection(connection, self._noticed)
 
     @property
     def connection(self) -> HandlerConnection:
@@ -122,6 +128,15 @@ class HandlerTransaction:
     def end(self) -> None:
         """Whatever happened, the session is clean for the next command, or closed."""
         self._retire()
+        try:
+            self._clean_up()
+            if self._session.closed and not self.dropped:
+                with suppress(psycopg.Error):
+                    self._session.pgconn.is_busy()  # Reads what came before the end.
+        finally:
+            self._session.remove_notice_handler(self._noticed)
+
+    def _clean_up(self) -> None:
         if self._clean or self._session.closed:
             return
         if not self._at_rest:
@@ -156,6 +171,12 @@ class HandlerTransaction:
         roll_back(self._claims, self._session)
         self._clean = True
         make_partitions(self._claims, self._session)
+
+    def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
+        """The last word of an immediate shutdown, or after the crash of another session: no error,
+        and nothing that a command can make the server say."""
+        if notice.source_function == _ENDS_ALL:
+            self.server_ended = True
 
     def _retire(self) -> None:
         handlers, self._handlers = self._handlers, None
