@@ -17,8 +17,9 @@ class Exit(IntEnum):
     UNFINISHED = 5
     #: Only of children: the system has no thread left for them, but may have one later.
     NO_RESOURCES = 6
-    #: Only of children: stopped gracefully after a SIGTERM that the supervisor did not send.
-    TERMINATED = 7
+    #: Only of children: stopped gracefully after a SIGTERM that the supervisor did not send. As
+    #: a shell shows it; a small number could be a handler's own, in os._exit().
+    TERMINATED = 143
 
 
 def cannot_start_thread(error: RuntimeError) -> bool:

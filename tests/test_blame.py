@@ -279,7 +279,7 @@ def test_who_crashes_alone_is_guilty(ended: ExitRecord) -> None:
         (replace(CRASHED, signal=64), "was killed by SIGRTMAX"),
         (replace(CRASHED, signal=99), "was killed by signal 99"),
         (replace(LEFT, code=8), "exited with code 8"),
-        (replace(LEFT, code=7), "was stopped by a SIGTERM"),
+        (replace(LEFT, code=Exit.TERMINATED), "was stopped by a SIGTERM"),
     ],
 )
 def test_the_audit_says_how_the_process_ended(ended: ExitRecord, said: str) -> None:

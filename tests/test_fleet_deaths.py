@@ -92,15 +92,18 @@ def test_a_command_whose_process_is_killed_again_and_again_runs_alone(
         assert len(fleet.wait_until_ready()) == 2
 
 
-def test_an_exit_code_of_a_handler_is_no_failed_start(dsn: str, tmp_path: Path) -> None:
-    """Codes that mean so before a process is ready, from os._exit of a handler."""
+def test_an_exit_code_of_a_handler_is_no_failed_start_and_no_signal(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Small codes, as the bus has them for its own processes, from os._exit of a handler."""
     with supervised(dsn, tmp_path, procs=2, **PATIENT) as fleet:
-        fleet.send("Leave", data=3)
-        fleet.send("Leave", data=6)
+        for code in (3, 6, 7):
+            fleet.send("Leave", data=code)
         left = "SELECT count(*) FROM cmdbus.command WHERE status <> 'IN_TROUBLESHOOTING_QUEUE'"
         eventually(lambda: fleet.query(left) == [(0,)], 30.0)
-        assert fleet.said("exited with code 3") and fleet.said("exited with code 6")
-        assert not fleet.said("cannot start") + fleet.said("no thread left for it")
+        assert all(fleet.said(f"exited with code {code}") for code in (3, 6, 7))
+        for other in ("cannot start", "no thread left for it", "SIGTERM"):
+            assert not fleet.said(other)
 
 
 def test_a_command_that_crashes_its_process_after_returning_is_attributed(
