@@ -147,7 +147,7 @@ def test_a_hung_command_goes_back_once_its_row_is_not_locked(dsn: str, bus: Comm
 def test_stopping_lets_running_commands_end_and_gives_the_others_back(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "cmdbus.worker.worker")
+    caplog.set_level(logging.INFO, "cmdbus.worker")
     registry, gate = HandlerRegistry(), Gate()
     registry.register("payments", "Debit", gate)
     with running(dsn, registry, concurrency=2) as worker:

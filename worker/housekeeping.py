@@ -8,26 +8,22 @@ claimed ahead and not started, and carries out the verdicts on threads that are 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import psycopg
 
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.exits import cannot_start_thread
-from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Session
-from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
+from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.execution.execution import Execution
-from cmdbus.worker.pipeline.pipeline import Pipeline
-from cmdbus.worker.pipeline.telemetry import Telemetry
+from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.worker_thread import RoundTrip, Work, WorkerThread
+from cmdbus.worker.thread_pool import ThreadPool
 
 logger = logging.getLogger(__name__)
 
@@ -43,39 +39,22 @@ _STEWARD_MISSES = 1.5
 _ENDS_WITHIN = 1.0
 
 
-class Threads(Protocol):
-    """The pool of the worker's threads."""
-
-    pipeline: Pipeline
-
-    def help_queued(self) -> None: ...
-    def replace(self, thread: WorkerThread, *, with_lead: bool = ...) -> None: ...
-
-
 class Housekeeping:
     def __init__(
         self,
-        threads: Threads,
-        claims: Claims,
-        timeouts: Timeouts,
-        telemetry: Telemetry,
-        source: PooledConnections,
-        *,
-        steward_renewed: Callable[[], float],
+        threads: ThreadPool,
+        setup: Setup,
     ) -> None:
-        """`steward_renewed`: the monotonic time at which the steward renewed leases last."""
         self._pool = threads
         self._pipeline = threads.pipeline
-        self._claims = claims
-        self._renewal = Renewal(claims)
-        self._renew_every = timeouts.renewal
-        self._steward_renewed = steward_renewed
-        self._timeout = timeouts.statement + _ROUND_SPARE_SECONDS
+        self._claims, self._telemetry = setup.claims, setup.telemetry
+        self._renewal = Renewal(setup.claims)
+        self._renew_every = setup.timeouts.renewal
+        self._timeout = setup.timeouts.statement + _ROUND_SPARE_SECONDS
         #: Deadline of the current task; after that the main thread cuts the session.
         self._due: float | None = None
-        self._index, self._slot = telemetry.acquire_slot()
-        self._connection = ThreadConnection(source, self._slot.session)
-        self._telemetry = telemetry
+        self._index, self._slot = setup.telemetry.acquire_slot()
+        self._connection = ThreadConnection(setup.source, self._slot.session)
         #: Threads that have timed out, with their work and stack.
         self._verdicts: deque[tuple[WorkerThread, Work, str]] = deque()
         self._verdicts_at = 0.0
@@ -231,7 +210,8 @@ class Housekeeping:
     def _renew(self, _: Slot) -> None:
         now = time.monotonic()
         # A steward that is being replaced, or cannot connect, must not cost a lease.
-        if now < max(self._renew_at, self._steward_renewed() + _STEWARD_MISSES * self._renew_every):
+        by_steward = self._telemetry.board.renewed / 1e9
+        if now < max(self._renew_at, by_steward + _STEWARD_MISSES * self._renew_every):
             return
         self._renew_at = now + self._renew_every
         held = self._pipeline.in_flight.unsettled()

@@ -2,22 +2,17 @@
 
 import logging
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from cmdbus.clock import time
-from cmdbus.registry import HandlerRegistry
-from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import PooledConnections, ThreadConnection
+from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, RECHECK, STOP
 from cmdbus.worker.pipeline.pipeline import Pipeline
-from cmdbus.worker.pipeline.telemetry import Telemetry
+from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.worker_thread import RoundTrip, Work, WorkerThread
-from cmdbus.worker.waiting.node_waiter import NodeWaiter
 
 logger = logging.getLogger(__name__)
 
@@ -34,34 +29,10 @@ _MAX_FAULTS = 5
 class ThreadPool:
     """Starts, watches and replaces threads; each operation is atomic."""
 
-    def __init__(
-        self,
-        *,
-        claims: Claims,
-        registry: HandlerRegistry,
-        domains: Sequence[str],
-        types: Sequence[str],
-        concurrency: int,
-        claim_bytes: int,
-        timeouts: Timeouts,
-        source: PooledConnections,
-        waiter: NodeWaiter,
-        telemetry: Telemetry,
-    ) -> None:
-        self._concurrency = concurrency
-        self._source = source
-        self._telemetry = telemetry
+    def __init__(self, setup: Setup, concurrency: int) -> None:
+        self._source, self._telemetry = setup.source, setup.telemetry
         self.pipeline = Pipeline(
-            claims=claims,
-            registry=registry,
-            domains=domains,
-            types=types,
-            concurrency=concurrency,
-            claim_bytes=claim_bytes,
-            timeouts=timeouts,
-            waiter=waiter,
-            telemetry=telemetry,
-            is_surplus=lambda: len(self._threads) > self._concurrency,
+            setup, concurrency, lambda: len(self._threads) > self.pipeline.concurrency
         )
         self.in_flight, self.unsettled = self.pipeline.in_flight, self.pipeline.unsettled
         self._queue, self._stopping = self.pipeline.queue, self.pipeline.stopping
@@ -76,10 +47,10 @@ class ThreadPool:
 
     def start(self) -> None:
         """Returns once each thread has prepared its session, or soon if some cannot."""
-        self.set_concurrency(self._concurrency)
+        self.set_concurrency(self.pipeline.concurrency)
         deadline = time.monotonic() + _PREPARES_SECONDS
         with suppress(Empty):
-            for _ in range(self._concurrency):
+            for _ in range(self.pipeline.concurrency):
                 self._prepared.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def claim(self) -> None:
@@ -88,7 +59,7 @@ class ThreadPool:
         self._queue.put(LEADERSHIP)
 
     def set_concurrency(self, threads: int) -> None:
-        self._concurrency = self.pipeline.concurrency = threads
+        self.pipeline.concurrency = threads
         for number in range(threads):
             if number not in self._threads:
                 self.fill(number)

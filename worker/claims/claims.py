@@ -39,20 +39,18 @@ class Claims(HeldClaims):
         super().__init__(schema, lease)
         self._scope = scope
         self._has_suspect = False
-        self._worker = ""
+        #: Its name.
+        self.worker = ""
 
     @property
     def application_name(self) -> str:
         return session_name(self.schema, self.incarnation)
 
-    def register(self, connection: Connection, worker: str) -> None:
-        """Registers the worker under the incarnation of its claims; see the view `command`."""
-        self._worker = worker
-        self.register_again(connection)
-
-    def register_again(self, connection: Connection) -> None:
-        """For each new connection: a restored database may have forgotten this incarnation."""
-        values = {"incarnation": self.incarnation, "worker": self._worker, "lease": self.lease}
+    def register(self, connection: Connection, worker: str | None = None) -> None:
+        """Registers the worker under the incarnation of its claims (see the view `command`), and
+        on each new connection again: a restored database may have forgotten this incarnation."""
+        self.worker = worker or self.worker
+        values = {"incarnation": self.incarnation, "worker": self.worker, "lease": self.lease}
         self.execute(connection, "register", values)
 
     def of(self, incarnation: int) -> "Claims":

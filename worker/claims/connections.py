@@ -69,6 +69,10 @@ class PooledConnections:
         #: When something was last seen of a database that is away.
         self._away_at = float("-inf")
 
+    def within(self, timeout: Callable[[], float]) -> "PooledConnections":
+        """The same, with another timeout, and exhausted in silence."""
+        return PooledConnections(self._pool, self._parts, timeout=timeout)
+
     def get(self) -> Connection:
         try:
             connection: Connection = self._pool.getconn(self._timeout())

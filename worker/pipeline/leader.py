@@ -33,7 +33,6 @@ from cmdbus.worker.claims.claim import (
     Key,
     Session,
 )
-from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.floors import Floors
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
@@ -41,10 +40,9 @@ from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.narrowing import Narrowing
 from cmdbus.worker.pipeline.prefetch_policy import PrefetchPolicy
-from cmdbus.worker.pipeline.telemetry import Telemetry
+from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.unsettled import Unsettled, first_part
 from cmdbus.worker.pipeline.worker_thread import WorkerThread
-from cmdbus.worker.waiting.node_waiter import NodeWaiter
 
 logger = logging.getLogger(__name__)
 
@@ -66,29 +64,21 @@ class TakeOn(Protocol):
 class Leader:
     def __init__(
         self,
-        *,
-        claims: Claims,
+        setup: Setup,
         in_flight: InFlight,
         unsettled: Unsettled,
         prefetch: PrefetchPolicy,
-        waiter: NodeWaiter,
-        telemetry: Telemetry,
-        domains: Sequence[str],
-        types: Sequence[str],
-        claim_bytes: int,
         take_on: TakeOn,
         stopping: threading.Event,
     ) -> None:
-        self._claims = claims
-        self._narrowing = Narrowing(claims)
+        self._claims, self._types = setup.claims, setup.claims.types
+        self._narrowing = Narrowing(setup.claims)
         self._in_flight = in_flight
         self._unsettled = unsettled
         self._prefetch = prefetch
-        self._waiter = waiter
-        self._telemetry = telemetry
-        self._domains = deque(domains)
-        self._types = types
-        self._claim_bytes = claim_bytes
+        self._waiter, self._telemetry = setup.waiter, setup.telemetry
+        self._domains = deque(setup.domains)
+        self._claim_bytes = setup.claim_bytes
         self._take_on = take_on
         self._stopping = stopping
         self._floors = Floors()
@@ -110,7 +100,7 @@ class Leader:
         """For each new session, before its thread leads: registers the worker, and plans."""
         connection = thread.connection.connection()
         if thread.connection.session != thread.registered:
-            self._claims.register_again(connection)
+            self._claims.register(connection)
             self._claims.plan(connection)
             thread.registered = thread.connection.session
 

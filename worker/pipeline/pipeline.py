@@ -17,27 +17,23 @@ empty claim makes the leader wait for a wake-up.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import psycopg
 
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
-from cmdbus.registry import HandlerRegistry
-from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Claim
-from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.pipeline.in_flight import Entry, InFlight
 from cmdbus.worker.pipeline.leader import Leader
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, STOP, LocalQueue
 from cmdbus.worker.pipeline.prefetch_policy import QUICK_SECONDS, PrefetchPolicy
-from cmdbus.worker.pipeline.telemetry import Telemetry
+from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.unsettled import Unsettled
 from cmdbus.worker.pipeline.worker_thread import RoundTrip, WorkerThread
-from cmdbus.worker.waiting.node_waiter import NodeWaiter
 
 logger = logging.getLogger(__name__)
 
@@ -50,45 +46,24 @@ class Pipeline:
 
     def __init__(
         self,
-        *,
-        claims: Claims,
-        registry: HandlerRegistry,
-        domains: Sequence[str],
-        types: Sequence[str],
+        setup: Setup,
         concurrency: int,
-        claim_bytes: int,
-        timeouts: Timeouts,
-        waiter: NodeWaiter,
-        telemetry: Telemetry,
         is_surplus: Callable[[], bool],
     ) -> None:
         """`is_surplus`: whether a thread may end, as there are more than `concurrency`."""
-        self._claims = claims
-        self._registry = registry
+        self._setup = setup
+        self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self.concurrency = concurrency
-        self._timeouts = timeouts
-        self._waiter = waiter
-        self._telemetry = telemetry
         self._is_surplus = is_surplus
         self._prefetch = PrefetchPolicy()
-        self.in_flight = InFlight(claims, telemetry.seat)
+        self.in_flight = InFlight(setup.claims, setup.telemetry.seat)
         self.queue = LocalQueue(self.in_flight)
-        self.unsettled = Unsettled(claims, telemetry, self.in_flight)
+        self.unsettled = Unsettled(setup.claims, setup.telemetry, self.in_flight)
         self.stopping = threading.Event()
         #: Set when something was claimed; cleared by housekeeping when nothing is in flight.
         self.working = threading.Event()
         self.leader = Leader(
-            claims=claims,
-            in_flight=self.in_flight,
-            unsettled=self.unsettled,
-            prefetch=self._prefetch,
-            waiter=waiter,
-            telemetry=telemetry,
-            domains=domains,
-            types=types,
-            claim_bytes=claim_bytes,
-            take_on=self._take_on,
-            stopping=self.stopping,
+            setup, self.in_flight, self.unsettled, self._prefetch, self._take_on, self.stopping
         )
         #: Errors of the latest round trips in a row that failed for a reason other than the
         #: database; written by the leader.
@@ -123,7 +98,7 @@ class Pipeline:
     def prepare_session(self, thread: WorkerThread) -> bool:
         """Before its first turn; without a database it takes part nevertheless, and prepares when
         it leads."""
-        due = time.monotonic() + self._timeouts.statement + _STEP_SPARE
+        due = time.monotonic() + self._setup.timeouts.statement + _STEP_SPARE
         thread.begin(RoundTrip(due, leads=False))
         with suppress(Exception):
             self.leader.prepare(thread)
@@ -175,9 +150,9 @@ class Pipeline:
     def _run(self, thread: WorkerThread, entry: Entry) -> bool:
         claim = entry.claim
         self._prepare(thread, claim)
-        handler = self._registry.find(claim.domain, claim.type)
+        handler = self._setup.registry.find(claim.domain, claim.type)
         assert handler is not None, "only types with a handler are claimed"
-        execution = Execution(claim, handler, thread, self._claims, self._timeouts)
+        execution = Execution(claim, handler, thread, self._setup.claims, self._setup.timeouts)
         self.in_flight.start(entry)
         thread.begin(execution)
         self._telemetry.begins(
@@ -249,7 +224,7 @@ class Pipeline:
 
     def _settle_and_claim(self, thread: WorkerThread) -> bool:
         """True if there was nothing to claim, and the thread has waited for work."""
-        due = time.monotonic() + self._timeouts.statement + _STEP_SPARE
+        due = time.monotonic() + self._setup.timeouts.statement + _STEP_SPARE
         thread.begin(RoundTrip(due))
         self._telemetry.leads(thread.slot, due)
         if self.stopping.is_set():
@@ -267,7 +242,7 @@ class Pipeline:
     def _wait_for_work(self, thread: WorkerThread) -> None:
         waits = True
         while waits:
-            timeout = self._waiter.poll_interval + self._timeouts.statement + _STEP_SPARE
+            timeout = self._waiter.poll_interval + self._setup.timeouts.statement + _STEP_SPARE
             thread.begin(RoundTrip(time.monotonic() + timeout))
             self.unsettled.log()
             waits = self.leader.wait_for_work(thread) and thread.end()

@@ -1,0 +1,132 @@
+"""The stop of a worker: what runs may end until the deadline, and the rest is released."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from cmdbus.clock import time
+from cmdbus.printable import joined
+from cmdbus.worker.claims.claim import STOPPED, Claim, Connection
+from cmdbus.worker.claims.connections import ThreadConnection
+from cmdbus.worker.claims.halving import release
+from cmdbus.worker.claims.sessions import abort_io_at, end_sessions
+from cmdbus.worker.pipeline.worker_thread import WorkerThread
+from cmdbus.worker.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after the deadline for releasing what is left.
+RELEASE_SECONDS = 1.0
+#: Seconds for which a stopping worker at least tries to release rows that other sessions have
+#: locked, and between two attempts.
+_LOCKED_SECONDS, _LOCKED_PAUSE_SECONDS = 0.5, 0.02
+_NOT_ORDERED = "its process got a SIGTERM that the supervisor did not send"
+
+
+class Drain:
+    def __init__(self, watch: Watch, deadline: float) -> None:
+        self._watch = watch
+        self._deadline = deadline
+        self._claims, self._telemetry = watch.setup.claims, watch.setup.telemetry
+        self._threads, self._in_flight = watch.threads, watch.threads.in_flight
+        self._housekeeping = watch.housekeeping
+        self._abandoned = 0
+        source = watch.setup.source.within(lambda: max(1.0, deadline - time.monotonic()))
+        self._connection = ThreadConnection(source)
+
+    def run(self) -> int:
+        """Returns the number of commands that still ran, and were released."""
+        self._threads.pipeline.stop_claiming()
+        if self._watch.steward is not None:
+            self._watch.steward.listening.request_stop()
+        logger.info("worker %s stops: what runs may end, the rest is released", self._claims.worker)
+        try:
+            with abort_io_at(self._deadline + RELEASE_SECONDS, self._connection.abort_io):
+                self._settle_all()
+        except Exception as error:
+            logger.warning(
+                "cannot release this worker's claims (%s): others can claim them when the leases "
+                "expire",
+                joined(str(error)),
+            )
+            self._abandoned = max(self._abandoned, len(self._in_flight.known()))
+        finally:
+            self._housekeeping.stop(self._deadline)
+            self._threads.cut_all()
+            self._connection.close()
+            self._threads.unsettled.log()
+        return self._abandoned
+
+    def _settle_all(self) -> None:
+        if self._in_flight.any_released:
+            self._in_flight.release(self._connection.connection())
+        stuck = self._await_end()
+        self._housekeeping.stop(self._deadline)
+        index, slot = self._telemetry.acquire_slot()
+        self._threads.pipeline.settle_all(self._connection, slot)
+        self._telemetry.release_slot(index, slot)
+        self._release_locked()
+        if stuck:
+            self._abandon(stuck, self._connection.connection())
+
+    def _await_end(self) -> list[WorkerThread]:
+        """Waits for running commands until the deadline, and gives up those that hang. Returns
+        the threads that have not ended."""
+        while (now := time.monotonic()) < self._deadline:
+            self._watch.check_due()
+            if (
+                not self._threads.join(min(self._deadline, now + self._watch.beat_seconds))
+                and not self._housekeeping.has_pending_verdicts
+            ):
+                return []
+        return self._threads.left()
+
+    def _release_locked(self) -> None:
+        """Claims whose rows other sessions had locked: a claim of another worker may lock the
+        rows that this one has just claimed, until it commits."""
+        until = max(self._deadline, time.monotonic() + _LOCKED_SECONDS)
+        while self._in_flight.any_released and time.monotonic() < until:
+            time.sleep(_LOCKED_PAUSE_SECONDS)
+            self._in_flight.release(self._connection.connection())
+
+    def _abandon(self, stuck: list[WorkerThread], connection: Connection) -> None:
+        """Releases the commands of these threads, after their sessions have ended: until then
+        they could still commit."""
+        held = self._in_flight.unfinished()
+        self._abandoned = len(held)
+        sessions = [session for thread in stuck if (session := thread.connection.session)]
+        for thread in stuck:
+            thread.connection.abort_io()
+        end_sessions(self._claims, connection, sessions)
+        work = partial(self._release_begun, connection)
+        given, locked = release(self._claims, connection, held, work)
+        until = time.monotonic() + _LOCKED_SECONDS
+        while locked and time.monotonic() < until:
+            time.sleep(_LOCKED_PAUSE_SECONDS)
+            more, locked = release(self._claims, connection, locked, work)
+            given += more
+        self._in_flight.free(held)
+        for claim in given:
+            logger.error(
+                "command %s (%s/%s) did not end in time: released, it runs again",
+                claim.command_id,
+                claim.domain,
+                claim.type,
+            )
+
+    def _release_begun(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
+        """They count no loss if the worker was ordered to stop; they do after a verdict, and
+        after a signal that was no order: the command may have sent it."""
+        node = self._watch.node
+        verdict, ordered = node.seat.stop_verdict, node.parent is None or bool(node.seat.stop_by)
+        why = "its worker was stopped" if ordered else _NOT_ORDERED
+        if verdict:
+            why = "its worker was replaced"
+        loss = int(bool(verdict) or not ordered)
+        return self._claims.release_dead(
+            connection,
+            claims,
+            [loss] * len(claims),
+            f"{why} before it had ended",
+            None if loss else STOPPED,
+        )

@@ -1,0 +1,92 @@
+"""A worker's main thread while its threads run: beats, and judges what is past its due. It never
+touches the database."""
+
+import logging
+import os
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from cmdbus.board.board import Node
+from cmdbus.clock import time
+from cmdbus.exits import Exit
+from cmdbus.timeouts import Timeouts
+from cmdbus.worker.housekeeping import Housekeeping
+from cmdbus.worker.pipeline.setup import Setup
+from cmdbus.worker.pipeline.telemetry import Telemetry
+from cmdbus.worker.steward.steward import Steward
+from cmdbus.worker.thread_pool import ThreadPool
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two beats of the main thread at most; a verdict is late by no more than that.
+_BEAT_SECONDS = 1.0
+#: Seconds by which a beat may be late; by more, the process was stopped or a handler held the GIL,
+#: and all due times are put off.
+_STALL_SECONDS = 1.0
+
+
+def beat(node: Node, telemetry: Telemetry, timeouts: Timeouts) -> None:
+    """Past the due that this shows, the process is hung."""
+    if node.parent not in (None, os.getppid()):
+        logger.error("the supervisor is gone: this process exits immediately")
+        os._exit(Exit.ERROR)
+    telemetry.beat(time.monotonic() + timeouts.watchdog)
+
+
+class Watch:
+    def __init__(
+        self,
+        node: Node,
+        setup: Setup,
+        threads: ThreadPool,
+        housekeeping: Housekeeping,
+        steward: Steward | None,
+    ) -> None:
+        """`steward`: of a standalone worker."""
+        self.node = node
+        self.setup = setup
+        self.threads = threads
+        self.housekeeping = housekeeping
+        self.steward = steward
+        self.beat_seconds = min(_BEAT_SECONDS, setup.timeouts.thread / 4)
+
+    def run(self, orders: SimpleQueue[float]) -> float:
+        """Until the order to stop; returns its deadline."""
+        while True:
+            due = self.threads.next_due()
+            began = time.monotonic()
+            pause = self.beat_seconds
+            if due is not None:
+                pause = min(pause, max(due - began, 0.0))
+            with suppress(Empty):
+                return orders.get(timeout=pause)
+            late = time.monotonic() - began - pause
+            if late > _STALL_SECONDS:
+                self.threads.put_off(late)
+            beat(self.node, self.setup.telemetry, self.setup.timeouts)
+            self.check_due()
+            self._check_faults()
+            if late > _STALL_SECONDS:
+                logger.warning(
+                    "the process stalled for %.1f s: extending all deadlines by that time", late
+                )
+
+    def check_due(self) -> None:
+        for thread, work in self.threads.give_up_late(time.monotonic()):
+            self.setup.telemetry.seat.mark_stuck(thread.index, thread.slot.sequence)
+            self.housekeeping.take_over(thread, work, thread.stack())
+        self.housekeeping.cut_if_late(time.monotonic())
+
+    def _check_faults(self) -> None:
+        """An exception that was sent to a thread may have ended it anywhere, and a closed
+        descriptor may have been reused: nothing in this process can be relied on."""
+        fault = self.threads.fault or self.housekeeping.fault
+        if self.steward is not None:
+            self.steward.abort_if_late(time.monotonic())
+            fault = fault or self.steward.fault
+        if not fault:
+            return
+        if self.node.parent is not None:
+            logger.error("this process cannot go on, and exits to be replaced: %s", fault)
+            os._exit(Exit.ERROR)
+        raise RuntimeError(f"the worker cannot go on: {fault}")
