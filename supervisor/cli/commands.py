@@ -11,15 +11,16 @@ import click
 
 from cmdbus.counting import count_of
 from cmdbus.errors import CommandNotFoundError
-from cmdbus.supervisor.cli import parameters
 from cmdbus.supervisor.cli.options import (
     audit_options,
     operator_option,
     option,
     page_options,
     parsed,
+    time_option,
 )
-from cmdbus.supervisor.cli.output import Shown, ago, audit_lines, data_text, moment
+from cmdbus.supervisor.cli.output import Shown, ago, audit_lines, data_text, timestamp
+from cmdbus.supervisor.cli.parameters import data, moment, past, priority, span
 from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, with_bus
 
 if TYPE_CHECKING:
@@ -41,22 +42,10 @@ if TYPE_CHECKING:
 )
 @click.argument("domain")
 @click.argument("type_", metavar="TYPE")
-@click.argument("data", metavar="[DATA|-|@FILE]", callback=parsed(parameters.data), required=False)
-@option(
-    "--priority", parse=parameters.priority, default="normal", help="high, normal, low or 0-10."
-)
-@option(
-    "--delay",
-    metavar="TIME",
-    parse=parameters.span,
-    help="Not before so long: seconds, or like 5m, 2h.",
-)
-@option(
-    "--run-at",
-    metavar="TIME",
-    parse=parameters.moment,
-    help="Not before: like 2026-12-31T08:00:00+01:00.",
-)
+@click.argument("data", metavar="[DATA|-|@FILE]", callback=parsed(data), required=False)
+@option("--priority", parse=priority, default="normal", help="high, normal, low or 0-10.")
+@time_option("--delay", parse=span, help="Not before so long: seconds, or like 5m, 2h.")
+@time_option("--run-at", parse=moment, help="Not before: like 2026-12-31T08:00:00+01:00.")
 @option("--id", "command_id", metavar="UUID", help="An id of your own; taken once.")
 @option("--correlation-id", metavar="UUID", help="Follows the command everywhere.")
 @option("--reply-to", metavar="DOMAIN", help="Where its reply is sent to.")
@@ -101,8 +90,8 @@ def get(bus: "CommandBus", domain: str, command_id: str) -> Shown:
 @option("--domain", metavar="DOMAIN", help="Only of this domain.")
 @option("--type", metavar="TYPE", help="Only of this type.")
 @option("--status", metavar="STATUS", help="Only in this status, like PENDING.")
-@option("--since", metavar="TIME", parse=parameters.past, help="Sent since; like 2h: ago.")
-@option("--until", metavar="TIME", parse=parameters.past, help="Sent before.")
+@time_option("--since", parse=past, help="Sent since; like 2h: ago.")
+@time_option("--until", parse=past, help="Sent before.")
 @page_options
 @with_bus
 def list_(
@@ -146,8 +135,8 @@ def list_(
 @option("--running", is_flag=True, help="Also if it is in progress.")
 @option("--all", "every", is_flag=True, help="All that wait in the domain.")
 @option("--type", metavar="TYPE", help="With --all: only of this type.")
-@option("--since", metavar="TIME", parse=parameters.past, help="With --all: sent since.")
-@option("--until", metavar="TIME", parse=parameters.past, help="With --all: sent before.")
+@time_option("--since", parse=past, help="With --all: sent since.")
+@time_option("--until", parse=past, help="With --all: sent before.")
 @option("--yes", is_flag=True, help="With --all: do not ask.")
 @operator_option
 @with_bus
@@ -197,20 +186,11 @@ def cancel(
 @click.argument("domain")
 @click.argument("command_id", metavar="ID")
 @option("--now", is_flag=True, help="As soon as a worker is free.")
-@option(
-    "--at",
-    "run_at",
-    metavar="TIME",
-    parse=parameters.moment,
-    help="Not before: like 2026-12-31T08:00:00+01:00.",
+@time_option("--at", "run_at", parse=moment, help="Not before: like 2026-12-31T08:00:00+01:00.")
+@time_option(
+    "--delay", parse=span, help="Not before this time from now has passed: seconds, or like 5m, 2h."
 )
-@option(
-    "--delay",
-    metavar="TIME",
-    parse=parameters.span,
-    help="Not before this time from now has passed: seconds, or like 5m, 2h.",
-)
-@option("--priority", metavar="LEVEL", parse=parameters.priority, help="high, normal, low or 0-10.")
+@option("--priority", metavar="LEVEL", parse=priority, help="high, normal, low or 0-10.")
 @audit_options
 @with_bus
 def reschedule(
@@ -236,7 +216,7 @@ def reschedule(
     due, level = (record.due_at, record.priority) if record else (None, None)
     line = f"rescheduled {domain} {command_id}"
     if due is not None:
-        line += f": due {moment(due)}, priority {level}"
+        line += f": due {timestamp(due)}, priority {level}"
     result = {"domain": domain, "command_id": command_id, "due_at": due, "priority": level}
     return result, [line]
 
@@ -273,4 +253,4 @@ def _facts(record: "CommandRecord") -> Iterator[tuple[str, object]]:
 
 
 def _when(time: datetime | None) -> str | None:
-    return None if time is None else f"{moment(time)}  ({ago(time)})"
+    return None if time is None else f"{timestamp(time)}  ({ago(time)})"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cmdbus.supervisor.cli import parameters
-from cmdbus.supervisor.cli.options import audit_options, option
+from cmdbus.supervisor.cli.options import audit_options, option, time_option
 from cmdbus.supervisor.cli.output import UNITS, Shown, age, audit_lines, table
+from cmdbus.supervisor.cli.parameters import NO_LIMIT, limit, span
 from cmdbus.supervisor.cli.session import UsageProblem, check_known, with_bus
 
 if TYPE_CHECKING:
@@ -172,19 +172,18 @@ def show_(bus: "CommandBus", named: str) -> Shown:
 @option(
     "--max-depth",
     metavar="N",
-    parse=parameters.limit,
+    parse=limit,
     help="Number of waiting commands from which sends are refused; `none`: no limit.",
 )
 @option(
     "--warn-depth",
     metavar="N",
-    parse=parameters.limit,
+    parse=limit,
     help="Number of waiting commands from which senders log a warning; `none`: never.",
 )
-@option(
+@time_option(
     "--keep",
-    metavar="TIME",
-    parse=parameters.span,
+    parse=span,
     help="How long finished commands and their ids stay, like 7d; an id is unique until then.",
 )
 @option("--accepting/--closed", default=None, help="Take sends, or refuse them all.")
@@ -193,7 +192,7 @@ def show_(bus: "CommandBus", named: str) -> Shown:
 def configure(bus: "CommandBus", named: str, **given: Any) -> Shown:
     settings = {key: value for key, value in given.items() if value is not None}
     for key in ("max_depth", "warn_depth"):
-        if settings.get(key) == parameters.NO_LIMIT:
+        if settings.get(key) == NO_LIMIT:
             settings[key] = None
     if not set(settings) - {"operator", "reason"}:
         raise UsageProblem(

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,6 +69,9 @@ def option(
         more |= {"envvar": f"CMDBUS_{key(names[0]).upper()}", "show_envvar": True}
     shown = "off" if can_be_off else more.get("default") is not None
     return click.option(*names, **{"show_default": shown, **more})
+
+
+time_option = partial(option, metavar="TIME")
 
 
 def key(name: str) -> str:

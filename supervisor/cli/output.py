@@ -82,7 +82,7 @@ def ago(time: datetime) -> str:
     return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
 
 
-def moment(time: datetime) -> str:
+def timestamp(time: datetime) -> str:
     return time.isoformat(sep=" ", timespec="milliseconds")
 
 

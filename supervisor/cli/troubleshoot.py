@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cmdbus.counting import count_of
-from cmdbus.supervisor.cli.options import audit_options, option, page_options
+from cmdbus.supervisor.cli.options import audit_options, option, page_options, time_option
 from cmdbus.supervisor.cli.output import Shown, ago, shorten, table
 from cmdbus.supervisor.cli.parameters import data, past
 from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, with_bus
@@ -29,8 +29,8 @@ def tsq() -> None:
 
 def _filters(command: F) -> F:
     for decorate in (
-        option("--until", metavar="TIME", parse=past, help="Came there before."),
-        option("--since", metavar="TIME", parse=past, help="Came there since; like 2h: ago."),
+        time_option("--until", parse=past, help="Came there before."),
+        time_option("--since", parse=past, help="Came there since; like 2h: ago."),
         option("--error-code", metavar="CODE", help="Only with this error."),
         option("--type", metavar="TYPE", help="Only of this type."),
         option("--domain", "in_domain", metavar="DOMAIN", help="Only of this domain."),
