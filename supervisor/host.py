@@ -19,6 +19,7 @@ from pathlib import Path
 from cmdbus.board.board import Board
 from cmdbus.clock import time
 from cmdbus.errors import BoardError, CmdbusError
+from cmdbus.proc import PidState, pid_state
 from cmdbus.readiness import Check, Finding
 from cmdbus.settings import Settings
 from cmdbus.supervisor.runtime import (
@@ -167,7 +168,7 @@ def _locked(
         except BlockingIOError:
             os.close(descriptor)
         pid = of(path)
-        if pid is None or not _is_gone(pid) or time.monotonic() > deadline:
+        if pid is None or pid_state(pid) is not PidState.GONE or time.monotonic() > deadline:
             raise NameTakenError(name, pid)
         time.sleep(_POLL_SECONDS)
 
@@ -183,16 +184,6 @@ def _opened(path: Path, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise BoardError(f"{path} is no ordinary file: remove it, or choose another --runtime-dir")
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:
-        pass
-    return False
 
 
 class ListenError(CmdbusError):

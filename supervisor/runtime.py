@@ -27,7 +27,7 @@ _RUN = Path("/run")
 def find_runtime_directory(chosen: Path | None = None) -> Path:
     """The chosen directory, or the first of the usual places. It may not exist yet."""
     if chosen is not None:
-        return _absolute(chosen)
+        return chosen if chosen.is_absolute() else working_directory() / chosen
     path = next(usual_places())
     if path.parent == Path(tempfile.gettempdir()):
         _logger.warning(
@@ -38,14 +38,15 @@ def find_runtime_directory(chosen: Path | None = None) -> Path:
     return path
 
 
-def _absolute(directory: Path) -> Path:
+def working_directory() -> Path:
+    """Refuses one that was removed."""
     try:
-        return directory.absolute()
-    except OSError as error:  # it is relative, and the working directory was removed
+        return Path.cwd()
+    except OSError as error:
         raise BoardError(
-            f"the runtime directory {directory} cannot be found: the working directory of this "
-            f"process is gone ({error.strerror}); change to one that exists"
-        ) from error
+            f"the working directory of this process is gone ({error.strerror}): change to one that "
+            f"exists"
+        ) from None
 
 
 def usual_places() -> Iterator[Path]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -24,6 +23,7 @@ from cmdbus.supervisor.cli.setting import setting_options
 from cmdbus.supervisor.host import check_host
 from cmdbus.supervisor.preflight_process import run_preflight
 from cmdbus.supervisor.signals import NOTED
+from cmdbus.supervisor.runtime import working_directory
 
 #: The application of the demo, which runs if neither an app nor a database is named.
 DEMO_APP = "cmdbus.worker.demo:registry"
@@ -34,26 +34,10 @@ class _Command(RedactingCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not {"-h", "--help", "--version"} & set(args):
-            _check_working_directory()
+            with _can_start():
+                working_directory()  # settings and the application are read from it
             ctx.default_map = read(ctx)
         return super().parse_args(ctx, args)
-
-
-class _NowhereError(click.ClickException):
-    """The working directory was removed."""
-
-    exit_code = Exit.CANNOT_START
-
-
-def _check_working_directory() -> None:
-    """Settings and the application are read from it."""
-    try:
-        Path.cwd()
-    except OSError as error:
-        raise _NowhereError(
-            f"the working directory of this process is gone ({error.strerror}): change to one "
-            f"that exists"
-        ) from None
 
 
 @click.command(
