@@ -145,22 +145,20 @@ class BootFailure(Enum):
     KEEP_OLD_APP = 0
     CONTINUE = 1
     STOP_FLEET = 2
-    RETRY = 3
 
 
 def boot_failure(
     process: ProcessView, others: Iterable[ProcessView], *, any_ready: bool, proven: int
-) -> BootFailure:
-    """Running processes continue: a broken new application keeps the old fleet. `any_ready`: a
-    worker is ready now; `proven`: the newest application that a worker was ever ready with."""
+) -> BootFailure | None:
+    """None if the process is started again. Running processes continue: a broken new application
+    keeps the old fleet. `any_ready`: a worker is ready now; `proven`: the newest application that a
+    worker was ever ready with."""
     apps = {other.app for other in others if other.role is Role.WORKER}
     if any(app < process.app for app in apps):
         return BootFailure.KEEP_OLD_APP
     if any_ready:
         return BootFailure.CONTINUE
-    if process.app > proven and process.app not in apps:
-        return BootFailure.STOP_FLEET
-    return BootFailure.RETRY
+    return BootFailure.STOP_FLEET if process.app > proven and process.app not in apps else None
 
 
 def gil_holder(

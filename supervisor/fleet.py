@@ -24,13 +24,12 @@ from cmdbus.failpoints import IN_REAP, failpoint
 from cmdbus.settings import Settings
 from cmdbus.supervisor.aftermath import Aftermath, BootFailure, Ending, aftermath, boot_failure
 from cmdbus.supervisor.children import ExitStatus
-from cmdbus.supervisor.fleet_view import FleetView, ProcessView, is_drained, observe
+from cmdbus.supervisor.fleet_view import FleetView, Number, ProcessView, is_drained, observe
 from cmdbus.supervisor.orders import Orders, running_commands
 from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop
+from cmdbus.supervisor.processes import Spawner, SupervisedProcess
 from cmdbus.supervisor.restarts import Restarts
-from cmdbus.supervisor.spawner import Spawner
 from cmdbus.supervisor.stacks import Stacks
-from cmdbus.supervisor.supervised_process import SupervisedProcess
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class Fleet:
         self._spawner = Spawner(settings, board, self._stacks, private=private, http=http)
         self._restarts = Restarts()
         self._orders = Orders(board, self._stacks, self._restarts, settings.timeouts.watchdog)
-        self._generations: dict[tuple[Role, int], int] = {}
+        self._generations: dict[Number, int] = {}
         self._processes: dict[int, SupervisedProcess] = {}
         self.wanted = settings.procs
         #: The application to run; each reload raises it.
@@ -85,7 +84,9 @@ class Fleet:
         view = self._board.snapshot(claims=False)
         if self._repair_seats(view):
             view = self._board.snapshot(claims=False)
-        self._clear_rescued(view)
+        for seat in view.seats:
+            if seat.role is Role.DEAD and seat.rescued:
+                self._board.seat(seat.index).clear()
         # What began while this process stalled, after `now`, did not begin in the future.
         read_at = time.monotonic()
         for process in self._processes.values():
@@ -94,7 +95,7 @@ class Fleet:
             processes=self._views(),
             wanted=self.wanted,
             app=self.app,
-            not_before={key: self._restarts.not_before(key) for key in self._generations},
+            not_before=dict(self._restarts.not_before),
             stop_by=stop_by,
             unrescued=sum(seat.role is Role.DEAD and not seat.rescued for seat in view.seats),
             suspects=view.suspects,
@@ -112,11 +113,6 @@ class Fleet:
             seat = self._board.seat(one.index)
             seat.set_identity(process.seat_role, one.number, one.generation)
         return bool(unknown)
-
-    def _clear_rescued(self, view: BoardView) -> None:
-        for seat in view.seats:
-            if seat.role is Role.DEAD and seat.rescued:
-                self._board.seat(seat.index).clear()
 
     def _observe(self, process: SupervisedProcess, seat: SeatView, now: float) -> None:
         was_ready = process.view.ready
@@ -215,7 +211,6 @@ class Fleet:
             )
         except OSError as error:
             pause = self._restarts.not_started(key, now, random.random())
-            self._generations.setdefault(key, 0)
             logger.error(
                 "cannot start a process (%s): trying again in %.0f s", error.strerror, pause
             )
@@ -334,5 +329,3 @@ class Fleet:
                 self._report(_CANNOT_START)
             case BootFailure.STOP_FLEET:
                 self.cannot_boot = True
-            case BootFailure.RETRY:
-                pass

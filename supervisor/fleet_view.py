@@ -10,6 +10,8 @@ from cmdbus.board.health import Health, HealthReport
 from cmdbus.board.records import Role, Verdict
 from cmdbus.board.views import BoardView, SeatView, SlotView
 
+#: A role, and the number in it: a process's successors have the same.
+Number = tuple[Role, int]
 #: The board's times are integer nanoseconds, the supervisor's are seconds.
 NS = 1e9
 #: Seconds after which a killed process that still exists counts as unable to die (disk wait).
@@ -77,7 +79,7 @@ class FleetView:
     #: The application that processes should run.
     app: int = 0
     #: When the next process of a number may start; missing: immediately.
-    not_before: dict[tuple[Role, int], float] = field(default_factory=dict)
+    not_before: dict[Number, float] = field(default_factory=dict)
     #: The stop deadline of the whole fleet.
     stop_by: float | None = None
     #: Dead processes whose claims are not released yet.

@@ -14,9 +14,9 @@ from cmdbus.proc import PidState, cpu_seconds, pid_state
 from cmdbus.supervisor.aftermath import gil_holder, stuck
 from cmdbus.supervisor.fleet_view import NS
 from cmdbus.supervisor.policy import Kill, Stop, is_ahead
+from cmdbus.supervisor.processes import SupervisedProcess
 from cmdbus.supervisor.restarts import Restarts
 from cmdbus.supervisor.stacks import Stacks
-from cmdbus.supervisor.supervised_process import SupervisedProcess
 
 logger = logging.getLogger(__name__)
 

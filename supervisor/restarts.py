@@ -7,10 +7,10 @@ early neither lengthens the pause nor resets it.
 """
 
 from collections import deque
-from collections.abc import Hashable
 
 from cmdbus.backoff import Backoff
 from cmdbus.board.records import Restart
+from cmdbus.supervisor.fleet_view import Number
 
 #: Seconds without an early exit, from the end of the pause, after which pauses start over.
 QUIET_SECONDS = 60.0
@@ -26,36 +26,34 @@ class Restarts:
     def __init__(self) -> None:
         #: By number: the pauses of a row of early exits, and the time until which one more
         #: continues the row.
-        self._rows: dict[Hashable, tuple[Backoff, float]] = {}
-        self._not_before: dict[Hashable, float] = {}
+        self._rows: dict[Number, tuple[Backoff, float]] = {}
+        #: By number: when its next process may start; missing: immediately.
+        self.not_before: dict[Number, float] = {}
         self._exits: deque[float] = deque()
         #: By number: why its last process ended, until its successor starts.
-        self.reasons: dict[Hashable, Restart] = {}
+        self.reasons: dict[Number, Restart] = {}
 
-    def exited_early(self, number: Hashable, now: float, rand: float) -> float:
+    def exited_early(self, number: Number, now: float, rand: float) -> float:
         """Seconds until the successor may start; `rand` in [0, 1) spreads them."""
         self._exits.append(now)
         return self._pause(number, now, rand, is_first_free=True)
 
-    def not_started(self, number: Hashable, now: float, rand: float) -> float:
+    def not_started(self, number: Number, now: float, rand: float) -> float:
         """Seconds until the next try: no process exited, but the system could not start one."""
         return self._pause(number, now, rand, is_first_free=False)
-
-    def not_before(self, number: Hashable) -> float:
-        return self._not_before.get(number, 0.0)
 
     def too_many(self, wanted: int, now: float) -> bool:
         while self._exits and self._exits[0] <= now - WINDOW_SECONDS:
             self._exits.popleft()
         return len(self._exits) >= max(_MIN_TOO_MANY, 2 * wanted)
 
-    def _pause(self, number: Hashable, now: float, rand: float, *, is_first_free: bool) -> float:
+    def _pause(self, number: Number, now: float, rand: float, *, is_first_free: bool) -> float:
         backoff, until = self._rows.get(number, (None, now))
         is_first = backoff is None or now >= until
         if backoff is None or is_first:
             backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         free = is_first and is_first_free
         pause = 0.0 if free else backoff.pause() * (1.0 - _JITTER * rand)
-        self._not_before[number] = now + pause
+        self.not_before[number] = now + pause
         self._rows[number] = backoff, now + pause + QUIET_SECONDS
         return pause

@@ -5,18 +5,20 @@ from itertools import pairwise
 
 import pytest
 
+from cmdbus.board.records import Role
 from cmdbus.supervisor.restarts import (
     QUIET_SECONDS,
     WINDOW_SECONDS,
     Restarts,
 )
 
+A, B = (Role.WORKER, 0), (Role.WORKER, 1)
 NOW = 1_000.0
 MOMENT = 1e-6
 
 
 def test_who_never_died_may_start_at_any_time() -> None:
-    assert Restarts().not_before("a") <= 0.0
+    assert A not in Restarts().not_before
     assert not Restarts().too_many(1, NOW)
 
 
@@ -24,8 +26,8 @@ def test_the_first_successor_starts_at_once_and_the_pause_doubles_up_to_30_s() -
     restarts, now = Restarts(), NOW
     pauses = []
     for _ in range(9):
-        pauses.append(restarts.exited_early("a", now, rand=0.0))
-        assert restarts.not_before("a") == now + pauses[-1]
+        pauses.append(restarts.exited_early(A, now, rand=0.0))
+        assert restarts.not_before[A] == now + pauses[-1]
         now += pauses[-1]
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 30, 30]
 
@@ -35,7 +37,7 @@ def test_the_dice_make_a_pause_shorter_by_up_to_a_fifth_and_never_longer() -> No
     seen = set()
     for _ in range(300):
         restarts = Restarts()
-        pauses = [restarts.exited_early("a", NOW, dice.random()) for _ in range(8)]
+        pauses = [restarts.exited_early(A, NOW, dice.random()) for _ in range(8)]
         for pause, full in zip(pauses, [0, 1, 2, 4, 8, 16, 30, 30], strict=True):
             assert 0.8 * full <= pause <= full
         seen.add(pauses[-1])
@@ -45,9 +47,9 @@ def test_the_dice_make_a_pause_shorter_by_up_to_a_fifth_and_never_longer() -> No
 @pytest.mark.parametrize(("early", "next_pause"), [(MOMENT, 8.0), (0.0, 0.0)])
 def test_a_quiet_minute_and_no_less_ends_the_row(early: float, next_pause: float) -> None:
     restarts = Restarts()
-    pauses = [restarts.exited_early("a", NOW, 0.0) for _ in range(4)]
+    pauses = [restarts.exited_early(A, NOW, 0.0) for _ in range(4)]
     quiet_since = NOW + pauses[-1]
-    assert restarts.exited_early("a", quiet_since + QUIET_SECONDS - early, 0.0) == next_pause
+    assert restarts.exited_early(A, quiet_since + QUIET_SECONDS - early, 0.0) == next_pause
 
 
 def test_a_pause_is_no_quiet_time() -> None:
@@ -55,7 +57,7 @@ def test_a_pause_is_no_quiet_time() -> None:
     restarts, now = Restarts(), NOW
     pauses = []
     for _ in range(20):
-        pauses.append(restarts.exited_early("a", now, 0.0))
+        pauses.append(restarts.exited_early(A, now, 0.0))
         now += pauses[-1] + 35
     assert pauses[6:] == [30] * 14
 
@@ -65,7 +67,7 @@ def test_having_been_ready_for_a_while_ends_no_row() -> None:
     restarts, now = Restarts(), NOW
     pauses = []
     for _ in range(6):
-        pauses.append(restarts.exited_early("a", now, 0.0))
+        pauses.append(restarts.exited_early(A, now, 0.0))
         now += pauses[-1] + 20  # That death was not early, and nobody tells of it.
         now += 3
     assert all(earlier < later for earlier, later in pairwise(pauses))
@@ -74,9 +76,9 @@ def test_having_been_ready_for_a_while_ends_no_row() -> None:
 def test_each_number_waits_for_itself() -> None:
     restarts = Restarts()
     for _ in range(5):
-        restarts.exited_early("a", NOW, 0.0)
-    assert restarts.not_before("b") <= NOW
-    assert restarts.exited_early("b", NOW, 0.0) == 0.0
+        restarts.exited_early(A, NOW, 0.0)
+    assert restarts.not_before.get(B, 0.0) <= NOW
+    assert restarts.exited_early(B, NOW, 0.0) == 0.0
 
 
 @pytest.mark.parametrize(("wanted", "most"), [(1, 6), (3, 6), (4, 8), (16, 32)])
@@ -86,7 +88,7 @@ def test_too_many_over_all_numbers_within_a_minute_end_the_supervisor(
     restarts = Restarts()
     for death in range(most):
         assert not restarts.too_many(wanted, NOW)
-        restarts.exited_early(death % wanted, NOW, 0.5)
+        restarts.exited_early((Role.WORKER, death % wanted), NOW, 0.5)
     assert restarts.too_many(wanted, NOW)
     assert restarts.too_many(wanted, NOW + WINDOW_SECONDS - MOMENT)
     assert not restarts.too_many(wanted, NOW + WINDOW_SECONDS)
@@ -102,7 +104,7 @@ def test_a_whole_fleet_that_dies_at_boot_is_given_up_within_a_minute() -> None:
             number = min(at, key=lambda n: at[n])
             now = at[number] + 0.3  # It dies so long after its start.
             starts += 1
-            at[number] = now + restarts.exited_early(number, now, dice.random())
+            at[number] = now + restarts.exited_early((Role.WORKER, number), now, dice.random())
             if restarts.too_many(wanted, now):
                 break
         assert now < NOW + 60 and starts <= max(6, 2 * wanted)
@@ -112,9 +114,9 @@ def test_one_number_that_dies_for_days_is_no_reason_to_give_up_a_large_fleet() -
     """Nor to fall over: twice as long a thousand times is more than a float can hold."""
     restarts, now = Restarts(), NOW
     for _ in range(5_000):
-        now += restarts.exited_early(3, now, 0.0) + 1
+        now += restarts.exited_early(A, now, 0.0) + 1
         assert not restarts.too_many(16, now)
-    assert restarts.not_before(3) <= now + 30
+    assert restarts.not_before[A] <= now + 30
 
 
 def test_a_fork_that_fails_waits_as_long_as_a_death_would_but_is_none() -> None:
@@ -122,8 +124,8 @@ def test_a_fork_that_fails_waits_as_long_as_a_death_would_but_is_none() -> None:
     restarts, now = Restarts(), NOW
     pauses = []
     for _ in range(50):
-        pauses.append(restarts.not_started("a", now, 0.0))
+        pauses.append(restarts.not_started(A, now, 0.0))
         now += pauses[-1]
-        assert restarts.not_before("a") == now
+        assert restarts.not_before[A] == now
     assert pauses[:6] == [1, 2, 4, 8, 16, 30] and set(pauses[6:]) == {30}
     assert not restarts.too_many(1, now)
