@@ -88,7 +88,9 @@ class Supervisor:
                 self._fleet.act(action, now)
             self._publish_status(fleet, now)
             self._keep_name(now)
-            self._wait(next_round(fleet, self._settings, now))
+            until = next_round(fleet, self._settings, now)
+            seconds = min(_ROUND_SECONDS, until - time.monotonic())
+            wait([self._signals.descriptor, *self._fleet.descriptors], seconds)
         self._show(SupervisorState.STOPPED, time.monotonic())
         if self._code is Exit.DONE and self._fleet.unfinished:
             self._code = Exit.UNFINISHED
@@ -215,8 +217,3 @@ class Supervisor:
             if why != self._not_kept:
                 logger.error("cannot hold the name of this supervisor: %s", why)
         self._not_kept = why
-
-    def _wait(self, until: float) -> None:
-        now = time.monotonic()
-        seconds = max(0.0, min(_ROUND_SECONDS, until - now))
-        wait([self._signals.descriptor, *self._fleet.descriptors], seconds)

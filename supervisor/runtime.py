@@ -20,6 +20,7 @@ _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 #: Files that a supervisor makes in its runtime directory.
 _FILE = re.compile(r".*\.(board(\.\d+)?|pid|stacks|log)")
+_ADVICE = "choose another one with --runtime-dir"
 _SHARED_MEMORY = Path("/dev/shm")
 _RUN = Path("/run")
 
@@ -71,10 +72,7 @@ def make_runtime_directory(directory: Path) -> Path:
             directory.mkdir(mode=0o700)
             directory.chmod(0o700)  # whatever the umask
     except OSError as error:
-        raise BoardError(
-            f"the runtime directory {directory} cannot be made: {error.strerror}; "
-            f"choose another one with --runtime-dir"
-        ) from error
+        raise _unusable(directory, f"cannot be made: {error.strerror}; {_ADVICE}") from error
     return check_runtime_directory(directory)
 
 
@@ -83,21 +81,15 @@ def check_runtime_directory(directory: Path) -> Path:
     try:
         found = directory.lstat()
     except OSError as error:
-        raise BoardError(
-            f"the runtime directory {directory} cannot be used: {error.strerror}"
-        ) from error
+        raise _unusable(directory, f"cannot be used: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode):
         kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a directory"
-        raise BoardError(f"the runtime directory {directory} is {kind}: choose another one")
+        raise _unusable(directory, f"is {kind}: {_ADVICE}")
     if found.st_uid != os.geteuid():
-        raise BoardError(
-            f"the runtime directory {directory} belongs to user {found.st_uid}, and this is user "
-            f"{os.geteuid()}: choose another one with --runtime-dir"
-        )
+        owner = f"belongs to user {found.st_uid}, and this is user {os.geteuid()}"
+        raise _unusable(directory, f"{owner}: {_ADVICE}")
     if stat.S_IMODE(found.st_mode) & 0o077:
-        raise BoardError(
-            f"the runtime directory {directory} is open to others: {_closing(directory)}"
-        )
+        raise _unusable(directory, f"is open to others: {_closing(directory)}")
     return directory
 
 
@@ -108,10 +100,11 @@ def check_makeable(directory: Path) -> None:
         Path(tempfile.mkdtemp(dir=above)).rmdir()
     except OSError as error:
         does = "written" if above == directory else "made"
-        raise BoardError(
-            f"the runtime directory {directory} cannot be {does}: {error.strerror}; "
-            f"choose another one with --runtime-dir"
-        ) from error
+        raise _unusable(directory, f"cannot be {does}: {error.strerror}; {_ADVICE}") from error
+
+
+def _unusable(directory: Path, problem: str) -> BoardError:
+    return BoardError(f"the runtime directory {directory} {problem}")
 
 
 def _closing(directory: Path) -> str:

@@ -49,10 +49,6 @@ _SPARE_COMMAND_TYPES = 8
 _MAX_COMMAND_TYPES = 64
 
 
-class CannotStart(CmdbusError):
-    """For a reason that a restart would not cure."""
-
-
 class StopRequested(Exception):
     """A signal came before there was anything to stop."""
 
@@ -132,7 +128,7 @@ def _in_child(run: Callable[[], int], signals: Signals) -> None:
     if exit_status.code == Exit.CANNOT_START:
         raise AlreadyReported
     if exit_status.signal or exit_status.code:
-        raise CannotStart(f"the schema could not be installed: the process {exit_status}")
+        raise CmdbusError(f"the schema could not be installed: the process {exit_status}")
 
 
 def _forked(run: Callable[[], int], signals: Signals) -> Child:
@@ -161,7 +157,7 @@ def _preflight(settings: Settings, signals: Signals, probes: StartupProbes) -> i
                 logger.warning("%s", check)
         fatal = [check for check in checks if check.finding is Finding.FATAL]
         if fatal:
-            raise CannotStart("; ".join(str(check) for check in fatal))
+            raise CmdbusError("; ".join(str(check) for check in fatal))
         if worst(checks) is not Finding.AWAY:
             return max(check.types for check in checks)
         away = "; ".join(str(check) for check in checks if check.finding is Finding.AWAY)
@@ -202,7 +198,7 @@ def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board,
             path.rename(path.with_name(f"{path.name}.{time.time_ns()}"))
         stacks.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise CannotStart(
+        raise CmdbusError(
             f"the runtime directory {directory} cannot be used: {error.strerror}"
         ) from error
     board = Board.create(

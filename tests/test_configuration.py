@@ -9,12 +9,11 @@ from pathlib import Path
 import click
 import pytest
 
+from cmdbus.errors import CmdbusError
 from cmdbus.proc import usable_cpus
 from cmdbus.settings import Settings
 from cmdbus.supervisor.cli.configuration import (
     Configured,
-    LadderError,
-    NoDatabaseError,
     configured,
 )
 from cmdbus.supervisor.cli.setting import SETTINGS
@@ -261,7 +260,7 @@ def test_the_ladder_is_refused_with_the_options_of_its_rungs(
     arguments: list[str], sentence: str
 ) -> None:
     """Statement_timeout < visibility_timeout, always."""
-    with pytest.raises(LadderError) as error:
+    with pytest.raises(CmdbusError) as error:
         told(*arguments)
     assert str(error.value).startswith(sentence)
 
@@ -302,7 +301,7 @@ def test_an_app_without_a_database_is_refused_unless_the_embedded_one_is_asked_f
         assert (done.returncode, done.stdout) == (3, "")
         assert done.stderr.startswith("Error: shop:registry has no database: name it with --dsn")
         assert "--embedded" in done.stderr and len(done.stderr.splitlines()) == 1
-    with pytest.raises(NoDatabaseError):
+    with pytest.raises(CmdbusError):
         told("--app", "shop:registry")
     assert told("--app", "shop:registry", "--embedded").settings.dsn is None
     assert sources("--app", "shop:registry", "--embedded")["dsn"] == "--embedded"

@@ -28,14 +28,6 @@ _WITHOUT = {
 _POLL_INTERVAL = {"notify": 60.0, "poll": 1.0}
 
 
-class LadderError(CmdbusError):
-    """The timeouts do not form a ladder; the text names the options."""
-
-
-class NoDatabaseError(CmdbusError):
-    """There is an app and no database: perhaps a mistyped deployment."""
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One setting to show, and where it comes from."""
@@ -88,7 +80,7 @@ def configured(context: click.Context) -> Configured:
     if given["poll_interval"] is None:
         given["poll_interval"] = _POLL_INTERVAL[given["wake"]]
     if given["app"] is not None and given["dsn"] is None and not given["embedded"]:
-        raise NoDatabaseError(
+        raise CmdbusError(
             f"{given['app']} has no database: name it with --dsn-file, --dsn, CMDBUS_DSN or "
             f"DATABASE_URL; --embedded runs a private PostgreSQL on this machine, for development"
         )
@@ -172,6 +164,7 @@ def _text(context: click.Context, where: str, option: click.Option, value: objec
 
 
 def _ladder(rungs: Mapping[str, Any]) -> Timeouts:
+    """A CmdbusError names the options that do not form a ladder."""
     try:
         return Timeouts(**rungs)
     except ValueError as error:
@@ -179,7 +172,7 @@ def _ladder(rungs: Mapping[str, Any]) -> Timeouts:
         for setting in SETTINGS:
             if setting.owner is Timeouts:
                 text = text.replace(f"{setting.attribute} timeout", setting.name)
-        raise LadderError(text) from None
+        raise CmdbusError(text) from None
 
 
 def _entries(context: click.Context, given: Mapping[str, Any]) -> Iterator[Entry]:
