@@ -36,7 +36,7 @@ class SlotView(SlotState):
     #: The thread, by the number that Python's own stacks give it.
     ident: int | None = None
 
-    def to_dict(self, now: int) -> dict[str, object]:
+    def to_dict(self, now: int | None) -> dict[str, object]:
         command = self.command
         return {
             "slot": self.number,
@@ -85,7 +85,7 @@ class SeatView(ProcessRecord):
     def health(self) -> Health:
         return self.levels.health
 
-    def to_dict(self, now: int, gone: Container[int] = ()) -> dict[str, object]:
+    def to_dict(self, now: int | None, gone: Container[int] = ()) -> dict[str, object]:
         present = self.pid is not None and self.pid not in gone
         return {
             "seat": self.number,
@@ -128,9 +128,9 @@ class BoardView(SupervisorRecord):
     def with_role(self, role: Role) -> list[SeatView]:
         return sorted((s for s in self.seats if s.role is role), key=lambda seat: seat.number)
 
-    def to_dict(self, now: int, gone: Container[int] = ()) -> dict[str, object]:
+    def to_dict(self, now: int | None, gone: Container[int] = ()) -> dict[str, object]:
         """As `cmdbus ps --json` shows it: `since` in seconds ago, `due` in seconds to come.
-        Pids that are `gone` have no health."""
+        Both are None without `now`. Pids that are `gone` have no health."""
         stewards, alone = self.with_role(Role.STEWARD), self.with_role(Role.QUARANTINE)
         steward = stewards[0] if stewards else None
         workers = {number: SeatView(number=number) for number in range(self.wanted)}
@@ -152,5 +152,5 @@ class BoardView(SupervisorRecord):
         }
 
 
-def _seconds(now: int, at: int | None, sign: int) -> float | None:
-    return None if at is None else round(sign * (now - at) / _NS, 3)
+def _seconds(now: int | None, at: int | None, sign: int) -> float | None:
+    return None if now is None or at is None else round(sign * (now - at) / _NS, 3)

@@ -4,7 +4,6 @@ database is away, and when the supervisor is frozen or dead.
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -94,14 +93,11 @@ def _read(path: Path) -> PsSnapshot:
     if not path.exists():
         raise BoardError(_missing(path))
     with closing(Board.open(path)) as board:
-        view = board.snapshot()
-        if not view.this_boot:
-            view = _timeless(view)
-        counters = board.counters()
+        view, counters = board.snapshot(), board.counters()
     now = time.monotonic_ns()
     return PsSnapshot(
         view=view,
-        now=now,
+        now=now if view.this_boot else None,
         supervisor=_presence(view, now),
         counters=counters,
         gone=frozenset(_gone(view)),
@@ -139,17 +135,3 @@ def _missing(path: Path) -> str:
         else "start cmdbus-supervise, or say where its board is with --runtime-dir"
     )
     return f"there is no board of {path.stem!r} in {path.parent}: {hint}"
-
-
-def _timeless(view: BoardView) -> BoardView:
-    """Times of another boot mean nothing."""
-    seats = tuple(
-        replace(
-            seat,
-            since=None,
-            due=None,
-            slots=tuple(replace(slot, since=None, due=None) for slot in seat.slots),
-        )
-        for seat in view.seats
-    )
-    return replace(view, since=None, due=None, seats=seats)

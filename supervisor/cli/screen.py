@@ -25,10 +25,9 @@ _QUIET = (Phase.IDLE, Phase.RESTING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PsSnapshot:
-    """A board as it was read; `now` in monotonic nanoseconds."""
-
     view: BoardView
-    now: int
+    #: Monotonic nanoseconds when it was read; None if its times are of another boot.
+    now: int | None
     supervisor: PidState
     counters: CountersView
     #: Pids on the board whose processes are gone.
@@ -73,7 +72,7 @@ def lines(snapshot: PsSnapshot, before: PsSnapshot | None = None) -> Iterator[st
         else:
             yield f"{number:>6}        -       -  empty"
     for seat in snapshot.view.with_role(Role.STOPPING):
-        when = "-" if seat.stop_by is None else _until(seat.stop_by, snapshot.now)
+        when = _until(seat.stop_by, snapshot.now)
         yield f"stopping: pid {seat.pid or '-'}, which must have exited in {when}"
         yield from _slots(seat, snapshot.now)
     for seat in snapshot.view.with_role(Role.DEAD):
@@ -88,8 +87,8 @@ def _head(snapshot: PsSnapshot) -> Iterator[str]:
     text += ", but frozen" if frozen else ", but late" if late else ""
     if view.pid is not None:
         text += f", pid {view.pid}"
-    if view.since is not None and view.this_boot:
-        text += f", began {age((snapshot.now - view.since) / _NS)} ago"
+    if (since := _since(view.since, snapshot.now)) != "-":
+        text += f", began {since} ago"
     yield shorten(text, WIDTH)
     if not view.this_boot:
         yield "The machine was restarted since: this is what was last written before."
@@ -123,7 +122,8 @@ def _steward(snapshot: PsSnapshot) -> str:
 
 
 def _pace(snapshot: PsSnapshot, before: PsSnapshot) -> Iterator[str]:
-    if (snapshot.view.pid, snapshot.view.since) != (before.view.pid, before.view.since):
+    is_same = (snapshot.view.pid, snapshot.view.since) == (before.view.pid, before.view.since)
+    if snapshot.now is None or before.now is None or not is_same:
         return  # another supervisor's board
     seconds = (snapshot.now - before.now) / _NS
     rates = []
@@ -167,7 +167,7 @@ def _exit(seat: SeatView) -> str:
     return f"ended: pid {exit_record.pid} ({how}{why}); its claims are being released"
 
 
-def _slots(seat: SeatView, now: int) -> Iterator[str]:
+def _slots(seat: SeatView, now: int | None) -> Iterator[str]:
     busy = sorted(
         (slot for slot in seat.slots if slot.number >= 0 and slot.phase not in _QUIET),
         key=lambda slot: slot.number,
@@ -178,13 +178,14 @@ def _slots(seat: SeatView, now: int) -> Iterator[str]:
         yield from _slot(slot, now)
 
 
-def _slot(slot: SlotView, now: int) -> Iterator[str]:
+def _slot(slot: SlotView, now: int | None) -> Iterator[str]:
     command = slot.command
-    due = "-" if slot.due is None else _until(slot.due, now)
     name = shorten(f"{command.domain}/{command.type}", WIDTH - _INDENT) if command else "-"
     phase = slot.phase.name.lower() if slot.phase is not None else "?"
     attempt = command.attempt if command else "-"
-    yield _SLOT.format(slot.number, phase, _since(slot.since, now), due, attempt, name)
+    yield _SLOT.format(
+        slot.number, phase, _since(slot.since, now), _until(slot.due, now), attempt, name
+    )
     if command:
         yield " " * _INDENT + str(command.command_id)
 
@@ -193,13 +194,15 @@ def _mib(size: int | None) -> str:
     return "-" if size is None else f"{size / 2**20:.0f}M"
 
 
-def _late(due: int | None, now: int) -> bool:
-    return due is not None and now > due + _GRACE_NS
+def _late(due: int | None, now: int | None) -> bool:
+    return due is not None and now is not None and now > due + _GRACE_NS
 
 
-def _since(at: int | None, now: int) -> str:
-    return "-" if at is None else age((now - at) / _NS)
+def _since(at: int | None, now: int | None) -> str:
+    return "-" if at is None or now is None else age((now - at) / _NS)
 
 
-def _until(at: int, now: int) -> str:
+def _until(at: int | None, now: int | None) -> str:
+    if at is None or now is None:
+        return "-"
     return age((at - now) / _NS) if at >= now else f"-{age((now - at) / _NS)}"
