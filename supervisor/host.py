@@ -11,12 +11,12 @@ import ipaddress
 import logging
 import os
 import socket
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from cmdbus.board.board import Board
+from cmdbus.board.stack_files import open_ordinary
 from cmdbus.clock import time
 from cmdbus.errors import BoardError, CmdbusError
 from cmdbus.proc import PidState, pid_state
@@ -175,15 +175,12 @@ def _locked(
 
 def _opened(path: Path, flags: int) -> int:
     try:
-        # Without O_NONBLOCK, a pipe of this name would make us wait for its writer.
-        quick = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(path, flags | quick, 0o600)
+        return open_ordinary(path, flags)
     except OSError as error:
-        raise BoardError(f"the pidfile {path} cannot be opened: {error.strerror}") from error
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise BoardError(f"{path} is no ordinary file: remove it, or choose another --runtime-dir")
+        raise BoardError(
+            f"the pidfile {path} cannot be opened: {error.strerror}; "
+            f"remove it, or choose another --runtime-dir"
+        ) from error
 
 
 class ListenError(CmdbusError):

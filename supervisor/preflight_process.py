@@ -4,8 +4,8 @@ be in the supervising process. The child writes each check as a line of JSON int
 import json
 import math
 import os
-import select
 import signal
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 
@@ -13,7 +13,7 @@ from cmdbus.clock import time
 from cmdbus.exits import Exit
 from cmdbus.readiness import Check, Finding
 from cmdbus.settings import Settings
-from cmdbus.supervisor.children import Child, fork
+from cmdbus.supervisor.children import Child, fork, wait
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
 
 #: Seconds: connecting may take 10, and importing a large application as long.
@@ -22,18 +22,25 @@ TIMEOUT_SECONDS = 60.0
 _END = b"end"
 
 
-def run_preflight(settings: Settings, timeout: float = TIMEOUT_SECONDS) -> list[Check]:
-    """The checks that the preflight makes within `timeout` seconds."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep no exit status
+def run_preflight(
+    settings: Settings,
+    timeout: float = TIMEOUT_SECONDS,
+    *,
+    wake: Sequence[int] = (),
+    on_wake: Callable[[], None] = lambda: None,
+) -> list[Check]:
+    """The checks that the preflight makes within `timeout` seconds; OSError if the system has no
+    process left. `on_wake` is called when one of the descriptors `wake` is readable."""
     with closing(PreflightProcess(settings, timeout)) as running:
         while (checks := running.checks()) is None:
-            select.select([running], [], [], max(0.0, running.deadline - time.monotonic()))
+            wait([running.pipe, *wake], running.deadline - time.monotonic())
+            on_wake()
         return checks
 
 
 class PreflightProcess:
-    """Starts the preflight; OSError if the system has no process left. Its `fileno` is readable
-    when `checks` may have more."""
+    """Starts the preflight; OSError if the system has no process left. Its `pipe` is readable when
+    `checks` may have more."""
 
     def __init__(self, settings: Settings, timeout: float = TIMEOUT_SECONDS) -> None:
         self._settings = settings
@@ -41,14 +48,14 @@ class PreflightProcess:
         self._received = b""
         #: Monotonic seconds; from then on `checks` is complete.
         self.deadline = time.monotonic() + timeout
-        self._pipe, writer = os.pipe()
-        os.set_blocking(self._pipe, False)
+        self.pipe, writer = os.pipe()
+        os.set_blocking(self.pipe, False)
         try:
             self._child: Child | None = fork(
-                lambda: _run(settings, writer, timeout), close=[self._pipe]
+                lambda: _run(settings, writer, timeout), close=[self.pipe]
             )
         except OSError:
-            os.close(self._pipe)
+            os.close(self.pipe)
             raise
         finally:
             os.close(writer)
@@ -57,9 +64,6 @@ class PreflightProcess:
     def pid(self) -> int | None:
         """None once it has been reaped."""
         return self._child.pid if self._child is not None else None
-
-    def fileno(self) -> int:
-        return self._pipe
 
     def checks(self) -> list[Check] | None:
         """All checks, or None while the preflight runs. Never waits for it."""
@@ -80,14 +84,14 @@ class PreflightProcess:
         if self._child is not None:
             self._child.send(signal.SIGKILL)
             self._reap()
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
 
     def _read(self) -> bool:
         """Whether the pipe has ended."""
         try:
-            while more := os.read(self._pipe, 65536):
+            while more := os.read(self.pipe, 65536):
                 self._received += more
         except BlockingIOError:
             return False

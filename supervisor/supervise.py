@@ -28,7 +28,7 @@ from cmdbus.supervisor.children import Child, fork, wait
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.host import Pidfile, check_board_free, listen, pidfile_path
 from cmdbus.supervisor.loop import Supervisor
-from cmdbus.supervisor.preflight_process import TIMEOUT_SECONDS, PreflightProcess
+from cmdbus.supervisor.preflight_process import TIMEOUT_SECONDS, run_preflight
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
 from cmdbus.supervisor.startup_probes import StartupProbes
@@ -171,15 +171,12 @@ def _preflight(settings: Settings, signals: Signals, probes: StartupProbes) -> i
 
 def _passed(settings: Settings, signals: Signals) -> list[Check]:
     try:
-        preflight = PreflightProcess(settings)
+        return run_preflight(
+            settings, wake=[signals.descriptor], on_wake=lambda: _handle_signals(signals)
+        )
     except OSError as error:
         # Too many processes or descriptors; for how long is not known.
         return [Check("preflight", Finding.AWAY, _no_process(error))]
-    with closing(preflight):
-        while (checks := preflight.checks()) is None:
-            wait([preflight.fileno(), signals.descriptor], preflight.deadline - time.monotonic())
-            _handle_signals(signals)
-        return checks
 
 
 def _handle_signals(signals: Signals) -> None:

@@ -12,7 +12,7 @@ MAX_BYTES = 1_000_000
 
 def open_stacks(path: Path) -> int:
     """A descriptor of the emptied file, to write to; OSError if there can be none."""
-    return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    return open_ordinary(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
 
 def size_of(path: Path) -> int:
@@ -24,7 +24,7 @@ def size_of(path: Path) -> int:
 def read_stacks(path: Path, since: int = 0) -> str:
     """What was written from the byte `since` on, if the file has not been emptied meanwhile."""
     try:
-        descriptor = _opened(path, os.O_RDONLY)
+        descriptor = open_ordinary(path, os.O_RDONLY)
     except OSError:
         return ""
     try:
@@ -35,7 +35,8 @@ def read_stacks(path: Path, since: int = 0) -> str:
         os.close(descriptor)
 
 
-def _opened(path: Path, flags: int) -> int:
+def open_ordinary(path: Path, flags: int) -> int:
+    """A descriptor; OSError if the file cannot be opened, or is none."""
     # Without O_NONBLOCK, a pipe of this name would make us wait for its other end.
     quick = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags | quick, 0o600)

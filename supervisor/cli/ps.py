@@ -1,20 +1,23 @@
 """`cmdbus ps`: what runs where, for how long. It reads only the board, so it works while the
-database is away, and when the supervisor is frozen or dead.
+database is away, and when the supervisor is frozen or dead. Lines have at most 80 columns.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from cmdbus.board.board import Board
-from cmdbus.board.views import BoardView
+from cmdbus.board.counters import CountersView, OutcomeLabel
+from cmdbus.board.records import Phase, Role, SupervisorState
+from cmdbus.board.views import BoardView, SeatView, SlotView
 from cmdbus.clock import time
+from cmdbus.counting import count_of
 from cmdbus.errors import BoardError
 from cmdbus.proc import PidState, pid_state
-from cmdbus.supervisor.cli.output import show_json, show_lines
-from cmdbus.supervisor.cli.screen import PsSnapshot, lines
+from cmdbus.supervisor.cli.output import age, shorten, show_json, show_lines
 from cmdbus.supervisor.cli.session import (
     board_options,
     ignored_options,
@@ -26,6 +29,44 @@ from cmdbus.supervisor.runtime import board_path, find_runtime_directory
 
 #: Seconds between two reads with --watch.
 _WATCH_SECONDS = 1.0
+_WIDTH = 80
+_NS = 1_000_000_000
+#: Nanoseconds past a deadline before a process is called late.
+_GRACE_NS = 1 * _NS
+_SLOT = "  {:>6}  {:<8}  {:>6}  {:>7}  {:>3}  {}"
+#: Where a slot's last column begins.
+_INDENT = len(_SLOT.format("", "", "", "", "", ""))
+_QUIET = (Phase.IDLE, Phase.RESTING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PsSnapshot:
+    view: BoardView
+    #: Monotonic nanoseconds when it was read; None if its times are of another boot.
+    now: int | None
+    supervisor: PidState
+    counters: CountersView
+    #: Pids on the board whose processes are gone.
+    gone: frozenset[int]
+
+    @property
+    def state(self) -> str:
+        """The state on the board; `dead` if its process is gone without having stopped."""
+        state = self.view.state
+        if state is not SupervisorState.STOPPED and self.supervisor is PidState.GONE:
+            return "dead"
+        return state.name.lower() if state is not None else "unknown"
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("dead", "stopped")
+
+    def has(self, seat: SeatView) -> bool:
+        """Whether its process still exists, as far as /proc shows."""
+        return seat.pid is not None and seat.pid not in self.gone
+
+    def to_dict(self) -> dict[str, object]:
+        return {**self.view.to_dict(self.now, self.gone), "state": self.state}
 
 
 @click.command(
@@ -58,7 +99,7 @@ def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
         if as_json:
             show_json(snapshot.to_dict())
         else:
-            show_lines(lines(snapshot))
+            show_lines(_lines(snapshot))
         if snapshot.is_over:
             raise BoardError(f"the supervisor {snapshot.view.name!r} is {snapshot.state}")
 
@@ -74,7 +115,7 @@ def _watch(path: Path, as_json: bool) -> None:
                 before = None
                 _draw([str(error)], {"error": str(error)} if as_json else None)
             else:
-                _draw(lines(snapshot, before), snapshot.to_dict() if as_json else None)
+                _draw(_lines(snapshot, before), snapshot.to_dict() if as_json else None)
                 before = snapshot
             time.sleep(_WATCH_SECONDS)
     except KeyboardInterrupt:
@@ -135,3 +176,158 @@ def _missing(path: Path) -> str:
         else "start cmdbus-supervise, or say where its board is with --runtime-dir"
     )
     return f"there is no board of {path.stem!r} in {path.parent}: {hint}"
+
+
+def _lines(snapshot: PsSnapshot, before: PsSnapshot | None = None) -> Iterator[str]:
+    """`before`: an earlier snapshot, for rates since then."""
+    yield from _head(snapshot)
+    yield _steward(snapshot)
+    if before is not None:
+        yield from _pace(snapshot, before)
+    for seat in snapshot.view.with_role(Role.QUARANTINE):
+        yield ""
+        yield f"quarantine: pid {seat.pid or '-'}, runs a command that may have killed its process"
+        yield from _slots(seat, snapshot.now)
+    yield ""
+    yield "WORKER      PID  STARTS  HEALTH            AGE     RSS  THREADS"
+    workers = {seat.number: seat for seat in snapshot.view.with_role(Role.WORKER)}
+    for number in sorted({*workers, *range(snapshot.view.wanted)}):
+        if number in workers:
+            yield from _seat(workers[number], snapshot)
+        else:
+            yield f"{number:>6}        -       -  empty"
+    for seat in snapshot.view.with_role(Role.STOPPING):
+        when = _until(seat.stop_by, snapshot.now)
+        yield f"stopping: pid {seat.pid or '-'}, which must have exited in {when}"
+        yield from _slots(seat, snapshot.now)
+    for seat in snapshot.view.with_role(Role.DEAD):
+        yield _exit(seat)
+
+
+def _head(snapshot: PsSnapshot) -> Iterator[str]:
+    view, state = snapshot.view, snapshot.state
+    late = not snapshot.is_over and _late(view.due, snapshot.now)
+    frozen = snapshot.supervisor is PidState.STOPPED and state != "stopped"
+    text = f"{view.name}: {state}"
+    text += ", but frozen" if frozen else ", but late" if late else ""
+    if view.pid is not None:
+        text += f", pid {view.pid}"
+    if (since := _since(view.since, snapshot.now)) != "-":
+        text += f", began {since} ago"
+    yield shorten(text, _WIDTH)
+    if not view.this_boot:
+        yield "The machine was restarted since: this is what was last written before."
+    elif state == "dead":
+        yield "Its process is gone; this is what was last written. Start it again."
+    elif frozen:
+        yield "A signal has stopped it; what it looks after goes on: kill -CONT lets it go on."
+    elif late:
+        yield f"Hung or starved: its last heartbeat is overdue by {_since(view.due, snapshot.now)}."
+    restarts = [f"{reason} {count}" for reason, count in view.restarts.items() if count]
+    total = count_of(sum(view.restarts.values()), "restart")
+    yield shorten(f"{total}{': ' if restarts else ''}{', '.join(restarts)}", _WIDTH)
+    if view.undead:
+        yield f"Killed, but not dead: {count_of(view.undead, 'process', 'es')} (disk wait?)."
+
+
+def _steward(snapshot: PsSnapshot) -> str:
+    stewards = snapshot.view.with_role(Role.STEWARD)
+    if not stewards or stewards[0].pid is None:
+        return "steward: none"
+    view, seat = snapshot.view, stewards[0]
+    if not snapshot.has(seat):
+        return f"steward: gone, pid was {seat.pid}"
+    text = [f"pid {seat.pid}"]
+    text.append("listens for commands" if view.listening else "does not listen: workers poll")
+    if view.suspects:
+        text.append("suspects wait for quarantine")
+    if _late(seat.due, snapshot.now):
+        text.append(f"late by {_since(seat.due, snapshot.now)}")
+    return f"steward: {', '.join(text)}"
+
+
+def _pace(snapshot: PsSnapshot, before: PsSnapshot) -> Iterator[str]:
+    is_same = (snapshot.view.pid, snapshot.view.since) == (before.view.pid, before.view.since)
+    if snapshot.now is None or before.now is None or not is_same:
+        return  # another supervisor's board
+    seconds = (snapshot.now - before.now) / _NS
+    rates = []
+    for end in OutcomeLabel:
+        count = _ended(snapshot.counters, end) - _ended(before.counters, end)
+        if count or end is OutcomeLabel.COMPLETED:
+            rates.append(f"{max(0, count) / seconds:.0f} {end.name.lower()}")
+    yield shorten(f"per second: {', '.join(rates)}", _WIDTH)
+
+
+def _ended(counters: CountersView, end: OutcomeLabel) -> int:
+    name = end.name.lower()
+    return sum(n for (_, _, how), n in counters.commands.items() if how == name)
+
+
+def _seat(seat: SeatView, snapshot: PsSnapshot) -> Iterator[str]:
+    present = snapshot.has(seat)
+    health = seat.health.value if present else "empty" if seat.pid is None else "gone"
+    busy = [slot for slot in seat.slots if slot.number >= 0 and slot.phase not in _QUIET]
+    stuck = sum(slot.phase is Phase.STUCK for slot in busy)
+    quiet = sum(slot.number >= 0 for slot in seat.slots) - len(busy)
+    threads = f"{len(busy) - stuck} busy, {quiet} idle{f', {stuck} stuck' if stuck else ''}"
+    yield (
+        f"{seat.number:>6}  {seat.pid or '-':>7}  {seat.generation:>6}  "
+        f"{health:<13}  {_since(seat.since, snapshot.now):>6}  "
+        f"{_mib(seat.rss_bytes if present else None):>6}  {threads}"
+    )
+    for reason in seat.levels.reasons if present else ():
+        yield shorten(f"      {reason}", _WIDTH)
+    if present and not snapshot.is_over and _late(seat.due, snapshot.now):
+        yield f"      its main thread is late by {_since(seat.due, snapshot.now)}"
+    yield from _slots(seat, snapshot.now)
+
+
+def _exit(seat: SeatView) -> str:
+    exit_record = seat.exit
+    if exit_record is None:
+        return "ended: a process; its claims are being released"
+    how = f"signal {exit_record.signal}" if exit_record.signal else f"exit code {exit_record.code}"
+    why = f", {exit_record.verdict.name.lower()}" if exit_record.verdict else ""
+    return f"ended: pid {exit_record.pid} ({how}{why}); its claims are being released"
+
+
+def _slots(seat: SeatView, now: int | None) -> Iterator[str]:
+    busy = sorted(
+        (slot for slot in seat.slots if slot.number >= 0 and slot.phase not in _QUIET),
+        key=lambda slot: slot.number,
+    )
+    if busy:
+        yield _SLOT.format("THREAD", "PHASE", "FOR", "DUE IN", "TRY", "COMMAND")
+    for slot in busy:
+        yield from _slot(slot, now)
+
+
+def _slot(slot: SlotView, now: int | None) -> Iterator[str]:
+    command = slot.command
+    name = shorten(f"{command.domain}/{command.type}", _WIDTH - _INDENT) if command else "-"
+    phase = slot.phase.name.lower() if slot.phase is not None else "?"
+    attempt = command.attempt if command else "-"
+    yield _SLOT.format(
+        slot.number, phase, _since(slot.since, now), _until(slot.due, now), attempt, name
+    )
+    if command:
+        yield " " * _INDENT + str(command.command_id)
+
+
+def _mib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:.0f}M"
+
+
+def _late(due: int | None, now: int | None) -> bool:
+    return due is not None and now is not None and now > due + _GRACE_NS
+
+
+def _since(at: int | None, now: int | None) -> str:
+    return "-" if at is None or now is None else age((now - at) / _NS)
+
+
+def _until(at: int | None, now: int | None) -> str:
+    if at is None or now is None:
+        return "-"
+    return age((at - now) / _NS) if at >= now else f"-{age((now - at) / _NS)}"

@@ -91,6 +91,7 @@ def run_check(context: click.Context, *, as_json: bool) -> Exit:
         app = settings.app if settings.dsn is not None else settings.app or DEMO_APP
         with database(settings.dsn, embedded=True, schema=settings.schema) as dsn:
             settings = replace(settings, app=app, dsn=dsn)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep no exit status
             checks = [*check_host(settings), *run_preflight(settings)]
     if as_json:
         shown = {"settings": [entry.to_dict() for entry in entries]}
