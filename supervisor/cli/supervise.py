@@ -22,8 +22,8 @@ from cmdbus.supervisor.cli.session import database
 from cmdbus.supervisor.cli.setting import setting_options
 from cmdbus.supervisor.host import check_host
 from cmdbus.supervisor.preflight_process import run_preflight
-from cmdbus.supervisor.signals import NOTED
 from cmdbus.supervisor.runtime import working_directory
+from cmdbus.supervisor.signals import NOTED
 
 #: The application of the demo, which runs if neither an app nor a database is named.
 DEMO_APP = "cmdbus.worker.demo:registry"
