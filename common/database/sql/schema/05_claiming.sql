@@ -133,6 +133,14 @@ $$;
 -- loss; rows with more than p_most_losses are left to the quarantine process. The lease test is
 -- in the WHERE clause of SKIP LOCKED, so that it is repeated on the row's latest version.
 --
+-- It is repeated after that version is locked: where another session has claimed the row since
+-- the snapshot was taken, the test fails, the lock stays until this transaction ends, and the
+-- owner's settlement waits for it (with 40 processes 436 waits of 70 ms in 40,000 commands). So
+-- no row is locked whose xmax, which is read as it is now, is that of another transaction that
+-- was running when the snapshot was taken, or is newer. Where it had ended by then, it has failed
+-- or has only locked the row. The number of a multixact may look newer, but not for longer than
+-- 100,000 transactions.
+--
 -- A payload that is not packed has the size of its column. A packed one that lies in its row is
 -- unpacked for its size, which is quick; for one outside the row the size is estimated at the
 -- most that lz4 can pack (255 bytes into one), and only if that is too much does fitting unpack
@@ -155,6 +163,7 @@ DECLARE
     ctids tid[];
     weight bigint;
     any_lost boolean;
+    own xid := pg_current_xact_id_if_assigned()::xid;
     fit integer := 0;
     pages bigint := pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass);
     -- Before the rows are read: a row that is committed later may have a lower id.
@@ -184,6 +193,12 @@ BEGIN
                     FROM {schema}.ready r
                     WHERE r.domain = q.domain AND r.priority = q.priority
                         AND r.id > q.low AND r.id <= q.high
+                        AND (r.xmax = '0'::xid OR r.xmax = own
+                             OR r.xmax <> ALL (ARRAY(
+                                 SELECT x::xid FROM pg_snapshot_xip(pg_current_snapshot()) x))
+                             AND age(r.xmax) NOT BETWEEN
+                                 (SELECT age(pg_snapshot_xmax(pg_current_snapshot())::xid) - 100000)
+                                 AND (SELECT age(pg_snapshot_xmax(pg_current_snapshot())::xid)))
                         AND (r.lease_until IS NULL
                              OR r.lease_until NOT BETWEEN present AND latest_end
                              AND {schema}.lease_is_over(r.claimer, r.lease_until))
