@@ -167,14 +167,26 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     due timestamptz := coalesce(p_run_at, clock_timestamp() + make_interval(secs => p_delay));
+    locked text;
+    has_landed boolean;
+    has_settings boolean;
 BEGIN
-    IF p_call IS NOT NULL AND (p_again OR NOT p_own)
-        AND {schema}.landed(p_domain, p_command_id, p_own, p_call, p_again)
-    THEN
+    IF p_again THEN
+        has_landed := {schema}.landed(p_domain, p_command_id, p_own, p_call, true);
+    ELSIF p_call IS NOT NULL AND NOT p_own THEN
+        -- As in landed; an assignment costs less than a statement or a function of ours.
+        locked := pg_advisory_xact_lock(p_call);
+    END IF;
+    SELECT coalesce(has_landed, EXISTS (SELECT FROM {schema}.identity i
+                                        WHERE i.domain = p_domain
+                                            AND i.command_id = p_command_id AND i.call = p_call)),
+        EXISTS (SELECT FROM {schema}.domain d WHERE d.name = p_domain)
+    INTO has_landed, has_settings;
+    IF has_landed THEN
         refusal := 'repeated';
         RETURN;
     END IF;
-    IF EXISTS (SELECT FROM {schema}.domain d WHERE d.name = p_domain) THEN
+    IF has_settings THEN
         SELECT a.refusal, a.depth, a.max_depth, a.warn_depth, a.oldest_age
         INTO refusal, depth, max_depth, warn_depth, oldest_age
         FROM {schema}.admit(p_domain, 1) a;
@@ -215,9 +227,24 @@ DECLARE
     command_id uuid := coalesce(p_command_id, {schema}.new_id());
     data json := coalesce(p_data, 'null')::json;
     answer record;
+    name constant text := '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$';
+    -- The limits of checks.py, data.py and requests.py.
+    problem text := CASE
+        WHEN p_domain IS NULL OR p_domain !~ name THEN 'p_domain must match ' || name
+        WHEN p_type IS NULL OR p_type !~ name THEN 'p_type must match ' || name
+        WHEN p_reply_to !~ name THEN 'p_reply_to must match ' || name
+        WHEN p_priority IS NULL OR p_priority NOT BETWEEN 0 AND 10 THEN
+            'p_priority must be from 0 (first) to 10 (last)'
+        WHEN p_delay < interval '0' OR p_delay > interval '100 years' THEN
+            'p_delay must be from 0 to 100 years'
+        WHEN p_max_attempts NOT BETWEEN 1 AND 32767 THEN 'p_max_attempts must be from 1 to 32767'
+        WHEN octet_length(data::text) > 1048576 THEN
+            format('p_data has %s bytes: at most 1048576 are taken', octet_length(data::text))
+    END;
 BEGIN
-    PERFORM {schema}.check_send(
-        p_domain, p_type, data, p_priority, p_delay, p_reply_to, p_max_attempts);
+    IF problem IS NOT NULL THEN
+        RAISE invalid_parameter_value USING MESSAGE = problem;
+    END IF;
     SELECT e.refusal, e.depth, e.max_depth INTO answer
     FROM {schema}.enqueue(p_domain, p_type, data, command_id, p_command_id IS NOT NULL, p_priority,
                  NULL, (clock_timestamp() AT TIME ZONE 'UTC' + p_delay) AT TIME ZONE 'UTC',
@@ -238,33 +265,5 @@ BEGIN
         ELSE
             RETURN command_id;
     END CASE;
-END
-$$;
-
--- The limits of checks.py, data.py and requests.py, for send.
-CREATE FUNCTION {schema}.check_send(
-    p_domain text, p_type text, p_data json, p_priority integer, p_delay interval,
-    p_reply_to text, p_max_attempts integer
-) RETURNS void
-LANGUAGE plpgsql IMMUTABLE
-AS $$
-DECLARE
-    name constant text := '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$';
-    problem text := CASE
-        WHEN p_domain IS NULL OR p_domain !~ name THEN 'p_domain must match ' || name
-        WHEN p_type IS NULL OR p_type !~ name THEN 'p_type must match ' || name
-        WHEN p_reply_to !~ name THEN 'p_reply_to must match ' || name
-        WHEN p_priority IS NULL OR p_priority NOT BETWEEN 0 AND 10 THEN
-            'p_priority must be from 0 (first) to 10 (last)'
-        WHEN p_delay < interval '0' OR p_delay > interval '100 years' THEN
-            'p_delay must be from 0 to 100 years'
-        WHEN p_max_attempts NOT BETWEEN 1 AND 32767 THEN 'p_max_attempts must be from 1 to 32767'
-        WHEN octet_length(p_data::text) > 1048576 THEN
-            format('p_data has %s bytes: at most 1048576 are taken', octet_length(p_data::text))
-    END;
-BEGIN
-    IF problem IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = problem;
-    END IF;
 END
 $$;

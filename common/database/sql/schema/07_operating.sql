@@ -12,37 +12,60 @@ CREATE FUNCTION {schema}.cancel(
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
+DECLARE
+    place text;
 BEGIN
     -- Repeated while the command moves from one table to another between two reads.
-    WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
+    WHILE place IS NULL AND {schema}.exists_anywhere(p_domain, p_command_id) LOOP
         IF {schema}.cancel_ids(
             p_domain, ARRAY[p_command_id], p_running, p_reason, p_operator) > 0
         THEN
             RETURN 'canceled';
         END IF;
-        IF NOT p_running AND EXISTS (SELECT FROM {schema}.ready r
-                WHERE r.domain = p_domain AND r.command_id = p_command_id
-                    AND r.lease_until IS NOT NULL
-                    AND NOT {schema}.lease_is_over(r.claimer, r.lease_until)) THEN
-            RETURN 'running';
-        END IF;
-        IF EXISTS (SELECT FROM {schema}.troubleshooting t
-                   WHERE t.domain = p_domain AND t.command_id = p_command_id) THEN
-            RETURN 'troubleshooting';
-        END IF;
-        IF EXISTS (SELECT FROM {schema}.finished f
-                   WHERE f.domain = p_domain AND f.command_id = p_command_id) THEN
-            RETURN CASE WHEN p_again AND EXISTS (
-                SELECT FROM {schema}.event e
-                WHERE e.domain = p_domain AND e.command_id = p_command_id
-                    AND e.kind = 'CANCELED' AND e.operator IS NOT DISTINCT FROM p_operator
-                    AND e.message IS NOT DISTINCT FROM p_reason
-                    AND e.at > clock_timestamp() - interval '5 minutes')
-                THEN 'canceled' ELSE 'finished' END;
-        END IF;
+        place := {schema}.place_of(p_domain, p_command_id);
+        place := CASE WHEN NOT p_running OR place <> 'running' THEN place END;
     END LOOP;
-    RETURN NULL;
+    RETURN CASE WHEN p_again
+            AND {schema}.was_done('CANCELED', p_domain, p_command_id, p_operator, p_reason)
+        THEN 'canceled' ELSE place END;
 END
+$$;
+
+-- Where a command is instead of waiting: 'running', 'troubleshooting' or 'finished'. NULL: it
+-- waits, moves or is unknown. Called by cancel and reschedule.
+CREATE FUNCTION {schema}.place_of(p_domain text, p_command_id uuid) RETURNS text
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    RETURN (
+        SELECT CASE
+            WHEN c.status = 'IN_TROUBLESHOOTING_QUEUE' THEN 'troubleshooting'
+            WHEN c.status NOT IN ('IN_PROGRESS', 'PENDING') THEN 'finished'
+            WHEN EXISTS (
+                SELECT FROM {schema}.ready r
+                WHERE r.domain || '' = p_domain AND r.command_id = p_command_id
+                    AND r.lease_until IS NOT NULL
+                    AND NOT {schema}.lease_is_over(r.claimer, r.lease_until))
+            THEN 'running' END
+        FROM {schema}.command c
+        WHERE c.domain = p_domain AND c.command_id = p_command_id
+        LIMIT 1);
+END
+$$;
+
+-- Whether the first try of an operator's call, whose reply was lost, has left this event; called
+-- with p_again by cancel, reschedule and resolve.
+CREATE FUNCTION {schema}.was_done(
+    p_kind text, p_domain text, p_command_id uuid, p_operator text, p_reason text
+) RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.event e
+        WHERE e.domain = p_domain AND e.command_id = p_command_id AND e.kind = p_kind
+            AND e.operator IS NOT DISTINCT FROM p_operator
+            AND e.message IS NOT DISTINCT FROM p_reason
+            AND e.at > clock_timestamp() - interval '5 minutes')
 $$;
 
 -- Moves those of these commands that wait or, with p_running, run, to history, each with its
@@ -175,37 +198,19 @@ CREATE FUNCTION {schema}.reschedule(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
-    found_in text;
+    place text;
 BEGIN
-    -- Repeated while the command moves from one table to another between two reads.
-    WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
+    WHILE place IS NULL AND {schema}.exists_anywhere(p_domain, p_command_id) LOOP
         IF {schema}.move_waiting(p_domain, p_command_id,
                         coalesce(p_run_at, clock_timestamp() + make_interval(secs => p_delay)),
                         p_priority, p_operator, p_reason) THEN
             RETURN 'waiting';
         END IF;
-        SELECT CASE
-                   WHEN c.status = 'IN_TROUBLESHOOTING_QUEUE' THEN 'troubleshooting'
-                   WHEN c.status NOT IN ('IN_PROGRESS', 'PENDING') THEN 'finished'
-                   WHEN EXISTS (
-                       SELECT FROM {schema}.ready r
-                       WHERE r.domain || '' = p_domain AND r.command_id = p_command_id
-                           AND r.lease_until IS NOT NULL
-                           AND NOT {schema}.lease_is_over(r.claimer, r.lease_until))
-                   THEN 'running' END
-        INTO found_in FROM {schema}.command c
-        WHERE c.domain = p_domain AND c.command_id = p_command_id;
-        IF found_in IS NOT NULL THEN
-            RETURN CASE WHEN p_again AND EXISTS (
-                SELECT FROM {schema}.event e
-                WHERE e.domain = p_domain AND e.command_id = p_command_id
-                    AND e.kind = 'RESCHEDULED' AND e.operator IS NOT DISTINCT FROM p_operator
-                    AND e.message IS NOT DISTINCT FROM p_reason
-                    AND e.at > clock_timestamp() - interval '5 minutes')
-                THEN 'waiting' ELSE found_in END;
-        END IF;
+        place := {schema}.place_of(p_domain, p_command_id);
     END LOOP;
-    RETURN NULL;
+    RETURN CASE WHEN p_again
+            AND {schema}.was_done('RESCHEDULED', p_domain, p_command_id, p_operator, p_reason)
+        THEN 'waiting' ELSE place END;
 END
 $$;
 
@@ -383,12 +388,9 @@ BEGIN
         done := {schema}.resolve_keys(p_action, ARRAY[p_domain], ARRAY[p_command_id], p_operator,
                                       p_reason, p_result) = 1;
         -- A second statement: its snapshot shows what the first one waited for.
-        done := done OR p_again AND EXISTS (
-            SELECT FROM {schema}.event e
-            WHERE e.domain = p_domain AND e.command_id = p_command_id
-                AND e.kind = 'OPERATOR_' || p_action AND e.operator = p_operator
-                AND e.at > clock_timestamp() - interval '5 minutes');
-        IF done THEN
+        IF done OR p_again AND {schema}.was_done(
+            'OPERATOR_' || p_action, p_domain, p_command_id, p_operator, p_reason)
+        THEN
             RETURN 'IN_TROUBLESHOOTING_QUEUE';
         END IF;
         SELECT c.status INTO was FROM {schema}.command c
