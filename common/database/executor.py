@@ -10,8 +10,9 @@ from cmdbus.database.statements import statement
 
 
 class Executor:
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, *, prepare: bool | None = None, binary: bool = False) -> None:
         self.schema = schema
+        self._prepare, self._binary = prepare, binary
 
     def execute(
         self,
@@ -24,7 +25,10 @@ class Executor:
     ) -> psycopg.Cursor[Row]:
         # A pool of the caller's may make connections whose cursors are of another kind.
         cursor = own_cursor(connection)
-        return cursor.execute(statement(name, self.schema), values, prepare=prepare, binary=binary)
+        prepare = self._prepare if prepare is None else prepare
+        return cursor.execute(
+            statement(name, self.schema), values, prepare=prepare, binary=binary or self._binary
+        )
 
     def rows(self, connection: psycopg.Connection[Any], name: str, /, **values: Any) -> list[Row]:
         return self.execute(connection, name, values).fetchall()

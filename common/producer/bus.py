@@ -152,7 +152,7 @@ class CommandBus(Steering):
     ) -> CommandRecord | None:
         """The command as it is now, or None if `domain` has none with this `command_id`."""
         records = self._calls.records(
-            CommandRecord, connection, "read_command", check_key(domain, command_id)
+            CommandRecord, connection, "read_command", **check_key(domain, command_id)
         )
         return records[0] if records else None
 
@@ -203,7 +203,7 @@ class CommandBus(Steering):
             "limit": check_whole("limit", limit, 1),
             "offset": check_whole("offset", offset, 0),
         }
-        return self._calls.records(CommandRecord, connection, "query_commands", conditions)
+        return self._calls.records(CommandRecord, connection, "query_commands", **conditions)
 
     def audit(
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
@@ -211,25 +211,22 @@ class CommandBus(Steering):
         """What happened to the command `command_id` of `domain`, oldest first; empty if there
         is none with this id."""
         return self._calls.records(
-            AuditEvent, connection, "read_audit", check_key(domain, command_id)
+            AuditEvent, connection, "read_audit", **check_key(domain, command_id)
         )
 
     def snapshot(self, domain: str, *, connection: Connection | None = None) -> dict[str, Any]:
         """Counts of `domain` at one moment: depth (ready + scheduled), ready, scheduled,
         in_progress, troubleshooting; oldest_age in seconds; shutdown, whether sends are
         refused."""
-        values = {"domain": check_name("domain", domain)}
-        row = self._calls.row(connection, "read_snapshot", values)
+        row = self._calls.row(connection, "read_snapshot", domain=check_name("domain", domain))
         return dict(zip(_SNAPSHOT, row, strict=True))
 
     def domains(self, *names: str, connection: Connection | None = None) -> list[DomainRecord]:
         """Every domain, or those of `names`, that has commands to run or settings, with counts
         by type: a type that no worker knows stays here, and grows old."""
-        values = {
-            "domains": [check_name("domain", name) for name in names] or None,
-            "unhandled_after": UNHANDLED_AFTER_SECONDS,
-        }
-        return domains_of(self._calls.rows(connection, "read_domains", values, "monitor"))
+        checked = [check_name("domain", name) for name in names] or None
+        values = {"domains": checked, "unhandled_after": UNHANDLED_AFTER_SECONDS}
+        return domains_of(self._calls.rows(connection, "read_domains", "monitor", **values))
 
     def purge(self, domain: str, *, connection: Connection | None = None) -> int:
         """Removes everything that waits in `domain`, with every trace, and returns how many
@@ -243,8 +240,9 @@ class CommandBus(Steering):
                 f"purge of domain {domain!r} refused: it destroys commands without a trace; "
                 f"make the bus with CommandBus(..., purge_allowed=True) where that is wanted"
             )
-        values, total = {"domain": domain, "count": _PURGED_ROWS}, 0
-        while removed := int(self._calls.row(connection, "purge", values, "owner")[0]):
+        values: dict[str, Any] = {"domain": domain, "count": _PURGED_ROWS}
+        total = 0
+        while removed := int(self._calls.row(connection, "purge", "owner", **values)[0]):
             total += removed
         return total
 

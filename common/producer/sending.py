@@ -90,8 +90,8 @@ class Sender:
         with connection.transaction():
             if attempt.number is not None and self._already_sent(connection, bulk, attempt):
                 return
-            counts = {"domains": list(bulk.counts), "counts": list(bulk.counts.values())}
-            admitted = self._store.rows(connection, "admit", counts)
+            domains, counts = list(bulk.counts), list(bulk.counts.values())
+            admitted = self._store.rows(connection, "admit", domains=domains, counts=counts)
             for domain, *result, _ in admitted:
                 self._check_admission(domain, AdmissionResult(*result), bulk.counts[domain])
             self._identify(connection, bulk, attempt)
@@ -101,7 +101,7 @@ class Sender:
     def _wait_for_first_try(self, connection: Connection, attempt: SendAttempt) -> None:
         """Until it has ended; what follows has a snapshot of a later time."""
         if attempt.repeated:
-            self._store.row(connection, "wait_for_call", {"call": attempt.number})
+            self._store.rows(connection, "wait_for_call", call=attempt.number)
             if not connection.autocommit:
                 connection.commit()
 
@@ -109,8 +109,8 @@ class Sender:
         """Whether the other try of this call did it; waits for that try if it is on its way."""
         domain, command_id = (bulk.brought or bulk.keys)[0]
         values = {"domain": domain, "command_id": command_id, "brought": bool(bulk.brought)}
-        values |= {"call": attempt.number, "again": attempt.repeated}
-        return bool(self._store.row(connection, "landed", values)[0])
+        call, again = attempt
+        return bool(self._store.value(connection, "landed", **values, call=call, again=again))
 
     def _identify(self, connection: Connection, bulk: BulkSend, attempt: SendAttempt) -> None:
         """Takes the ids that the caller brought and, in the caller's transaction, also the
@@ -122,9 +122,8 @@ class Sender:
         for keys, brought in ((bulk.brought, True), (made, False)):
             if keys:
                 domains, command_ids = map(list, zip(*keys, strict=True))
-                ids = {"domains": domains, "command_ids": command_ids}
-                values = {**ids, "call": call, "brought": brought}
-                refused += self._store.rows(connection, "identify", values)
+                values = {"domains": domains, "command_ids": command_ids, "call": call}
+                refused += self._store.rows(connection, "identify", **values, brought=brought)
         if refused:
             domain = refused[0][0]
             raise DuplicateCommandError(domain, [id_ for d, id_, _ in refused if d == domain])

@@ -124,7 +124,7 @@ class Steering:
         would cancel now."""
         check_name("domain", domain)
         conditions = check_conditions(domain, type, since, until)
-        return int(self._calls.row(connection, "count_waiting", conditions)[0])
+        return int(self._calls.row(connection, "count_waiting", **conditions)[0])
 
     def reschedule(
         self,
@@ -188,7 +188,7 @@ class Steering:
         check_settings(settings)
         values = {**dict.fromkeys(SETTINGS), **settings, "given": list(settings)}
         values |= {"domain": check_name("domain", domain), **_remark(operator, reason)}
-        self._calls.row(connection, "configure_domain", values)
+        self._calls.row(connection, "configure_domain", **values)
 
     def pause(
         self,
@@ -200,8 +200,8 @@ class Steering:
     ) -> None:
         """Workers stop claiming from `domain`. Running commands end; sends are accepted.
         Recorded with `operator` and `reason`; see `domain_audit`."""
-        values = {"domain": check_name("domain", domain), "paused": True}
-        self._calls.row(connection, "set_paused", {**values, **_remark(operator, reason)})
+        values = {"domain": check_name("domain", domain), **_remark(operator, reason)}
+        self._calls.row(connection, "set_paused", paused=True, **values)
 
     def resume(
         self,
@@ -212,8 +212,8 @@ class Steering:
         connection: Connection | None = None,
     ) -> None:
         """Ends a pause of `domain`; recorded with `operator` and `reason`, like it."""
-        values = {"domain": check_name("domain", domain), "paused": False}
-        self._calls.row(connection, "set_paused", {**values, **_remark(operator, reason)})
+        values = {"domain": check_name("domain", domain), **_remark(operator, reason)}
+        self._calls.row(connection, "set_paused", paused=False, **values)
 
     def domain_audit(
         self, domain: str, *, connection: Connection | None = None
@@ -222,20 +222,20 @@ class Steering:
         operator, the reason as the message, and the settings before and after. Calls that
         changed nothing and named no operator are not recorded."""
         values = {"domain": check_name("domain", domain)}
-        return self._calls.records(AuditEvent, connection, "read_domain_audit", values)
+        return self._calls.records(AuditEvent, connection, "read_domain_audit", **values)
 
     def _canceled(self, batch: dict[str, object], connection: Connection | None) -> Iterator[int]:
         """Counts of batches. A batch that is repeated takes what its first try did not."""
         batch["command_id"] = None
         while True:
-            count, batch["until"], last = self._calls.row(connection, "cancel_scheduled", batch)
+            count, batch["until"], last = self._calls.row(connection, "cancel_scheduled", **batch)
             yield count
             if last is None:
                 break
             batch["command_id"] = last
         batch |= {"priority": -1, "id": 0}
         while batch["id"] is not None:
-            row = self._calls.row(connection, "cancel_ready", batch)
+            row = self._calls.row(connection, "cancel_ready", **batch)
             count, batch["priority"], batch["id"] = row
             yield count
 
@@ -247,7 +247,7 @@ class Steering:
         needs: str = "operator",
     ) -> None:
         domain, command_id = values["domain"], values["command_id"]
-        [found] = self._calls.row(connection, name, values, needs)
+        [found] = self._calls.row(connection, name, needs, **values)
         if found is None:
             raise CommandNotFoundError(domain, command_id)
         if found in _REFUSALS[name]:

@@ -1,18 +1,18 @@
 """How the producer's side executes the statements of sql/queries. Decides nothing."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from cmdbus.checks import check_schema
-from cmdbus.database.adapters import own_cursor
+from cmdbus.database.adapters import Row, own_cursor
+from cmdbus.database.executor import Executor
 from cmdbus.database.statements import statement
 from cmdbus.producer.connections import Connection, Connections
 from cmdbus.producer.records import filled
 from cmdbus.producer.requests import Outgoing
 
-Row = tuple[Any, ...]
 T = TypeVar("T")
 
 #: Rows in one piece of a COPY: the server writes one while the next is made.
@@ -33,24 +33,13 @@ class AdmissionResult(NamedTuple):
     oldest_age: float | None
 
 
-class Store:
+class Store(Executor):
     """Statements on a given connection."""
 
     def __init__(self, schema: str, *, prepare: bool = True) -> None:
-        self._schema = check_schema(schema)
-        #: None lets the driver prepare statements that it executes often.
-        self._prepare = None if prepare else False
-
-    def rows(self, connection: Connection, name: str, values: Mapping[str, object]) -> list[Row]:
-        # In binary: the session of a caller's connection may write times and intervals in a way
-        # that the driver cannot read.
-        query = statement(name, self._schema)
-        cursor = own_cursor(connection)
-        return cursor.execute(query, values, prepare=self._prepare, binary=True).fetchall()
-
-    def row(self, connection: Connection, name: str, values: Mapping[str, object]) -> Row:
-        [row] = self.rows(connection, name, values)
-        return row
+        """`binary`, as the session of a caller's connection may write times and intervals in a way
+        that the driver cannot read. Without `prepare` the driver prepares no statement."""
+        super().__init__(check_schema(schema), prepare=None if prepare else False, binary=True)
 
     def enqueue(
         self, connection: Connection, command: Outgoing, *, call: int | None, again: bool
@@ -58,7 +47,8 @@ class Store:
         """Sends one. `call` and `again` make a repetition harmless; see the schema's enqueue."""
         delay = None if command.delay is None else command.delay.total_seconds()
         values = {**command._asdict(), "delay": delay, "call": call, "again": again}
-        return AdmissionResult(*self.row(connection, "enqueue", values))
+        [row] = self.rows(connection, "enqueue", **values)
+        return AdmissionResult(*row)
 
     def copy(self, connection: Connection, commands: Iterable[Outgoing], now: datetime) -> None:
         """Writes the rows of admitted and identified commands, as they come."""
@@ -68,7 +58,7 @@ class Store:
             self._copy(connection, "copy_scheduled", iter(later))
 
     def _copy(self, connection: Connection, name: str, lines: Iterator[str]) -> None:
-        with own_cursor(connection).copy(statement(name, self._schema)) as copy:
+        with own_cursor(connection).copy(statement(name, self.schema)) as copy:
             while piece := "".join(islice(lines, _COPY_ROWS)):
                 copy.write(piece)
 
@@ -82,17 +72,11 @@ class Calls:
         self._connections = connections
 
     def rows(
-        self,
-        connection: Connection | None,
-        name: str,
-        values: Mapping[str, object],
-        needs: str = "operator",
+        self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
     ) -> list[Row]:
         """`needs` is as in Connections.use."""
         return self._connections.use(
-            connection,
-            lambda c, again: self._store.rows(c, name, {**values, "again": again}),
-            needs,
+            connection, lambda c, again: self._store.rows(c, name, **values, again=again), needs
         )
 
     def records(
@@ -100,19 +84,16 @@ class Calls:
         kind: type[T],
         connection: Connection | None,
         name: str,
-        values: Mapping[str, object],
         needs: str = "operator",
+        /,
+        **values: Any,
     ) -> list[T]:
-        return [filled(kind, row) for row in self.rows(connection, name, values, needs)]
+        return [filled(kind, row) for row in self.rows(connection, name, needs, **values)]
 
     def row(
-        self,
-        connection: Connection | None,
-        name: str,
-        values: Mapping[str, object],
-        needs: str = "operator",
+        self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
     ) -> Row:
-        [row] = self.rows(connection, name, values, needs)
+        [row] = self.rows(connection, name, needs, **values)
         return row
 
 

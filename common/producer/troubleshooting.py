@@ -69,7 +69,7 @@ class Troubleshooting:
         conditions = _conditions(domain, type, error_code, since, until)
         conditions["limit"] = check_whole("limit", limit, 1)
         conditions["offset"] = check_whole("offset", offset, 0)
-        return self._calls.records(TroubleRecord, connection, "read_trouble", conditions)
+        return self._calls.records(TroubleRecord, connection, "read_trouble", **conditions)
 
     def count(
         self,
@@ -84,7 +84,7 @@ class Troubleshooting:
         """How many commands `list` with the same `domain`, `type`, `error_code`, `since` and
         `until` would return without a limit."""
         conditions = _conditions(domain, type, error_code, since, until)
-        return int(self._calls.row(connection, "count_trouble", conditions)[0])
+        return int(self._calls.row(connection, "count_trouble", **conditions)[0])
 
     def summary(
         self,
@@ -102,7 +102,7 @@ class Troubleshooting:
         conditions = _conditions(domain, type, error_code, since, until)
         conditions["limit"] = check_whole("limit", limit, 1)
         return self._calls.records(
-            TroubleCount, connection, "summarize_trouble", conditions, "monitor"
+            TroubleCount, connection, "summarize_trouble", "monitor", **conditions
         )
 
     def retry(
@@ -232,7 +232,7 @@ class Troubleshooting:
     ) -> None:
         key = check_key(domain, command_id)
         values = {"action": action.value, **key, **resolution}
-        [was] = self._calls.row(connection, "resolve", values)
+        [was] = self._calls.row(connection, "resolve", **values)
         if was is None:
             raise CommandNotFoundError(domain, key["command_id"])
         if was != Status.IN_TROUBLESHOOTING_QUEUE:
@@ -255,7 +255,7 @@ class Troubleshooting:
             limits = {"count": int(min(CHUNK, left)), "bytes": CHUNK_BYTES}
             batch = {"action": action.value, **limits, **conditions, **resolution}
             # Repeated, it takes those that the first try did not: only the count may miss some.
-            resolved, last, before = self._calls.row(connection, "resolve_batch", batch)
+            resolved, last, before = self._calls.row(connection, "resolve_batch", **batch)
             total, left = total + int(resolved), left - resolved
             if last is None or left <= 0:
                 return total
