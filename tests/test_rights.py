@@ -126,7 +126,6 @@ def test_a_worker_cannot_change_history(dsn: str) -> None:
             "UPDATE cmdbus.finished SET status = 'FAILED'",
             "UPDATE cmdbus.troubleshooting SET attempts = 0",
             "UPDATE cmdbus.domain SET keep = '1 day'",
-            "SELECT cmdbus.purge('payments', 10)",
         ):
             assert refused(connection, query), query
         connection.execute(

@@ -87,7 +87,7 @@ def test_only_those_domains_are_told_of_that_somebody_waits_for(dsn: str) -> Non
         arm(steward, "payments", "orders")
         bus.send_many([SendRequest(d, "T") for d in ("payments", "orders", "payments", "mail")])
         assert sorted(payload for _, payload in heard(listener)) == ["orders", "payments"]
-        steward.execute("SELECT cmdbus.disarm(1)")
+        arm(steward)
         bus.send("payments", "T")
         assert heard(listener) == []
 
@@ -146,7 +146,7 @@ def test_an_arming_that_ran_out_is_a_fresh_one(dsn: str) -> None:
         assert not arm(steward, "payments")
         arm(steward, "payments", lasts=timedelta(seconds=-1))
         assert arm(steward, "payments")
-        steward.execute("SELECT cmdbus.disarm(1)")
+        arm(steward)
         assert arm(steward, "payments")
 
 
@@ -155,7 +155,7 @@ def test_the_flag_is_that_of_all_nodes_that_live(dsn: str) -> None:
         arm(steward, "payments", node=1)
         arm(steward, "orders", node=2)
         both = scalar(steward, "SELECT last_value FROM cmdbus.armed")
-        steward.execute("SELECT cmdbus.disarm(2)")
+        arm(steward, node=2)
         one = scalar(steward, "SELECT last_value FROM cmdbus.armed")
         assert one == scalar(steward, "SELECT cmdbus.domain_bit('payments')")
         assert both == one | scalar(steward, "SELECT cmdbus.domain_bit('orders')")
@@ -180,7 +180,7 @@ def test_nodes_that_arm_and_disarm_at_once_leave_the_right_flag(dsn: str) -> Non
                     flag = scalar(steward, "SELECT last_value FROM cmdbus.armed")
                     assert flag & scalar(steward, "SELECT cmdbus.domain_bit(%s)", domain)
                     if node % 2:
-                        steward.execute("SELECT cmdbus.disarm(%s)", (node,))
+                        arm(steward, node=node)
         except BaseException as error:
             failures.append(error)
 
@@ -302,7 +302,7 @@ def test_arming_waits_for_no_sender(dsn: str) -> None:
         steward.execute("SET lock_timeout = '100ms'")
         arm(steward, "payments")
         bus.send("payments", "Debit", connection=sender)
-        steward.execute("SELECT cmdbus.disarm(1)")
+        arm(steward)
         eventually(lambda: scalar(steward, "SELECT last_value FROM cmdbus.armed") == 0)
 
 

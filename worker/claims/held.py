@@ -41,7 +41,7 @@ class HeldClaims(Executor):
     def settle(self, connection: Connection, done: Sequence[Finished]) -> list[Claim]:
         """Settles outcomes of any kind; returns the claims that were lost."""
         done = _storable(connection, done)
-        lost = self.value(connection, "settle", **self._outcomes(done))
+        lost = self.value(connection, "settle", **self._outcomes(done), marker=None)
         return positioned(lost, [finished.claim for finished in done])
 
     def settle_within(
@@ -50,7 +50,7 @@ class HeldClaims(Executor):
         """Settles in its handler's transaction: None if that transaction has ended, False if the
         claim was lost. And which statements SQL has prepared in the session."""
         values = self._outcomes(_storable(connection, [finished]))
-        [(lost, prepared)] = self.rows(connection, "settle_within", **values, marker=marker)
+        [(lost, prepared)] = self.rows(connection, "settle", **values, marker=marker)
         return None if lost is None else not lost, prepared or []
 
     def release(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
@@ -118,10 +118,9 @@ class HeldClaims(Executor):
     def claimed(self, connection: Connection, among: Sequence[UUID] | None = None) -> list[Claim]:
         """What the table says is this worker's, without payloads; reads all rows, or those of
         these commands."""
-        values = {"claimer": self.incarnation, "command_ids": ids(among or ())}
-        name = "find_claimed" if among is None else "find_claimed_among"
+        values = {"claimer": self.incarnation, "command_ids": among and ids(among)}
         # Each time with a new plan: one made on an empty table reads all rows in either case.
-        cursor = self.execute(connection, name, values, prepare=False)
+        cursor = self.execute(connection, "find_claimed", values, prepare=False)
         return [Claim._make(row) for row in cursor.fetchall()]
 
     def keys_of(self, connection: Connection, incarnation: int) -> list[ClaimKey]:

@@ -30,20 +30,11 @@ FROM {schema}.complete(
     ) c ON true;
 
 -- name: settle
-SELECT {schema}.settle(
-    %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[],
-    %(tokens)s::bigint[], %(command_ids)s::uuid[], %(claimer)s,
-    %(kinds)s::text[], %(attempts)s::smallint[], %(losses)s::smallint[],
-    %(max_attempts)s::smallint[], %(results)s::json[],
-    %(delays)s::double precision[], %(codes)s::text[], %(messages)s::text[],
-    %(details)s::json[]);
-
--- name: settle_within
--- Settles a command inside its handler's transaction. NULL: that transaction has ended, or has
--- another isolation level. Also returns the statements that SQL has prepared in this session, which
--- outlive the transaction.
+-- With a marker, inside a handler's transaction: NULL if that has ended or has another isolation
+-- level. Then also returns the statements that SQL has prepared in this session, which outlive the
+-- transaction.
 SELECT CASE
-    WHEN current_setting('cmdbus.transaction', true) = %(marker)s
+    WHEN %(marker)s::text IS NULL OR current_setting('cmdbus.transaction', true) = %(marker)s
         AND current_setting('transaction_isolation') = 'read committed'
     THEN {schema}.settle(
         %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[],
@@ -53,7 +44,8 @@ SELECT CASE
         %(delays)s::double precision[], %(codes)s::text[], %(messages)s::text[],
         %(details)s::json[])
     END,
-    (SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql);
+    CASE WHEN %(marker)s::text IS NOT NULL THEN (
+        SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql) END;
 
 -- name: claim_suspect
 SELECT c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts, c.losses,
@@ -104,24 +96,17 @@ RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::tex
         - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.ctid;
 
 -- name: find_claimed
--- The claims of a worker that are neither settled nor released: the columns of a claim, without the
--- payload, which may be large and which a rescue does not need. Reads all of ready, once for a dead
--- process or a lost reply: with an index for it claims would no longer be HOT updates.
+-- The claims of a worker that are neither settled nor released, or those of these commands: the
+-- columns of a claim, without the payload, which may be large and which a rescue does not need.
+-- Without commands it reads all of ready, once for a dead process or a lost reply: with an index for
+-- it claims would no longer be HOT updates.
 SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
     correlation_id, reply_to, {schema}.finite(created_at),
     extract(epoch FROM claimed_at
         - {schema}.finite(coalesce(due_at, created_at)))::double precision, ctid
 FROM {schema}.ready
-WHERE claimer = %(claimer)s;
-
--- name: find_claimed_among
--- Like find_claimed, of these commands only: by ready_command.
-SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
-    correlation_id, reply_to, {schema}.finite(created_at),
-    extract(epoch FROM claimed_at
-        - {schema}.finite(coalesce(due_at, created_at)))::double precision, ctid
-FROM {schema}.ready
-WHERE command_id = ANY (%(command_ids)s::uuid[]) AND claimer = %(claimer)s;
+WHERE claimer = %(claimer)s
+    AND (%(command_ids)s::uuid[] IS NULL OR command_id = ANY (%(command_ids)s));
 
 -- name: find_keys
 -- The keys of a worker's claims; reads all of ready, like find_claimed.

@@ -5,9 +5,6 @@ SELECT {schema}.arm(
     %(node)s, %(domains)s, clock_timestamp() + pg_catalog.make_interval(secs => %(looks_in)s),
     pg_catalog.make_interval(secs => %(lasts)s));
 
--- name: disarm
-SELECT {schema}.disarm(%(node)s);
-
 -- name: leave
 SELECT {schema}.leave(%(node)s);
 

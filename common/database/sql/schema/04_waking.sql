@@ -8,10 +8,10 @@ CREATE FUNCTION {schema}.domain_bit(p_domain text) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 1::bigint << ((hashtextextended(p_domain, 0) & 9223372036854775807) % 62)::integer;
 
--- Arms a node for p_domains; called by stewards. True: the node was not armed before, so it
--- must wait for the writers (see writers) and claim before it waits for work. Locks waiter
--- against other nodes. The flags are set before the commit: a failure in between leaves a bit
--- too many, which costs a notification and loses none.
+-- Arms a node for p_domains or, without any, ends its wait; called by stewards. True: the node
+-- was not armed before, so it must wait for the writers (see writers) and claim before it waits
+-- for work. Locks waiter against other nodes. The flags are set before the commit: a failure in
+-- between leaves a bit too many, which costs a notification and loses none.
 CREATE FUNCTION {schema}.arm(
     p_node bigint, p_domains text[], p_looks_at timestamptz, p_for interval
 ) RETURNS boolean
@@ -35,17 +35,6 @@ BEGIN
 END
 $$;
 
--- Ends a node's wait; called by stewards. Locks waiter against other nodes.
-CREATE FUNCTION {schema}.disarm(p_node bigint) RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    LOCK TABLE {schema}.waiter IN SHARE ROW EXCLUSIVE MODE;
-    UPDATE {schema}.waiter SET bits = 0 WHERE node = p_node;
-    PERFORM {schema}.set_flags();
-END
-$$;
-
 -- Removes a node that ends; called by stewards. A node that was killed leaves its row until
 -- that expires. Locks waiter against other nodes.
 CREATE FUNCTION {schema}.leave(p_node bigint) RETURNS void
@@ -59,8 +48,8 @@ BEGIN
 END
 $$;
 
--- Sets armed and alarm from the rows that have not expired; called by arm, disarm and leave,
--- under their lock. A time that has passed does not count: its node reads what is due just now,
+-- Sets armed and alarm from the rows that have not expired; called by arm and leave, under
+-- their lock. A time that has passed does not count: its node reads what is due just now,
 -- or has died. If there is no other, the alarm is so late that everything is earlier.
 CREATE FUNCTION {schema}.set_flags() RETURNS void
 LANGUAGE plpgsql

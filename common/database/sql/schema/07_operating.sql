@@ -187,10 +187,12 @@ BEGIN
 END
 $$;
 
--- Gives a waiting command another time or priority, if not NULL; p_delay is in seconds from
--- now. Called by CommandBus.reschedule. Returns 'waiting' if it did, or where the command is
--- instead: 'running', 'troubleshooting', 'finished', or NULL if it is unknown. With p_again a
--- first try, whose reply was lost, may have done it. Waits for a locked row.
+-- Moves a waiting command to the table and place of another time or priority, if not NULL, with an
+-- event; p_delay is in seconds from now. Called by CommandBus.reschedule. Returns 'waiting' if it
+-- did, or what cancel returns. The token never goes back, the id is a new one, above all floors,
+-- and a lease that ended without an outcome counts its loss, as a claim would have counted it.
+-- Tests the lease in the statement that deletes, so that a command claimed meanwhile stays. Waits
+-- for a locked row.
 CREATE FUNCTION {schema}.reschedule(
     p_domain text, p_command_id uuid, p_delay double precision, p_run_at timestamptz,
     p_priority smallint, p_operator text, p_reason text, p_again boolean
@@ -199,11 +201,55 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     place text;
+    new_time timestamptz;
+    -- One time for both inserts: with two, a due time between them would write the row twice.
+    present timestamptz;
 BEGIN
     WHILE place IS NULL AND {schema}.exists_anywhere(p_domain, p_command_id) LOOP
-        IF {schema}.move_waiting(p_domain, p_command_id,
-                        coalesce(p_run_at, clock_timestamp() + make_interval(secs => p_delay)),
-                        p_priority, p_operator, p_reason) THEN
+        present := clock_timestamp();
+        new_time := coalesce(p_run_at, present + make_interval(secs => p_delay));
+        WITH from_ready AS (
+            DELETE FROM {schema}.ready
+            WHERE domain || '' = p_domain AND command_id = p_command_id
+                AND (lease_until IS NULL OR {schema}.lease_is_over(claimer, lease_until))
+            RETURNING token + (claimer IS NOT NULL)::integer AS token, claimer, claimed_at,
+                created_at, due_at, correlation_id, priority, attempts,
+                (losses + (claimer IS NOT NULL)::integer)::smallint AS losses, max_attempts, type,
+                reply_to, data, error_code, error_message
+        ), from_scheduled AS (
+            DELETE FROM {schema}.scheduled
+            WHERE domain = p_domain AND command_id = p_command_id
+            RETURNING token, claimer, claimed_at, created_at, due_at, correlation_id, priority,
+                attempts, losses, max_attempts, type, reply_to, data, error_code, error_message
+        ), moved AS (
+            SELECT m.*, coalesce(p_priority, m.priority) AS new_priority,
+                coalesce(new_time, m.due_at) AS new_due_at
+            FROM (TABLE from_ready UNION ALL TABLE from_scheduled) m
+        ), to_ready AS (
+            INSERT INTO {schema}.ready (
+                token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+                attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
+                error_message)
+            SELECT token, claimed_at, created_at, new_due_at, p_command_id, correlation_id,
+                new_priority, attempts, losses, max_attempts, p_domain, type, reply_to, data,
+                error_code, error_message
+            FROM moved WHERE new_due_at IS NULL OR new_due_at <= present
+        ), to_scheduled AS (
+            INSERT INTO {schema}.scheduled (
+                token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+                priority, attempts, losses, max_attempts, domain, type, reply_to, data,
+                error_code, error_message)
+            SELECT token, claimer, claimed_at, created_at, new_due_at, p_command_id, correlation_id,
+                new_priority, attempts, losses, max_attempts, p_domain, type, reply_to, data,
+                error_code, error_message
+            FROM moved WHERE new_due_at > present
+        )
+        INSERT INTO {schema}.event (domain, command_id, kind, operator, message, details)
+        SELECT p_domain, p_command_id, 'RESCHEDULED', p_operator, p_reason,
+            json_build_object('due_at', new_due_at, 'priority', new_priority,
+                              'due_at_before', due_at, 'priority_before', priority)
+        FROM moved;
+        IF FOUND THEN
             RETURN 'waiting';
         END IF;
         place := {schema}.place_of(p_domain, p_command_id);
@@ -211,105 +257,6 @@ BEGIN
     RETURN CASE WHEN p_again
             AND {schema}.was_done('RESCHEDULED', p_domain, p_command_id, p_operator, p_reason)
         THEN 'waiting' ELSE place END;
-END
-$$;
-
--- Moves a waiting command to the table and place of its new time and priority, with an event;
--- called by reschedule. The token never goes back, the id is a new one, above all floors, and a
--- lease that ended without an outcome counts its loss, as a claim would have counted it. Tests
--- the lease in the statement that deletes, so that a command claimed meanwhile stays.
-CREATE FUNCTION {schema}.move_waiting(
-    p_domain text, p_command_id uuid, p_due_at timestamptz, p_priority smallint,
-    p_operator text, p_reason text
-) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
-AS $$
-DECLARE
-    -- One time for both inserts: with two, a due time between them would write the row twice.
-    present timestamptz := clock_timestamp();
-BEGIN
-    WITH from_ready AS (
-        DELETE FROM {schema}.ready
-        WHERE domain || '' = p_domain AND command_id = p_command_id
-            AND (lease_until IS NULL OR {schema}.lease_is_over(claimer, lease_until))
-        RETURNING token + (claimer IS NOT NULL)::integer AS token, claimer, claimed_at, created_at,
-            due_at, correlation_id, priority, attempts,
-            (losses + (claimer IS NOT NULL)::integer)::smallint AS losses, max_attempts, type,
-            reply_to, data, error_code, error_message
-    ), from_scheduled AS (
-        DELETE FROM {schema}.scheduled
-        WHERE domain = p_domain AND command_id = p_command_id
-        RETURNING token, claimer, claimed_at, created_at, due_at, correlation_id, priority,
-            attempts, losses, max_attempts, type, reply_to, data, error_code, error_message
-    ), moved AS (
-        SELECT m.*, coalesce(p_priority, m.priority) AS new_priority,
-            coalesce(p_due_at, m.due_at) AS new_due_at
-        FROM (TABLE from_ready UNION ALL TABLE from_scheduled) m
-    ), to_ready AS (
-        INSERT INTO {schema}.ready (
-            token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,
-            losses, max_attempts, domain, type, reply_to, data, error_code, error_message)
-        SELECT token, claimed_at, created_at, new_due_at, p_command_id, correlation_id,
-            new_priority, attempts, losses, max_attempts, p_domain, type, reply_to, data,
-            error_code, error_message
-        FROM moved WHERE new_due_at IS NULL OR new_due_at <= present
-    ), to_scheduled AS (
-        INSERT INTO {schema}.scheduled (
-            token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
-            error_message)
-        SELECT token, claimer, claimed_at, created_at, new_due_at, p_command_id, correlation_id,
-            new_priority, attempts, losses, max_attempts, p_domain, type, reply_to, data,
-            error_code, error_message
-        FROM moved WHERE new_due_at > present
-    )
-    INSERT INTO {schema}.event (domain, command_id, kind, operator, message, details)
-    SELECT p_domain, p_command_id, 'RESCHEDULED', p_operator, p_reason,
-        json_build_object('due_at', new_due_at, 'priority', new_priority,
-                          'due_at_before', due_at, 'priority_before', priority)
-    FROM moved;
-    RETURN FOUND;
-END
-$$;
-
--- Removes what waits in a domain, with every trace, up to p_count commands of each table.
--- Called by CommandBus.purge, which refuses unless the bus was made for tests. Skips locked
--- rows.
-CREATE FUNCTION {schema}.purge(p_domain text, p_count integer) RETURNS bigint
-LANGUAGE plpgsql VOLATILE
-AS $$
-DECLARE
-    removed bigint;
-BEGIN
-    WITH waiting AS MATERIALIZED (
-        SELECT priority, id FROM {schema}.ready
-        WHERE domain = p_domain
-            AND (lease_until IS NULL OR {schema}.lease_is_over(claimer, lease_until))
-        LIMIT p_count
-        FOR UPDATE SKIP LOCKED
-    ), from_ready AS (
-        DELETE FROM {schema}.ready r USING waiting w
-        WHERE r.domain = p_domain AND r.priority = w.priority AND r.id = w.id
-        RETURNING r.command_id
-    ), later AS MATERIALIZED (
-        SELECT due_at, id FROM {schema}.scheduled WHERE domain = p_domain
-        LIMIT p_count
-        FOR UPDATE SKIP LOCKED
-    ), from_scheduled AS (
-        DELETE FROM {schema}.scheduled s USING later l
-        WHERE s.due_at = l.due_at AND s.id = l.id
-        RETURNING s.command_id
-    ), gone AS (
-        SELECT command_id FROM from_ready UNION ALL SELECT command_id FROM from_scheduled
-    ), identities AS (
-        DELETE FROM {schema}.identity i USING gone g
-        WHERE i.domain = p_domain AND i.command_id = g.command_id
-    ), events AS (
-        DELETE FROM {schema}.event e USING gone g
-        WHERE e.domain = p_domain AND e.command_id = g.command_id
-    )
-    SELECT count(*) INTO removed FROM gone;
-    RETURN removed;
 END
 $$;
 
