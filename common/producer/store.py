@@ -104,22 +104,20 @@ def _lines_for_ready(
     saving time, Python adds to the time on the clock."""
     now = now.astimezone(UTC)
     for command in commands:
-        due = command.run_at if command.delay is None else now + command.delay
+        domain, type_, data, id_, _, priority, delay, due, correlation_id, reply_to, most = command
+        # In COPY's text format. Only data can hold a backslash, and nothing a tab or newline: JSON
+        # escapes them, names do not have them.
+        data = data.replace("\\", "\\\\")
+        first = correlation = f"{id_.int:032x}"
+        if correlation_id is not id_:
+            correlation = f"{correlation_id.int:032x}"
+        line = (
+            f"{domain}\t{priority}\t{first}\t{type_}\t{data}\t{correlation}"
+            f"\t{reply_to or _COPY_NULL}\t{most or _COPY_NULL}"
+        )
+        if delay is not None:
+            due = now + delay
         if due is not None and due > now:
-            later.append(f"{_copy_line(command)}\t{due.isoformat()}\n")
+            later.append(f"{line}\t{due.isoformat()}\n")
         else:
-            yield f"{_copy_line(command)}\n"
-
-
-def _copy_line(command: Outgoing) -> str:
-    """In COPY's text format. Only data can hold a backslash, and nothing a tab or newline:
-    JSON escapes them, names do not have them."""
-    domain, type_, data, command_id, _, priority, _, _, correlation_id, reply_to, attempts = command
-    data = data.replace("\\", "\\\\")
-    id_ = correlation = f"{command_id.int:032x}"
-    if correlation_id is not command_id:
-        correlation = f"{correlation_id.int:032x}"
-    return (
-        f"{domain}\t{priority}\t{id_}\t{type_}\t{data}\t{correlation}"
-        f"\t{reply_to or _COPY_NULL}\t{attempts or _COPY_NULL}"
-    )
+            yield f"{line}\n"
