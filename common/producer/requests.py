@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from cmdbus.checks import check_aware, check_id, check_name, check_whole, shown
+from cmdbus.checks import check_aware, check_id, check_name, check_text, check_whole, shown
 from cmdbus.data import CEILING_BYTES, MAX_BYTES, encode
 from cmdbus.retry import check_attempts
 
@@ -129,7 +129,11 @@ def check_key(domain: str, command_id: UUID | str) -> dict[str, Any]:
 
 
 def check_conditions(
-    domain: str | None, type: str | None, since: datetime | None, until: datetime | None
+    domain: str | None,
+    type: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    error_code: str | None = None,
 ) -> dict[str, Any]:
     """Chooses commands, as values of a statement; None leaves a condition out."""
     return {
@@ -137,4 +141,5 @@ def check_conditions(
         "type": None if type is None else check_name("type", type),
         "since": check_aware("since", since),
         "until": check_aware("until", until),
+        "error_code": check_text("error_code", error_code),
     }

@@ -7,33 +7,29 @@ from typing import Any
 from uuid import UUID
 
 from cmdbus.checks import check_aware, check_flag, check_name, check_operator, check_text
-from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.connections import Connection
 from cmdbus.producer.domains import SETTINGS, check_settings
 from cmdbus.producer.records import AuditEvent
 from cmdbus.producer.requests import check_conditions, check_delay, check_key, check_priority
 from cmdbus.producer.store import Calls
 
-#: Commands canceled in one transaction, and bytes of their stored data: what one statement
-#: copies into the history stays far below a second.
+#: Commands canceled or resolved in one transaction, and bytes of their stored data: what one
+#: statement copies into the history stays far below a second.
 CHUNK = 200
 CHUNK_BYTES = 8 * 1024**2
 
-_PARTICIPLES = {"cancel": "canceled", "reschedule": "rescheduled"}
-#: Why not, by the request and the command's state.
-_REFUSALS = {
-    "cancel": {
-        "running": "it is in progress; --running (running=True) ends it all the same",
-        "finished": "it has finished",
-        "troubleshooting": "it is in the troubleshooting queue; cancel it there: "
-        "bus.troubleshooting.cancel(...), cmdbus tsq cancel",
-    },
-    "reschedule": {
-        "running": "it is in progress; only a command that waits can be rescheduled",
-        "finished": "it has finished",
-        "troubleshooting": "it is in the troubleshooting queue; retry it there: "
-        "bus.troubleshooting.retry(...), cmdbus tsq retry",
-    },
+#: Why not, by the command's state.
+_NOT_CANCELED = {
+    "running": "it is in progress; --running (running=True) ends it all the same",
+    "finished": "it has finished",
+    "troubleshooting": "it is in the troubleshooting queue; cancel it there: "
+    "bus.troubleshooting.cancel(...), cmdbus tsq cancel",
+}
+_NOT_RESCHEDULED = {
+    "running": "it is in progress; only a command that waits can be rescheduled",
+    "finished": "it has finished",
+    "troubleshooting": "it is in the troubleshooting queue; retry it there: "
+    "bus.troubleshooting.retry(...), cmdbus tsq retry",
 }
 
 
@@ -79,7 +75,7 @@ class Steering:
             "running": check_flag("running", running),
             **_remark(operator, reason),
         }
-        self._change("cancel", values, connection, "producer")
+        self._calls.change(connection, "cancel", "canceled", _NOT_CANCELED, "producer", **values)
 
     def cancel_all(
         self,
@@ -159,7 +155,7 @@ class Steering:
             "priority": None if priority is None else check_priority(priority, self._priorities),
             **_remark(operator, reason),
         }
-        self._change("reschedule", values, connection)
+        self._calls.change(connection, "reschedule", "rescheduled", _NOT_RESCHEDULED, **values)
 
     def configure(
         self,
@@ -238,23 +234,6 @@ class Steering:
             row = self._calls.row(connection, "cancel_ready", **batch)
             count, batch["priority"], batch["id"] = row
             yield count
-
-    def _change(
-        self,
-        name: str,
-        values: Mapping[str, Any],
-        connection: Connection | None,
-        needs: str = "operator",
-    ) -> None:
-        domain, command_id = values["domain"], values["command_id"]
-        [found] = self._calls.row(connection, name, needs, **values)
-        if found is None:
-            raise CommandNotFoundError(domain, command_id)
-        if found in _REFUSALS[name]:
-            verb, why = _PARTICIPLES[name], _REFUSALS[name][found]
-            raise InvalidOperationError(
-                f"command {command_id} of domain {domain!r} cannot be {verb}: {why}"
-            )
 
 
 def _remark(operator: str | None, reason: str | None) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """How the producer's side executes the statements of sql/queries. Decides nothing."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -9,6 +9,7 @@ from cmdbus.checks import check_schema
 from cmdbus.database.adapters import Row, own_cursor
 from cmdbus.database.executor import Executor
 from cmdbus.database.statements import statement
+from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.connections import Connection, Connections
 from cmdbus.producer.records import filled
 from cmdbus.producer.requests import Outgoing
@@ -95,6 +96,27 @@ class Calls:
     ) -> Row:
         [row] = self.rows(connection, name, needs, **values)
         return row
+
+    def change(
+        self,
+        connection: Connection | None,
+        name: str,
+        participle: str,
+        refusals: Mapping[str, str],
+        needs: str = "operator",
+        /,
+        **values: Any,
+    ) -> None:
+        """By a statement that returns where it found the command; `refusals` says why one that is
+        there stays as it is."""
+        [found] = self.row(connection, name, needs, **values)
+        domain, command_id = values["domain"], values["command_id"]
+        if found is None:
+            raise CommandNotFoundError(domain, command_id)
+        if why := refusals.get(found):
+            raise InvalidOperationError(
+                f"command {command_id} of domain {domain!r} cannot be {participle}: {why}"
+            )
 
 
 def _lines_for_ready(

@@ -6,13 +6,11 @@ became of the command.
 
 from collections.abc import Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
 from cmdbus.checks import check_operator, check_text, check_whole
 from cmdbus.data import encode
-from cmdbus.errors import CommandNotFoundError, InvalidOperationError
 from cmdbus.producer.connections import Connection
 from cmdbus.producer.records import (
     Status,
@@ -20,20 +18,15 @@ from cmdbus.producer.records import (
     TroubleRecord,
 )
 from cmdbus.producer.requests import check_conditions, check_key
-from cmdbus.producer.steering import CHUNK_BYTES
+from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
 from cmdbus.producer.store import Calls
 
-#: Commands in one transaction, when many are resolved at once.
-CHUNK = 200
-
-
-class Action(StrEnum):
-    RETRY = "RETRY"
-    CANCEL = "CANCEL"
-    COMPLETE = "COMPLETE"
-
-
-_DONE = {Action.RETRY: "retried", Action.CANCEL: "canceled", Action.COMPLETE: "completed"}
+_PARTICIPLES = {"RETRY": "retried", "CANCEL": "canceled", "COMPLETE": "completed"}
+_ELSEWHERE = {
+    status.value: f"it is {status}, and not in the troubleshooting queue"
+    for status in Status
+    if status is not Status.IN_TROUBLESHOOTING_QUEUE
+}
 
 
 class Troubleshooting:
@@ -66,7 +59,7 @@ class Troubleshooting:
         """What waits here and meets every given condition (`domain`, `type`, `error_code`,
         `since`, `until`), the latest to come first: at most `limit`, after leaving out
         `offset`."""
-        conditions = _conditions(domain, type, error_code, since, until)
+        conditions = check_conditions(domain, type, since, until, error_code)
         conditions["limit"] = check_whole("limit", limit, 1)
         conditions["offset"] = check_whole("offset", offset, 0)
         return self._calls.records(TroubleRecord, connection, "read_trouble", **conditions)
@@ -83,7 +76,7 @@ class Troubleshooting:
     ) -> int:
         """How many commands `list` with the same `domain`, `type`, `error_code`, `since` and
         `until` would return without a limit."""
-        conditions = _conditions(domain, type, error_code, since, until)
+        conditions = check_conditions(domain, type, since, until, error_code)
         return int(self._calls.row(connection, "count_trouble", **conditions)[0])
 
     def summary(
@@ -99,7 +92,7 @@ class Troubleshooting:
     ) -> Sequence[TroubleCount]:
         """Counts of what waits here and meets every given condition (`domain`, `type`,
         `error_code`, `since`, `until`), by domain, type and error: the `limit` most frequent."""
-        conditions = _conditions(domain, type, error_code, since, until)
+        conditions = check_conditions(domain, type, since, until, error_code)
         conditions["limit"] = check_whole("limit", limit, 1)
         return self._calls.records(
             TroubleCount, connection, "summarize_trouble", "monitor", **conditions
@@ -120,8 +113,8 @@ class Troubleshooting:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
-        recorded = resolution(operator, reason)
-        self._resolve(Action.RETRY, domain, command_id, recorded, connection)
+        remark = _remark(operator, reason)
+        self._resolve("RETRY", domain, command_id, remark, connection)
 
     def cancel(
         self,
@@ -138,8 +131,8 @@ class Troubleshooting:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
-        recorded = resolution(operator, reason)
-        self._resolve(Action.CANCEL, domain, command_id, recorded, connection)
+        remark = _remark(operator, reason)
+        self._resolve("CANCEL", domain, command_id, remark, connection)
 
     def complete(
         self,
@@ -158,8 +151,8 @@ class Troubleshooting:
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is not in troubleshooting.
         """
-        recorded = {**resolution(operator, reason), "result": self._encoded(result)}
-        self._resolve(Action.COMPLETE, domain, command_id, recorded, connection)
+        remark = {**_remark(operator, reason), "result": self._encoded(result)}
+        self._resolve("COMPLETE", domain, command_id, remark, connection)
 
     def retry_all(
         self,
@@ -177,9 +170,9 @@ class Troubleshooting:
         """Does what `retry` does to all that meet every given condition (`domain`, `type`,
         `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
-        conditions = _conditions(domain, type, error_code, since, until)
-        recorded = resolution(operator, reason)
-        return self._resolve_all(Action.RETRY, conditions, limit, recorded, connection)
+        conditions = check_conditions(domain, type, since, until, error_code)
+        remark = _remark(operator, reason)
+        return self._resolve_all("RETRY", conditions, limit, remark, connection)
 
     def cancel_all(
         self,
@@ -197,9 +190,9 @@ class Troubleshooting:
         """Does what `cancel` does to all that meet every given condition (`domain`, `type`,
         `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
-        conditions = _conditions(domain, type, error_code, since, until)
-        recorded = resolution(operator, reason)
-        return self._resolve_all(Action.CANCEL, conditions, limit, recorded, connection)
+        conditions = check_conditions(domain, type, since, until, error_code)
+        remark = _remark(operator, reason)
+        return self._resolve_all("CANCEL", conditions, limit, remark, connection)
 
     def complete_all(
         self,
@@ -218,42 +211,34 @@ class Troubleshooting:
         """Does what `complete` does, with `result` for each, to all that meet every given
         condition (`domain`, `type`, `error_code`, `since`, `until`), to the `limit` oldest
         where one is given, for `operator` and `reason`; returns how many."""
-        conditions = _conditions(domain, type, error_code, since, until)
-        recorded = {**resolution(operator, reason), "result": self._encoded(result)}
-        return self._resolve_all(Action.COMPLETE, conditions, limit, recorded, connection)
+        conditions = check_conditions(domain, type, since, until, error_code)
+        remark = {**_remark(operator, reason), "result": self._encoded(result)}
+        return self._resolve_all("COMPLETE", conditions, limit, remark, connection)
 
     def _resolve(
         self,
-        action: Action,
+        action: str,
         domain: str,
         command_id: UUID | str,
-        resolution: dict[str, object],
+        remark: dict[str, object],
         connection: Connection | None,
     ) -> None:
-        key = check_key(domain, command_id)
-        values = {"action": action.value, **key, **resolution}
-        [was] = self._calls.row(connection, "resolve", **values)
-        if was is None:
-            raise CommandNotFoundError(domain, key["command_id"])
-        if was != Status.IN_TROUBLESHOOTING_QUEUE:
-            raise InvalidOperationError(
-                f"command {key['command_id']} of domain {domain!r} cannot be {_DONE[action]}: "
-                f"it is {was}, and not in the troubleshooting queue"
-            )
+        values = {"action": action, "result": None, **check_key(domain, command_id), **remark}
+        self._calls.change(connection, "resolve", _PARTICIPLES[action], _ELSEWHERE, **values)
 
     def _resolve_all(
         self,
-        action: Action,
+        action: str,
         conditions: dict[str, object],
         limit: int | None,
-        resolution: dict[str, object],
+        remark: dict[str, object],
         connection: Connection | None,
     ) -> int:
         left = float("inf") if limit is None else check_whole("limit", limit, 1)
         total = 0
         while True:
             limits = {"count": int(min(CHUNK, left)), "bytes": CHUNK_BYTES}
-            batch = {"action": action.value, **limits, **conditions, **resolution}
+            batch = {"action": action, "result": None, **limits, **conditions, **remark}
             # Repeated, it takes those that the first try did not: only the count may miss some.
             resolved, last, before = self._calls.row(connection, "resolve_batch", **batch)
             total, left = total + int(resolved), left - resolved
@@ -265,20 +250,5 @@ class Troubleshooting:
         return encode(result, what="result", max_bytes=self._max_bytes)
 
 
-def _conditions(
-    domain: str | None,
-    type: str | None,
-    error_code: str | None,
-    since: datetime | None,
-    until: datetime | None,
-) -> dict[str, object]:
-    conditions = check_conditions(domain, type, since, until)
-    return {**conditions, "error_code": check_text("error_code", error_code)}
-
-
-def resolution(operator: str, reason: str | None) -> dict[str, object]:
-    return {
-        "operator": check_operator(operator),
-        "reason": check_text("reason", reason),
-        "result": None,
-    }
+def _remark(operator: str, reason: str | None) -> dict[str, object]:
+    return {"operator": check_operator(operator), "reason": check_text("reason", reason)}

@@ -24,10 +24,10 @@ RETURN ('x' || left(replace(p_id::text, '-', ''), 12))::bit(48)::bigint
     BETWEEN (extract(epoch FROM now() - interval '1 day') * 1000)::bigint
         AND (extract(epoch FROM clock_timestamp() + interval '1 day') * 1000)::bigint;
 
--- Whether p_domain takes p_count more commands; called by enqueue and bulk sends. refusal:
--- NULL, 'closed' or 'full'. depth counts what waits now, only if the domain has limits and only
--- as far as they need; oldest_age is the age of the oldest in seconds. Locks nothing and sees
--- what is committed: concurrent senders can pass the limit by what they have in flight.
+-- Whether p_domain takes p_count more commands. refusal: NULL, 'closed' or 'full'. depth counts
+-- what waits now, only if the domain has limits and only as far as they need; oldest_age is the
+-- age of the oldest in seconds. Locks nothing and sees what is committed: concurrent senders can
+-- pass the limit by what they have in flight.
 CREATE FUNCTION {schema}.admit(
     p_domain text, p_count bigint,
     OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
@@ -64,7 +64,7 @@ BEGIN
 END
 $$;
 
--- Whether a command is in any table; called by whatever sends or operates on one command.
+-- Whether a command is in any table.
 CREATE FUNCTION {schema}.exists_anywhere(p_domain text, p_command_id uuid) RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
@@ -79,11 +79,10 @@ AS $$
                    WHERE domain = p_domain AND command_id = p_command_id)
 $$;
 
--- Takes ids for p_call, all or none; called by enqueue, landed and bulk sends. Returns each id
--- that another call has ('duplicate'), or one row if this very call took them before
--- ('repeated'). Waits for a transaction that inserts the same id. Ids made by the bus and sent
--- by a call of its own are not in identity: where a caller brings one (p_brought), the tables
--- are searched for it.
+-- Takes ids for p_call, all or none. Returns each id that another call has ('duplicate'), or one
+-- row if this very call took them before ('repeated'). Waits for a transaction that inserts the
+-- same id. Ids made by the bus and sent by a call of its own are not in identity: where a caller
+-- brings one (p_brought), the tables are searched for it.
 CREATE FUNCTION {schema}.identify(
     p_domains text[], p_command_ids uuid[], p_call bigint, p_brought boolean
 ) RETURNS TABLE (domain text, command_id uuid, refusal text)
@@ -125,10 +124,9 @@ BEGIN
 END
 $$;
 
--- Whether a call has been carried out before; called by enqueue and bulk sends. A call whose
--- connection died is repeated on another one, while the first try may still be under way. The
--- advisory lock of the call makes them take turns, and the later one finds the other's trace,
--- in identity or in the tables.
+-- Whether a call has been carried out before. A call whose connection died is repeated on
+-- another one, while the first try may still be under way. The advisory lock of the call makes
+-- them take turns, and the later one finds the other's trace, in identity or in the tables.
 CREATE FUNCTION {schema}.landed(
     p_domain text, p_command_id uuid, p_brought boolean, p_call bigint, p_again boolean
 ) RETURNS boolean
@@ -150,12 +148,11 @@ BEGIN
 END
 $$;
 
--- Puts one command into ready or, if it is due later, into scheduled; called by CommandBus.send
--- and send. refusal: NULL (accepted), 'closed', 'full', 'duplicate' or 'repeated' (accepted
--- when this call was tried before). Nothing is written unless it is NULL, and the caller's
--- transaction stays usable. p_call is NULL in a caller's transaction: there identity also takes
--- the bus's ids, because the caller learns them before the commit, and may send one again after
--- an unknown end.
+-- Puts one command into ready or, if it is due later, into scheduled. refusal: NULL (accepted),
+-- 'closed', 'full', 'duplicate' or 'repeated' (accepted when this call was tried before).
+-- Nothing is written unless it is NULL, and the caller's transaction stays usable. p_call is
+-- NULL in a caller's transaction: there identity also takes the bus's ids, because the caller
+-- learns them before the commit, and may send one again after an unknown end.
 CREATE FUNCTION {schema}.enqueue(
     p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
     p_priority integer, p_delay double precision, p_run_at timestamptz, p_correlation_id uuid,

@@ -8,10 +8,10 @@ CREATE FUNCTION {schema}.domain_bit(p_domain text) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 1::bigint << ((hashtextextended(p_domain, 0) & 9223372036854775807) % 62)::integer;
 
--- Arms a node for p_domains or, without any, ends its wait; called by stewards. True: the node
--- was not armed before, so it must wait for the writers (see writers) and claim before it waits
--- for work. Locks waiter against other nodes. The flags are set before the commit: a failure in
--- between leaves a bit too many, which costs a notification and loses none.
+-- Arms a node for p_domains or, without any, ends its wait. True: the node was not armed before,
+-- so it must wait for the writers (see writers) and claim before it waits for work. Locks waiter
+-- against other nodes. The flags are set before the commit: a failure in between leaves a bit
+-- too many, which costs a notification and loses none.
 CREATE FUNCTION {schema}.arm(
     p_node bigint, p_domains text[], p_looks_at timestamptz, p_for interval
 ) RETURNS boolean
@@ -35,8 +35,8 @@ BEGIN
 END
 $$;
 
--- Removes a node that ends; called by stewards. A node that was killed leaves its row until
--- that expires. Locks waiter against other nodes.
+-- Removes a node that ends. A node that was killed leaves its row until that expires. Locks
+-- waiter against other nodes.
 CREATE FUNCTION {schema}.leave(p_node bigint) RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -64,9 +64,9 @@ BEGIN
 END
 $$;
 
--- Transactions that may hold an insert which saw the flag down; called by stewards. After
--- arming, a node claims until all of these have ended. (Comparing xids or snapshots misses a
--- sender that began after the snapshot's latest completed transaction.)
+-- Transactions that may hold an insert which saw the flag down. After arming, a node claims
+-- until all of these have ended. (Comparing xids or snapshots misses a sender that began after
+-- the snapshot's latest completed transaction.)
 CREATE FUNCTION {schema}.writers() RETURNS text[]
 LANGUAGE sql VOLATILE
 AS $$
@@ -78,11 +78,11 @@ AS $$
         AND pid IS DISTINCT FROM pg_backend_pid()
 $$;
 
--- Sends a notification; called by wake, wake_for_scheduled and set_paused. A two-phase
--- transaction switches it off (PREPARE TRANSACTION rejects a NOTIFY); the fallback poll finds
--- its commands. A full queue, which one session that listens and does not read can cause for
--- all databases, would fail the COMMIT of a send, a retry, a promotion or a reply. So none is
--- added to a queue that is three quarters full; nodes poll from one half on.
+-- Sends a notification. A two-phase transaction switches it off (PREPARE TRANSACTION rejects a
+-- NOTIFY); the fallback poll finds its commands. A full queue, which one session that listens
+-- and does not read can cause for all databases, would fail the COMMIT of a send, a retry, a
+-- promotion or a reply. So none is added to a queue that is three quarters full; nodes poll from
+-- one half on.
 CREATE FUNCTION {schema}.notify(p_channel text, p_payload text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$

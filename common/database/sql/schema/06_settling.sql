@@ -1,8 +1,7 @@
 -- How the outcomes of claimed commands are stored.
 
--- Sends a reply: a command of type Reply in the domain that asked for it. Called by cancel_ids
--- and resolve_keys. It passes that domain's limits: a full reply domain must not keep commands
--- from settling.
+-- Sends a reply: a command of type Reply in the domain that asked for it. It passes that
+-- domain's limits: a full reply domain must not keep commands from settling.
 CREATE FUNCTION {schema}.send_reply(
     p_reply_to text, p_command_id uuid, p_type text, p_correlation_id uuid,
     p_outcome text, p_result json
@@ -164,10 +163,10 @@ END
 $$;
 
 -- Moves a row of p_table (ready or scheduled) that can be neither claimed nor settled to
--- troubleshooting; called by workers and stewards. False if it was claimed, released, settled
--- or promoted since. Writes no history, no reply and no value of the caller but p_code and
--- p_message, so the reason why a settlement or claim was rejected does not matter here. If
--- troubleshooting has a command of the same id, the row gets a new one. Waits for a locked row.
+-- troubleshooting. False if it was claimed, released, settled or promoted since. Writes no
+-- history, no reply and no value of the caller but p_code and p_message, so the reason why a
+-- settlement or claim was rejected does not matter here. If troubleshooting has a command of the
+-- same id, the row gets a new one. Waits for a locked row.
 CREATE FUNCTION {schema}.set_aside(
     p_table text, p_domain text, p_priority smallint, p_id bigint, p_token bigint,
     p_command_id uuid, p_claimer bigint, p_code text, p_message text

@@ -2,10 +2,9 @@
 -- with the owner's rights, so that an operator's role can change nothing without a record.
 
 -- Ends a command that waits or, with p_running, one that runs: its row is gone then, so its
--- handler's transaction cannot settle. Called by CommandBus.cancel. Returns 'canceled', or
--- where the command is instead: 'running', 'troubleshooting', 'finished', or NULL if it is
--- unknown. With p_again a first try, whose reply was lost, may have canceled it. Waits for a
--- locked row.
+-- handler's transaction cannot settle. Returns 'canceled', or where the command is instead:
+-- 'running', 'troubleshooting', 'finished', or NULL if it is unknown. With p_again a first try,
+-- whose reply was lost, may have canceled it. Waits for a locked row.
 CREATE FUNCTION {schema}.cancel(
     p_domain text, p_command_id uuid, p_reason {schema}.remark, p_running boolean,
     p_operator {schema}.remark, p_again boolean DEFAULT false
@@ -32,7 +31,7 @@ END
 $$;
 
 -- Where a command is instead of waiting: 'running', 'troubleshooting' or 'finished'. NULL: it
--- waits, moves or is unknown. Called by cancel and reschedule.
+-- waits, moves or is unknown.
 CREATE FUNCTION {schema}.place_of(p_domain text, p_command_id uuid) RETURNS text
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -69,8 +68,8 @@ AS $$
 $$;
 
 -- Moves those of these commands that wait or, with p_running, run, to history, each with its
--- event and its reply, and returns their number; called by the cancels. Tests the lease in the
--- statement that deletes, so that a command claimed meanwhile stays. Waits for locked rows.
+-- event and its reply, and returns their number. Tests the lease in the statement that deletes,
+-- so that a command claimed meanwhile stays. Waits for locked rows.
 CREATE FUNCTION {schema}.cancel_ids(
     p_domain text, p_command_ids uuid[], p_running boolean, p_reason text, p_operator text
 ) RETURNS bigint
@@ -116,9 +115,9 @@ END
 $$;
 
 -- Cancels the scheduled commands that meet every condition that is not NULL, a chunk at a time:
--- those after p_command_id, at most p_count and p_bytes of stored data, but at least one.
--- Called by CommandBus.cancel_many. Skips locked rows. The next chunk has commands sent before
--- `before`, after command_id; NULL: none is left.
+-- those after p_command_id, at most p_count and p_bytes of stored data, but at least one. Skips
+-- locked rows. The next chunk has commands sent before `before`, after command_id; NULL: none is
+-- left.
 CREATE FUNCTION {schema}.cancel_scheduled(
     p_domain text, p_type text, p_since timestamptz, p_until timestamptz,
     p_command_id uuid, p_count integer, p_bytes bigint, p_operator text, p_reason text,
@@ -187,12 +186,11 @@ BEGIN
 END
 $$;
 
--- Moves a waiting command to the table and place of another time or priority, if not NULL, with an
--- event; p_delay is in seconds from now. Called by CommandBus.reschedule. Returns 'waiting' if it
--- did, or what cancel returns. The token never goes back, the id is a new one, above all floors,
--- and a lease that ended without an outcome counts its loss, as a claim would have counted it.
--- Tests the lease in the statement that deletes, so that a command claimed meanwhile stays. Waits
--- for a locked row.
+-- Moves a waiting command to the table and place of another time or priority, if not NULL, with
+-- an event; p_delay is in seconds from now. Returns 'waiting' if it did, or what cancel returns.
+-- The token never goes back, the id is a new one, above all floors, and a lease that ended
+-- without an outcome counts its loss, as a claim would have counted it. Tests the lease in the
+-- statement that deletes, so that a command claimed meanwhile stays. Waits for a locked row.
 CREATE FUNCTION {schema}.reschedule(
     p_domain text, p_command_id uuid, p_delay double precision, p_run_at timestamptz,
     p_priority smallint, p_operator text, p_reason text, p_again boolean
@@ -260,10 +258,10 @@ BEGIN
 END
 $$;
 
--- Takes commands out of troubleshooting and returns their number; called by resolve and
--- resolve_batch. p_action is RETRY (again from the beginning), CANCEL or COMPLETE (to history,
--- with their reply). The event is the operator's signature: a command's end and the operator
--- who decided it are written together or not at all. Waits for locked rows.
+-- Takes commands out of troubleshooting and returns their number. p_action is RETRY (again from
+-- the beginning), CANCEL or COMPLETE (to history, with their reply). The event is the operator's
+-- signature: a command's end and the operator who decided it are written together or not at all.
+-- Waits for locked rows.
 CREATE FUNCTION {schema}.resolve_keys(
     p_action text, p_domains text[], p_command_ids uuid[], p_operator text, p_reason text,
     p_result json
@@ -317,9 +315,9 @@ BEGIN
 END
 $$;
 
--- Resolves one command; called by CommandBus.troubleshooting. Returns the status in which it
--- was found: IN_TROUBLESHOOTING_QUEUE if it was resolved, NULL if the command is unknown. With
--- p_again a first try, whose reply was lost, may have resolved it.
+-- Resolves one command. Returns the status in which it was found: IN_TROUBLESHOOTING_QUEUE if it
+-- was resolved, NULL if the command is unknown. With p_again a first try, whose reply was lost,
+-- may have resolved it.
 CREATE FUNCTION {schema}.resolve(
     p_action text, p_domain text, p_command_id uuid, p_operator text, p_reason text,
     p_result json, p_again boolean
@@ -351,10 +349,9 @@ END
 $$;
 
 -- Resolves those that meet every condition that is not NULL, the oldest first, a chunk at a
--- time: at most p_count and p_bytes of stored data, but at least one. Called by
--- CommandBus.troubleshooting. Skips locked rows. resolved is their number. The next chunk has
--- p_since = last and p_until = before, and there is none if last is NULL: a command that fails
--- again meanwhile is not resolved twice.
+-- time: at most p_count and p_bytes of stored data, but at least one. Skips locked rows.
+-- resolved is their number. The next chunk has p_since = last and p_until = before, and there is
+-- none if last is NULL: a command that fails again meanwhile is not resolved twice.
 CREATE FUNCTION {schema}.resolve_batch(
     p_action text, p_domain text, p_type text, p_error_code text, p_since timestamptz,
     p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,
@@ -393,9 +390,9 @@ BEGIN
 END
 $$;
 
--- Changes the settings of a domain that p_given names; called by CommandBus.configure. Locks
--- the domain's row. An application that configures its domains at each start leaves no event
--- unless something changes or an operator is named.
+-- Changes the settings of a domain that p_given names. Locks the domain's row. An application
+-- that configures its domains at each start leaves no event unless something changes or an
+-- operator is named.
 CREATE FUNCTION {schema}.configure_domain(
     p_domain text, p_given text[], p_accepting boolean, p_max_depth integer,
     p_warn_depth integer, p_keep interval, p_operator text, p_reason text
@@ -434,7 +431,7 @@ BEGIN
 END
 $$;
 
--- The settings that p_names names, as JSON; keep in seconds. Called by configure_domain.
+-- The settings that p_names names, as JSON; keep in seconds.
 CREATE FUNCTION {schema}.domain_settings(p_domain {schema}.domain, p_names text[]) RETURNS json
 LANGUAGE sql IMMUTABLE
 AS $$
@@ -444,7 +441,7 @@ AS $$
     FROM json_each(row_to_json(p_domain)) WHERE key = ANY (p_names)
 $$;
 
--- Pauses or resumes a domain; called by CommandBus.pause and resume. Locks the domain's row.
+-- Pauses or resumes a domain. Locks the domain's row.
 CREATE FUNCTION {schema}.set_paused(
     p_domain text, p_paused boolean, p_operator text, p_reason text
 ) RETURNS void

@@ -4,9 +4,8 @@
 -- lock after 100 ms, because every settlement would wait behind them; the caller tries again.
 
 -- Makes the missing partitions of finished for today and the days ahead, and returns their
--- number. Called by cmdbus init, stewards and ensure_partition. A partition is made apart and
--- attached, which runs beside readers; CREATE ... PARTITION OF would wait behind a report, and
--- every settlement behind that.
+-- number. A partition is made apart and attached, which runs beside readers; CREATE ...
+-- PARTITION OF would wait behind a report, and every settlement behind that.
 CREATE FUNCTION {schema}.make_partitions(p_days_ahead integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -31,8 +30,8 @@ BEGIN
 END
 $$;
 
--- Makes today's partition if it is missing: no fleet may have run for the two weeks for which
--- it makes them ahead. Called by functions that write history with the owner's rights.
+-- Makes today's partition if it is missing: no fleet may have run for the two weeks for which it
+-- makes them ahead.
 CREATE FUNCTION {schema}.ensure_partition() RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -45,10 +44,9 @@ BEGIN
 END
 $$;
 
--- Removes a day that no domain keeps any longer; called by stewards until it returns true. The
--- first call detaches the partition and does nothing else under that lock. The next ones remove
--- the ids and events of its commands, p_blocks of the table in each, and the last one drops the
--- table.
+-- Removes a day that no domain keeps any longer; repeated until it returns true. The first call
+-- detaches the partition and does nothing else under that lock. The next ones remove the ids and
+-- events of its commands, p_blocks of the table in each, and the last one drops the table.
 CREATE FUNCTION {schema}.retain_day(p_partition text, p_blocks integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -113,8 +111,8 @@ AS $$
     SELECT EXISTS (SELECT FROM begun)
 $$;
 
--- Deletes from a day what a domain keeps for a shorter time than others, up to p_count
--- commands, and returns their number; called by stewards. Skips locked rows.
+-- Deletes from a day what a domain keeps for a shorter time than others, up to p_count commands,
+-- and returns their number. Skips locked rows.
 CREATE FUNCTION {schema}.retain_domain(
     p_partition text, p_domain text, p_count integer
 ) RETURNS bigint
@@ -189,8 +187,7 @@ BEGIN
 END
 $$;
 
--- Removes all but the latest 1,000 events of each domain; called by stewards. Returns the
--- number removed.
+-- Removes all but the latest 1,000 events of each domain. Returns the number removed.
 CREATE FUNCTION {schema}.retain_domain_events() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
