@@ -174,7 +174,8 @@ def _grant(connection: psycopg.Connection, schema: str, kind: str, role: str) ->
         raise ValueError(f"there is no kind of role {kind!r}: use one of {', '.join(ROLES)}")
     quoted = psycopg.sql.Identifier(role).as_string(connection)
     try:
-        connection.execute(render(f"grant_{kind}", schema, role=quoted))
+        for name in ("grant_any", f"grant_{kind}"):
+            connection.execute(render(name, schema, role=quoted))
     except psycopg.errors.UndefinedObject:
         raise SchemaError(
             f"there is no role {role!r} in the database to grant the rights of a {kind} to: "

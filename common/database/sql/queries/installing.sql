@@ -48,25 +48,27 @@ CREATE TABLE {schema}.migration (
 INSERT INTO {schema}.migration (version, name, digest)
 VALUES (%(version)s, %(name)s, %(digest)s);
 
+-- name: grant_any
+-- The rights that each kind of role has.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT ON {schema}.migration TO {role};
+
 -- name: grant_worker
 -- May run commands, operate, send and read. Removes no history but by retain_day and retain_domain,
 -- which have the owner's rights.
-GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     {schema}.ready, {schema}.scheduled, {schema}.lease, {schema}.waiter, {schema}.node
     TO {role};
 GRANT SELECT, INSERT ON
     {schema}.troubleshooting, {schema}.finished, {schema}.event, {schema}.incarnation TO {role};
 GRANT SELECT ON
-    {schema}.command, {schema}.domain, {schema}.domain_event, {schema}.migration TO {role};
+    {schema}.command, {schema}.domain, {schema}.domain_event TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE {schema}.armed, {schema}.alarm, {schema}.patience TO {role};
 GRANT SELECT ON SEQUENCE {schema}.ready_id_seq TO {role};
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
 
 -- name: grant_producer
 -- May send and cancel; may read nothing of what others sent.
-GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT ON {schema}.migration TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.identify, {schema}.landed,
     {schema}.cancel, {schema}.wake, {schema}.notify, {schema}.domain_bit TO {role};
@@ -80,11 +82,9 @@ GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to
 -- name: grant_operator
 -- May read everything, cancel and reschedule, resolve what is in troubleshooting, and steer
 -- domains; may not send, run, or change a command or its history in any other way.
-GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON
     {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.troubleshooting,
-    {schema}.event, {schema}.incarnation, {schema}.domain,
-    {schema}.domain_event, {schema}.migration TO {role};
+    {schema}.event, {schema}.incarnation, {schema}.domain, {schema}.domain_event TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.reschedule,
     {schema}.resolve, {schema}.resolve_batch, {schema}.configure_domain, {schema}.set_paused,
@@ -94,8 +94,6 @@ GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
 
 -- name: grant_monitor
 -- May see every command and its progress, but no payload, result or message.
-GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT ON {schema}.migration TO {role};
 GRANT SELECT (domain, command_id, type, status, priority, attempts, max_attempts, error_code,
               correlation_id, reply_to, batch_id, created_at, due_at, started_at, finished_at,
               worker) ON {schema}.command TO {role};
