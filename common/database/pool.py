@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
+from cmdbus.backoff import Backoff
 from cmdbus.clock import time
 
 Connection = psycopg.Connection[Any]
@@ -94,7 +95,7 @@ class SessionPool:
         self._closed = False
         #: Why the latest attempt to connect has failed; the next one is not before this time.
         self._failure: Exception | None = None
-        self._retry_at, self._pause = 0.0, _RETRY_FIRST
+        self._retry_at, self._backoff = 0.0, Backoff(_RETRY_FIRST, _RETRY_LONGEST)
         self._drained_at = float("-inf")
         # Else the interpreter would warn at its end of connections that were not closed.
         weakref.finalize(self, _abandon, os.getpid(), self._kept)
@@ -225,7 +226,8 @@ class SessionPool:
             return None
         with self._lock:
             self._ends_connecting(waiter)
-            self._failure, self._retry_at, self._pause = None, 0.0, _RETRY_FIRST
+            self._failure, self._retry_at = None, 0.0
+            self._backoff.reset()
             if not self._closed:
                 self._kept.opened[connection] = time.monotonic()
                 return connection
@@ -237,8 +239,7 @@ class SessionPool:
         are connections that can be returned."""
         self._failure = error
         if self._kept.opened or self._passes(error):
-            self._retry_at = time.monotonic() + self._pause
-            self._pause = min(self._pause * 2, _RETRY_LONGEST)
+            self._retry_at = time.monotonic() + self._backoff.pause()
             return False
         for waiter in self._waiters:
             waiter.error = error

@@ -38,8 +38,8 @@ class Store(Executor):
     """Statements on a given connection."""
 
     def __init__(self, schema: str, *, prepare: bool = True) -> None:
-        """`binary`, as the session of a caller's connection may write times and intervals in a way
-        that the driver cannot read. Without `prepare` the driver prepares no statement."""
+        """Without `prepare` the driver prepares no statement. It reads in binary, because the
+        session of a caller's connection may write times in a way that the driver cannot read."""
         super().__init__(check_schema(schema), prepare=None if prepare else False, binary=True)
 
     def enqueue(

@@ -39,27 +39,11 @@ CREATE INDEX ready_lost ON {schema}.ready (domain, priority, id) WHERE losses > 
 
 -- Delayed sends and retries, until they are due. A table of its own: a million future commands
 -- slow no claim, and an urgent one does not starve the others.
-CREATE TABLE {schema}.scheduled (
-    id bigint GENERATED ALWAYS AS IDENTITY,
-    token bigint NOT NULL DEFAULT 0,
-    claimer bigint,
-    claimed_at timestamptz,
-    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    due_at {schema}.finite_time NOT NULL,
-    command_id uuid NOT NULL,
-    correlation_id uuid NOT NULL,
-    priority {schema}.priority NOT NULL,
-    attempts smallint NOT NULL DEFAULT 0,
-    losses smallint NOT NULL DEFAULT 0,
-    max_attempts {schema}.attempt_limit,
-    domain {schema}.name NOT NULL,
-    type {schema}.name NOT NULL,
-    reply_to {schema}.name,
-    data {schema}.payload NOT NULL,
-    error_code text,
-    error_message text,
-    PRIMARY KEY (due_at, id)
-);
+CREATE TABLE {schema}.scheduled (LIKE {schema}.ready INCLUDING DEFAULTS INCLUDING IDENTITY);
+ALTER TABLE {schema}.scheduled
+    DROP COLUMN lease_until,
+    ALTER COLUMN due_at SET NOT NULL,
+    ADD PRIMARY KEY (due_at, id);
 
 -- Finds a command.
 CREATE INDEX scheduled_command ON {schema}.scheduled (domain, command_id);
