@@ -45,7 +45,14 @@ class Context:
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
         """A logger whose records carry command_id, command_type, domain, attempt and
         correlation_id."""
-        return _CommandLog(_LOGGER, self._command, self.attempt)
+        about = {
+            "command_id": str(self._command.command_id),
+            "command_type": self._command.type,
+            "domain": self._command.domain,
+            "attempt": self.attempt,
+            "correlation_id": str(self._command.correlation_id),
+        }
+        return _CommandLog(_LOGGER, about)
 
     @property
     def connection(self) -> "psycopg.Connection[Any]":
@@ -73,19 +80,7 @@ class Context:
 
 
 class _CommandLog(logging.LoggerAdapter[logging.Logger]):
-    """Adds the command to each record."""
-
-    def __init__(self, logger: logging.Logger, command: Command, attempt: int) -> None:
-        super().__init__(
-            logger,
-            {
-                "command_id": str(command.command_id),
-                "command_type": command.type,
-                "domain": command.domain,
-                "attempt": attempt,
-                "correlation_id": str(command.correlation_id),
-            },
-        )
+    """Adds the command to each record, beside the `extra` of a call."""
 
     def process(
         self, message: Any, kwargs: MutableMapping[str, Any]
