@@ -26,7 +26,7 @@ from cmdbus import (
     SendRequest,
     Status,
 )
-from cmdbus.producer.troubleshooting import CHUNK
+from cmdbus.producer.steering import CHUNK
 
 
 def trouble(dsn: str, *, code: str = "GONE", attempts: int = 3) -> int:
