@@ -274,7 +274,7 @@ def test_a_fleet_runs_in_its_environment(
         fleet.await_outcomes([retried], {("COMPLETED", 2): 1})
         record = bus.get("shop", delayed)
         assert record is not None and record.started_at is not None
-        assert 0 <= (record.started_at - record.due_at).total_seconds() < 2
+        assert 0 <= (record.started_at - record.due_at).total_seconds() < 20
         assert [str(event.kind) for event in bus.audit("shop", delayed)][:2] == ["SENT", "RECEIVED"]
         assert fleet.stop() == 0
         fleet.assert_nothing_left()
