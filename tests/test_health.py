@@ -47,20 +47,20 @@ def test_thresholds_are_more_than_ten_three_and_five(levels: HealthReport, healt
 def test_the_eleventh_failure_in_a_row_degrades_and_a_success_recovers() -> None:
     process = ProcessHealth()
     for second in range(10):
-        process.failed(second)
+        process.ended(second, failures=1)
     assert health_of(process, 10) is Health.HEALTHY
-    process.failed(10)
+    process.ended(10, failures=1)
     assert health_of(process, 10) is Health.DEGRADED
-    process.succeeded(11)
+    process.ended(11, succeeded=True)
     assert process.levels(11) == HealthReport(last_success=11)
-    process.failed(12)
+    process.ended(12, failures=1)
     assert process.levels(12).consecutive_failures == 1
 
 
 def test_failures_in_a_row_do_not_leave_with_the_window() -> None:
     process = ProcessHealth()
     for _ in range(11):
-        process.failed(0)
+        process.ended(0, failures=1)
     assert health_of(process, 10 * WINDOW) is Health.DEGRADED
 
 
@@ -106,10 +106,10 @@ def test_while_the_database_is_away_nobody_is_judged_and_nothing_counts() -> Non
     process = ProcessHealth()
     process.stuck("before", 0)
     for _ in range(8):
-        process.failed(1)
+        process.ended(1, failures=1)
     process.database_away(2)
     for number in range(100):
-        process.failed(3)
+        process.ended(3, failures=1)
         process.pool_exhausted(3)
         assert not process.stuck(number, 3)
     assert process.levels(4).health is Health.DATABASE_AWAY
@@ -120,7 +120,7 @@ def test_while_the_database_is_away_nobody_is_judged_and_nothing_counts() -> Non
 
 def test_the_database_coming_back_twice_forgives_no_failure() -> None:
     process = ProcessHealth()
-    process.failed(0)
+    process.ended(0, failures=1)
     process.database_back(1)
     assert process.levels(1).consecutive_failures == 1
 
@@ -156,7 +156,7 @@ def test_counts_are_exact_under_concurrent_updates() -> None:
 
     def hammer(_: int) -> None:
         for number in range(14):
-            process.failed(0)
+            process.ended(0, failures=1)
             if number % 7 == 0:
                 process.pool_exhausted(0)
             if process.stuck(number % 7, 0):

@@ -218,7 +218,7 @@ def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: Comm
     claims, telemetry = Claims("cmdbus", 30), _telemetry_of_one()
     held_claims = InFlight(claims, telemetry.seat)
     unsettled = Unsettled(claims, telemetry, held_claims)
-    _, slot = telemetry.acquire_slot()
+    slot = telemetry.acquire_slot()
 
     def patient() -> psycopg.Connection:
         return psycopg.connect(dsn, autocommit=True, options="-c lock_timeout=50ms")

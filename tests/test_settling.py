@@ -46,7 +46,7 @@ class Lost:
         return ThreadConnection(Unpooled(lambda: connect(self.dsn)))
 
     def slot(self) -> Slot:
-        return self.record.acquire_slot()[1]
+        return self.record.acquire_slot()
 
     @property
     def counted(self) -> object:

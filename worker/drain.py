@@ -62,9 +62,9 @@ class Drain:
             self._in_flight.release(self._connection.connection())
         stuck = self._await_end()
         self._housekeeping.stop(self._deadline)
-        index, slot = self._telemetry.acquire_slot()
+        slot = self._telemetry.acquire_slot()
         self._threads.pipeline.settle_all(self._connection, slot)
-        self._telemetry.release_slot(index, slot)
+        self._telemetry.release_slot(slot)
         self._release_locked()
         if stuck:
             self._abandon(stuck, self._connection.connection())
@@ -107,12 +107,7 @@ class Drain:
             given += more
         self._in_flight.free(held)
         for claim in given:
-            logger.error(
-                "command %s (%s/%s) did not end in time: released, it runs again",
-                claim.command_id,
-                claim.domain,
-                claim.type,
-            )
+            logger.error("%s did not end in time: released, it runs again", claim.label)
 
     def _release_begun(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
         """They count no loss if the worker was ordered to stop; they do after a verdict, and

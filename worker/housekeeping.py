@@ -40,11 +40,7 @@ _ENDS_WITHIN = 1.0
 
 
 class Housekeeping:
-    def __init__(
-        self,
-        threads: ThreadPool,
-        setup: Setup,
-    ) -> None:
+    def __init__(self, threads: ThreadPool, setup: Setup) -> None:
         self._pool = threads
         self._pipeline = threads.pipeline
         self._claims, self._telemetry = setup.claims, setup.telemetry
@@ -53,7 +49,7 @@ class Housekeeping:
         self._timeout = setup.timeouts.statement + _ROUND_SPARE_SECONDS
         #: Deadline of the current task; after that the main thread cuts the session.
         self._due: float | None = None
-        self._index, self._slot = setup.telemetry.acquire_slot()
+        self._slot = setup.telemetry.acquire_slot()
         self._connection = ThreadConnection(setup.source, self._slot.session)
         #: Threads that have timed out, with their work and stack.
         self._verdicts: deque[tuple[WorkerThread, Work, str]] = deque()
@@ -111,7 +107,7 @@ class Housekeeping:
             self._ended_by = error
         finally:
             self._connection.close()
-            self._telemetry.release_slot(self._index, self._slot)
+            self._telemetry.release_slot(self._slot)
 
     def _run_round(self, slot: Slot) -> None:
         tasks = (self._carry_out, self._renew, self._settle_old, self._release_stale)
@@ -188,7 +184,9 @@ class Housekeeping:
         if work.finished is None:
             work.finished = work.timed_out(stack, activity)
         work.settled = True
-        self._telemetry.health.stuck((thread.index, work.finished.claim.token), time.monotonic())
+        self._telemetry.health.stuck(
+            (thread.slot.index, work.finished.claim.token), time.monotonic()
+        )
         self._pipeline.unsettled.settle(self._connection, slot, [work.finished])
 
     def _activity(self, session: Session) -> dict[str, object]:

@@ -68,19 +68,17 @@ class ThreadPool:
 
     def fill(self, number: int) -> None:
         """A fresh thread for a slot."""
-        index, slot = self._telemetry.acquire_slot()
+        slot = self._telemetry.acquire_slot()
         connection = ThreadConnection(self._source, slot.session)
         before = self._threads.get(number)
-        thread = self._threads[number] = WorkerThread(
-            number, connection, index, slot, self._stopping
-        )
+        thread = self._threads[number] = WorkerThread(number, connection, slot, self._stopping)
         thread.thread = threading.Thread(
             target=self._run_thread, args=(thread,), name=f"worker-{number}", daemon=True
         )
         try:
             thread.thread.start()
         except RuntimeError:  # The system is out of threads.
-            self._telemetry.release_slot(index, slot)
+            self._telemetry.release_slot(slot)
             if before is None:
                 del self._threads[number]
             else:
@@ -165,4 +163,4 @@ class ThreadPool:
             if self._threads.get(thread.number) is thread and not thread.given_up:
                 del self._threads[thread.number]
             thread.connection.close()
-            self._telemetry.release_slot(thread.index, thread.slot)
+            self._telemetry.release_slot(thread.slot)

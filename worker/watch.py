@@ -73,7 +73,7 @@ class Watch:
 
     def check_due(self) -> None:
         for thread, work in self.threads.give_up_late(time.monotonic()):
-            self.setup.telemetry.seat.mark_stuck(thread.index, thread.slot.sequence)
+            self.setup.telemetry.seat.mark_stuck(thread.slot.index, thread.slot.sequence)
             self.housekeeping.take_over(thread, work, thread.stack())
         self.housekeeping.cut_if_late(time.monotonic())
 

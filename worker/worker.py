@@ -252,16 +252,16 @@ class Worker:
 
     def _start_steward(self, node: Node, opened: ExitStack) -> Steward:
         """Its threads show themselves in slots of this worker's seat."""
-        slots = [self._telemetry.acquire_slot() for _ in range(2)]
-        for index, slot in slots:
-            opened.callback(self._telemetry.release_slot, index, slot)
+        slots = self._telemetry.acquire_slot(), self._telemetry.acquire_slot()
+        for slot in slots:
+            opened.callback(self._telemetry.release_slot, slot)
         steward = Steward(
             node,
             self._claims,
             lambda: connect(self._parts, self._claims, self._timeouts),
             domains=self._domains,
             poll_interval=self._poll_interval,
-            slots=(slots[0][1], slots[1][1]),
+            slots=slots,
         )
         opened.callback(steward.stop, RELEASE_SECONDS)
         steward.start()

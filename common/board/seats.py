@@ -55,8 +55,8 @@ class Seat:
         self.claims = ClaimTable(memory, at)
         self._process = ProcessRecord()
 
-    def slot(self, number: int) -> Slot:
-        return Slot(self._memory, self._layout.slot(self._index, number))
+    def slot(self, index: int) -> Slot:
+        return Slot(self._memory, self._layout.slot(self._index, index), index)
 
     # For the supervisor.
 

@@ -38,12 +38,15 @@ class Slot:
         "_since",
         "_who",
         "counters",
+        "index",
     )
 
     #: attempt, priority, id, token, command id
     _NO_COMMAND = (0, 0, 0, 0, bytes(16))
 
-    def __init__(self, memory: BoardMemory, at: int) -> None:
+    def __init__(self, memory: BoardMemory, at: int, index: int) -> None:
+        #: Its position in its seat.
+        self.index = index
         self._bytes = memory.bytes
         self._cells = memory.cells
         self._seal = at + SLOT_AT

@@ -49,6 +49,11 @@ class Claim(NamedTuple):
     #: Where the row was when it was claimed; a renewal moves it.
     ctid: str = "(0,0)"
 
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"command {self.command_id} ({self.domain}/{self.type})"
+
 
 class ClaimKey(NamedTuple):
     """Names a row of `ready` and its claim, and carries none of its data."""

@@ -57,10 +57,5 @@ def release(
 
 
 def warn_of_release(claim: Claim, error: Exception) -> None:
-    logger.error(
-        "cannot release command %s (%s/%s) (%s): it can be claimed when its lease ends",
-        claim.command_id,
-        claim.domain,
-        claim.type,
-        reason(error),
-    )
+    message = "cannot release %s (%s): it can be claimed when its lease ends"
+    logger.error(message, claim.label, reason(error))

@@ -3,6 +3,7 @@
 import logging
 from contextlib import suppress
 
+from cmdbus.board.counters import OutcomeLabel
 from cmdbus.database import schema as schemas
 from cmdbus.errors import SchemaError
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
@@ -31,8 +32,7 @@ def settle_one(
         make_partitions(claims, connection)
         return finished, claims.settle(connection, [finished])
     why = ascii_text(
-        f"its outcome {finished.outcome.kind} was rejected: {reason(rejection)}",
-        MAX_MESSAGE,
+        f"its outcome {finished.outcome.kind} was rejected: {reason(rejection)}", MAX_MESSAGE
     )
     code = "OUTCOME_NOT_STORABLE"
     moved = claims.set_aside(connection, claims.key(finished.claim), code, why)
@@ -49,7 +49,7 @@ def make_partitions(claims: HeldClaims, connection: Connection) -> None:
 def log_end(finished: Finished) -> None:
     """Not before it is settled: a handler that hangs may hold the lock that this waits for."""
     claim, outcome, max_attempts, _ = finished
-    name = f"command {claim.command_id} ({claim.domain}/{claim.type})"
+    name, text = claim.label, " ".join((outcome.message or "").split())
     if outcome.charged and outcome.code is not None:
         logger.warning(
             "%s failed in attempt %s of %s: %s: %s; %s",
@@ -57,7 +57,7 @@ def log_end(finished: Finished) -> None:
             claim.attempts + 1,
             max_attempts,
             outcome.code,
-            " ".join((outcome.message or "").split()),
+            text,
             f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
         )
     if outcome.kind is OutcomeKind.TROUBLE:
@@ -65,5 +65,15 @@ def log_end(finished: Finished) -> None:
             "%s is in the troubleshooting queue, where a person must decide: %s: %s",
             name,
             outcome.code,
-            " ".join((outcome.message or "").split()),
+            text,
         )
+
+
+def log_not_settled(claim: Claim, end: OutcomeLabel | None) -> None:
+    """Of an execution whose settlement found no row; None is a lost lease, too."""
+    lost = "nothing that it wrote through its connection landed"
+    if end is OutcomeLabel.CANCELED:
+        logger.info("%s was canceled while it ran: %s", claim.label, lost)
+    else:
+        message = "%s was lost before it was settled: %s, and it runs again elsewhere"
+        logger.warning(message, claim.label, lost)

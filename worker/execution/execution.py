@@ -21,10 +21,7 @@ from cmdbus.clock import time
 from cmdbus.command import Command, received
 from cmdbus.context import Context
 from cmdbus.data import Undecodable, decode
-from cmdbus.errors import (
-    InvalidOperationError,
-    TransientCommandError,
-)
+from cmdbus.errors import InvalidOperationError, TransientCommandError
 from cmdbus.failpoints import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, failpoint
 from cmdbus.printable import joined
 from cmdbus.registry import Handler
@@ -68,11 +65,6 @@ _AFTER_OUTAGE = 1.0
 class ExecutingThread(Protocol):
     """The thread that an execution runs in."""
 
-    #: The process of the thread.
-    pid: int
-    #: Between the handler's thread and those that it may have left behind.
-    opening: Lock
-
     def connect(self) -> Connection:
         """The thread's connection, which works."""
 
@@ -111,6 +103,10 @@ class Execution:
         self.due = self.began + self.timeout
         self._handler = handler
         self._thread = thread
+        #: The process that it runs in; the handler may fork.
+        self._pid = os.getpid()
+        #: Between the handler's thread and those that it may have left behind.
+        self._opening = Lock()
         self._claims = claims
         self._timeouts = timeouts
 
@@ -148,7 +144,7 @@ class Execution:
                 try:
                     result = self._handler.function(command, context)
                 finally:
-                    if os.getpid() != self._thread.pid:
+                    if os.getpid() != self._pid:
                         _leave_fork()
                 outcome = _storable(result)
                 if self._transaction is None:
@@ -160,7 +156,7 @@ class Execution:
                 self.committed = finished
                 return None
             finally:
-                with self._thread.opening:
+                with self._opening:
                     self._over = True
                 if self._transaction is not None:
                     self._transaction.end()
@@ -253,19 +249,19 @@ class Execution:
     # For the context.
 
     def open(self) -> HandlerConnection:
-        if os.getpid() != self._thread.pid:
+        if os.getpid() != self._pid:
             raise InvalidOperationError(USED_AFTER_FORK)
-        with self._thread.opening:
+        with self._opening:
             return self._opened()
 
     def extend(self, due: float) -> None:
         """From any thread. The lock: a transaction that opens meanwhile has the new limits."""
-        if os.getpid() != self._thread.pid:
+        if os.getpid() != self._pid:
             raise InvalidOperationError(
                 "context.extend() was used in a forked process: call it in the handler's own"
             )
         self._thread.extend(self, due)
-        with self._thread.opening:
+        with self._opening:
             if self._transaction is not None:
                 self._transaction.limit(**self._limits())
 

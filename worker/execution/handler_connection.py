@@ -166,9 +166,7 @@ class EndedConnection(psycopg.Connection[Any]):
         return "<context.connection of a handler that has returned>"
 
 
-_classes: dict[type[Connection], type[HandlerConnection]] = {
-    psycopg.Connection: HandlerConnection,
-}
+_classes: dict[type[Connection], type[HandlerConnection]] = {psycopg.Connection: HandlerConnection}
 
 
 def handler_connection(

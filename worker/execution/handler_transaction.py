@@ -58,13 +58,7 @@ class HandlerTransaction:
     """The transaction of one execution on its thread's connection."""
 
     def __init__(
-        self,
-        claims: Claims,
-        connection: Connection,
-        marker: str,
-        *,
-        statement: float,
-        idle: float,
+        self, claims: Claims, connection: Connection, marker: str, *, statement: float, idle: float
     ) -> None:
         self._claims = claims
         self._session = connection

@@ -19,6 +19,7 @@ the board, so that a rescuer knows what ran.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from threading import Lock
@@ -47,23 +48,18 @@ class EntryState(Enum):
 QUEUED, RUNNING, FINISHED, ROW_LOCKED, ROW_MISSING, RELEASED, GONE = EntryState
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """A claim in flight, changed by one thread at a time."""
 
-    __slots__ = ("claim", "command_type", "finished", "index", "key", "payload_bytes", "state")
-
-    def __init__(
-        self, claim: Claim, key: Key, command_type: CommandType, state: EntryState = QUEUED
-    ) -> None:
-        self.claim = claim
-        self.key = key
-        self.command_type = command_type
-        self.state = state
-        #: Position in the board's table of claims.
-        self.index: int | None = None
-        self.payload_bytes = 0
-        #: The outcome that could not be stored, or whose settlement found no row.
-        self.finished: Finished | None = None
+    claim: Claim
+    command_type: CommandType
+    state: EntryState = QUEUED
+    #: Position in the board's table of claims.
+    index: int | None = None
+    payload_bytes: int = 0
+    #: The outcome that could not be stored, or whose settlement found no row.
+    finished: Finished | None = None
 
 
 class InFlight:
@@ -127,7 +123,7 @@ class InFlight:
                 domain, _, id, token, command_id, type, data, *_ = claim
                 key = (id, token, command_id.int)
                 if key not in entries:
-                    entry = Entry(claim, key, command_type(domain, type))
+                    entry = Entry(claim, command_type(domain, type))
                     entry.index = table.claimed(id, token, command_id)
                     if len(data) > _COUNTED:
                         entry.payload_bytes = len(data.encode())
@@ -165,9 +161,8 @@ class InFlight:
     def mark_released(self, claims: Iterable[Claim]) -> None:
         """Claims that no thread has started, also those that were not taken."""
         for claim in claims:
-            key = key_of(claim)
             command_type = self._seat.command_type(claim.domain, claim.type)
-            entry = self._entries.setdefault(key, Entry(claim, key, command_type))
+            entry = self._entries.setdefault(key_of(claim), Entry(claim, command_type))
             entry.claim = claim._replace(data="")
             entry.state = RELEASED
 

@@ -44,12 +44,7 @@ _STEP_SPARE = 5.0
 class Pipeline:
     """The stages, and what the threads share: each operation on that is atomic."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        concurrency: int,
-        is_surplus: Callable[[], bool],
-    ) -> None:
+    def __init__(self, setup: Setup, concurrency: int, is_surplus: Callable[[], bool]) -> None:
         """`is_surplus`: whether a thread may end, as there are more than `concurrency`."""
         self._setup = setup
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
@@ -99,7 +94,7 @@ class Pipeline:
         """Before its first turn; without a database it takes part nevertheless, and prepares when
         it leads."""
         due = time.monotonic() + self._setup.timeouts.statement + _STEP_SPARE
-        thread.begin(RoundTrip(due, leads=False))
+        thread.work = RoundTrip(due, leads=False)
         with suppress(Exception):
             self.leader.prepare(thread)
         return thread.end()
@@ -139,11 +134,9 @@ class Pipeline:
                 self._telemetry.lost(thread.slot, claim)
                 self.in_flight.free([claim])
             logger.exception(
-                "the thread of command %s (%s/%s) met an error outside of its handler: the "
-                "command runs again when its lease ends",
-                claim.command_id,
-                claim.domain,
-                claim.type,
+                "the thread of %s met an error outside of its handler: the command runs again "
+                "when its lease ends",
+                claim.label,
             )
             return stays
 
@@ -154,7 +147,7 @@ class Pipeline:
         assert handler is not None, "only types with a handler are claimed"
         execution = Execution(claim, handler, thread, self._setup.claims, self._setup.timeouts)
         self.in_flight.start(entry)
-        thread.begin(execution)
+        thread.work = execution
         self._telemetry.begins(
             thread.slot, entry.command_type, claim, execution.began, execution.due
         )
@@ -225,7 +218,7 @@ class Pipeline:
     def _settle_and_claim(self, thread: WorkerThread) -> bool:
         """True if there was nothing to claim, and the thread has waited for work."""
         due = time.monotonic() + self._setup.timeouts.statement + _STEP_SPARE
-        thread.begin(RoundTrip(due))
+        thread.work = RoundTrip(due)
         self._telemetry.leads(thread.slot, due)
         if self.stopping.is_set():
             self.unsettled.settle(thread.connection, thread.slot, self.unsettled.take())
@@ -243,7 +236,7 @@ class Pipeline:
         waits = True
         while waits:
             timeout = self._waiter.poll_interval + self._setup.timeouts.statement + _STEP_SPARE
-            thread.begin(RoundTrip(time.monotonic() + timeout))
+            thread.work = RoundTrip(time.monotonic() + timeout)
             self.unsettled.log()
             waits = self.leader.wait_for_work(thread) and thread.end()
 

@@ -28,18 +28,7 @@ class ProcessHealth:
         #: The beginning of the outage of the database, if there is one.
         self._away_since: float | None = None
 
-    def succeeded(self, now: float) -> None:
-        with self._lock:
-            self._last_success = self._at(now)
-            self._failures = 0
-
-    def failed(self, now: float) -> None:
-        with self._lock:
-            self._at(now)
-            if self._away_since is None:
-                self._failures += 1
-
-    def ended(self, now: float, *, succeeded: bool, failures: int) -> None:
+    def ended(self, now: float, *, succeeded: bool = False, failures: int = 0) -> None:
         """Executions in order: whether any has succeeded, and the failures since the last one
         that has, or since the last call."""
         with self._lock:

@@ -47,14 +47,13 @@ class Telemetry:
         self._steps = 0
         self._step_seconds = 0.0
 
-    def acquire_slot(self) -> tuple[int, Slot]:
+    def acquire_slot(self) -> Slot:
         """Called by the thread that will write to it, or before that begins."""
-        index = self._free.popleft()
-        return index, self.seat.slot(index)
+        return self.seat.slot(self._free.popleft())
 
-    def release_slot(self, index: int, slot: Slot) -> None:
+    def release_slot(self, slot: Slot) -> None:
         slot.release()
-        self._free.append(index)
+        self._free.append(slot.index)
 
     def database_back(self) -> None:
         """Tells of the end of an outage, once in each process."""
@@ -99,7 +98,7 @@ class Telemetry:
 
     def claim_failed(self, slot: Slot) -> None:
         slot.counters.add(Counter.CLAIM_FAILURES)
-        self.health.failed(time.monotonic())
+        self.health.ended(time.monotonic(), failures=1)
 
     def settled(self, slot: Slot, done: Sequence[Finished]) -> list[Finished]:
         """Counts executions, and returns those whose ends are to be logged."""
@@ -137,25 +136,7 @@ class Telemetry:
     def lost(self, slot: Slot, claim: Claim) -> None:
         """An error outside of the handler."""
         self._count(slot, claim, OutcomeLabel.LOST)
-        self.health.failed(time.monotonic())
-
-    def log_canceled(self, claim: Claim) -> None:
-        logger.info(
-            "command %s (%s/%s) was canceled while it ran: nothing that it wrote through its "
-            "connection landed",
-            claim.command_id,
-            claim.domain,
-            claim.type,
-        )
-
-    def log_lost(self, claim: Claim) -> None:
-        logger.warning(
-            "command %s (%s/%s) was lost before it was settled: nothing that it wrote through "
-            "its connection landed, and it runs again elsewhere",
-            claim.command_id,
-            claim.domain,
-            claim.type,
-        )
+        self.health.ended(time.monotonic(), failures=1)
 
     def metrics(self) -> dict[str, object]:
         """Names and labels as on the page of metrics, and three averages and sums."""

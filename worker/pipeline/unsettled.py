@@ -17,20 +17,10 @@ from cmdbus.failpoints import SETTLED, failpoint
 from cmdbus.worker.claims.claim import Claim, Finished, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection
-from cmdbus.worker.claims.outcomes import (
-    Outcome,
-    OutcomeKind,
-    completed,
-)
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
-from cmdbus.worker.claims.settlement import log_end, settle_one
-from cmdbus.worker.pipeline.in_flight import (
-    FINISHED,
-    ROW_LOCKED,
-    ROW_MISSING,
-    EntryState,
-    InFlight,
-)
+from cmdbus.worker.claims.settlement import log_end, log_not_settled, settle_one
+from cmdbus.worker.pipeline.in_flight import FINISHED, ROW_LOCKED, ROW_MISSING, EntryState, InFlight
 from cmdbus.worker.pipeline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -198,12 +188,7 @@ class Unsettled:
         if end is None or end is OutcomeLabel.LOST or end is OutcomeLabel.CANCELED:
             self._telemetry.ended_elsewhere(slot, finished.claim, end or OutcomeLabel.LOST)
             self._in_flight.free([finished.claim])
-            log = (
-                self._telemetry.log_canceled
-                if end is OutcomeLabel.CANCELED
-                else self._telemetry.log_lost
-            )
-            self.log_later(partial(log, finished.claim))
+            self.log_later(partial(log_not_settled, finished.claim, end))
             return
         kind, charged = _KINDS[end], end is not OutcomeLabel.INTERRUPTED
         if kind is not finished.outcome.kind:
@@ -247,19 +232,11 @@ class Unsettled:
                 if cause is Cause.ROWS
                 else (logging.WARNING, "cannot be stored for now")
             )
-            self.log_later(
-                partial(
-                    logger.log,
-                    level,
-                    "the outcome of command %s (%s/%s) %s (%s): trying again every %g s",
-                    finished.claim.command_id,
-                    finished.claim.domain,
-                    finished.claim.type,
-                    what,
-                    why,
-                    _DEFERRED_SECONDS,
-                )
+            message = (
+                f"the outcome of {finished.claim.label} {what} ({why}): trying again every "
+                f"{_DEFERRED_SECONDS:g} s"
             )
+            self.log_later(partial(logger.log, level, "%s", message))
         self._last_warning = why
 
 

@@ -1,6 +1,5 @@
 """A worker thread: what it works on, and by when it is due."""
 
-import os
 import sys
 import threading
 import traceback
@@ -41,20 +40,13 @@ class WorkerThread:
         self,
         number: int,
         connection: ThreadConnection,
-        index: int,
         slot: Slot,
         stopping: threading.Event,
     ) -> None:
         self.number = number
         self.connection = connection
-        #: Its slot's position on the board.
-        self.index = index
         self.slot = slot
         self.thread: threading.Thread | None = None
-        #: The process that it runs in; a handler may fork.
-        self.pid = os.getpid()
-        #: Between the thread and those that its handlers have left behind.
-        self.opening = threading.Lock()
         #: The session in which this slot last led, and registered its worker.
         self.registered: tuple[int, int] | None = None
         #: Pauses of domains that were heard of before it led last.
@@ -63,24 +55,22 @@ class WorkerThread:
         self.domain = ""
         self._stopping = stopping
         self._lock = threading.Lock()
-        self._work: Work | None = None
-        self._given_up = False
+        #: Begun by its thread alone; ended by `end`.
+        self.work: Work | None = None
+        self.given_up = False
         #: The system's figure at the latest call of waited_for_cpu.
         self._waited_ns = 0
-
-    def begin(self, work: Work) -> None:
-        self._work = work
 
     def end(self) -> bool:
         """False if the work has timed out: other threads have its command and the slot."""
         with self._lock:
-            self._work = None
-            return not self._given_up
+            self.work = None
+            return not self.given_up
 
     def extend(self, work: Work, due: float) -> None:
         """Any thread of the handler may call this; it has no effect once the work is over."""
         with self._lock:
-            if self._work is work and not self._given_up:
+            if self.work is work and not self.given_up:
                 work.due = due
                 self.slot.extend(int(due * 1e9))
 
@@ -104,30 +94,22 @@ class WorkerThread:
         return (self._waited_ns - before) / 1e9
 
     @property
-    def work(self) -> Work | None:
-        return self._work
-
-    @property
     def due(self) -> float | None:
-        work = self._work
-        return None if work is None or self._given_up else work.due
-
-    @property
-    def given_up(self) -> bool:
-        return self._given_up
+        work = self.work
+        return None if work is None or self.given_up else work.due
 
     def put_off(self, seconds: float) -> None:
         """Moves the deadline by the seconds for which the whole process stalled."""
-        if (work := self._work) is not None:
+        if (work := self.work) is not None:
             self.extend(work, work.due + seconds)
 
     def give_up_if_late(self, now: float) -> Work | None:
         """The work, if it is past its due: then it times out, and only the caller may settle it."""
         with self._lock:
-            if self._work is None or self._given_up or self._work.due > now:
+            if self.work is None or self.given_up or self.work.due > now:
                 return None
-            self._given_up = True
-            return self._work
+            self.given_up = True
+            return self.work
 
     @property
     def running(self) -> bool:
