@@ -1,4 +1,4 @@
-# Sourced by the other scripts: the tests in three parts that run in parallel.
+# Sourced by the other scripts: the tests in four parts that run in parallel.
 
 # The names of the parts that failed, and of what else did.
 failures=""
@@ -6,19 +6,22 @@ failures=""
 # run_in_parts COMMAND...: COMMAND runs pytest with the arguments that it gets. Fleets and
 # processes under test mostly wait: the other tests run meanwhile.
 run_in_parts() {
-    local outputs fleets processes part
+    local outputs place fleets="fleet and not long" names=() pids=() pytest=("$@")
     outputs=$(mktemp -d)
-    CMDBUS_TEST_BESIDE=-fleets "$@" -m "fleet and not long" >"$outputs/fleets" 2>&1 &
-    fleets=$!
-    CMDBUS_TEST_BESIDE=-processes "$@" -m "process and not fleet and not long" \
-        >"$outputs/processes" 2>&1 &
-    processes=$!
-    "$@" -m "not process and not fleet and not long" || failures+=" others"
-    wait "$processes" || failures+=" processes"
-    wait "$fleets" || failures+=" fleets"
-    for part in processes fleets; do
-        say "$part"
-        cat "$outputs/$part"
+    # begin PART ARGUMENTS...: in the background.
+    begin() {
+        CMDBUS_TEST_BESIDE=-$1 "${pytest[@]}" "${@:2}" >"$outputs/$1" 2>&1 &
+        names+=("$1")
+        pids+=("$!")
+    }
+    begin processes -m "process and not fleet and not long"
+    begin fleets -m "$fleets" "$root"/tests/test_fleet_[a-l]*.py
+    begin more-fleets -m "$fleets" --ignore-glob "$root/tests/test_fleet_[a-l]*.py" "$root/tests"
+    "${pytest[@]}" -m "not process and not fleet and not long" || failures+=" others"
+    for place in "${!names[@]}"; do
+        wait "${pids[place]}" || failures+=" ${names[place]}"
+        say "${names[place]}"
+        cat "$outputs/${names[place]}"
     done
     rm -rf "$outputs"
 }
