@@ -8,10 +8,7 @@ import json
 import logging
 import random
 import signal
-import socket
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import assert_never
 
 from cmdbus.board.board import Board
@@ -29,7 +26,6 @@ from cmdbus.supervisor.orders import Orders, running_commands
 from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop
 from cmdbus.supervisor.processes import Spawner, SupervisedProcess
 from cmdbus.supervisor.restarts import Restarts
-from cmdbus.supervisor.stacks import Stacks
 
 logger = logging.getLogger(__name__)
 
@@ -40,21 +36,13 @@ _STACK_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, 
 
 
 class Fleet:
-    def __init__(
-        self,
-        settings: Settings,
-        board: Board,
-        stacks: Path,
-        *,
-        private: Sequence[int] = (),
-        http: socket.socket | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, board: Board, spawner: Spawner) -> None:
         self._settings = settings
         self._board = board
-        self._stacks = Stacks(stacks)
         for index in range(board.layout.seats):
             board.seat(index).clear()
-        self._spawner = Spawner(settings, board, self._stacks, private=private, http=http)
+        self._spawner = spawner
+        self._stacks = spawner.stacks
         self._restarts = Restarts()
         self._orders = Orders(board, self._stacks, self._restarts, settings.timeouts.watchdog)
         self._generations: dict[Number, int] = {}
@@ -73,13 +61,13 @@ class Fleet:
 
     # Observe.
 
-    def observe(self, now: float, *, detects_hangs: bool, stop_by: float | None) -> FleetView:
+    def observe(self, now: float, *, stopping: bool = False) -> FleetView:
         for process in list(self._processes.values()):
             if exit_status := process.child.reap():
                 failpoint(IN_REAP)
-                self._handle_exit(process, exit_status, now, stop_by is not None)
+                self._handle_exit(process, exit_status, now, stopping)
             elif not process.undead and not process.view.is_alive(now):
-                self._give_up(process, now, stop_by is not None)
+                self._give_up(process, now, stopping)
         self._stacks.log_requested(now)
         view = self._board.snapshot(claims=False)
         if self._repair_seats(view):
@@ -96,10 +84,8 @@ class Fleet:
             wanted=self.wanted,
             app=self.app,
             not_before=dict(self._restarts.not_before),
-            stop_by=stop_by,
             unrescued=sum(seat.role is Role.DEAD and not seat.rescued for seat in view.seats),
             suspects=view.suspects,
-            detects_hangs=detects_hangs,
         )
 
     def _views(self) -> list[ProcessView]:
@@ -179,9 +165,6 @@ class Fleet:
     def descriptors(self) -> list[int]:
         """Each is readable when its child has exited."""
         return [process.child.descriptor for process in self._processes.values()]
-
-    def close(self) -> None:
-        self._spawner.close()
 
     # Act.
 

@@ -129,11 +129,11 @@ class Supervisor:
                 late,
                 _GRACE_SECONDS,
             )
-        detects_hangs = now >= self._hang_detection_from
-        fleet = self._fleet.observe(now, detects_hangs=detects_hangs, stop_by=self._stop_by)
+        fleet = self._fleet.observe(now, stopping=self._stop_by is not None)
         if self._stop_by is None:
             self._check_end(now)
-        return replace(fleet, stop_by=self._stop_by)
+        detects_hangs = now >= self._hang_detection_from
+        return replace(fleet, stop_by=self._stop_by, detects_hangs=detects_hangs)
 
     def _check_end(self, now: float) -> None:
         if self._fleet.cannot_boot:

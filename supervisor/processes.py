@@ -87,12 +87,12 @@ class Spawner:
         board: Board,
         stacks: Stacks,
         *,
-        private: Sequence[int],
-        http: socket.socket | None,
+        private: Sequence[int] = (),
+        http: socket.socket | None = None,
     ) -> None:
         self._settings = settings
         self._board = board
-        self._stacks = stacks
+        self.stacks = stacks
         #: Descriptors of the supervisor that no child may keep.
         self._private = private
         #: The socket on which the steward answers probes; no other child keeps it.
@@ -163,4 +163,4 @@ class Spawner:
             quarantine=role is Role.QUARANTINE,
         )
         run = process.run_steward if role is Role.STEWARD else process.run
-        return run(self._settings, node, self._stacks.file(index), signals.unblock)
+        return run(self._settings, node, self.stacks.file(index), signals.unblock)

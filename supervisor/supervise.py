@@ -29,8 +29,10 @@ from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.host import Pidfile, check_board_free, listen, pidfile_path
 from cmdbus.supervisor.loop import Supervisor
 from cmdbus.supervisor.preflight_process import TIMEOUT_SECONDS, run_preflight
+from cmdbus.supervisor.processes import Spawner
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
+from cmdbus.supervisor.stacks import Stacks
 from cmdbus.supervisor.startup_probes import StartupProbes
 from cmdbus.supervisor.systemd_notifier import SystemdNotifier
 
@@ -67,7 +69,9 @@ def supervise(settings: Settings) -> Exit:
             directory = make_runtime_directory(find_runtime_directory(settings.runtime_dir))
             pidfile = Pidfile(pidfile_path(directory, settings.name), settings.name)
             stack.callback(pidfile.close)
-            check_board_free(board_path(directory, settings.name), settings.name)
+            path = board_path(directory, settings.name)
+            stacks = directory / f"{settings.name}.stacks"
+            check_board_free(path, settings.name)
             http = stack.enter_context(listen(*settings.http)) if settings.http else None
             probes = StartupProbes(settings, http, [pidfile.descriptor, *signals.descriptors])
             stack.callback(probes.close)
@@ -75,11 +79,12 @@ def supervise(settings: Settings) -> Exit:
             settings = stack.enter_context(_with_database(settings, signals))
             types = _preflight(settings, signals, probes)
             probes.close()
-            board, stacks = _make_board(settings, directory, types)
-            pidfile.hold_board(board_path(directory, settings.name))
+            board = _make_board(settings, path, stacks, types)
+            pidfile.hold_board(path)
             private = [*pidfile.descriptors, *signals.descriptors]
-            fleet = Fleet(settings, board, stacks, private=private, http=http)
-            stack.callback(fleet.close)
+            spawner = Spawner(settings, board, Stacks(stacks), private=private, http=http)
+            stack.callback(spawner.close)
+            fleet = Fleet(settings, board, spawner)
             code = Supervisor(settings, board, fleet, signals, SystemdNotifier(), pidfile).run()
         except StopRequested:
             logger.info("stopped by a signal before the fleet was started")
@@ -90,7 +95,7 @@ def supervise(settings: Settings) -> Exit:
             logger.error("%s", error)
             return Exit.CANNOT_START
         if code is Exit.DONE:
-            _clear(board_path(directory, settings.name), stacks)
+            _clear(path, stacks)
         return code
 
 
@@ -184,9 +189,7 @@ def _handle_signals(signals: Signals) -> None:
         raise StopRequested
 
 
-def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board, Path]:
-    path = board_path(directory, settings.name)
-    stacks = directory / f"{settings.name}.stacks"
+def _make_board(settings: Settings, path: Path, stacks: Path, types: int) -> Board:
     try:
         check_board_free(path, settings.name)
         if path.exists():
@@ -196,16 +199,15 @@ def _make_board(settings: Settings, directory: Path, types: int) -> tuple[Board,
         stacks.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise CmdbusError(
-            f"the runtime directory {directory} cannot be used: {error.strerror}"
+            f"the runtime directory {path.parent} cannot be used: {error.strerror}"
         ) from error
-    board = Board.create(
+    return Board.create(
         path,
         seats=3 * settings.procs + 8,
         slots=settings.threads + _SPARE_SLOTS,
         command_types=min(_MAX_COMMAND_TYPES, types + _SPARE_COMMAND_TYPES),
         name=settings.name,
     )
-    return board, stacks
 
 
 def _log_death(path: Path, name: str) -> None:

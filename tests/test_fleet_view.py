@@ -1,7 +1,8 @@
 """What a supervisor reads about its processes, without a fleet that works."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,10 +15,19 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.fleet_view import ProcessView
 from cmdbus.supervisor.policy import Kill, Start
+from cmdbus.supervisor.processes import Spawner
+from cmdbus.supervisor.stacks import Stacks
 
 pytestmark = pytest.mark.process
 
 NS = 1_000_000_000
+
+
+@contextmanager
+def new_fleet(app: str, board: Board, stacks: Path) -> Iterator[Fleet]:
+    settings = Settings(app=app, dsn="host=nowhere")
+    with closing(Spawner(settings, board, Stacks(stacks))) as spawner:
+        yield Fleet(settings, board, spawner)
 
 
 def test_what_begins_while_the_supervisor_stalls_is_not_overdue(
@@ -27,47 +37,39 @@ def test_what_begins_while_the_supervisor_stalls_is_not_overdue(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hanging.py").write_text("import threading; threading.Event().wait()")
     board = Board.in_memory(8, 4)
-    fleet = Fleet(Settings(app="hanging:registry", dsn="host=nowhere"), board, tmp_path)
-    fleet.act(Start(role=Role.WORKER, number=0), time.monotonic())
+    with new_fleet("hanging:registry", board, tmp_path) as fleet:
+        fleet.act(Start(role=Role.WORKER, number=0), time.monotonic())
 
-    def observed(now: float) -> Sequence[ProcessView]:
-        return fleet.observe(now, detects_hangs=True, stop_by=None).processes
+        def observed(now: float) -> Sequence[ProcessView]:
+            return fleet.observe(now).processes
 
-    eventually(lambda: observed(time.monotonic())[0].due)
-    before_the_stall = time.monotonic() - 5.0
-    began = time.monotonic_ns()
-    board.seat(0).slot(0).begin(
-        board.seat(0).command_type("payments", "Debit"),
-        priority=5,
-        id=1,
-        token=1,
-        command_id=uuid4(),
-        attempt=1,
-        started=began,
-        due=began + 35 * NS,
-    )
-    [process] = observed(before_the_stall)
-    assert process.latest_due == pytest.approx(began / NS + 35)
-    fleet.act(Kill(process=process, verdict=Verdict.LATE), time.monotonic())
-    eventually(
-        lambda: (
-            not fleet.observe(
-                time.monotonic(), detects_hangs=True, stop_by=time.monotonic()
-            ).processes
+        eventually(lambda: observed(time.monotonic())[0].due)
+        before_the_stall = time.monotonic() - 5.0
+        began = time.monotonic_ns()
+        board.seat(0).slot(0).begin(
+            board.seat(0).command_type("payments", "Debit"),
+            priority=5,
+            id=1,
+            token=1,
+            command_id=uuid4(),
+            attempt=1,
+            started=began,
+            due=began + 35 * NS,
         )
-    )
-    fleet.close()
+        [process] = observed(before_the_stall)
+        assert process.latest_due == pytest.approx(began / NS + 35)
+        fleet.act(Kill(process=process, verdict=Verdict.LATE), time.monotonic())
+        eventually(lambda: not fleet.observe(time.monotonic(), stopping=True).processes)
 
 
 def test_the_last_place_is_kept_for_a_steward_that_frees_those_of_the_dead(tmp_path: Path) -> None:
     board = Board.in_memory(4, 4)
-    fleet = Fleet(Settings(app="none:registry", dsn="host=nowhere"), board, tmp_path)
-    indexes: list[int | None] = []
-    for index in range(4):
-        indexes.append(fleet._free_index(Role.WORKER))
-        board.seat(index).record_exit(0, ExitRecord(generation=1, pid=1, signal=9))
-        if index == 2:
-            assert fleet._free_index(Role.STEWARD) == 3
-    assert indexes == [0, 1, 2, None]
-    assert fleet._free_index(Role.STEWARD) is None
-    fleet.close()
+    with new_fleet("none:registry", board, tmp_path) as fleet:
+        indexes: list[int | None] = []
+        for index in range(4):
+            indexes.append(fleet._free_index(Role.WORKER))
+            board.seat(index).record_exit(0, ExitRecord(generation=1, pid=1, signal=9))
+            if index == 2:
+                assert fleet._free_index(Role.STEWARD) == 3
+        assert indexes == [0, 1, 2, None]
+        assert fleet._free_index(Role.STEWARD) is None
