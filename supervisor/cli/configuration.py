@@ -1,7 +1,7 @@
 """The settings of a supervisor: from options, the environment and a file, and which of these."""
 
 import tomllib
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,15 +63,15 @@ def read(context: click.Context) -> dict[str, Any]:
     return values
 
 
-def read_some(context: click.Context, names: Set[str], flags: Set[str]) -> dict[str, str | bool]:
-    """The file's values of these names, which are strings, and of these flags; ignores others."""
+def read_some(context: click.Context, types: Mapping[str, type]) -> dict[str, str | bool]:
+    """The file's values of these names, which are of these types; ignores others."""
     file, table = _found(context)
     given = {key.replace("-", "_"): value for key, value in table.items()}
-    for name in (names | flags) & given.keys():
-        kind, noun = (str, "a string") if name in names else (bool, "true or false")
-        if not isinstance(given[name], kind):
+    for name in types.keys() & given.keys():
+        if not isinstance(given[name], types[name]):
+            noun = "a string" if types[name] is str else "true or false"
             raise click.UsageError(f"{file}: {_dashed(name)!r} must be {noun}.", context)
-    return {name: given[name] for name in names | flags if name in given}
+    return {name: given[name] for name in types if name in given}
 
 
 def configured(context: click.Context) -> Configured:

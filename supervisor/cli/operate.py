@@ -20,8 +20,8 @@ from cmdbus.supervisor.cli.ps import ps
 from cmdbus.supervisor.cli.session import database, ignored_options, json_option, one_line_errors
 from cmdbus.supervisor.cli.troubleshoot import tsq
 
-_OF_THE_FILE = frozenset({"dsn", "dsn_file", "schema", "runtime_dir", "name"})
-_FLAGS_OF_THE_FILE = frozenset({"embedded"})
+_OF_THE_FILE = dict.fromkeys(("dsn", "dsn_file", "schema", "runtime_dir", "name"), str)
+
 #: Kinds of roles that `init` grants rights to.
 _KINDS = ("worker", "producer", "operator", "monitor")
 
@@ -41,7 +41,7 @@ def main(context: click.Context) -> None:
     if os.environ.get("NO_COLOR"):
         context.color = False
     # Beside the supervisor's settings file, its database and its board are meant.
-    context.default_map = _for_all(main, read_some(context, _OF_THE_FILE, _FLAGS_OF_THE_FILE))
+    context.default_map = _for_all(main, read_some(context, {**_OF_THE_FILE, "embedded": bool}))
     set_up_for_terminal("info")
 
 

@@ -24,7 +24,6 @@ DSN_FROM = "cmdbus.dsn_from"
 #: The settings file.
 SETTINGS_FILE = "cmdbus.settings_file"
 _VARIABLES = ("CMDBUS_DSN", "DATABASE_URL")
-_DSN_FILE = "cmdbus.dsn_file"
 _NEAREST_FIRST = (
     ParameterSource.COMMANDLINE,
     ParameterSource.ENVIRONMENT,
@@ -75,7 +74,6 @@ time_option = partial(option, metavar="TIME")
 
 
 def key(name: str) -> str:
-    """The name of an option as a key."""
     return name.removeprefix("--").replace("-", "_")
 
 
@@ -101,9 +99,7 @@ def database_options(command: F) -> F:
             "--dsn-file",
             has_variable=True,
             type=click.Path(path_type=Path),
-            expose_value=False,
             is_eager=True,
-            callback=_remember_file,
             help="The DSN from a file, so that it is in no process list.",
         ),
         option(
@@ -116,10 +112,6 @@ def database_options(command: F) -> F:
     ):
         command = decorate(command)
     return command
-
-
-def _remember_file(context: click.Context, _: click.Parameter, file: Path | None) -> None:
-    context.meta[_DSN_FILE] = file
 
 
 def _read_dsn(context: click.Context, dsn_option: click.Parameter, typed: str | None) -> str | None:
@@ -147,7 +139,7 @@ def _named_dsn(context: click.Context, dsn: str | None) -> tuple[str | None, int
             "use --dsn-file, CMDBUS_DSN or a password file (~/.pgpass).",
             err=True,
         )
-    file: Path | None = context.meta[_DSN_FILE]
+    file: Path | None = context.params.pop("dsn_file")  # the command gets only the DSN
     by_itself, by_file = _rank(context, "dsn"), _rank(context, "dsn_file")
     in_variable = source is ParameterSource.ENVIRONMENT
     # DATABASE_URL is not only for cmdbus: it gives way to a variable that is.

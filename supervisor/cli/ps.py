@@ -17,9 +17,9 @@ from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.errors import BoardError
 from cmdbus.proc import PidState, pid_state
+from cmdbus.supervisor.cli.options import option
 from cmdbus.supervisor.cli.output import age, shorten, show_json, show_lines
 from cmdbus.supervisor.cli.session import (
-    board_options,
     ignored_options,
     json_option,
     one_line_errors,
@@ -85,8 +85,15 @@ class PsSnapshot:
       cmdbus ps --json | jq '.seats[].slots[] | select(.command_id and .due < 0)'
     """,
 )
-@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
-@board_options
+@option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
+@option(
+    "--runtime-dir",
+    has_variable=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where its board is. Without: the first usual place.",
+)
+@option("--name", has_variable=True, default="cmdbus", help="The supervisor's name.")
 @json_option
 @ignored_options("--dsn", "--dsn-file", "--schema")
 def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:

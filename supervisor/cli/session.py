@@ -4,7 +4,6 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -129,19 +128,6 @@ def confirm(verb: str, done: str, count: int, which: str) -> None:
 
 
 json_option = option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-
-
-def board_options(command: F) -> F:
-    """--runtime-dir and --name."""
-    name = option("--name", has_variable=True, default="cmdbus", help="The supervisor's name.")
-    directory = option(
-        "--runtime-dir",
-        has_variable=True,
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        help="Where its board is. Without: the first usual place.",
-    )
-    return directory(name(command))
 
 
 def ignored_options(*names: str) -> Callable[[F], F]:
