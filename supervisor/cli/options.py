@@ -77,41 +77,15 @@ def key(name: str) -> str:
     return name.removeprefix("--").replace("-", "_")
 
 
-def database_options(command: F) -> F:
-    """--dsn, --dsn-file, --embedded and --schema; the command gets `dsn`, `embedded` and
-    `schema`. A DSN that is None means the embedded server."""
-    for decorate in (
-        option(
-            "--schema",
-            has_variable=True,
-            parse=check_schema,
-            default="cmdbus",
-            help="Schema in the database.",
-        ),
-        option(
-            "--embedded",
-            has_variable=True,
-            is_flag=True,
-            is_eager=True,
-            help="Run a private PostgreSQL on this machine, for development.",
-        ),
-        option(
-            "--dsn-file",
-            has_variable=True,
-            type=click.Path(path_type=Path),
-            is_eager=True,
-            help="The DSN from a file, so that it is in no process list.",
-        ),
-        option(
-            "--dsn",
-            envvar=_VARIABLES,
-            show_envvar=True,
-            callback=_read_dsn,
-            help="PostgreSQL as a URI or keywords.",
-        ),
-    ):
-        command = decorate(command)
-    return command
+def stacked(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """All of them, in the order of the help."""
+
+    def decorate(command: Any) -> Any:
+        for each in reversed(decorators):
+            command = each(command)
+        return command
+
+    return decorate
 
 
 def _read_dsn(context: click.Context, dsn_option: click.Parameter, typed: str | None) -> str | None:
@@ -203,6 +177,39 @@ def origin(context: click.Context, parameter: click.Parameter) -> str:
             return "default"
 
 
+#: The command gets `dsn`, `embedded` and `schema`. A DSN that is None means the embedded server.
+database_options = stacked(
+    option(
+        "--dsn",
+        envvar=_VARIABLES,
+        show_envvar=True,
+        callback=_read_dsn,
+        help="PostgreSQL as a URI or keywords.",
+    ),
+    option(
+        "--dsn-file",
+        has_variable=True,
+        type=click.Path(path_type=Path),
+        is_eager=True,
+        help="The DSN from a file, so that it is in no process list.",
+    ),
+    option(
+        "--embedded",
+        has_variable=True,
+        is_flag=True,
+        is_eager=True,
+        help="Run a private PostgreSQL on this machine, for development.",
+    ),
+    option(
+        "--schema",
+        has_variable=True,
+        parse=check_schema,
+        default="cmdbus",
+        help="Schema in the database.",
+    ),
+)
+
+
 def _login_name() -> str:
     """The user's name; behind sudo, the name of the user who called it."""
     if os.geteuid() == 0 and os.environ.get("SUDO_USER"):
@@ -222,14 +229,13 @@ operator_option = option(
 )
 
 
-def audit_options(command: F) -> F:
-    reason = option("--reason", metavar="TEXT", help="The reason, for the audit trail.")
-    return reason(operator_option(command))
-
-
-def page_options(command: F) -> F:
-    limit = option("--limit", type=click.IntRange(1), default=20)
-    return limit(option("--offset", type=click.IntRange(0), default=0, show_default=False)(command))
+audit_options = stacked(
+    option("--reason", metavar="TEXT", help="The reason, for the audit trail."), operator_option
+)
+page_options = stacked(
+    option("--limit", type=click.IntRange(1), default=20),
+    option("--offset", type=click.IntRange(0), default=0, show_default=False),
+)
 
 
 class RedactingCommand(click.Command):

@@ -4,21 +4,19 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cmdbus.checks import did_you_mean
 from cmdbus.counting import count_of
 from cmdbus.errors import CmdbusError, MissingRightError
-from cmdbus.supervisor.cli.options import database_options, option
+from cmdbus.supervisor.cli.options import database_options, option, stacked
 from cmdbus.supervisor.cli.output import Shown, show_json, show_lines
 
 if TYPE_CHECKING:
     from cmdbus.embedded import EmbeddedPostgres
     from cmdbus.producer.bus import CommandBus
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UsageProblem(click.ClickException):
@@ -130,19 +128,14 @@ def confirm(verb: str, done: str, count: int, which: str) -> None:
 json_option = option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-def ignored_options(*names: str) -> Callable[[F], F]:
+def ignored_options(*names: str) -> Callable[[Any], Any]:
     """Those that every command takes, for one that has no use for them."""
-
-    def decorate(command: F) -> F:
-        for name in names:
-            text = "No effect here: every command takes it."
-            command = click.option(name, metavar="TEXT", expose_value=False, help=text)(command)
-        return command
-
-    return decorate
+    text = "No effect here: every command takes it."
+    rows = (option(name, metavar="TEXT", expose_value=False, help=text) for name in reversed(names))
+    return stacked(*rows)
 
 
-def with_bus(command: Callable[..., Shown]) -> Callable[..., None]:
+def with_bus(command: Callable[..., Shown]) -> Any:
     """Gives a command the bus as its first argument, and shows what it returns."""
 
     @database_options

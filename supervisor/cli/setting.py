@@ -5,13 +5,13 @@ its key in the settings file, its line of --check and its help are made from the
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cmdbus.proc import usable_cpus
 from cmdbus.settings import Settings
-from cmdbus.supervisor.cli.options import database_options, key, option
+from cmdbus.supervisor.cli.options import database_options, key, option, stacked
 from cmdbus.supervisor.cli.values import (
     address,
     domain,
@@ -23,8 +23,6 @@ from cmdbus.supervisor.cli.values import (
 )
 from cmdbus.supervisor.runtime import check_supervisor_name
 from cmdbus.timeouts import Timeouts
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _MAX_PROCS, _MAX_THREADS, _MAX_JITTER_MS = 512, 128, 10
 
@@ -53,10 +51,12 @@ class Setting:
         self.option = option(name, help=text, has_variable=True, **more)
 
 
+_time = partial(Setting, parse=seconds, metavar="TIME")
+
+
 def _timeout(name: str, attribute: str, text: str) -> Setting:
     default = f"{getattr(Timeouts(), attribute):g}"
-    row = partial(Setting, owner=Timeouts, attribute=attribute)
-    return row(name, text, parse=seconds, default=default, metavar="TIME")
+    return _time(name, text, owner=Timeouts, attribute=attribute, default=default)
 
 
 SETTINGS = (
@@ -99,11 +99,10 @@ SETTINGS = (
     ),
     _timeout("--thread-timeout", "thread", "For one execution of a handler."),
     _timeout("--watchdog-timeout", "watchdog", "After it a hung process is replaced."),
-    Setting(
+    _time(
         "--poll-interval",
         "Between two polls without a notification.",
         parse=poll_seconds,
-        metavar="TIME",
         show_default="60; 1 with --wake poll",
     ),
     Setting(
@@ -122,13 +121,7 @@ SETTINGS = (
         metavar="MS",
         attribute="wake_jitter_ms",
     ),
-    Setting(
-        "--drain-timeout",
-        "For running commands to end at a stop.",
-        parse=seconds,
-        default="30",
-        metavar="TIME",
-    ),
+    _time("--drain-timeout", "For running commands to end at a stop.", default="30"),
     Setting(
         "--claim-bytes",
         "Payload that a process claims ahead of its threads; a larger command comes alone.",
@@ -151,13 +144,7 @@ SETTINGS = (
         metavar="SIZE",
         attribute="max_rss_bytes",
     ),
-    Setting(
-        "--max-age",
-        "Replace a process of this age.",
-        parse=seconds,
-        can_be_off=True,
-        metavar="TIME",
-    ),
+    _time("--max-age", "Replace a process of this age.", can_be_off=True),
     Setting(
         "--http",
         "Serve /livez, /readyz, /metrics and /status; :PORT means 127.0.0.1.",
@@ -189,9 +176,6 @@ SETTINGS = (
 )
 
 
-def setting_options(command: F) -> F:
-    """The options of all settings; those of the database follow the first."""
-    first, *others = [setting.option for setting in SETTINGS]
-    for decorate in (*reversed(others), database_options, first):
-        command = decorate(command)
-    return command
+_first, *_others = [setting.option for setting in SETTINGS]
+#: Those of the database follow the first.
+setting_options = stacked(_first, database_options, *_others)

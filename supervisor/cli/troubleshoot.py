@@ -1,12 +1,12 @@
 """`cmdbus tsq`: commands that failed for good and wait for an operator."""
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cmdbus.counting import count_of
-from cmdbus.supervisor.cli.options import audit_options, option, page_options, time_option
+from cmdbus.supervisor.cli.options import audit_options, option, page_options, stacked, time_option
 from cmdbus.supervisor.cli.output import Shown, ago, shorten, table
 from cmdbus.supervisor.cli.parameters import data, past
 from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, with_bus
@@ -14,8 +14,6 @@ from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, wit
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
     from cmdbus.producer.records import TroubleRecord
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _WIDTH = 80
 _FILTERS = ("domain", "in_domain", "type", "error_code", "since", "until")
@@ -27,31 +25,23 @@ def tsq() -> None:
     pass
 
 
-def _filters(command: F) -> F:
-    for decorate in (
-        time_option("--until", parse=past, help="Came there before."),
-        time_option("--since", parse=past, help="Came there since; like 2h: ago."),
-        option("--error-code", metavar="CODE", help="Only with this error."),
-        option("--type", metavar="TYPE", help="Only of this type."),
-        option("--domain", "in_domain", metavar="DOMAIN", help="Only of this domain."),
-    ):
-        command = decorate(command)
-    return command
-
-
-def _targets(command: F) -> F:
-    """DOMAIN and IDs, or --all with filters; and the operator."""
-    for decorate in (
-        audit_options,
-        option("--yes", is_flag=True, help="Do not ask."),
-        option("--limit", type=click.IntRange(1), help="With --all: the oldest, up to N."),
-        _filters,
-        option("--all", "every", is_flag=True, help="All that the filters leave."),
-        click.argument("command_ids", metavar="[ID]...", nargs=-1),
-        click.argument("domain", required=False),
-    ):
-        command = decorate(command)
-    return command
+_filters = stacked(
+    option("--domain", "in_domain", metavar="DOMAIN", help="Only of this domain."),
+    option("--type", metavar="TYPE", help="Only of this type."),
+    option("--error-code", metavar="CODE", help="Only with this error."),
+    time_option("--since", parse=past, help="Came there since; like 2h: ago."),
+    time_option("--until", parse=past, help="Came there before."),
+)
+#: DOMAIN and IDs, or --all with filters; and the operator.
+_targets = stacked(
+    click.argument("domain", required=False),
+    click.argument("command_ids", metavar="[ID]...", nargs=-1),
+    option("--all", "every", is_flag=True, help="All that the filters leave."),
+    _filters,
+    option("--limit", type=click.IntRange(1), help="With --all: the oldest, up to N."),
+    option("--yes", is_flag=True, help="Do not ask."),
+    audit_options,
+)
 
 
 @tsq.command(
