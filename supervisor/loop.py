@@ -43,20 +43,14 @@ _EXITS_SECONDS = 5.0
 
 class Supervisor:
     def __init__(
-        self,
-        settings: Settings,
-        board: Board,
-        fleet: Fleet,
-        signals: Signals,
-        notifier: SystemdNotifier,
-        pidfile: Pidfile,
+        self, settings: Settings, board: Board, fleet: Fleet, signals: Signals, pidfile: Pidfile
     ) -> None:
         self._settings = settings
         self._board = board
         self._fleet = fleet
         self._signals = signals
-        self._notifier = notifier
         self._pidfile = pidfile
+        self._notifier = SystemdNotifier()
         self._kept_at = 0.0
         #: Why the pidfile could not be kept; logged once.
         self._not_kept = ""

@@ -34,7 +34,6 @@ from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_r
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
 from cmdbus.supervisor.stacks import Stacks
 from cmdbus.supervisor.startup_probes import StartupProbes
-from cmdbus.supervisor.systemd_notifier import SystemdNotifier
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ def supervise(settings: Settings) -> Exit:
             spawner = Spawner(settings, board, Stacks(stacks), private=private, http=http)
             stack.callback(spawner.close)
             fleet = Fleet(settings, board, spawner)
-            code = Supervisor(settings, board, fleet, signals, SystemdNotifier(), pidfile).run()
+            code = Supervisor(settings, board, fleet, signals, pidfile).run()
         except StopRequested:
             logger.info("stopped by a signal before the fleet was started")
             return Exit.DONE

@@ -82,7 +82,7 @@ def check(options: tuple[str, ...], as_json: bool) -> None:
 @option("--operator", metavar="ROLE", multiple=True, help="Grant ROLE an operator's rights.")
 @option("--monitor", metavar="ROLE", multiple=True, help="Grant ROLE a monitor's rights.")
 @json_option
-@ignored_options("--runtime-dir", "--name")
+@ignored_options("--name", "--runtime-dir")
 def init(dsn: str | None, embedded: bool, schema: str, as_json: bool, **roles: Any) -> None:
     from cmdbus.database.schema import install
     from cmdbus.database.sentences import in_one_sentence

@@ -95,7 +95,7 @@ class PsSnapshot:
 )
 @option("--name", has_variable=True, default="cmdbus", help="The supervisor's name.")
 @json_option
-@ignored_options("--dsn", "--dsn-file", "--schema")
+@ignored_options("--schema", "--dsn-file", "--dsn")
 def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
     with one_line_errors():
         path = board_path(find_runtime_directory(runtime_dir), name)

@@ -60,33 +60,15 @@ def _embedded_server(*, start: bool) -> "EmbeddedPostgres":
     except EmbeddedError:  # without PostgreSQL's programs none is running
         if start:
             raise
-        raise _without_database() from None
-    if start:
-        server.start()
-    elif not server.join():
-        raise _without_database()
-    return server
-
-
-def _without_database() -> UsageProblem:
-    return UsageProblem(
+    else:
+        if start:
+            server.start()
+        if start or server.join():
+            return server
+    raise UsageProblem(
         "no database is named, and no embedded PostgreSQL is running here: give --dsn-file, "
         "--dsn, CMDBUS_DSN or DATABASE_URL, or start an embedded one with --embedded"
     )
-
-
-@contextmanager
-def open_bus(dsn: str | None, schema: str, *, embedded: bool) -> "Iterator[CommandBus]":
-    from cmdbus.database.sentences import in_one_sentence
-    from cmdbus.producer.bus import CommandBus
-
-    with (
-        one_line_errors(),
-        in_one_sentence(),
-        database(dsn, embedded=embedded, schema=schema) as where,
-        CommandBus(where, schema=schema) as bus,
-    ):
-        yield bus
 
 
 def check_known(bus: "CommandBus", domain: str) -> None:
@@ -131,8 +113,7 @@ json_option = option("--json", "as_json", is_flag=True, help="Print one JSON obj
 def ignored_options(*names: str) -> Callable[[Any], Any]:
     """Those that every command takes, for one that has no use for them."""
     text = "No effect here: every command takes it."
-    rows = (option(name, metavar="TEXT", expose_value=False, help=text) for name in reversed(names))
-    return stacked(*rows)
+    return stacked(*(option(n, metavar="TEXT", expose_value=False, help=text) for n in names))
 
 
 def with_bus(command: Callable[..., Shown]) -> Any:
@@ -140,10 +121,18 @@ def with_bus(command: Callable[..., Shown]) -> Any:
 
     @database_options
     @json_option
-    @ignored_options("--runtime-dir", "--name")
+    @ignored_options("--name", "--runtime-dir")
     @functools.wraps(command)
     def run(dsn: str | None, embedded: bool, schema: str, as_json: bool, **arguments: Any) -> None:
-        with open_bus(dsn, schema, embedded=embedded) as bus:
+        from cmdbus.database.sentences import in_one_sentence
+        from cmdbus.producer.bus import CommandBus
+
+        with (
+            one_line_errors(),
+            in_one_sentence(),
+            database(dsn, embedded=embedded, schema=schema) as where,
+            CommandBus(where, schema=schema) as bus,
+        ):
             value, lines = command(bus, **arguments)
             if as_json:
                 show_json(value)
