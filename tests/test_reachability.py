@@ -1,13 +1,16 @@
 """Whether the database answers, while probes come: also one that has gone silent."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
-from eventually import eventually
+import pytest
+from eventually import eventually, stays
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
 
+from cmdbus.worker.claims.sessions import abort_io_at
 from cmdbus.worker.probes.reachability import Reachability
 
 NAME = "the probe"
@@ -61,3 +64,17 @@ def test_the_end_of_its_own_session_is_no_outage_and_without_probes_it_has_none(
             assert not probe.is_away
         eventually(lambda: sessions(dsn) == 1)
     eventually(lambda: sessions(dsn) == 0)
+
+
+def test_without_a_thread_for_a_deadline_it_keeps_what_it_knew_and_lives_on(dsn: str) -> None:
+    with reachability(dsn) as probe:
+        assert not probe.is_away
+        threading.stack_size(1 << 46)  # More than the system can give.
+        try:
+            with pytest.raises(BlockingIOError), abort_io_at(0.0, lambda: None):
+                pass
+            stays(lambda: probe.thread.is_alive() and not probe.is_away, 1.0)
+        finally:
+            threading.stack_size(0)
+        sessions(dsn, "count(pg_terminate_backend(pid))")
+        eventually(lambda: sessions(dsn) == 1)

@@ -1,6 +1,7 @@
 """The server's sessions: which one is a connection's, and how one ends, or a thread is freed from
 one that does not answer."""
 
+import errno
 import os
 import socket
 import threading
@@ -66,7 +67,8 @@ def end_sessions(
 @contextmanager
 def abort_io_at(deadline: float, abort: Callable[[], None]) -> Iterator[None]:
     """Calls `abort` from the monotonic time on, again and again until the block has ended: it
-    frees the block from whatever it waits for in the database."""
+    frees the block from whatever it waits for in the database. An OSError if the system has no
+    thread left for that."""
     over = threading.Event()
 
     def watch() -> None:
@@ -76,7 +78,10 @@ def abort_io_at(deadline: float, abort: Callable[[], None]) -> Iterator[None]:
             pause = _ABORT_AGAIN_SECONDS
 
     watcher = threading.Thread(target=watch, name="cmdbus-deadline", daemon=True)
-    watcher.start()
+    try:
+        watcher.start()
+    except RuntimeError as error:
+        raise BlockingIOError(errno.EAGAIN, str(error)) from error
     try:
         yield
     finally:

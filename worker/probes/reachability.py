@@ -56,6 +56,8 @@ class Reachability(SessionThread):
                 with self.session(_ANSWER_SECONDS) as connection:
                     connection.execute(self._ping)
                 return True
+            except BlockingIOError:  # No thread for it, which says nothing about the database.
+                return not self._away
             except (psycopg.Error, CmdbusError, OSError) as error:
                 self.close()
                 if is_last or time.monotonic() > self._overdue_at:
