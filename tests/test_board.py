@@ -143,7 +143,7 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
     begin(again, successor, 1)
     assert is_of_one_write(slot_view(board, 0, 0))
     assert slot_view(board, 0, 0).phase is Phase.RUNNING, "the old verdict is not of this one"
-    assert board.counters().lost_leases == 1
+    assert board.counters().counts["lost_leases"] == 1
 
 
 def test_a_seat_shows_how_its_process_came_to_its_end_until_it_is_free(board: Board) -> None:

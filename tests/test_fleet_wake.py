@@ -57,7 +57,7 @@ def looks(fleet: Fleet) -> tuple[int, int]:
         counters = board.counters()
     finally:
         board.close()
-    return counters.batches_processed, counters.empty_receives
+    return counters.counts["batches_processed"], counters.counts["empty_receives"]
 
 
 def test_one_command_is_found_by_one_look_and_at_most_one_more_is_in_vain(

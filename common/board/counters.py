@@ -92,7 +92,6 @@ class Counters:
         self._cells[self._at + counter] += n
 
     def ended(self, index: int, end: OutcomeLabel, n: int = 1) -> None:
-        """Counts executions of one command type."""
         self._cells[self._rows + index * ROW_CELLS + end] += n
 
 
@@ -115,12 +114,8 @@ class CountersView:
 
     #: Keys: domain, type and outcome.
     commands: dict[tuple[str, str, str], int]
-    batches_processed: int
-    empty_receives: int
-    notification_wakeups: int
-    claim_failures: int
-    lost_leases: int
-    #: Keys: the source.
+    #: The counters without a command type, by name; those of wake-ups by their source.
+    counts: dict[str, int]
     wakeups: dict[str, int]
     #: Keys: domain and type.
     dequeue_latency: dict[tuple[str, str], HistogramView]
@@ -128,8 +123,6 @@ class CountersView:
 
 
 class Sum:
-    """The sum of the counters of slots."""
-
     def __init__(self, cells: memoryview) -> None:
         self._cells = cells
         self._counters = [0] * 16
@@ -149,7 +142,6 @@ class Sum:
     def view(self) -> CountersView:
         rows = self._rows
         totals = {counter.name.lower(): self._counters[counter] for counter in Counter}
-        wakeups = {name: totals.pop(name) for name in [*totals] if name.startswith(_WAKEUPS)}
         return CountersView(
             commands={
                 (*name, end.name.lower()): row[end]
@@ -157,10 +149,14 @@ class Sum:
                 for end in OutcomeLabel
                 if row[end]
             },
-            wakeups={name.removeprefix(_WAKEUPS): count for name, count in wakeups.items()},
+            counts={name: n for name, n in totals.items() if not name.startswith(_WAKEUPS)},
+            wakeups={
+                name.removeprefix(_WAKEUPS): n
+                for name, n in totals.items()
+                if name.startswith(_WAKEUPS)
+            },
             dequeue_latency={name: _histogram(r, DEQUEUE_LATENCY) for name, r in rows.items()},
             handler_duration={name: _histogram(r, HANDLER_DURATION) for name, r in rows.items()},
-            **totals,
         )
 
 

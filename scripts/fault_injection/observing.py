@@ -143,7 +143,7 @@ def _plain(view: CountersView) -> dict[str, int]:
     return {
         **{" ".join(name): count for name, count in view.commands.items()},
         **{f"wakeups {source}": count for source, count in view.wakeups.items()},
-        "batches": view.batches_processed,
-        "lost leases": view.lost_leases,
-        "claim failures": view.claim_failures,
+        "batches": view.counts["batches_processed"],
+        "lost leases": view.counts["lost_leases"],
+        "claim failures": view.counts["claim_failures"],
     }

@@ -145,17 +145,13 @@ class Telemetry:
         runs = sum(view.count for view in durations)
         return {
             "cmdbus_commands_total": counters.commands,
-            "cmdbus_batches_processed_total": counters.batches_processed,
-            "cmdbus_empty_receives_total": counters.empty_receives,
-            "cmdbus_notification_wakeups_total": counters.notification_wakeups,
+            **{f"cmdbus_{name}_total": count for name, count in counters.counts.items()},
             "cmdbus_wakeups_total": counters.wakeups,
-            "cmdbus_claim_failures_total": counters.claim_failures,
-            "cmdbus_lost_leases_total": counters.lost_leases,
             "cmdbus_dequeue_latency_seconds": _shown(counters.dequeue_latency),
             "cmdbus_handler_duration_seconds": _shown(counters.handler_duration),
             "avg_fetch_time": self._step_seconds / self._steps if self._steps else 0.0,
             "avg_process_time": sum(view.sum for view in durations) / runs if runs else 0.0,
-            "claim_failures": counters.claim_failures,
+            "claim_failures": counters.counts["claim_failures"],
         }
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from socket import socket
 from threading import Thread
 
@@ -18,7 +19,7 @@ from cmdbus.worker.probes import responses as answers
 from cmdbus.worker.probes.depths import DepthGauge
 from cmdbus.worker.probes.http import Server
 from cmdbus.worker.probes.reachability import Reachability
-from cmdbus.worker.probes.responses import Depths, Response
+from cmdbus.worker.probes.responses import Response
 
 #: Seconds for the count, which takes 0.2 for a million commands.
 _STATEMENT_SECONDS = 2.0
@@ -26,42 +27,29 @@ _STOP_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
 
 
-class Endpoints:
-    """Pages come from the board; depths and reachability from the database."""
-
-    def __init__(
-        self,
-        board: Board,
-        gauge: DepthGauge | None = None,
-        reachability: Reachability | None = None,
-    ) -> None:
-        self._board = board
-        self._gauge = gauge
-        self._reachability = reachability
-
-    def answer(self, path: str) -> Response | None:
-        """None if there is no page at this path."""
-        view, now = self._board.snapshot(claims=False), time.monotonic_ns()
-        match path:
-            case "/livez":
-                return answers.live(view, now)
-            case "/readyz":
-                away = self._reachability.is_away if self._reachability else None
-                return answers.ready(view, now, away=away)
-            case "/status":
-                return answers.status(view, self._board.counters(), self._read()[0], now)
-            case "/metrics":
-                page = exposition.render(view, self._board.counters(), *self._read())
-                return Response(200, page, exposition.CONTENT_TYPE)
-        return None
-
-    def _read(self) -> tuple[Depths | None, float | None]:
-        return self._gauge.read() if self._gauge else (None, None)
+def _answer(
+    board: Board, gauge: DepthGauge | None, reachability: Reachability | None, path: str
+) -> Response | None:
+    """The page at this path, if there is one: from the board, with depths and reachability from
+    the database."""
+    view, now = board.snapshot(claims=False), time.monotonic_ns()
+    match path:
+        case "/livez":
+            return answers.live(view, now)
+        case "/readyz":
+            return answers.ready(view, now, away=reachability.is_away if reachability else None)
+        case "/status" | "/metrics":
+            depths, oldest_snapshot = gauge.read() if gauge else (None, None)
+            if path == "/status":
+                return answers.status(view, board.counters(), depths, now)
+            page = exposition.render(view, board.counters(), depths, oldest_snapshot)
+            return Response(200, page, exposition.CONTENT_TYPE)
+    return None
 
 
 @contextmanager
 def serving(settings: Settings, node: Node) -> Iterator[Sequence[Thread]]:
-    """Answers meanwhile, if there is a socket; yields the threads of this."""
+    """Answers requests, if there is a socket; yields the threads that do."""
     if node.http is None or settings.http is None:
         yield ()
         return
@@ -70,8 +58,8 @@ def serving(settings: Settings, node: Node) -> Iterator[Sequence[Thread]]:
     reachability = Reachability(
         lambda: _connect_to_writable(settings, claims.application_name), settings.schema
     )
-    endpoints = Endpoints(node.board, gauge, reachability)
-    server = Server(node.http, endpoints.answer, host=settings.http[0])
+    site = partial(_answer, node.board, gauge, reachability)
+    server = Server(node.http, site, host=settings.http[0])
     parts = (server, gauge, reachability)
     for part in parts:
         part.start()
@@ -85,7 +73,7 @@ def serving(settings: Settings, node: Node) -> Iterator[Sequence[Thread]]:
 def serve_startup_probes(settings: Settings, board: Board, listener: socket) -> None:
     """Before there is a steward, until the parent of this process or the server's thread ends."""
     assert settings.http is not None
-    server = Server(listener, Endpoints(board).answer, host=settings.http[0])
+    server = Server(listener, partial(_answer, board, None, None), host=settings.http[0])
     server.start()
     parent = os.getppid()
     while os.getppid() == parent and server.thread.is_alive():

@@ -16,10 +16,6 @@ from cmdbus.board.records import Role, SupervisorState
 from cmdbus.board.views import BoardView, SeatView
 
 _NS = 1_000_000_000
-_PLAIN_COUNTERS = (
-    *("batches_processed", "empty_receives", "notification_wakeups", "claim_failures"),
-    "lost_leases",
-)
 #: Commands by domain and state.
 Depths = Mapping[tuple[str, str], int]
 
@@ -42,24 +38,19 @@ def ready(view: BoardView, now: int, *, away: bool | None = None) -> Response:
     `away`: whether the database does not answer; None if that was not tested, and then the
     steward's state on the board decides.
     """
-    seats = _current(view)
-    fit = [seat for seat in seats.values() if seat is not None and _can_run(seat, now)]
+    seats = current_seats(view)
     if away is None:
         away = any(steward.levels.database_away for steward in view.with_role(Role.STEWARD))
     is_starting = view.state in (SupervisorState.STARTING, SupervisorState.RUNNING)
-    good = is_starting and bool(fit) and not away
+    good = is_starting and not away and any(_can_run(seat, now) for seat in seats)
     reasons = [] if is_starting else [f"the supervisor is {_name(view.state)}"]
     if away:
         reasons.append("the database is away")
-    reasons += [lack for n, seat in seats.items() if (lack := _lack(n, seat, now))]
+    reasons += [lack for seat in seats if (lack := _lack(seat, now))]
     if view.undead:
         reasons.append(f"processes that survived SIGKILL: {view.undead}")
-    body = {
-        "ready": good,
-        "reasons": reasons,
-        "seats": [_levels(number, seat, now) for number, seat in seats.items()],
-    }
-    return _response(body, good=good)
+    levels = [_levels(seat, now) for seat in seats]
+    return _response({"ready": good, "reasons": reasons, "seats": levels}, good=good)
 
 
 def status(view: BoardView, counters: CountersView, depths: Depths | None, now: int) -> Response:
@@ -78,48 +69,48 @@ def _beyond_help(view: BoardView, now: int) -> Iterator[str]:
         yield "there is no supervisor"
     elif view.state in (SupervisorState.GIVING_UP, SupervisorState.STOPPED):
         yield f"the supervisor is {_name(view.state)}"
-    elif view.due is not None and now > view.due:
-        yield f"the supervisor is late by {(now - view.due) / _NS:.0f} s"
+    elif late := _late(view, now):
+        yield f"the supervisor is late by {late:.0f} s"
 
 
-def _current(view: BoardView) -> dict[int, SeatView | None]:
-    """The process of each number that is wanted; the one that is ready, if there are two."""
-    current: dict[int, SeatView | None] = dict.fromkeys(range(view.wanted))
+def current_seats(view: BoardView) -> list[SeatView]:
+    """The seat of each number that is wanted; the one that is ready, if there are two."""
+    current = {number: SeatView(number=number) for number in range(view.wanted)}
     for seat in view.with_role(Role.WORKER):
-        before = current.get(seat.number)
-        if seat.number in current and (before is None or before.ready is None):
+        if seat.number in current and current[seat.number].ready is None:
             current[seat.number] = seat
-    return current
+    return list(current.values())
 
 
 def _can_run(seat: SeatView, now: int) -> bool:
     healthy = seat.health in (Health.HEALTHY, Health.DEGRADED)
-    return seat.pid is not None and seat.ready is not None and healthy and not _is_late(seat, now)
+    return seat.pid is not None and seat.ready is not None and healthy and not _late(seat, now)
 
 
-def _is_late(seat: SeatView, now: int) -> bool:
-    return seat.due is not None and now > seat.due
+def _late(view: SeatView | BoardView, now: int) -> float:
+    """Seconds; 0 if it is not late."""
+    return 0.0 if view.due is None else max(0, now - view.due) / _NS
 
 
-def _lack(number: int, seat: SeatView | None, now: int) -> str | None:
-    if seat is None or seat.pid is None:
-        return f"worker {number} has no process"
+def _lack(seat: SeatView, now: int) -> str | None:
+    if seat.pid is None:
+        return f"worker {seat.number} has no process"
     if seat.ready is None:
-        return f"worker {number} is starting"
-    if seat.due is not None and _is_late(seat, now):
-        return f"worker {number} is late by {(now - seat.due) / _NS:.0f} s"
+        return f"worker {seat.number} is starting"
+    if late := _late(seat, now):
+        return f"worker {seat.number} is late by {late:.0f} s"
     if seat.health is not Health.HEALTHY:
-        return f"worker {number} is {seat.health}: {', '.join(seat.levels.reasons)}"
+        return f"worker {seat.number} is {seat.health}: {', '.join(seat.levels.reasons)}"
     return None
 
 
-def _levels(number: int, seat: SeatView | None, now: int) -> dict[str, object]:
+def _levels(seat: SeatView, now: int) -> dict[str, object]:
     """`last_success` in seconds ago."""
-    if seat is None or seat.pid is None:
-        return {"seat": number, "health": None}
+    if seat.pid is None:
+        return {"seat": seat.number, "health": None}
     last = seat.levels.last_success
     ago = None if last is None else round(now / _NS - last, 3)
-    return {"seat": number, **seat.levels.to_dict(), "last_success": ago}
+    return {"seat": seat.number, **seat.levels.to_dict(), "last_success": ago}
 
 
 def _counters(view: CountersView) -> dict[str, object]:
@@ -128,7 +119,7 @@ def _counters(view: CountersView) -> dict[str, object]:
             {"domain": domain, "type": type, "outcome": outcome, "count": count}
             for (domain, type, outcome), count in sorted(view.commands.items())
         ],
-        **{name: getattr(view, name) for name in _PLAIN_COUNTERS},
+        **view.counts,
         "wakeups": view.wakeups,
     }
 

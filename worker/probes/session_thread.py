@@ -33,7 +33,7 @@ class SessionThread:
         self.thread.join(seconds)
 
     def ask(self, seconds: float) -> None:
-        """Waits so long for an answer."""
+        """Waits at most this long for an answer."""
         self._answered.clear()
         self._asked.set()
         self._answered.wait(seconds)
