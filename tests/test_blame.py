@@ -17,7 +17,6 @@ from cmdbus.retry import RetryPolicy
 from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.outcomes import failed
 from cmdbus.worker.steward.attribution import Attribution, Key, attribute, begun
-from cmdbus.worker.steward.stale_boards import KILLED
 
 ID = UUID(int=1)
 PID = 4711
@@ -274,7 +273,7 @@ def test_who_crashes_alone_is_guilty(ended: ExitRecord) -> None:
         (CRITICAL, "was killed: it was critical and did not stop"),
         (HUNG, "was killed: its main thread hung"),
         (replace(LEFT, signal=9), "was killed by SIGKILL from outside"),
-        (replace(KILLED, pid=PID), "ended with its supervisor"),
+        (replace(LEFT, signal=9, orphaned=True), "ended with its supervisor"),
         (CRASHED, "was killed by SIGSEGV"),
         (replace(CRASHED, signal=64), "was killed by SIGRTMAX"),
         (replace(CRASHED, signal=99), "was killed by signal 99"),

@@ -8,9 +8,10 @@ import psycopg
 import pytest
 
 from cmdbus.board.board import Board
-from cmdbus.board.records import ExitRecord, Role
+from cmdbus.board.records import Role
 from cmdbus.board.views import SeatView
 from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.steward.rescue import Rescued
 from cmdbus.worker.steward.stale_boards import StaleBoards
 
 #: A process id that no system gives.
@@ -30,9 +31,9 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
     """races.md 7: nothing is handed back before the sessions of the dead are gone."""
     answers, asked = [False, True], []
 
-    def hand_back(connection: Connection, seat: SeatView, exit_record: ExitRecord) -> bool:
-        asked.append((seat.incarnation, exit_record.pid))
-        return answers.pop(0)
+    def hand_back(connection: Connection, seat: SeatView) -> Rescued:
+        asked.append((seat.incarnation, seat.pid))
+        return Rescued(sessions_ended=answers.pop(0))
 
     with psycopg.connect(dsn, autocommit=True) as connection:
         path = tmp_path / "cmdbus.board.17"
@@ -54,9 +55,9 @@ def test_what_a_living_process_holds_is_not_handed_back_before_it_is_gone(
 ) -> None:
     asked = []
 
-    def hand_back(connection: Connection, seat: SeatView, exit_record: ExitRecord) -> bool:
+    def hand_back(connection: Connection, seat: SeatView) -> Rescued:
         asked.append(seat.pid)
-        return True
+        return Rescued()
 
     path = tmp_path / "cmdbus.board.17"
     with (
@@ -79,7 +80,7 @@ def test_what_is_no_board_is_left_and_not_tried_again(
     path = tmp_path / "cmdbus.board.17"
     path.write_bytes(b"no board")
     with psycopg.connect(dsn, autocommit=True) as connection:
-        stale_boards = StaleBoards(tmp_path, "cmdbus", lambda *_: False, lambda _: None)
+        stale_boards = StaleBoards(tmp_path, "cmdbus", lambda *_: Rescued(), lambda _: None)
         assert stale_boards.run(connection) == float("inf")
-    assert "claimable when its leases end" in caplog.text
+    assert "can be claimed again when their leases end" in caplog.text
     assert path.exists()

@@ -1,17 +1,18 @@
 """Which commands a process's exit is attributed to. Pure.
 
-ordered to stop, and killed at its deadline      the slot past its due is charged; what else ran
-                                                 is released as if it had not
+ordered to stop, and killed at its deadline      the command of the slot past its due is charged;
+                                                 others are released as if they had not run
 killed because a slot was stuck                  its command is charged; the others count a loss
-critical, and killed at its deadline             what ran counts a loss
-killed by a signal from outside                  what ran counts a loss
+critical, and killed at its deadline             running commands count a loss
+killed by a signal from outside                  the same
 hung, and one thread held the GIL                its command is charged; the others count a loss
-hung, and no single thread held the GIL          what ran is suspect: it runs alone next time
+hung, and no single thread held the GIL          running commands are suspects: the next time they
+                                                 run in quarantine
 crashed, or exited without an order              the same
-hung, stuck or crashed while it ran alone        its command is charged, and goes to an operator
+hung, stuck or crashed in quarantine             its command is charged, and goes to an operator
 
-A command whose handler has returned counts as running until its outcome is settled: what it
-left behind (a damaged heap, a native thread) may crash the process later.
+A command whose handler has returned counts as running until its outcome is settled: the damage
+that it left (in the heap, a native thread) may crash the process later.
 """
 
 import json
@@ -31,10 +32,10 @@ from cmdbus.worker.claims.outcomes import MAX_DETAILS, SUSPECT_LOSSES
 #: Id, token and command, as in claim.py.
 Key = tuple[int, int, int]
 
-#: Signals that are meant for the process, and not for what it runs.
+#: Signals that are meant for the process, and not for its commands.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _BEGUN = (ClaimState.STARTED, ClaimState.FINISHED)
-#: Of an event's details, what is not the stack.
+#: Bytes of an event's details without the stack.
 _REST = 500
 #: In what faulthandler writes: the head of each thread's stack, and what may follow the stacks of
 #: a dump, or precede those of the next one.
@@ -48,15 +49,14 @@ class Attribution:
 
     incarnation: int
     seat: SeatView
-    #: A sentence for the audit of what was running.
+    #: A sentence for the audit of the commands.
     why: str
     #: Losses that each command that had begun counts: 0 as if it had not run, SUSPECT_LOSSES
-    #: make it run alone.
+    #: make it run in quarantine.
     losses: Callable[[Claim], int] = lambda _: 1
     #: Why commands that had begun may count no loss.
     reason: str | None = None
-    #: Those of the begun ones that are to be charged, with code (CRASHED or TIMEOUT),
-    #: message, and details: signal, pid, stack.
+    #: The commands to charge: code (CRASHED or TIMEOUT), message, and details.
     causes: Mapping[Key, CommandError] = field(default_factory=dict)
 
 
@@ -86,34 +86,31 @@ def _ident(seat: SeatView, exit_record: ExitRecord) -> int | None:
     if exit_record.verdict is Verdict.NONE:
         return None
     busy = [slot for slot in seat.slots if slot.command is not None]
-    return next(
-        (slot.ident for slot in busy if exit_record.quarantined or slot.index == exit_record.slot),
-        None,
-    )
+    any_slot = exit_record.quarantined
+    return next((s.ident for s in busy if any_slot or s.index == exit_record.slot), None)
 
 
 def begun(seat: SeatView) -> set[Key]:
-    """The commands that its threads had started, and whose outcome was not settled."""
-    known = {_key(key): key.state for key in seat.claims}
-    started = {key for key, state in known.items() if state in _BEGUN}
+    """The commands that its threads had started, without a settled outcome."""
+    known = {_key(claim) for claim in seat.claims}
+    started = {_key(claim) for claim in seat.claims if claim.state in _BEGUN}
     shown = {_key(slot.command) for slot in seat.slots if slot.command}
-    # A slot whose command is not in the table: there were more than it can show.
-    return started | {key for key in shown if key not in known}
+    # A command that only a slot shows: there were more than the table can.
+    return started | (shown - known)
 
 
 def _causes(
     seat: SeatView, exit_record: ExitRecord, why: str, details: Mapping[str, object]
 ) -> dict[Key, CommandError]:
     if exit_record.quarantined and _is_suspicious(exit_record):
-        error = PermanentCommandError("CRASHED", f"it ran alone, and {why}", details)
-        return dict.fromkeys(begun(seat), error)
-    slots = [s.command for s in seat.slots if s.index == exit_record.slot and s.command is not None]
+        crash = PermanentCommandError("CRASHED", f"it ran alone, and {why}", details)
+        return dict.fromkeys(begun(seat), crash)
+    error = TransientCommandError("TIMEOUT", f"it held up its whole process: {why}", details)
+    charged = exit_record.slot, exit_record.token, exit_record.command_id
     return {
-        _key(command): TransientCommandError(
-            "TIMEOUT", f"it held up its whole process: {why}", details
-        )
-        for command in slots
-        if (command.token, command.command_id) == (exit_record.token, exit_record.command_id)
+        _key(command): error
+        for slot in seat.slots
+        if (command := slot.command) and (slot.index, command.token, command.command_id) == charged
     }
 
 
@@ -134,14 +131,12 @@ def _losses(exit_record: ExitRecord) -> Callable[[Claim], int]:
 
 
 def _is_suspicious(exit_record: ExitRecord) -> bool:
-    """What it ran may be the cause."""
-    if exit_record.verdict is Verdict.NONE:
-        from_outside = not exit_record.signal and exit_record.code in (
-            Exit.NO_RESOURCES,
-            Exit.TERMINATED,
-        )
-        return exit_record.signal not in _FROM_OUTSIDE and not from_outside
-    return exit_record.verdict in (Verdict.HUNG, Verdict.STUCK)
+    """Whether one of its commands may be the cause."""
+    if exit_record.verdict is not Verdict.NONE:
+        return exit_record.verdict in (Verdict.HUNG, Verdict.STUCK)
+    if exit_record.signal:
+        return exit_record.signal not in _FROM_OUTSIDE
+    return exit_record.code not in (Exit.NO_RESOURCES, Exit.TERMINATED)
 
 
 def _stack_of(dump: str, ident: int | None) -> str:

@@ -14,12 +14,12 @@ import psycopg
 
 from cmdbus.backoff import Backoff
 from cmdbus.board.counters import OutcomeLabel
-from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_RESCUE, IN_RESCUE, failpoint
 from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
-from cmdbus.worker.claims.claim import Claim, Connection, Finished, Session, key_of
+from cmdbus.timeouts import RESCUE_SECONDS
+from cmdbus.worker.claims.claim import Claim, Connection, Finished, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.halving import in_halves, warn_of_release
 from cmdbus.worker.claims.outcomes import failed
@@ -68,18 +68,21 @@ def rescue(
     claims: Claims,
     registry: HandlerRegistry,
     attribution: Attribution,
-    *,
-    within: float = 10.0,
+    within: float = RESCUE_SECONDS,
 ) -> Rescued:
     """Bounded by `within` seconds, and may be repeated. The connection's own limits apply: a
     charged command's settlement waits for its row as long as lock_timeout says."""
     deadline = time.monotonic() + within
-    sessions = _sessions_of(attribution.seat)
+    sessions = [
+        (slot.backend_pid, slot.backend_start)
+        for slot in attribution.seat.slots
+        if slot.backend_pid and slot.backend_start
+    ]
     dead = attribution.incarnation
     if not end_sessions(claims, connection, sessions, incarnation=dead, within=within / 2):
         return Rescued(sessions_ended=False)
     failpoint(IN_RESCUE)
-    rescuer = _Rescuer(connection, claims.of(attribution.incarnation), registry, attribution)
+    rescuer = _Rescuer(connection, claims.of(dead), registry, attribution)
     rescued, pauses = rescuer.rescued, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     while (left := rescuer.left()) and time.monotonic() < deadline:
         if not rescuer.hand_back(left):
@@ -124,9 +127,7 @@ class _Rescuer:
         seat = self.attribution.seat
         shown = [key.command_id for key in seat.claims]
         shown += [slot.command.command_id for slot in seat.slots if slot.command]
-        if not shown:
-            return []
-        return self.theirs.claimed(self.connection, shown)
+        return self.theirs.claimed(self.connection, shown) if shown else []
 
     def hand_back(self, claims: list[Claim]) -> bool:
         """False if other sessions have locked some of the rows."""
@@ -181,11 +182,3 @@ class _Rescuer:
             self.rescued.ends.append((claim, OutcomeLabel[settled.outcome.kind]))
             log_end(settled)
         return not lost
-
-
-def _sessions_of(seat: SeatView) -> list[Session]:
-    return [
-        (slot.backend_pid, slot.backend_start)
-        for slot in seat.slots
-        if slot.backend_pid and slot.backend_start
-    ]

@@ -1,22 +1,19 @@
 """Releases what the dead processes of this node's board have left."""
 
 import logging
-from collections.abc import Sequence
+import signal
 from pathlib import Path
 
 from cmdbus.board.board import Node
-from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.records import ExitRecord, Role
 from cmdbus.board.stack_files import read_stacks
 from cmdbus.board.views import SeatView
 from cmdbus.registry import HandlerRegistry
-from cmdbus.timeouts import RESCUE_SECONDS
-from cmdbus.worker.claims.claim import Claim, Connection
+from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES
 from cmdbus.worker.steward.attribution import attribute
 from cmdbus.worker.steward.rescue import Rescued, rescue
-from cmdbus.worker.steward.stale_boards import KILLED
 
 logger = logging.getLogger(__name__)
 
@@ -49,32 +46,31 @@ class RescueRound:
         return float("inf")
 
     def _rescue(self, connection: Connection, seat: SeatView) -> None:
-        rescued = self._release(connection, seat, seat.exit or KILLED)
-        if rescued.sessions_ended:
-            self._count(seat, rescued.ends)
-            self._board.seat(seat.index).rescued = seat.generation
-            self._worker_pipe.put()  # The dead process may have taken a byte.
+        rescued = self.release(connection, seat)
+        if not rescued.sessions_ended:
+            return
+        dead = self._board.seat(seat.index)
+        # Executions that the exit has ended: no other process writes to these counters now.
+        counters = dead.slot(0).counters
+        for claim, end in rescued.ends:
+            counters.ended(dead.command_type(claim.domain, claim.type).index, end)
+        dead.rescued = seat.generation
+        self._worker_pipe.put()  # The dead process may have taken a byte.
 
-    def release(self, connection: Connection, seat: SeatView, exit_record: ExitRecord) -> bool:
-        """Of a seat of any board. False if sessions of the dead process did not end in time: the
-        next pass tries again."""
-        return self._release(connection, seat, exit_record).sessions_ended
-
-    def _release(self, connection: Connection, seat: SeatView, exit_record: ExitRecord) -> Rescued:
+    def release(self, connection: Connection, seat: SeatView) -> Rescued:
+        """Of a seat of any board; to be repeated until the sessions of its process have ended."""
         if seat.incarnation is None:
             return Rescued()  # It has never claimed.
+        exit_record = seat.exit or _orphan_exit(seat)
         attribution = attribute(seat, exit_record, read_stacks(self._stacks / str(seat.index)))
-        rescued = rescue(
-            connection, self._claims, self._registry, attribution, within=RESCUE_SECONDS
-        )
+        rescued = rescue(connection, self._claims, self._registry, attribution)
         if rescued.sessions_ended:
             where = "the commands of worker %s, pid %s: %s"
             logger.info(where, seat.number, seat.pid, rescued)
         return rescued
 
-    def _count(self, dead: SeatView, ends: Sequence[tuple[Claim, OutcomeLabel]]) -> None:
-        """Executions that the process's exit has ended; no other process writes there now."""
-        seat = self._board.seat(dead.index)
-        counters = seat.slot(0).counters
-        for claim, end in ends:
-            counters.ended(seat.command_type(claim.domain, claim.type).index, end)
+
+def _orphan_exit(seat: SeatView) -> ExitRecord:
+    """The exit of a process whose supervisor died before it could record one."""
+    pid = seat.pid or 0
+    return ExitRecord(generation=seat.generation, pid=pid, signal=signal.SIGKILL, orphaned=True)

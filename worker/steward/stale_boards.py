@@ -1,20 +1,19 @@
-"""Boards of supervisors of this name that died without a successor: this steward releases what
-their processes had claimed, once those processes are gone."""
+"""Boards of supervisors of this name that died without a successor: this steward releases the
+claims of their processes, once those are gone."""
 
 import logging
-import signal
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import closing, suppress
 from pathlib import Path
 
 from cmdbus.board.board import Board
-from cmdbus.board.records import ExitRecord, Role
+from cmdbus.board.records import Role
 from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.errors import BoardError
 from cmdbus.proc import PidState, pid_state
 from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.steward.rescue import Rescued
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +23,6 @@ _ROUND_SECONDS = 60.0
 _RETRY_SECONDS = 5.0
 #: Seconds between checks whether a process that outlived its supervisor has exited.
 _LIVING_SECONDS = 1.0
-#: The exit of a process whose supervisor died before it could record one.
-KILLED = ExitRecord(generation=0, pid=0, signal=signal.SIGKILL, orphaned=True)
 
 
 class StaleBoards:
@@ -33,7 +30,7 @@ class StaleBoards:
         self,
         directory: Path,
         name: str,
-        release: Callable[[Connection, SeatView, ExitRecord], bool],
+        release: Callable[[Connection, SeatView], Rescued],
         allow: Callable[[float], None],
     ) -> None:
         """`allow` gives a round more seconds than others have."""
@@ -68,26 +65,19 @@ class StaleBoards:
     def _is_rescued(self, connection: Connection, path: Path) -> bool:
         """Tries to release all that this board shows."""
         try:
-            board = Board.open(path)
+            with closing(Board.open(path)) as board:
+                view = board.snapshot()
         except BoardError as error:
-            logger.warning("%s: what it shows is claimable when its leases end", error)
+            logger.warning("%s: its claims can be claimed again when their leases end", error)
             return True
-        try:
-            view = board.snapshot()
-            seats = [seat for seat in view.seats if not seat.rescued]
-            ours = [seat for seat in seats if seat.incarnation and seat.role is not Role.STEWARD]
-        finally:
-            board.close()
-        for seat in ours:
+        claimers = [s for s in view.seats if s.incarnation and s.role is not Role.STEWARD]
+        held = [s for s in claimers if not s.rescued and (path, s.index) not in self._done]
+        for seat in held:
             if view.this_boot and _lives(seat):
                 self._pause = _LIVING_SECONDS
-                continue
-            exit_record = seat.exit or replace(KILLED, pid=seat.pid or 0)
-            if (path, seat.index) not in self._done and self._release(
-                connection, seat, exit_record
-            ):
+            elif self._release(connection, seat).sessions_ended:
                 self._done.add((path, seat.index))
-        is_done = all((path, seat.index) in self._done for seat in ours)
+        is_done = all((path, seat.index) in self._done for seat in held)
         if is_done:
             with suppress(OSError):  # Else the next supervisor finds that nothing is left to do.
                 path.unlink()
