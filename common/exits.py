@@ -22,9 +22,9 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-def cannot_start_thread(error: RuntimeError) -> bool:
+def cannot_start_thread(error: BaseException | None) -> bool:
     """Whether it says that no thread could be started: it has no class of its own."""
-    return "start new thread" in str(error)
+    return isinstance(error, RuntimeError) and "start new thread" in str(error)
 
 
 def exit_text(signal: int, code: int) -> str:

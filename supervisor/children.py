@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cmdbus.clock import time
-from cmdbus.exits import Exit, exit_text
+from cmdbus.exits import Exit, cannot_start_thread, exit_text
 from cmdbus.failpoints import IN_CHILD, failpoint
 from cmdbus.supervisor import signals
 
@@ -117,8 +117,11 @@ def _begin(
             os.close(descriptor)
         _close_stdin()
         code = run()
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if cannot_start_thread(error):
+            code = Exit.NO_RESOURCES
+        else:
+            traceback.print_exc()
     finally:
         with suppress(BaseException):
             _flush()

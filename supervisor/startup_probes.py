@@ -13,7 +13,7 @@ from cmdbus.board.board import Board
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Role, SupervisorState
 from cmdbus.clock import time
-from cmdbus.exits import Exit, cannot_start_thread
+from cmdbus.exits import Exit
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child, fork
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
@@ -83,10 +83,5 @@ class StartupProbes:
         from cmdbus.worker.probes.endpoints import serve_startup_probes
 
         clear_notify_env()
-        try:
-            serve_startup_probes(self._settings, self._board, listener)
-        except RuntimeError as error:
-            if cannot_start_thread(error):
-                return Exit.NO_RESOURCES
-            raise
+        serve_startup_probes(self._settings, self._board, listener)
         return Exit.ERROR

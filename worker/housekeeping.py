@@ -126,7 +126,7 @@ class Housekeeping:
                     if self._connection.lost():
                         self._connection.close()
                 except Exception as error:
-                    if isinstance(error, RuntimeError) and cannot_start_thread(error):
+                    if cannot_start_thread(error):
                         self._warn_once(str(error))
                         continue
                     logger.exception("housekeeping failed, and is tried again")

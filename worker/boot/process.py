@@ -10,15 +10,14 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 
 from cmdbus.board.board import Node
 from cmdbus.board.stack_files import open_stacks
 from cmdbus.clock import time
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError
-from cmdbus.exits import Exit, cannot_start_thread
+from cmdbus.exits import Exit
 from cmdbus.logs import protect
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
@@ -50,50 +49,26 @@ def run(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None
         worker.run()
     except DatabaseUnavailableError:
         return stop.code(Exit.DONE)  # ordered to stop while it waited for the database
-    except RuntimeError as error:
-        if cannot_start_thread(error):
-            return Exit.NO_RESOURCES
-        raise
     except CmdbusError as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
     return stop.code(Exit.UNFINISHED if worker.abandoned else Exit.DONE)
 
 
-def run_steward(
-    settings: Settings,
-    node: Node,
-    stacks: Path,
-    unblock: Callable[[], None],
-) -> Exit:
+def run_steward(settings: Settings, node: Node, stacks: Path, unblock: Callable[[], None]) -> Exit:
     """Runs the node's steward until it is ordered to stop. Probes are answered before the
     application is imported, which may take long."""
     descriptor = enter(node, stacks)
     try:
         with serving(settings, node) as threads:
-            return _run_steward(settings, node, stacks, descriptor, unblock, threads)
-    except RuntimeError as error:
-        if cannot_start_thread(error):
-            return Exit.NO_RESOURCES
-        raise
-
-
-def _run_steward(
-    settings: Settings,
-    node: Node,
-    stacks: Path,
-    descriptor: int,
-    unblock: Callable[[], None],
-    beside: Sequence[Thread],
-) -> Exit:
-    try:
-        steward = StewardProcess(settings, node, _load(settings, descriptor), stacks.parent, beside)
-    except (CmdbusError, ValueError) as error:
+            registry = _load(settings, descriptor)
+            steward = StewardProcess(settings, node, registry, stacks.parent, threads)
+            stop = _Stop(node, settings, steward.request_stop)
+            unblock()
+            return stop.code(steward.run())
+    except CmdbusError as error:
         logger.error("%s", error)
         return Exit.CANNOT_START
-    stop = _Stop(node, settings, steward.request_stop)
-    unblock()
-    return stop.code(steward.run())
 
 
 def _load(settings: Settings, stacks: int) -> HandlerRegistry:

@@ -1,6 +1,5 @@
-"""What the steward does for the schema now and then: partitions of history for the days to
-come, the removal of history that no domain keeps any longer, and a report of commands that no
-worker handles.
+"""The steward's regular work for the schema: makes partitions of history for the days to come,
+removes history that no domain keeps any longer, and reports commands that no worker handles.
 
 A thread with a session of its own while it works, because it may take minutes.
 """
@@ -27,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two checks of the partitions and of whole days; nodes spread by a fifth.
 _EVERY_SECONDS = 3600.0
-#: Seconds after which the session of one maintenance is cut: its server has gone silent. What
-#: remains to be done is done by the next one.
-_LONGEST_SECONDS = 1800.0
+#: Seconds after which the session of one maintenance is cut: its server has gone silent. The
+#: next one does the rest.
+_MAX_SECONDS = 1800.0
 #: Seconds from the steward's start to the first maintenance.
 _FIRST_SECONDS = 10.0
 
@@ -44,7 +43,7 @@ class Maintenance:
         self._stopping = threading.Event()
         self._retention = Retention(claims, self._stopping)
         self._unhandled = Unhandled(claims, domains)
-        #: When partitions and whole days are next looked at, in monotonic time.
+        #: Monotonic time of the next check of partitions and of whole days.
         self._days_at = float("-inf")
         self.thread = threading.Thread(target=self._run, name="steward-maintenance", daemon=True)
 
@@ -52,7 +51,7 @@ class Maintenance:
         self.thread.start()
 
     def stop(self) -> None:
-        """Does not wait: what is not finished is done again."""
+        """Does not wait: the next steward repeats unfinished work."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -63,14 +62,14 @@ class Maintenance:
             try:
                 with (
                     self._connect() as connection,
-                    abort_io_at(time.monotonic() + _LONGEST_SECONDS, partial(abort_io, connection)),
+                    abort_io_at(time.monotonic() + _MAX_SECONDS, partial(abort_io, connection)),
                 ):
                     pause = self.maintain(connection)
             except (psycopg.Error, CmdbusError, OSError) as error:
                 _warn("maintain the schema", error)
 
     def maintain(self, connection: Connection) -> float:
-        """Does what is due; returns the seconds until the next time."""
+        """Returns the seconds until the next time."""
         now = time.monotonic()
         if now >= self._days_at:
             self._maintain_days(connection)

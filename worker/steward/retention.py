@@ -1,8 +1,8 @@
-"""Removes history that is older than its domain keeps it, a day of a domain at a time: what
-fails for one stops no others, and is tried again the next time.
+"""Removes history that is older than its domain keeps it, a day of a domain at a time: a failure
+for one stops no others, and is tried again the next time.
 
-Whole days are removed every hour. What a domain keeps for a shorter time than others is swept
-at an interval that depends on how long that is, by one of many stewards.
+Whole days are removed every hour. Domains that keep their history for a shorter time than others
+are swept, at an interval that depends on that time, by one of many stewards.
 
 A statement that is canceled is tried again for half of its rows or blocks."""
 
@@ -77,7 +77,7 @@ def due_sweeps(keeps: Mapping[str, Keep]) -> list[str]:
 def plan_sweeps(
     now: float, partitions: Sequence[str], keeps: Mapping[str, Keep], domains: Set[str]
 ) -> list[Removal]:
-    """What `domains` do not keep of the days that stay, the oldest first. Pure."""
+    """The parts of the days that stay which `domains` do not keep, the oldest first. Pure."""
     oldest = now - _longest(keeps)
     return [
         Removal(name, domain)
@@ -112,28 +112,20 @@ class Retention:
 
     def remove_records(self, connection: Connection) -> int:
         """Of processes that ended long ago, and of changes to domains; returns how many."""
-        removed = 0
-        for what, remove in (
-            ("incarnations", self._remove_incarnations),
-            ("events of domains", self._remove_domain_events),
-        ):
-            try:
-                removed += remove(connection)
-            except Exception as error:
-                if cause_of(error) is Cause.ELSEWHERE:
-                    raise
-                logger.warning("cannot remove old %s: %s; trying again", what, reason(error))
-        return removed
+        remove_processes = partial(self._remove_incarnations, connection)
+        remove_events = partial(self._claims.value, connection, "retain_domain_events")
+        removed = self._attempt("old incarnations", remove_processes)
+        return removed + self._attempt("old events of domains", remove_events)
 
     def sweep(self, connection: Connection) -> int:
         """Returns how many commands of domains whose sweep is due are removed."""
         keeps = self._keeps(connection)
         # A domain whose sweep another steward has begun in the meantime is left to that one.
-        ours = {domain for domain in due_sweeps(keeps) if self._begins(connection, domain, keeps)}
-        if not ours:
+        begun = {domain for domain in due_sweeps(keeps) if self._begins(connection, domain, keeps)}
+        if not begun:
             return 0
         now, partitions = self._read_days(connection)
-        removals = plan_sweeps(now, partitions, keeps, ours)
+        removals = plan_sweeps(now, partitions, keeps, begun)
         return sum(self._remove(connection, removal) for removal in removals)
 
     def sweep_in(self, connection: Connection) -> float:
@@ -162,24 +154,26 @@ class Retention:
         numbered = numbers(number for number in living if number is not None)
         return int(self._claims.value(connection, "retain_incarnations", living=numbered))
 
-    def _remove_domain_events(self, connection: Connection) -> int:
-        return int(self._claims.value(connection, "retain_domain_events"))
-
     def _remove(self, connection: Connection, removal: Removal) -> int:
         partition, domain = removal
+        remove = partial(self._claims.value, connection, partition=partition)
+        if domain is None:
+            remove_blocks = partial(remove, "retain_day")
+            work = partial(self._repeat, remove_blocks, _MAX_BLOCKS, until=True)
+            return self._attempt(f"history ({partition})", work)
+        remove_rows = partial(remove, "retain_domain", domain=domain)
+        work = partial(self._repeat, remove_rows, _MAX_ROWS, until=0)
+        return self._attempt(f"history ({partition} of domain {domain})", work)
+
+    def _attempt(self, what: str, remove: Callable[[], int]) -> int:
         try:
-            remove = partial(self._claims.value, connection, partition=partition)
-            if domain is None:
-                return self._repeat(partial(remove, "retain_day"), _MAX_BLOCKS, until=True)
-            remove_rows = partial(remove, "retain_domain", domain=domain)
-            return self._repeat(remove_rows, _MAX_ROWS, until=0)
+            return remove()
         except psycopg.errors.LockNotAvailable:
-            return 0  # A report reads the history: the next time.
+            return 0  # A report reads it: the next time.
         except Exception as error:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise
-            what = f"{partition} of domain {domain}" if domain else partition
-            logger.warning("cannot remove history (%s): %s; trying again", what, reason(error))
+            logger.warning("cannot remove %s: %s; trying again", what, reason(error))
             return 0
 
     def _repeat(self, remove: Callable[..., int], size: int, until: int) -> int:

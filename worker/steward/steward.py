@@ -1,9 +1,9 @@
-"""What a node needs from the database beside its commands: a thread that runs rounds, one after
+"""The database work of a node that is not for one command: a thread that runs rounds, one after
 the other on the same session, and one that listens. A fleet has a process for it; a standalone
 worker runs it among its own threads.
 
     Listening     hears notifications, and wakes one worker for each
-    LeaseRound    renews the leases of the living
+    _renew        renews the leases of all that the node's living processes have claimed
     TimerRound    promotes due commands, and wakes a worker for leases that have ended
     Arming        asks senders for notifications while a worker waits
 
@@ -32,12 +32,12 @@ from cmdbus.database import dsn as dsns
 from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.exits import cannot_start_thread
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.claim import Connection
+from cmdbus.worker.claims.claim import ClaimRef, Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
 from cmdbus.worker.claims.pools import session_settings
 from cmdbus.worker.claims.rejections import reason
-from cmdbus.worker.steward.lease_round import LeaseRound
+from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.steward.listening import Listening
 from cmdbus.worker.steward.timer_round import TimerRound
 from cmdbus.worker.waiting.arming import Arming
@@ -53,6 +53,9 @@ _ONE_ROW_SECONDS = 60.0
 STATEMENT_SECONDS = 5.0
 #: Seconds from a failed pass to the next one.
 _RETRY_SECONDS = 0.5
+#: Seconds until a failed renewal is tried again, as leases go on ending; other rounds run
+#: meanwhile.
+_RETRY_RENEWAL_SECONDS = 3.0
 #: Seconds between two warnings while passes keep failing.
 _WARNING_SECONDS = 30.0
 
@@ -82,6 +85,9 @@ class Steward:
         self._claims = claims
         self._register = register
         self._session = ThreadConnection(Unpooled(connect))
+        self._renewal = Renewal(claims)
+        #: Monotonic time of the next renewal.
+        self._renew_at = 0.0
         self._slot, listening_slot = slots
         self.listening = Listening(node, claims, connect, listening_slot, enabled=listen)
         look = self.listening.due_earlier.set
@@ -101,10 +107,9 @@ class Steward:
         self.threads.append(self.listening.thread)
 
     def start(self, others: Sequence[Round] = ()) -> None:
-        """`others` run beside the rounds that every node needs."""
-        # Leases first: what the dead held can wait longer than the leases of the living.
-        leases = LeaseRound(self._claims, self._board)
-        self._rounds = [self.listening.run, leases.run, *others, self.timers.run, self._arm]
+        """`others` run in addition to the rounds that every node needs."""
+        # Leases first: the claims of the dead can wait longer than the leases of the living.
+        self._rounds = [self.listening.run, self._renew, *others, self.timers.run, self._arm]
         self._board.listening = False
         self._board.armed = 0
         self.threads[0].start()
@@ -181,7 +186,7 @@ class Steward:
             self._warn_once(reason(error))
             self._session.discard_if_read_only(error)
         except Exception as error:
-            if isinstance(error, RuntimeError) and cannot_start_thread(error):
+            if cannot_start_thread(error):
                 raise
             logger.exception("the steward tries again")
             self._session.drop()
@@ -216,6 +221,24 @@ class Steward:
     def _close(self, connection: Connection) -> float:
         self._claims.value(connection, "leave", node=self._claims.incarnation)
         return 0.0
+
+    def _renew(self, connection: Connection) -> float:
+        now = time.monotonic()
+        if now < self._renew_at:
+            return self._renew_at - now
+        renewal_seconds = self._claims.renewal_seconds
+        self._renew_at = now + min(renewal_seconds, _RETRY_RENEWAL_SECONDS)
+        view = self._board.snapshot()
+        claims: dict[int, Sequence[ClaimRef]] = {}
+        for incarnation, seat in view.claimers.items():
+            claims[incarnation] = seat.claims
+            if not seat.complete:  # There are more than the board can show.
+                claims[incarnation] = self._claims.keys_of(connection, incarnation)
+        if any(claims.values()) or not view.any_parked:
+            self._renewal.renew(connection, claims)
+        self._renew_at = now + renewal_seconds
+        self._board.renewed = int(now * 1e9)
+        return renewal_seconds
 
     def _arm(self, connection: Connection) -> float:
         return self._arming.update(

@@ -69,7 +69,7 @@ class StewardProcess:
         self._threads = [*self._steward.threads, self._maintenance.thread, *others]
 
     def request_stop(self, by: float) -> None:
-        """For a signal handler."""
+        """May be called by a signal handler."""
         self._orders.put(by)
 
     def run(self) -> Exit:
@@ -114,11 +114,11 @@ class StewardProcess:
 
 
 def _exit_code(error: BaseException | None) -> Exit:
-    """Of a process one of whose threads has ended, by this error if it was that of the steward."""
+    """After a thread has ended; `error` is what ended the steward's."""
     if isinstance(error, SchemaError):
         logger.error("%s", error)
         return Exit.CANNOT_START
-    if isinstance(error, RuntimeError) and cannot_start_thread(error):
+    if cannot_start_thread(error):
         return Exit.NO_RESOURCES
     logger.error("a thread of the steward has ended: another steward takes over")
     return Exit.ERROR
