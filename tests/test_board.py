@@ -382,5 +382,5 @@ def test_slots_and_seats_begin_on_cache_lines(board: Board) -> None:
 
 def test_seats_and_slots_that_are_not_there_are_refused(board: Board) -> None:
     for wrong in (lambda: board.seat(2), lambda: board.seat(-1), lambda: board.seat(0).slot(3)):
-        with pytest.raises(ValueError, match=r"has s(eats|lots) 0 to"):
+        with pytest.raises(AssertionError):
             wrong()

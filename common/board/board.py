@@ -7,7 +7,6 @@ the children inherit it. No process locks it, so a killed or hung process never 
 
 import mmap
 import os
-import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from cmdbus.board.layout import CELL, HEAD, MAGIC, NAME, VERSION, Layout
 from cmdbus.board.reader import Reader
 from cmdbus.board.records import Restart, SupervisorRecord, SupervisorState
 from cmdbus.board.seats import Seat
+from cmdbus.board.stack_files import open_ordinary
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.errors import BoardError
 
@@ -95,11 +95,11 @@ class Board(Reader):
     def open(cls, path: Path) -> Self:
         """To read it, even after its writers are dead."""
         try:
-            memory, size = _map_to_read(path)
+            memory = _map_to_read(path)
         except OSError as error:
             raise BoardError(f"the board {path} cannot be read: {error.strerror}") from error
         try:
-            layout, this_boot = _read_head(memory, size)
+            layout, this_boot = _read_head(memory)
         except ValueError as error:
             memory.close()
             raise BoardError(f"{path} cannot be read as a board: {error}") from error
@@ -154,14 +154,12 @@ def _reserve(path: Path, size: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-def _map_to_read(path: Path) -> tuple[mmap.mmap, int]:
-    # Without O_NONBLOCK, a pipe of this name would make us wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+def _map_to_read(path: Path) -> mmap.mmap:
+    descriptor = open_ordinary(path, os.O_RDONLY)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
-            raise OSError(0, "it is not a file with something in it")
-        return mmap.mmap(descriptor, status.st_size, prot=mmap.PROT_READ), status.st_size
+        if os.fstat(descriptor).st_size == 0:
+            raise OSError(0, "it is empty")
+        return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
     finally:
         os.close(descriptor)
 
@@ -173,13 +171,12 @@ def _write_head(memory: mmap.mmap, layout: Layout, name: str) -> None:
     memory[offsets.BOARD_NAME * CELL : offsets.BOARD_NAME * CELL + NAME] = encode_name(name)
 
 
-def _read_head(memory: mmap.mmap, size: int) -> tuple[Layout, bool]:
-    """A ValueError says what is wrong with it."""
+def _read_head(memory: mmap.mmap) -> tuple[Layout, bool]:
+    """The ValueError is a sentence."""
+    size = len(memory)
     if size < HEAD.size:
         raise ValueError(f"it has only {size} bytes")
-    magic, version, seats, slots, command_types, stated_size, boot_id = HEAD.unpack(
-        memory[: HEAD.size]
-    )
+    magic, version, seats, slots, command_types, stated_size, boot_id = HEAD.unpack_from(memory)
     if magic != MAGIC:
         raise ValueError("it is something else")
     if version != VERSION:

@@ -131,16 +131,6 @@ class Layout:
     slots: int
     command_types: int
 
-    def __post_init__(self) -> None:
-        for name, minimum, maximum in (
-            ("seats", 1, 1024),
-            ("slots", 1, 4096),
-            ("command_types", 1, 4096),
-        ):
-            value = getattr(self, name)
-            if not minimum <= value <= maximum:
-                raise ValueError(f"{name} must be {minimum} to {maximum}, not {value}")
-
     @property
     def slot_cells(self) -> int:
         return ROWS + (self.command_types + 1) * ROW_CELLS
@@ -160,11 +150,9 @@ class Layout:
         return (HEAD_CELLS + self.seats * self.seat_cells) * CELL
 
     def seat(self, seat: int) -> int:
-        if not 0 <= seat < self.seats:
-            raise ValueError(f"the board has seats 0 to {self.seats - 1}, not {seat}")
+        assert 0 <= seat < self.seats, seat
         return HEAD_CELLS + seat * self.seat_cells
 
     def slot(self, seat: int, slot: int) -> int:
-        if not 0 <= slot < self.slots:
-            raise ValueError(f"a seat has slots 0 to {self.slots - 1}, not {slot}")
+        assert 0 <= slot < self.slots, slot
         return self.seat(seat) + self.slots_at + slot * self.slot_cells

@@ -142,10 +142,8 @@ class Reader:
         return view
 
     def _claims(self, seat_at: int) -> Iterable[ClaimView]:
-        start, end = (
-            seat_at + offsets.CLAIMS,
-            seat_at + offsets.CLAIMS + offsets.CLAIM_COUNT * CLAIM_CELLS,
-        )
+        start = seat_at + offsets.CLAIMS
+        end = start + offsets.CLAIM_COUNT * CLAIM_CELLS
         raw = bytes(self._memory.bytes[start * CELL : end * CELL])
         cells = memoryview(raw).cast("q").tolist()
         if not any(state & 3 for state in cells[::CLAIM_CELLS]):
@@ -155,10 +153,10 @@ class Reader:
             before, id, token = cells[at : at + 3]
             if before >> 2 != then >> 2 or not before & 3 or not then & 3:
                 continue  # It was claimed or freed meanwhile.
-            if id <= 0 or token <= 0:
-                continue
             command_id = UUID(bytes=raw[(at + 3) * CELL : (at + CLAIM_CELLS) * CELL])
-            yield ClaimView(id=id, token=token, command_id=command_id, state=ClaimState(then & 3))
+            if id > 0 and token > 0:
+                state = ClaimState(then & 3)
+                yield ClaimView(id=id, token=token, command_id=command_id, state=state)
 
 
 def _is_whole(raw: bytes) -> bool:

@@ -46,8 +46,6 @@ _CELLS: dict[Any, _Cell] = {
 
 
 class RecordFormat:
-    """Get it from `format_of`."""
-
     def __init__(self, record: type) -> None:
         hints = get_type_hints(record)
         self._record = record

@@ -110,8 +110,6 @@ NO_COMMAND = UUID(int=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRecord:
-    """How a process exited."""
-
     generation: int
     pid: int
     #: The signal that killed it; 0 if it exited, with `code`.
@@ -130,8 +128,6 @@ class ExitRecord:
 
 
 class Phase(IntEnum):
-    """What a thread is doing."""
-
     IDLE = 0
     RUNNING = 1
     #: The leader, while it settles and claims.

@@ -88,7 +88,7 @@ class Seat:
         self.set_identity(Role.DEAD, number, exit_record.generation)
 
     def clear(self) -> None:
-        """The seat is free: the claims of its dead process are released."""
+        """Only after the claims of its dead process are released."""
         self.set_identity(Role.SPARE, 0, 0)
 
     def set_identity(self, role: Role, number: int, generation: int) -> None:

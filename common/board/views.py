@@ -52,8 +52,6 @@ class SlotView(SlotState):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimView:
-    """Claimed and not settled."""
-
     id: int
     token: int
     command_id: UUID
@@ -132,7 +130,7 @@ class BoardView(SupervisorRecord):
         """As `cmdbus ps --json` shows it: `since` in seconds ago, `due` in seconds to come.
         Both are None without `now`. Pids that are `gone` have no health."""
         stewards, alone = self.with_role(Role.STEWARD), self.with_role(Role.QUARANTINE)
-        steward = stewards[0] if stewards else None
+        steward = stewards[0] if stewards else SeatView()
         workers = {number: SeatView(number=number) for number in range(self.wanted)}
         workers |= {seat.number: seat for seat in self.with_role(Role.WORKER)}
         return {
@@ -141,10 +139,10 @@ class BoardView(SupervisorRecord):
             "state": self.state.name.lower() if self.state is not None else None,
             "seats": [workers[number].to_dict(now, gone) for number in sorted(workers)],
             "steward": {
-                "pid": steward.pid if steward else None,
-                "generation": steward.generation if steward else 0,
-                "since": _seconds(now, steward.since if steward else None, 1),
-                "due": _seconds(now, steward.due if steward else None, -1),
+                "pid": steward.pid,
+                "generation": steward.generation,
+                "since": _seconds(now, steward.since, 1),
+                "due": _seconds(now, steward.due, -1),
                 "listening": self.listening,
                 "armed": self.armed > 0,
             },
