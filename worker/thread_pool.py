@@ -67,7 +67,6 @@ class ThreadPool:
             self._queue.put(RECHECK)
 
     def fill(self, number: int) -> None:
-        """A fresh thread for a slot."""
         slot = self._telemetry.acquire_slot()
         connection = ThreadConnection(self._source, slot.session)
         before = self._threads.get(number)
@@ -135,7 +134,6 @@ class ThreadPool:
         return [slot for slot in self.left() if not slot.given_up]
 
     def left(self) -> list[WorkerThread]:
-        """Threads that have not ended."""
         return [thread for thread in self._alive() if thread.running]
 
     def help_queued(self) -> None:

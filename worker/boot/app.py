@@ -22,7 +22,7 @@ _FILE = re.compile(r"(?:\./)?(?P<module>\w+(/\w+)*)\.py(?::(?P<path>.*))?")
 def load(app: str | None) -> HandlerRegistry:
     """The registry, or what a callable without arguments in its place returns.
 
-    An AppError says in a sentence or two what was not found, and the nearest name.
+    An AppError names the missing part and the nearest name.
     """
     if app is None:
         raise AppError(
@@ -126,10 +126,7 @@ def _made(app: str, factory: Callable[[], object]) -> object:
 def _failed(what: str, error: BaseException) -> AppError:
     """With the traceback, from the user's code on."""
     trace = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in trace.stack if not _is_ours(frame.filename)]
+    ours = ("<frozen importlib", str(importlib.__file__), __file__)
+    frames = [frame for frame in trace.stack if not frame.filename.startswith(ours)]
     trace.stack = traceback.StackSummary.from_list(frames)
     return AppError(f"{what} failed:\n{''.join(trace.format()).rstrip()}")
-
-
-def _is_ours(filename: str) -> bool:
-    return filename in (__file__, importlib.__file__) or filename.startswith("<frozen importlib")

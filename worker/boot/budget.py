@@ -12,8 +12,6 @@ _STEWARD = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """The connections of one supervisor."""
-
     procs: int
     threads: int
     #: Connections for housekeeping, in addition to the threads'.
@@ -56,6 +54,10 @@ class Limit:
     #: How to raise it.
     fix: str
 
+    @property
+    def free(self) -> int:
+        return self.size - self.others
+
 
 def check_budget(need: Need, limits: Sequence[Limit], other_nodes: int) -> Check:
     """Fatal only if it would not fit into an empty server: other sessions may end."""
@@ -63,9 +65,11 @@ def check_budget(need: Need, limits: Sequence[Limit], other_nodes: int) -> Check
     if need.always > smallest.size:
         sentence = f"{need}, and {smallest.name}"
         return Check(_NAME, Finding.FATAL, sentence, _advice(need, smallest, smallest.size))
-    tightest = min(limits, key=_free)
-    free = _free(tightest)
-    sentence = f"{need}; {_used(tightest, other_nodes)}"
+    tightest = min(limits, key=lambda limit: limit.free)
+    free = tightest.free
+    some = 0 < other_nodes <= tightest.others
+    nodes = f", {other_nodes} of them of other supervisors" if some else ""
+    sentence = f"{need}; {tightest.name}, of which others use {tightest.others}{nodes}"
     if need.peak <= free:
         return Check(_NAME, Finding.OK, sentence)
     fitting = need.always <= free
@@ -73,16 +77,6 @@ def check_budget(need: Need, limits: Sequence[Limit], other_nodes: int) -> Check
     return Check(_NAME, Finding.WARNING, f"{sentence}: {lacking}", _advice(need, tightest, free))
 
 
-def _free(limit: Limit) -> int:
-    return limit.size - limit.others
-
-
 def _advice(need: Need, limit: Limit, free: int) -> str:
     fitting = need.fitting(free)
     return f"run with {fitting}, which fits, or {limit.fix}" if fitting else limit.fix
-
-
-def _used(limit: Limit, other_nodes: int) -> str:
-    some = 0 < other_nodes <= limit.others
-    nodes = f", {other_nodes} of them of other supervisors" if some else ""
-    return f"{limit.name}, of which others use {limit.others}{nodes}"

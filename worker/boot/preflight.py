@@ -14,7 +14,7 @@ from cmdbus.database import session_names as sessions
 from cmdbus.database.connect_errors import classify, is_read_only
 from cmdbus.database.statements import statement
 from cmdbus.errors import AppError, SchemaError
-from cmdbus.readiness import Check, Finding, worst
+from cmdbus.readiness import Check, Finding
 from cmdbus.registry import Handler, HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.boot import budget, effective
@@ -134,9 +134,9 @@ def _check_database(
         fix = "name the primary, or several hosts with target_session_attrs=read-write"
         yield Check("primary", Finding.FATAL, sentence, fix)
         return
-    schema = list(_check_schema(connection, settings.schema, role))
-    yield from schema
-    if worst(schema) is Finding.OK:
+    schema = _check_schema(connection, settings.schema, role)
+    yield schema
+    if schema.finding is Finding.OK:
         yield try_claim(connection, settings.dsn or "", settings.schema)
     max_thread = max([settings.timeouts.thread, *(handler.timeout or 0.0 for handler in handlers)])
     session = _session(connection, settings, role, database)
@@ -205,21 +205,19 @@ def _session(
     )
 
 
-def _check_schema(connection: Connection, schema: str, role: str) -> Iterator[Check]:
+def _check_schema(connection: Connection, schema: str, role: str) -> Check:
     rows = connection.execute(statement("read_missing_rights", schema)).fetchall()
     missing = [row[0] for row in rows]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         sentence = f"role {role!r} lacks {', '.join(missing[:3])}{more} in schema {schema!r}"
         fix = f"run cmdbus init --worker {role} as the schema's owner"
-        yield Check("rights", Finding.FATAL, sentence, fix)
-        return
+        return Check("rights", Finding.FATAL, sentence, fix)
     try:
         schemas.check(connection, schema)
     except SchemaError as error:
-        yield Check("schema", Finding.FATAL, str(error))
-        return
-    yield Check("schema", Finding.OK, f"{schema}, of this version, and {role!r} has its rights")
+        return Check("schema", Finding.FATAL, str(error))
+    return Check("schema", Finding.OK, f"{schema}, of this version, and {role!r} has its rights")
 
 
 def _check_budget(connection: Connection, settings: Settings) -> Check:

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from contextlib import closing, suppress
-from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 
@@ -72,12 +71,6 @@ def _settings(arguments: list[str]) -> Settings:
         return configured(context).settings
 
 
-class _Stop(Enum):
-    NONE = auto()
-    GRACEFUL = auto()
-    IMMEDIATE = auto()
-
-
 class Demo:
     def __init__(self, settings: Settings, arguments: list[str]) -> None:
         self._settings = settings
@@ -97,7 +90,8 @@ class Demo:
         self._exit_status: ExitStatus | None = None
         self._board: Board | None = None
         self._is_ready = False
-        self._stop = _Stop.NONE
+        #: Seconds that the stop gives running commands; None before it begins.
+        self._stop_seconds: float | None = None
 
     def run(self) -> int:
         """Returns the exit code."""
@@ -165,16 +159,15 @@ class Demo:
         return None
 
     def _report_stop(self, view: BoardView | None) -> None:
-        stop = _Stop.NONE
         if len(self._stops) > 1 or signal.SIGQUIT in self._stops:
-            stop = _Stop.IMMEDIATE
+            seconds = 0.0
         elif self._stops or (view is not None and view.state not in _ALIVE):
-            stop = _Stop.GRACEFUL
-        if stop is self._stop:
+            seconds = self._settings.drain_timeout
+        else:
             return
-        self._stop = stop
-        seconds = self._settings.drain_timeout if stop is _Stop.GRACEFUL else 0.0
-        say("", stop_text(view, seconds))
+        if seconds != self._stop_seconds:
+            self._stop_seconds = seconds
+            say("", stop_text(view, seconds))
 
     def _report(self, dsn: str) -> None:
         """The fleet is ready, so the name of the log is this supervisor's as well."""

@@ -72,10 +72,6 @@ class DemoCase:
     sentence: str
     delay: float | None = None
 
-    @property
-    def requests(self) -> list[SendRequest]:
-        return [SendRequest(DOMAIN, self.type, each, delay=self.delay) for each in self.data]
-
 
 class DemoReport:
     def __init__(
@@ -124,7 +120,9 @@ class DemoReport:
 
     def _run(self, cases: list[DemoCase]) -> bool:
         """False if the supervisor stops meanwhile."""
-        sent = self._bus.send_many([request for case in cases for request in case.requests])
+        sent = self._bus.send_many(
+            [SendRequest(DOMAIN, c.type, data, delay=c.delay) for c in cases for data in c.data]
+        )
         first, ids = self._bus.get(DOMAIN, sent[0]), set(sent)
         assert first is not None
         deadline = time.monotonic() + _TIMEOUT_SECONDS
