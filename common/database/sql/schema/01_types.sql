@@ -1,16 +1,14 @@
 -- The types of what a sender writes.
 --
--- A domain's condition is checked where a value of another type is converted to it: once, when
--- a row is written. It is not checked when a claim updates the row or the row moves to another
--- table; the CHECKs of a table would be, at every update. The limits are those of checks.py,
--- data.py and requests.py.
+-- A domain's condition is checked once, when a value of another type is converted to it; the
+-- CHECKs of a table would be checked at every claim. The limits are those of checks.py, data.py
+-- and requests.py.
 
 -- (As one regular expression with {0,99}: 2.5 us instead of 0.2.)
 CREATE DOMAIN {schema}.name AS text COLLATE "C"
     CHECK (octet_length(VALUE) <= 100 AND VALUE ~ '^[A-Za-z][A-Za-z0-9_.:-]*$');
 
--- At most the largest value of max_bytes, so that a row fits into the memory of each process
--- that reads it, and 1,024 bytes for what a reply adds around its result.
+-- The largest max_bytes, and 1,024 bytes for what a reply adds around its result.
 CREATE DOMAIN {schema}.payload AS json CHECK (octet_length(VALUE::text) <= 16777216 + 1024);
 
 -- The range of Python's datetime.

@@ -2,8 +2,7 @@
 -- pattern and only the indexes for it.
 
 -- Commands that are claimable or claimed now. A claim changes no indexed column, so it is a HOT
--- update, and fillfactor leaves room for it on the same page (49,000 commands a second with
--- 100, 92,000 with 50).
+-- update; fillfactor leaves room for it on the page (49,000 commands/s with 100, 92,000 with 50).
 CREATE TABLE {schema}.ready (
     id bigint GENERATED ALWAYS AS IDENTITY,
     token bigint NOT NULL DEFAULT 0,
@@ -28,17 +27,15 @@ CREATE TABLE {schema}.ready (
     PRIMARY KEY (domain, priority, id)
 ) WITH (fillfactor = 50);
 
--- Finds a command; identity keeps it unique. Not led by the domain: a session that planned its
--- claims and settlements while the queue was empty would take such an index for as good as the
--- key, and read a whole domain for each row (40 processes, 40,000 commands: 32 million entries
--- read).
+-- Finds a command; identity keeps it unique. Not led by the domain: sessions that planned while
+-- the queue was empty would use such an index instead of the key, and read a whole domain for
+-- each row (40 processes, 40,000 commands: 32 million entries read).
 CREATE INDEX ready_command ON {schema}.ready (command_id);
 
 -- Commands whose claims were lost before. It is empty for all others, whose claims stay HOT.
 CREATE INDEX ready_lost ON {schema}.ready (domain, priority, id) WHERE losses > 0;
 
--- Delayed sends and retries, until they are due. A table of its own: a million future commands
--- slow no claim, and an urgent one does not starve the others.
+-- Delayed sends and retries, until they are due: a million of them slow no claim.
 CREATE TABLE {schema}.scheduled (LIKE {schema}.ready INCLUDING DEFAULTS INCLUDING IDENTITY);
 ALTER TABLE {schema}.scheduled
     DROP COLUMN lease_until,
@@ -64,8 +61,7 @@ CREATE TABLE {schema}.troubleshooting (
     priority smallint NOT NULL,
     attempts smallint NOT NULL,
     losses smallint NOT NULL,
-    -- The limit that applied, and the sender's limit, if any. A retry runs under the sender's, or
-    -- under the policy that the handler has then.
+    -- The limit that applied, and the sender's, if any: a retry runs under that.
     max_attempts smallint,
     sent_max_attempts smallint,
     domain text COLLATE "C" NOT NULL,
@@ -108,8 +104,8 @@ CREATE TABLE {schema}.finished (
 -- query() lists the newest first.
 CREATE INDEX finished_newest ON {schema}.finished (created_at);
 
--- What happened to commands beyond the normal course: failed attempts, lost leases, kills with
--- their stack, operators' actions. The hot path writes none.
+-- Failed attempts, lost leases, kills with their stack, operators' actions. The normal course of
+-- a command leaves none.
 CREATE TABLE {schema}.event (
     id bigint GENERATED ALWAYS AS IDENTITY,
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -127,10 +123,9 @@ CREATE TABLE {schema}.event (
     PRIMARY KEY (domain, command_id, id)
 );
 
--- The ids that callers brought, each once over its command's whole life, written in the
--- statement that writes the row. An id that is missing from RETURNING is a duplicate: correct
--- at every isolation level, and moves between tables need nothing. (Tried and broken: reading
--- all tables first, with or without an advisory lock. Concurrent senders wrote two rows.)
+-- The ids that callers brought, for the whole life of their commands. An id that the INSERT of a
+-- send skips is a duplicate, at every isolation level. (With a search of all tables instead, with
+-- or without an advisory lock, concurrent senders wrote two rows.)
 CREATE TABLE {schema}.identity (
     command_id uuid NOT NULL,
     -- The call that brought it: the same call repeated is no duplicate.
@@ -164,21 +159,20 @@ CREATE TABLE {schema}.domain_event (
     PRIMARY KEY (domain, id)
 );
 
--- A life of a worker process. The process draws its number at random, because a server that was
--- restored to an earlier point would give a number again.
+-- Worker processes. Each draws its number at random, because a server that was restored to an
+-- earlier point would give a number again.
 CREATE TABLE {schema}.incarnation (
     id bigint PRIMARY KEY,
     worker text NOT NULL,
-    -- Of its claims: no lease ends later than this after its renewal.
+    -- The length of its leases.
     lease interval NOT NULL,
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- When retention last saw a session of it.
     seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Nodes that renew leases, with the time of the last renewal and the types that their workers
--- handle, as 'domain type'. A node that holds no claims and whose processes all wait renews
--- nothing.
+-- Nodes that renew leases, and the types that their workers handle, as 'domain type'. An idle
+-- node renews nothing.
 CREATE TABLE {schema}.node (
     id bigint PRIMARY KEY,
     lease interval NOT NULL,
@@ -186,10 +180,9 @@ CREATE TABLE {schema}.node (
     types text[] COLLATE "C" NOT NULL
 );
 
--- When the leases of claimers end, because an index on ready for that would have to change with
--- each claim. No lease of the claimer ends before ends_at, except those that the latest renewal
--- skipped. Claims write it once a lease, and renewals do. A claimer whose ends_at has passed may
--- still have leases, until retention removes its row.
+-- When the leases of a claimer end, because an index on ready for that would change with each
+-- claim: none before ends_at, except those that the latest renewal skipped. Written by renewals
+-- and once a lease by claims.
 CREATE TABLE {schema}.lease (
     claimer bigint PRIMARY KEY,
     length interval NOT NULL,
@@ -204,21 +197,19 @@ CREATE TABLE {schema}.waiter (
     armed_until timestamptz NOT NULL
 );
 
--- How far the ids and events of a day's commands are removed, in blocks of its table. Each
--- block is read once, by whichever steward: an id that is free again may be sent again, and
--- then belongs to another command.
+-- How far the ids and events of a day's commands are removed, in blocks of its table. Each block
+-- is read once: an id that was removed may be sent again, and then belongs to another command.
 CREATE TABLE {schema}.removal (
     name text PRIMARY KEY,
     block bigint NOT NULL DEFAULT 0
 );
 
 -- Three values outside MVCC: last_value of a sequence, read by a VOLATILE function, is current
--- at every isolation level, survives a rollback and leaves no dead rows.
---   armed     a bit for each domain that a node waits for (see domain_bit); 0: none waits
---   alarm     the earliest time at which a node will read what is due anyway; 0: none will
---   patience  until when nodes may renew, after a time in which none of them could; see
---             waits_for_renewals
--- Times are in microseconds since 1970.
+-- at every isolation level, survives a rollback and leaves no dead rows. In microseconds since
+-- 1970, but for armed:
+--   armed     a bit for each domain that a node waits for (see domain_bit)
+--   alarm     the earliest time at which a node will read the due commands; 0: none will
+--   patience  the end of a wait for renewals; see waits_for_renewals
 CREATE SEQUENCE {schema}.armed MINVALUE 0;
 CREATE SEQUENCE {schema}.alarm MINVALUE 0;
 CREATE SEQUENCE {schema}.patience MINVALUE 0;

@@ -1,5 +1,4 @@
--- How commands come in. Every single send goes through enqueue; only bulk sends COPY rows into
--- the tables, after admit and identify.
+-- Sending: one command by enqueue; many by admit, identify and COPY.
 
 -- An id that the bus makes: 48 bits of milliseconds, so that indexes grow at their end; 8cb5,
 -- the version and the bus's mark; the variant and 62 random bits (see ids.py).
@@ -16,18 +15,17 @@ CREATE FUNCTION {schema}.has_mark(p_id uuid) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN substr(p_id::text, 15, 4) = '8cb5';
 
--- Whether an id of the bus can belong to a command that this transaction's snapshot is too old
--- to show: its time is at most a day before the transaction or ahead of the clock.
+-- Whether an id of the bus is so new that this transaction's snapshot may not show its command:
+-- made at most a day before the transaction, or by a clock that is ahead.
 CREATE FUNCTION {schema}.may_be_newer(p_id uuid) RETURNS boolean
 LANGUAGE sql VOLATILE
 RETURN ('x' || left(replace(p_id::text, '-', ''), 12))::bit(48)::bigint
     BETWEEN (extract(epoch FROM now() - interval '1 day') * 1000)::bigint
         AND (extract(epoch FROM clock_timestamp() + interval '1 day') * 1000)::bigint;
 
--- Whether p_domain takes p_count more commands. refusal: NULL, 'closed' or 'full'. depth counts
--- what waits now, only if the domain has limits and only as far as they need; oldest_age is the
--- age of the oldest in seconds. Locks nothing and sees what is committed: concurrent senders can
--- pass the limit by what they have in flight.
+-- Whether p_domain takes p_count more commands. refusal: NULL, 'closed' or 'full'. depth is the
+-- number of waiting commands, counted only if the domain has limits and only as far as they
+-- need; oldest_age is in seconds. Locks nothing: concurrent senders can pass the limit.
 CREATE FUNCTION {schema}.admit(
     p_domain text, p_count bigint,
     OUT refusal text, OUT depth bigint, OUT max_depth integer, OUT warn_depth integer,
@@ -80,9 +78,9 @@ AS $$
 $$;
 
 -- Takes ids for p_call, all or none. Returns each id that another call has ('duplicate'), or one
--- row if this very call took them before ('repeated'). Waits for a transaction that inserts the
--- same id. Ids made by the bus and sent by a call of its own are not in identity: where a caller
--- brings one (p_brought), the tables are searched for it.
+-- row if this call took them before ('repeated'). Waits for a transaction that inserts the same
+-- id. Most ids of the bus are not in identity: where a caller brings one (p_brought), the tables
+-- are searched for it.
 CREATE FUNCTION {schema}.identify(
     p_domains text[], p_command_ids uuid[], p_call bigint, p_brought boolean
 ) RETURNS TABLE (domain text, command_id uuid, refusal text)
@@ -124,9 +122,9 @@ BEGIN
 END
 $$;
 
--- Whether a call has been carried out before. A call whose connection died is repeated on
--- another one, while the first try may still be under way. The advisory lock of the call makes
--- them take turns, and the later one finds the other's trace, in identity or in the tables.
+-- Whether a call has been carried out before: it is repeated if its connection dies, while the
+-- first try may still run. The call's advisory lock makes the two take turns, and the later one
+-- finds the other's trace in identity or in the tables.
 CREATE FUNCTION {schema}.landed(
     p_domain text, p_command_id uuid, p_brought boolean, p_call bigint, p_again boolean
 ) RETURNS boolean
@@ -149,10 +147,9 @@ END
 $$;
 
 -- Puts one command into ready or, if it is due later, into scheduled. refusal: NULL (accepted),
--- 'closed', 'full', 'duplicate' or 'repeated' (accepted when this call was tried before).
--- Nothing is written unless it is NULL, and the caller's transaction stays usable. p_call is
--- NULL in a caller's transaction: there identity also takes the bus's ids, because the caller
--- learns them before the commit, and may send one again after an unknown end.
+-- 'closed', 'full', 'duplicate' or 'repeated' (accepted when this call was tried before); nothing
+-- is written unless it is NULL. p_call is NULL in a caller's transaction: there identity also
+-- takes the bus's ids, because the caller learns them before the commit and may send one again.
 CREATE FUNCTION {schema}.enqueue(
     p_domain text, p_type text, p_data json, p_command_id uuid, p_own boolean,
     p_priority integer, p_delay double precision, p_run_at timestamptz, p_correlation_id uuid,
@@ -171,7 +168,7 @@ BEGIN
     IF p_again THEN
         has_landed := {schema}.landed(p_domain, p_command_id, p_own, p_call, true);
     ELSIF p_call IS NOT NULL AND NOT p_own THEN
-        -- As in landed; an assignment costs less than a statement or a function of ours.
+        -- As in landed; an assignment costs less than PERFORM or a function.
         locked := pg_advisory_xact_lock(p_call);
     END IF;
     SELECT coalesce(has_landed, EXISTS (SELECT FROM {schema}.identity i
@@ -210,8 +207,8 @@ BEGIN
 END
 $$;
 
--- Sends a command from any SQL client, in its own transaction. Reports a wrong argument before
--- it writes. A day of p_delay has 24 hours in every time zone.
+-- Sends a command, for any SQL client, in its transaction. A day of p_delay has 24 hours in every
+-- time zone.
 CREATE FUNCTION {schema}.send(
     p_domain text, p_type text, p_data jsonb DEFAULT NULL, p_command_id uuid DEFAULT NULL,
     p_priority integer DEFAULT 5, p_delay interval DEFAULT NULL,

@@ -2,16 +2,15 @@
 -- concurrent senders fall from 25,000 a second to 7,000), so it is sent only while a flag shows
 -- that a node waits.
 
--- The bit of a domain in armed. Two domains may share one; the notification's payload tells
--- them apart.
+-- The bit of a domain in armed. Domains may share one; the notification names its domain.
 CREATE FUNCTION {schema}.domain_bit(p_domain text) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 1::bigint << ((hashtextextended(p_domain, 0) & 9223372036854775807) % 62)::integer;
 
 -- Arms a node for p_domains or, without any, ends its wait. True: the node was not armed before,
--- so it must wait for the writers (see writers) and claim before it waits for work. Locks waiter
--- against other nodes. The flags are set before the commit: a failure in between leaves a bit
--- too many, which costs a notification and loses none.
+-- so it must claim until the writers have ended (see writers) before it waits for work. Locks
+-- waiter against other nodes. The flags are set before the commit: a failure in between leaves a
+-- bit too many, which costs a notification.
 CREATE FUNCTION {schema}.arm(
     p_node bigint, p_domains text[], p_looks_at timestamptz, p_for interval
 ) RETURNS boolean
@@ -35,8 +34,7 @@ BEGIN
 END
 $$;
 
--- Removes a node that ends. A node that was killed leaves its row until that expires. Locks
--- waiter against other nodes.
+-- Removes a node that stops. Locks waiter against other nodes.
 CREATE FUNCTION {schema}.leave(p_node bigint) RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -49,8 +47,8 @@ END
 $$;
 
 -- Sets armed and alarm from the rows that have not expired; called by arm and leave, under
--- their lock. A time that has passed does not count: its node reads what is due just now,
--- or has died. If there is no other, the alarm is so late that everything is earlier.
+-- their lock. A looks_at in the past does not count: its node reads just now, or has died.
+-- Without any other the alarm is later than every due time.
 CREATE FUNCTION {schema}.set_flags() RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -78,11 +76,9 @@ AS $$
         AND pid IS DISTINCT FROM pg_backend_pid()
 $$;
 
--- Sends a notification. A two-phase transaction switches it off (PREPARE TRANSACTION rejects a
--- NOTIFY); the fallback poll finds its commands. A full queue, which one session that listens
--- and does not read can cause for all databases, would fail the COMMIT of a send, a retry, a
--- promotion or a reply. So none is added to a queue that is three quarters full; nodes poll from
--- one half on.
+-- Sends a notification, unless the transaction has switched that off (PREPARE TRANSACTION rejects
+-- a NOTIFY) or the queue is three quarters full; nodes poll from one half on. A full queue, which
+-- one session that listens and does not read can cause, would fail the COMMIT of every send.
 CREATE FUNCTION {schema}.notify(p_channel text, p_payload text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -95,8 +91,7 @@ BEGIN
 END
 $$;
 
--- Wakes the nodes that wait for a domain; called after whatever makes commands claimable in
--- another way than an insert into ready.
+-- Wakes the nodes that wait for a domain; called where commands become claimable.
 CREATE FUNCTION {schema}.wake(p_domain text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -121,8 +116,7 @@ END
 $$;
 
 -- The trigger of scheduled: notifies of a command that is due before the alarm, also while all
--- nodes are busy. An alarm that has passed is that of a dead node, so the others' alarms are
--- unknown.
+-- nodes are busy. An alarm in the past is a dead node's, and those of the others are unknown.
 CREATE FUNCTION {schema}.wake_for_scheduled() RETURNS trigger
 LANGUAGE plpgsql VOLATILE
 AS $$

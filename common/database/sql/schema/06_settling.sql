@@ -1,7 +1,7 @@
 -- How the outcomes of claimed commands are stored.
 
--- Sends a reply: a command of type Reply in the domain that asked for it. It passes that
--- domain's limits: a full reply domain must not keep commands from settling.
+-- Sends a reply: a command of type Reply, to the domain that asked for it, whatever its limits: a
+-- full one must not keep commands from settling.
 CREATE FUNCTION {schema}.send_reply(
     p_reply_to text, p_command_id uuid, p_type text, p_correlation_id uuid,
     p_outcome text, p_result json
@@ -15,8 +15,8 @@ AS $$
 $$;
 
 -- Settles completed commands without replies: the hot path, called by a leader's round trip.
--- Waits for locked rows, in the order of keys. Returns the positions of claims that it did not
--- find. (As a part of settle it is a third slower: triggers of inserts fire for no rows, too.)
+-- Waits for locked rows. Returns the positions of claims that it did not find. (As a part of
+-- settle it is a third slower: triggers of inserts fire for no rows, too.)
 CREATE FUNCTION {schema}.complete(
     p_ctids tid[], p_ids bigint[], p_tokens bigint[], p_command_ids uuid[], p_claimer bigint,
     p_attempts smallint[], p_max_attempts smallint[], p_results json[]
@@ -71,16 +71,11 @@ END
 $$;
 
 -- Settles claims of p_claimer with their outcomes and returns the positions of those that it
--- did not find: ids may repeat after a restore. Called by workers for all but the hot path, and
--- within a handler's transaction. Waits for locked rows, in the order of keys.
---   kind       what becomes of the command
---   COMPLETED  to history, with its result
---   FAILED     to history, with its error
---   RETRY      to scheduled, claimable again after delay
---   TROUBLE    to troubleshooting
+-- did not find. Called by workers for all but the hot path, and within a handler's transaction.
+-- Waits for locked rows. By its kind a command goes to history (COMPLETED, FAILED), to scheduled
+-- for its delay (RETRY) or to troubleshooting (TROUBLE); each but COMPLETED leaves an event.
 -- attempts and losses are the totals to store. losses NULL: the server ended the session of the
--- execution, which counts a loss unless the server was restarted since the claim. Every kind
--- but COMPLETED leaves an event.
+-- execution, which counts a loss unless the server was restarted since the claim.
 CREATE FUNCTION {schema}.settle(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
     p_command_ids uuid[], p_claimer bigint, p_kinds text[], p_attempts smallint[],
@@ -163,10 +158,9 @@ END
 $$;
 
 -- Moves a row of p_table (ready or scheduled) that can be neither claimed nor settled to
--- troubleshooting. False if it was claimed, released, settled or promoted since. Writes no
--- history, no reply and no value of the caller but p_code and p_message, so the reason why a
--- settlement or claim was rejected does not matter here. If troubleshooting has a command of the
--- same id, the row gets a new one. Waits for a locked row.
+-- troubleshooting. False if it was claimed, released, settled or promoted since. Writes no value
+-- of the caller but p_code and p_message, as another one may be why a settlement was rejected. If
+-- troubleshooting has a command of the same id, the row gets a new one. Waits for a locked row.
 CREATE FUNCTION {schema}.set_aside(
     p_table text, p_domain text, p_priority smallint, p_id bigint, p_token bigint,
     p_command_id uuid, p_claimer bigint, p_code text, p_message text
