@@ -63,7 +63,7 @@ def check_seconds(what: str, value: float) -> float:
     return float(value)
 
 
-def check_flag(what: str, value: bool) -> bool:
+def check_flag(what: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{what} must be True or False, not {shown(value)}")
     return value

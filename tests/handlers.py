@@ -49,7 +49,7 @@ def connect(dsn: str, **settings: Any) -> psycopg.Connection:
 
 def promote(claims: Claims, connection: psycopg.Connection, rows: int = 100) -> int:
     """Moves due commands to the queue, as a steward does; returns how many."""
-    values = {"rows": rows, "bytes": 10**8, "skipped": "{}"}
+    values = {"count": rows, "bytes": 10**8, "skipped": "{}"}
     return int(claims.value(connection, "promote", **values))
 
 

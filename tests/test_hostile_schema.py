@@ -181,7 +181,7 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
 def test_statements_use_postgresqls_own_operators_and_functions(dsn: str) -> None:
     attack(dsn)
     foreign: dict[str, list[str]] = {}
-    for name in sorted(load()):
+    for name in sorted(set(load()) - {"call"}):  # It names a function of the schema.
         text = re.sub(r"--.*", "", render(name, "cmdbus")).strip()
         if text.startswith(WITH_EXPRESSIONS) and (found := foreign_dependencies(dsn, text)):
             foreign[name] = found

@@ -261,7 +261,7 @@ class OtherNodeFirst(Claims):
         except psycopg.errors.CheckViolation:
             row = self.row(connection, "find_first_due", skipped=values["skipped"])
             assert row is not None
-            if values["rows"] == 1:
+            if values["count"] == 1:
                 key = ClaimKey._make(row)
                 self.set_aside(connection, key, "NOT_CLAIMABLE", "why", "scheduled")
             raise

@@ -21,7 +21,7 @@ from cmdbus import (
     Status,
     TransientCommandError,
 )
-from cmdbus.database.statements import statement
+from cmdbus.database.executor import Executor
 from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
 
 CLAIMED = (
@@ -221,14 +221,16 @@ def test_a_batch_is_bounded_in_bytes_and_leaves_locked_rows(dsn: str) -> None:
             ids = bus.send_many([SendRequest("payments", "Debit", data, delay=delay)] * 4)
         values: dict[str, object] = dict.fromkeys(("type", "since", "operator", "reason"))
         values |= {"domain": "payments", "count": CHUNK, "until": datetime.now(UTC)}
-        values |= {"command_id": None, "priority": -1, "id": 0}
+        first: dict[str, dict[str, object]] = {
+            "cancel_scheduled": {"command_id": None},
+            "cancel_ready": {"priority": -1, "id": 0},
+        }
         size = connection.execute("SELECT min(pg_column_size(data)) FROM cmdbus.ready").fetchone()
         assert size is not None and CHUNK * size[0] > CHUNK_BYTES
-        for name in ("cancel_scheduled", "cancel_ready"):
+        for name, key in first.items():
             for allowed, expected in ((1, 1), (size[0] + 1, 2)):
-                row = connection.execute(
-                    statement(name, "cmdbus"), {**values, "bytes": allowed}
-                ).fetchone()
+                values |= {"bytes": allowed}
+                row = Executor("cmdbus").row(connection, name, **values, **key)
                 assert row is not None and row[0] == expected
         with connect(dsn) as other, other.transaction():
             lock = "SELECT FROM cmdbus.scheduled WHERE command_id = %s FOR UPDATE"

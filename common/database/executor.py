@@ -1,4 +1,4 @@
-"""Executes the named statements of one schema."""
+"""Executes the statements of one schema, and calls its functions, by their names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,9 +26,8 @@ class Executor:
         # A pool of the caller's may make connections whose cursors are of another kind.
         cursor = own_cursor(connection)
         prepare = self._prepare if prepare is None else prepare
-        return cursor.execute(
-            statement(name, self.schema), values, prepare=prepare, binary=binary or self._binary
-        )
+        text = statement(name, self.schema, tuple(values or ()))
+        return cursor.execute(text, values, prepare=prepare, binary=binary or self._binary)
 
     def rows(self, connection: psycopg.Connection[Any], name: str, /, **values: Any) -> list[Row]:
         return self.execute(connection, name, values).fetchall()
@@ -37,7 +36,7 @@ class Executor:
         return self.execute(connection, name, values).fetchone()
 
     def value(self, connection: psycopg.Connection[Any], name: str, /, **values: Any) -> Any:
-        """Of a statement that returns exactly one row; its first column."""
+        """The first column of the only row."""
         row = self.row(connection, name, **values)
         assert row is not None, f"{name} returns exactly one row"
         return row[0]

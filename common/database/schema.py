@@ -7,9 +7,9 @@ import psycopg
 
 from cmdbus.checks import check_schema
 from cmdbus.database import dsn as dsns
-from cmdbus.database.adapters import own_cursor
+from cmdbus.database.executor import Executor
 from cmdbus.database.sentences import primary_message
-from cmdbus.database.statements import digest, render, statement, versions
+from cmdbus.database.statements import digest, render, versions
 from cmdbus.errors import MissingRightError, SchemaError
 
 DEFAULT = "cmdbus"
@@ -70,7 +70,7 @@ def _install(
             f"database with ENCODING 'UTF8' TEMPLATE template0"
         )
     with connection.transaction():
-        connection.execute(statement("narrow_search_path", schema))
+        Executor(schema).execute(connection, "narrow_search_path")
         before = _migrate(connection, schema)
         for kind, roles in grants.items():
             for role in roles:
@@ -101,8 +101,7 @@ def make_partitions(connection: psycopg.Connection, schema: str) -> None:
     """
     for left in reversed(range(_PARTITION_TRIES)):
         try:
-            cursor = own_cursor(connection)
-            cursor.execute(statement("make_partitions", schema), {"days_ahead": DAYS_AHEAD})
+            Executor(schema).row(connection, "make_partitions", days_ahead=DAYS_AHEAD)
             return
         except psycopg.errors.LockNotAvailable:
             if not left:
@@ -113,8 +112,9 @@ def make_partitions(connection: psycopg.Connection, schema: str) -> None:
 
 
 def _migrate(connection: psycopg.Connection, schema: str) -> int:
+    executor = Executor(schema)
     try:
-        connection.execute(statement("lock_migrations", schema), {"schema": schema})
+        executor.execute(connection, "lock_migrations", {"schema": schema})
     except psycopg.errors.LockNotAvailable:
         raise SchemaError(
             f"another cmdbus init has held the lock of schema {schema!r} for "
@@ -127,17 +127,14 @@ def _migrate(connection: psycopg.Connection, schema: str) -> int:
     for number, name in enumerate(versions()[version:], start=version + 1):
         connection.execute(render(name, schema))
         recorded = {"version": number, "name": name, "digest": digest(name)}
-        connection.execute(statement("insert_migration", schema), recorded)
+        executor.execute(connection, "insert_migration", recorded)
     connection.execute(render("functions", schema))
     return version
 
 
 def _refuse_foreign(connection: psycopg.Connection, schema: str) -> None:
     """Objects of another owner's making would run with the owner's rights."""
-    row = connection.execute(
-        statement("read_foreign_schema", schema), {"schema": schema}
-    ).fetchone()
-    if row is not None:
+    if row := Executor(schema).row(connection, "read_foreign_schema", schema=schema):
         raise SchemaError(
             f"schema {schema!r} exists already and {row[0]}: name another one (--schema), "
             f"or drop it if it is not needed"
@@ -146,12 +143,10 @@ def _refuse_foreign(connection: psycopg.Connection, schema: str) -> None:
 
 def _version(connection: psycopg.Connection, schema: str) -> int:
     """0 is none; a SchemaError if this code could not have made it so."""
-    # The connection may be a caller's, whose cursors and rows are of another kind.
-    cursor = own_cursor(connection)
-    row = cursor.execute(statement("find_migrations", schema)).fetchone()
-    if row is None or row[0] is None:
+    executor = Executor(schema)
+    if executor.value(connection, "find_migrations") is None:
         return 0
-    applied = cursor.execute(statement("read_migrations", schema)).fetchall()
+    applied = executor.rows(connection, "read_migrations")
     version, names = max((row[0] for row in applied), default=0), versions()
     for number, name, recorded in applied:
         if number <= len(names) and recorded != digest(names[number - 1]):

@@ -37,9 +37,13 @@ def _files(folder: str) -> dict[str, str]:
 
 
 @cache
-def statement(name: str, schema: str) -> bytes:
-    """A named statement, ready to be executed with parameters."""
-    return render(name, schema).encode()
+def statement(name: str, schema: str, arguments: tuple[str, ...] = ()) -> bytes:
+    """The statement of this name or, if there is none, a call of the schema's function of this
+    name with these arguments; ready to be executed with values."""
+    if name in load():
+        return render(name, schema).encode()
+    values = ", ".join(f"p_{argument} => %({argument})s" for argument in arguments)
+    return render("call", schema, function=name, arguments=values).encode()
 
 
 def render(name: str, schema: str, **more: str) -> str:

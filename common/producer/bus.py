@@ -4,6 +4,7 @@ A request passes `Limits.check` (requests.py) and is written by `Sender` (sendin
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, Self
 from uuid import UUID
@@ -12,8 +13,9 @@ from cmdbus.backoff import Backoff
 from cmdbus.checks import check_id, check_name, check_seconds, check_whole
 from cmdbus.clock import time
 from cmdbus.data import MAX_BYTES
+from cmdbus.database.pool import Connection
 from cmdbus.errors import CommandNotFoundError, InvalidOperationError
-from cmdbus.producer.connections import Connection, Connections, Pool
+from cmdbus.producer.connections import Connections, Pool
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.producer.ids import new_id
 from cmdbus.producer.records import (
@@ -21,28 +23,20 @@ from cmdbus.producer.records import (
     CommandRecord,
     DomainRecord,
     Status,
+    Waiting,
     check_status,
     domains_of,
 )
 from cmdbus.producer.requests import Limits, SendRequest, check_conditions, check_key
 from cmdbus.producer.sending import BulkSend, SendAttempt, Sender, new_attempt
 from cmdbus.producer.steering import Steering
-from cmdbus.producer.store import Calls, Store
+from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
 
 #: Seconds between two reads of `wait`.
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
 #: Rows of each table that one statement of a purge removes.
 _PURGED_ROWS = 1000
-_SNAPSHOT = (
-    "depth",
-    "ready",
-    "scheduled",
-    "in_progress",
-    "troubleshooting",
-    "oldest_age",
-    "shutdown",
-)
 
 
 class CommandBus(Steering):
@@ -84,13 +78,12 @@ class CommandBus(Steering):
         pooler is recognised. `purge_allowed` is for tests; see `purge`.
         """
         self._limits = Limits.of(priorities, max_bytes)
-        self._connections = Connections(dsn, pool, schema)
         store = Store(schema, prepare=prepare)
-        super().__init__(Calls(store, self._connections), self._limits.priorities)
+        super().__init__(Connections(dsn, pool, store), self._limits.priorities)
         self._on_send = on_send
         self._purge_allowed = purge_allowed
         self._sender = Sender(store)
-        self._troubleshooting = Troubleshooting(self._calls, max_bytes)
+        self._troubleshooting = Troubleshooting(self._connections, max_bytes)
 
     @property
     def troubleshooting(self) -> Troubleshooting:
@@ -151,7 +144,7 @@ class CommandBus(Steering):
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
     ) -> CommandRecord | None:
         """The command as it is now, or None if `domain` has none with this `command_id`."""
-        records = self._calls.records(
+        records = self._connections.records(
             CommandRecord, connection, "read_command", **check_key(domain, command_id)
         )
         return records[0] if records else None
@@ -203,14 +196,14 @@ class CommandBus(Steering):
             "limit": check_whole("limit", limit, 1),
             "offset": check_whole("offset", offset, 0),
         }
-        return self._calls.records(CommandRecord, connection, "query_commands", **conditions)
+        return self._connections.records(CommandRecord, connection, "query_commands", **conditions)
 
     def audit(
         self, domain: str, command_id: UUID | str, *, connection: Connection | None = None
     ) -> list[AuditEvent]:
         """What happened to the command `command_id` of `domain`, oldest first; empty if there
         is none with this id."""
-        return self._calls.records(
+        return self._connections.records(
             AuditEvent, connection, "read_audit", **check_key(domain, command_id)
         )
 
@@ -218,15 +211,17 @@ class CommandBus(Steering):
         """Counts of `domain` at one moment: depth (ready + scheduled), ready, scheduled,
         in_progress, troubleshooting; oldest_age in seconds; shutdown, whether sends are
         refused."""
-        row = self._calls.row(connection, "read_snapshot", domain=check_name("domain", domain))
-        return dict(zip(_SNAPSHOT, row, strict=True))
+        found = self.domains(domain, connection=connection)
+        waiting = found[0].all if found else Waiting()
+        shutdown = bool(found) and not found[0].accepting
+        return {"depth": waiting.depth, **asdict(waiting), "shutdown": shutdown}
 
     def domains(self, *names: str, connection: Connection | None = None) -> list[DomainRecord]:
         """Every domain, or those of `names`, that has commands to run or settings, with counts
         by type: a type that no worker knows stays here, and grows old."""
         checked = [check_name("domain", name) for name in names] or None
         values = {"domains": checked, "unhandled_after": UNHANDLED_AFTER_SECONDS}
-        return domains_of(self._calls.rows(connection, "read_domains", "monitor", **values))
+        return domains_of(self._connections.rows(connection, "read_domains", "monitor", **values))
 
     def purge(self, domain: str, *, connection: Connection | None = None) -> int:
         """Removes everything that waits in `domain`, with every trace, and returns how many
@@ -242,7 +237,7 @@ class CommandBus(Steering):
             )
         values: dict[str, Any] = {"domain": domain, "count": _PURGED_ROWS}
         total = 0
-        while removed := int(self._calls.row(connection, "purge", "owner", **values)[0]):
+        while removed := int(self._connections.row(connection, "purge", "owner", **values)[0]):
             total += removed
         return total
 

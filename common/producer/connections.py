@@ -3,7 +3,7 @@ process again, and a second try for a call whose connection turns out to be dead
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,19 +12,20 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTi
 
 from cmdbus.database import dsn as dsns
 from cmdbus.database import schema as schemas
-from cmdbus.database.adapters import own_cursor
+from cmdbus.database.adapters import Row
 from cmdbus.database.connect_errors import is_read_only
-from cmdbus.database.pool import SessionPool
+from cmdbus.database.executor import Executor
+from cmdbus.database.pool import Connection, SessionPool
 from cmdbus.database.sentences import primary_message
-from cmdbus.database.statements import statement
 from cmdbus.errors import (
+    CommandNotFoundError,
     DatabaseUnavailableError,
     InvalidOperationError,
     MissingRightError,
     SchemaError,
 )
+from cmdbus.producer.records import filled
 
-Connection = psycopg.Connection[Any]
 Pool = ConnectionPool[Any]
 T = TypeVar("T")
 
@@ -32,25 +33,76 @@ MAX_CONNECTIONS = 4
 _WAIT_SECONDS = 30.0
 #: Seconds after which all connections but one are closed, if they were not used.
 _IDLE_SECONDS = 600.0
+_CLOSED = "this CommandBus is closed"
+_IDLE = psycopg.pq.TransactionStatus.IDLE
+_ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
 
 
 class Connections:
-    """Runs work on a connection of its own pool, or of the caller's."""
+    """Executes statements on a connection of its own pool, or in the caller's transaction.
 
-    def __init__(self, dsn: str | None, pool: Pool | None, schema: str) -> None:
+    `needs` is the kind of role with the fewest rights that suffice, or "owner".
+    """
+
+    def __init__(self, dsn: str | None, pool: Pool | None, executor: Executor) -> None:
         if (dsn is None) == (pool is None):
             raise ValueError("CommandBus needs a DSN or a pool: give exactly one of them")
         if isinstance(pool, AsyncConnectionPool):
             raise ValueError("pool must be a psycopg_pool.ConnectionPool, not an asynchronous one")
-        self._schema = schema
+        self._executor = executor
         self._parts = None if dsn is None else dsns.complete_producers(dsns.parse(dsn))
         self._given = pool
         self._pid = os.getpid()
-        #: By process. Those of others are kept as they are: a fork shares their sockets, and
-        #: closing one here would end the other process's session. The pid is compared at each
-        #: use, because a fork in C, as uWSGI's, runs no hooks.
+        #: Pools by process. Those of others are kept as they are: a fork shares their sockets,
+        #: and closing one here would end the other process's session. The pid is compared at
+        #: each use, because a fork in C, as uWSGI's, runs no hooks.
         self._pools: dict[int, SessionPool] = {}
         self._closed = False
+
+    def rows(
+        self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
+    ) -> list[Row]:
+        return self.use(connection, lambda c, _: self._executor.rows(c, name, **values), needs)
+
+    def row(
+        self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
+    ) -> Row:
+        [row] = self.rows(connection, name, needs, **values)
+        return row
+
+    def records(
+        self,
+        kind: type[T],
+        connection: Connection | None,
+        name: str,
+        needs: str = "operator",
+        /,
+        **values: Any,
+    ) -> list[T]:
+        return [filled(kind, row) for row in self.rows(connection, name, needs, **values)]
+
+    def change(
+        self,
+        connection: Connection | None,
+        name: str,
+        participle: str,
+        refusals: Mapping[str, str],
+        needs: str = "operator",
+        /,
+        **values: Any,
+    ) -> None:
+        """Calls a function that returns where it found the command; `refusals` says why one that
+        is there stays as it is."""
+        found = self.use(
+            connection, lambda c, again: self._executor.value(c, name, **values, again=again), needs
+        )
+        domain, command_id = values["domain"], values["command_id"]
+        if found is None:
+            raise CommandNotFoundError(domain, command_id)
+        if why := refusals.get(found):
+            raise InvalidOperationError(
+                f"command {command_id} of domain {domain!r} cannot be {participle}: {why}"
+            )
 
     def use(
         self,
@@ -59,25 +111,28 @@ class Connections:
         needs: str = "operator",
     ) -> T:
         """`work(connection, again)` in the caller's transaction; without one on a connection of
-        its own, and once more on a fresh one if that dies. `needs` is the kind of role with the
-        fewest rights that suffice, or "owner".
+        its own, and once more on a fresh one if that dies.
 
         The first try may have been carried out before its connection died, or still
         be on its way: with `again` the work must be harmless then.
         """
-        if connection is not None:
+
+        def attempt(connection: Connection, again: bool) -> T:
             try:
-                return work(check_connection(connection), False)
+                return work(_checked(connection), again)
             except psycopg.errors.InsufficientPrivilege as error:
                 raise self._missing_right(error, connection, needs) from None
+
+        if connection is not None:
+            return attempt(connection, False)
         pool = self._pool()
         try:
-            return self._try(pool, work, needs, again=False)
+            return self._try(pool, lambda c: attempt(c, False))
         except _DiedError:
             # The others died with it; drained, they are not tried one by one.
             pool.drain()
         try:
-            return self._try(pool, work, needs, again=True)
+            return self._try(pool, lambda c: attempt(c, True))
         except _DiedError as died:
             raise died.error from None
 
@@ -87,20 +142,10 @@ class Connections:
         if pool is not None:
             pool.close()
 
-    def _try(
-        self,
-        pool: Pool | SessionPool,
-        work: Callable[[Connection, bool], T],
-        needs: str,
-        *,
-        again: bool,
-    ) -> T:
+    def _try(self, pool: Pool | SessionPool, work: Callable[[Connection], T]) -> T:
         try:
             with pool.connection() as connection:
-                try:
-                    return discard_dead(connection, lambda c: work(c, again))
-                except psycopg.errors.InsufficientPrivilege as error:
-                    raise self._missing_right(error, connection, needs) from None
+                return _discard_dead(connection, work)
         except PoolTimeout as error:
             raise DatabaseUnavailableError(self._why_not(error)) from None
         except PoolClosed:
@@ -114,7 +159,7 @@ class Connections:
         ):
             with pool.connection() as connection:
                 try:
-                    schemas.check(connection, self._schema)
+                    schemas.check(connection, self._executor.schema)
                 except SchemaError as error:
                     raise error from None  # It says what the driver's error, its context, means.
             raise
@@ -122,13 +167,19 @@ class Connections:
     def _missing_right(
         self, error: psycopg.Error, connection: Connection, needs: str
     ) -> MissingRightError:
-        role = _role(connection)
+        role, schema = self._role(connection), self._executor.schema
         denied = f"role {role!r} lacks a right ({primary_message(error)})"
         if needs == "owner":
-            return MissingRightError(f"{denied}: only the owner of schema {self._schema} has it")
-        schema = "" if self._schema == schemas.DEFAULT else f" --schema {self._schema}"
-        grant = f"cmdbus init{schema} --{needs} {shlex.quote(role)}"
+            return MissingRightError(f"{denied}: only the owner of schema {schema} has it")
+        option = "" if schema == schemas.DEFAULT else f" --schema {schema}"
+        grant = f"cmdbus init{option} --{needs} {shlex.quote(role)}"
         return MissingRightError(f"{denied}: as the owner of the schema, run {grant}")
+
+    def _role(self, connection: Connection) -> str:
+        """The role whose rights count; in a failed transaction, the one that logged in."""
+        if connection.info.transaction_status is _IDLE:
+            return str(self._executor.value(connection, "read_role"))
+        return connection.info.user
 
     def _pool(self) -> Pool | SessionPool:
         pid = os.getpid()
@@ -170,20 +221,15 @@ class Connections:
         )
 
 
-_IDLE = psycopg.pq.TransactionStatus.IDLE
-_ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
-_CLOSED = "this CommandBus is closed"
-
-
 class _DiedError(Exception):
     def __init__(self, error: psycopg.Error) -> None:
         self.error = error
 
 
-def discard_dead(connection: Connection, work: Callable[[Connection], T]) -> T:
+def _discard_dead(connection: Connection, work: Callable[[Connection], T]) -> T:
     """A _DiedError if the connection is of no more use, whatever its pool."""
     try:
-        return work(check_connection(connection))
+        return work(connection)
     except psycopg.errors.ReadOnlySqlTransaction as error:
         # The server has become a standby; another one is the primary now.
         connection.close()
@@ -196,7 +242,7 @@ def discard_dead(connection: Connection, work: Callable[[Connection], T]) -> T:
         raise
 
 
-def check_connection(connection: Connection) -> Connection:
+def _checked(connection: Connection) -> Connection:
     """With SQL_ASCII the driver returns bytes, and nothing that is read means anything."""
     if not isinstance(connection, psycopg.Connection):
         kind = type(connection)
@@ -211,20 +257,11 @@ def check_connection(connection: Connection) -> Connection:
     return connection
 
 
-def _role(connection: Connection) -> str:
-    """The role whose rights count; in a failed transaction, the one that logged in."""
-    if connection.info.transaction_status is _IDLE:
-        for (role,) in own_cursor(connection).execute(statement("read_role", schemas.DEFAULT)):
-            return str(role)
-    return connection.info.user
-
-
 def _opened(parts: dsns.Parts, within: float) -> Connection:
     """A pooler may give each transaction to another session, which does not know what was
     prepared in the one before, or worse, has prepared something else by that name. It is
     recognised by the pid that it invents for its clients."""
     connection = dsns.connect(parts, within)
-    [[pid]] = connection.execute(statement("read_pid", "cmdbus")).fetchall()
-    if pid != connection.info.backend_pid:
+    if Executor("cmdbus").value(connection, "read_pid") != connection.info.backend_pid:
         connection.prepare_threshold = None
     return connection

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
-from cmdbus.checks import check_whole
+from cmdbus.checks import check_flag, check_whole
 
 SETTINGS = ("accepting", "max_depth", "warn_depth", "keep")
 #: Seconds that commands of a type must wait, while none of them runs, before the type counts as
@@ -24,6 +24,4 @@ def check_settings(text: Mapping[str, object]) -> None:
         raise ValueError(
             f"keep must be a timedelta from 0 to {MAX_KEEP.days} days, not {keep!r:.80}"
         )
-    accepting = text.get("accepting", True)
-    if not isinstance(accepting, bool):
-        raise ValueError(f"accepting must be True or False, not {accepting!r:.80}")
+    check_flag("accepting", text.get("accepting", True))

@@ -103,6 +103,10 @@ class Waiting:
     #: Seconds that the oldest ready one has waited since it was due.
     oldest_age: float = 0.0
 
+    @property
+    def depth(self) -> int:
+        return self.ready + self.scheduled
+
     def __add__(self, other: "Waiting") -> "Waiting":
         return Waiting(
             self.ready + other.ready,

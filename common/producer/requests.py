@@ -133,7 +133,7 @@ def check_conditions(
     type: str | None,
     since: datetime | None,
     until: datetime | None,
-    error_code: str | None = None,
+    **texts: str | None,
 ) -> dict[str, Any]:
     """Chooses commands, as values of a statement; None leaves a condition out."""
     return {
@@ -141,5 +141,5 @@ def check_conditions(
         "type": None if type is None else check_name("type", type),
         "since": check_aware("since", since),
         "until": check_aware("until", until),
-        "error_code": check_text("error_code", error_code),
+        **{name: check_text(name, text) for name, text in texts.items()},
     }

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from cmdbus.checks import check_id, check_name
+from cmdbus.database.pool import Connection
 from cmdbus.errors import DuplicateCommandError, QueueFullError, ShutdownError
-from cmdbus.producer.connections import Connection
 from cmdbus.producer.depth import DepthAlarm, retry_after
 from cmdbus.producer.ids import new_ids
 from cmdbus.producer.requests import Outgoing, SendRequest

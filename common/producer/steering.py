@@ -7,11 +7,11 @@ from typing import Any
 from uuid import UUID
 
 from cmdbus.checks import check_aware, check_flag, check_name, check_operator, check_text
-from cmdbus.producer.connections import Connection
+from cmdbus.database.pool import Connection
+from cmdbus.producer.connections import Connections
 from cmdbus.producer.domains import SETTINGS, check_settings
 from cmdbus.producer.records import AuditEvent
 from cmdbus.producer.requests import check_conditions, check_delay, check_key, check_priority
-from cmdbus.producer.store import Calls
 
 #: Commands canceled or resolved in one transaction, and bytes of their stored data: what one
 #: statement copies into the history stays far below a second.
@@ -46,8 +46,8 @@ _NOT_GIVEN: Any = _NotGiven()
 class Steering:
     """The methods of CommandBus that change domains and commands that wait."""
 
-    def __init__(self, calls: Calls, priorities: Mapping[str, int]) -> None:
-        self._calls = calls
+    def __init__(self, connections: Connections, priorities: Mapping[str, int]) -> None:
+        self._connections = connections
         self._priorities = priorities
 
     def cancel(
@@ -75,7 +75,9 @@ class Steering:
             "running": check_flag("running", running),
             **_remark(operator, reason),
         }
-        self._calls.change(connection, "cancel", "canceled", _NOT_CANCELED, "producer", **values)
+        self._connections.change(
+            connection, "cancel", "canceled", _NOT_CANCELED, "producer", **values
+        )
 
     def cancel_all(
         self,
@@ -120,7 +122,7 @@ class Steering:
         would cancel now."""
         check_name("domain", domain)
         conditions = check_conditions(domain, type, since, until)
-        return int(self._calls.row(connection, "count_waiting", **conditions)[0])
+        return int(self._connections.row(connection, "count_waiting", **conditions)[0])
 
     def reschedule(
         self,
@@ -155,7 +157,9 @@ class Steering:
             "priority": None if priority is None else check_priority(priority, self._priorities),
             **_remark(operator, reason),
         }
-        self._calls.change(connection, "reschedule", "rescheduled", _NOT_RESCHEDULED, **values)
+        self._connections.change(
+            connection, "reschedule", "rescheduled", _NOT_RESCHEDULED, **values
+        )
 
     def configure(
         self,
@@ -184,7 +188,7 @@ class Steering:
         check_settings(settings)
         values = {**dict.fromkeys(SETTINGS), **settings, "given": list(settings)}
         values |= {"domain": check_name("domain", domain), **_remark(operator, reason)}
-        self._calls.row(connection, "configure_domain", **values)
+        self._connections.row(connection, "configure_domain", **values)
 
     def pause(
         self,
@@ -197,7 +201,7 @@ class Steering:
         """Workers stop claiming from `domain`. Running commands end; sends are accepted.
         Recorded with `operator` and `reason`; see `domain_audit`."""
         values = {"domain": check_name("domain", domain), **_remark(operator, reason)}
-        self._calls.row(connection, "set_paused", paused=True, **values)
+        self._connections.row(connection, "set_paused", paused=True, **values)
 
     def resume(
         self,
@@ -209,7 +213,7 @@ class Steering:
     ) -> None:
         """Ends a pause of `domain`; recorded with `operator` and `reason`, like it."""
         values = {"domain": check_name("domain", domain), **_remark(operator, reason)}
-        self._calls.row(connection, "set_paused", paused=False, **values)
+        self._connections.row(connection, "set_paused", paused=False, **values)
 
     def domain_audit(
         self, domain: str, *, connection: Connection | None = None
@@ -218,21 +222,21 @@ class Steering:
         operator, the reason as the message, and the settings before and after. Calls that
         changed nothing and named no operator are not recorded."""
         values = {"domain": check_name("domain", domain)}
-        return self._calls.records(AuditEvent, connection, "read_domain_audit", **values)
+        return self._connections.records(AuditEvent, connection, "read_domain_audit", **values)
 
     def _canceled(self, batch: dict[str, object], connection: Connection | None) -> Iterator[int]:
         """Counts of batches. A batch that is repeated takes what its first try did not."""
-        batch["command_id"] = None
+        last: UUID | None = None
         while True:
-            count, batch["until"], last = self._calls.row(connection, "cancel_scheduled", **batch)
+            row = self._connections.row(connection, "cancel_scheduled", **batch, command_id=last)
+            count, batch["until"], last = row
             yield count
             if last is None:
                 break
-            batch["command_id"] = last
-        batch |= {"priority": -1, "id": 0}
-        while batch["id"] is not None:
-            row = self._calls.row(connection, "cancel_ready", **batch)
-            count, batch["priority"], batch["id"] = row
+        values = {**batch, "priority": -1, "id": 0}
+        while values["id"] is not None:
+            row = self._connections.row(connection, "cancel_ready", **values)
+            count, values["priority"], values["id"] = row
             yield count
 
 

@@ -1,20 +1,16 @@
-"""How the producer's side executes the statements of sql/queries. Decides nothing."""
+"""How the producer's side executes statements. Decides nothing."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from cmdbus.checks import check_schema
-from cmdbus.database.adapters import Row, own_cursor
+from cmdbus.database.adapters import own_cursor
 from cmdbus.database.executor import Executor
+from cmdbus.database.pool import Connection
 from cmdbus.database.statements import statement
-from cmdbus.errors import CommandNotFoundError, InvalidOperationError
-from cmdbus.producer.connections import Connection, Connections
-from cmdbus.producer.records import filled
 from cmdbus.producer.requests import Outgoing
-
-T = TypeVar("T")
 
 #: Rows in one piece of a COPY: the server writes one while the next is made.
 _COPY_ROWS = 100
@@ -22,7 +18,7 @@ _COPY_NULL = "\\N"
 
 
 class AdmissionResult(NamedTuple):
-    """What a domain says to commands that arrive; see admit and enqueue in the schema."""
+    """The reply of a domain to commands that arrive; see admit and enqueue in the schema."""
 
     #: None, "closed", "full", "duplicate" or "repeated".
     refusal: str | None
@@ -35,8 +31,6 @@ class AdmissionResult(NamedTuple):
 
 
 class Store(Executor):
-    """Statements on a given connection."""
-
     def __init__(self, schema: str, *, prepare: bool = True) -> None:
         """Without `prepare` the driver prepares no statement. It reads in binary, because the
         session of a caller's connection may write times in a way that the driver cannot read."""
@@ -62,61 +56,6 @@ class Store(Executor):
         with own_cursor(connection).copy(statement(name, self.schema)) as copy:
             while piece := "".join(islice(lines, _COPY_ROWS)):
                 copy.write(piece)
-
-
-class Calls:
-    """Statements in the caller's transaction or, without one, each as a call of its own. They see
-    as `again` whether that is repeated because its connection has died."""
-
-    def __init__(self, store: Store, connections: Connections) -> None:
-        self._store = store
-        self._connections = connections
-
-    def rows(
-        self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
-    ) -> list[Row]:
-        """`needs` is as in Connections.use."""
-        return self._connections.use(
-            connection, lambda c, again: self._store.rows(c, name, **values, again=again), needs
-        )
-
-    def records(
-        self,
-        kind: type[T],
-        connection: Connection | None,
-        name: str,
-        needs: str = "operator",
-        /,
-        **values: Any,
-    ) -> list[T]:
-        return [filled(kind, row) for row in self.rows(connection, name, needs, **values)]
-
-    def row(
-        self, connection: Connection | None, name: str, needs: str = "operator", /, **values: Any
-    ) -> Row:
-        [row] = self.rows(connection, name, needs, **values)
-        return row
-
-    def change(
-        self,
-        connection: Connection | None,
-        name: str,
-        participle: str,
-        refusals: Mapping[str, str],
-        needs: str = "operator",
-        /,
-        **values: Any,
-    ) -> None:
-        """By a statement that returns where it found the command; `refusals` says why one that is
-        there stays as it is."""
-        [found] = self.row(connection, name, needs, **values)
-        domain, command_id = values["domain"], values["command_id"]
-        if found is None:
-            raise CommandNotFoundError(domain, command_id)
-        if why := refusals.get(found):
-            raise InvalidOperationError(
-                f"command {command_id} of domain {domain!r} cannot be {participle}: {why}"
-            )
 
 
 def _lines_for_ready(

@@ -11,7 +11,8 @@ from uuid import UUID
 
 from cmdbus.checks import check_operator, check_text, check_whole
 from cmdbus.data import encode
-from cmdbus.producer.connections import Connection
+from cmdbus.database.pool import Connection
+from cmdbus.producer.connections import Connections
 from cmdbus.producer.records import (
     Status,
     TroubleCount,
@@ -19,7 +20,6 @@ from cmdbus.producer.records import (
 )
 from cmdbus.producer.requests import check_conditions, check_key
 from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
-from cmdbus.producer.store import Calls
 
 _PARTICIPLES = {"RETRY": "retried", "CANCEL": "canceled", "COMPLETE": "completed"}
 _ELSEWHERE = {
@@ -40,8 +40,8 @@ class Troubleshooting:
     left to them. Without `connection=` each 200 are a transaction of their own.
     """
 
-    def __init__(self, calls: Calls, max_bytes: int) -> None:
-        self._calls = calls
+    def __init__(self, connections: Connections, max_bytes: int) -> None:
+        self._connections = connections
         self._max_bytes = max_bytes
 
     def list(
@@ -59,10 +59,10 @@ class Troubleshooting:
         """What waits here and meets every given condition (`domain`, `type`, `error_code`,
         `since`, `until`), the latest to come first: at most `limit`, after leaving out
         `offset`."""
-        conditions = check_conditions(domain, type, since, until, error_code)
+        conditions = check_conditions(domain, type, since, until, error_code=error_code)
         conditions["limit"] = check_whole("limit", limit, 1)
         conditions["offset"] = check_whole("offset", offset, 0)
-        return self._calls.records(TroubleRecord, connection, "read_trouble", **conditions)
+        return self._connections.records(TroubleRecord, connection, "read_trouble", **conditions)
 
     def count(
         self,
@@ -76,8 +76,9 @@ class Troubleshooting:
     ) -> int:
         """How many commands `list` with the same `domain`, `type`, `error_code`, `since` and
         `until` would return without a limit."""
-        conditions = check_conditions(domain, type, since, until, error_code)
-        return int(self._calls.row(connection, "count_trouble", **conditions)[0])
+        conditions = check_conditions(domain, type, since, until, error_code=error_code)
+        rows = self._connections.rows(connection, "summarize_trouble", **conditions, limit=None)
+        return sum(row[3] for row in rows)
 
     def summary(
         self,
@@ -92,9 +93,9 @@ class Troubleshooting:
     ) -> Sequence[TroubleCount]:
         """Counts of what waits here and meets every given condition (`domain`, `type`,
         `error_code`, `since`, `until`), by domain, type and error: the `limit` most frequent."""
-        conditions = check_conditions(domain, type, since, until, error_code)
+        conditions = check_conditions(domain, type, since, until, error_code=error_code)
         conditions["limit"] = check_whole("limit", limit, 1)
-        return self._calls.records(
+        return self._connections.records(
             TroubleCount, connection, "summarize_trouble", "monitor", **conditions
         )
 
@@ -170,7 +171,7 @@ class Troubleshooting:
         """Does what `retry` does to all that meet every given condition (`domain`, `type`,
         `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
-        conditions = check_conditions(domain, type, since, until, error_code)
+        conditions = check_conditions(domain, type, since, until, error_code=error_code)
         remark = _remark(operator, reason)
         return self._resolve_all("RETRY", conditions, limit, remark, connection)
 
@@ -190,7 +191,7 @@ class Troubleshooting:
         """Does what `cancel` does to all that meet every given condition (`domain`, `type`,
         `error_code`, `since`, `until`), to the `limit` oldest where one is given, for
         `operator` and `reason`; returns how many."""
-        conditions = check_conditions(domain, type, since, until, error_code)
+        conditions = check_conditions(domain, type, since, until, error_code=error_code)
         remark = _remark(operator, reason)
         return self._resolve_all("CANCEL", conditions, limit, remark, connection)
 
@@ -211,7 +212,7 @@ class Troubleshooting:
         """Does what `complete` does, with `result` for each, to all that meet every given
         condition (`domain`, `type`, `error_code`, `since`, `until`), to the `limit` oldest
         where one is given, for `operator` and `reason`; returns how many."""
-        conditions = check_conditions(domain, type, since, until, error_code)
+        conditions = check_conditions(domain, type, since, until, error_code=error_code)
         remark = {**_remark(operator, reason), "result": self._encoded(result)}
         return self._resolve_all("COMPLETE", conditions, limit, remark, connection)
 
@@ -224,7 +225,7 @@ class Troubleshooting:
         connection: Connection | None,
     ) -> None:
         values = {"action": action, "result": None, **check_key(domain, command_id), **remark}
-        self._calls.change(connection, "resolve", _PARTICIPLES[action], _ELSEWHERE, **values)
+        self._connections.change(connection, "resolve", _PARTICIPLES[action], _ELSEWHERE, **values)
 
     def _resolve_all(
         self,
@@ -240,7 +241,7 @@ class Troubleshooting:
             limits = {"count": int(min(CHUNK, left)), "bytes": CHUNK_BYTES}
             batch = {"action": action, "result": None, **limits, **conditions, **remark}
             # Repeated, it takes those that the first try did not: only the count may miss some.
-            resolved, last, before = self._calls.row(connection, "resolve_batch", **batch)
+            resolved, last, before = self._connections.row(connection, "resolve_batch", **batch)
             total, left = total + int(resolved), left - resolved
             if last is None or left <= 0:
                 return total

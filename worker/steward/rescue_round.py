@@ -40,7 +40,7 @@ class RescueRound:
                 failures.append(error)
         if dead or view.suspects:
             values = {"losses": SUSPECT_LOSSES, "types": self._claims.types}
-            self._board.suspects = self._claims.value(connection, "find_suspects", **values)
+            self._board.suspects = self._claims.value(connection, "suspect_waits", **values)
         if failures:
             raise failures[0]
         return float("inf")

@@ -78,7 +78,7 @@ class Promotion:
         """Up to `rows` rows and `size` bytes as stored; returns the number of commands."""
         skipped = numbers(self._rejected.skipped)
         promote = partial(
-            self._claims.value, connection, "promote", rows=rows, bytes=size, skipped=skipped
+            self._claims.value, connection, "promote", count=rows, bytes=size, skipped=skipped
         )
         if not seconds:
             return int(promote())

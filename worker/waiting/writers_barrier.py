@@ -36,4 +36,4 @@ class WritersBarrier:
         return 0.0
 
     def _read(self, connection: Connection) -> set[str]:
-        return set(self._claims.value(connection, "read_writers"))
+        return set(self._claims.value(connection, "writers"))

@@ -47,12 +47,6 @@ SELECT CASE
     CASE WHEN %(marker)s::text IS NOT NULL THEN (
         SELECT array_agg(quote_ident(name)) FROM pg_prepared_statements WHERE from_sql) END;
 
--- name: claim_suspect
-SELECT c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts, c.losses,
-    c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited, c.ctid
-FROM {schema}.claim_suspect(
-    %(domains)s::text[], %(types)s::text[], %(losses)s::smallint, %(claimer)s, %(lease)s) c;
-
 -- name: find_claimable
 -- Keys of the rows that a claim would take; see claim in the schema.
 SELECT c.domain, c.priority, c.id, c.token, c.command_id, c.claimer
@@ -71,29 +65,6 @@ FROM unnest(%(domains)s::text[], %(priorities)s::smallint[]) q (domain, priority
     ) c
 WHERE NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.paused)
 LIMIT %(count)s;
-
--- name: claim_row
--- Claims one row by its key; the columns of a claim.
-WITH picked AS MATERIALIZED (
-    SELECT r.domain, r.priority, r.id, r.ctid FROM {schema}.ready r
-    WHERE r.domain = %(domain)s AND r.priority = %(priority)s AND r.id = %(id)s
-        AND r.token = %(token)s AND r.command_id = %(command_id)s
-        AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
-    FOR UPDATE SKIP LOCKED
-)
-UPDATE {schema}.ready r SET
-    token = r.token + 1,
-    losses = r.losses + (r.claimer IS NOT NULL)::integer,
-    claimer = %(claimer)s::bigint,
-    claimed_at = clock_timestamp(),
-    lease_until = clock_timestamp() + %(lease)s::interval
-FROM picked p, LATERAL {schema}.note_lost(ARRAY[p.ctid]) lost,
-    LATERAL {schema}.note_lease(%(claimer)s::bigint, %(lease)s::interval) lease
-WHERE r.domain = p.domain AND r.priority = p.priority AND r.id = p.id
-RETURNING r.domain, r.priority, r.id, r.token, r.command_id, r.type, r.data::text, r.attempts,
-    r.losses, r.max_attempts, r.correlation_id, r.reply_to, {schema}.finite(r.created_at),
-    extract(epoch FROM clock_timestamp()
-        - {schema}.finite(coalesce(r.due_at, r.created_at)))::double precision, r.ctid;
 
 -- name: find_claimed
 -- The claims of a worker that are neither settled nor released, or those of these commands: the
@@ -153,21 +124,6 @@ FROM sized s
 JOIN {schema}.ready r ON r.domain = s.domain AND r.priority = s.priority AND r.id = s.id
     AND r.token = s.token AND r.command_id = s.command_id
 WHERE s.upto <= %(bytes)s::bigint OR s.nth = 1;
-
--- name: release
-SELECT {schema}.release(
-    %(domains)s::text[], %(priorities)s::smallint[], %(ids)s::bigint[], %(tokens)s::bigint[],
-    %(command_ids)s::uuid[], %(claimer)s, %(losses)s::smallint[], %(reason)s, %(why)s);
-
--- name: renew
-SELECT {schema}.renew(
-    %(command_ids)s::uuid[], %(ids)s::bigint[], %(tokens)s::bigint[], %(claimers)s::bigint[],
-    %(node)s, %(lease)s, %(types)s::text[]);
-
--- name: set_aside
-SELECT {schema}.set_aside(
-    %(table)s, %(domain)s, %(priority)s::smallint, %(id)s, %(token)s, %(command_id)s,
-    %(claimer)s::bigint, %(code)s, %(message)s);
 
 -- name: find_ends
 -- How the executions of an incarnation ended, in the order of their claims; NULL where that

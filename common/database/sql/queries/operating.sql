@@ -1,19 +1,5 @@
 -- What changes commands and domains by an operator's order.
 
--- name: cancel
-SELECT {schema}.cancel(%(domain)s, %(command_id)s, %(reason)s, %(running)s, %(operator)s,
-                       %(again)s);
-
--- name: cancel_scheduled
-SELECT canceled, before, command_id
-FROM {schema}.cancel_scheduled(%(domain)s, %(type)s, %(since)s, %(until)s, %(command_id)s,
-                               %(count)s, %(bytes)s::bigint, %(operator)s, %(reason)s);
-
--- name: cancel_ready
-SELECT canceled, priority, id
-FROM {schema}.cancel_ready(%(domain)s, %(type)s, %(since)s, %(until)s, %(priority)s::smallint,
-                           %(id)s::bigint, %(count)s, %(bytes)s::bigint, %(operator)s, %(reason)s);
-
 -- name: count_waiting
 -- Counts what cancel_ready and cancel_scheduled would take now.
 SELECT (
@@ -30,19 +16,6 @@ SELECT (
         AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
         AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
 );
-
--- name: reschedule
-SELECT {schema}.reschedule(%(domain)s, %(command_id)s, %(delay)s::double precision, %(run_at)s,
-                           %(priority)s::smallint, %(operator)s, %(reason)s, %(again)s);
-
--- name: resolve
-SELECT {schema}.resolve(%(action)s, %(domain)s, %(command_id)s, %(operator)s, %(reason)s,
-                        %(result)s::text::json, %(again)s);
-
--- name: resolve_batch
-SELECT resolved, last, before
-FROM {schema}.resolve_batch(%(action)s, %(domain)s, %(type)s, %(error_code)s, %(since)s, %(until)s,
-                            %(count)s, %(bytes)s, %(operator)s, %(reason)s, %(result)s::text::json);
 
 -- name: purge
 -- Removes what waits in a domain, with every trace, up to a count of commands of each table; for
@@ -75,10 +48,3 @@ WITH waiting AS MATERIALIZED (
     WHERE e.domain = %(domain)s AND e.command_id = g.command_id
 )
 SELECT count(*) FROM gone;
-
--- name: configure_domain
-SELECT {schema}.configure_domain(%(domain)s, %(given)s, %(accepting)s, %(max_depth)s,
-    %(warn_depth)s, %(keep)s, %(operator)s, %(reason)s);
-
--- name: set_paused
-SELECT {schema}.set_paused(%(domain)s, %(paused)s, %(operator)s, %(reason)s);

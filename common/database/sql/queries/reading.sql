@@ -98,16 +98,8 @@ FROM (
 ) t
 ORDER BY t.failed_at DESC, t.domain DESC, t.command_id DESC;
 
--- name: count_trouble
-SELECT count(*) FROM {schema}.troubleshooting t
-WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
-    AND (%(type)s::text IS NULL OR t.type = %(type)s)
-    AND (%(error_code)s::text IS NULL OR t.error_code = %(error_code)s)
-    AND (%(since)s::timestamptz IS NULL OR t.failed_at >= %(since)s)
-    AND (%(until)s::timestamptz IS NULL OR t.failed_at < %(until)s);
-
 -- name: summarize_trouble
--- The most frequent first.
+-- The most frequent first; all of them without a limit.
 SELECT domain, type, error_code, count(*), min(failed_at), max(failed_at)
 FROM {schema}.troubleshooting t
 WHERE (%(domain)s::text IS NULL OR t.domain = %(domain)s)
@@ -159,28 +151,6 @@ FROM (
 ) c
 LEFT JOIN {schema}.domain d ON d.name = c.domain
 ORDER BY c.domain, c.type;
-
--- name: read_snapshot
--- Counts of one domain in one snapshot. oldest_age: seconds for which the oldest claimable command
--- has been due.
-SELECT r.ready + s.scheduled AS depth, r.ready, s.scheduled, r.in_progress, t.troubleshooting,
-    coalesce(r.oldest_age, 0)::double precision AS oldest_age,
-    coalesce((SELECT NOT accepting FROM {schema}.domain WHERE name = %(domain)s), false)
-FROM (
-    SELECT count(*) FILTER (WHERE claimable) AS ready,
-        count(*) FILTER (WHERE NOT claimable) AS in_progress,
-        extract(epoch FROM clock_timestamp() - min(waits_since) FILTER (WHERE claimable))
-            AS oldest_age
-    FROM (
-        SELECT lease_until IS NULL OR lease_until <= clock_timestamp() AS claimable,
-            coalesce(due_at, created_at) AS waits_since
-        FROM {schema}.ready WHERE domain = %(domain)s
-    ) claims
-) r, (
-    SELECT count(*) AS scheduled FROM {schema}.scheduled WHERE domain = %(domain)s
-) s, (
-    SELECT count(*) AS troubleshooting FROM {schema}.troubleshooting WHERE domain = %(domain)s
-) t;
 
 -- name: read_depths
 -- Numbers of commands by domain and state: at most 10,000 rows, those with the most

@@ -1,8 +1,5 @@
 -- What removes old history.
 
--- name: make_partitions
-SELECT {schema}.make_partitions(%(days_ahead)s);
-
 -- name: find_days
 -- The tables of history, detached ones included, and the time.
 SELECT c.relname, extract(epoch FROM clock_timestamp())::double precision
@@ -23,18 +20,3 @@ FROM {schema}.domain;
 -- Names of the sessions of nodes in this database.
 SELECT DISTINCT application_name FROM pg_stat_activity
 WHERE datname = current_database() AND application_name ~ %(node)s::text;
-
--- name: begin_sweep
-SELECT {schema}.begin_sweep(%(domain)s, %(seconds)s);
-
--- name: retain_day
-SELECT {schema}.retain_day(%(partition)s, %(size)s);
-
--- name: retain_domain
-SELECT {schema}.retain_domain(%(partition)s, %(domain)s, %(size)s);
-
--- name: retain_domain_events
-SELECT {schema}.retain_domain_events();
-
--- name: retain_incarnations
-SELECT {schema}.retain_incarnations(%(living)s::bigint[]);

@@ -5,19 +5,10 @@ SELECT {schema}.arm(
     %(node)s, %(domains)s, clock_timestamp() + pg_catalog.make_interval(secs => %(looks_in)s),
     pg_catalog.make_interval(secs => %(lasts)s));
 
--- name: leave
-SELECT {schema}.leave(%(node)s);
-
--- name: read_writers
-SELECT {schema}.writers();
-
 -- name: listen
 LISTEN {channel}_ready;
 LISTEN {channel}_due;
 LISTEN {channel}_pause;
-
--- name: find_suspects
-SELECT {schema}.suspect_waits(%(types)s::text[], %(losses)s::smallint);
 
 -- name: read_timers
 -- Seconds until the first scheduled command is due and until the next lease of other claimers ends,
@@ -38,9 +29,6 @@ FROM (SELECT pg_stat_get_xact_blocks_fetched('{schema}.ready'::regclass) AS page
         SELECT * FROM {schema}.next_lease_ends(%(domains)s, %(types)s, %(own)s::bigint[])
         WHERE %(leases)s
     ) lease ON true;
-
--- name: promote
-SELECT {schema}.promote(%(rows)s, %(bytes)s, %(skipped)s::bigint[]);
 
 -- name: find_first_due
 -- The key of the command that a promotion of one row takes.

@@ -5,22 +5,19 @@
 -- tokens again, to other commands. (IS NOT DISTINCT FROM is an = that no index can answer: a
 -- plan by ready_command would find the same rows in random order.)
 --
--- The planner settings (see functions.sql) keep plans independent of statistics: right after a
--- burst these still say "empty", and a claim that sorts the backlog falls from 80,000 commands
--- a second to 2,000.
+-- The planner settings (see functions.sql) make plans independent of statistics, which right
+-- after a burst still say "empty": a claim that sorts the backlog falls from 80,000 commands/s to
+-- 2,000.
 
--- The nearest time that Python's datetime can hold in every time zone, and from which an age
--- can be computed.
+-- The nearest time that Python's datetime can hold in every time zone.
 CREATE FUNCTION {schema}.finite(p_time timestamptz) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
              '9998-12-31 00:00+00'::timestamptz);
 
 -- Until when ended leases stay claimed: NULL if they do not, 'infinity' if a wait has to begin.
--- When no node has renewed for two thirds of a lease, the cause is the server (its clock was
--- set, ready was locked), and not the nodes. From then on they have half a lease for a renewal,
--- which comes each third of a lease; a node that has not renewed by then is gone. Called by
--- waits_for_renewals and is_waiting.
+-- If no node has renewed for two thirds of a lease, the cause is the server (its clock was set,
+-- ready was locked). Then the nodes have half a lease for a renewal, which is due each third.
 CREATE FUNCTION {schema}.renewals_awaited_until() RETURNS timestamptz
 LANGUAGE plpgsql STABLE
 AS $$
@@ -48,9 +45,8 @@ BEGIN
 END
 $$;
 
--- Whether ended leases stay claimed for now; begins the wait if there is a reason. Called by
--- each takeover of an ended lease, each renewal and each operator's statement that takes what
--- waits. Writes no table: in a long transaction that would keep the nodes from renewing.
+-- Whether ended leases stay claimed for now; begins the wait if there is a reason. Writes no
+-- table: in a long transaction that would keep the nodes from renewing.
 CREATE FUNCTION {schema}.waits_for_renewals() RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -66,8 +62,8 @@ BEGIN
 END
 $$;
 
--- Whether the time of a lease is over. So is one that ends later than its claimer ever asks
--- for: the clock was set back, and the claimer has not renewed since.
+-- Whether the time of a lease is over. So is one that ends later than its claimer asks for: the
+-- clock was set back, and the claimer has not renewed since.
 CREATE FUNCTION {schema}.lease_time_is_over(p_claimer bigint, p_lease_until timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql STABLE
@@ -103,9 +99,8 @@ BEGIN
 END
 $$;
 
--- The number of leading rows whose payloads together hold at most p_bytes as the worker
--- receives them, which only unpacking shows of a packed one. Called by claim, which has locked
--- the rows.
+-- The number of leading rows whose unpacked payloads together hold at most p_bytes; called by
+-- claim, which has locked the rows.
 CREATE FUNCTION {schema}.fitting(p_ctids tid[], p_bytes bigint) RETURNS integer
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -125,31 +120,27 @@ BEGIN
 END
 $$;
 
--- Claims up to p_count commands; called by a leader's round trip. Locks the rows that it reads
+-- Claims up to p_count commands; called by a leader's round trip. Locks the rows that it picks
 -- and skips locked ones. Takes the first (domain, priority) that has any, then the next, each
 -- in the order of ids above its floor; with p_below, and if there is nothing above the floors,
 -- below them. It stops before the payloads exceed p_bytes together, but claims the first
 -- p_least whatever they hold. A row that its last claimer neither settled nor released counts a
--- loss; rows with more than p_most_losses are left to the quarantine process. The lease test is
--- in the WHERE clause of SKIP LOCKED, so that it is repeated on the row's latest version.
+-- loss; rows with more than p_most_losses are left to the quarantine process.
 --
--- It is repeated after that version is locked: where another session has claimed the row since
--- the snapshot was taken, the test fails, the lock stays until this transaction ends, and the
--- owner's settlement waits for it (with 40 processes 436 waits of 70 ms in 40,000 commands). So
--- no row is locked whose xmax, which is read as it is now, is that of another transaction that
--- was running when the snapshot was taken, or is newer. Where it had ended by then, it has failed
--- or has only locked the row. The number of a multixact may look newer, but not for longer than
--- 100,000 transactions.
+-- The lease test is in the WHERE clause of SKIP LOCKED, so that it is repeated on the row's latest
+-- version, after that is locked. Where another session has claimed the row since the snapshot, it
+-- fails, and the owner's settlement waits for the lock until this transaction ends (with 40
+-- processes 436 waits of 70 ms in 40,000 commands). So no row is locked whose xmax, which is read
+-- as it is now, is that of another transaction that was running when the snapshot was taken, or is
+-- newer. The number of a multixact may look newer, but not for longer than 100,000 transactions.
 --
--- A payload that is not packed has the size of its column. A packed one that lies in its row is
--- unpacked for its size, which is quick; for one outside the row the size is estimated at the
--- most that lz4 can pack (255 bytes into one), and only if that is too much does fitting unpack
--- it.
+-- The size of a packed payload outside its row is estimated at the most that lz4 can pack (255
+-- bytes into one), and only if that is too much does fitting unpack it.
 --
 -- The last row has no token and is no claim. It shows how far the claim has read: in every
 -- (domain, priority) before its own, or in all if it has none, no claimable row is left of the
 -- ids up to its id, except rows that others were inserting or had locked; waited is the number
--- of pages read. So the next claim need not read them again.
+-- of pages read.
 CREATE FUNCTION {schema}.claim(
     p_domains text[], p_priorities smallint[], p_floors bigint[], p_below boolean, p_types text[],
     p_count integer, p_least integer, p_bytes bigint, p_most_losses smallint, p_claimer bigint,
@@ -258,7 +249,7 @@ END
 $$;
 
 -- Writes an event for each of these rows whose claim was lost because its lease ended; called
--- by the claims, which have locked the rows and overwrite the claimer next.
+-- by claims, which have locked the rows.
 CREATE FUNCTION {schema}.note_lost(p_ctids tid[]) RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
@@ -270,8 +261,7 @@ AS $$
     WHERE r.claimer IS NOT NULL
 $$;
 
--- Notes that the leases of a claimer end from now plus p_lease on; called by claims whose claimer
--- has no such note, before they write leases. Locks the claimer's own row.
+-- Notes when the leases of a claimer end; called by claims. Locks the claimer's own row.
 CREATE FUNCTION {schema}.note_lease(p_claimer bigint, p_lease interval) RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
@@ -280,12 +270,10 @@ AS $$
     WHERE l.ends_at NOT BETWEEN clock_timestamp() AND EXCLUDED.ends_at
 $$;
 
--- Seconds until the next lease ends on a command of these domains and types, NULL if none will;
--- not later than it ends, and mostly earlier while the claimers renew. Called by stewards that
--- wait. The living claimers of p_own are renewed by the caller, and have a result of their own:
--- from then on, what they have claimed and do not hold any longer ends like that of others.
--- Reads all of ready only if a claimer has no lease that is sure to end later: it may have died.
--- Locks nothing.
+-- Seconds, or fewer, until the next lease ends on a command of these domains and types; NULL if
+-- none will. Called by stewards that wait; their own living claimers, p_own, have a result of their
+-- own. Reads all of ready only if a claimer may have died: it has no lease that is sure to end
+-- later. Locks nothing.
 CREATE FUNCTION {schema}.next_lease_ends(
     p_domains text[], p_types text[], p_own bigint[],
     OUT others double precision, OUT own double precision)
@@ -318,7 +306,6 @@ END
 $$;
 
 -- Whether a suspect waits: a command with p_losses or more. Called by stewards and workers.
--- Reads the small index of lost commands, and locks nothing.
 CREATE FUNCTION {schema}.suspect_waits(p_types text[], p_losses smallint) RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
@@ -331,30 +318,13 @@ AS $$
             AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused))
 $$;
 
--- Claims the first suspect; called by the quarantine process. Locks one row and skips locked
--- ones.
-CREATE FUNCTION {schema}.claim_suspect(
-    p_domains text[], p_types text[], p_losses smallint, p_claimer bigint, p_lease interval
-) RETURNS SETOF {schema}.claimed
+-- Claims a row that its caller, claim_suspect or claim_row, has locked.
+CREATE FUNCTION {schema}.claim_locked(p_ctid tid, p_claimer bigint, p_lease interval)
+RETURNS SETOF {schema}.claimed
 LANGUAGE plpgsql VOLATILE
 AS $$
-DECLARE
-    picked tid;
 BEGIN
-    SELECT r.ctid INTO picked
-    FROM {schema}.ready r
-    WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
-        AND r.domain = ANY (p_domains)
-        AND (r.domain || ' ' || r.type) = ANY (p_types)
-        AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
-        AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
-    ORDER BY r.id
-    LIMIT 1
-    FOR UPDATE OF r SKIP LOCKED;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    PERFORM {schema}.note_lost(ARRAY[picked]), {schema}.note_lease(p_claimer, p_lease);
+    PERFORM {schema}.note_lost(ARRAY[p_ctid]), {schema}.note_lease(p_claimer, p_lease);
     RETURN QUERY
     UPDATE {schema}.ready r SET
         token = r.token + 1,
@@ -362,7 +332,7 @@ BEGIN
         claimer = p_claimer,
         claimed_at = clock_timestamp(),
         lease_until = clock_timestamp() + p_lease
-    WHERE r.ctid = picked
+    WHERE r.ctid = p_ctid
     RETURNING r.domain::text, r.priority::smallint, r.id, r.token, r.command_id, r.type::text,
         r.data::text, r.attempts, r.losses, r.max_attempts::smallint, r.correlation_id,
         r.reply_to::text, {schema}.finite(r.created_at),
@@ -371,10 +341,47 @@ BEGIN
 END
 $$;
 
+-- Claims the first suspect; called by the quarantine process. Locks one row and skips locked
+-- ones.
+CREATE FUNCTION {schema}.claim_suspect(
+    p_domains text[], p_types text[], p_losses smallint, p_claimer bigint, p_lease interval
+) RETURNS SETOF {schema}.claimed
+LANGUAGE sql VOLATILE
+AS $$
+    WITH picked AS MATERIALIZED (
+        SELECT r.ctid FROM {schema}.ready r
+        WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
+            AND r.domain = ANY (p_domains)
+            AND (r.domain || ' ' || r.type) = ANY (p_types)
+            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+            AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
+        ORDER BY r.id
+        LIMIT 1
+        FOR UPDATE OF r SKIP LOCKED
+    )
+    SELECT c.* FROM picked p, LATERAL {schema}.claim_locked(p.ctid, p_claimer, p_lease) c
+$$;
+
+-- Claims one row by its key; called where a claim of many has failed. Skips a locked row.
+CREATE FUNCTION {schema}.claim_row(
+    p_domain text, p_priority smallint, p_id bigint, p_token bigint, p_command_id uuid,
+    p_claimer bigint, p_lease interval
+) RETURNS SETOF {schema}.claimed
+LANGUAGE sql VOLATILE
+AS $$
+    WITH picked AS MATERIALIZED (
+        SELECT r.ctid FROM {schema}.ready r
+        WHERE r.domain = p_domain AND r.priority = p_priority AND r.id = p_id
+            AND r.token = p_token AND r.command_id = p_command_id
+            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+        FOR UPDATE SKIP LOCKED
+    )
+    SELECT c.* FROM picked p, LATERAL {schema}.claim_locked(p.ctid, p_claimer, p_lease) c
+$$;
+
 -- Renews the leases of a node's claims, or shows with none that the node could; called by
--- stewards. Returns the positions of claims that their claimers have lost. Finds rows by
--- ready_command: a claim on the board may have no domain. Skips a locked row, which is being
--- settled or lost.
+-- stewards. Returns the positions of lost claims. Finds rows by ready_command, as a claim on the
+-- board may have no domain, and skips locked ones, which are being settled or lost.
 CREATE FUNCTION {schema}.renew(
     p_command_ids uuid[], p_ids bigint[], p_tokens bigint[], p_claimers bigint[],
     p_node bigint, p_lease interval, p_types text[]
@@ -423,13 +430,10 @@ BEGIN
 END
 $$;
 
--- Releases claims of p_claimer, uncharged; called by workers, and by stewards for dead ones. A
--- row with another token belongs to another claim. p_losses has NULL for a command that had not
--- begun, else the losses to count, with an event of p_why. An execution that has begun never
--- ends without a trace: a loss of 0 is accepted only with one of these p_reasons:
---   STOPPED        its worker was ordered to stop
---   DATABASE_AWAY  it was cut off from its database
--- Returns the positions of the released claims. Skips locked rows.
+-- Releases claims of p_claimer, uncharged; called by workers, and by stewards for dead ones.
+-- p_losses has NULL for a command that had not begun, else the losses to count, with an event of
+-- p_why. A loss of 0 is accepted only with the p_reason STOPPED (its worker was ordered to) or
+-- DATABASE_AWAY. Returns the positions of the released claims. Skips locked rows.
 CREATE FUNCTION {schema}.release(
     p_domains text[], p_priorities smallint[], p_ids bigint[], p_tokens bigint[],
     p_command_ids uuid[], p_claimer bigint, p_losses smallint[], p_reason text, p_why text
@@ -445,7 +449,7 @@ BEGIN
         RAISE EXCEPTION 'a command that has begun is released without a loss and without a reason'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    WITH ours AS MATERIALIZED (
+    WITH held AS MATERIALIZED (
         SELECT r.domain, r.priority, r.id, r.token, r.claimer, r.claimed_at, k.losses,
             k.position
         FROM {schema}.ready r
@@ -459,7 +463,7 @@ BEGIN
         UPDATE {schema}.ready r SET
             token = r.token + 1, losses = r.losses + coalesce(o.losses, 0), claimer = NULL,
             lease_until = NULL
-        FROM ours o
+        FROM held o
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
         RETURNING o.position, r.domain, r.command_id, r.attempts, o.losses, o.token, o.claimer,
             o.claimed_at
@@ -476,8 +480,7 @@ BEGIN
 END
 $$;
 
--- Whether a node that renews leases has a handler of this type; called by whatever reports
--- types without a handler.
+-- Whether a node that renews leases has a handler of this type.
 CREATE FUNCTION {schema}.is_handled(p_domain text, p_type text) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER
 AS $$
@@ -517,10 +520,8 @@ END
 $$;
 
 -- Locks up to p_count due commands, skips locked ones, and returns their keys with a running
--- sum of bytes; called by promote. If more are due than that, domains take turns, and within a
--- domain the most urgent priority comes first: only then is the first entry of each (domain,
--- priority) read in the index scheduled_turn, as a few due commands among many domains must not
--- pay for it.
+-- sum of bytes; called by promote. If more are due than that, domains take turns by the index
+-- scheduled_turn, and within a domain the most urgent priority comes first.
 CREATE FUNCTION {schema}.find_due(p_count integer, p_skipped bigint[])
 RETURNS TABLE (due_at timestamptz, id bigint, place bigint, bytes bigint)
 LANGUAGE plpgsql VOLATILE

@@ -1,10 +1,9 @@
--- What operators and producers do to commands and domains. The functions that they call run
--- with the owner's rights, so that an operator's role can change nothing without a record.
+-- Operators' changes of commands and domains. They run with the owner's rights, so that an
+-- operator's role can change nothing without a record.
 
 -- Ends a command that waits or, with p_running, one that runs: its row is gone then, so its
 -- handler's transaction cannot settle. Returns 'canceled', or where the command is instead:
--- 'running', 'troubleshooting', 'finished', or NULL if it is unknown. With p_again a first try,
--- whose reply was lost, may have canceled it. Waits for a locked row.
+-- 'running', 'troubleshooting', 'finished', or NULL if it is unknown. Waits for a locked row.
 CREATE FUNCTION {schema}.cancel(
     p_domain text, p_command_id uuid, p_reason {schema}.remark, p_running boolean,
     p_operator {schema}.remark, p_again boolean DEFAULT false
@@ -52,8 +51,8 @@ BEGIN
 END
 $$;
 
--- Whether the first try of an operator's call, whose reply was lost, has left this event; called
--- with p_again by cancel, reschedule and resolve.
+-- Whether an operator's call has left this event before: it is repeated (p_again) where its reply
+-- was lost.
 CREATE FUNCTION {schema}.was_done(
     p_kind text, p_domain text, p_command_id uuid, p_operator text, p_reason text
 ) RETURNS boolean
@@ -68,8 +67,8 @@ AS $$
 $$;
 
 -- Moves those of these commands that wait or, with p_running, run, to history, each with its
--- event and its reply, and returns their number. Tests the lease in the statement that deletes,
--- so that a command claimed meanwhile stays. Waits for locked rows.
+-- event and its reply, and returns their number. A command claimed meanwhile stays. Waits for
+-- locked rows.
 CREATE FUNCTION {schema}.cancel_ids(
     p_domain text, p_command_ids uuid[], p_running boolean, p_reason text, p_operator text
 ) RETURNS bigint
@@ -150,8 +149,8 @@ BEGIN
 END
 $$;
 
--- The same for what waits in ready, in the order of claims: after (p_priority, p_id). Called
--- when cancel_scheduled is through, it finds what was promoted meanwhile.
+-- The same for ready, in the order of claims, after (p_priority, p_id); called when nothing is
+-- left in scheduled.
 CREATE FUNCTION {schema}.cancel_ready(
     p_domain text, p_type text, p_since timestamptz, p_until timestamptz,
     p_priority smallint, p_id bigint, p_count integer, p_bytes bigint,
@@ -186,11 +185,10 @@ BEGIN
 END
 $$;
 
--- Moves a waiting command to the table and place of another time or priority, if not NULL, with
--- an event; p_delay is in seconds from now. Returns 'waiting' if it did, or what cancel returns.
--- The token never goes back, the id is a new one, above all floors, and a lease that ended
--- without an outcome counts its loss, as a claim would have counted it. Tests the lease in the
--- statement that deletes, so that a command claimed meanwhile stays. Waits for a locked row.
+-- Gives a waiting command another time or priority, if not NULL, with an event; p_delay is in
+-- seconds from now. Returns 'waiting', or what cancel returns. The token never goes back, the id
+-- is a new one, above all floors, and an ended lease counts its loss, as a claim would have
+-- counted it. A command claimed meanwhile stays. Waits for a locked row.
 CREATE FUNCTION {schema}.reschedule(
     p_domain text, p_command_id uuid, p_delay double precision, p_run_at timestamptz,
     p_priority smallint, p_operator text, p_reason text, p_again boolean
@@ -258,10 +256,9 @@ BEGIN
 END
 $$;
 
--- Takes commands out of troubleshooting and returns their number. p_action is RETRY (again from
--- the beginning), CANCEL or COMPLETE (to history, with their reply). The event is the operator's
--- signature: a command's end and the operator who decided it are written together or not at all.
--- Waits for locked rows.
+-- Takes commands out of troubleshooting, each with its event, and returns their number. p_action
+-- is RETRY (again from the beginning), CANCEL or COMPLETE (to history, with their reply). Waits
+-- for locked rows.
 CREATE FUNCTION {schema}.resolve_keys(
     p_action text, p_domains text[], p_command_ids uuid[], p_operator text, p_reason text,
     p_result json
@@ -316,8 +313,7 @@ END
 $$;
 
 -- Resolves one command. Returns the status in which it was found: IN_TROUBLESHOOTING_QUEUE if it
--- was resolved, NULL if the command is unknown. With p_again a first try, whose reply was lost,
--- may have resolved it.
+-- was resolved, NULL if the command is unknown.
 CREATE FUNCTION {schema}.resolve(
     p_action text, p_domain text, p_command_id uuid, p_operator text, p_reason text,
     p_result json, p_again boolean
@@ -349,9 +345,9 @@ END
 $$;
 
 -- Resolves those that meet every condition that is not NULL, the oldest first, a chunk at a
--- time: at most p_count and p_bytes of stored data, but at least one. Skips locked rows.
--- resolved is their number. The next chunk has p_since = last and p_until = before, and there is
--- none if last is NULL: a command that fails again meanwhile is not resolved twice.
+-- time: at most p_count and p_bytes of stored data, but at least one. Skips locked rows. The next
+-- chunk has p_since = last and p_until = before, so that a command that fails again meanwhile is
+-- not resolved twice; there is none if last is NULL.
 CREATE FUNCTION {schema}.resolve_batch(
     p_action text, p_domain text, p_type text, p_error_code text, p_since timestamptz,
     p_until timestamptz, p_count integer, p_bytes bigint, p_operator text, p_reason text,
@@ -390,9 +386,8 @@ BEGIN
 END
 $$;
 
--- Changes the settings of a domain that p_given names. Locks the domain's row. An application
--- that configures its domains at each start leaves no event unless something changes or an
--- operator is named.
+-- Changes the settings of a domain that p_given names. Leaves an event if something changes or an
+-- operator is named. Locks the domain's row.
 CREATE FUNCTION {schema}.configure_domain(
     p_domain text, p_given text[], p_accepting boolean, p_max_depth integer,
     p_warn_depth integer, p_keep interval, p_operator text, p_reason text

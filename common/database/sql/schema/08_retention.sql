@@ -4,8 +4,8 @@
 -- lock after 100 ms, because every settlement would wait behind them; the caller tries again.
 
 -- Makes the missing partitions of finished for today and the days ahead, and returns their
--- number. A partition is made apart and attached, which runs beside readers; CREATE ...
--- PARTITION OF would wait behind a report, and every settlement behind that.
+-- number. ATTACH PARTITION runs while others read; CREATE ... PARTITION OF would wait behind a
+-- report, and every settlement behind that.
 CREATE FUNCTION {schema}.make_partitions(p_days_ahead integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -30,8 +30,7 @@ BEGIN
 END
 $$;
 
--- Makes today's partition if it is missing: no fleet may have run for the two weeks for which it
--- makes them ahead.
+-- Makes today's partition if it is missing, as no fleet may have run for two weeks.
 CREATE FUNCTION {schema}.ensure_partition() RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -46,8 +45,8 @@ $$;
 
 -- Removes a day that no domain keeps any longer; repeated until it returns true. The first call
 -- detaches the partition and does nothing else under that lock. The next ones remove the ids and
--- events of its commands, p_blocks of the table in each, and the last one drops the table.
-CREATE FUNCTION {schema}.retain_day(p_partition text, p_blocks integer) RETURNS boolean
+-- events of its commands, p_size blocks of the table in each, and the last one drops the table.
+CREATE FUNCTION {schema}.retain_day(p_partition text, p_size integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 DECLARE
@@ -70,8 +69,8 @@ BEGIN
         RETURN false;
     END IF;
     INSERT INTO {schema}.removal (name) VALUES (p_partition) ON CONFLICT DO NOTHING;
-    UPDATE {schema}.removal SET block = block + p_blocks WHERE name = p_partition
-    RETURNING block - p_blocks INTO began;
+    UPDATE {schema}.removal SET block = block + p_size WHERE name = p_partition
+    RETURNING block - p_size INTO began;
     IF began >= pg_relation_size(partition) / current_setting('block_size')::bigint THEN
         EXECUTE format('DROP TABLE {schema}.%I', p_partition);
         DELETE FROM {schema}.removal WHERE name = p_partition;
@@ -87,14 +86,14 @@ BEGIN
         DELETE FROM {schema}.event e USING old o
         WHERE e.domain = o.domain AND e.command_id = o.command_id AND e.at < $3', p_partition)
     -- Only events of that time: an id of the bus is not in identity, and a new command may have it.
-    USING format('(%s,0)', began)::tid, format('(%s,0)', began + p_blocks)::tid,
+    USING format('(%s,0)', began)::tid, format('(%s,0)', began + p_size)::tid,
         (day + 2)::timestamptz;
     RETURN false;
 END
 $$;
 
--- Whether the caller is to sweep a domain: true for one steward in p_seconds. A time in the
--- future is from a server whose clock was ahead. Skips a locked row.
+-- Whether the caller is to sweep a domain: true for one steward in p_seconds, whatever the clock
+-- does. Skips a locked row.
 CREATE FUNCTION {schema}.begin_sweep(p_domain text, p_seconds double precision) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER
 AS $$
@@ -111,10 +110,10 @@ AS $$
     SELECT EXISTS (SELECT FROM begun)
 $$;
 
--- Deletes from a day what a domain keeps for a shorter time than others, up to p_count commands,
+-- Deletes from a day what a domain keeps for a shorter time than others, up to p_size commands,
 -- and returns their number. Skips locked rows.
 CREATE FUNCTION {schema}.retain_domain(
-    p_partition text, p_domain text, p_count integer
+    p_partition text, p_domain text, p_size integer
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -145,15 +144,14 @@ BEGIN
             WHERE e.domain = g.domain AND e.command_id = g.command_id
         )
         SELECT count(*) FROM gone', p_partition)
-    INTO removed USING p_domain, before, p_count;
+    INTO removed USING p_domain, before, p_size;
     RETURN removed;
 END
 $$;
 
--- Removes incarnations that no command shows any longer: last seen before the oldest history
--- that is kept, and the claimer of no unfinished command; and from lease the claimers that have
--- no claims. p_living are those that have sessions now. Called by stewards; returns the number
--- of removed incarnations.
+-- Removes incarnations that were last seen before the oldest history and are the claimer of no
+-- unfinished command, and returns their number; and from lease the claimers without claims.
+-- p_living are those that have sessions now.
 CREATE FUNCTION {schema}.retain_incarnations(p_living bigint[]) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -187,7 +185,7 @@ BEGIN
 END
 $$;
 
--- Removes all but the latest 1,000 events of each domain. Returns the number removed.
+-- Removes all but the latest 1,000 events of each domain.
 CREATE FUNCTION {schema}.retain_domain_events() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$

@@ -1,5 +1,5 @@
--- How functions run: their settings, a list for each kind of function, and who may call them. Run
--- at the end of each installation, as a function that an upgrade replaces loses its settings.
+-- The settings of functions, and the roles that may call them. Run at the end of each
+-- installation, as a function that an upgrade replaces loses its settings.
 DO $$
 DECLARE
     function regprocedure;
@@ -9,7 +9,7 @@ BEGIN
         SELECT p.oid::regprocedure, string_agg(kind.settings, ' ')
         FROM pg_proc p JOIN (VALUES
             -- Finds rows by key, whatever the statistics say.
-            ('cancel_ids claim_suspect complete fitting note_lost release renew reschedule'
+            ('cancel_ids claim_row claim_suspect complete fitting note_lost release renew reschedule'
              ' resolve_keys retain_day set_aside settle suspect_waits',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
