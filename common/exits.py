@@ -1,5 +1,6 @@
 """Exit codes: the supervisor's, and those by which a child names the reason of its exit. Pure."""
 
+from dataclasses import dataclass
 from enum import IntEnum
 from signal import Signals
 
@@ -27,11 +28,17 @@ def cannot_start_thread(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and "start new thread" in str(error)
 
 
-def exit_text(signal: int, code: int) -> str:
-    """A predicate. `signal`: the one that killed the process; 0 if it exited with `code`."""
-    if not signal:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {Signals(signal).name}"
-    except ValueError:
-        return f"was killed by signal {signal}"
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """`signal` is what killed the process; 0 if it exited with `code`. As text a predicate."""
+
+    signal: int
+    code: int
+
+    def __str__(self) -> str:
+        if not self.signal:
+            return f"exited with code {self.code}"
+        try:
+            return f"was killed by {Signals(self.signal).name}"
+        except ValueError:
+            return f"was killed by signal {self.signal}"

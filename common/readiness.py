@@ -41,3 +41,8 @@ def worst(checks: Iterable[Check]) -> Finding:
     """The worst finding."""
     order = list(Finding)
     return max((check.finding for check in checks), key=order.index, default=Finding.OK)
+
+
+def sentences(checks: Iterable[Check], finding: Finding) -> str:
+    """The checks with this finding; empty if there are none."""
+    return "; ".join(str(check) for check in checks if check.finding is finding)

@@ -18,8 +18,7 @@ from enum import Enum
 
 from cmdbus.board.records import NO_COMMAND, ClaimState, ExitRecord, Phase, Restart, Role, Verdict
 from cmdbus.board.views import SeatView, SlotView
-from cmdbus.exits import Exit
-from cmdbus.supervisor.children import ExitStatus
+from cmdbus.exits import Exit, ExitStatus
 from cmdbus.supervisor.fleet_view import NS, ProcessView
 
 #: Seconds; a process that lived less, and settled nothing, exited early.

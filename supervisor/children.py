@@ -11,10 +11,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from cmdbus.clock import time
-from cmdbus.exits import Exit, cannot_start_thread, exit_text
+from cmdbus.exits import Exit, ExitStatus, cannot_start_thread
 from cmdbus.failpoints import IN_CHILD, failpoint
 from cmdbus.supervisor import signals
 
@@ -25,17 +24,6 @@ _BLIND_SECONDS = 0.1
 _WAIT_SECONDS = 1.0
 _STDIN = 0
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ExitStatus:
-    """`signal` is what killed it; 0 if it exited with `code`."""
-
-    signal: int
-    code: int
-
-    def __str__(self) -> str:
-        return exit_text(self.signal, self.code)
 
 
 class Child:

@@ -13,24 +13,27 @@ from typing import assert_never
 
 from cmdbus.board.board import Board
 from cmdbus.board.exit_reasons import exit_reason
-from cmdbus.board.records import Role
-from cmdbus.board.views import BoardView, SeatView
+from cmdbus.board.records import Restart, Role, Verdict
+from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.counting import count_of
+from cmdbus.exits import ExitStatus
 from cmdbus.failpoints import IN_REAP, failpoint
 from cmdbus.settings import Settings
 from cmdbus.supervisor.aftermath import Aftermath, BootFailure, Ending, aftermath, boot_failure
-from cmdbus.supervisor.children import ExitStatus
 from cmdbus.supervisor.fleet_view import FleetView, Number, ProcessView, is_drained, observe
-from cmdbus.supervisor.orders import Orders, running_commands
 from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop
-from cmdbus.supervisor.processes import Spawner, SupervisedProcess
+from cmdbus.supervisor.processes import Spawner, SupervisedProcess, running_commands
 from cmdbus.supervisor.restarts import Restarts
 
 logger = logging.getLogger(__name__)
 
 _CANNOT_START = "a process cannot start"
 _MANY_CRASHES = "too many processes exit as soon as they start"
+#: Share of their limits that recycled processes live longer, so that they do not all stop together.
+_SPREAD = 0.1
+#: Seconds within which a child shows itself on the board after the fork.
+_ENTERS_SECONDS = 30.0
 #: Signals at which a process writes its stacks before it dies.
 _STACK_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
@@ -44,7 +47,6 @@ class Fleet:
         self._spawner = spawner
         self._stacks = spawner.stacks
         self._restarts = Restarts()
-        self._orders = Orders(board, self._stacks, self._restarts, settings.timeouts.watchdog)
         self._generations: dict[Number, int] = {}
         self._processes: dict[int, SupervisedProcess] = {}
         self.wanted = settings.procs
@@ -69,8 +71,12 @@ class Fleet:
             elif not process.undead and not process.view.is_alive(now):
                 self._give_up(process, now, stopping)
         self._stacks.log_requested(now)
+        self._board.undead = sum(process.undead for process in self._processes.values())
         view = self._board.snapshot(claims=False)
-        if self._repair_seats(view):
+        unknown = [p for p in self._processes.values() if view.seats[p.view.index].role is None]
+        if unknown:
+            for process in unknown:
+                process.repair_seat()
             view = self._board.snapshot(claims=False)
         for seat in view.seats:
             if seat.role is Role.DEAD and seat.rescued:
@@ -91,15 +97,6 @@ class Fleet:
     def _views(self) -> list[ProcessView]:
         return [process.view for process in self._processes.values()]
 
-    def _repair_seats(self, view: BoardView) -> bool:
-        """Rewrites the identity of seats that something else has overwritten."""
-        unknown = [p for p in self._processes.values() if view.seats[p.view.index].role is None]
-        for process in unknown:
-            one = process.view
-            seat = self._board.seat(one.index)
-            seat.set_identity(process.seat_role, one.number, one.generation)
-        return bool(unknown)
-
     def _observe(self, process: SupervisedProcess, seat: SeatView, now: float) -> None:
         was_ready = process.view.ready
         process.view = observe(process.view, seat, now)
@@ -108,7 +105,7 @@ class Fleet:
                 self._reported.discard(_CANNOT_START)
             if process.view.role is Role.WORKER:
                 self._proven = max(self._proven, process.view.app)
-        process.measure(self._board, self._settings)
+        process.measure(self._settings)
 
     def is_crash_loop(self, now: float) -> bool:
         """Too many early exits, and no ready worker that could continue."""
@@ -169,15 +166,22 @@ class Fleet:
     # Act.
 
     def act(self, action: Action, now: float) -> None:
+        if isinstance(action, Start):
+            self._start(action, now)
+            return
+        process = self._processes[action.process.index]
         match action:
-            case Start():
-                self._start(action, now)
             case Stop():
-                self._orders.stop(self._processes[action.process.index], action, now)
+                process.stop(action, now)
+                if action.reason is not None:
+                    self._restarts.reasons[process.view.key] = action.reason
             case Dump():
-                self._orders.dump(self._processes[action.process.index], now)
+                process.dump(now)
             case Kill():
-                self._orders.kill(self._processes[action.process.index], action, now)
+                if process.kill(action, self._settings.timeouts.watchdog, now):
+                    self._stacks.log_last(process, process.view.index)
+                    if action.verdict is Verdict.HUNG:
+                        self._restarts.reasons[process.view.key] = Restart.HUNG
             case _:
                 assert_never(action)
 
@@ -188,10 +192,18 @@ class Fleet:
         key = action.role, action.number
         generation = self._generations.get(key, 0) + 1
         self._stacks.check()
+        view = ProcessView(
+            index=index,
+            role=action.role,
+            number=action.number,
+            generation=generation,
+            app=self.app,
+            born=now,
+            due=now + _ENTERS_SECONDS,
+            spread=random.uniform(0, _SPREAD),
+        )
         try:
-            process = self._spawner.spawn(
-                action.role, action.number, index, generation, self.app, now, self.descriptors
-            )
+            process = self._spawner.spawn(view, self.descriptors)
         except OSError as error:
             pause = self._restarts.not_started(key, now, random.random())
             logger.error(
@@ -228,30 +240,24 @@ class Fleet:
         """In uninterruptible sleep SIGKILL stays pending, so the process never runs user code
         again: treats it as dead and releases its claims."""
         process.undead = True
-        seat = self._board.seat_view(process.view.index)
-        self._vacate_seat(process, ExitStatus(signal.SIGKILL, 0), seat, now, stopping)
-        self._count_undead()
+        self._vacate_seat(process, ExitStatus(signal.SIGKILL, 0), process.seat, now, stopping)
         logger.error(
             "%s, pid %s, survived SIGKILL (disk wait?): giving up on it and releasing its claims",
             process,
             process.pid,
         )
 
-    def _count_undead(self) -> None:
-        self._board.undead = sum(process.undead for process in self._processes.values())
-
     def _handle_exit(
         self, process: SupervisedProcess, exit_status: ExitStatus, now: float, stopping: bool
     ) -> None:
         del self._processes[process.view.index]
         if process.undead:
-            self._count_undead()
             logger.info("%s, pid %s, which survived SIGKILL, has exited", process, process.pid)
             return
         # Read after the exit: everything that the process did counts.
-        seat = self._board.seat_view(process.view.index)
+        seat = process.seat
         after = self._vacate_seat(process, exit_status, seat, now, stopping)
-        key = process.view.role, process.view.number
+        key = process.view.key
         if after.ending is Ending.STOPPED:
             logger.info("%s has stopped, pid %s", process, process.pid)
         elif after.ending is Ending.NO_RESOURCES:
@@ -274,7 +280,7 @@ class Fleet:
         now: float,
         stopping: bool,
     ) -> Aftermath:
-        view = replace(process.view, commands=process.executed(self._board))
+        view = replace(process.view, commands=process.executed())
         after = aftermath(view, exit_status, seat, now, stopping=stopping)
         self.unfinished |= after.unfinished
         if view.role is Role.STEWARD:

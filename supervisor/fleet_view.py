@@ -58,6 +58,10 @@ class ProcessView:
     cause: SlotView | None = None
 
     @property
+    def key(self) -> Number:
+        return self.role, self.number
+
+    @property
     def is_staying(self) -> bool:
         """Neither ordered to stop nor killed."""
         return self.stop_by is None and self.killed_at is None

@@ -1,30 +1,45 @@
-"""The supervisor's loop: observe -> decide -> act -> wait. Never waits for one of its processes."""
+"""The supervisor: its start, and its loop: observe -> decide -> act -> wait.
+
+The supervising process loads no database driver, runs no user code, starts no thread and
+holds no lock: so it may fork at any moment, and nothing can hang it. What needs any of that
+is done in a child, and the loop never waits for one.
+"""
 
 import logging
 import os
+import shutil
 import signal
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 from cmdbus.board.board import Board
 from cmdbus.board.records import Role, SupervisorState
 from cmdbus.clock import time
 from cmdbus.counting import count_of
-from cmdbus.errors import BoardError
+from cmdbus.errors import BoardError, CmdbusError
 from cmdbus.exits import Exit
-from cmdbus.readiness import Finding
+from cmdbus.logs import set_up
+from cmdbus.readiness import Finding, sentences
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.fleet_view import FleetView
-from cmdbus.supervisor.host import Pidfile
+from cmdbus.supervisor.host import Pidfile, check_board_free, listen, pidfile_path
 from cmdbus.supervisor.policy import decide, next_round
 from cmdbus.supervisor.preflight_process import PreflightProcess
+from cmdbus.supervisor.processes import Spawner
+from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.supervisor.signals import Signals
+from cmdbus.supervisor.stacks import Stacks
+from cmdbus.supervisor.startup import make_board, pass_preflight, with_database
+from cmdbus.supervisor.startup_probes import StartupProbes
 from cmdbus.supervisor.systemd_notifier import SystemdNotifier
 from cmdbus.timeouts import RESCUE_SECONDS
 
 logger = logging.getLogger(__name__)
 
+#: Seconds to make and start an embedded server.
+_EMBEDDED_SECONDS = 180.0
 #: Seconds of a round at most.
 _ROUND_SECONDS = 0.1
 #: Seconds by which a round must be late to count as a stall of the supervisor itself.
@@ -39,6 +54,41 @@ _DRAINED_SECONDS = 1.0
 _KEEP_SECONDS = 5.0
 #: Seconds that a stop may take beyond its deadline.
 _EXITS_SECONDS = 5.0
+
+
+def supervise(settings: Settings) -> Exit:
+    """Runs the fleet until it stops; the exit code says how that went."""
+    set_up(settings.log_format, settings.log_level)
+    with ExitStack() as stack:
+        try:
+            signals = stack.enter_context(closing(Signals()))
+            directory = make_runtime_directory(find_runtime_directory(settings.runtime_dir))
+            pidfile = Pidfile(pidfile_path(directory, settings.name), settings.name)
+            stack.callback(pidfile.close)
+            path = board_path(directory, settings.name)
+            stacks = directory / f"{settings.name}.stacks"
+            check_board_free(path, settings.name)
+            http = stack.enter_context(listen(*settings.http)) if settings.http else None
+            probes = StartupProbes(settings, http, [pidfile.descriptor, *signals.descriptors])
+            stack.enter_context(closing(probes))
+            probes.expect(_EMBEDDED_SECONDS, away=False)
+            settings = stack.enter_context(with_database(settings, signals))
+            types = pass_preflight(settings, signals, probes)
+            probes.close()
+            board = make_board(settings, path, stacks, types)
+            pidfile.hold_board(path)
+            private = [*pidfile.descriptors, *signals.descriptors]
+            spawner = Spawner(settings, board, Stacks(stacks), private=private, http=http)
+            fleet = Fleet(settings, board, stack.enter_context(closing(spawner)))
+            code = Supervisor(settings, board, fleet, signals, pidfile).run()
+        except CmdbusError as error:
+            logger.error("%s", error)
+            return Exit.CANNOT_START
+        if code is Exit.DONE:
+            with suppress(OSError):  # Their directory may be gone, or read-only by now.
+                path.unlink()
+            shutil.rmtree(stacks, ignore_errors=True)
+        return code
 
 
 class Supervisor:
@@ -166,9 +216,8 @@ class Supervisor:
             return
         self._preflight.close()
         self._preflight = None
-        fatal = [check for check in checks if check.finding is Finding.FATAL]
-        if fatal:
-            logger.error("not reloaded, the fleet goes on as it is: %s", "; ".join(map(str, fatal)))
+        if fatal := sentences(checks, Finding.FATAL):
+            logger.error("not reloaded, the fleet goes on as it is: %s", fatal)
             self._notifier.ready()
             return
         logger.info("reloading: all processes are replaced, one after another")

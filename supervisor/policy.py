@@ -164,7 +164,7 @@ def _fill(
     fleet: FleetView, rest: Sequence[ProcessView], settings: Settings, now: float
 ) -> Iterator[Action]:
     """A process for each number that has none, and none for numbers beyond the wanted ones."""
-    staying = {(p.role, p.number) for p in fleet.processes if p.is_staying}
+    staying = {p.key for p in fleet.processes if p.is_staying}
     living = sum(p.is_alive(now) for p in fleet.processes if p.role is Role.WORKER)
     wanted = [(Role.STEWARD, 0), *((Role.WORKER, number) for number in range(fleet.wanted))]
     if fleet.suspects:
@@ -198,7 +198,7 @@ def _replace(
         return
     outdated = list(_outdated(workers, fleet, settings, now))
     for process, reason, why in outdated:
-        if fleet.not_before.get((Role.WORKER, process.number), now) > now:
+        if fleet.not_before.get(process.key, now) > now:
             continue  # Its last successor exited early.
         yield Start(role=Role.WORKER, number=process.number, reason=reason, why=why)
         return

@@ -29,11 +29,17 @@ def run_preflight(
     wake: Sequence[int] = (),
     on_wake: Callable[[], None] = lambda: None,
 ) -> list[Check]:
-    """The checks that the preflight makes within `timeout` seconds; OSError if the system has no
-    process left. `on_wake` is called when one of the descriptors `wake` is readable."""
-    with closing(PreflightProcess(settings, timeout)) as running:
-        while (checks := running.checks()) is None:
-            wait([running.pipe, *wake], running.deadline - time.monotonic())
+    """The checks that the preflight makes within `timeout` seconds. `on_wake` is called when one
+    of the descriptors `wake` is readable."""
+    try:
+        preflight = PreflightProcess(settings, timeout)
+    except OSError as error:
+        # Too many processes or descriptors; for how long is not known.
+        reason = f"cannot start a process ({error.strerror})"
+        return [Check("preflight", Finding.AWAY, reason)]
+    with closing(preflight):
+        while (checks := preflight.checks()) is None:
+            wait([preflight.pipe, *wake], preflight.deadline - time.monotonic())
             on_wake()
         return checks
 

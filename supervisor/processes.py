@@ -1,36 +1,41 @@
-"""The processes of a fleet: what the supervisor knows of each, and how they start: the fork, and in
-the child the main function of its role."""
+"""The processes of a fleet: what the supervisor knows of each, the orders that it gives them, and
+how they start: the fork, and in the child the main function of its role."""
 
+import logging
 import os
-import random
+import signal
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from cmdbus.board.board import Board
-from cmdbus.board.records import Role
+from cmdbus.board.board import Board, Node
+from cmdbus.board.exit_reasons import VERDICT_REASONS
+from cmdbus.board.health import Health
+from cmdbus.board.records import Phase, Restart, Role, Verdict
+from cmdbus.board.views import SeatView, SlotView
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_FORK, BEFORE_FORK, failpoint
-from cmdbus.proc import cpu_seconds, rss_bytes
+from cmdbus.proc import PidState, cpu_seconds, pid_state, rss_bytes
 from cmdbus.settings import Settings
 from cmdbus.supervisor import signals
+from cmdbus.supervisor.aftermath import gil_holder, stuck
 from cmdbus.supervisor.children import Child, fork
-from cmdbus.supervisor.fleet_view import ProcessView
+from cmdbus.supervisor.fleet_view import NS, ProcessView
+from cmdbus.supervisor.policy import Kill, Stop, is_ahead
 from cmdbus.supervisor.stacks import Stacks
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
 
+logger = logging.getLogger(__name__)
+
 #: Seconds between two measurements of memory and executions, which change slowly.
 _MEASURE_SECONDS = 1.0
-#: Share of their limits that recycled processes live longer, so that they do not all stop together.
-_SPREAD = 0.1
-#: Seconds within which a child shows itself on the board after the fork.
-_ENTERS_SECONDS = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
 class SupervisedProcess:
     child: Child
+    board: Board
     #: Replaced by each observation and each order.
     view: ProcessView
     #: It survived SIGKILL: it counts as dead, but keeps its seat until it exits.
@@ -40,44 +45,120 @@ class SupervisedProcess:
     _measured_at: float = 0.0
     #: Processor seconds of its threads when it was ordered to stop or to write its stacks, and
     #: the time of that.
-    cpu_seconds: dict[int, float] = field(default_factory=dict)
-    cpu_read_at: float = 0.0
+    _cpu_seconds: dict[int, float] = field(default_factory=dict)
+    _cpu_read_at: float = 0.0
 
     @property
     def pid(self) -> int:
         return self.child.pid
 
     @property
-    def seat_role(self) -> Role:
-        """The role that its seat shows."""
-        if self.undead:
-            return Role.DEAD
-        return self.view.role if self.view.stop_by is None else Role.STOPPING
+    def seat(self) -> SeatView:
+        return self.board.seat_view(self.view.index)
 
-    def measure(self, board: Board, settings: Settings) -> None:
+    def repair_seat(self) -> None:
+        """After something else has overwritten the role that the seat shows."""
+        view, role = self.view, self.view.role
+        if self.undead:
+            role = Role.DEAD
+        elif view.stop_by is not None:
+            role = Role.STOPPING
+        self.board.seat(view.index).set_identity(role, view.number, view.generation)
+
+    def measure(self, settings: Settings) -> None:
         """Reads its memory, which the board then shows, and its executions."""
         now, view = time.monotonic(), self.view
         if now < self._measured_at + _MEASURE_SECONDS or view.role is not Role.WORKER:
             return
         self._measured_at = now
         rss = rss_bytes(self.pid)
-        board.seat(view.index).rss_bytes = rss
+        self.board.seat(view.index).rss_bytes = rss
         over = settings.max_rss_bytes is not None and rss > settings.max_rss_bytes
         self.view = replace(
             view,
             rss_bytes=rss,
             rss_over=view.rss_over + 1 if over else 0,
-            commands=self.executed(board) if settings.max_commands is not None else 0,
+            commands=self.executed() if settings.max_commands is not None else 0,
         )
 
-    def measure_cpu(self, now: float) -> None:
-        self.cpu_seconds, self.cpu_read_at = cpu_seconds(self.pid), now
+    def executed(self) -> int:
+        return self.board.executed(self.view.index) - self.executed_before
 
-    def executed(self, board: Board) -> int:
-        return board.executed(self.view.index) - self.executed_before
+    def stop(self, order: Stop, now: float) -> None:
+        view = self.view
+        if view.stop_by is None:
+            view = replace(view, stop_verdict=order.verdict)
+            self._measure_cpu(now)
+        self.view = replace(view, stop_by=order.by)
+        if order.reason is not None:
+            level = logging.INFO if order.reason is Restart.RELOADED else logging.WARNING
+            logger.log(level, "%s is ordered to stop: %s", self, _stop_reason(order, self.seat))
+        self.board.seat(view.index).order_to_stop(
+            view.number, view.generation, by=int(order.by * NS), verdict=view.stop_verdict
+        )
+        if order.verdict is Verdict.STUCK:
+            self.child.send(signal.SIGUSR2)  # its stacks, also while the GIL is held
+        self.child.send(signal.SIGTERM)
+
+    def dump(self, now: float) -> None:
+        logger.warning("%s is overdue: asking for its stacks", self)
+        self.view = replace(self.view, dumped_at=now)
+        self._measure_cpu(now)
+        self.child.send(signal.SIGUSR2)
+
+    def kill(self, order: Kill, watchdog: float, now: float) -> bool:
+        """False if it has recovered since the decision, and lives on."""
+        seat = self.seat
+        if order.verdict is Verdict.HUNG and seat.due and is_ahead(seat.due / NS, watchdog, now):
+            self.view = replace(self.view, dumped_at=None)
+            logger.warning("%s has recovered in time", self)
+            return False
+        stopped = pid_state(self.pid) is PidState.STOPPED
+        verdict = Verdict.STOPPED if stopped else order.verdict
+        cause = self._cause(order, seat, now)
+        self.view = replace(self.view, killed_at=now, kill_verdict=verdict, cause=cause)
+        text = "%s is killed: %s%s"
+        logger.error(text, self, VERDICT_REASONS[verdict], running_commands(seat.slots))
+        self.child.send(signal.SIGKILL)
+        return True
+
+    def _measure_cpu(self, now: float) -> None:
+        self._cpu_seconds, self._cpu_read_at = cpu_seconds(self.pid), now
+
+    def _cause(self, order: Kill, seat: SeatView, now: float) -> SlotView | None:
+        """The slot that the process is killed for, if it can be known."""
+        if self.view.role is Role.STEWARD:
+            return None
+        running = {slot.index: slot.thread for slot in seat.slots if slot.command and slot.thread}
+        used, seconds = cpu_seconds(self.pid), now - self._cpu_read_at
+        holder = gil_holder(self._cpu_seconds, used, seconds, running)
+        if order.verdict is Verdict.HUNG:
+            return next((slot for slot in seat.slots if slot.index == holder), None)
+        if order.verdict is not Verdict.CRITICAL and order.measured:
+            return stuck(seat.slots, holder, int(now * NS))
+        return None
 
     def __str__(self) -> str:
         return str(self.view)
+
+
+def _stop_reason(order: Stop, seat: SeatView) -> str:
+    levels, late = order.process.levels, order.process.latest_slot
+    if order.reason is Restart.STUCK and levels.health is not Health.CRITICAL:
+        slots = [slot for slot in seat.slots if slot.index == late]
+        return f"a slot is stuck{running_commands(slots)}"
+    return ", ".join(levels.reasons) or str(order.reason and order.reason.name.lower())
+
+
+def running_commands(slots: Sequence[SlotView], *, timed_out: bool = True) -> str:
+    """`timed_out`: also the commands whose attempts have ended by their timeouts."""
+    commands = [
+        f"{slot.command.domain}/{slot.command.type} {slot.command.command_id} (attempt "
+        f"{slot.command.attempt}, slot {slot.number})"
+        for slot in slots
+        if slot.command is not None and (timed_out or slot.phase is not Phase.STUCK)
+    ]
+    return f"; it ran {', '.join(commands)}" if commands else ""
 
 
 class Spawner:
@@ -100,42 +181,24 @@ class Spawner:
         self._worker_pipe = WakePipe(2 * settings.procs)
         self._steward_pipe = WakePipe(1)
 
-    def spawn(
-        self,
-        role: Role,
-        number: int,
-        index: int,
-        generation: int,
-        app: int,
-        now: float,
-        siblings: Iterable[int],
-    ) -> SupervisedProcess:
+    def spawn(self, view: ProcessView, siblings: Iterable[int]) -> SupervisedProcess:
         """OSError if the system has no process left. `siblings`: the descriptors of the other
         children, which this one must not keep."""
-        seat = self._board.seat(index)
-        seat.assign(role, number=number, generation=generation)
+        seat = self._board.seat(view.index)
+        seat.assign(view.role, number=view.number, generation=view.generation)
         failpoint(BEFORE_FORK)
         try:
-            child = fork(
-                lambda: self._main(role, index, generation), close=[*self._private, *siblings]
-            )
+            child = fork(lambda: self._main(view), close=[*self._private, *siblings])
         except OSError:
             seat.clear()
             raise
         failpoint(AFTER_FORK)
-        view = ProcessView(
-            index=index,
-            role=role,
-            number=number,
-            generation=generation,
-            pid=child.pid,
-            app=app,
-            born=now,
-            due=now + _ENTERS_SECONDS,
-            spread=random.uniform(0, _SPREAD),
+        return SupervisedProcess(
+            child=child,
+            board=self._board,
+            view=replace(view, pid=child.pid),
+            executed_before=self._board.executed(view.index),
         )
-        executed = self._board.executed(index)
-        return SupervisedProcess(child=child, view=view, executed_before=executed)
 
     def wake_steward(self) -> None:
         self._steward_pipe.put()
@@ -144,23 +207,22 @@ class Spawner:
         self._worker_pipe.close()
         self._steward_pipe.close()
 
-    def _main(self, role: Role, index: int, generation: int) -> int:
+    def _main(self, view: ProcessView) -> int:
         """In the child. The database driver and the application are imported only here."""
-        from cmdbus.board.board import Node
         from cmdbus.worker.boot import process
 
         clear_notify_env()
-        if self._http is not None and role is not Role.STEWARD:
+        if self._http is not None and view.role is not Role.STEWARD:
             self._http.close()
         node = Node(
             board=self._board,
-            seat=self._board.seat(index),
-            generation=generation,
+            seat=self._board.seat(view.index),
+            generation=view.generation,
             parent=os.getppid(),
             worker_pipe=self._worker_pipe,
             steward_pipe=self._steward_pipe,
             http=self._http,
-            quarantine=role is Role.QUARANTINE,
+            quarantine=view.role is Role.QUARANTINE,
         )
-        run = process.run_steward if role is Role.STEWARD else process.run
-        return run(self._settings, node, self.stacks.file(index), signals.unblock)
+        run = process.run_steward if view.role is Role.STEWARD else process.run
+        return run(self._settings, node, self.stacks.file(view.index), signals.unblock)

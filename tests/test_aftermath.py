@@ -11,7 +11,7 @@ from policies import NOW, STEWARD, worker
 from cmdbus.board.board import Board
 from cmdbus.board.records import NO_COMMAND, ClaimState, Restart, Role, Verdict
 from cmdbus.board.views import SeatView
-from cmdbus.exits import Exit
+from cmdbus.exits import Exit, ExitStatus
 from cmdbus.supervisor.aftermath import (
     EARLY_SECONDS,
     Aftermath,
@@ -21,7 +21,6 @@ from cmdbus.supervisor.aftermath import (
     boot_failure,
     is_busy,
 )
-from cmdbus.supervisor.children import ExitStatus
 from cmdbus.supervisor.fleet_view import ProcessView
 
 ID = UUID(int=1)

@@ -53,7 +53,7 @@ IN_CHILDREN = {
     "cmdbus.supervisor.cli": ["cmdbus.database", "cmdbus.embedded", "cmdbus.producer"],
 }
 #: Modules in a row, each of which imports the next, inside one room.
-MAX_DEPTH = 7
+MAX_DEPTH = 5
 IMPURE = {"os", "time", "random", "secrets", "socket", "subprocess", "threading", "psycopg"}
 
 pytestmark = pytest.mark.skipif(

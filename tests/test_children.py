@@ -16,8 +16,9 @@ from signal import SIGTTIN, SIGTTOU
 import pytest
 from eventually import eventually
 
+from cmdbus.exits import ExitStatus
 from cmdbus.supervisor import signals
-from cmdbus.supervisor.children import Child, ExitStatus, fork, reap_orphans, wait
+from cmdbus.supervisor.children import Child, fork, reap_orphans, wait
 
 pytestmark = pytest.mark.process
 

@@ -248,7 +248,7 @@ def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None
     with unstarted(dsn, tmp_path) as fleet:
         fleet.dsn = f"host={tmp_path} dbname=nobody"
         fleet.start()
-        fleet.await_saying("waiting until it is back")
+        fleet.await_saying("trying again every 2 s")
         shown = here("ps", "--runtime-dir", str(fleet.directory), "--name", fleet.name)
         assert shown.exit_code == 1
         assert f"(pid {fleet.pid}) is starting and has no board yet" in shown.stderr

@@ -155,7 +155,7 @@ def test_probes_are_answered_while_a_start_waits_for_the_database(dsn: str, tmp_
         socket = Path(str(conninfo_to_dict(proxy.dsn)["host"])) / ".s.PGSQL.5432"
         socket.rename(away := socket.with_name("away"))
         fleet.start()
-        fleet.await_saying("waiting until it is back")
+        fleet.await_saying("trying again every 2 s")
         assert fleet.readiness() == (503, ["the database is away", "worker 0 has no process"])
         assert get(fleet, "/livez") == (200, '{"live": true, "reasons": []}\n')
         assert set(families(fleet)) == FAMILIES

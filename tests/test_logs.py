@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
+from cmdbus.exits import ExitStatus
 from cmdbus.logs import JsonFormatter, StderrHandler, TextFormatter, set_up
 from cmdbus.printable import printable
-from cmdbus.supervisor.children import Child, ExitStatus, fork, wait
+from cmdbus.supervisor.children import Child, fork, wait
 
 logger = logging.getLogger("cmdbus.test_logs")
 

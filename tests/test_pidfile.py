@@ -12,7 +12,8 @@ import pytest
 from cmdbus.board.board import Board
 from cmdbus.board.records import SupervisorState
 from cmdbus.errors import BoardError
-from cmdbus.supervisor.children import ExitStatus, fork, wait
+from cmdbus.exits import ExitStatus
+from cmdbus.supervisor.children import fork, wait
 from cmdbus.supervisor.host import NameTakenError, Pidfile, check_board_free, check_free
 
 

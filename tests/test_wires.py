@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from cmdbus.board.wake_pipe import WakePipe, wait_for
-from cmdbus.supervisor.children import ExitStatus, fork, wait
+from cmdbus.exits import ExitStatus
+from cmdbus.supervisor.children import fork, wait
 
 
 @contextmanager

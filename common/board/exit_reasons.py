@@ -3,7 +3,7 @@
 import signal
 
 from cmdbus.board.records import ExitRecord, Verdict
-from cmdbus.exits import Exit, exit_text
+from cmdbus.exits import Exit, ExitStatus
 
 VERDICT_REASONS = {
     Verdict.STUCK: "a command did not end",
@@ -22,6 +22,7 @@ def exit_reason(exit_record: ExitRecord) -> str:
         return f"was killed: {VERDICT_REASONS[exit_record.verdict]}"
     if exit_record.signal == signal.SIGKILL:
         return "was killed by SIGKILL from outside, perhaps because memory ran out (OOM)"
-    if (exit_record.signal, exit_record.code) == (0, Exit.TERMINATED):
+    exit_status = ExitStatus(exit_record.signal, exit_record.code)
+    if exit_status == ExitStatus(0, Exit.TERMINATED):
         return "was stopped by a SIGTERM that the supervisor did not send"
-    return exit_text(exit_record.signal, exit_record.code)
+    return str(exit_status)

@@ -66,7 +66,7 @@ def main(context: click.Context, /, check: bool, **_given: object) -> None:
         settings = configured(context).settings
     if settings.app is None and settings.dsn is None:
         _become_demo()
-    from cmdbus.supervisor.supervise import supervise
+    from cmdbus.supervisor.loop import supervise
 
     sys.exit(supervise(settings))
 

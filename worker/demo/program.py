@@ -21,12 +21,12 @@ from cmdbus.board.views import BoardView
 from cmdbus.database import dsn as dsns
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import BoardError, CmdbusError, EmbeddedError
-from cmdbus.exits import Exit
+from cmdbus.exits import Exit, ExitStatus
 from cmdbus.logs import set_up
 from cmdbus.producer.bus import CommandBus
 from cmdbus.settings import Settings
 from cmdbus.supervisor import signals
-from cmdbus.supervisor.children import Child, ExitStatus, fork, reap_orphans, wait
+from cmdbus.supervisor.children import Child, fork, reap_orphans, wait
 from cmdbus.supervisor.cli.configuration import configured
 from cmdbus.supervisor.cli.supervise import DEMO_APP
 from cmdbus.supervisor.cli.supervise import main as command
