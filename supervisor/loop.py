@@ -25,7 +25,7 @@ from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.fleet_view import FleetView
 from cmdbus.supervisor.host import Pidfile, check_board_free, listen, pidfile_path
-from cmdbus.supervisor.policy import decide, next_round
+from cmdbus.supervisor.policy import decide
 from cmdbus.supervisor.preflight_process import PreflightProcess
 from cmdbus.supervisor.processes import Spawner
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds to make and start an embedded server.
 _EMBEDDED_SECONDS = 180.0
-#: Seconds of a round at most.
+#: Seconds between two rounds at most.
 _ROUND_SECONDS = 0.1
 #: Seconds by which a round must be late to count as a stall of the supervisor itself.
 _LATE_SECONDS = 1.0
@@ -132,9 +132,7 @@ class Supervisor:
                 self._fleet.act(action, now)
             self._publish_status(fleet, now)
             self._keep_name(now)
-            until = next_round(fleet, self._settings, now)
-            seconds = min(_ROUND_SECONDS, until - time.monotonic())
-            wait([self._signals.descriptor, *self._fleet.descriptors], seconds)
+            wait([self._signals.descriptor, *self._fleet.descriptors], _ROUND_SECONDS)
         self._show(SupervisorState.STOPPED, time.monotonic())
         if self._code is Exit.DONE and self._fleet.unfinished:
             self._code = Exit.UNFINISHED

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from cmdbus.board.health import MAX_STUCK, Health
 from cmdbus.board.records import Restart, Role, Verdict
 from cmdbus.settings import Settings
-from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, ProcessView
+from cmdbus.supervisor.fleet_view import FleetView, ProcessView
 from cmdbus.supervisor.stacks import DUMP_SECONDS
 from cmdbus.timeouts import BOOT_SECONDS, OUTAGE_NOTICE_SECONDS, RESCUE_SECONDS
 
@@ -87,30 +87,6 @@ def decide(fleet: FleetView, settings: Settings, now: float) -> list[Action]:
 def _without(processes: Iterable[ProcessView], actions: Iterable[Action]) -> list[ProcessView]:
     touched = {id(action.process) for action in actions if not isinstance(action, Start)}
     return [process for process in processes if id(process) not in touched]
-
-
-def next_round(fleet: FleetView, settings: Settings, now: float) -> float:
-    """The earliest time after now at which the decision may change by time alone."""
-    times = [now + 1.0, *fleet.not_before.values()]
-    if fleet.stop_by is not None:
-        times += [fleet.stop_by, fleet.stop_by + RESCUE_SECONDS]
-    for process in fleet.processes:
-        times += _turns(process, settings)
-    return min(at for at in times if at > now)
-
-
-def _turns(process: ProcessView, settings: Settings) -> Iterator[float]:
-    for at, after in (
-        (process.killed_at, UNDEAD_SECONDS),
-        (process.dumped_at, DUMP_SECONDS),
-        (process.stop_by, 0.0),
-        (process.due, 0.0),
-        (process.latest_due, settings.timeouts.stuck_grace),
-        (process.degraded_since, settings.timeouts.watchdog),
-        (process.born, _longest_life(process, settings)),
-    ):
-        if at is not None:
-            yield at + after
 
 
 def _check_process(
@@ -253,16 +229,13 @@ def _used_up(process: ProcessView, settings: Settings, now: float) -> str:
     max_commands = settings.max_commands
     if max_commands is not None and process.commands >= max_commands * (1.0 + process.spread):
         return f"it has run {process.commands} commands (--max-commands {max_commands})"
-    if now >= process.born + _longest_life(process, settings):
-        return f"it is {now - process.born:.0f} s old (--max-age {settings.max_age:g})"
+    max_age = settings.max_age
+    if max_age is not None and now >= process.born + max_age * (1.0 + process.spread):
+        return f"it is {now - process.born:.0f} s old (--max-age {max_age:g})"
     if process.rss_over >= RSS_SAMPLES and settings.max_rss_bytes is not None:
         used, allowed = process.rss_bytes / 2**20, settings.max_rss_bytes / 2**20
         return f"it uses {used:.0f} MiB of memory (--max-rss {allowed:.0f}M)"
     return ""
-
-
-def _longest_life(process: ProcessView, settings: Settings) -> float:
-    return float("inf") if settings.max_age is None else settings.max_age * (1.0 + process.spread)
 
 
 def _succeed(processes: Iterable[ProcessView], settings: Settings, now: float) -> Iterator[Action]:

@@ -25,13 +25,11 @@ from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, ProcessView
 from cmdbus.supervisor.policy import (
     MAX_SURGE,
     RSS_SAMPLES,
-    Action,
     Dump,
     Kill,
     Start,
     Stop,
     decide,
-    next_round,
 )
 from cmdbus.supervisor.stacks import DUMP_SECONDS
 
@@ -221,29 +219,3 @@ def test_a_fleet_to_which_nothing_happened_is_left_alone_by_any_limits() -> None
         steward = replace(STEWARD, app=there.app)
         fine = FleetView(processes=[steward, *calm], wanted=there.wanted, app=there.app)
         assert decide(fine, settings, NOW) == []
-
-
-def kinds(actions: list[Action]) -> list[tuple[object, ...]]:
-    """What was decided, without the deadlines that are counted from now."""
-    return [
-        (
-            type(a),
-            (a.role, a.number, a.reason) if isinstance(a, Start) else a.process.index,
-            a.reason if isinstance(a, Stop) else None,
-            a.verdict if isinstance(a, Kill) else None,
-        )
-        for a in actions
-    ]
-
-
-def test_the_next_round_comes_before_time_alone_changes_the_decision() -> None:
-    """And is never now again: that would be a loop without a pause."""
-    changed = 0
-    for there, settings in random_fleets(MANY, 11):
-        decision = kinds(decide(there, settings, NOW))
-        at = next_round(there, settings, NOW)
-        assert NOW < at <= NOW + 1
-        for part in (0.01, 0.3, 0.6, 0.9, 1 - 1e-9):
-            assert kinds(decide(there, settings, NOW + (at - NOW) * part)) == decision
-        changed += kinds(decide(there, settings, at)) != decision
-    assert changed > 500
