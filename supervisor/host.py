@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -85,7 +85,7 @@ class Pidfile:
     def hold_board(self, path: Path) -> None:
         """Locks the board, too: a second supervisor of this name would take it for a dead one's
         once the pidfile is removed."""
-        self._board = [_locked(path, self._name, os.O_RDONLY, of=_on_board)]
+        self._board = [_locked(path, self._name, os.O_RDONLY)]
 
     def keep(self) -> None:
         """Keeps the files from looking old to programs that remove old ones, and puts the pidfile
@@ -120,16 +120,13 @@ class Pidfile:
             return False
 
 
-def _in_pidfile(path: Path) -> int | None:
+def _holder(path: Path) -> int | None:
+    """The supervisor that a pidfile or a board names."""
+    with suppress(BoardError), closing(Board.open(path)) as board:
+        return board.snapshot(claims=False).pid
     with suppress(OSError):
         text = path.read_bytes()[:20].strip()
         return int(text) if text.isdigit() else None
-    return None
-
-
-def _on_board(path: Path) -> int | None:
-    with suppress(BoardError), closing(Board.open(path)) as board:
-        return board.snapshot(claims=False).pid
     return None
 
 
@@ -138,15 +135,10 @@ def pidfile_path(directory: Path, name: str) -> Path:
 
 
 def check_free(path: Path, name: str) -> None:
-    """Raises NameTakenError if a supervisor holds the pidfile. Keeps no lock."""
+    """Raises NameTakenError if a supervisor holds the pidfile or the board `path`. Keeps no
+    lock. A supervisor may live without its pidfile, which programs that remove old files remove."""
     if os.path.lexists(path):
         os.close(_locked(path, name, os.O_RDONLY, fcntl.LOCK_SH))
-
-
-def check_board_free(path: Path, name: str) -> None:
-    """The same for a board, whose supervisor may live without its pidfile."""
-    if os.path.lexists(path):
-        os.close(_locked(path, name, os.O_RDONLY, fcntl.LOCK_SH, of=_on_board))
 
 
 def _locked(
@@ -154,33 +146,26 @@ def _locked(
     name: str,
     flags: int = os.O_RDWR | os.O_CREAT,
     lock: int = fcntl.LOCK_EX,
-    *,
-    of: Callable[[Path], int | None] = _in_pidfile,
     within: float = _EXIT_SECONDS,
 ) -> int:
-    """`of` reads the process id of the supervisor from a file, for the error."""
     deadline = time.monotonic() + within
     while True:
-        descriptor = _opened(path, flags)
+        try:
+            descriptor = open_ordinary(path, flags)
+        except OSError as error:
+            raise BoardError(
+                f"{path} cannot be opened: {error.strerror}; "
+                f"remove it, or choose another --runtime-dir"
+            ) from error
         try:
             fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
             return descriptor
         except BlockingIOError:
             os.close(descriptor)
-        pid = of(path)
+        pid = _holder(path)
         if pid is None or pid_state(pid) is not PidState.GONE or time.monotonic() > deadline:
             raise NameTakenError(name, pid)
         time.sleep(_POLL_SECONDS)
-
-
-def _opened(path: Path, flags: int) -> int:
-    try:
-        return open_ordinary(path, flags)
-    except OSError as error:
-        raise BoardError(
-            f"the pidfile {path} cannot be opened: {error.strerror}; "
-            f"remove it, or choose another --runtime-dir"
-        ) from error
 
 
 class ListenError(CmdbusError):
@@ -199,7 +184,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 def bound(host: str, port: int, backlog: int | None = None) -> socket.socket:
     """Without a `backlog` it is only bound: no client can connect."""
-    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
@@ -216,14 +200,20 @@ def bound(host: str, port: int, backlog: int | None = None) -> socket.socket:
     except OSError as error:
         # Errors of getaddrinfo have numbers of their own.
         reason = _REASONS.get(error.errno or 0) if not isinstance(error, socket.gaierror) else None
-        refusal = ListenError(f"cannot listen on {name} (--http): {reason or error.strerror}")
+        refusal = ListenError(
+            f"cannot listen on {address_text(host, port)} (--http): {reason or error.strerror}"
+        )
         refusal.in_use = error.errno == errno.EADDRINUSE
         raise refusal from None
 
 
+def address_text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _log_address(listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = f"http://{address_text(host, port)}"
     logger.info("probes, metrics and status are at %s", url)
     if not ipaddress.ip_address(host).is_loopback:
         logger.warning(
@@ -243,7 +233,7 @@ def check_host(settings: Settings) -> Iterator[Check]:
             check_runtime_directory(directory)
         check_makeable(directory)
         check_free(pidfile_path(directory, settings.name), settings.name)
-        check_board_free(board_path(directory, settings.name), settings.name)
+        check_free(board_path(directory, settings.name), settings.name)
         yield Check("name", Finding.OK, f"no supervisor named {settings.name!r} runs here")
     except NameTakenError as error:
         taken = Finding.WARNING

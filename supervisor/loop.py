@@ -24,7 +24,7 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
 from cmdbus.supervisor.fleet_view import FleetView
-from cmdbus.supervisor.host import Pidfile, check_board_free, listen, pidfile_path
+from cmdbus.supervisor.host import Pidfile, check_free, listen, pidfile_path
 from cmdbus.supervisor.policy import decide
 from cmdbus.supervisor.preflight_process import PreflightProcess
 from cmdbus.supervisor.processes import Spawner
@@ -67,7 +67,7 @@ def supervise(settings: Settings) -> Exit:
             stack.callback(pidfile.close)
             path = board_path(directory, settings.name)
             stacks = directory / f"{settings.name}.stacks"
-            check_board_free(path, settings.name)
+            check_free(path, settings.name)
             http = stack.enter_context(listen(*settings.http)) if settings.http else None
             probes = StartupProbes(settings, http, [pidfile.descriptor, *signals.descriptors])
             stack.enter_context(closing(probes))

@@ -19,7 +19,7 @@ from cmdbus.exits import Exit
 from cmdbus.readiness import Finding, sentences
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import fork, wait
-from cmdbus.supervisor.host import check_board_free
+from cmdbus.supervisor.host import check_free
 from cmdbus.supervisor.preflight_process import TIMEOUT_SECONDS, run_preflight
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
 from cmdbus.supervisor.startup_probes import StartupProbes
@@ -110,7 +110,7 @@ def _exit_if_stopped(signals: Signals) -> None:
 
 def make_board(settings: Settings, path: Path, stacks: Path, types: int) -> Board:
     try:
-        check_board_free(path, settings.name)
+        check_free(path, settings.name)
         if path.exists():
             # A dead supervisor left it: it says what its processes held, for the steward.
             _log_death(path, settings.name)

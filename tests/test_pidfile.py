@@ -14,7 +14,7 @@ from cmdbus.board.records import SupervisorState
 from cmdbus.errors import BoardError
 from cmdbus.exits import ExitStatus
 from cmdbus.supervisor.children import fork, wait
-from cmdbus.supervisor.host import NameTakenError, Pidfile, check_board_free, check_free
+from cmdbus.supervisor.host import NameTakenError, Pidfile, check_free
 
 
 @pytest.fixture
@@ -94,15 +94,15 @@ def test_a_board_that_is_held_is_not_free_whatever_became_of_the_pidfile(
     tmp_path: Path, path: Path
 ) -> None:
     at = tmp_path / "cmdbus.board"
-    check_board_free(at, "ours")
+    check_free(at, "ours")
     with closing(Board.create(at, seats=1, slots=1)) as board:
         board.supervise(pid=os.getpid(), state=SupervisorState.RUNNING, since=1, due=1)
         with closing(Pidfile(path, "ours")) as pidfile:
             pidfile.hold_board(at)
             path.unlink()
             with pytest.raises(NameTakenError, match=rf"\(pid {os.getpid()}\)"):
-                check_board_free(at, "ours")
-        check_board_free(at, "ours")
+                check_free(at, "ours")
+        check_free(at, "ours")
 
 
 @pytest.mark.parametrize("name", ["missing/cmdbus.pid", ".", "link"])
@@ -231,6 +231,6 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting_for_its_writer
 ) -> None:
     path = tmp_path / "shop.pid"
     os.mkfifo(path)
-    for use in (Pidfile, check_free, check_board_free):
+    for use in (Pidfile, check_free):
         with pytest.raises(BoardError, match="is no ordinary file"):
             use(path, "shop")
