@@ -88,47 +88,46 @@ def stacked(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-def _read_dsn(context: click.Context, dsn_option: click.Parameter, typed: str | None) -> str | None:
+def _read_dsn(context: click.Context, _: click.Parameter, typed: str | None) -> str | None:
     """The DSN that is given nearest: itself, by its file, or as --embedded, which is None."""
-    dsn, rank = _named_dsn(context, typed)
-    if not context.params["embedded"]:
-        return dsn
-    options = context.command.params
-    embedded = origin(context, next(each for each in options if each.name == "embedded"))
-    if dsn is not None and rank <= _rank(context, "embedded"):
-        if rank < _rank(context, "embedded"):
-            return dsn
-        named = context.meta.get(DSN_FROM) or origin(context, dsn_option)
-        raise click.UsageError(f"{embedded} and {named} both name a database: give one of them")
-    context.meta[DSN_FROM] = embedded
-    return None
+    _check_typed(context, typed)
+    file: Path | None = context.params.pop("dsn_file")  # the command gets only the DSN
+    given = {"embedded": context.params["embedded"], "dsn": typed, "dsn_file": file}
+    sources = {name: context.get_parameter_source(name) for name in given if given[name]}
+    # DATABASE_URL is not only for cmdbus: it gives way to a variable that is.
+    if not os.environ.get("CMDBUS_DSN") and (
+        sources.get("dsn") is sources.get("dsn_file") is ParameterSource.ENVIRONMENT
+    ):
+        del sources["dsn"]
+    nearest = min(sources.values(), key=_NEAREST_FIRST.index, default=None)
+    parameters = {p.name or "": p for p in context.command.params}
+    named = [parameters[name] for name, source in sources.items() if source is nearest]
+    if len(named) > 1:
+        in_variable = nearest is ParameterSource.ENVIRONMENT
+        names = [origin(context, each) if in_variable else each.opts[0] for each in named]
+        raise click.UsageError(f"{' and '.join(names)} both name a database: give one of them")
+    if named and named[0].name == "dsn_file":
+        context.meta[DSN_FROM] = f"the file {file}"
+        return str(parsed(_dsn_in)(context, named[0], file))
+    for name in _VARIABLES:  # a forgotten value must not install into the embedded server
+        if typed is None and os.environ.get(name) == "":
+            raise click.UsageError(f"{name} is set and empty: give it a DSN, or unset it")
+    if named and named[0].name == "embedded":
+        context.meta[DSN_FROM] = origin(context, named[0])
+        return None
+    return typed
 
 
-def _named_dsn(context: click.Context, dsn: str | None) -> tuple[str | None, int]:
-    """The DSN of --dsn or of --dsn-file, of the one that is given nearer, and its rank."""
-    source = context.get_parameter_source("dsn")
-    if source is ParameterSource.COMMANDLINE and dsn and _PASSWORD.search(dsn):
+def _check_typed(context: click.Context, dsn: str | None) -> None:
+    if dsn is not None and not dsn.strip():
+        raise click.BadParameter("it is empty", param_hint="--dsn")
+    is_typed = context.get_parameter_source("dsn") is ParameterSource.COMMANDLINE
+    if dsn and is_typed and _PASSWORD.search(dsn):
         click.echo(
             "Warning: a password in --dsn is visible in the process list; "
             "use --dsn-file, CMDBUS_DSN or a password file (~/.pgpass).",
             err=True,
         )
-    file: Path | None = context.params.pop("dsn_file")  # the command gets only the DSN
-    by_itself, by_file = _rank(context, "dsn"), _rank(context, "dsn_file")
-    in_variable = source is ParameterSource.ENVIRONMENT
-    # DATABASE_URL is not only for cmdbus: it gives way to a variable that is.
-    general = in_variable and not os.environ.get("CMDBUS_DSN")
-    if file is not None and by_itself == by_file and not general:
-        pair = "CMDBUS_DSN and CMDBUS_DSN_FILE" if in_variable else "--dsn and --dsn-file"
-        raise click.UsageError(f"{pair} both name a database: give one of them")
-    if file is None or by_itself < by_file:
-        _refuse_empty(dsn)
-        return dsn, by_itself
-    context.meta[DSN_FROM] = f"the file {file}"
-    try:
-        return _dsn_in(file), by_file
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--dsn-file") from None
 
 
 def _dsn_in(file: Path) -> str:
@@ -146,21 +145,6 @@ def _dsn_in(file: Path) -> str:
     if len(text.splitlines()) > 1:
         raise ValueError(f"{file} has more than one line: it must hold one DSN, in one line")
     return text
-
-
-def _rank(context: click.Context, name: str) -> int:
-    """The smaller, the nearer the parameter was given; a default is farthest."""
-    source = context.get_parameter_source(name)
-    return _NEAREST_FIRST.index(source) if source in _NEAREST_FIRST else len(_NEAREST_FIRST)
-
-
-def _refuse_empty(dsn: str | None) -> None:
-    """A forgotten value must not install into the embedded server."""
-    for name in _VARIABLES:
-        if dsn is None and os.environ.get(name) == "":
-            raise click.UsageError(f"{name} is set and empty: give it a DSN, or unset it")
-    if dsn is not None and not dsn.strip():
-        raise click.BadParameter("it is empty", param_hint="--dsn")
 
 
 def origin(context: click.Context, parameter: click.Parameter) -> str:
