@@ -14,6 +14,7 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.cli.options import DSN_FROM, SETTINGS_FILE, origin
 from cmdbus.supervisor.cli.setting import SETTINGS
 from cmdbus.supervisor.cli.values import read_text
+from cmdbus.supervisor.host import address_text
 from cmdbus.timeouts import Timeouts
 
 #: The files of the working directory that may hold settings.
@@ -22,7 +23,7 @@ _MAX_BYTES = 1024**2
 #: What --check shows where there is no value.
 _WITHOUT = {
     "dsn": "none; an embedded PostgreSQL",
-    **{setting.key: setting.without for setting in SETTINGS},
+    **{setting.name.removeprefix("--"): setting.without for setting in SETTINGS},
 }
 #: Seconds; what the poll interval is without an option depends on the way of waking.
 _POLL_INTERVAL = {"notify": 60.0, "poll": 1.0}
@@ -30,21 +31,29 @@ _POLL_INTERVAL = {"notify": 60.0, "poll": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One setting to show, and where it comes from."""
+    """One setting to show, and where it comes from. Holds no secret."""
 
     name: str
-    value: str
+    #: Numbers and flags as such, all else as text; None for off.
+    value: str | float | bool | None
     source: str
-    #: For JSON: like `value`, but numbers and flags as such, and None for off.
-    plain: str | float | bool | None = None
 
-    def to_dict(self) -> dict[str, object]:
-        return {"name": self.name, "value": self.plain, "source": self.source}
+    def __str__(self) -> str:
+        match self.value:
+            case None:
+                text = _WITHOUT[self.name]
+            case bool():
+                text = "yes" if self.value else "no"
+            case float():
+                text = f"{self.value:g}"
+            case _:
+                text = str(self.value)
+        return f"{text}  ({self.source})"
 
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The settings, and where each comes from. Entries hold no secret."""
+    """The settings, and where each comes from."""
 
     settings: Settings
     entries: tuple[Entry, ...]
@@ -180,29 +189,20 @@ def _entries(context: click.Context, given: Mapping[str, Any]) -> Iterator[Entry
         name = parameter.name or ""
         if name in given and name != "check":
             source = context.meta.get(DSN_FROM) if name == "dsn" else None
-            shown = _shown(name, given[name])
-            plain = _plain(given[name], shown)
-            yield Entry(_dashed(name), shown, source or origin(context, parameter), plain)
+            value = _plain(name, given[name])
+            yield Entry(_dashed(name), value, source or origin(context, parameter))
 
 
-def _plain(value: object, shown: str) -> str | float | bool | None:
-    return value if value is None or isinstance(value, bool | int | float) else shown
-
-
-def _shown(name: str, value: object) -> str:
+def _plain(name: str, value: object) -> str | float | bool | None:
     match value:
-        case None:
-            return _WITHOUT[name]
+        case None | bool() | int() | float():
+            return value
         case _ if name == "dsn":
             return "(not shown)"
         case (str(host), int(port)):
-            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            return address_text(host, port)
         case tuple():
             return " ".join(value) or "all that the app handles"
-        case float():
-            return f"{value:g}"
-        case bool():
-            return "yes" if value else "no"
         case _:
             return str(value)
 

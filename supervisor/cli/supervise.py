@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import NoReturn
 
 import click
@@ -86,7 +86,7 @@ def run_check(context: click.Context, *, as_json: bool) -> Exit:
         settings, entries = found.settings, found.entries
         set_up_for_terminal(settings.log_level)
         if not as_json:
-            _show((entry.name, f"{entry.value}  ({entry.source})") for entry in entries)
+            _show((entry.name, str(entry)) for entry in entries)
             click.echo()
         app = settings.app if settings.dsn is not None else settings.app or DEMO_APP
         with database(settings.dsn, embedded=True, schema=settings.schema) as dsn:
@@ -94,7 +94,7 @@ def run_check(context: click.Context, *, as_json: bool) -> Exit:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep no exit status
             checks = [*check_host(settings), *run_preflight(settings)]
     if as_json:
-        shown = {"settings": [entry.to_dict() for entry in entries]}
+        shown = {"settings": [asdict(entry) for entry in entries]}
         click.echo(json.dumps({**shown, "checks": [check.to_dict() for check in checks]}))
     else:
         _show((each.finding, str(each)) for each in checks)
