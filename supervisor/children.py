@@ -40,8 +40,8 @@ class Child:
             signal.pidfd_send_signal(self.descriptor, number)
 
     def reap(self) -> ExitStatus | None:
-        """None while it lives. What it started and left in its group ends with it; that is
-        done while the dead process still holds the group's number."""
+        """None while it lives. Kills the processes that it left in its group, while the dead
+        process still holds the group's number."""
         ended = os.waitid(os.P_PIDFD, self.descriptor, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return None
@@ -86,7 +86,7 @@ def fork(
 
 
 def _flush() -> None:
-    """What is in a buffer would be written by parent and child. Either may be closed."""
+    """Buffered output would be written by parent and child. Either stream may be closed."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()

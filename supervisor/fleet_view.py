@@ -40,7 +40,7 @@ class ProcessView:
     latest_due: float | None = None
     levels: HealthReport = field(default_factory=HealthReport)
     degraded_since: float | None = None
-    #: When it last reported that the database is away.
+    #: The time of its last report that the database is away.
     away_at: float = 0.0
     commands: int = 0
     rss_bytes: int = 0
@@ -82,7 +82,7 @@ class FleetView:
     wanted: int
     #: The application that processes should run.
     app: int = 0
-    #: When the next process of a number may start; missing: immediately.
+    #: The earliest start of the next process of a number; missing: now.
     not_before: dict[Number, float] = field(default_factory=dict)
     #: The stop deadline of the whole fleet.
     stop_by: float | None = None

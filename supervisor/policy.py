@@ -1,4 +1,4 @@
-"""What the supervisor does next: a function of what it sees, its limits and the time. Pure.
+"""The supervisor's decisions: a function of its fleet, its limits and the time. Pure.
 
 The rules, in the order in which they are asked:
 

@@ -24,13 +24,13 @@ _MIN_TOO_MANY = 6
 
 class Restarts:
     def __init__(self) -> None:
-        #: By number: the pauses of a row of early exits, and the time until which one more
+        #: The pauses of each number's row of early exits, and the time until which one more
         #: continues the row.
         self._rows: dict[Number, tuple[Backoff, float]] = {}
-        #: By number: when its next process may start; missing: immediately.
+        #: The earliest start of the next process of a number; missing: now.
         self.not_before: dict[Number, float] = {}
         self._exits: deque[float] = deque()
-        #: By number: why its last process ended, until its successor starts.
+        #: The reason why the last process of a number ended, until its successor starts.
         self.reasons: dict[Number, Restart] = {}
 
     def exited_early(self, number: Number, now: float, rand: float) -> float:

@@ -226,7 +226,11 @@ def test_a_wrong_value_is_one_sentence_that_says_where_it_is() -> None:
         ([], {"CMDBUS_PROCS": "x"}, "--procs (from CMDBUS_PROCS): it must be a whole number"),
         (["--threads", "1", "--http", wrong_url], {}, "it must be HOST:PORT or :PORT"),
         (["--threads", "1", dsn, "--schema", "X"], {}, "schema must be a-z"),
-        ([], {"CMDBUS_DSN_FILE": "none"}, "--dsn-file (from CMDBUS_DSN_FILE): cannot read none: No such"),
+        (
+            [],
+            {"CMDBUS_DSN_FILE": "none"},
+            "--dsn-file (from CMDBUS_DSN_FILE): cannot read none: No such",
+        ),
     ):
         done = supervise(*arguments, **environment)
         assert (done.returncode, done.stdout) == (2, "")

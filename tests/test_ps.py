@@ -220,7 +220,7 @@ def test_a_supervisor_that_is_gone_is_dead_whatever_it_wrote_last(place: Path) -
         supervisor.wait(10)
         assert state(place, ps_of_one_that_is_gone) == "dead"
         text = ps_of_one_that_is_gone(place)
-        assert "Its process is gone; this is what was last written" in text
+        assert "Its process is gone; this is its last state" in text
 
 
 def test_a_frozen_supervisor_is_said_to_be_frozen_at_once(place: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_frozen_supervisor_is_said_to_be_frozen_at_once(place: Path) -> None:
         assert state(place) == "running"
         head, text, *_ = ps(place).splitlines()
         assert head.startswith("cmdbus: running, but frozen, pid ")
-        assert text.startswith("A signal has stopped it")
+        assert text.startswith("A signal has suspended it")
 
 
 def test_a_supervisor_that_does_not_come_back_is_said_to_be_late(place: Path) -> None:

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 @click.argument("type_", metavar="TYPE")
 @click.argument("data", metavar="[DATA|-|@FILE]", callback=parsed(data), required=False)
 @option("--priority", parse=priority, default="normal", help="high, normal, low or 0-10.")
-@time_option("--delay", parse=span, help="Not before so long: seconds, or like 5m, 2h.")
+@time_option(
+    "--delay", parse=span, help="Not before this time has passed: seconds, or like 5m, 2h."
+)
 @time_option("--run-at", parse=moment, help="Not before: like 2026-12-31T08:00:00+01:00.")
 @option("--id", "command_id", metavar="UUID", help="An id of your own; taken once.")
 @option("--correlation-id", metavar="UUID", help="Follows the command everywhere.")
@@ -120,8 +122,8 @@ def list_(
     help="""Cancel a command that waits, or all of a domain; with --running also one in progress.
 
     A handler that runs is not interrupted, but nothing that it writes through its
-    context's connection lands. What is in the troubleshooting queue is canceled
-    there: cmdbus tsq cancel.
+    context's connection lands. For commands in the troubleshooting queue there is
+    cmdbus tsq cancel.
 
     \b
     Examples:
@@ -188,7 +190,7 @@ def cancel(
 @option("--now", is_flag=True, help="As soon as a worker is free.")
 @time_option("--at", "run_at", parse=moment, help="Not before: like 2026-12-31T08:00:00+01:00.")
 @time_option(
-    "--delay", parse=span, help="Not before this time from now has passed: seconds, or like 5m, 2h."
+    "--delay", parse=span, help="Not before this time has passed: seconds, or like 5m, 2h."
 )
 @option("--priority", metavar="LEVEL", parse=priority, help="high, normal, low or 0-10.")
 @audit_options

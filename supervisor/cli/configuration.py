@@ -20,7 +20,7 @@ from cmdbus.timeouts import Timeouts
 #: The files of the working directory that may hold settings.
 _OWN, _SHARED = "cmdbus.toml", "pyproject.toml"
 _MAX_BYTES = 1024**2
-#: What --check shows where there is no value.
+#: The texts of --check for settings without a value.
 _WITHOUT = {
     "dsn": "none; an embedded PostgreSQL",
     **{setting.name.removeprefix("--"): setting.without for setting in SETTINGS},

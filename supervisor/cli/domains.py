@@ -1,4 +1,4 @@
-"""`cmdbus status`, `pause`, `resume` and `domain`: domains, what waits in them, their settings."""
+"""`cmdbus status`, `pause`, `resume` and `domain`: domains, their queues and settings."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -44,7 +44,7 @@ def status(bus: "CommandBus", domain: tuple[str, ...]) -> Shown:
 
 
 @click.command(
-    help="""Let workers start nothing more of a domain; what runs, ends, and sends are taken.
+    help="""Let workers claim nothing more of a domain; running commands end, sends are accepted.
 
     \b
     Examples:

@@ -47,7 +47,7 @@ def main(context: click.Context) -> None:
 
 @main.command(
     context_settings={"ignore_unknown_options": True},
-    help="""Look whether a supervisor could start here: app, database, timeouts, connections.
+    help="""Check whether a supervisor could start here: app, database, timeouts, connections.
 
     Takes the options of cmdbus-supervise, its environment and its file; exits with 0 or 3.
 

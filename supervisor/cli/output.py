@@ -15,7 +15,7 @@ import click
 
 from cmdbus.printable import one_line
 
-#: What a command shows: with --json the value, else the lines.
+#: The result of a command: the value for --json, and the lines for people.
 Shown = tuple[object, Iterable[str]]
 #: Units of more than a second, and their letters.
 UNITS = ((86400, "d"), (3600, "h"), (60, "m"))

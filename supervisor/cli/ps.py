@@ -1,5 +1,5 @@
-"""`cmdbus ps`: what runs where, for how long. It reads only the board, so it works while the
-database is away, and when the supervisor is frozen or dead. Lines have at most 80 columns.
+"""`cmdbus ps`: the processes and commands on the board. It reads nothing else, so it works while
+the database is away, and when the supervisor is frozen or dead. Lines have at most 80 columns.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ _NS = 1_000_000_000
 #: Nanoseconds past a deadline before a process is called late.
 _GRACE_NS = 1 * _NS
 _SLOT = "  {:>6}  {:<8}  {:>6}  {:>7}  {:>3}  {}"
-#: Where a slot's last column begins.
+#: The column at which the names of commands begin.
 _INDENT = len(_SLOT.format("", "", "", "", "", ""))
 _QUIET = (Phase.IDLE, Phase.RESTING)
 
@@ -223,11 +223,11 @@ def _head(snapshot: PsSnapshot) -> Iterator[str]:
         text += f", began {since} ago"
     yield shorten(text, _WIDTH)
     if not view.this_boot:
-        yield "The machine was restarted since: this is what was last written before."
+        yield "The machine was restarted since: this is the last state before that."
     elif state == "dead":
-        yield "Its process is gone; this is what was last written. Start it again."
+        yield "Its process is gone; this is its last state. Start it again."
     elif frozen:
-        yield "A signal has stopped it; what it looks after goes on: kill -CONT lets it go on."
+        yield "A signal has suspended it, and its processes go on: kill -CONT resumes it."
     elif late:
         yield f"Hung or starved: its last heartbeat is overdue by {_since(view.due, snapshot.now)}."
     restarts = [f"{reason} {count}" for reason, count in view.restarts.items() if count]

@@ -42,11 +42,11 @@ class Setting:
         #: As an option; without dashes it is the key, and in capitals the variable.
         self.name = name
         self.key = key(name)
-        #: What has the attribute that is made from the option's value, by `convert`.
+        #: The class whose attribute `convert` makes from the option's value.
         self.owner = owner
         self.attribute = attribute or self.key
         self.convert = convert
-        #: What --check shows where there is no value.
+        #: The text of --check where there is no value.
         self.without = without
         self.option = option(name, help=text, has_variable=True, **more)
 
