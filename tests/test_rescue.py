@@ -17,8 +17,10 @@ import psycopg
 import pytest
 from crowd import crowded
 from eventually import eventually
+from guarded import Guarded
 from handlers import connect
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, TransientCommandError
 from cmdbus.board.board import Board
@@ -154,6 +156,22 @@ def test_what_the_board_shows_is_handed_back_however_many_rows_there_are(
             assert Narrowing(gone.claims).orphans(connection, set()) == []
     assert (ids(found.released), ids(found.lost)) == (ids([claimed]), ids([started]))
     assert found.sessions_ended and not found.left
+
+
+def test_another_roles_session_with_a_dead_workers_name_keeps_nothing_from_being_handed_back(
+    guarded: Guarded,
+) -> None:
+    """Every role can read the names of sessions, and take one; it may not be ended."""
+    with guarded.role("worker") as dsn, guarded.role() as other, CommandBus(dsn) as bus:
+        bus.send("payments", "Debit")
+        stranger = make_conninfo(other, dbname=str(conninfo_to_dict(dsn)["dbname"]))
+        with dead(dsn) as gone:
+            name = gone.claims.application_name
+            with connect(stranger, application_name=name) as session:
+                [claim] = gone.claim(1)
+                gone.take(claim)
+                assert ids(rescued(dsn, gone.death()).released) == ids([claim])
+                session.execute("SELECT 1")
 
 
 def test_a_row_that_somebody_holds_keeps_nothing_else_from_being_handed_back(

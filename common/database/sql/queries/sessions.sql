@@ -105,10 +105,11 @@ WHERE s.pid = %(pid)s;
 
 -- name: end_sessions
 -- Ends sessions, by pid and start or by the name of their worker, and returns the number of those
--- that still exist. Until it is 0, they may commit what is in their socket.
+-- that still exist. Until it is 0, they may commit what is in their socket. Any role can read a
+-- worker's name and take it: by name, only sessions of this role are ended.
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid()
-    AND (application_name = %(name)s
+    AND (application_name = %(name)s AND usename = session_user
         OR (pid, (extract(epoch FROM backend_start) * 1000000::numeric)::bigint) IN (
             SELECT * FROM unnest(%(pids)s::integer[], %(starts)s::bigint[])));
 
