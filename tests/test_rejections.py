@@ -342,6 +342,44 @@ def test_a_partition_of_history_that_is_missing_is_made(
     assert effects(dsn) == 1
 
 
+def test_a_partition_of_history_that_the_server_refuses_to_make_charges_no_command(
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
+) -> None:
+    """As where changes of schemas are forbidden for a while. Nor does it keep a worker from
+    starting."""
+    registry.register("payments", "Pay", leave_effect, retry=RetryPolicy(max_attempts=1))
+    ids = [bus.send("payments", type) for type in ("Pay", "Good")]
+    drop_history(admin)
+    admin.execute(
+        "CREATE FUNCTION public.refuse() RETURNS event_trigger LANGUAGE plpgsql"
+        " AS $$ BEGIN RAISE 'frozen'; END $$;"
+        " CREATE EVENT TRIGGER frozen ON ddl_command_start EXECUTE FUNCTION public.refuse()"
+    )
+    tried = "SELECT 1 FROM cmdbus.event WHERE code = 'SETTLEMENT_BLOCKED'"
+    with running(dsn, registry):
+        eventually(lambda: admin.execute(tried.encode()).fetchall())
+        admin.execute("DROP EVENT TRIGGER frozen")
+        records = [bus.wait("payments", id_, 10) for id_ in ids]
+    assert [(record.status, record.attempts) for record in records] == [("COMPLETED", 1)] * 2
+    assert effects(dsn) == 1
+
+
+def test_history_that_another_session_has_locked_keeps_no_worker_from_starting(
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
+) -> None:
+    """As ANALYZE locks it."""
+    newest = "SELECT max(relname) FROM pg_class WHERE relname ~ '^finished_[0-9]{8}$'"
+    for lacks in (False, True):
+        if lacks:
+            [[name]] = admin.execute(newest.encode()).fetchall()
+            admin.execute(f"DROP TABLE cmdbus.{name}".encode())
+        with connect(dsn) as stranger, stranger.transaction():
+            stranger.execute("LOCK TABLE cmdbus.finished IN SHARE UPDATE EXCLUSIVE MODE")
+            with running(dsn, registry):
+                record = bus.wait("payments", bus.send("payments", "Good"), 20)
+        assert record.status == "COMPLETED"
+
+
 def drop_history(admin: psycopg.Connection) -> None:
     partitions = admin.execute(
         "SELECT inhrelid::regclass::text FROM pg_inherits"

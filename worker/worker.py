@@ -30,6 +30,7 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import PooledConnections
 from cmdbus.worker.claims.pools import HEADROOM, Pool, check_pool, complete, open_pool, parts_of
 from cmdbus.worker.claims.rejections import lacks_a_right, reason
+from cmdbus.worker.claims.settlement import make_partitions
 from cmdbus.worker.drain import RELEASE_SECONDS, Drain
 from cmdbus.worker.housekeeping import Housekeeping
 from cmdbus.worker.monkey_patches import patched
@@ -195,7 +196,7 @@ class Worker:
         self._parts = complete(parts, self._claims.application_name, self._timeouts)
         with dsns.connect(self._parts) as connection:
             schemas.check(connection, self._claims.schema)
-            schemas.make_partitions(connection, self._claims.schema)
+            make_partitions(self._claims, connection)
             self._claims.register(connection)
             self._telemetry.seat.register(self._claims.incarnation)
         if isinstance(given, str):

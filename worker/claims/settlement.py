@@ -1,7 +1,8 @@
 """The end of one execution by itself: settled, and then logged."""
 
 import logging
-from contextlib import suppress
+
+import psycopg
 
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.database import schema as schemas
@@ -40,10 +41,13 @@ def settle_one(
 
 
 def make_partitions(claims: HeldClaims, connection: Connection) -> None:
-    """Those of history that are missing, unless another session has locked it for long: the next
-    settlement tries again."""
-    with suppress(SchemaError):
+    """Those of history that are missing, unless the server refuses it or another session has locked
+    history: the next settlement tries again, and the steward, which logs why it cannot."""
+    try:
         schemas.make_partitions(connection, claims.schema)
+    except (psycopg.Error, SchemaError):
+        if connection.closed:
+            raise
 
 
 def log_end(finished: Finished) -> None:

@@ -4,8 +4,8 @@
 -- lock after 100 ms, because every settlement would wait behind them; the caller tries again.
 
 -- Makes the missing partitions of finished for today and the days ahead, and returns their
--- number. ATTACH PARTITION runs while others read; CREATE ... PARTITION OF would wait behind a
--- report, and every settlement behind that.
+-- number. Locks nothing if none is missing. ATTACH PARTITION runs while others read; CREATE ...
+-- PARTITION OF would wait behind a report, and every settlement behind that.
 CREATE FUNCTION {schema}.make_partitions(p_days_ahead integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -14,6 +14,13 @@ DECLARE
     day date;
     partition text;
 BEGIN
+    IF NOT EXISTS (
+        SELECT FROM generate_series(0, p_days_ahead) n
+        WHERE to_regclass('{schema}.finished_'
+                          || to_char(clock_timestamp()::date + n, 'YYYYMMDD')) IS NULL)
+    THEN
+        RETURN 0;
+    END IF;
     LOCK TABLE {schema}.finished IN SHARE UPDATE EXCLUSIVE MODE;
     FOR n IN 0 .. p_days_ahead LOOP
         day := clock_timestamp()::date + n;
