@@ -13,7 +13,7 @@ worker's claims and that are not in flight here.
 
 import logging
 import threading
-from collections import deque
+from collections import defaultdict
 from collections.abc import Collection, Container, Sequence
 from contextlib import suppress
 from functools import partial
@@ -37,6 +37,7 @@ from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.floors import Floors
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
 from cmdbus.worker.claims.sessions import end_sessions
+from cmdbus.worker.claims.turns import Turns
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.narrowing import Narrowing
 from cmdbus.worker.pipeline.prefetch_policy import PrefetchPolicy
@@ -71,21 +72,25 @@ class Leader:
         take_on: TakeOn,
         stopping: threading.Event,
     ) -> None:
-        self._claims, self._types = setup.claims, setup.claims.types
+        self._claims = setup.claims
+        #: By domain.
+        self._types = defaultdict[str, list[str]](list)
+        for name in setup.claims.types:
+            self._types[name.split(" ")[0]].append(name)
         self._narrowing = Narrowing(setup.claims)
         self._in_flight = in_flight
         self._unsettled = unsettled
         self._prefetch = prefetch
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
-        self._domains = deque(setup.domains)
+        self._turns = Turns(setup.domains)
         self._claim_bytes = setup.claim_bytes
         self._take_on = take_on
         self._stopping = stopping
         self._floors = Floors()
         #: Of the types that are claimed ahead; they are kept while these are the same.
-        self._quick_floors, self._quick = Floors(), list[str]()
-        #: The latest claim has left something that it could have taken.
-        self._full = False
+        self._quick_floors, self._quick = Floors(), set[str]()
+        #: The latest claim may have left something that it could have taken.
+        self._has_more = False
         #: The latest warning, which is not repeated.
         self._last_warning = ""
         #: Housekeeping adds to it, too.
@@ -122,13 +127,12 @@ class Leader:
         self._telemetry.settled_and_claimed(thread.slot, len(claims), ended - began)
         payload = sum([len(claim.data) for claim in claims])
         thread.waited_for_cpu()  # from here on
-        self._waiter.after_claim(full=self._full)
-        self._domains.rotate(-1)
+        self._waiter.after_claim(full=self._has_more)
         self._prefetch.claimed(len(claims), began, ended, payload)
         if claims:
             failpoint(AFTER_CLAIM)
         self._take_on(thread, claims, wake=False)
-        return bool(claims or not request.free)
+        return bool(claims or self._has_more or not request.free)
 
     def _settle_and_claim(
         self, thread: WorkerThread, threads: int
@@ -165,13 +169,13 @@ class Leader:
         """One round trip, whose results also move the floors of the next one."""
         looks: list[ClaimResult] = []
         lost, claims = self._claims.settle_and_claim(connection, finished, request, looks.append)
-        self._full = len(claims) >= request.free
+        self._has_more = len(claims) >= request.free
         now = time.monotonic()
         for result in looks:
             if result.prefetched:
                 self._quick_floors.looked(request.quick_floors, False, request.queues, result, now)
             else:
-                self._full = result.stopped_at is not None
+                self._has_more = self._turns.claimed(request, result, now)
                 self._floors.looked(request.floors, request.below, request.queues, result, now)
         return lost, claims
 
@@ -232,25 +236,28 @@ class Leader:
         return gone, self._in_flight.known()
 
     def _want(self, now: float, threads: int, room: int) -> ClaimRequest:
-        quick = [name for name in self._types if self._prefetch.is_quick(*name.split(" "))]
+        floors = self._floors.for_claim(now)
+        domains = self._turns.for_claim(now, all_domains=not floors)
+        types = [name for domain in domains for name in self._types[domain]]
+        quick = [name for name in types if self._prefetch.is_quick(*name.split(" "))]
         bytes_ = self._claim_bytes - self._in_flight.prefetched_bytes
         if bytes_ <= 0:
             room = 0  # Until a thread has started some of it.
         free = min(max(1, threads - len(self._in_flight)), room)
         ahead = min(self._prefetch.prefetch(bytes_), room - free) if quick else 0
-        if len(quick) == len(self._types):
+        if len(quick) == len(types):
             free, ahead = free + ahead, 0
-        if quick != self._quick:
-            self._quick_floors, self._quick = Floors(), quick
+        if quick != [name for name in types if name in self._quick]:
+            self._quick_floors, self._quick = Floors(), self._quick.difference(types).union(quick)
         return ClaimRequest(
             free=free,
             prefetch=ahead,
-            domains=list(self._domains),
-            types=self._types,
+            domains=domains,
+            types=types,
             quick_types=quick,
-            floors=self._floors.for_claim(now),
+            floors=floors,
             bytes=bytes_,
-            below=self._floors.below(now),
+            below=self._floors.below(now) and self._turns.reads_all(domains),
             quick_floors=self._quick_floors.for_claim(now),
         )
 
