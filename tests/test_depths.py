@@ -14,7 +14,7 @@ from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.worker.claims.claim import ClaimRequest, Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.probes.depths import DepthGauge
+from cmdbus.worker.probes.database import DepthGauge
 
 
 @contextmanager

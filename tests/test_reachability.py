@@ -11,7 +11,7 @@ from proxy import Proxy
 from psycopg.conninfo import make_conninfo
 
 from cmdbus.worker.claims.sessions import abort_io_at
-from cmdbus.worker.probes.reachability import Reachability
+from cmdbus.worker.probes.database import Reachability
 
 NAME = "the probe"
 #: Seconds until it must be known; 2, and a busy machine.

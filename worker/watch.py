@@ -1,9 +1,10 @@
-"""A worker's main thread while its threads run: beats, and judges what is past its due. It never
+"""A worker's main thread while its threads run: beats, and gives up what is overdue. It never
 touches the database."""
 
 import logging
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from cmdbus.board.board import Node
@@ -33,22 +34,18 @@ def beat(node: Node, telemetry: Telemetry, timeouts: Timeouts) -> None:
     telemetry.beat(time.monotonic() + timeouts.watchdog)
 
 
+@dataclass(frozen=True, slots=True)
 class Watch:
-    def __init__(
-        self,
-        node: Node,
-        setup: Setup,
-        threads: ThreadPool,
-        housekeeping: Housekeeping,
-        steward: Steward | None,
-    ) -> None:
-        """`steward`: of a standalone worker."""
-        self.node = node
-        self.setup = setup
-        self.threads = threads
-        self.housekeeping = housekeeping
-        self.steward = steward
-        self.beat_seconds = min(_BEAT_SECONDS, setup.timeouts.thread / 4)
+    node: Node
+    setup: Setup
+    threads: ThreadPool
+    housekeeping: Housekeeping
+    #: Only in a standalone worker.
+    steward: Steward | None
+
+    @property
+    def beat_seconds(self) -> float:
+        return min(_BEAT_SECONDS, self.setup.timeouts.thread / 4)
 
     def run(self, orders: SimpleQueue[float]) -> float:
         """Until the order to stop; returns its deadline."""

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
@@ -73,38 +73,32 @@ class DemoCase:
     delay: float | None = None
 
 
+@dataclass(slots=True)
 class DemoReport:
-    def __init__(
-        self,
-        settings: Settings,
-        bus: CommandBus,
-        connection: psycopg.Connection,
-        is_running: Callable[[], bool],
-    ) -> None:
-        """`is_running` waits a moment; it returns False when the supervisor stops."""
-        self._settings = settings
-        self._bus = bus
-        self._connection = connection
-        self._is_running = is_running
-        self._ends: Counter[Status] = Counter()
-        #: The first command of the latest case: at the end, of the crash.
-        self._latest = UUID(int=0)
+    settings: Settings
+    bus: CommandBus
+    connection: psycopg.Connection
+    #: Waits a moment; returns False when the supervisor stops.
+    is_running: Callable[[], bool]
+    _ends: Counter[Status] = field(default_factory=Counter)
+    #: The first command of the latest case: at the end, of the crash.
+    _latest: UUID | None = None
 
     def print(self, log: Path | None) -> None:
         """Sends the commands; ends early if the supervisor stops."""
-        settings = self._settings
+        settings = self.settings
         ready = f"{settings.procs} x {settings.threads} threads are ready"
         say(f"cmdbus, the demo: {ready}{f'; its log is in {log}' if log else ''}", "")
-        self._connection.execute(statement("demo_table", settings.schema))
+        self.connection.execute(statement("demo_table", settings.schema))
         if all(self._run(act) for act in self._acts()):
             say(f"{self._ends.total():6} in all: {_counted(self._ends)}", "")
             say(*self._what_next())
 
     def _acts(self) -> Iterable[list[DemoCase]]:
         """The crash comes last: commands in flight in its process would run again, quarantined."""
-        slow = min(self._settings.procs * self._settings.threads, _MAX_SLOW)
+        slow = min(self.settings.procs * self.settings.threads, _MAX_SLOW)
         transfers = [{"amount": n, "fails": n % _FAILING == 0} for n in range(_TRANSFERS)]
-        timeout = f"given up after {self._settings.timeouts.thread:g} s"
+        timeout = f"given up after {self.settings.timeouts.thread:g} s"
         hang = f"did not return: {timeout}, and completed by another thread"
         yield [
             DemoCase("Quick", [{"n": n} for n in range(_QUICK)], _COMPLETED, _SPAN),
@@ -120,22 +114,22 @@ class DemoReport:
 
     def _run(self, cases: list[DemoCase]) -> bool:
         """False if the supervisor stops meanwhile."""
-        sent = self._bus.send_many(
+        sent = self.bus.send_many(
             [SendRequest(DOMAIN, c.type, data, delay=c.delay) for c in cases for data in c.data]
         )
-        first, ids = self._bus.get(DOMAIN, sent[0]), set(sent)
+        first, ids = self.bus.get(DOMAIN, sent[0]), set(sent)
         assert first is not None
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         waiting = list(cases)
         while waiting:
             late = time.monotonic() > deadline
             for case in list(waiting):
-                found = self._bus.query(DOMAIN, type=case.type, since=first.created_at, limit=1000)
+                found = self.bus.query(DOMAIN, type=case.type, since=first.created_at, limit=1000)
                 records = [record for record in found if record.command_id in ids]
                 if late or all(map(_has_ended, records)):
                     waiting.remove(case)
                     self._report_case(case, records)
-            if not self._is_running():
+            if not self.is_running():
                 return False
         return True
 
@@ -152,8 +146,8 @@ class DemoReport:
         first, began = records[0], min(record.created_at for record in records)
         ends = [record.finished_at for record in records if record.finished_at is not None]
         ids = {"command_ids": [record.command_id for record in records]}
-        count = statement("demo_count", self._settings.schema)
-        (written,) = self._connection.execute(count, ids).fetchall()
+        count = statement("demo_count", self.settings.schema)
+        (written,) = self.connection.execute(count, ids).fetchall()
         return {
             "seconds": (max(ends, default=began) - began).total_seconds(),
             "work": len(records) * _SLOW_SECONDS,
@@ -165,7 +159,7 @@ class DemoReport:
         }
 
     def _what_next(self) -> Iterable[str]:
-        command, options = _command(), "".join(_options(self._settings))
+        command, options = _command(), "".join(_options(self.settings))
         tries = {
             "what runs where": "ps",
             "what waits": "status",
@@ -184,7 +178,7 @@ def _has_ended(record: CommandRecord) -> bool:
     return record.status.terminal or record.status is _TROUBLE
 
 
-def _counted(ends: "Counter[Status]") -> str:
+def _counted(ends: Counter[Status]) -> str:
     names = {_TROUBLE: "wait for a person"}
     return ", ".join(
         f"{ends[status]} {names.get(status, status.value.lower().replace('_', ' '))}"

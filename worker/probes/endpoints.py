@@ -16,9 +16,8 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.pools import complete, session_settings
 from cmdbus.worker.probes import exposition
 from cmdbus.worker.probes import responses as answers
-from cmdbus.worker.probes.depths import DepthGauge
+from cmdbus.worker.probes.database import DepthGauge, Reachability
 from cmdbus.worker.probes.http import Server
-from cmdbus.worker.probes.reachability import Reachability
 from cmdbus.worker.probes.responses import Response
 
 #: Seconds for the count, which takes 0.2 for a million commands.

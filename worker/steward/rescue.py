@@ -7,13 +7,19 @@ is in its socket, and would claim once more for the dead process.
 
 import logging
 import random
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psycopg
 
 from cmdbus.backoff import Backoff
+from cmdbus.board.board import Node
 from cmdbus.board.counters import OutcomeLabel
+from cmdbus.board.records import ExitRecord, Role
+from cmdbus.board.stack_files import read_stacks
+from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_RESCUE, IN_RESCUE, failpoint
 from cmdbus.registry import HandlerRegistry
@@ -22,11 +28,11 @@ from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Claim, Connection, Finished, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.halving import in_halves, warn_of_release
-from cmdbus.worker.claims.outcomes import failed
+from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, failed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.claims.settlement import log_end, settle_one
-from cmdbus.worker.steward.attribution import Attribution, begun
+from cmdbus.worker.steward.attribution import Attribution, attribute, begun
 
 logger = logging.getLogger(__name__)
 
@@ -182,3 +188,62 @@ class _Rescuer:
             self.rescued.ends.append((claim, OutcomeLabel[settled.outcome.kind]))
             log_end(settled)
         return not lost
+
+
+@dataclass(frozen=True, slots=True)
+class RescueRound:
+    """The steward's round for the dead processes of its node's board."""
+
+    node: Node
+    claims: Claims
+    registry: HandlerRegistry
+    #: The directory in which processes write their stacks, in files named by their index.
+    stacks: Path
+
+    def run(self, connection: Connection) -> float:
+        view = self.node.board.snapshot(claims=False)
+        dead = [seat.index for seat in view.seats if seat.role is Role.DEAD and not seat.rescued]
+        failures = []
+        for index in dead:
+            try:
+                self._rescue(connection, self.node.board.seat_view(index))
+            except Exception as error:  # It keeps none of the others from being rescued.
+                if connection.closed:
+                    raise
+                failures.append(error)
+        if dead or view.suspects:
+            values = {"losses": SUSPECT_LOSSES, "types": self.claims.types}
+            self.node.board.suspects = self.claims.value(connection, "suspect_waits", **values)
+        if failures:
+            raise failures[0]
+        return float("inf")
+
+    def _rescue(self, connection: Connection, seat: SeatView) -> None:
+        rescued = self.release(connection, seat)
+        if not rescued.sessions_ended:
+            return
+        dead = self.node.board.seat(seat.index)
+        # Executions that the exit has ended: no other process writes to these counters now.
+        counters = dead.slot(0).counters
+        for claim, end in rescued.ends:
+            counters.ended(dead.command_type(claim.domain, claim.type).index, end)
+        dead.rescued = seat.generation
+        self.node.worker_pipe.put()  # The dead process may have taken a byte.
+
+    def release(self, connection: Connection, seat: SeatView) -> Rescued:
+        """Of a seat of any board; to be repeated until the sessions of its process have ended."""
+        if seat.incarnation is None:
+            return Rescued()  # It has never claimed.
+        exit_record = seat.exit or _orphan_exit(seat)
+        attribution = attribute(seat, exit_record, read_stacks(self.stacks / str(seat.index)))
+        rescued = rescue(connection, self.claims, self.registry, attribution)
+        if rescued.sessions_ended:
+            where = "the commands of worker %s, pid %s: %s"
+            logger.info(where, seat.number, seat.pid, rescued)
+        return rescued
+
+
+def _orphan_exit(seat: SeatView) -> ExitRecord:
+    """The exit of a process whose supervisor died before it could record one."""
+    pid = seat.pid or 0
+    return ExitRecord(generation=seat.generation, pid=pid, signal=signal.SIGKILL, orphaned=True)

@@ -22,7 +22,7 @@ from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.steward.maintenance import Maintenance
-from cmdbus.worker.steward.rescue_round import RescueRound
+from cmdbus.worker.steward.rescue import RescueRound
 from cmdbus.worker.steward.stale_boards import StaleBoards
 from cmdbus.worker.steward.steward import ROUND_SECONDS, STATEMENT_SECONDS, Steward, connect
 

@@ -2,6 +2,7 @@
 worker for a lease that has ended, or because nothing has woken one within the poll interval."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from cmdbus.board.board import Node
 from cmdbus.clock import time
@@ -12,68 +13,59 @@ from cmdbus.worker.waiting.arming import Arming
 from cmdbus.worker.waiting.timers import Timers, seconds_to_look
 
 
+@dataclass(slots=True)
 class TimerRound:
-    def __init__(
-        self,
-        node: Node,
-        claims: Claims,
-        timers: Timers,
-        arming: Arming,
-        listening: Listening,
-        poll_interval: float,
-    ) -> None:
-        self._board = node.board
-        self._worker_pipe = node.worker_pipe
-        self._claims = claims
-        self._timers = timers
-        self._arming = arming
-        self._listening = listening
-        self.poll_interval = poll_interval
-        #: Monotonic time of the next reading.
-        self._read_at = 0.0
-        #: Monotonic time at which a worker is woken because the earliest timer is due; senders
-        #: of earlier commands notify.
-        self.due_at = 0.0
-        #: Whether nothing else wakes a worker then; the promotion of due commands notifies.
-        self._wakes = True
-        #: The latest reading included the ends of leases.
-        self._leases_known = False
+    node: Node
+    claims: Claims
+    timers: Timers
+    arming: Arming
+    listening: Listening
+    poll_interval: float
+    #: Monotonic time of the next reading.
+    _read_at: float = 0.0
+    #: Monotonic time at which a worker is woken because the earliest timer is due; senders of
+    #: earlier commands notify.
+    due_at: float = 0.0
+    #: Whether nothing else wakes a worker then; the promotion of due commands notifies.
+    _wakes: bool = True
+    #: The latest reading included the ends of leases.
+    _leases_known: bool = False
 
     def run(self, connection: Connection) -> float:
         now = time.monotonic()
-        if self._listening.ready.is_set():
+        if self.listening.ready.is_set():
             # Another node may have claimed it: its lease is watched from its first renewal on.
-            self._listening.ready.clear()
-            self._read_at = min(self._read_at, now + self._claims.renewal_seconds)
-        view = self._board.snapshot(claims=False)
+            self.listening.ready.clear()
+            self._read_at = min(self._read_at, now + self.claims.renewal_seconds)
+        view = self.node.board.snapshot(claims=False)
         parked = view.any_parked
         # Not put off before it is due: else each reading would be followed by another.
         latest = self.due_at if self.due_at > now else float("inf")
-        if self._listening.due_earlier.is_set():
-            self._listening.due_earlier.clear()
-        elif parked and self._listening.is_on and not (self._arming.is_up and self._leases_known):
+        if self.listening.due_earlier.is_set():
+            self.listening.due_earlier.clear()
+        elif parked and self.listening.is_on and not (self.arming.is_up and self._leases_known):
             # From now on no process polls: the leases of other nodes must be read.
             latest = float("inf")
         elif now < self._read_at:
             return self._read_at - now
-        elif now >= self.due_at and (self._wakes or not self._listening.is_on):
-            self._worker_pipe.put()
+        elif now >= self.due_at and (self._wakes or not self.listening.is_on):
+            self.node.worker_pipe.put()
         return self._read(connection, latest, view.claimers, leases=parked)
 
     def _read(
         self, connection: Connection, latest: float, own: Collection[int], *, leases: bool
     ) -> float:
-        seconds = self._timers.read(connection, leases=leases, own=own)
+        seconds = self.timers.read(connection, leases=leases, own=own)
         self._leases_known = leases
-        self._board.suspects = self._timers.seen.suspects
-        self._listening.watch_queue(self._timers.seen.queue_usage)
+        self.node.board.suspects = self.timers.seen.suspects
+        self.listening.watch_queue(self.timers.seen.queue_usage)
         now, poll = time.monotonic(), self.poll_interval
         if now + min(seconds, poll) < latest:
-            self._wakes = not self._timers.only_promotes_within(min(seconds, poll))
+            self._wakes = not self.timers.only_promotes_within(min(seconds, poll))
         fallback = min(poll, max(0.0, latest - now))
         self.due_at = now + min(seconds, fallback)
         self._read_at = now + seconds_to_look(seconds, fallback)
-        if self._timers.seen.own_lease_ends is not None:
+        if self.timers.seen.own_lease_ends is not None:
             # Until then a process may exit, or fail to release what it has claimed.
-            self._read_at = min(self._read_at, now + self._timers.seen.own_lease_ends)
+            self._read_at = min(self._read_at, now + self.timers.seen.own_lease_ends)
         return self._read_at - now
