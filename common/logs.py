@@ -4,7 +4,8 @@ No thread waits for their reader: while the pipe is full or its reader gone, lin
 dropped and counted, and the next one that gets through says how many.
 
 An application may configure logging as it likes: the loggers of cmdbus stay enabled and keep
-their handler, because an operator needs their lines.
+their handler, because an operator needs their lines. The application's handlers get those lines
+in a thread of their own: they may wait, even for ever, for what they write to.
 """
 
 import errno
@@ -15,8 +16,11 @@ import os
 import select
 import socket
 import stat
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from cmdbus.printable import hanging
@@ -26,6 +30,10 @@ _STDERR = 2
 _CHUNK_BYTES = select.PIPE_BUF
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _NAME = "cmdbus"
+#: The logger of `context.log`, whose lines are the handler's own.
+_OF_HANDLERS = "cmdbus.handler"
+#: Lines that wait for the application's handlers; more are dropped there.
+_MAX_WAITING = 1000
 
 
 def set_up(format: str, level: str) -> None:
@@ -111,6 +119,23 @@ class ProtectedLogger(logging.Logger):
         except Exception as error:
             _report_once(error)
 
+    def callHandlers(self, record: logging.LogRecord) -> None:
+        kept = _kept()
+        if _app_handlers is None or kept is None or not self._has_app_handlers():
+            super().callHandlers(record)
+            return
+        if record.levelno >= kept.level:
+            kept.handle(record)
+        _app_handlers.put(partial(super().callHandlers, record))
+
+    def _has_app_handlers(self) -> bool:
+        logger: logging.Logger | None = self
+        while logger is not None and self.name != _OF_HANDLERS:
+            if any(not isinstance(h, StderrHandler | _OtherLoggers) for h in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
+
     def keep(self, handler: logging.Handler) -> None:
         """Replaces the handler that was kept before, and closes that one."""
         before, self._kept = self._kept, handler
@@ -124,19 +149,86 @@ class ProtectedLogger(logging.Logger):
             super().removeHandler(hdlr)
 
 
+def _kept() -> logging.Handler | None:
+    own = logging.getLogger(_NAME)
+    return own._kept if isinstance(own, ProtectedLogger) else None
+
+
 def _report_once(error: Exception) -> None:
     """Says in the lines of cmdbus that the application's logging has failed."""
-    own = logging.getLogger(_NAME)
-    if ProtectedLogger._reported or not isinstance(own, ProtectedLogger) or own._kept is None:
+    kept = _kept()
+    if ProtectedLogger._reported or kept is None:
         return
     ProtectedLogger._reported = True
-    own._kept.handle(
+    how = "hangs" if isinstance(error, _Hanging) else f"has failed ({type(error).__name__})"
+    kept.handle(
         _own_record(
             logging.ERROR,
-            f"a handler, filter or record factory of the application's logging has failed "
-            f"({type(error).__name__}): lines of cmdbus may be missing there",
+            f"a handler, filter or record factory of the application's logging {how}: lines of "
+            f"cmdbus may be missing there",
         )
     )
+
+
+class _Hanging(Exception):
+    """Too many lines wait for the application's handlers."""
+
+
+class _AppHandlers:
+    """The thread that calls the application's handlers, started for the first line."""
+
+    #: True in this thread alone.
+    is_here = threading.local()
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._pid = os.getpid()
+        #: One element for the thread that starts it.
+        self._unstarted = [None]
+
+    def put(self, line: Callable[[], object]) -> None:
+        if self._pid != os.getpid():
+            return  # A process that a handler has forked has only that one thread.
+        if self._waiting.qsize() >= _MAX_WAITING:
+            _report_once(_Hanging())
+            return
+        self._waiting.put(line)
+        try:
+            self._unstarted.pop()
+        except IndexError:
+            return
+        threading.Thread(target=self._run, name="cmdbus-log", daemon=True).start()
+
+    def flush(self, seconds: float) -> None:
+        if not self._unstarted:
+            done = threading.Event()
+            self.put(done.set)
+            done.wait(seconds)
+
+    def _run(self) -> None:
+        self.is_here.now = True
+        while True:
+            line = self._waiting.get()
+            try:
+                line()
+            except Exception as error:
+                _report_once(error)
+
+
+#: None in a process that must start no thread.
+_app_handlers: _AppHandlers | None = None
+
+
+def let_handlers_wait() -> None:
+    """From now on no thread of this process waits for the application's handlers."""
+    global _app_handlers
+    _app_handlers = _AppHandlers()
+
+
+def flush(seconds: float) -> None:
+    """Waits until the application's handlers have all lines, at most this long."""
+    if _app_handlers is not None:
+        _app_handlers.flush(seconds)
 
 
 class _OtherLoggers(logging.Handler):
@@ -169,6 +261,8 @@ class StderrHandler(logging.Handler):
         self._torn = False
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(_AppHandlers.is_here, "now", False) and _is_own(record.name):
+            return  # Written before it came to this thread.
         text = self._text(record)
         if self._dropped:
             notice = f"{self._dropped} lines of log were dropped before this one"
@@ -261,7 +355,10 @@ class _Stderr:
             descriptor = _STDERR
         else:
             raise OSError(errno.EBADF, "stderr was closed")
-        if not select.select([], [descriptor], [], 0)[1]:
+        # Not select(): that knows no descriptor above 1023.
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        if not poll.poll(0):
             raise BlockingIOError
         return os.write(descriptor, data)
 

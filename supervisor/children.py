@@ -15,6 +15,7 @@ from contextlib import suppress
 from cmdbus.clock import time
 from cmdbus.exits import Exit, ExitStatus, cannot_start_thread
 from cmdbus.failpoints import IN_CHILD, failpoint
+from cmdbus.logs import flush
 from cmdbus.supervisor import signals
 
 _PR_SET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER = 1, 37
@@ -22,6 +23,8 @@ _PR_SET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER = 1, 37
 _BLIND_SECONDS = 0.1
 #: Seconds after which a wait for an exit checks for it in any case.
 _WAIT_SECONDS = 1.0
+#: Seconds that the application's handlers have for the last lines of a child's log.
+_LOGS_SECONDS = 1.0
 _STDIN = 0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -112,6 +115,7 @@ def _begin(
             traceback.print_exc()
     finally:
         with suppress(BaseException):
+            flush(_LOGS_SECONDS)
             _flush()
         os._exit(code)  # Threads that hang are not waited for.
 

@@ -210,10 +210,21 @@ for _name in ("time_ns", "monotonic_ns"):
 """
 LOGS_TO_A_DEAD_SERVER = """
 import logging
+import fleet_app  # It removes the handlers that there are.
 
 class _Shipping(logging.Handler):
     def emit(self, record):
         raise OSError("the server for logs is away")
+
+logging.getLogger().addHandler(_Shipping())
+"""
+LOGS_TO_A_SERVER_THAT_HANGS = """
+import logging, threading
+import fleet_app
+
+class _Shipping(logging.Handler):
+    def emit(self, record):
+        threading.Event().wait()
 
 logging.getLogger().addHandler(_Shipping())
 """
@@ -244,6 +255,7 @@ ENVIRONMENTS = {
     "stopped clocks": Environment(app=STOPS_CLOCKS),
     "other adapters": Environment(app=OTHER_ADAPTERS),
     "logging that raises": Environment(app=LOGS_TO_A_DEAD_SERVER),
+    "logging that hangs": Environment(app=LOGS_TO_A_SERVER_THAT_HANGS),
 }
 
 

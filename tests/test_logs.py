@@ -7,10 +7,13 @@ import logging
 import logging.config
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,8 +21,9 @@ from typing import Any
 
 import pytest
 
+from cmdbus import logs
 from cmdbus.exits import ExitStatus
-from cmdbus.logs import JsonFormatter, StderrHandler, TextFormatter, set_up
+from cmdbus.logs import JsonFormatter, StderrHandler, TextFormatter, let_handlers_wait, set_up
 from cmdbus.printable import printable
 from cmdbus.supervisor.children import Child, fork, wait
 
@@ -374,6 +378,65 @@ def test_a_line_of_ours_also_reaches_the_applications_handlers_and_stderr_once()
         assert ended(with_stderr(run, writer)) == ExitStatus(0, 0)
         resolution = [event["message"] for event in parsed(read_all(reader))]
     assert resolution == ["before", "also theirs", "after", "after"]
+
+
+class Shipping(logging.Handler):
+    """To a server that does not answer."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        threading.Event().wait()
+
+
+@pytest.mark.process
+def test_no_thread_waits_for_the_applications_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for ever; that lines are missing there is reported once."""
+    monkeypatch.setattr(logs, "_MAX_WAITING", 2)
+
+    def run() -> None:
+        let_handlers_wait()
+        logging.getLogger().addHandler(Shipping())
+        for number in range(5):
+            logger.info("%s", number)
+
+    with pipe() as (reader, writer):
+        assert ended(with_stderr(run, writer)) == ExitStatus(0, 0)
+        messages = [event["message"] for event in parsed(read_all(reader))]
+    [report] = [message for message in messages if not message.isdigit()]
+    assert "application's logging hangs" in report
+    assert [message for message in messages if message.isdigit()] == list("01234")
+
+
+@pytest.mark.process
+def test_the_applications_handlers_get_the_last_lines_of_a_process_too() -> None:
+    def run() -> None:
+        let_handlers_wait()
+        given = logging.StreamHandler(sys.__stderr__)
+        given.setFormatter(JsonFormatter())
+        logging.getLogger().addHandler(given)
+        logging.getLogger("theirs").info("theirs")
+        logger.info("ours")
+
+    with pipe() as (reader, writer):
+        assert ended(with_stderr(run, writer)) == ExitStatus(0, 0)
+        messages = [event["message"] for event in parsed(read_all(reader))]
+    assert messages == ["theirs", "theirs", "ours", "ours"]
+
+
+@pytest.mark.process
+def test_a_line_is_written_whatever_number_the_descriptor_has() -> None:
+    """Also above those that select() knows."""
+
+    def run() -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        logging.config.dictConfig({"version": 1, "root": {"handlers": []}})  # closes ours
+        logger.info("from above %s", opened[-1] // 1024)
+
+    with tempfile.TemporaryFile() as stderr:
+        assert ended(with_stderr(run, stderr.fileno())) == ExitStatus(0, 0)
+        stderr.seek(0)
+        assert [event["message"] for event in parsed(stderr.read().decode())] == ["from above 1"]
 
 
 @pytest.mark.process

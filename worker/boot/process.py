@@ -18,7 +18,7 @@ from cmdbus.board.stack_files import open_stacks
 from cmdbus.clock import time
 from cmdbus.errors import CmdbusError, DatabaseUnavailableError
 from cmdbus.exits import Exit
-from cmdbus.logs import protect
+from cmdbus.logs import let_handlers_wait, protect
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.timeouts import BOOT_SECONDS
@@ -75,6 +75,7 @@ def _load(settings: Settings, stacks: int) -> HandlerRegistry:
     """The application may configure logging when it is imported, import more of cmdbus, and
     have stacks written elsewhere."""
     protect()
+    let_handlers_wait()
     registry = load(settings.app)
     protect()
     _write_stacks_to(stacks)
