@@ -8,9 +8,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from eventually import eventually
 from handlers import connect
 
 from cmdbus import CommandBus, SendRequest
+from cmdbus.worker.claims import rejected_rows
 from cmdbus.worker.claims.claim import ClaimKey
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.timers import Timers
@@ -235,6 +237,29 @@ def test_a_command_that_can_be_neither_promoted_nor_moved_is_skipped_with_pauses
     assert ready(connection) == {("payments", 5): 5}
     waits = [timers.read(connection, leases=False) for _ in range(12)]
     assert waits[-1] >= 1.0 and caplog.text.count("skipped") == 1
+
+
+def test_a_command_that_was_skipped_is_promoted_once_nothing_rejects_it_any_longer(
+    connection: psycopg.Connection,
+    bus: CommandBus,
+    timers: Timers,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As after a maintenance in which triggers forbid all changes."""
+    monkeypatch.setattr(rejected_rows, "SKIP_SECONDS", 0.2)
+    for table in ("ready", "troubleshooting"):
+        connection.execute(f"ALTER TABLE cmdbus.{table} ADD CONSTRAINT no CHECK (false)".encode())
+    bus.send_many([SendRequest("payments", "Debit", delay=60)] * 3)
+    connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
+    eventually(lambda: timers.read(connection, leases=False) and caplog.text.count("skipped") == 3)
+    for _ in range(5):
+        eventually(lambda: timers.read(connection, leases=False) > 0.2)
+    assert caplog.text.count("skipped") == 3, "each is logged once"
+    for table in ("ready", "troubleshooting"):
+        connection.execute(f"ALTER TABLE cmdbus.{table} DROP CONSTRAINT no".encode())
+    eventually(lambda: timers.read(connection, leases=False) > 0.0 and left(connection) == 0)
+    assert ready(connection) == {("payments", 5): 3}
 
 
 def test_while_the_queue_is_locked_due_commands_stay_and_none_is_set_aside(

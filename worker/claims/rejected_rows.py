@@ -1,12 +1,14 @@
 """Rows with which no statement succeeds, set aside so that they stop no others.
 
 A timeout may be the server's: after one, a row is left out until another statement has
-succeeded, and is set aside only if it times out once more after that."""
+succeeded, and is set aside only if it times out once more after that. A row that cannot be moved
+either is left out for a minute: whatever refuses it may have been removed by then."""
 
 import logging
 from collections.abc import Set
 from typing import Literal
 
+from cmdbus.clock import time
 from cmdbus.worker.claims.claim import ClaimKey, Connection, Key, key_of
 from cmdbus.worker.claims.held import HeldClaims
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, ascii_text
@@ -14,13 +16,20 @@ from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, 
 
 logger = logging.getLogger(__name__)
 
+#: Seconds until a row that could not even be moved is tried again.
+SKIP_SECONDS = 60.0
+#: Seconds after which one that was not met again counts as gone.
+_FORGET_SECONDS = 600.0
+
 
 class RejectedRows:
     """Used by one thread at a time."""
 
     def __init__(self, claims: HeldClaims) -> None:
         self._claims = claims
-        self._skipped: set[int] = set()
+        #: Rows that could not even be moved, with the monotonic time until which they are left
+        #: out; they stay here, as that is logged once.
+        self._skipped: dict[Key, float] = {}
         #: Rows that have timed out once: since the latest success of another statement, and
         #: before it.
         self._late: set[Key] = set()
@@ -28,9 +37,11 @@ class RejectedRows:
 
     @property
     def skipped(self) -> Set[int]:
-        """Ids of rows that cannot even be moved, for as long as this process lives; and of those
-        that have timed out, until another statement succeeds."""
-        return self._skipped | {id for id, *_ in self._late}
+        """Ids of rows that could not even be moved, for a while; and of those that have timed out,
+        until another statement succeeds."""
+        now = time.monotonic()
+        skipped = {id for (id, *_), until in self._skipped.items() if now < until}
+        return skipped | {id for id, *_ in self._late}
 
     def succeeded(self) -> bool:
         """A statement for other rows, or for none: what has timed out is tried once more.
@@ -38,6 +49,9 @@ class RejectedRows:
         again = bool(self._late)
         self._late_before |= self._late
         self._late.clear()
+        if self._skipped:
+            forgotten = time.monotonic() - _FORGET_SECONDS
+            self._skipped = {n: until for n, until in self._skipped.items() if until > forgotten}
         return again
 
     def set_aside(
@@ -65,10 +79,12 @@ class RejectedRows:
             if cause_of(second) is Cause.TIMEOUT:
                 self._late.add(name)
                 return False
-            self._skipped.add(key.id)
-            again = reason(second)
-            logger.error("%s: %s; nor moved to troubleshooting: %s; skipped", where, why, again)
+            if name not in self._skipped:
+                again = reason(second)
+                logger.error("%s: %s; nor moved to troubleshooting: %s; skipped", where, why, again)
+            self._skipped[name] = time.monotonic() + SKIP_SECONDS
             return False
+        self._skipped.pop(name, None)
         if moved:
             logger.error("%s: moved to the troubleshooting queue: %s", where, why)
         return moved

@@ -2,8 +2,8 @@
 
 A row that cannot be claimed, or cannot be read, moves to troubleshooting; after a timeout,
 if it times out again while other statements succeed. One that cannot be moved either is skipped
-for as long as this process lives. A lock timeout or a deadlock is no reason for either: the row
-is tried again by the next claim. Keys are read without data.
+for a minute. A lock timeout or a deadlock is no reason for either: the row is tried again by the
+next claim. Keys are read without data.
 """
 
 import logging

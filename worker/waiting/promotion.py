@@ -2,7 +2,7 @@
 
 a batch succeeds    the next one is twice as large, up to the limits
 a batch fails       the next one is half as large
-one row fails       it moves to troubleshooting or, if even that fails, is skipped
+one row fails       it moves to troubleshooting or, if even that fails, is skipped for a minute
 one row times out   it is left out until another statement succeeds, then tried once more
 a lock times out    the rows stay as they are, until the next reading
 """
