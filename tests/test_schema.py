@@ -234,8 +234,17 @@ BY_ID = {
             | {"limit": 10, "offset": 0},
             {"troubleshooting": {"troubleshooting_newest"}, "event": {"event_pkey"}},
         ),
+        (
+            "read_domains",
+            {"domains": ["other"], "unhandled_after": 60.0},
+            {
+                "ready": {"ready_pkey"},
+                "scheduled": {"scheduled_turn"},
+                "troubleshooting": {"troubleshooting_pkey"},
+            },
+        ),
     ],
-    ids=["get", "query", "audit", "troubleshooting"],
+    ids=["get", "query", "audit", "troubleshooting", "domains"],
 )
 def test_looks_use_indexes(
     dsn: str, name: str, parameters: dict[str, object], indexes: dict[str, set[str]]
