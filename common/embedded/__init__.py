@@ -4,7 +4,8 @@ Imported by programs, never by a worker. Touches the directories and processes o
 cluster, and the machine's PostgreSQL programs.
 """
 
-from cmdbus.embedded.embedded_postgres import EmbeddedPostgres, state_directory
+from cmdbus.embedded.account import state_directory
+from cmdbus.embedded.embedded_postgres import EmbeddedPostgres
 from cmdbus.errors import EmbeddedError
 
 __all__ = ["EmbeddedError", "EmbeddedPostgres", "state_directory"]

@@ -46,6 +46,7 @@ class Account:
         `in_terminal`: whether signals of the terminal, like that of Ctrl-C, reach the program.
         """
         root = os.geteuid() == 0
+        kept = {key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH") if key in os.environ}
         try:
             return subprocess.run(
                 command,
@@ -56,7 +57,7 @@ class Account:
                 errors="replace",
                 timeout=timeout,
                 cwd="/",
-                env=_environment(),
+                env={"PATH": "/usr/bin:/bin", **kept, "LC_ALL": "C"},
                 umask=0o077,
                 process_group=None if in_terminal else 0,
                 user=self.uid if root else None,
@@ -79,8 +80,13 @@ class Account:
 
 def server_account() -> Account:
     """The current user; for root the one in CMDBUS_RUN_AS, else `postgres`, else `nobody`."""
-    if os.geteuid() != 0:
-        return _current_account()
+    if (uid := os.geteuid()) != 0:
+        try:
+            return Account(name=pwd.getpwuid(uid).pw_name, uid=uid, gid=os.getegid())
+        except KeyError:
+            raise EmbeddedError(
+                f"the user id {uid} has no name, and PostgreSQL needs one: add it to /etc/passwd"
+            ) from None
     wanted = os.environ.get("CMDBUS_RUN_AS")
     for name in [wanted] if wanted else ["postgres", "nobody"]:
         try:
@@ -104,22 +110,6 @@ def name_of(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    return {"PATH": "/usr/bin:/bin", **kept, "LC_ALL": "C"}
-
-
-def _current_account() -> Account:
-    uid = os.geteuid()
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
-        raise EmbeddedError(
-            f"the user id {uid} has no name, and PostgreSQL needs one: add it to /etc/passwd"
-        ) from None
-    return Account(name=entry.pw_name, uid=uid, gid=os.getegid())
 
 
 # Directories.
@@ -236,7 +226,6 @@ def _remove_sockets(directory: Path) -> None:
 
 @contextmanager
 def held(path: Path, *, timeout: float) -> Iterator[None]:
-    """Holds the exclusive lock on a file."""
     descriptor = open_lock(path)
     try:
         deadline = time.monotonic() + timeout
@@ -262,7 +251,6 @@ def open_lock(path: Path) -> int:
 
 
 def locked(descriptor: int, kind: int) -> bool:
-    """Tries to lock, without waiting; returns whether it did."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

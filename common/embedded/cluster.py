@@ -317,7 +317,6 @@ class Cluster:
             file.truncate(0)
 
     def _last_words(self) -> str:
-        """The end of the log as one line."""
         try:
             with self._log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))

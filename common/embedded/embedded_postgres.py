@@ -9,7 +9,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, Self
 
@@ -32,8 +32,6 @@ from cmdbus.embedded.cluster import (
 )
 from cmdbus.embedded.programs import find_programs, within_reach
 from cmdbus.errors import CmdbusError, EmbeddedError, SchemaError
-
-__all__ = ["EmbeddedError", "EmbeddedPostgres", "state_directory"]
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +111,7 @@ class EmbeddedPostgres:
 
     def start(self) -> None:
         """Makes this a user of the server and starts it; a second call only starts it."""
-        with self._usable_directory(), self._claimed_directory():
+        with self._locked_directory():
             started = self._enter()
         self._announce(logging.INFO if started else logging.DEBUG)
 
@@ -122,14 +120,13 @@ class EmbeddedPostgres:
 
         Never creates a cluster and never starts a server.
         """
-        with self._usable_directory():
-            if not (self._cluster.data / "postmaster.pid").exists():
-                return False
-            with self._claimed_directory():
-                if self._cluster.postmaster() is None:
-                    return False
+        if not os.access(self._cluster.data / "postmaster.pid", os.F_OK):
+            return False
+        with self._locked_directory():
+            is_running = self._cluster.postmaster() is not None
+            if is_running:
                 self._enter()
-        return True
+        return is_running
 
     def install(self, schema: str) -> None:
         """Installs or upgrades the schema of a bus. Loads the database driver."""
@@ -160,52 +157,38 @@ class EmbeddedPostgres:
             self._shut_down(mode)
 
     @contextmanager
-    def _usable_directory(self) -> Iterator[None]:
+    def _locked_directory(self) -> Iterator[None]:
         try:
-            yield
+            claim_directory(self.directory, self._cluster.account)
+            with held(self.directory / "lock", timeout=_LOCK_SECONDS):
+                yield
         except OSError as error:
             raise EmbeddedError(
                 f"cannot use {self.directory}: {error.strerror}; make it writable, or set "
                 "XDG_STATE_HOME to a directory that is"
             ) from error
 
-    @contextmanager
-    def _claimed_directory(self) -> Iterator[None]:
-        claim_directory(self.directory, self._cluster.account)
-        with held(self.directory / "lock", timeout=_LOCK_SECONDS):
-            yield
-
     def _enter(self) -> bool:
         """Returns whether the server had to be started."""
         cluster = self._cluster
         cluster.programs = within_reach(cluster.programs, cluster.account, self.directory)
-        joined = self._join()
+        is_new = self._users is None
+        if is_new:
+            self._users, self._opener = open_lock(self.directory / "users"), os.getpid()
+            # Does not wait: only a holder of `lock`, which we are, takes the exclusive lock.
+            fcntl.flock(self._users, fcntl.LOCK_SH)
+            cluster.shorten_log()
         try:
             cluster.create()
             postmaster, started = cluster.start()
         except BaseException:
-            if joined:
+            if is_new:
                 # pg_ctl may be dead, and the server still starting.
-                try:
+                with suppress(EmbeddedError):
                     self._release()
-                except EmbeddedError as error:
-                    logger.warning("after a start that failed: %s", error)
             raise
         self._sockets = postmaster.socket_directory
         return started
-
-    def _join(self) -> bool:
-        """Takes a user's lock; returns False if this has it already."""
-        if self._users is not None:
-            if self._opener == os.getpid():
-                return False
-            os.close(self._users)  # a copy that fork made; the parent's lock stays
-        self._users = open_lock(self.directory / "users")
-        self._opener = os.getpid()
-        # Does not wait: only a holder of `lock`, which we are, takes the exclusive lock.
-        fcntl.flock(self._users, fcntl.LOCK_SH)
-        self._cluster.shorten_log()
-        return True
 
     def _release(self) -> None:
         """The last user stops the server."""

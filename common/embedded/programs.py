@@ -24,8 +24,6 @@ _QUICK_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """The directory of a server's programs, and their version."""
-
     bin: Path
     version: str
 
