@@ -35,16 +35,21 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.descriptor = os.pidfd_open(pid)
+        self._exit_status: ExitStatus | None = None
 
     def send(self, number: signal.Signals) -> None:
         """A process that has become another user's, by executing sudo for example, may not be
         signaled: it survives SIGKILL, as one in disk wait does."""
+        if self._exit_status is not None:
+            return
         with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self.descriptor, number)
 
     def reap(self) -> ExitStatus | None:
         """None while it lives. Kills the processes that it left in its group, while the dead
         process still holds the group's number."""
+        if self._exit_status is not None:
+            return self._exit_status
         ended = os.waitid(os.P_PIDFD, self.descriptor, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return None
@@ -52,12 +57,12 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         os.waitid(os.P_PIDFD, self.descriptor, os.WEXITED)
         os.close(self.descriptor)
+        self._exit_status = ExitStatus(ended.si_status, 0)
         if ended.si_code == os.CLD_EXITED:
-            return ExitStatus(0, ended.si_status)
-        return ExitStatus(ended.si_status, 0)
+            self._exit_status = ExitStatus(0, ended.si_status)
+        return self._exit_status
 
     def wait(self) -> ExitStatus:
-        """Until it exits."""
         while (exit_status := self.reap()) is None:
             wait([self.descriptor], _WAIT_SECONDS)
         return exit_status
@@ -130,15 +135,13 @@ def _close_stdin() -> None:
 
 
 def _die_with(parent: int, number: signal.Signals) -> None:
-    """In a child. Where the system knows of it; elsewhere a child sees at its next beat that
-    its parent is another one."""
-    with suppress(AttributeError):
-        _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    """In a child."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(Exit.ERROR)
 
 
-def reap_orphans(children: Iterable[int | None]) -> None:
+def reap_orphans(children: Iterable[int]) -> None:
     """Reaps orphans inherited as process 1 or as a subreaper. Peeks first: `children` are reaped
     through their descriptors, which keeps their exit status. Elsewhere it reaps nothing: other code
     in this process may have started children of its own."""
@@ -154,8 +157,7 @@ def reap_orphans(children: Iterable[int | None]) -> None:
 
 def _inherits_orphans() -> bool:
     subreaper = ctypes.c_int(0)
-    with suppress(AttributeError):
-        _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(subreaper), 0, 0, 0)
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(subreaper), 0, 0, 0)
     return os.getpid() == 1 or bool(subreaper.value)
 
 

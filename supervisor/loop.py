@@ -157,8 +157,8 @@ class Supervisor:
                     self._fleet.report()
                 case _:
                     pass  # SIGCHLD: each round reaps exited children in any case.
-        examiner = self._preflight.pid if self._preflight is not None else None
-        reap_orphans({*self._fleet.pids, examiner})
+        preflight = [self._preflight.child.pid] if self._preflight is not None else []
+        reap_orphans([*self._fleet.pids, *preflight])
 
     def _observe(self, now: float) -> FleetView:
         # This covers a whole round, so it does not matter where the supervisor stalled.
@@ -193,8 +193,7 @@ class Supervisor:
 
     def _stop(self, seconds: float, why: str) -> None:
         self._stop_by = time.monotonic() + seconds
-        self._notifier.stopping()
-        self._notifier.extend(seconds + RESCUE_SECONDS + _EXITS_SECONDS)
+        self._notifier.stopping(seconds + RESCUE_SECONDS + _EXITS_SECONDS)
         logger.info("stopping within %g s (%s)", seconds, why)
 
     def _reload(self) -> None:

@@ -13,7 +13,7 @@ from cmdbus.clock import time
 from cmdbus.exits import Exit
 from cmdbus.readiness import Check, Finding
 from cmdbus.settings import Settings
-from cmdbus.supervisor.children import Child, fork, wait
+from cmdbus.supervisor.children import fork, wait
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
 
 #: Seconds: connecting may take 10, and importing a large application as long.
@@ -57,19 +57,12 @@ class PreflightProcess:
         self.pipe, writer = os.pipe()
         os.set_blocking(self.pipe, False)
         try:
-            self._child: Child | None = fork(
-                lambda: _run(settings, writer, timeout), close=[self.pipe]
-            )
+            self.child = fork(lambda: _run(settings, writer, timeout), close=[self.pipe])
         except OSError:
             os.close(self.pipe)
             raise
         finally:
             os.close(writer)
-
-    @property
-    def pid(self) -> int | None:
-        """None once it has been reaped."""
-        return self._child.pid if self._child is not None else None
 
     def checks(self) -> list[Check] | None:
         """All checks, or None while the preflight runs. Never waits for it."""
@@ -79,7 +72,7 @@ class PreflightProcess:
         if _END in lines:
             return checks
         if ended:
-            return [*checks, self._broken_off(checks, f"its check {self._reap()}")]
+            return [*checks, self._broken_off(checks, f"its check {self.child.wait()}")]
         if time.monotonic() < self.deadline:
             return None
         what = f"no answer within {self._timeout:g} s"
@@ -87,12 +80,9 @@ class PreflightProcess:
 
     def close(self) -> None:
         """Kills the preflight if it still runs."""
-        if self._child is not None:
-            self._child.send(signal.SIGKILL)
-            self._reap()
-        if self.pipe >= 0:
-            os.close(self.pipe)
-            self.pipe = -1
+        self.child.send(signal.SIGKILL)
+        self.child.wait()
+        os.close(self.pipe)
 
     def _read(self) -> bool:
         """Whether the pipe has ended."""
@@ -102,11 +92,6 @@ class PreflightProcess:
         except BlockingIOError:
             return False
         return True
-
-    def _reap(self) -> str:
-        assert self._child is not None
-        child, self._child = self._child, None
-        return str(child.wait())
 
     def _broken_off(self, checks: list[Check], what: str, *, away: bool = False) -> Check:
         """`away`: the cause may pass by itself, unless it is the application."""

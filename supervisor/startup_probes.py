@@ -54,7 +54,6 @@ class StartupProbes:
             self._start(self._listener)
 
     def _start(self, listener: socket) -> None:
-        """Starts the child, again after a failed fork or an exit."""
         try:
             exited = self._child.reap() if self._child is not None else None
             if exited is not None:
@@ -76,7 +75,6 @@ class StartupProbes:
         if self._child is not None:
             self._child.send(SIGKILL)
             self._child.wait()
-            self._child = None
 
     def _answer(self, listener: socket) -> int:
         """In the child."""
