@@ -49,11 +49,8 @@ class Aftermath:
     early: bool = False
     #: It could not start, for a reason that no restart cures.
     boot_failed: bool = False
-
-    @property
-    def restart(self) -> Restart | None:
-        """The reason of the successor's start, if the exit is that reason."""
-        return _RESTARTS.get(self.ending)
+    #: The reason of the successor's start, if the exit is that reason.
+    restart: Restart | None = None
 
 
 _RESTARTS = {Ending.TERMINATED: Restart.TERMINATED, Ending.CRASHED: Restart.CRASHED}
@@ -73,6 +70,7 @@ def aftermath(
         and not (stopped and exit_status.code == Exit.DONE),
         unfinished=stopping and unfinished,
         early=ending in _RESTARTS and _is_early(process, seat, now),
+        restart=_RESTARTS.get(ending),
         boot_failed=seat.ready is None and exit_status == ExitStatus(0, Exit.CANNOT_START),
     )
 

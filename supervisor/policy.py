@@ -239,7 +239,6 @@ def _used_up(process: ProcessView, settings: Settings, now: float) -> str:
 
 
 def _succeed(processes: Iterable[ProcessView], settings: Settings, now: float) -> Iterator[Action]:
-    """A process whose successor is ready stops."""
     workers = [p for p in processes if p.is_staying and p.role is Role.WORKER]
     for process in workers:
         if any(

@@ -37,8 +37,9 @@ class SystemdNotifier:
         at = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send("RELOADING=1", f"MONOTONIC_USEC={at}")
 
-    def stopping(self) -> None:
-        self._send("STOPPING=1")
+    def stopping(self, seconds: float) -> None:
+        """The stop may take `seconds` from now."""
+        self._send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
 
     def status(self, text: str) -> None:
         """One line for `systemctl status`, sent when it has changed."""
@@ -46,10 +47,6 @@ class SystemdNotifier:
         if line and line != self._status:
             self._status = line
             self._send(f"STATUS={line}")
-
-    def extend(self, seconds: float) -> None:
-        """The current start, stop or reload may take `seconds` longer from now."""
-        self._send(f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
 
     def ping(self, now: float) -> None:
         """Pings the watchdog when it is time, in monotonic seconds. Only the loop may call it: a
@@ -77,7 +74,6 @@ def clear_notify_env() -> None:
 
 
 def _watchdog() -> float | None:
-    """Half of the manager's timeout, if it watches this process."""
     watched = os.environ.get("WATCHDOG_PID")
     if watched is not None and watched != str(os.getpid()):
         return None

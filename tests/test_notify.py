@@ -60,10 +60,8 @@ def test_the_manager_hears_of_each_change(
         notifier.status("two\nlines")
         assert heard(ours) == ["STATUS=two lines"]
         notifier.status("two lines")  # nothing new
-        notifier.extend(2.5)
-        assert heard(ours) == ["EXTEND_TIMEOUT_USEC=2500000"]
-        notifier.stopping()
-        assert heard(ours) == ["STOPPING=1"]
+        notifier.stopping(2.5)
+        assert heard(ours) == ["STOPPING=1", "EXTEND_TIMEOUT_USEC=2500000"]
 
 
 def test_the_watchdog_hears_twice_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +100,7 @@ def test_without_a_manager_nothing_happens(
         monkeypatch.setenv("NOTIFY_SOCKET", path)
     with closing(SystemdNotifier()) as notifier:
         notifier.ready()
-        notifier.stopping()
+        notifier.stopping(2.5)
 
 
 def test_a_manager_that_does_not_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,6 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The settings, and where each comes from."""
-
     settings: Settings
     entries: tuple[Entry, ...]
 

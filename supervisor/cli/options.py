@@ -228,15 +228,12 @@ class RedactingCommand(click.Command):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **{**kwargs, "standalone_mode": False})
-        except click.MissingParameter as error:
-            click.echo(f"Error: {one_line(_missing(error))}", err=True)
-            sys.exit(error.exit_code)
         except click.ClickException as error:
-            error_class = type(error) if type(error) is click.ClickException else click.UsageError
-            redacted = error_class(one_line(_URL.sub("(a DSN)", _message(error))))
-            if isinstance(redacted, click.UsageError) and isinstance(error, click.UsageError):
-                redacted.ctx = error.ctx
-            (error if isinstance(error, _HELP) else redacted).show()
+            text = one_line(_URL.sub("(a DSN)", _message(error)))
+            usage = (
+                None if isinstance(error, click.MissingParameter) else getattr(error, "ctx", None)
+            )
+            (error if isinstance(error, _HELP) else click.UsageError(text, usage)).show()
             sys.exit(error.exit_code)
         except click.Abort:
             click.echo("Aborted.", err=True)
@@ -244,7 +241,7 @@ class RedactingCommand(click.Command):
 
 
 class RedactingGroup(RedactingCommand, click.Group):
-    """A group of commands that does the same."""
+    pass
 
 
 def _missing(error: click.MissingParameter) -> str:
@@ -258,6 +255,8 @@ def _missing(error: click.MissingParameter) -> str:
 
 def _message(error: click.ClickException) -> str:
     """The message; about a value, with the variable or file that has it."""
+    if isinstance(error, click.MissingParameter):
+        return _missing(error)
     if not isinstance(error, click.BadParameter) or not error.param or not error.ctx:
         return error.format_message()
     if error.param_hint is not None:  # about another one, which knows where it is

@@ -30,7 +30,6 @@ def data(text: str) -> object:
 
 
 def span(text: str) -> timedelta:
-    """Seconds, or a number with a unit."""
     return timedelta(seconds=duration(text))
 
 
@@ -48,12 +47,10 @@ def limit(text: str) -> int:
 
 
 def priority(text: str) -> str | int:
-    """A label, or a number."""
     return int(text) if text.isascii() and text.isdecimal() else text
 
 
 def moment(text: str) -> datetime:
-    """A date and time with its offset."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

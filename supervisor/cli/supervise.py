@@ -80,7 +80,6 @@ def _become_demo() -> NoReturn:
 
 
 def run_check(context: click.Context, *, as_json: bool) -> Exit:
-    """Prints what --check and `cmdbus check` find."""
     with _can_start():
         found = configured(context)
         settings, entries = found.settings, found.entries

@@ -67,7 +67,6 @@ def whole(text: str, *, at_least: int = 1, at_most: int = 2**53) -> int:
 
 
 def domain(text: str) -> str:
-    """A domain's name."""
     try:
         return check_name("it", text)
     except ValueError as error:
