@@ -38,7 +38,6 @@ CREATE INDEX ready_lost ON {schema}.ready (domain, priority, id) WHERE losses > 
 -- Delayed sends and retries, until they are due: a million of them slow no claim.
 CREATE TABLE {schema}.scheduled (LIKE {schema}.ready INCLUDING DEFAULTS INCLUDING IDENTITY);
 ALTER TABLE {schema}.scheduled
-    DROP COLUMN lease_until,
     ALTER COLUMN due_at SET NOT NULL,
     ADD PRIMARY KEY (due_at, id);
 

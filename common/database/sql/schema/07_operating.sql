@@ -66,9 +66,29 @@ AS $$
             AND e.at > clock_timestamp() - interval '5 minutes')
 $$;
 
--- Moves those of these commands that wait or, with p_running, run, to history, each with its
--- event and its reply, and returns their number. A command claimed meanwhile stays. Waits for
--- locked rows.
+-- Deletes those of these commands that wait or, with p_running, run, and returns their rows. A
+-- command claimed meanwhile stays. Waits for locked rows.
+CREATE FUNCTION {schema}.take(p_domain text, p_command_ids uuid[], p_running boolean)
+RETURNS SETOF {schema}.ready
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    RETURN QUERY
+    DELETE FROM {schema}.ready r USING unnest(p_command_ids) k (command_id)
+    -- Not by the primary key, as a plan made on an empty queue would read a whole domain.
+    WHERE r.domain || '' = p_domain AND r.command_id = k.command_id
+        AND (p_running OR r.lease_until IS NULL
+            OR {schema}.lease_is_over(r.claimer, r.lease_until))
+    RETURNING r.*;
+    RETURN QUERY
+    DELETE FROM {schema}.scheduled s USING unnest(p_command_ids) k (command_id)
+    WHERE s.domain = p_domain AND s.command_id = k.command_id
+    RETURNING s.*;
+END
+$$;
+
+-- Moves those of these commands that `take` takes to history, each with its event and its reply,
+-- and returns their number.
 CREATE FUNCTION {schema}.cancel_ids(
     p_domain text, p_command_ids uuid[], p_running boolean, p_reason text, p_operator text
 ) RETURNS bigint
@@ -79,36 +99,24 @@ DECLARE
     failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
 BEGIN
     PERFORM {schema}.ensure_partition();
-    WITH from_ready AS (
-        DELETE FROM {schema}.ready r USING unnest(p_command_ids) k (command_id)
-        -- Not by the primary key, as a plan made on an empty queue would read a whole domain.
-        WHERE r.domain || '' = p_domain AND r.command_id = k.command_id
-            AND (p_running OR r.lease_until IS NULL
-                OR {schema}.lease_is_over(r.claimer, r.lease_until))
-        RETURNING r.token, r.claimer, r.claimed_at, r.created_at, r.due_at, r.command_id,
-            r.correlation_id, r.priority, r.attempts, r.losses, r.max_attempts, r.type,
-            r.reply_to, r.data
-    ), from_scheduled AS (
-        DELETE FROM {schema}.scheduled s USING unnest(p_command_ids) k (command_id)
-        WHERE s.domain = p_domain AND s.command_id = k.command_id
-        RETURNING s.token, s.claimer, s.claimed_at, s.created_at, s.due_at, s.command_id,
-            s.correlation_id, s.priority, s.attempts, s.losses, s.max_attempts, s.type,
-            s.reply_to, s.data
-    ), gone AS (
-        TABLE from_ready UNION ALL TABLE from_scheduled
+    WITH taken AS (
+        SELECT * FROM {schema}.take(p_domain, p_command_ids, p_running)
     ), history AS (
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
-            attempts, losses, max_attempts, type, reply_to, data,
-            domain, status, error_code, error_message)
-        SELECT gone.*, p_domain, 'CANCELED', 'CANCELED', p_reason FROM gone
+            attempts, losses, max_attempts, domain, type, reply_to, data, status, error_code,
+            error_message)
+        SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
+            priority, attempts, losses, max_attempts, domain, type, reply_to, data, 'CANCELED',
+            'CANCELED', p_reason
+        FROM taken
     ), events AS (
         INSERT INTO {schema}.event (domain, command_id, kind, operator, code, message)
-        SELECT p_domain, command_id, 'CANCELED', p_operator, 'CANCELED', p_reason FROM gone
+        SELECT domain, command_id, 'CANCELED', p_operator, 'CANCELED', p_reason FROM taken
     )
     SELECT count(*), count(CASE WHEN reply_to IS NOT NULL THEN {schema}.send_reply(
         reply_to, command_id, type, correlation_id, 'CANCELED', failure)::text END)
-    INTO canceled FROM gone;
+    INTO canceled FROM taken;
     RETURN canceled;
 END
 $$;
@@ -204,30 +212,20 @@ BEGIN
     WHILE place IS NULL AND {schema}.exists_anywhere(p_domain, p_command_id) LOOP
         present := clock_timestamp();
         new_time := coalesce(p_run_at, present + make_interval(secs => p_delay));
-        WITH from_ready AS (
-            DELETE FROM {schema}.ready
-            WHERE domain || '' = p_domain AND command_id = p_command_id
-                AND (lease_until IS NULL OR {schema}.lease_is_over(claimer, lease_until))
-            RETURNING token + (claimer IS NOT NULL)::integer AS token, claimer, claimed_at,
-                created_at, due_at, correlation_id, priority, attempts,
-                (losses + (claimer IS NOT NULL)::integer)::smallint AS losses, max_attempts, type,
-                reply_to, data, error_code, error_message
-        ), from_scheduled AS (
-            DELETE FROM {schema}.scheduled
-            WHERE domain = p_domain AND command_id = p_command_id
-            RETURNING token, claimer, claimed_at, created_at, due_at, correlation_id, priority,
-                attempts, losses, max_attempts, type, reply_to, data, error_code, error_message
-        ), moved AS (
-            SELECT m.*, coalesce(p_priority, m.priority) AS new_priority,
+        WITH moved AS (
+            SELECT m.*, m.token + c.claims AS new_token,
+                (m.losses + c.claims)::smallint AS new_losses,
+                coalesce(p_priority, m.priority) AS new_priority,
                 coalesce(new_time, m.due_at) AS new_due_at
-            FROM (TABLE from_ready UNION ALL TABLE from_scheduled) m
+            FROM {schema}.take(p_domain, ARRAY[p_command_id], false) m,
+                LATERAL (SELECT (m.lease_until IS NOT NULL)::integer) c (claims)
         ), to_ready AS (
             INSERT INTO {schema}.ready (
                 token, claimed_at, created_at, due_at, command_id, correlation_id, priority,
                 attempts, losses, max_attempts, domain, type, reply_to, data, error_code,
                 error_message)
-            SELECT token, claimed_at, created_at, new_due_at, p_command_id, correlation_id,
-                new_priority, attempts, losses, max_attempts, p_domain, type, reply_to, data,
+            SELECT new_token, claimed_at, created_at, new_due_at, command_id, correlation_id,
+                new_priority, attempts, new_losses, max_attempts, domain, type, reply_to, data,
                 error_code, error_message
             FROM moved WHERE new_due_at IS NULL OR new_due_at <= present
         ), to_scheduled AS (
@@ -235,13 +233,13 @@ BEGIN
                 token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
                 priority, attempts, losses, max_attempts, domain, type, reply_to, data,
                 error_code, error_message)
-            SELECT token, claimer, claimed_at, created_at, new_due_at, p_command_id, correlation_id,
-                new_priority, attempts, losses, max_attempts, p_domain, type, reply_to, data,
-                error_code, error_message
+            SELECT new_token, claimer, claimed_at, created_at, new_due_at, command_id,
+                correlation_id, new_priority, attempts, new_losses, max_attempts, domain, type,
+                reply_to, data, error_code, error_message
             FROM moved WHERE new_due_at > present
         )
         INSERT INTO {schema}.event (domain, command_id, kind, operator, message, details)
-        SELECT p_domain, p_command_id, 'RESCHEDULED', p_operator, p_reason,
+        SELECT domain, command_id, 'RESCHEDULED', p_operator, p_reason,
             json_build_object('due_at', new_due_at, 'priority', new_priority,
                               'due_at_before', due_at, 'priority_before', priority)
         FROM moved;
@@ -322,7 +320,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     done boolean;
-    was text;
+    found_status text;
 BEGIN
     -- Repeated while the command moves from one table to another between two reads.
     WHILE {schema}.exists_anywhere(p_domain, p_command_id) LOOP
@@ -334,10 +332,10 @@ BEGIN
         THEN
             RETURN 'IN_TROUBLESHOOTING_QUEUE';
         END IF;
-        SELECT c.status INTO was FROM {schema}.command c
+        SELECT c.status INTO found_status FROM {schema}.command c
         WHERE c.domain = p_domain AND c.command_id = p_command_id;
-        IF was <> 'IN_TROUBLESHOOTING_QUEUE' THEN
-            RETURN was;
+        IF found_status <> 'IN_TROUBLESHOOTING_QUEUE' THEN
+            RETURN found_status;
         END IF;
     END LOOP;
     RETURN NULL;

@@ -9,8 +9,8 @@ BEGIN
         SELECT p.oid::regprocedure, string_agg(kind.settings, ' ')
         FROM pg_proc p JOIN (VALUES
             -- Finds rows by key, whatever the statistics say.
-            ('cancel_ids claim_row claim_suspect complete fitting note_lost release renew reschedule'
-             ' resolve_keys retain_day set_aside settle suspect_waits',
+            ('claim_row claim_suspect complete fitting note_lost release renew'
+             ' resolve_keys retain_day set_aside settle suspect_waits take',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
             -- The same, in the order of an index.
