@@ -1,17 +1,38 @@
 """A worker in a thread of the test, handlers to watch, and effects to count."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 import psycopg
+from eventually import eventually
 from psycopg_pool import ConnectionPool
+from queries import count, scalar
 
-from cmdbus import Command, Context, HandlerRegistry
+from cmdbus import Command, CommandBus, CommandRecord, Context, HandlerRegistry, RetryPolicy
 from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
+from cmdbus.worker.claims.claim import Claim, ClaimRequest
 from cmdbus.worker.claims.claims import Claims
+
+ONCE = RetryPolicy(max_attempts=1)
+SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
+
+
+def do_nothing(command: Command, context: Context) -> None:
+    pass
+
+
+def handling(
+    function: Callable[[Command, Context], object] = do_nothing, type: str = "Debit", **options: Any
+) -> HandlerRegistry:
+    """A registry of `payments` with this handler, and one of Noop, which does nothing."""
+    registry = HandlerRegistry()
+    registry.register("payments", type, function, **options)
+    registry.register("payments", "Noop", do_nothing)
+    return registry
 
 
 @contextmanager
@@ -43,8 +64,60 @@ def seat_of(worker: Worker) -> SeatView:
     return worker._telemetry.board.seat_view(0)
 
 
+@contextmanager
+def beside(work: Callable[..., object], *arguments: object) -> Iterator[threading.Thread]:
+    """A thread that does this work, and must have ended soon after the end."""
+    thread = threading.Thread(target=work, args=arguments)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def found(bus: CommandBus, command_id: UUID, domain: str = "payments") -> CommandRecord:
+    record = bus.get(domain, command_id)
+    assert record is not None
+    return record
+
+
+def kinds(bus: CommandBus, command_id: UUID) -> list[str]:
+    """Of its events."""
+    return [event.kind for event in bus.audit("payments", command_id)]
+
+
+def await_drained(bus: CommandBus, within: float = 10.0) -> None:
+    """Until no command of `payments` waits or runs."""
+
+    def left() -> int:
+        snapshot = bus.snapshot("payments")
+        return int(snapshot["depth"]) + int(snapshot["in_progress"])
+
+    eventually(lambda: left() == 0, within)
+
+
+def await_renewals(dsn: str, command_id: UUID, times: int = 3) -> None:
+    """Of the lease of a command that runs."""
+    leases: set[object] = set()
+    with connect(dsn) as watcher:
+
+        def renewed() -> bool:
+            query = "SELECT lease_until FROM cmdbus.ready WHERE command_id = %s"
+            leases.add(scalar(watcher, query, command_id))
+            return len(leases) > times
+
+        eventually(renewed)
+
+
 def connect(dsn: str, **settings: Any) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True, **settings)
+
+
+def claim(claims: Claims, connection: psycopg.Connection, count: int = 1) -> list[Claim]:
+    """At most so many of type Debit of `payments`."""
+    request = ClaimRequest(count, 0, ["payments"], ["payments Debit"], [], {})
+    return claims.settle_and_claim(connection, [], request)[1]
 
 
 def promote(claims: Claims, connection: psycopg.Connection, rows: int = 100) -> int:
@@ -55,9 +128,7 @@ def promote(claims: Claims, connection: psycopg.Connection, rows: int = 100) -> 
 
 def effects(dsn: str) -> int:
     with connect(dsn) as connection:
-        row = connection.execute("SELECT count(*) FROM effect").fetchone()
-        assert row is not None
-        return int(row[0])
+        return count(connection, "effect")
 
 
 def leave_effect(command: Command, context: Context) -> None:

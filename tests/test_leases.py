@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import psycopg
 import pytest
-from handlers import connect
+from handlers import claim, connect
 
 from cmdbus import CommandBus, InvalidOperationError
-from cmdbus.worker.claims.claim import Claim, ClaimRef, ClaimRequest
+from cmdbus.worker.claims.claim import Claim, ClaimRef
 from cmdbus.worker.claims.claims import Claims
 
-WANT = ClaimRequest(9, 0, ["payments"], ["payments Debit"], [], {})
 LEASE = 60.0
 
 
@@ -26,7 +25,7 @@ class Node:
     session: psycopg.Connection
 
     def claim(self) -> list[Claim]:
-        return self.claims.settle_and_claim(self.session, [], WANT)[1]
+        return claim(self.claims, self.session, 9)
 
     def renew(self, *held: Claim) -> list[ClaimRef]:
         return self.claims.renew(self.session, {self.claims.incarnation: held})
@@ -40,19 +39,16 @@ def nodes(dsn: str) -> Iterator[tuple[Node, Node, Claim]]:
         for node in (owner, other):
             node.claims.register(node.session, "tester")
         bus.send("payments", "Debit")
-        [claim] = owner.claim()
-        assert owner.renew(claim) == []
-        yield owner, other, claim
+        [held] = owner.claim()
+        assert owner.renew(held) == []
+        yield owner, other, held
 
 
 def set_clock(session: psycopg.Connection, to: str) -> None:
     """Stored times are then as if the clock had been set by this interval."""
-    session.execute(
-        "UPDATE cmdbus.ready SET lease_until = lease_until - %(to)s::interval;"
-        "UPDATE cmdbus.node SET renewed_at = renewed_at - %(to)s::interval".replace(
-            "%(to)s", f"'{to}'"
-        )
-    )
+    for table, column in (("ready", "lease_until"), ("node", "renewed_at")):
+        move = f"UPDATE cmdbus.{table} SET {column} = {column} - %s::interval"
+        session.execute(move.encode(), (to,))
 
 
 def pass_time(session: psycopg.Connection, seconds: float) -> None:
@@ -164,13 +160,10 @@ def test_a_renewal_waits_for_no_row_of_a_node_that_is_gone(
     owner, other, claim = nodes
     other.renew()
     with psycopg.connect(dsn) as holder:
-        owner.session.execute(
-            "UPDATE cmdbus.node SET renewed_at = renewed_at - interval '1 day' WHERE id = %s",
-            (other.claims.incarnation,),
-        )
-        holder.execute(
-            "SELECT FROM cmdbus.node WHERE id = %s FOR UPDATE", (other.claims.incarnation,)
-        )
+        of_other = (other.claims.incarnation,)
+        old = "UPDATE cmdbus.node SET renewed_at = renewed_at - interval '1 day' WHERE id = %s"
+        owner.session.execute(old, of_other)
+        holder.execute("SELECT FROM cmdbus.node WHERE id = %s FOR UPDATE", of_other)
         owner.session.execute("SET lock_timeout = '100ms'")
         assert owner.renew(claim) == []
         holder.rollback()

@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from handlers import connect, running
+from handlers import ONCE, SOON, connect, handling, running
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
+from queries import count, rows, scalar
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy
+from cmdbus import Command, CommandBus, Context
 from cmdbus.database import dsn as dsns
 from cmdbus.database import libpq
 from cmdbus.readiness import Finding
@@ -92,17 +93,14 @@ def test_a_handler_writes_where_psql_does(
         monkeypatch.setenv("PGSERVICE", "tenant")
     else:
         monkeypatch.setenv("PGOPTIONS", "-c search_path=tenant")
-    registry = HandlerRegistry()
 
-    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
     def debit(command: Command, context: Context) -> None:
         context.connection.execute("INSERT INTO effect VALUES (gen_random_uuid(), 1)")
 
-    with CommandBus(where) as theirs, running(where, registry, concurrency=1):
+    with CommandBus(where) as theirs, running(where, handling(debit, retry=ONCE), concurrency=1):
         record = theirs.wait("payments", theirs.send("payments", "Debit"), 10)
         assert record.status == "COMPLETED", record
-    with connect(dsn) as connection:
-        assert connection.execute("SELECT count(*) FROM tenant.effect").fetchone() == (1,)
+    assert rows(dsn, "SELECT count(*) FROM tenant.effect") == [(1,)]
 
 
 POISON = {
@@ -169,21 +167,20 @@ ODD = {
 
 def test_settings_of_the_database_break_no_command(dsn: str, bus: CommandBus) -> None:
     with connect(dsn) as connection:
-        for name, value in ODD.items():
+        for name, setting in ODD.items():
             alter = SQL("ALTER DATABASE {} SET {} = {}")
             database = Identifier(connection.info.dbname)
-            connection.execute(alter.format(database, Identifier(name), Literal(value)))
-    registry = HandlerRegistry()
+            connection.execute(alter.format(database, Identifier(name), Literal(setting)))
 
-    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=2, backoff=(0.01,)))
     def debit(command: Command, context: Context) -> object:
         if context.attempt == 1:
             raise ValueError("once")
-        row = context.connection.execute("SELECT '03.04.2026'::date::text, now()").fetchone()
-        assert row is not None
-        return row[0]
+        return scalar(context.connection, "SELECT '03.04.2026'::date::text")
 
-    with CommandBus(dsn) as theirs, running(dsn, registry, concurrency=2):
+    with (
+        CommandBus(dsn) as theirs,
+        running(dsn, handling(debit, retry=SOON), concurrency=2),
+    ):
         sent = theirs.send("payments", "Debit", {"text": "a\\b'\"ä"}, delay=0.01)
         record = theirs.wait("payments", sent, 10)
         assert (record.status, record.attempts) == ("COMPLETED", 2), record
@@ -200,8 +197,7 @@ def test_a_command_is_tried_before_the_first_start(dsn: str, bus: CommandBus) ->
         found = try_claim(connection, dsn, "cmdbus")
         assert found.finding is Finding.FATAL and "violates check constraint" in found.sentence
         assert "\n" not in str(found)
-        row = connection.execute("SELECT count(*) FROM cmdbus.command").fetchone()
-        assert row == (0,)
+        assert count(connection, "cmdbus.command") == 0
 
 
 def test_a_table_that_a_stranger_has_locked_for_a_while_is_waited_for(

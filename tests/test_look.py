@@ -8,7 +8,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect, promote
+from handlers import beside, claim, connect, found, kinds, promote
+from queries import await_lock_waits, claim_by_hand, scalar
 
 from cmdbus import (
     CommandBus,
@@ -19,18 +20,7 @@ from cmdbus import (
     Status,
     Undecodable,
 )
-from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
-
-
-def claim(dsn: str, command_id: UUID, lease: str = "1 minute") -> None:
-    """What a worker does to a row when it claims it."""
-    with connect(dsn) as connection:
-        connection.execute(
-            "UPDATE cmdbus.ready SET token = token + 1, claimed_at = clock_timestamp(),"
-            " lease_until = clock_timestamp() + %s::interval WHERE command_id = %s",
-            (lease, command_id),
-        )
 
 
 def test_the_fields_of_a_record_are_the_columns_of_the_view(dsn: str) -> None:
@@ -54,16 +44,14 @@ def test_unknown_commands(dsn: str) -> None:
 def test_a_claimed_command_is_in_progress_until_its_lease_ends(dsn: str) -> None:
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit")
-        claim(dsn, id_)
-        record = bus.get("payments", id_)
-        assert record is not None
+        claim_by_hand(dsn, id_)
+        record = found(bus, id_)
         assert (record.status, record.attempts) == (Status.IN_PROGRESS, 1)
         assert record.started_at is not None
-        assert [event.kind for event in bus.audit("payments", id_)] == ["SENT", "RECEIVED"]
+        assert kinds(bus, id_) == ["SENT", "RECEIVED"]
         assert bus.snapshot("payments")["in_progress"] == 1
-        claim(dsn, id_, "-1 second")
-        record = bus.get("payments", id_)
-        assert record is not None and (record.status, record.attempts) == (Status.PENDING, 0)
+        claim_by_hand(dsn, id_, "-1 second")
+        assert (found(bus, id_).status, found(bus, id_).attempts) == (Status.PENDING, 0)
         assert bus.snapshot("payments")["ready"] == 1
 
 
@@ -73,16 +61,12 @@ def test_a_claimed_command_is_in_progress_until_its_lease_ends(dsn: str) -> None
 def test_what_others_wrote_and_python_cannot_decode_breaks_no_look(dsn: str, text: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         good = bus.send("payments", "Debit", {"a": 1})
-        row = connection.execute("SELECT cmdbus.send('payments', 'Debit', %s)", (text,)).fetchone()
-        assert row is not None
-        record = bus.get("payments", row[0])
-        assert record is not None
+        odd = scalar(connection, "SELECT cmdbus.send('payments', 'Debit', %s)", text)
+        record = found(bus, odd)
         # How deep is too deep differs between versions of Python.
         assert isinstance(record.data, Undecodable) or text[0] == "["
-        assert [found.command_id for found in bus.query("payments")] == [row[0], good]
-        assert len(connection.execute("SELECT * FROM cmdbus.ready LIMIT 0").fetchall()) == 0
-        viewed = connection.execute("SELECT data::text FROM cmdbus.command").fetchall()
-        assert len(viewed) == 2
+        assert [each.command_id for each in bus.query("payments")] == [odd, good]
+        assert len(connection.execute("SELECT data::text FROM cmdbus.command").fetchall()) == 2
 
 
 def test_times_at_the_bounds_of_pythons_range_break_no_look(dsn: str) -> None:
@@ -106,19 +90,19 @@ def test_commands_are_found_by_every_condition_newest_first(dsn: str) -> None:
         boundary = datetime.now(UTC)
         last = bus.send("payments", "Debit")
 
-        def found(**conditions: object) -> list[UUID]:
+        def ids(**conditions: object) -> list[UUID]:
             return [record.command_id for record in bus.query(**conditions)]  # type: ignore[arg-type]
 
-        assert found() == [last, ship, later, first]
-        assert found(domain="payments") == [last, later, first]
-        assert found(status="CANCELED") == [first]
-        assert found(status=Status.PENDING, type="Debit") == [last]
-        assert found(since=boundary) == [last]
-        assert found(until=boundary) == [ship, later, first]
-        assert found(since=boundary, until=boundary) == []
-        assert found(limit=2) == [last, ship]
-        assert found(limit=2, offset=1) == [ship, later]
-        assert found(domain="payments", status="PENDING", type="Debit", until=boundary) == []
+        assert ids() == [last, ship, later, first]
+        assert ids(domain="payments") == [last, later, first]
+        assert ids(status="CANCELED") == [first]
+        assert ids(status=Status.PENDING, type="Debit") == [last]
+        assert ids(since=boundary) == [last]
+        assert ids(until=boundary) == [ship, later, first]
+        assert ids(since=boundary, until=boundary) == []
+        assert ids(limit=2) == [last, ship]
+        assert ids(limit=2, offset=1) == [ship, later]
+        assert ids(domain="payments", status="PENDING", type="Debit", until=boundary) == []
 
 
 @pytest.mark.parametrize(
@@ -185,22 +169,16 @@ def test_snapshots_agree_with_themselves_while_commands_move(dsn: str) -> None:
         claims = Claims("cmdbus", 30)
         claims.register(connection, "mover")
         bus.send_many([SendRequest("payments", "Debit", delay=60)] * 300)
-        threads = [threading.Thread(target=look, args=(bus,)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for _ in range(30):
-            connection.execute("UPDATE cmdbus.scheduled SET due_at = now() - interval '1 s'")
-            promote(claims, connection, 10)
-            claims.settle_and_claim(
-                connection, [], ClaimRequest(5, 0, ["payments"], ["payments Debit"], [], {})
-            )
-        eventually(lambda: len(snapshots) > 20)
-        over.set()
-        for thread in threads:
-            thread.join(10)
-    assert all(found["depth"] == found["ready"] + found["scheduled"] for found in snapshots)
-    assert {found["depth"] + found["in_progress"] for found in snapshots} == {300}
-    assert len({found["scheduled"] for found in snapshots}) > 2, "they have moved meanwhile"
+        with beside(look, bus), beside(look, bus):
+            for _ in range(30):
+                connection.execute("UPDATE cmdbus.scheduled SET due_at = now() - interval '1 s'")
+                promote(claims, connection, 10)
+                claim(claims, connection, 5)
+            eventually(lambda: len(snapshots) > 20)
+            over.set()
+    assert all(each["depth"] == each["ready"] + each["scheduled"] for each in snapshots)
+    assert {each["depth"] + each["in_progress"] for each in snapshots} == {300}
+    assert len({each["scheduled"] for each in snapshots}) > 2, "they have moved meanwhile"
 
 
 def test_waiting_ends_when_the_command_does(dsn: str) -> None:
@@ -209,10 +187,8 @@ def test_waiting_ends_when_the_command_does(dsn: str) -> None:
         with pytest.raises(TimeoutError, match=r"is PENDING after 0\.05 s"):
             bus.wait("payments", id_, timeout=0.05)
         waited: list[CommandRecord] = []
-        thread = threading.Thread(target=lambda: waited.append(bus.wait("payments", id_, 10)))
-        thread.start()
-        bus.cancel("payments", id_, reason="changed my mind")
-        thread.join(5)
+        with beside(lambda: waited.append(bus.wait("payments", id_, 10))):
+            bus.cancel("payments", id_, reason="changed my mind")
         assert waited[0].status is Status.CANCELED
         assert waited[0].status.terminal
 
@@ -222,8 +198,7 @@ def test_a_waiting_command_is_canceled_with_its_reason_and_reply(dsn: str) -> No
         for delay in (None, 60):
             id_ = bus.send("payments", "Debit", delay=delay, reply_to="orders")
             bus.cancel("payments", id_, reason="no money", operator="ann")
-            record = bus.get("payments", id_)
-            assert record is not None
+            record = found(bus, id_)
             assert (record.status, record.error_message) == (Status.CANCELED, "no money")
             assert record.finished_at is not None
             events = bus.audit("payments", id_)
@@ -245,12 +220,11 @@ def test_a_waiting_command_is_canceled_with_its_reason_and_reply(dsn: str) -> No
 def test_a_running_command_is_canceled_only_on_request(dsn: str) -> None:
     with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit")
-        claim(dsn, id_)
+        claim_by_hand(dsn, id_)
         with pytest.raises(InvalidOperationError, match=r"it is in progress; .*running=True"):
             bus.cancel("payments", id_)
         bus.cancel("payments", id_, running=True)
-        record = bus.get("payments", id_)
-        assert record is not None and record.status is Status.CANCELED
+        assert found(bus, id_).status is Status.CANCELED
         assert bus.query(status="IN_PROGRESS") == []
 
 
@@ -276,8 +250,7 @@ def test_a_cancel_that_is_rolled_back_has_not_happened(dsn: str) -> None:
         id_ = bus.send("payments", "Debit", reply_to="orders")
         bus.cancel("payments", id_, connection=connection)
         connection.rollback()
-        record = bus.get("payments", id_)
-        assert record is not None and record.status is Status.PENDING
+        assert found(bus, id_).status is Status.PENDING
         assert bus.query("orders") == []
 
 
@@ -290,15 +263,10 @@ def test_a_command_that_moves_while_it_is_canceled_is_canceled(dsn: str) -> None
             " (domain, priority, command_id, type, data, correlation_id)"
             " SELECT domain, priority, command_id, type, data, correlation_id FROM due"
         )
-        thread = threading.Thread(target=bus.cancel, args=("payments", id_))
-        thread.start()
-        with connect(dsn) as watcher:
-            blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            eventually(lambda: watcher.execute(blocked).fetchone())
-        mover.commit()
-        thread.join(10)
-        record = bus.get("payments", id_)
-        assert record is not None and record.status is Status.CANCELED
+        with beside(bus.cancel, "payments", id_):
+            await_lock_waits(dsn)
+            mover.commit()
+        assert found(bus, id_).status is Status.CANCELED
 
 
 def test_settings_change_one_by_one_and_the_rest_stays(dsn: str) -> None:
@@ -366,7 +334,7 @@ def test_purge_is_for_tests(dsn: str) -> None:
         bus.send("payments", "Debit", delay=60)
         running = bus.send("payments", "Debit")
         other = bus.send("orders", "Ship")
-        claim(dsn, running)
+        claim_by_hand(dsn, running)
         assert bus.purge("payments") == 2
         assert [record.command_id for record in bus.query()] == [other, running]
         bus.send("payments", "Debit", command_id=own)

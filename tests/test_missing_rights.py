@@ -10,7 +10,7 @@ import pytest
 from eventually import eventually
 from fleet import kill, supervised
 from guarded import Guarded
-from handlers import connect, running
+from handlers import ONCE, connect, do_nothing, handling, running
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 
@@ -18,9 +18,7 @@ from cmdbus import (
     Command,
     CommandBus,
     Context,
-    HandlerRegistry,
     PermanentCommandError,
-    RetryPolicy,
     SendRequest,
 )
 from cmdbus.database.schema import install
@@ -30,8 +28,6 @@ from cmdbus.worker.boot.preflight import preflight
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.rejections import Cause, cause_of
 from cmdbus.worker.waiting.timers import Timers
-
-ONCE = RetryPolicy(max_attempts=1)
 
 
 def leave_effect(command: Command, context: Context) -> None:
@@ -97,8 +93,7 @@ def test_a_missing_right_charges_no_command_and_moves_none_to_troubleshooting(
         revoked_now.wait(20)
         raise PermanentCommandError("GONE", "never")
 
-    registry = HandlerRegistry()
-    registry.register("payments", "Good", lambda command, context: None, retry=ONCE)
+    registry = handling(do_nothing, "Good", retry=ONCE)
     registry.register("payments", "Pay", leave_effect, retry=ONCE)
     registry.register("payments", "Trouble", trouble)
     with connect(dsn) as admin:
@@ -136,9 +131,7 @@ def test_due_commands_are_promoted_when_a_missing_right_is_granted(
 def test_a_handler_that_lacks_a_right_of_its_own_is_charged(
     dsn: str, bus: CommandBus, workers: str
 ) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Pay", leave_effect, retry=ONCE)
-    with running(workers, registry, concurrency=2):
+    with running(workers, handling(leave_effect, "Pay", retry=ONCE), concurrency=2):
         record = bus.wait("payments", bus.send("payments", "Pay"), 10)
     assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 1)
     assert (record.error_code, record.error_message) == (
@@ -151,13 +144,11 @@ def test_a_handler_that_changes_its_role_and_not_back_is_charged(
     dsn: str, bus: CommandBus, guarded: Guarded, workers: str, worker_role: str
 ) -> None:
     guarded.execute(SQL("GRANT pg_monitor TO {}").format(Identifier(worker_role)))
-    registry = HandlerRegistry()
 
-    @registry.handler("payments", "Pay", retry=ONCE)
     def pay(command: Command, context: Context) -> None:
         context.connection.execute("SET ROLE pg_monitor")
 
-    with running(workers, registry, concurrency=2):
+    with running(workers, handling(pay, "Pay", retry=ONCE), concurrency=2):
         record = bus.wait("payments", bus.send("payments", "Pay"), 10)
     assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "ROLE_CHANGED")
     assert "(permission denied for schema cmdbus)" in (record.error_message or "")

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from fleet import supervised
+from queries import scalar
 
 from cmdbus import CommandBus
 from cmdbus.database.schema import install
@@ -55,9 +56,7 @@ def unread(dsn: str, share: float) -> Iterator[None]:
 
 
 def usage(connection: psycopg.Connection) -> float:
-    row = connection.execute("SELECT pg_notification_queue_usage()").fetchone()
-    assert row is not None
-    return float(row[0])
+    return float(scalar(connection, "SELECT pg_notification_queue_usage()"))
 
 
 def test_a_full_queue_of_notifications_fails_nobody(small_dsn: str, tmp_path: Path) -> None:

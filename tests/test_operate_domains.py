@@ -2,16 +2,11 @@
 
 import getpass
 import json
-import os
-import pty
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from cli import CALL, done, environment_without_ours, here
+from cli import at_terminal, done, here
 from click.testing import Result
 
 from cmdbus import CommandBus, SendRequest
@@ -47,32 +42,6 @@ def test_domains_are_listed_shown_and_configured(dsn: str, run: Run) -> None:
         event = bus.domain_audit("payments")[-1]
         assert (event.kind, event.operator, event.message) == ("PAUSED", "ann", "wrong prices")
         assert "yes: cmdbus resume payments" in done(run("domain", "show", "payments"))
-
-
-@pytest.mark.parametrize(
-    ("typed", "code", "sentence"),
-    [
-        ("domain configure a", 2, "no setting is given: --max-depth"),
-        ("domain configure a --max-depth 0", 2, "whole number from 1 to 999999999, or none"),
-        ("domain configure a --keep long", 2, "it must be seconds, or like 500ms, 30s"),
-        ("domain show nothing", 1, "domain nothing has no settings"),
-        ("status nothing", 1, "domain nothing has no settings"),
-        ("send a B --run-at 2026-12-01", 2, "2026-12-01T00:00:00Z would be UTC"),
-        ("list a --domain b", 2, "either domain a or --domain b"),
-        ("list --status LATE", 2, "status must be one of PENDING"),
-        ("cancel a", 2, "name a command by DOMAIN and ID, or cancel all"),
-        ("cancel a 7 --all", 2, "name a command by DOMAIN and ID, or cancel all"),
-        ("cancel a 7 --type B", 2, "go with --all, and not with an ID"),
-        ("cancel a --all --running", 2, "--running goes with an ID"),
-        ("reschedule a 7", 2, "nothing is to be changed: give a time (--now, --at or --delay)"),
-        ("reschedule a 7 --now --delay 5", 2, "--now, --at and --delay each give a time"),
-        (f"reschedule a {uuid4()} --now", 1, "domain 'a' has no command"),
-    ],
-)
-def test_mistakes_get_one_sentence(run: Run, typed: str, code: int, sentence: str) -> None:
-    result = run(*typed.split())
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert sentence in result.stderr and "Traceback" not in result.stderr
 
 
 def test_commands_are_listed_newest_first(dsn: str, run: Run) -> None:
@@ -111,37 +80,16 @@ def test_all_of_a_domain_are_canceled_only_after_a_yes(dsn: str, run: Run) -> No
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 2)
         bus.send("payments", "Other")
-        refused = run("cancel", "payments", "--all", "--type", "Debit", stdin="y\n")
-        assert (refused.exit_code, refused.stdout) == (2, "")
-        assert "2 commands would be canceled, and there is no terminal to ask at: add --yes" in (
-            refused.stderr
-        )
-        assert bus.snapshot("payments")["depth"] == 3
+        unasked = run("cancel", "payments", "--all", "--type", "Debit", stdin="y\n")
+        assert (unasked.exit_code, unasked.stdout) == (2, "")
+        assert "2 commands would be canceled, and there is no terminal to ask at" in unasked.stderr
         asked: Any = ["cancel", "payments", "--all", "--type", "Debit", "--reason", "twice"]
-        assert "cancel 2 commands (domain payments, type Debit)?" in typed(dsn, asked, b"n\n", 1)
-        assert bus.snapshot("payments")["depth"] == 3
-        assert "canceled 2 commands" in typed(dsn, asked, b"y\n", 0)
+        refused = at_terminal(*asked, "--dsn", dsn, answer="n\n")
+        assert "cancel 2 commands (domain payments, type Debit)?" in refused.stderr
+        assert (refused.returncode, bus.snapshot("payments")["depth"]) == (1, 3)
+        agreed = at_terminal(*asked, "--dsn", dsn, answer="y\n")
+        assert (agreed.returncode, agreed.stdout) == (0, "canceled 2 commands\n")
         text = done(run("cancel", "payments", "--all", "--yes", "--json"))
         assert json.loads(text) == {"canceled": 1}
         assert done(run("cancel", "payments", "--all")) == "canceled 0 commands\n"
         assert [record.error_message for record in bus.query(type="Debit")] == ["twice"] * 2
-
-
-def typed(dsn: str, arguments: list[str], answer: bytes, code: int) -> str:
-    """What a terminal shows."""
-    ours, its = pty.openpty()
-    try:
-        os.write(ours, answer)
-        finished = subprocess.run(
-            [sys.executable, "-c", CALL, *arguments],
-            stdin=its,
-            capture_output=True,
-            text=True,
-            timeout=25,
-            env={**environment_without_ours(), "CMDBUS_DSN": dsn},
-        )
-    finally:
-        os.close(ours)
-        os.close(its)
-    assert finished.returncode == code, finished
-    return finished.stdout + finished.stderr

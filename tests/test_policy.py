@@ -1,6 +1,4 @@
-"""What the supervisor decides, as values: no process, no clock, no board. Each rule, at both
-sides of its boundary.
-"""
+"""What the supervisor decides, as values: each rule, at both sides of its boundary."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,14 +23,7 @@ from policies import (
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Restart, Role, Verdict
 from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, ProcessView
-from cmdbus.supervisor.policy import (
-    RSS_SAMPLES,
-    Action,
-    Dump,
-    Kill,
-    Start,
-    decide,
-)
+from cmdbus.supervisor.policy import RSS_SAMPLES, Action, Dump, Kill, Start, decide
 from cmdbus.supervisor.stacks import DUMP_SECONDS
 from cmdbus.timeouts import RESCUE_SECONDS
 
@@ -53,9 +44,7 @@ def test_who_was_told_to_leave_is_killed_at_its_deadline_and_not_before() -> Non
         leaving = worker(0, stop_by=NOW, due=NOW - 50)
         there = fleet(leaving, worker(0, index=1, generation=2), detects_hangs=judging)
         assert decided(there, now=NOW - MOMENT) == []
-        assert decided(there) == [
-            Kill(process=leaving, verdict=Verdict.LATE, measured=judging),
-        ]
+        assert decided(there) == [Kill(process=leaving, verdict=Verdict.LATE, measured=judging)]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.STUCK, Verdict.CRITICAL])
@@ -222,8 +211,7 @@ def test_numbers_that_nobody_wants_leave() -> None:
         ({"max_commands": 100}, {"commands": 99}, {"commands": 100}, Restart.RECYCLED),
         (
             {"max_commands": 100},
-            {"commands": 149, "spread": 0.5},
-            {"commands": 150, "spread": 0.5},
+            *({"commands": count, "spread": 0.5} for count in (149, 150)),
             Restart.RECYCLED,
         ),
         ({"max_age": 60}, {"born": NOW - 60 + MOMENT}, {"born": NOW - 60}, Restart.RECYCLED),

@@ -1,11 +1,8 @@
 """What a supervisor looks at before it starts, against servers that really refuse."""
 
-import json
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -24,7 +21,6 @@ from cmdbus.database.session_names import session_name
 from cmdbus.readiness import Check, Finding, worst
 from cmdbus.settings import Settings
 from cmdbus.supervisor.host import Pidfile, check_host
-from cmdbus.supervisor.preflight_process import run_preflight
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.boot.preflight import preflight
 
@@ -274,111 +270,6 @@ def test_a_dsn_that_means_nothing_is_said_without_it() -> None:
         assert (found.finding, "DSN" in found.sentence) == (FATAL, True)
 
 
-APP = """
-import os, signal, threading
-from cmdbus import HandlerRegistry
-registry = HandlerRegistry()
-registry.register("payments", "Debit", lambda command, context: None, timeout=90.0)
-"""
-
-
-@pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    (tmp_path / "shop_checked.py").write_text(APP)
-    return tmp_path / "shop_checked.py"
-
-
-def in_child(dsn: str, timeout: float = 20.0, **changes: object) -> dict[str, Check]:
-    settings = Settings(**{"app": "shop_checked:registry", **changes, "dsn": dsn})  # type: ignore[arg-type]
-    return {check.name: check for check in run_preflight(settings, timeout)}
-
-
-@pytest.mark.process
-def test_the_app_is_loaded_and_its_mistakes_are_found_in_the_child(app: Path, dsn: str) -> None:
-    found = in_child(dsn)
-    assert worst(found.values()) is OK
-    assert found["app"].sentence == "shop_checked:registry: 1 handler, domains payments"
-    wrong = in_child(dsn, domains=("paymets",))["app"]
-    assert (wrong.finding, "did you mean 'payments'?" in wrong.sentence) == (FATAL, True)
-    app.write_text(APP + "1 / 0\n")
-    broken = in_child(dsn)
-    assert (broken["app"].finding, "ZeroDivisionError" in str(broken["app"])) == (FATAL, True)
-    assert broken["listen"].finding is OK
-    assert "shop_checked" not in sys.modules
-
-
-@pytest.mark.process
-def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
-    app: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for line, text in (
-        ("threading.Event().wait()", "no answer within 1 s while shop_checked:registry was"),
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            "its check was killed by SIGKILL while shop_checked:regis",
-        ),
-        ("os._exit(7)", "its check exited with code 7 while shop_checked:registry was imported"),
-    ):
-        app.write_text(APP + line + "\n")
-        found = in_child("host=127.0.0.1 port=1", timeout=1.0)["app"]
-        assert found.fix
-        assert (found.finding, text in found.sentence) == (FATAL, True), found
-    capfd.readouterr()
-
-
-@pytest.mark.process
-def test_a_database_that_hangs_is_waited_for(app: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} sslmode=disable"
-        found = in_child(dsn, timeout=1.0)["preflight"]
-    assert found.finding is AWAY
-    assert found.sentence == "no answer within 1 s after the check of app"
-
-
-def supervise(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from cmdbus.supervisor.cli.supervise import main; main()",
-            *arguments,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=25,
-    )
-
-
-@pytest.mark.process
-def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, dsn: str) -> None:
-    """An exit code that says that it cannot start."""
-    where = f"{dsn} password={SECRET}"
-    small = ("--check", "--procs", "1", "--threads", "2", "--dsn", where, "--runtime-dir", "run")
-    done = supervise(*small, "--app", "shop_checked:registry")
-    assert done.returncode == 0, done
-    settings, found = done.stdout.split("\n\n")
-    assert re.search(r"^procs +1  \(--procs\)$", settings, re.MULTILINE)
-    assert re.search(r"^dsn +\(not shown\)  \(--dsn\)$", settings, re.MULTILINE)
-    assert [line.split()[:2] for line in found.splitlines()] == [
-        ["ok", f"{name}:"]
-        for name in (
-            *("name", "app", "connection", "server", "encoding", "pooling", "schema"),
-            *("claim", "timeouts", "handlers", "connections", "listen"),
-        )
-    ]
-    failed = supervise(*small, "--app", "shop_checked:regisrty", "--http", "0.0.0.0:80")
-    assert failed.returncode == 3
-    assert "fatal    app: module 'shop_checked' has no 'regisrty': did you mean" in failed.stdout
-    assert "warning  http: --http 0.0.0.0:80 is open to the network" in failed.stdout
-    away = supervise("--check", "--dsn", f"host=127.0.0.1 port=1 password={SECRET}")
-    assert away.returncode == 3
-    assert "fatal  app: there are no handlers to run: name them with --app" in away.stdout
-    assert "away   connection: cannot connect to" in away.stdout
-    assert SECRET not in done.stdout + done.stderr + failed.stdout + away.stdout + away.stderr
-
-
 def test_a_name_and_a_port_that_are_taken_are_found(tmp_path: Path) -> None:
     def found(directory: Path) -> list[tuple[str, Finding, bool]]:
         settings = Settings(http=("127.0.0.1", port), runtime_dir=directory)
@@ -402,46 +293,6 @@ def test_a_name_and_a_port_that_are_taken_are_found(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert found(tmp_path)[0][1] is FATAL
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.process
-def test_the_operators_command_checks_the_same(dsn: str, app: Path) -> None:
-    command = [str(Path(sys.executable).with_name("cmdbus")), "check", "--json", "--dsn"]
-    done, away = (
-        subprocess.run(
-            [*command, where, "--app", "shop_checked:registry", "--procs", "1", "--threads", "2"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            cwd=app.parent,
-        )
-        for where in (dsn, f"host=127.0.0.1 port=1 password={SECRET}")
-    )
-    assert (done.returncode, away.returncode) == (0, 3)
-    found = json.loads(done.stdout)
-    assert {"name": "procs", "value": 1, "source": "--procs"} in found["settings"]
-    values = {each["name"]: each["value"] for each in found["settings"]}
-    assert (values["thread-timeout"], values["embedded"], values["max-rss"]) == (35, False, None)
-    assert values["dsn"] == "(not shown)"
-    assert {check["finding"] for check in found["checks"]} <= {"ok", "warning"}
-    assert all(all(check.values()) for check in found["checks"]), "nothing empty"
-    assert [check["types"] for check in found["checks"] if "types" in check] != []
-    assert [c["finding"] for c in json.loads(away.stdout)["checks"]][-1] == "away"
-    assert SECRET not in away.stdout + away.stderr
-
-
-@pytest.mark.process
-def test_the_parent_of_the_checks_loads_no_database_driver(app: Path) -> None:
-    script = (
-        "import sys; from cmdbus.settings import Settings;"
-        "from cmdbus.supervisor.preflight_process import run_preflight;"
-        "run_preflight(Settings(app='shop_checked:registry', dsn='host=127.0.0.1 port=1'));"
-        "print([m for m in sys.modules if m.startswith(('psycopg', 'shop_checked'))])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20
-    )
-    assert done.stdout.strip() == "[]"
 
 
 def test_a_connection_that_is_lost_during_the_trial_claim_is_no_verdict_on_the_schema(

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import psycopg
 from cli import here
+from queries import move_to_troubleshooting
 
 from cmdbus import AuditEvent, CommandBus
 from cmdbus.board.board import Board
@@ -91,14 +92,7 @@ def test_every_command_shows_it(dsn: str) -> None:
     """Also in a sentence about an error, here of a trigger on the table."""
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
         id_ = str(bus.send("payments", "Debit", {"text": EVIL}))
-        connection.execute(
-            "WITH gone AS (DELETE FROM cmdbus.ready RETURNING *)"
-            " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
-            " priority, attempts, losses, domain, type, data, error_code, error_message)"
-            " SELECT 1, created_at, command_id, correlation_id, priority, 3, 0, domain, type,"
-            " data, %s, %s FROM gone",
-            (EVIL, EVIL),
-        )
+        move_to_troubleshooting(dsn, EVIL, EVIL)
         for command in ("tsq list", "tsq summary", f"get payments {id_}"):
             assert_harmless(here(*command.split(), CMDBUS_DSN=dsn).stdout)
         shown = here("get", "payments", id_, "--json", CMDBUS_DSN=dsn).stdout

@@ -7,15 +7,15 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from guarded import Guarded
-from handlers import connect, running
+from handlers import handling, running
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from queries import rows
 from roles import role
 
 from cmdbus import (
     Command,
     CommandBus,
     Context,
-    HandlerRegistry,
     PermanentCommandError,
     SendRequest,
 )
@@ -66,8 +66,7 @@ def test_a_producer_cannot_write_what_no_command_may_hold(dsn: str) -> None:
                     insert(producer, table, **{**changed, column: value})
         with pytest.raises(psycopg.errors.CheckViolation):
             copy(producer, f"payments\\n\t5\tDebit\t{{}}\t\\N\t\\N\t{uuid4()}\t{uuid4()}\n")
-    with connect(dsn) as admin:
-        assert admin.execute("SELECT count(*) FROM cmdbus.command").fetchone() == (0,)
+    assert rows(dsn, "SELECT count(*) FROM cmdbus.command") == [(0,)]
 
 
 def copy(connection: psycopg.Connection, line: str) -> None:
@@ -142,13 +141,11 @@ def oddities(producer: psycopg.Connection, taken: Iterable[UUID]) -> Iterator[UU
 
 
 def test_whatever_a_producer_can_write_stops_no_other_command(guarded: Guarded) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
-
-    @registry.handler("payments", "Trouble")
     def fail(command: Command, context: Context) -> None:
         raise PermanentCommandError("NO", "never")
 
+    registry = handling()
+    registry.register("payments", "Trouble", fail)
     with guarded.role("worker") as own:
         admin = make_conninfo(guarded.embedded.dsn, dbname=conninfo_to_dict(own)["dbname"])
         with role(admin, "producer") as producer, CommandBus(admin) as bus:

@@ -1,6 +1,5 @@
 """Due commands are promoted in turns, in batches that one command cannot hold up."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,7 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect
+from handlers import beside, connect, found
+from queries import count, scalar, slow_down_inserts
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims import rejected_rows
@@ -50,9 +50,7 @@ def ready(connection: psycopg.Connection) -> dict[tuple[str, int], int]:
 
 
 def left(connection: psycopg.Connection) -> int:
-    row = connection.execute("SELECT count(*) FROM cmdbus.scheduled").fetchone()
-    assert row is not None
-    return int(row[0])
+    return count(connection, "cmdbus.scheduled")
 
 
 def promote_all(connection: psycopg.Connection, timers: Timers) -> int:
@@ -102,16 +100,12 @@ def test_few_due_among_many_that_are_not_cost_no_walk_over_those(
     fill(connection, "mail", 5, 1)
 
     def read() -> int:
-        row = connection.execute(
-            "SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'scheduled'"
-        ).fetchone()
-        assert row is not None
-        return int(row[0])
+        connection.execute("SELECT pg_stat_force_next_flush()")
+        query = "SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'scheduled'"
+        return int(scalar(connection, query))
 
-    connection.execute("SELECT pg_stat_force_next_flush()")
     before = read()
     assert timers.read(connection, leases=False) == 0.0
-    connection.execute("SELECT pg_stat_force_next_flush()")
     assert read() - before < 100
 
 
@@ -131,14 +125,7 @@ def test_a_batch_that_takes_too_long_is_halved_and_grows_again(
     connection: psycopg.Connection, timers: Timers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An insert of 64 rows takes half a second, and a statement must not."""
-    connection.execute(
-        "CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS"
-        " 'BEGIN PERFORM pg_catalog.pg_sleep(0.008); RETURN NEW; END'"
-    )
-    connection.execute(
-        "CREATE TRIGGER dawdle BEFORE INSERT ON cmdbus.ready"
-        " FOR EACH ROW EXECUTE FUNCTION public.dawdle()"
-    )
+    slow_down_inserts(connection, 0.008)
     fill(connection, "payments", 5, 80)
     connection.execute("SET statement_timeout = '300ms'")
     looks = promote_all(connection, timers)
@@ -149,14 +136,7 @@ def test_a_batch_that_takes_too_long_is_halved_and_grows_again(
 def test_one_command_that_takes_longer_than_a_statement_may_is_promoted(
     connection: psycopg.Connection,
 ) -> None:
-    connection.execute(
-        "CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS"
-        " 'BEGIN PERFORM pg_catalog.pg_sleep(0.4); RETURN NEW; END'"
-    )
-    connection.execute(
-        "CREATE TRIGGER dawdle BEFORE INSERT ON cmdbus.ready"
-        " FOR EACH ROW EXECUTE FUNCTION public.dawdle()"
-    )
+    slow_down_inserts(connection, 0.4)
     fill(connection, "payments", 5, 1)
     connection.execute("SET statement_timeout = '30ms'")
     asked: list[float] = []
@@ -189,14 +169,7 @@ def test_a_server_that_stalls_sends_no_due_command_to_troubleshooting(
 def test_a_command_that_always_times_out_goes_to_troubleshooting_and_keeps_no_other(
     connection: psycopg.Connection, bus: CommandBus, timers: Timers
 ) -> None:
-    connection.execute(
-        "CREATE FUNCTION cmdbus.dawdle() RETURNS trigger LANGUAGE plpgsql AS"
-        " 'BEGIN PERFORM pg_catalog.pg_sleep(20); RETURN NEW; END'"
-    )
-    connection.execute(
-        "CREATE TRIGGER dawdle BEFORE INSERT ON cmdbus.ready"
-        " FOR EACH ROW WHEN (NEW.type = 'Bad') EXECUTE FUNCTION cmdbus.dawdle()"
-    )
+    slow_down_inserts(connection, 20, condition="NEW.type = 'Bad'")
     bus.send("payments", "Bad", delay=60)
     connection.execute("UPDATE cmdbus.scheduled SET due_at = now() - interval '1 hour'")
     fill(connection, "payments", 5, 2)
@@ -217,8 +190,7 @@ def test_a_command_that_cannot_be_promoted_goes_to_troubleshooting(
     connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
     promote_all(connection, timers)
     assert ready(connection) == {("payments", 5): 5}
-    record = bus.get("payments", bad)
-    assert record is not None and record.error_code == "NOT_CLAIMABLE"
+    assert found(bus, bad).error_code == "NOT_CLAIMABLE"
     assert f"command {bad} (domain payments, row 1) is due and cannot be promoted" in caplog.text
 
 
@@ -319,9 +291,6 @@ def test_two_that_promote_at_once_move_each_command_once(
             while timers.read(mine, leases=False) == 0.0:
                 pass
 
-    threads = [threading.Thread(target=promote) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    with beside(promote), beside(promote):
+        pass
     assert ready(connection) == {("payments", 5): 5_000} and left(connection) == 0

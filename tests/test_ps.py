@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import IO
 from uuid import UUID, uuid4
 
 import pytest
-from boards import slot_view
-from cli import CALL, cmdbus, environment_without_ours, here
+from boards import SECOND, forked, slot_view
+from cli import CALL, environment_without_ours, here
 from eventually import eventually
 
 from cmdbus.board.board import Board
@@ -23,23 +24,9 @@ from cmdbus.board.health import HealthReport
 from cmdbus.board.layout import HEAD
 from cmdbus.board.records import ExitRecord, Phase, Restart, Role, SupervisorState, Verdict
 from cmdbus.board.slots import Slot
+from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.proc import PidState, pid_state
 from cmdbus.supervisor.runtime import board_path
-
-SECOND = 1_000_000_000
-#: A supervisor of its own process: makes a board, says so, and waits.
-SUPERVISOR = """
-import os, sys, time
-from pathlib import Path
-from cmdbus.board.board import Board
-from cmdbus.board.records import (SupervisorState)
-board = Board.create(Path(sys.argv[1]), 2, 2, name="cmdbus")
-now = time.monotonic_ns()
-state, due = SupervisorState.RUNNING, now + int(sys.argv[2])
-board.supervise(pid=os.getpid(), state=state, since=now, due=due, wanted=1)
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -92,36 +79,32 @@ def begin(board: Board, index: int, slot: Slot, command_id: UUID, type: str = "D
 
 
 @contextmanager
-def another(path: Path, due: int = 60 * SECOND) -> "Iterator[subprocess.Popen[str]]":
-    """A supervisor with its board; killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, str(path), str(due)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        yield process
-        process.kill()
+def another(path: Path, due: float = 60) -> Iterator[int]:
+    """The pid of a supervisor with a board of its own; it is gone at the end."""
+
+    def supervise() -> None:
+        with closing(Board.create(path, 2, 2, name="cmdbus")) as board:
+            supervised(board, due=due)
+            ready.put()
+            signal.pause()
+
+    with closing(WakePipe(1)) as ready, forked(supervise) as pid:
+        eventually(ready.take)
+        yield pid
 
 
-def ps(path: Path, *arguments: str) -> str:
+def ps(path: Path, *arguments: str, code: int = 0) -> str:
+    """The exit code is 1 if the supervisor is gone."""
     result = here("ps", "--runtime-dir", str(path.parent), *arguments)
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == code
+    expected = "Error: the supervisor 'cmdbus' is " if code else ""
+    assert result.stderr.startswith(expected) and bool(result.stderr) == bool(code)
     return result.stdout
 
 
-def ps_of_one_that_is_gone(path: Path, *arguments: str) -> str:
-    result = here("ps", "--runtime-dir", str(path.parent), *arguments)
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: the supervisor 'cmdbus' is ")
-    return result.stdout
-
-
-def state(path: Path, ps: Callable[..., str] = ps) -> str:
-    text: str = json.loads(ps(path, "--json"))["state"]
-    assert ps(path).splitlines()[0].startswith(f"cmdbus: {text}, ")
+def state(path: Path, code: int = 0) -> str:
+    text: str = json.loads(ps(path, "--json", code=code))["state"]
+    assert ps(path, code=code).splitlines()[0].startswith(f"cmdbus: {text}, ")
     return text
 
 
@@ -139,7 +122,7 @@ def test_what_runs_is_shown_with_its_command_and_times(place: Path, board: Board
     assert lines[2] == f"steward: pid {os.getpid()}, listens for commands"
     [running] = [line.split() for line in lines if "running" in line and "payments/D" in line]
     assert running[:2] == ["0", "running"] and running[4] == "2"
-    assert running[2] in ("3.0s", "3.1s", "3.2s", "3.3s") and running[3] in ("33s", "32s")
+    assert 3 <= float(running[2][:-1]) < 20 and 13 < float(running[3][:-1]) <= 33
     assert str(command_id) in text
     assert "1 busy, 1 idle" in text
     assert "     1        -       -  empty" in lines
@@ -214,19 +197,17 @@ def test_as_json_it_has_the_documented_form(place: Path, board: Board) -> None:
 def test_a_supervisor_that_is_gone_is_dead_whatever_it_wrote_last(place: Path) -> None:
     with another(place) as supervisor:
         assert state(place) == "running"
-        supervisor.kill()
-        os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOWAIT)
-        assert state(place, ps_of_one_that_is_gone) == "dead"  # not reaped yet
-        supervisor.wait(10)
-        assert state(place, ps_of_one_that_is_gone) == "dead"
-        text = ps_of_one_that_is_gone(place)
-        assert "Its process is gone; this is its last state" in text
+        os.kill(supervisor, signal.SIGKILL)
+        os.waitid(os.P_PID, supervisor, os.WEXITED | os.WNOWAIT)
+        assert state(place, 1) == "dead"  # not reaped yet
+    assert state(place, 1) == "dead"
+    assert "Its process is gone; this is its last state" in ps(place, code=1)
 
 
 def test_a_frozen_supervisor_is_said_to_be_frozen_at_once(place: Path) -> None:
     with another(place) as supervisor:
-        supervisor.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, supervisor.pid, os.WSTOPPED | os.WNOWAIT)
+        os.kill(supervisor, signal.SIGSTOP)
+        os.waitid(os.P_PID, supervisor, os.WSTOPPED | os.WNOWAIT)
         assert state(place) == "running"
         head, text, *_ = ps(place).splitlines()
         assert head.startswith("cmdbus: running, but frozen, pid ")
@@ -234,7 +215,7 @@ def test_a_frozen_supervisor_is_said_to_be_frozen_at_once(place: Path) -> None:
 
 
 def test_a_supervisor_that_does_not_come_back_is_said_to_be_late(place: Path) -> None:
-    with another(place, due=-5 * SECOND):
+    with another(place, due=-5):
         assert state(place) == "running"
         head, text, *_ = ps(place).splitlines()
         assert head.startswith("cmdbus: running, but late, pid ")
@@ -243,18 +224,17 @@ def test_a_supervisor_that_does_not_come_back_is_said_to_be_late(place: Path) ->
 
 def test_one_that_has_stopped_is_neither_dead_nor_late(place: Path, board: Board) -> None:
     supervised(board, due=-60, state=SupervisorState.STOPPED)
-    assert state(place, ps_of_one_that_is_gone) == "stopped"
-    assert "Hung" not in ps_of_one_that_is_gone(place)
+    assert state(place, 1) == "stopped"
+    assert "Hung" not in ps(place, code=1)
 
 
 def test_a_number_that_somebody_else_has_now_is_not_the_supervisor(
     place: Path, board: Board
 ) -> None:
-    """It wrote its number before this process began, and was to be back long ago."""
     board.supervise(
         pid=os.getpid(), state=SupervisorState.RUNNING, since=SECOND, due=2 * SECOND, wanted=1
     )
-    assert state(place, ps_of_one_that_is_gone) == "dead"
+    assert state(place, 1) == "dead"
     found = [pid_state(os.getpid(), since) for since in (None, SECOND, time.monotonic_ns())]
     assert found == [PidState.RUNNING, PidState.GONE, PidState.RUNNING]
 
@@ -264,16 +244,15 @@ def test_a_board_of_another_boot_shows_no_times(place: Path, board: Board) -> No
     with place.open("r+b") as file:
         file.seek(HEAD.size - 16)
         file.write(bytes(16))
-    assert state(place, ps_of_one_that_is_gone) == "dead"
-    text = ps_of_one_that_is_gone(place)
+    assert state(place, 1) == "dead"
+    text = ps(place, code=1)
     assert "The machine was restarted since" in text
     assert "payments/Debit" in text and "late" not in text
-    [seat, _] = json.loads(ps_of_one_that_is_gone(place, "--json"))["seats"]
+    [seat, _] = json.loads(ps(place, "--json", code=1))["seats"]
     assert (seat["since"], seat["slots"][0]["due"], seat["health"]) == (None, None, None)
 
 
 def test_a_process_that_is_gone_is_not_healthy(place: Path, board: Board) -> None:
-    """Of a supervisor that was killed nobody is left to write what is so."""
     begin(board, 1, taken(board, 1, Role.WORKER), uuid4())
     taken(board, 0, Role.STEWARD)
     with subprocess.Popen(["true"]) as ended:
@@ -302,7 +281,6 @@ def test_a_missing_board_is_said_with_where_it_was_looked_for(tmp_path: Path) ->
 
 
 def test_ps_asks_no_database(place: Path, board: Board) -> None:
-    """It is for the time when there is none; what it does not need it does not read."""
     code = (
         "import sys; from cmdbus.supervisor.cli.operate import main\n"
         "try: main()\n"
@@ -318,18 +296,24 @@ def test_ps_asks_no_database(place: Path, board: Board) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]")
 
 
+@contextmanager
+def watching(path: Path, out: IO[str] | int, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """Until Ctrl-C, which it takes well."""
+    command = ["ps", "--watch", *arguments, "--runtime-dir", str(path.parent)]
+    environment = {**environment_without_ours(), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", CALL, *command], stdout=out, stderr=out, text=True, env=environment
+    ) as watcher:
+        yield watcher
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(10) == 0
+
+
 def test_watching_shows_the_pace_survives_another_board_and_ends_with_ctrl_c(
     place: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    with log.open("w") as out:
-        watcher = subprocess.Popen(
-            [sys.executable, "-c", CALL, "ps", "--watch", "--runtime-dir", place.parent],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**environment_without_ours(), "PYTHONUNBUFFERED": "1"},
-        )
-    with watcher:
+    with log.open("w") as out, watching(place, out):
         eventually(lambda: "there is no board of 'cmdbus'" in log.read_text())
         with closing(Board.create(place, 2, 3)) as first:
             supervised(first)
@@ -348,38 +332,19 @@ def test_watching_shows_the_pace_survives_another_board_and_ends_with_ctrl_c(
             place.unlink()
             watched = log.read_text().count("there is no board of 'cmdbus'")
             eventually(lambda: log.read_text().count("there is no board of 'cmdbus'") > watched)
-        watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(10) == 0
     assert "Traceback" not in log.read_text()
 
 
 def test_watching_as_json_prints_a_line_for_each_look(place: Path, board: Board) -> None:
-    watcher = subprocess.Popen(
-        [sys.executable, "-c", CALL, "ps", "--watch", "--json", "--runtime-dir", place.parent],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**environment_without_ours(), "PYTHONUNBUFFERED": "1"},
-    )
-    with watcher:
+    with watching(place, subprocess.PIPE, "--json") as watcher:
         assert watcher.stdout is not None
         for _ in range(2):
             assert json.loads(watcher.stdout.readline())["state"] == "running"
-        watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(10) == 0
 
 
 def test_a_leader_and_a_thread_without_the_database_are_busy(place: Path, board: Board) -> None:
     slot = taken(board, 1, Role.WORKER)
     now = time.monotonic_ns()
-    for phase, shown in (
-        (Phase.LEADING, "1 busy"),
-        (Phase.AWAY, "1 busy"),
-        (Phase.RESTING, "0 busy"),
-    ):
+    for phase, busy in ((Phase.LEADING, 1), (Phase.AWAY, 1), (Phase.RESTING, 0)):
         slot.enter(phase, now, 0)
-        assert shown in ps(place)
-
-
-def test_a_process_of_its_own_does_the_same(place: Path, board: Board) -> None:
-    done = cmdbus("ps", "--json", CMDBUS_RUNTIME_DIR=str(place.parent), CMDBUS_NAME="cmdbus")
-    assert json.loads(done.stdout)["pid"] == os.getpid()
+        assert f"{busy} busy" in ps(place)

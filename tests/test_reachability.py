@@ -9,6 +9,7 @@ import pytest
 from eventually import eventually, stays
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
+from queries import rows
 
 from cmdbus.worker.claims.sessions import abort_io_at
 from cmdbus.worker.probes.database import Reachability
@@ -31,10 +32,7 @@ def reachability(dsn: str) -> Iterator[Reachability]:
 
 def sessions(dsn: str, what: str = "count(*)") -> int:
     query = f"SELECT {what} FROM pg_stat_activity WHERE application_name = '{NAME}'"
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        row = connection.execute(query.encode()).fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(rows(dsn, query)[0][0])
 
 
 def test_a_server_that_is_gone_or_silent_is_away_within_2_s_until_it_answers(dsn: str) -> None:

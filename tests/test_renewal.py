@@ -5,10 +5,10 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from handlers import connect
+from handlers import claim, connect
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims.claim import Claim, ClaimRequest
+from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.renewal import Renewal
 
@@ -48,16 +48,15 @@ class Holder:
         self.dsn, self.connection = dsn, connection
         self.claims = Claims("cmdbus", 30)
         self.claims.register(connection, "tester")
-        request = ClaimRequest(4, 0, ["payments"], ["payments Debit"], [], {})
-        self.held: list[Claim] = self.claims.settle_and_claim(connection, [], request)[1]
+        self.held: list[Claim] = claim(self.claims, connection, 4)
         self.renewal = Renewal(self.claims)
         connection.execute(SLOW)
 
     def renew(self, *, doomed: Sequence[Claim] = ()) -> set[UUID]:
         """One call; which commands it has renewed."""
         self.connection.execute("DELETE FROM cmdbus.doomed")
-        for claim in doomed:
-            self.connection.execute("INSERT INTO cmdbus.doomed VALUES (%s)", (claim.command_id,))
+        for each in doomed:
+            self.connection.execute("INSERT INTO cmdbus.doomed VALUES (%s)", (each.command_id,))
         before = self.leases()
         with connect(self.dsn) as session:
             session.execute("SET statement_timeout = '300ms'")

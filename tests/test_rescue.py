@@ -6,121 +6,30 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 import pytest
 from crowd import crowded
+from dead_workers import REGISTRY, WHY, dead, ids, rescued
 from eventually import eventually
 from guarded import Guarded
-from handlers import connect
-from psycopg import sql
+from handlers import beside, connect, found, kinds
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from queries import rows, scalar
+from roles import role
 
-from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, TransientCommandError
+from cmdbus import CommandBus, SendRequest, TransientCommandError
 from cmdbus.board.board import Board
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.records import Phase
 from cmdbus.board.views import SeatView
-from cmdbus.database.schema import install
-from cmdbus.worker.claims.claim import Claim, ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.pipeline.in_flight import Entry, InFlight
 from cmdbus.worker.pipeline.narrowing import Narrowing
 from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
-
-WHY = "its process (pid 4711) was killed by SIGKILL"
-
-
-def registry() -> HandlerRegistry:
-    made = HandlerRegistry()
-    policy = RetryPolicy(max_attempts=2)
-    made.register("payments", "Debit", lambda command, context: None, retry=policy)
-    return made
-
-
-@dataclass
-class Dead:
-    """A worker that has claimed, and of which nobody will hear again."""
-
-    claims: Claims
-    board: Board
-    in_flight: InFlight
-    session: psycopg.Connection
-
-    def claim(self, count: int) -> list[Claim]:
-        request = ClaimRequest(count, 0, ["payments"], ["payments Debit"], [], {})
-        return self.claims.settle_and_claim(self.session, [], request)[1]
-
-    def take(self, *claims: Claim) -> None:
-        self.in_flight.take(list(claims), lambda: False)
-
-    def start(self, claim: Claim) -> None:
-        self.in_flight.start(self._entry(claim))
-
-    def finish(self, claim: Claim) -> None:
-        self.in_flight.finish(self._entry(claim))
-
-    def _entry(self, claim: Claim) -> Entry:
-        entry = self.in_flight.find(claim)
-        assert entry is not None
-        return entry
-
-    def run(self, claim: Claim, slot: int) -> None:
-        """As far as the board knows."""
-        seat = self.board.seat(0)
-        place = seat.slot(slot)
-        place.occupy(slot, 1)
-        place.begin(
-            seat.command_type(claim.domain, claim.type),
-            priority=claim.priority,
-            id=claim.id,
-            token=claim.token,
-            command_id=claim.command_id,
-            attempt=claim.attempts + 1,
-            started=1,
-            due=2,
-        )
-
-    def death(self, gil_holder: dict[Claim, TransientCommandError] | None = None) -> Attribution:
-        return Attribution(
-            incarnation=self.claims.incarnation,
-            seat=self.board.seat_view(0),
-            why=WHY,
-            causes={key_of(c): error for c, error in (gil_holder or {}).items()},
-        )
-
-
-@contextmanager
-def dead(dsn: str) -> Iterator[Dead]:
-    claims = Claims("cmdbus", 30)
-    with connect(dsn) as connection:
-        claims.register(connection, "dead")
-    board = Board.in_memory(1, 8)
-    with connect(dsn, application_name=claims.application_name) as session:
-        yield Dead(claims, board, InFlight(claims, board.seat(0)), session)
-
-
-def rescued(dsn: str, attribution: Attribution, within: float = 10.0) -> Rescued:
-    with connect(dsn, options="-c lock_timeout=100ms") as connection:
-        steward = Claims("cmdbus", 30)
-        steward.register(connection, "steward")
-        return rescue(connection, steward, registry(), attribution, within=within)
-
-
-def rows(dsn: str, query: str, *values: object) -> list[tuple[object, ...]]:
-    with connect(dsn) as connection:
-        return connection.execute(query.encode(), values).fetchall()
-
-
-def ids(claims: tuple[Claim, ...] | list[Claim]) -> set[UUID]:
-    return {claim.command_id for claim in claims}
 
 
 def test_a_command_that_has_the_id_and_token_of_one_that_ran_counts_no_loss(
@@ -136,8 +45,8 @@ def test_a_command_that_has_the_id_and_token_of_one_that_ran_counts_no_loss(
         other = uuid4()
         gone.session.execute("UPDATE cmdbus.ready SET command_id = %s", (other,))
         error = TransientCommandError("TIMEOUT", "it held up its whole process")
-        found = rescued(dsn, gone.death({ran: error}))
-    assert (ids(found.released), found.lost, found.charged) == ({other}, [], [])
+        result = rescued(dsn, gone.death({ran: error}))
+    assert (ids(result.released), result.lost, result.charged) == ({other}, [], [])
     assert rows(dsn, "SELECT losses, attempts FROM cmdbus.ready") == [(0, 0)]
 
 
@@ -152,10 +61,10 @@ def test_what_the_board_shows_is_handed_back_however_many_rows_there_are(
         gone.start(started)
         steward = Claims("cmdbus", 30)
         with crowded(connection, "others", lambda: steward.claimed(connection)):
-            found = rescue(connection, steward, registry(), gone.death())
+            result = rescue(connection, steward, REGISTRY, gone.death())
             assert Narrowing(gone.claims).orphans(connection, set()) == []
-    assert (ids(found.released), ids(found.lost)) == (ids([claimed]), ids([started]))
-    assert found.sessions_ended and not found.left
+    assert (ids(result.released), ids(result.lost)) == (ids([claimed]), ids([started]))
+    assert result.sessions_ended and not result.left
 
 
 def test_another_roles_session_with_a_dead_workers_name_keeps_nothing_from_being_handed_back(
@@ -185,8 +94,8 @@ def test_a_row_that_somebody_holds_keeps_nothing_else_from_being_handed_back(
         holder.execute(
             "SELECT FROM cmdbus.ready WHERE command_id = %s FOR UPDATE", (shown.command_id,)
         )
-        found = rescued(dsn, gone.death(), within=1.0)
-        assert (ids(found.released), ids(found.left)) == (ids([unshown]), ids([shown]))
+        result = rescued(dsn, gone.death(), within=1.0)
+        assert (ids(result.released), ids(result.left)) == (ids([unshown]), ids([shown]))
         holder.rollback()
         assert ids(rescued(dsn, gone.death()).released) == ids([shown])
 
@@ -204,10 +113,10 @@ def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
         gone.finish(finished)
         gone.run(started, 0)
         gone.run(unkeyed, 1)
-        found = rescued(dsn, gone.death())
-        assert ids(found.released) == ids([claimed, unshown])
-        assert ids(found.lost) == ids([started, finished, unkeyed])
-        assert (found.charged, found.left, found.sessions_ended) == ([], [], True)
+        result = rescued(dsn, gone.death())
+        assert ids(result.released) == ids([claimed, unshown])
+        assert ids(result.lost) == ids([started, finished, unkeyed])
+        assert (result.charged, result.left, result.sessions_ended) == ([], [], True)
         assert rescued(dsn, gone.death()) == Rescued()
     query = "SELECT attempts, losses, claimer, lease_until, count(*), max(token) FROM cmdbus.ready"
     assert set(rows(dsn, f"{query} WHERE token > 0 GROUP BY 1, 2, 3, 4")) == {
@@ -218,10 +127,7 @@ def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
     assert [(event.message, event.worker, event.attempt) for event in told] == [
         (f"{WHY} (does not count as an attempt)", "dead", 1)
     ]
-    assert [event.kind for event in bus.audit("payments", claimed.command_id)] == [
-        "SENT",
-        "RECEIVED",
-    ]
+    assert kinds(bus, claimed.command_id) == ["SENT", "RECEIVED"]
 
 
 def test_the_guilty_command_is_charged_and_logged_with_what_is_known(
@@ -240,9 +146,9 @@ def test_the_guilty_command_is_charged_and_logged_with_what_is_known(
         for slot, claim in enumerate(claims):
             gone.start(claim)
             gone.run(claim, slot)
-        found = rescued(dsn, gone.death(dict.fromkeys(claims[:2], crash)))
-    assert ids(found.charged) == {first, last}
-    ends = {claim.command_id: end for claim, end in found.ends}
+        result = rescued(dsn, gone.death(dict.fromkeys(claims[:2], crash)))
+    assert ids(result.charged) == {first, last}
+    ends = {claim.command_id: end for claim, end in result.ends}
     assert ends == {
         first: OutcomeLabel.RETRY,
         last: OutcomeLabel.TROUBLE,
@@ -250,18 +156,16 @@ def test_the_guilty_command_is_charged_and_logged_with_what_is_known(
     }
     logged = {(r.levelname, r.getMessage().split(" ")[1]) for r in caplog.records}
     assert logged == {("WARNING", str(first)), ("WARNING", str(last)), ("ERROR", str(last))}
-    assert ids(found.lost) == {bystander}
-    record = bus.get("payments", first)
-    assert record is not None and record.due_at > record.created_at
+    assert ids(result.lost) == {bystander}
+    record = found(bus, first)
+    assert record.due_at > record.created_at
     assert (record.status, record.attempts, record.error_code) == ("PENDING", 1, "CRASHED")
-    record = bus.get("payments", last)
-    assert record is not None
+    record = found(bus, last)
     assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 1)
     [event] = [event for event in bus.audit("payments", last) if event.code == "CRASHED"]
     assert event.details["reason"] == "EXHAUSTED"
     assert event.details["details"] == {"signal": "SIGSEGV", "pid": 7, "stack": "f()"}
-    record = bus.get("payments", bystander)
-    assert record is not None and (record.status, record.attempts) == ("PENDING", 0)
+    assert (found(bus, bystander).status, found(bus, bystander).attempts) == ("PENDING", 0)
 
 
 def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
@@ -283,13 +187,13 @@ def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
             pgconn.pipeline_sync()
         while pgconn.flush():
             pass
-        active = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(1)%%'"
+        active = "SELECT 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(1)'"
         eventually(lambda: rows(dsn, active + " AND state = 'active'"))
         with socket.socket(fileno=os.dup(pgconn.socket)) as ours:
             ours.shutdown(socket.SHUT_RDWR)  # as when its client was killed
-        found = rescued(dsn, gone.death())
+        result = rescued(dsn, gone.death())
         gone.session.close()
-        assert (ids(found.released), found.sessions_ended) == (ids([claim]), True)
+        assert (ids(result.released), result.sessions_ended) == (ids([claim]), True)
         left = (
             "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
             " AND datname = current_database()"
@@ -315,18 +219,14 @@ def test_a_session_that_waits_for_a_lock_is_ended_and_one_of_a_later_pid_is_not(
             with pytest.raises(psycopg.OperationalError):
                 gone.session.execute("INSERT INTO effect (attempt) VALUES (1)")
 
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        eventually(lambda: rows(dsn, "SELECT 1 FROM pg_locks WHERE NOT granted"))
-        assert ids(rescued(dsn, gone.death()).lost) == ids([claim])
-        waiting.join(5)
-        assert unnamed.execute("SELECT 1").fetchone() == (1,)
-        start = "SELECT (extract(epoch FROM backend_start) * 1000000)::bigint"
-        row = unnamed.execute(
-            f"{start} FROM pg_stat_activity WHERE pid = pg_backend_pid()".encode()
-        ).fetchone()
-        assert row is not None
-        slot.session(unnamed.info.backend_pid, row[0])
+        with beside(wait):
+            eventually(lambda: rows(dsn, "SELECT 1 FROM pg_locks WHERE NOT granted"))
+            assert ids(rescued(dsn, gone.death()).lost) == ids([claim])
+        start = (
+            "SELECT (extract(epoch FROM backend_start) * 1000000)::bigint FROM pg_stat_activity"
+            " WHERE pid = pg_backend_pid()"
+        )
+        slot.session(unnamed.info.backend_pid, scalar(unnamed, start))
         assert rescued(dsn, gone.death()).sessions_ended
         with pytest.raises(psycopg.OperationalError):
             unnamed.execute("SELECT 1")
@@ -344,11 +244,11 @@ def test_rows_that_somebody_holds_are_waited_for_no_longer_than_it_may_take(
         held = "SELECT FROM cmdbus.ready WHERE id = ANY (%s) FOR UPDATE"
         with psycopg.connect(dsn) as stranger:
             stranger.execute(held, ([claim.id for claim in claims[:2]],))
-            found = rescued(dsn, attribution, within=0.5)
-            assert ids(found.released) == ids([claims[2]])
-            assert ids(found.left) == ids(claims[:2])
-        found = rescued(dsn, attribution)
-        assert (ids(found.released), ids(found.charged)) == (ids([claims[1]]), ids([claims[0]]))
+            result = rescued(dsn, attribution, within=0.5)
+            assert ids(result.released) == ids([claims[2]])
+            assert ids(result.left) == ids(claims[:2])
+        result = rescued(dsn, attribution)
+        assert (ids(result.released), ids(result.charged)) == (ids([claims[1]]), ids([claims[0]]))
 
 
 def test_a_row_that_the_database_rejects_keeps_no_others_from_being_handed_back(
@@ -369,35 +269,24 @@ def test_a_row_that_the_database_rejects_keeps_no_others_from_being_handed_back(
                     f"ALTER TABLE cmdbus.{table} ADD CHECK (losses + attempts = 0"
                     f" OR command_id <> '{claim.command_id}')".encode()
                 )
-        found = rescued(dsn, attribution, within=0.5)
-    assert ids(found.charged) == ids(claims[:2])
-    assert ids(found.lost) == ids([claims[3]])
-    assert ids(found.released) == ids(claims[4:])
-    assert ids(found.left) == ids([claims[2]])
-    record = bus.get("payments", claims[0].command_id)
-    assert record is not None and record.error_code == "OUTCOME_NOT_STORABLE"
-    record = bus.get("payments", claims[1].command_id)
-    assert record is not None and record.error_code == "CRASHED"
+        result = rescued(dsn, attribution, within=0.5)
+    assert ids(result.charged) == ids(claims[:2])
+    assert ids(result.lost) == ids([claims[3]])
+    assert ids(result.released) == ids(claims[4:])
+    assert ids(result.left) == ids([claims[2]])
+    codes = [found(bus, claim.command_id).error_code for claim in claims[:2]]
+    assert codes == ["OUTCOME_NOT_STORABLE", "CRASHED"]
     assert caplog.text.count("cannot release command") == 1
 
 
 def test_a_workers_rights_suffice_for_what_is_in_the_tables(dsn: str, bus: CommandBus) -> None:
     bus.send("payments", "Debit")
-    with connect(dsn) as admin, dead(dsn) as gone:
-        [claim] = gone.claim(1)
-        gone.take(claim)
-        gone.start(claim)
+    with role(dsn, "worker") as connection, dead(dsn) as gone:
+        [claimed] = gone.claim(1)
+        gone.take(claimed)
+        gone.start(claimed)
         gone.session.close()
-        name = sql.Identifier(f"cmdbus_test_{uuid4().hex[:8]}")
-        admin.execute(sql.SQL("CREATE ROLE {}").format(name))
-        try:
-            install(dsn, grants={"worker": [name.as_string().strip('"')]})
-            with connect(dsn) as connection:
-                connection.execute(sql.SQL("SET ROLE {}").format(name))
-                found = rescue(connection, gone.claims, registry(), gone.death())
-            assert ids(found.lost) == ids([claim])
-        finally:
-            admin.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(name))
+        assert ids(rescue(connection, gone.claims, REGISTRY, gone.death()).lost) == ids([claimed])
 
 
 def test_another_schemas_worker_of_the_same_number_is_left_alone(dsn: str, bus: CommandBus) -> None:
@@ -435,9 +324,9 @@ def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
         if how is signal.SIGKILL:
             worker.wait()
         board = Board.open(board_at)
-        found = rescued(dsn, _death(dsn, board.seat_view(0)))
+        result = rescued(dsn, _death(dsn, board.seat_view(0)))
         board.close()
-        assert (ids(found.lost), found.released) == ({sent}, [])
+        assert (ids(result.lost), result.released) == ({sent}, [])
         assert rows(dsn, "SELECT * FROM effect") == []
         with dead(dsn) as next_one:
             [again] = next_one.claim(1)

@@ -7,16 +7,11 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from handlers import running
+from handlers import claim
+from queries import count, move_to_troubleshooting
 
-from cmdbus import (
-    CommandBus,
-    DuplicateCommandError,
-    HandlerRegistry,
-    PermanentCommandError,
-    SendRequest,
-)
-from cmdbus.worker.claims.claim import ClaimRequest, Finished
+from cmdbus import CommandBus, DuplicateCommandError, SendRequest
+from cmdbus.worker.claims.claim import Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import interrupted, troubled
 from cmdbus.worker.steward.maintenance import Maintenance
@@ -56,24 +51,11 @@ def connection(dsn: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def finish(dsn: str, bus: CommandBus, *domains: str) -> dict[str, UUID]:
+def finish(bus: CommandBus, *domains: str) -> dict[str, UUID]:
     """A command with an id and an event of its own in each."""
-    registry = HandlerRegistry()
-    failed: set[str] = set()
-
-    def work(command: object, context: object) -> None:
-        domain = getattr(command, "domain", "")
-        if domain not in failed:
-            failed.add(domain)
-            getattr(context, "retry_after")(0.001)  # noqa: B009
-            raise RuntimeError("once")
-
-    for domain in domains:
-        registry.register(domain, "Work", work)
-    with running(dsn, registry, concurrency=1):
-        sent = {domain: bus.send(domain, "Work", command_id=uuid4()) for domain in domains}
-        for domain, command_id in sent.items():
-            assert bus.wait(domain, command_id, 10).status == "COMPLETED"
+    sent = {domain: bus.send(domain, "Work", command_id=uuid4()) for domain in domains}
+    for domain, command_id in sent.items():
+        bus.cancel(domain, command_id)
     return sent
 
 
@@ -84,9 +66,7 @@ def retain(connection: psycopg.Connection) -> int:
 
 
 def rows(connection: psycopg.Connection, table: str) -> int:
-    row = connection.execute(f"SELECT count(*) FROM cmdbus.{table}".encode()).fetchone()
-    assert row is not None
-    return int(row[0])
+    return count(connection, f"cmdbus.{table}")
 
 
 def days(connection: psycopg.Connection) -> list[str]:
@@ -105,15 +85,14 @@ def age(connection: psycopg.Connection, domain: str, days: int) -> None:
 
 
 def test_a_day_that_nobody_wants_to_keep_is_dropped_with_its_ids_and_events(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     """Until then the id stays taken."""
-    sent = finish(dsn, bus, "old", "young")
+    sent = finish(bus, "old", "young")
     age(connection, "old", 9)
     age(connection, "young", 6)
     connection.execute("ANALYZE")
-    partitions = rows(connection, "finished")
-    assert partitions == 2
+    assert rows(connection, "finished") == 2
     assert retain(connection) == 1
     assert retain(connection) == 0
     assert bus.get("old", sent["old"]) is None
@@ -123,9 +102,9 @@ def test_a_day_that_nobody_wants_to_keep_is_dropped_with_its_ids_and_events(
 
 
 def test_a_domain_may_keep_its_history_for_a_shorter_time_and_for_none(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    sent = finish(dsn, bus, "none", "day", "week")
+    sent = finish(bus, "none", "day", "week")
     bus.configure("none", keep=timedelta(0))
     bus.configure("day", keep=timedelta(days=1))
     age(connection, "day", 2)
@@ -137,9 +116,9 @@ def test_a_domain_may_keep_its_history_for_a_shorter_time_and_for_none(
 
 
 def test_a_domain_that_keeps_longer_keeps_the_day_for_all(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    sent = finish(dsn, bus, "long", "week")
+    sent = finish(bus, "long", "week")
     bus.configure("long", keep=timedelta(days=30))
     bus.configure("week", keep=timedelta(days=7))
     age(connection, "long", 9)
@@ -150,9 +129,9 @@ def test_a_domain_that_keeps_longer_keeps_the_day_for_all(
 
 
 def test_a_day_is_detached_without_anything_else_under_the_lock_that_settlements_wait_for(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    finish(dsn, bus, "old")
+    finish(bus, "old")
     age(connection, "old", 9)
     oldest, *_ = days(connection)
     left = "SELECT count(*) FROM pg_inherits WHERE inhrelid = to_regclass('cmdbus.' || %s)"
@@ -166,7 +145,7 @@ def test_a_day_is_detached_without_anything_else_under_the_lock_that_settlements
 
 
 def test_what_happened_to_a_new_command_of_the_same_id_is_kept(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     made = bus.send("old", "Work")
     bus.cancel("old", made)
@@ -181,9 +160,9 @@ def test_what_happened_to_a_new_command_of_the_same_id_is_kept(
 
 
 def test_an_id_that_was_sent_again_stays_taken_when_another_steward_removes_the_rest_of_its_day(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    sent = finish(dsn, bus, "old")
+    sent = finish(bus, "old")
     age(connection, "old", 9)
     oldest, *_ = days(connection)
     assert not remove_some(connection, oldest, 256), "detached"
@@ -198,7 +177,7 @@ def test_a_report_that_reads_history_is_not_waited_for(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     """Every settle would queue behind whoever waits for that lock."""
-    finish(dsn, bus, "old")
+    finish(bus, "old")
     age(connection, "old", 9)
     with psycopg.connect(dsn) as report:
         report.execute("SELECT count(*) FROM cmdbus.finished")
@@ -209,9 +188,9 @@ def test_a_report_that_reads_history_is_not_waited_for(
 
 
 def test_maintenance_goes_on_until_nothing_is_left(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    finish(dsn, bus, "old")
+    finish(bus, "old")
     age(connection, "old", 8)
     age(connection, "nobody", 20)
     claims = Claims("cmdbus", 30.0)
@@ -224,16 +203,9 @@ def test_what_fails_for_good_is_not_history(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     """Troubleshooting waits for a person, however long that takes."""
-    registry = HandlerRegistry()
-
-    @registry.handler("none", "Fail")
-    def fail(command: object, context: object) -> None:
-        raise PermanentCommandError("NO", "never")
-
     bus.configure("none", keep=timedelta(0))
-    with running(dsn, registry, concurrency=1):
-        sent = bus.send("none", "Fail")
-        assert bus.wait("none", sent, 10).error_code == "NO"
+    sent = bus.send("none", "Fail")
+    assert move_to_troubleshooting(dsn) == 1
     assert retain(connection) == 0
     assert bus.get("none", sent) is not None
 
@@ -277,27 +249,27 @@ def test_only_domains_whose_sweep_is_due_are_swept() -> None:
 
 
 def test_one_of_many_stewards_sweeps_and_the_next_time_is_within_a_minute(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     bus.configure("none", keep=timedelta(0))
     stewards = [Maintenance(Claims("cmdbus", 30.0), lambda: connection) for _ in range(2)]
-    finish(dsn, bus, "none")
+    finish(bus, "none")
     assert stewards[0].maintain(connection) == pytest.approx(MIN_SWEEP_SECONDS, abs=20)
     assert rows(connection, "finished") == 0
-    finish(dsn, bus, "none")
+    finish(bus, "none")
     assert stewards[1].maintain(connection) <= MIN_SWEEP_SECONDS
     assert rows(connection, "finished") == 1, "the other steward swept a moment ago"
     for moved in ("- interval '1 minute'", "+ interval '1 hour'"):  # the latter: a restored server
         connection.execute(f"UPDATE cmdbus.domain SET swept_at = swept_at {moved}".encode())
         stewards[1].maintain(connection)
         assert rows(connection, "finished") == 0
-        finish(dsn, bus, "none")
+        finish(bus, "none")
 
 
 def test_one_day_that_cannot_be_removed_keeps_no_other_from_it(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection, caplog: pytest.LogCaptureFixture
+    bus: CommandBus, connection: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    finish(dsn, bus, "old", "older", "none")
+    finish(bus, "old", "older", "none")
     age(connection, "older", 12)
     age(connection, "old", 9)
     bus.configure("none", keep=timedelta(0))
@@ -314,9 +286,9 @@ def test_one_day_that_cannot_be_removed_keeps_no_other_from_it(
 
 
 def test_one_domain_whose_setting_overflows_keeps_no_other_from_its_retention(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    finish(dsn, bus, "ever", "none")
+    finish(bus, "ever", "none")
     bus.configure("none", keep=timedelta(0))
     connection.execute("ALTER TABLE cmdbus.domain DROP CONSTRAINT domain_keep_check")
     connection.execute("INSERT INTO cmdbus.domain (name, keep) VALUES ('ever', '300000 years')")
@@ -324,10 +296,8 @@ def test_one_domain_whose_setting_overflows_keeps_no_other_from_its_retention(
     assert rows(connection, "finished") == 1
 
 
-def test_a_day_is_removed_in_blocks(
-    dsn: str, bus: CommandBus, connection: psycopg.Connection
-) -> None:
-    sent = finish(dsn, bus, "old")
+def test_a_day_is_removed_in_blocks(bus: CommandBus, connection: psycopg.Connection) -> None:
+    sent = finish(bus, "old")
     connection.execute(
         "INSERT INTO cmdbus.finished (token, created_at, command_id, correlation_id, priority,"
         " attempts, losses, domain, type, status, data)"
@@ -353,18 +323,16 @@ def test_an_incarnation_is_removed_when_it_is_long_dead_and_nothing_refers_to_it
 ) -> None:
     """Not one that has a session, or was seen within the time for which history is kept, or that
     a command names which is not finished."""
-    bus.send_many([SendRequest("held", "Work") for _ in range(3)])
+    bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])
     made = [Claims("cmdbus", 30.0) for _ in range(6)]
     dead, young, alive, holds, schedules, troubles = made
     for claims in made:
         claims.register(connection, "worker")
-    for claims, table in ((holds, "ready"), (schedules, "scheduled"), (troubles, "")):
-        [claim] = claims.settle_and_claim(
-            connection, [], ClaimRequest(1, 0, ["held"], ["held Work"], [], {})
-        )[1]
-        outcome = troubled("X", "x") if not table else interrupted("X", "x", 3600.0, lost=False)
-        if table != "ready":
-            claims.settle(connection, [Finished(claim, outcome, 3, 0.0)])
+    outcomes = {schedules: interrupted("X", "x", 3600.0, lost=False), troubles: troubled("X", "x")}
+    for claims in (holds, schedules, troubles):
+        [claimed] = claim(claims, connection)
+        if claims in outcomes:
+            claims.settle(connection, [Finished(claimed, outcomes[claims], 3, 0.0)])
     bus.configure("long", keep=timedelta(days=20))
     old = "UPDATE cmdbus.incarnation SET seen_at = seen_at - make_interval(days => %s)"
     connection.execute(old, (21,))

@@ -10,6 +10,7 @@ import pytest
 from cli import here
 from handlers import connect
 from psycopg.conninfo import make_conninfo
+from queries import move_to_troubleshooting
 from roles import refused, role
 
 from cmdbus import (
@@ -188,10 +189,9 @@ def test_a_worker_does_everything_but_change_the_schema(dsn: str) -> None:
 
 def test_an_operator_looks_and_decides_and_sends_nothing(dsn: str) -> None:
     with role(dsn, "operator") as connection, CommandBus(dsn) as bus:
-        ids = bus.send_many([SendRequest("payments", "Debit", reply_to="orders")] * 4)
-        with connect(dsn) as owner:
-            for id_ in ids[:3]:
-                owner.execute(TROUBLE, [id_])
+        ids = bus.send_many([SendRequest("payments", "Debit", reply_to="orders")] * 3)
+        move_to_troubleshooting(dsn)
+        ids.append(bus.send("payments", "Debit"))
         mine: dict[str, Any] = {"connection": connection}
         queue, resolution = bus.troubleshooting, {"operator": "ann", **mine}
         assert [len(queue.list(**mine)), queue.count(**mine), len(bus.query(**mine))] == [3, 3, 4]
@@ -209,7 +209,7 @@ def test_an_operator_looks_and_decides_and_sends_nothing(dsn: str) -> None:
         assert bus.cancel_all("payments", **resolution) == 1
         [record] = bus.domains("payments", **mine)
         assert record.keep == timedelta(days=7)
-        assert len(bus.audit("payments", ids[1], **mine)) == 2
+        assert len(bus.audit("payments", ids[1], **mine)) == 3
         for query in (
             "UPDATE cmdbus.domain SET paused = true",
             "DELETE FROM cmdbus.domain_event",
@@ -219,14 +219,6 @@ def test_an_operator_looks_and_decides_and_sends_nothing(dsn: str) -> None:
             "UPDATE cmdbus.finished SET status = 'COMPLETED'",
         ):
             assert refused(connection, query), query
-
-
-TROUBLE = (
-    "WITH gone AS (DELETE FROM cmdbus.ready WHERE command_id = %s RETURNING *)"
-    " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id, priority,"
-    " attempts, losses, domain, type, reply_to, data) SELECT 1, created_at, command_id,"
-    " correlation_id, priority, 1, 0, domain, type, reply_to, data FROM gone"
-)
 
 
 def test_a_monitor_sees_everything_but_payloads(dsn: str) -> None:
@@ -246,16 +238,17 @@ def test_a_monitor_sees_everything_but_payloads(dsn: str) -> None:
 
 
 def test_a_monitor_counts_with_the_operators_command(dsn: str) -> None:
-    with role(dsn, "monitor") as connection, CommandBus(dsn) as bus, connect(dsn) as owner:
-        ids = bus.send_many([SendRequest("payments", "Debit")] * 3)
-        owner.execute(TROUBLE, [ids[0]])
+    with role(dsn, "monitor") as connection, CommandBus(dsn) as bus:
+        troubled = bus.send("payments", "Debit")
+        move_to_troubleshooting(dsn)
+        bus.send_many([SendRequest("payments", "Debit")] * 2)
         [[name]] = connection.execute("SELECT current_user").fetchall()
         mine = make_conninfo(dsn, options=f"-c role={name}")
         for command in ("status", "domain list", "tsq summary"):
             shown = here(*command.split(), "--dsn", mine)
             assert shown.exit_code == 0 and "payments" in shown.stdout, shown.stderr
         assert bus.snapshot("payments", connection=connection)["depth"] == 2
-        for command in ("list", "tsq list", f"get payments {ids[0]}"):
+        for command in ("list", "tsq list", f"get payments {troubled}"):
             done = here(*command.split(), "--dsn", mine)
             assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
             grant = f"as the owner of the schema, run cmdbus init --operator {name}\n"

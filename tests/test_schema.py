@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,14 @@ from uuid import uuid4
 import psycopg
 import pytest
 from handlers import connect
+from queries import rows, scalar
+from senders import race
 
 import cmdbus
 from cmdbus import CommandBus, SchemaError, SendRequest
 from cmdbus.database import schema
 from cmdbus.database.schema import check, install, make_partitions
 from cmdbus.database.statements import render, statement, versions
-
-
-def at_once(count: int, work: Callable[[], object]) -> list[object]:
-    """What `work` returns or raises in so many threads that start together."""
-    barrier = threading.Barrier(count)
-    results: list[object] = []
-
-    def run() -> None:
-        barrier.wait(10)
-        try:
-            results.append(work())
-        except Exception as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return results
 
 
 def test_installing_again_changes_nothing(empty_dsn: str) -> None:
@@ -48,11 +29,9 @@ def test_installing_again_changes_nothing(empty_dsn: str) -> None:
 
 
 def test_many_starters_install_it_once(empty_dsn: str) -> None:
-    befores = [getattr(done, "before", done) for done in at_once(8, lambda: install(empty_dsn))]
+    befores = [getattr(done, "before", done) for done in race([lambda: install(empty_dsn)] * 8)]
     assert sorted(befores, key=str) == [0] + [len(versions())] * 7
-    with connect(empty_dsn) as connection:
-        rows = connection.execute("SELECT count(*) FROM cmdbus.migration").fetchone()
-        assert rows == (len(versions()),)
+    assert rows(empty_dsn, "SELECT count(*) FROM cmdbus.migration") == [(len(versions()),)]
 
 
 def test_a_schema_that_holds_something_else_is_refused(empty_dsn: str) -> None:
@@ -190,23 +169,21 @@ def test_partitions_do_not_queue_behind_a_lock(dsn: str) -> None:
 
 
 def test_nobody_may_execute_a_function_unless_it_is_granted(dsn: str) -> None:
-    with connect(dsn) as connection:
-        open_to_all = connection.execute(
-            "SELECT proname FROM pg_proc WHERE pronamespace = 'cmdbus'::regnamespace"
-            " AND (proacl IS NULL OR EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0))"
-        ).fetchall()
-        assert open_to_all == []
+    open_to_all = (
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'cmdbus'::regnamespace"
+        " AND (proacl IS NULL OR EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0))"
+    )
+    assert rows(dsn, open_to_all) == []
 
 
 def test_functions_look_into_no_foreign_schema(dsn: str) -> None:
     """But for those with an SQL-standard body, which is bound when they are made."""
-    with connect(dsn) as connection:
-        loose = connection.execute(
-            "SELECT proname FROM pg_proc WHERE pronamespace = 'cmdbus'::regnamespace"
-            " AND prosqlbody IS NULL"
-            " AND NOT 'search_path=pg_catalog, pg_temp' = ANY (coalesce(proconfig, '{}'))"
-        ).fetchall()
-        assert loose == []
+    loose = (
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'cmdbus'::regnamespace"
+        " AND prosqlbody IS NULL"
+        " AND NOT 'search_path=pg_catalog, pg_temp' = ANY (coalesce(proconfig, '{}'))"
+    )
+    assert rows(dsn, loose) == []
 
 
 BY_ID = {
@@ -253,14 +230,11 @@ def test_looks_use_indexes(
         connection.execute(FILL.encode())
         parameters = {"domain": "payments", "command_id": uuid4(), **parameters}
         explain = b"EXPLAIN (FORMAT JSON) " + statement(name, "cmdbus")
-        row = connection.execute(explain, parameters).fetchone()
-        assert row is not None
-        today = connection.execute(
-            "SELECT right(max(tableoid::regclass::text), 8) FROM cmdbus.finished"
-        )
-        day = str(today.fetchall()[0][0])
+        [[plan]] = connection.execute(explain, parameters).fetchall()
+        today = "SELECT right(max(tableoid::regclass::text), 8) FROM cmdbus.finished"
+        day = scalar(connection, today)
         found: dict[str, set[str]] = {}
-        for table, index in scans(row[0][0]["Plan"]):
+        for table, index in scans(plan[0]["Plan"]):
             # The partitions of other days are empty.
             found.setdefault(table.replace(f"_{day}", ""), set()).add(index.replace(day, "DAY"))
     assert {table: found.get(table) for table in indexes} == indexes

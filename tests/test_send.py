@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from handlers import connect
-from psycopg.rows import dict_row
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from handlers import found, kinds
+from psycopg_pool import AsyncConnectionPool
+from queries import rows
 from senders import counts, race
 
 from cmdbus import (
@@ -22,7 +22,6 @@ from cmdbus import (
     ShutdownError,
     Status,
 )
-from cmdbus.database.schema import check
 
 
 def test_a_command_is_there_with_all_that_was_given(dsn: str) -> None:
@@ -39,13 +38,12 @@ def test_a_command_is_there_with_all_that_was_given(dsn: str) -> None:
             reply_to="orders",
             max_attempts=5,
         )
-        record = bus.get("payments", own)
-        assert record is not None
+        record = found(bus, own)
         assert (record.data, record.priority, record.status) == ({"amount": 5}, 0, Status.PENDING)
         assert (record.correlation_id, record.reply_to) == (correlation, "orders")
         assert (record.attempts, record.max_attempts, record.result) == (0, 5, None)
         assert record.created_at.tzinfo is UTC
-        assert [event.kind for event in bus.audit("payments", own)] == ["SENT"]
+        assert kinds(bus, own) == ["SENT"]
         assert str(correlation) in str(bus.audit("payments", own)[0])
 
 
@@ -55,9 +53,8 @@ def test_what_was_sent_comes_back_to_the_last_bit(dsn: str) -> None:
         one = bus.send("payments", "Debit", data)
         [many] = bus.send_many([SendRequest("payments", "Debit", data)])
         for id_ in (one, many):
-            record = bus.get("payments", id_)
-            assert record is not None and record.data == data
-            assert type(record.data["f"][0]) is float
+            record = found(bus, id_)
+            assert record.data == data and type(record.data["f"][0]) is float
 
 
 def test_a_callers_transaction_takes_the_command_with_it(dsn: str) -> None:
@@ -99,10 +96,10 @@ def test_many_are_sent_in_order_with_all_that_was_given(dsn: str) -> None:
     ]
     with CommandBus(dsn) as bus:
         ids = bus.send_many(requests)
-        records = [bus.get(r.domain, id_) for r, id_ in zip(requests, ids, strict=True)]
-        assert [record.data["n"] for record in records if record] == [0, 1, 2, 3]
+        records = [found(bus, id_, r.domain) for r, id_ in zip(requests, ids, strict=True)]
+        assert [record.data["n"] for record in records] == [0, 1, 2, 3]
         second = records[1]
-        assert second is not None and second.command_id == own
+        assert second.command_id == own
         assert (second.priority, second.due_at, second.correlation_id) == (10, tomorrow, own)
         assert (second.reply_to, second.max_attempts) == ("replies", 9)
         payments = bus.snapshot("payments")
@@ -115,13 +112,11 @@ def test_delays_are_counted_from_the_servers_clock(dsn: str) -> None:
         one = bus.send("payments", "Debit", delay=3600)
         [many] = bus.send_many([SendRequest("payments", "Debit", delay=timedelta(hours=1))])
         for id_ in (one, many):
-            record = bus.get("payments", id_)
-            assert record is not None
+            record = found(bus, id_)
             waits = record.due_at - record.created_at
             assert timedelta(minutes=59, seconds=55) < waits <= timedelta(hours=1)
         past = bus.send("payments", "Debit", run_at=datetime(1999, 1, 1, tzinfo=UTC))
-        record = bus.get("payments", past)
-        assert record is not None and record.due_at == record.created_at
+        assert found(bus, past).due_at == found(bus, past).created_at
         assert bus.snapshot("payments")["ready"] == 1
 
 
@@ -129,9 +124,9 @@ def test_commands_of_one_priority_keep_their_order(dsn: str) -> None:
     with CommandBus(dsn) as bus:
         sent = [bus.send("payments", "Debit") for _ in range(5)]
         sent += bus.send_many([SendRequest("payments", "Debit") for _ in range(1500)])
-        with connect(dsn) as connection:
-            rows = connection.execute("SELECT command_id FROM cmdbus.ready ORDER BY id").fetchall()
-        assert [row[0] for row in rows] == sent
+        assert rows(dsn, "SELECT command_id FROM cmdbus.ready ORDER BY id") == [
+            (id_,) for id_ in sent
+        ]
 
 
 def bad_requests() -> list[dict[str, Any]]:
@@ -173,7 +168,6 @@ def test_bad_input_is_refused_and_leaves_nothing(dsn: str, bad: dict[str, Any]) 
 
 
 def test_a_hook_may_change_what_is_sent(dsn: str) -> None:
-
     def hurry(request: SendRequest) -> SendRequest:
         if request.data["risk"] > 0.5:
             request.priority = "high"
@@ -182,8 +176,7 @@ def test_a_hook_may_change_what_is_sent(dsn: str) -> None:
     with CommandBus(dsn, on_send=hurry) as bus:
         ids = [bus.send("payments", "Check", {"risk": 0.9})]
         ids += bus.send_many([SendRequest("payments", "Check", {"risk": r}) for r in (0.1, 0.8)])
-        records = [bus.get("payments", id_) for id_ in ids]
-        assert [record.priority for record in records if record] == [0, 5, 0]
+        assert [found(bus, id_).priority for id_ in ids] == [0, 5, 0]
         assert "priority: 0" in str(bus.audit("payments", ids[0])[0])
 
 
@@ -201,8 +194,7 @@ def test_a_name_is_what_it_is_and_not_what_it_prints_as(dsn: str) -> None:
     with CommandBus(dsn, priorities={"urgent": Urgency.MOST}) as bus:
         request = SendRequest(Name.PAYMENTS, "Debit", priority="urgent", reply_to=Name.PAYMENTS)
         for id_ in (bus.send(Name.PAYMENTS, "Debit"), *bus.send_many([request])):
-            record = bus.get("payments", id_)
-            assert record is not None and record.reply_to in (None, "payments")
+            assert found(bus, id_).reply_to in (None, "payments")
 
 
 def test_connections_that_return_bytes_are_refused(dsn: str) -> None:
@@ -301,102 +293,6 @@ def test_a_long_queue_is_warned_of_once(dsn: str, caplog: pytest.LogCaptureFixtu
         ]
 
 
-# Sending in SQL.
-
-
-def test_sql_sends_in_its_own_transaction(dsn: str) -> None:
-    with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
-        own, correlation = uuid4(), uuid4()
-        sent = connection.execute(
-            "SELECT cmdbus.send('payments', 'Debit', '{\"amount\": 5}', p_command_id => %s,"
-            " p_priority => 0, p_delay => '1 hour', p_correlation_id => %s, p_reply_to => 'orders',"
-            " p_max_attempts => 2)",
-            (own, correlation),
-        ).fetchone()
-        assert sent == (own,)
-        assert bus.get("payments", own) is None
-        connection.commit()
-        record = bus.get("payments", own)
-        assert record is not None and record.data == {"amount": 5}
-        assert (record.priority, record.max_attempts, record.reply_to) == (0, 2, "orders")
-        assert record.correlation_id == correlation
-        assert record.due_at - record.created_at > timedelta(minutes=59)
-
-
-def test_a_trigger_sends(dsn: str) -> None:
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        connection.execute(
-            "CREATE TABLE account (id int);"
-            "CREATE FUNCTION opened() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-            " PERFORM cmdbus.send('accounts', 'Opened', jsonb_build_object('id', NEW.id));"
-            " RETURN NEW; END $$;"
-            "CREATE TRIGGER opened AFTER INSERT ON account FOR EACH ROW EXECUTE FUNCTION opened();"
-            "INSERT INTO account VALUES (1), (2)"
-        )
-        assert [record.data for record in bus.query("accounts")] == [{"id": 2}, {"id": 1}]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("'no spaces', 'Debit'", "p_domain must match"),
-        ("NULL, 'Debit'", "p_domain must match"),
-        ("'payments', E'a\\nb'", "p_type must match"),
-        ("'payments', 'Debit', p_priority => 11", "p_priority must be from 0"),
-        ("'payments', 'Debit', p_delay => '-1 s'", "p_delay must be from 0"),
-        ("'payments', 'Debit', p_max_attempts => 0", "p_max_attempts must be from 1"),
-        ("'payments', 'Debit', p_reply_to => ''", "p_reply_to must match"),
-        ("'payments', 'Debit', to_jsonb(repeat('x', 1048576))", "p_data has 1048578 bytes"),
-    ],
-)
-def test_sql_is_told_what_is_wrong(dsn: str, arguments: str, sentence: str) -> None:
-    before = counts(dsn)
-    invalid = pytest.raises(psycopg.errors.InvalidParameterValue, match=sentence)
-    with connect(dsn) as connection, invalid:
-        connection.execute(f"SELECT cmdbus.send({arguments})".encode())
-    assert counts(dsn) == before
-
-
-def test_sql_is_refused_like_everybody(dsn: str) -> None:
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        id_ = bus.send("payments", "Debit")
-        with pytest.raises(psycopg.errors.UniqueViolation, match=f"command {id_} was sent"):
-            connection.execute("SELECT cmdbus.send('payments', 'D', p_command_id => %s)", (id_,))
-        bus.configure("payments", max_depth=1)
-        with pytest.raises(psycopg.errors.ConfigurationLimitExceeded, match="payments is full"):
-            connection.execute("SELECT cmdbus.send('payments', 'Debit')")
-        bus.configure("payments", accepting=False)
-        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="does not accept"):
-            connection.execute("SELECT cmdbus.send('payments', 'Debit')")
-
-
-@pytest.mark.parametrize(
-    "setting", ["DateStyle = 'SQL, DMY'", "IntervalStyle = 'sql_standard'", "bytea_output = escape"]
-)
-def test_a_callers_session_may_write_values_in_another_way(dsn: str, setting: str) -> None:
-    at = datetime(2031, 2, 3, 4, 5, 6, 7, tzinfo=UTC)
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        connection.execute(f"SET {setting}".encode())
-        bus.configure("payments", keep=timedelta(days=3), connection=connection)
-        ids = bus.send_many(
-            [SendRequest("payments", "Debit", {"n": 1.5}, run_at=at), SendRequest("payments", "D")],
-            connection=connection,
-        )
-        record = bus.get("payments", ids[0], connection=connection)
-        assert record is not None and (record.due_at, record.data) == (at, {"n": 1.5})
-        assert record == bus.get("payments", ids[0])
-        assert [domain.keep for domain in bus.domains(connection=connection)] == [timedelta(days=3)]
-        for mine, other in (
-            (bus.audit("payments", ids[1], connection=connection), bus.audit("payments", ids[1])),
-            (bus.query(connection=connection), bus.query()),
-            (bus.domain_audit("payments", connection=connection), bus.domain_audit("payments")),
-        ):
-            assert mine == other
-        assert bus.snapshot("payments", connection=connection)["depth"] == 2
-        assert bus.cancel_all("payments", connection=connection) == 2
-        assert bus.troubleshooting.list(connection=connection) == []
-
-
 def test_an_id_that_is_in_a_call_twice_was_not_sent_before(dsn: str) -> None:
     twice = SendRequest("payments", "Debit", command_id=uuid4())
     with CommandBus(dsn) as bus:
@@ -450,22 +346,3 @@ def test_what_is_no_connection_or_pool_is_refused_in_a_sentence(dsn: str) -> Non
                 call()
     with pytest.raises(ValueError, match="not an asynchronous one"):
         CommandBus(pool=AsyncConnectionPool(dsn, open=False))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("cursors", [psycopg.RawCursor, psycopg.ClientCursor])
-def test_a_callers_connection_may_make_other_cursors_and_rows(
-    dsn: str, cursors: type[psycopg.Cursor[Any]]
-) -> None:
-    pool = ConnectionPool(
-        dsn,
-        kwargs={"autocommit": True, "cursor_factory": cursors, "row_factory": dict_row},
-        min_size=1,
-        max_size=2,
-        open=True,
-    )
-    with pool, CommandBus(pool=pool) as bus, pool.connection() as connection:
-        id_ = bus.send("payments", "DebitAccount", {"n": 1}, connection=connection)
-        bus.send_many([SendRequest("payments", "DebitAccount")], connection=connection)
-        record = bus.get("payments", id_)
-        assert record is not None and record.data == {"n": 1}
-        check(connection, "cmdbus")

@@ -3,17 +3,19 @@ counted once, and its claim is freed."""
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from uuid import UUID
 
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect, running
+from handlers import beside, claim, connect, handling, running
+from queries import await_lock_waits
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
+from cmdbus import Command, CommandBus, Context, SendRequest
 from cmdbus.board.slots import Slot
-from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
+from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
@@ -21,8 +23,6 @@ from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.telemetry import Telemetry
 from cmdbus.worker.pipeline.unsettled import MAX_BYTES, Unsettled, first_part
 from cmdbus.worker.worker import _telemetry_of_one
-
-WANT = ClaimRequest(1, 0, ["payments"], ["payments Debit"], [], {})
 
 
 class Lost:
@@ -34,12 +34,12 @@ class Lost:
         self.record: Telemetry = _telemetry_of_one()
         self.held = InFlight(claims, self.record.seat)
         self.done = Unsettled(claims, self.record, self.held)
-        [claim] = claims.settle_and_claim(connection, [], WANT)[1]
-        [entry] = self.held.take([claim], lambda: False)
+        [claimed] = claim(claims, connection)
+        [entry] = self.held.take([claimed], lambda: False)
         self.held.start(entry)
         self.held.finish(entry)
         connection.execute("DELETE FROM cmdbus.ready")
-        self.done.not_settled(claim, 3)
+        self.done.not_settled(claimed, 3)
         self.dsn = dsn
 
     def connection(self) -> ThreadConnection:
@@ -72,37 +72,25 @@ def test_an_error_while_an_end_is_counted_keeps_no_claim(lost: Lost) -> None:
 
 
 def test_two_threads_that_find_out_the_same_end_count_it_once(lost: Lost) -> None:
-    errors: list[BaseException] = []
-
     def find_out() -> None:
-        connection = lost.connection()
-        try:
+        with closing(lost.connection()) as connection:
             lost.done.find_out(connection, lost.slot())
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            connection.close()
 
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    with connect(lost.dsn) as watcher, psycopg.connect(lost.dsn) as busy:
+    with psycopg.connect(lost.dsn) as busy:
         busy.execute("LOCK TABLE cmdbus.event IN ACCESS EXCLUSIVE MODE")
-        threads = [threading.Thread(target=find_out) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        eventually(lambda: watcher.execute(waiting).fetchone() == (2,))
-        busy.rollback()
-        for thread in threads:
-            thread.join(20)
-    assert (errors, lost.counted, lost.held.known()) == ([], 1, set())
+        with beside(find_out), beside(find_out):
+            await_lock_waits(lost.dsn, 2)
+            busy.rollback()
+    assert (lost.counted, lost.held.known()) == (1, set())
 
 
 def finished(*results: str) -> list[Finished]:
-    claim = Claim(
+    claimed = Claim(
         *("payments", 5, 1, 1, UUID(int=1), "Debit", "null", 0, 0, None, UUID(int=1), None),
         created_at=datetime.now(UTC),
         waited=0.0,
     )
-    return [Finished(claim, completed(result), 3, 0.0) for result in results]
+    return [Finished(claimed, completed(result), 3, 0.0) for result in results]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +121,8 @@ def test_a_settlement_has_one_outcome_however_large_it_is() -> None:
 def test_large_results_that_wait_together_are_settled_in_several_transactions(
     dsn: str, bus: CommandBus
 ) -> None:
-    count, registry, go, returned = 24, HandlerRegistry(), threading.Event(), list[int]()
+    count, go, returned = 24, threading.Event(), list[int]()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> str:
         go.wait(10)
         returned.append(1)
@@ -143,7 +130,7 @@ def test_large_results_that_wait_together_are_settled_in_several_transactions(
 
     sizes = "SELECT count(*), sum(octet_length(result::text)) FROM cmdbus.finished GROUP BY xmin"
     bus.send_many([SendRequest("payments", "Debit") for _ in range(count)])
-    with running(dsn, registry, concurrency=count + 1), psycopg.connect(dsn) as other:
+    with running(dsn, handling(debit), concurrency=count + 1), psycopg.connect(dsn) as other:
         eventually(lambda: bus.snapshot("payments")["in_progress"] == count)
         other.rollback()
         other.execute("LOCK TABLE cmdbus.finished IN ACCESS EXCLUSIVE MODE")

@@ -7,16 +7,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 import psycopg
-import pytest
 from eventually import eventually
-from handlers import running
+from handlers import handling, running
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry
+from cmdbus import Command, CommandBus, Context
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.local_queue import LocalQueue
 from cmdbus.worker.pipeline.unsettled import Unsettled
-
-pytestmark = pytest.mark.db
 
 #: Where the command is handed over: to the server, the local queue, the handler, the settlement.
 HANDED_OVER = {
@@ -65,16 +62,15 @@ def profiled(stations: Stations) -> Iterator[None]:
 
 
 def test_a_command_passes_few_functions_from_its_send_to_its_completion(dsn: str) -> None:
-    stations, registry = Stations(), HandlerRegistry()
+    stations = Stations()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         stations.pass_through(sys._getframe())
 
     with (
         profiled(stations),
         CommandBus(dsn) as bus,
-        running(dsn, registry, poll_interval=60, concurrency=1),
+        running(dsn, handling(debit), poll_interval=60, concurrency=1),
     ):
         bus.wait("payments", bus.send("payments", "Debit"), 5)
         stations.passed.clear()

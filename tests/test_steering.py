@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 from cli import at_terminal, cmdbus, done, here
 from click.testing import Result
+from queries import claim_by_hand, move_to_troubleshooting, rows, scalar
+from roles import role
 
 from cmdbus import CommandBus, SendRequest, Status
-from cmdbus.errors import MissingRightError
 
 Run = Callable[..., Result]
+UNKNOWN = "01a1ef5a-0000-8cb5-8000-000000000000"
 
 
 @pytest.fixture
@@ -29,24 +30,6 @@ def refusal(result: Result, code: int) -> str:
     """The sentence; nothing else was said."""
     assert (result.exit_code, result.stdout) == (code, "")
     return result.stderr
-
-
-def execute(dsn: str, query: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(query)
-
-
-def trouble(dsn: str, code: str = "GONE", message: str = "it is gone") -> None:
-    """Everything ready goes where a worker would have put it."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(
-            "WITH gone AS (DELETE FROM cmdbus.ready WHERE type <> 'Reply' RETURNING *)"
-            " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
-            " priority, attempts, losses, domain, type, reply_to, data, error_code, error_message)"
-            " SELECT 1, created_at, command_id, correlation_id, priority, 3, 0, domain, type,"
-            " reply_to, data, %s, %s FROM gone",
-            (code, message),
-        )
 
 
 def test_a_command_is_sent_with_everything_that_can_be_said(dsn: str, run: Run) -> None:
@@ -87,62 +70,71 @@ def test_data_comes_from_the_line_a_file_or_standard_input(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "sentence"),
+    ("typed", "code", "sentence"),
     [
-        (["send", "a", "B", "{bad"], 2, "it is not JSON: Expecting property name"),
-        (["send", "a", "B", "text"], 2, "a string needs its quotes"),
-        (["send", "a", "B", "[" * 100_000], 2, "it is not JSON"),
-        (["send", "a", "B", "NaN"], 2, "data is nan"),
-        (["send", "a", "B", "@/nowhere"], 2, "cannot read /nowhere: No such file"),
-        (["send", "a b", "B"], 2, "domain must be a letter"),
-        (["send", "a", "B", "--delay", "soon"], 2, "it must be seconds, or like 500ms, 30s"),
-        (["send", "a", "B", "--run-at", "2030-01-01T08:00"], 2, "its offset is missing"),
-        (["send", "a", "B", "--priority", "urgent"], 2, "priority"),
-        (["send", "a", "B", "--id", "7"], 2, "command_id must be a UUID"),
-        (["get", "a", str(uuid4())], 1, "domain 'a' has no command"),
-        (["get", "a", "7"], 2, "command_id must be a UUID"),
-        (["cancel", "a", str(uuid4())], 1, "domain 'a' has no command"),
-        (["tsq", "retry", "a", str(uuid4())], 1, "domain 'a' has no command"),
-        (["tsq", "retry"], 2, "name commands by DOMAIN and ID"),
-        (["tsq", "retry", "a"], 2, "or retry many with --all"),
-        (["tsq", "retry", "a", str(uuid4()), "--all"], 2, "name commands by DOMAIN and ID"),
-        (["tsq", "retry", "a", str(uuid4()), "--type", "B"], 2, "filters and --limit go with"),
-        (["tsq", "cancel", "a", "--domain", "b", "--all"], 2, "either domain a or --domain b"),
-        (["tsq", "list", "--since", "soon"], 2, "(2h would be two hours ago)"),
-        (["tsq", "complete", "a", "7", "--result", "{"], 2, "it is not JSON"),
-        (["tsq", "retry", "a", "--all", "--operator", " "], 2, "operator must be 1 to 200"),
-        (["pause", "a b"], 2, "domain must be a letter"),
-        (["status", "a b"], 2, "domain must be a letter"),
+        ("send a B {bad", 2, "it is not JSON: Expecting property name"),
+        ("send a B text", 2, "a string needs its quotes"),
+        ("send a B " + "[" * 100_000, 2, "it is not JSON"),
+        ("send a B NaN", 2, "data is nan"),
+        ("send a B @/nowhere", 2, "cannot read /nowhere: No such file"),
+        ("send a/b B", 2, "domain must be a letter"),
+        ("send a B --delay soon", 2, "it must be seconds, or like 500ms, 30s"),
+        ("send a B --run-at 2030-01-01T08:00", 2, "its offset is missing"),
+        ("send a B --run-at 2026-12-01", 2, "2026-12-01T00:00:00Z would be UTC"),
+        ("send a B --priority urgent", 2, "priority"),
+        ("send a B --id 7", 2, "command_id must be a UUID"),
+        (f"get a {UNKNOWN}", 1, "domain 'a' has no command"),
+        ("get a 7", 2, "command_id must be a UUID"),
+        ("list a --domain b", 2, "either domain a or --domain b"),
+        ("list --status LATE", 2, "status must be one of PENDING"),
+        (f"cancel a {UNKNOWN}", 1, "domain 'a' has no command"),
+        ("cancel a", 2, "name a command by DOMAIN and ID, or cancel all"),
+        ("cancel a 7 --all", 2, "name a command by DOMAIN and ID, or cancel all"),
+        ("cancel a 7 --type B", 2, "go with --all, and not with an ID"),
+        ("cancel a --all --running", 2, "--running goes with an ID"),
+        (f"reschedule a {UNKNOWN} --now", 1, "domain 'a' has no command"),
+        ("reschedule a 7", 2, "nothing is to be changed: give a time (--now, --at or --delay)"),
+        ("reschedule a 7 --now --delay 5", 2, "--now, --at and --delay each give a time"),
+        (f"tsq retry a {UNKNOWN}", 1, "domain 'a' has no command"),
+        ("tsq retry", 2, "name commands by DOMAIN and ID"),
+        ("tsq retry a", 2, "or retry many with --all"),
+        (f"tsq retry a {UNKNOWN} --all", 2, "name commands by DOMAIN and ID"),
+        (f"tsq retry a {UNKNOWN} --type B", 2, "filters and --limit go with"),
+        ("tsq retry a --all --operator ", 2, "operator must be 1 to 200"),
+        ("tsq cancel a --domain b --all", 2, "either domain a or --domain b"),
+        ("tsq list --since soon", 2, "(2h would be two hours ago)"),
+        ("tsq complete a 7 --result {", 2, "it is not JSON"),
+        ("pause a/b", 2, "domain must be a letter"),
+        ("status a/b", 2, "domain must be a letter"),
+        ("status nothing", 1, "domain nothing has no settings"),
+        ("domain show nothing", 1, "domain nothing has no settings"),
+        ("domain configure a", 2, "no setting is given: --max-depth"),
+        ("domain configure a --max-depth 0", 2, "whole number from 1 to 999999999, or none"),
+        ("domain configure a --keep long", 2, "it must be seconds, or like 500ms, 30s"),
     ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
+    ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
 def test_mistakes_and_refusals_get_one_sentence(
-    run: Run, arguments: list[str], code: int, sentence: str
+    run: Run, typed: str, code: int, sentence: str
 ) -> None:
-    text = refusal(run(*arguments), code)
+    text = refusal(run(*typed.split(" ")), code)
     assert sentence in text
     assert len(text) < 600 and "Traceback" not in text
 
 
 def test_a_role_without_the_right_and_a_missing_schema_are_said(empty_dsn: str, dsn: str) -> None:
     assert "run cmdbus init" in refusal(here("status", "--dsn", empty_dsn), 1)
-    name = f"cmdbus_test_{uuid4().hex[:8]}"
-    execute(dsn, f"CREATE ROLE {name}")
-    try:
-        done(here("init", "--dsn", dsn, "--producer", name))
+    with role(dsn, "producer") as connection:
+        name = scalar(connection, "SELECT current_user::text")
         limited = f"{dsn} options='-c role={name}'"
         done(here("send", "payments", "Debit", "--dsn", limited))
         text = refusal(here("tsq", "retry", "--all", "--dsn", limited), 1)
         assert "permission denied" in text and f"cmdbus init --operator {name}" in text
-        with CommandBus(limited) as bus, pytest.raises(MissingRightError, match="init --operator"):
-            bus.query("payments")
         text = refusal(here("init", "--schema", "other", "--dsn", limited), 1)
         assert "permission denied for database" in text and "as the schema's owner" in text
         assert "Traceback" not in text and len(text.splitlines()) == 1
         done(here("init", "--dsn", dsn, "--operator", name))
         assert "retried 0 commands" in done(here("tsq", "retry", "--all", "--dsn", limited))
-    finally:
-        execute(dsn, f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
 def test_a_command_is_shown_with_all_that_happened(dsn: str, run: Run) -> None:
@@ -169,7 +161,7 @@ def test_a_command_is_canceled_by_the_one_at_the_keyboard(dsn: str, run: Run) ->
         assert (event.operator, event.message) == (getpass.getuser(), "twice")
         assert "it has finished" in refusal(run("cancel", "payments", str(id_)), 1)
         running = bus.send("payments", "Debit")
-        execute(dsn, "UPDATE cmdbus.ready SET lease_until = now() + interval '1 minute'")
+        claim_by_hand(dsn, running)
         assert "it is in progress" in refusal(run("cancel", "payments", str(running)), 1)
         text = done(run("cancel", "payments", str(running), "--running", "--json"))
         assert json.loads(text)["status"] == "CANCELED"
@@ -187,43 +179,34 @@ def test_status_counts_by_domain_and_type_also_what_nobody_handles(dsn: str, run
     assert done(run("status")) == "nothing waits, nothing runs\n"
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 2)
-        trouble(dsn)
-        bus.send_many([SendRequest("payments", "Debit"), SendRequest("payments", "Typo")])
+        move_to_troubleshooting(dsn)
+        running = bus.send("payments", "Debit")
+        bus.send("payments", "Typo")
         bus.send("payments", "Debit", delay=60)
         bus.send("orders", "Ship")
-        execute(
-            dsn,
-            "UPDATE cmdbus.ready SET lease_until = now() + interval '1 minute'"
-            " WHERE type = 'Debit'; UPDATE cmdbus.ready SET created_at = now() - interval '1 hour'"
-            " WHERE type = 'Typo'",
-        )
+        claim_by_hand(dsn, running)
+        old = "UPDATE cmdbus.ready SET created_at = now() - interval '1 hour' WHERE type = 'Typo'"
+        rows(dsn, f"{old} RETURNING id")
         bus.configure("orders", max_depth=1, accepting=False)
         bus.configure("idle", max_depth=5, warn_depth=10)
         bus.pause("idle")
     assert "warn depth  10: never reached" in done(run("domain", "show", "idle"))
     assert "did you mean 'payments'?" in refusal(run("status", "orders", "paymens"), 1)
     text = done(run("status"))
-    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
-    assert rows["Debit"] == ["0", "1", "1", "2", "-"]
-    assert rows["Typo"][:4] == ["1", "0", "0", "0"]
+    lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+    assert lines["Debit"] == ["0", "1", "1", "2", "-"]
+    assert lines["Typo"][:4] == ["1", "0", "0", "0"]
     assert max(map(len, text.splitlines())) <= 100
     assert "payments/Typo waits for 60m and none runs: does a worker have a handler" in text
     assert "idle is paused: cmdbus resume idle" in text
-    assert (
-        "orders refuses sends" in text
-        and "orders is full: depth 1" in text
-        and "idle has" not in text
-    )
+    assert "orders refuses sends" in text and "orders is full: depth 1" in text
+    assert "idle has" not in text
     value = json.loads(done(run("status", "payments", "--json")))
     [payments] = value["domains"]
     assert payments["all"]["oldest_age"] >= 3600
     del payments["all"]["oldest_age"]
-    assert payments["all"] == {
-        "ready": 1,
-        "scheduled": 1,
-        "in_progress": 1,
-        "troubleshooting": 2,
-    }
+    counts = {"ready": 1, "scheduled": 1, "in_progress": 1, "troubleshooting": 2}
+    assert payments["all"] == counts
     assert (payments["paused"], set(payments["types"])) == (False, {"Debit", "Typo"})
 
 
@@ -245,9 +228,9 @@ def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:
     assert done(run("tsq", "list")) == "nothing waits for an operator\n"
     with CommandBus(dsn) as bus:
         ids = [bus.send("payments", "Debit", n) for n in range(3)]
-        trouble(dsn, message="x" * 500)
+        move_to_troubleshooting(dsn, message="x" * 500)
         ship = bus.send("orders", "Ship")
-        trouble(dsn, code="BUSY")
+        move_to_troubleshooting(dsn, code="BUSY")
         text = done(run("tsq", "list", "--limit", "2"))
         assert text.startswith(str(ship)) and "2 of 4 commands" in text
         assert max(map(len, text.splitlines())) <= 80
@@ -271,7 +254,7 @@ def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:
 def test_single_commands_are_retried_canceled_and_completed(dsn: str, run: Run) -> None:
     with CommandBus(dsn) as bus:
         ids = [bus.send("payments", "Debit", reply_to="orders") for _ in range(4)]
-        trouble(dsn)
+        move_to_troubleshooting(dsn)
         text = ["--operator", "ann", "--reason", "why"]
         first, second, third, fourth = map(str, ids)
         assert done(run("tsq", "retry", "payments", first, second)) == "retried 2 commands\n"
@@ -296,7 +279,7 @@ def test_many_are_resolved_only_after_a_yes(dsn: str, run: Run) -> None:
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 5)
         bus.send("orders", "Ship")
-        trouble(dsn)
+        move_to_troubleshooting(dsn)
         asked: Any = ["tsq", "retry", "payments", "--all", "--type", "Debit"]
         text = refusal(run(*asked, stdin="y\n"), 2)
         assert "5 commands would be retried, and there is no terminal to ask at: add --yes" in text

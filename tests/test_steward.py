@@ -11,8 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 from eventually import eventually
+from handlers import found, handling
+from queries import SESSIONS, count, end_listening_sessions, scalar
 
-from cmdbus import CommandBus, HandlerRegistry, SendRequest, Timeouts
+from cmdbus import CommandBus, SendRequest, Timeouts
 from cmdbus.board.board import Board, Node
 from cmdbus.board.layout import CLAIM_COUNT
 from cmdbus.board.records import ExitRecord, Role
@@ -53,8 +55,6 @@ class Idle:
 
 @pytest.fixture
 def idle(dsn: str, tmp_path: Path) -> Iterator[Idle]:
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
     with ExitStack() as opened:
         board, worker_pipe, steward_pipe = Board.in_memory(2, 2), WakePipe(8), WakePipe(1)
         for what in (board, worker_pipe, steward_pipe):
@@ -73,7 +73,7 @@ def idle(dsn: str, tmp_path: Path) -> Iterator[Idle]:
             steward_pipe=steward_pipe,
         )
         settings = Settings(dsn=dsn, timeouts=TIMEOUTS, poll_interval=POLL)
-        steward = StewardProcess(settings, node, registry, tmp_path)
+        steward = StewardProcess(settings, node, handling(), tmp_path)
         running = threading.Thread(target=steward.run)
         idle = Idle(board, worker, worker_pipe, running)
         idle.park()
@@ -116,18 +116,14 @@ def test_the_lease_of_a_living_worker_sets_no_timer_and_still_ends(idle: Idle, d
 
 def test_a_pause_is_counted_on_the_board_for_the_workers(idle: Idle, dsn: str) -> None:
     """Also one that was sent while no session listened."""
-    listeners = (
-        "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
-        " WHERE query LIKE 'LISTEN%' AND datname = current_database()"
-    )
-    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as other:
+    with CommandBus(dsn) as bus:
         idle.start()
         eventually(lambda: idle.board.listening)
         assert idle.board.pauses == 0
         bus.pause("payments")
         eventually(lambda: idle.board.pauses == 1)
         bus.resume("payments")
-        assert other.execute(listeners).fetchone() == (1,)
+        assert end_listening_sessions(dsn) == 1
         eventually(lambda: idle.board.pauses == 2)
 
 
@@ -145,10 +141,9 @@ def test_the_timers_are_read_50_ms_early_and_a_worker_is_woken_at_the_time(
             eventually(lambda: looks_within(other, 0.4))
             idle.is_woken()
             looks = looks_until(other, lambda: idle.worker_pipe.pending > 0)
-            record = bus.get("payments", due)
-            assert record is not None
-            waits.append(record.due_at.timestamp() - looks[-1])
-            leads += [record.due_at.timestamp() - at for at in looks[:-1]]
+            due_at = found(bus, due).due_at.timestamp()
+            waits.append(due_at - looks[-1])
+            leads += [due_at - at for at in looks[:-1]]
             if any(0.01 < lead < 0.06 for lead in leads):
                 break
             eventually(lambda: not looks_within(other, POLL / 2))
@@ -195,9 +190,7 @@ def looks_until(connection: psycopg.Connection, over: Callable[[], bool]) -> lis
     when it was over."""
     seen = (
         "SELECT extract(epoch FROM max(query_start))::float8,"
-        " extract(epoch FROM clock_timestamp())::float8 FROM pg_stat_activity"
-        " WHERE datname = current_database() AND application_name LIKE 'cmdbus:%'"
-        " AND application_name <> 'cmdbus:bus'"
+        f" extract(epoch FROM clock_timestamp())::float8 {SESSIONS}"
     )
     [(first, _)] = connection.execute(seen).fetchall()
     looks: set[float] = set()
@@ -211,8 +204,7 @@ def looks_until(connection: psycopg.Connection, over: Callable[[], bool]) -> lis
 
 
 def lease_has_ended(connection: psycopg.Connection) -> bool:
-    query = "SELECT lease_until < clock_timestamp() FROM cmdbus.ready"
-    return bool(connection.execute(query).fetchall()[0][0])
+    return bool(scalar(connection, "SELECT lease_until < clock_timestamp() FROM cmdbus.ready"))
 
 
 def looks_within(connection: psycopg.Connection, seconds: float) -> bool:
@@ -231,9 +223,7 @@ def test_what_cannot_be_handed_back_keeps_nothing_else_from_being_done(
         other.execute("ALTER FUNCTION cmdbus.finite RENAME TO finite_once")
         bus.send("payments", "Debit", delay=0.2)
         idle.start()
-        eventually(
-            lambda: other.execute("SELECT count(*) FROM cmdbus.ready").fetchone() == (1,), 10
-        )
+        eventually(lambda: count(other, "cmdbus.ready") == 1)
         assert not idle.board.seat_view(1).rescued
         other.execute("ALTER FUNCTION cmdbus.finite_once RENAME TO finite")
         eventually(lambda: idle.board.seat_view(1).rescued, 10)

@@ -1,15 +1,15 @@
 """What is due is moved, and the next time that something will be is read anew each time."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import psycopg
 import pytest
 from crowd import crowded
 from eventually import eventually
+from handlers import claim
+from queries import count, scalar
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.timers import GRACE_SECONDS, Timers, seconds_to_look
 
@@ -32,17 +32,11 @@ def due_now(connection: psycopg.Connection) -> None:
     connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
 
 
-def count(connection: psycopg.Connection, table: str) -> int:
-    row = connection.execute(f"SELECT count(*) FROM cmdbus.{table}".encode()).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
 def claimed(connection: psycopg.Connection, lease: float) -> Claims:
     """All of it, by some other worker."""
     claims = Claims("cmdbus", lease)
     claims.register(connection, "other")
-    claims.settle_and_claim(connection, [], ClaimRequest(100, 0, ["payments"], [TYPE], [], {}))
+    claim(claims, connection, 100)
     return claims
 
 
@@ -93,7 +87,7 @@ def test_the_ends_of_more_leases_than_can_be_read_keep_nothing_else_from_being_l
         assert 0 < timers.read(connection, leases=True) <= 60.0
         due_now(connection)
         assert timers.read(connection, leases=True) == 0.0
-    assert count(connection, "scheduled") == 0
+    assert count(connection, "cmdbus.scheduled") == 0
 
 
 def test_it_says_how_long_it_is_until_the_earliest(
@@ -102,7 +96,7 @@ def test_it_says_how_long_it_is_until_the_earliest(
     for delay in (2 * HOUR, HOUR, 3 * HOUR):
         bus.send("payments", "Debit", delay=delay)
     assert HOUR - 30 < timers.read(connection, leases=False) <= HOUR
-    assert count(connection, "ready") == 0
+    assert count(connection, "cmdbus.ready") == 0
 
 
 def test_what_is_due_is_moved_and_the_next_one_is_not_forgotten(
@@ -114,11 +108,10 @@ def test_what_is_due_is_moved_and_the_next_one_is_not_forgotten(
     due_now(connection)
     bus.send("payments", "Debit", delay=2 * HOUR)
     newest = "SELECT max(id) FROM cmdbus.ready"
-    before: Any = connection.execute(newest).fetchone()
+    before = scalar(connection, newest)
     assert timers.read(connection, leases=False) == 0.0
-    assert count(connection, "ready") == 2 and count(connection, "scheduled") == 1
-    after: Any = connection.execute(newest).fetchone()
-    assert after[0] > before[0], "a new id: below the floor nobody would look"
+    assert count(connection, "cmdbus.ready") == 2 and count(connection, "cmdbus.scheduled") == 1
+    assert scalar(connection, newest) > before, "a new id: below the floor nobody would look"
     assert 2 * HOUR - 30 < timers.read(connection, leases=False) <= 2 * HOUR
 
 
@@ -128,7 +121,7 @@ def test_more_than_are_moved_at_once_are_moved_by_the_next_looks(
     bus.send_many([SendRequest("payments", "Debit", delay=HOUR) for _ in range(1_500)])
     due_now(connection)
     assert timers.read(connection, leases=False) == 0.0
-    assert count(connection, "scheduled") == 500
+    assert count(connection, "cmdbus.scheduled") == 500
     assert timers.read(connection, leases=False) == 0.0
     assert timers.read(connection, leases=False) == float("inf")
 
@@ -165,7 +158,7 @@ def test_one_that_somebody_holds_hides_none_that_is_due_after_it(
         waits = [timers.read(connection, leases=False) for _ in range(12)]
         assert 0 < waits[-1] <= 1.0, "after so many the wait for the row alone is 4 s"
         eventually(lambda: timers.read(connection, leases=False) == 0.0, 5)
-        assert count(connection, "scheduled") == 1
+        assert count(connection, "cmdbus.scheduled") == 1
 
 
 def test_a_lease_of_another_worker_is_a_timer_for_whoever_asks(
@@ -176,9 +169,9 @@ def test_a_lease_of_another_worker_is_a_timer_for_whoever_asks(
     bus.send("payments", "Debit")
     claimed(connection, lease=HOUR)
     assert timers.read(connection, leases=False) == float("inf")
-    assert count(connection, "node") == 0
+    assert count(connection, "cmdbus.node") == 0
     assert timers.read(connection, leases=True) == 10
-    assert count(connection, "node") == 1
+    assert count(connection, "cmdbus.node") == 1
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp() + '5 s'")
     assert 0 < timers.read(connection, leases=True) <= 5
     bus.send("payments", "Debit", delay=3)
@@ -201,26 +194,24 @@ def test_rows_are_read_for_leases_only_when_a_claimer_may_have_let_one_end(
 ) -> None:
     """A renewal moves its time, and retention forgets a claimer without claims."""
     bus.send("payments", "Debit")
-    [claim] = claimed(connection, lease=30).of(incarnation(connection)).claimed(connection)
+    [held] = claimed(connection, lease=30).of(incarnation(connection)).claimed(connection)
     connection.execute("UPDATE cmdbus.ready SET lease_until = clock_timestamp() + '1 s'")
     timers.read(connection, leases=True)
     assert timers.seen.pages == 0
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp()")
     assert 0 < timers.read(connection, leases=True) <= 1
     assert timers.seen.pages > 0
-    Claims("cmdbus", 30).renew(connection, {incarnation(connection): [claim]})
+    Claims("cmdbus", 30).renew(connection, {incarnation(connection): [held]})
     assert timers.read(connection, leases=True) == 10
     assert timers.seen.pages == 0
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp() - '1 h'::interval")
     forget = "SELECT cmdbus.retain_incarnations('{}')"
     connection.execute(forget)
-    assert count(connection, "lease") == 1
+    assert count(connection, "cmdbus.lease") == 1
     connection.execute("TRUNCATE cmdbus.ready")
     connection.execute(forget)
-    assert count(connection, "lease") == 0
+    assert count(connection, "cmdbus.lease") == 0
 
 
 def incarnation(connection: psycopg.Connection) -> int:
-    row = connection.execute("SELECT claimer FROM cmdbus.lease").fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(scalar(connection, "SELECT claimer FROM cmdbus.lease"))

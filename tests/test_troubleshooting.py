@@ -1,72 +1,41 @@
 """Commands that wait for a person: found, retried, canceled, completed, one and many."""
 
-import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect, running
+from handlers import beside, connect, found, kinds, running
 from proxy import Proxy
+from queries import await_lock_waits, move_to_troubleshooting
 
 from cmdbus import (
     Command,
     CommandBus,
     CommandNotFoundError,
-    CommandRecord,
     Context,
     HandlerRegistry,
     InvalidOperationError,
-    PermanentCommandError,
     RetryPolicy,
     SendRequest,
     Status,
 )
-from cmdbus.producer.steering import CHUNK
-
-
-def trouble(dsn: str, *, code: str = "GONE", attempts: int = 3) -> int:
-    """Everything ready goes where a worker would have put it: how many."""
-    with connect(dsn) as connection:
-        return connection.execute(
-            "WITH gone AS (DELETE FROM cmdbus.ready WHERE type <> 'Reply' RETURNING *), e AS ("
-            " INSERT INTO cmdbus.event (domain, command_id, kind, code, details)"
-            " SELECT domain, command_id, 'MOVED_TO_TROUBLESHOOTING_QUEUE', %(code)s,"
-            ' \'{"reason": "PERMANENT"}\' FROM gone)'
-            " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
-            " priority, attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to,"
-            " data, error_code, error_message) SELECT 7, created_at, command_id, correlation_id,"
-            " priority, %(attempts)s, 2, 3, max_attempts, domain, type, reply_to, data, %(code)s,"
-            " 'it is gone' FROM gone",
-            {"code": code, "attempts": attempts},
-        ).rowcount
 
 
 def troubled(bus: CommandBus, dsn: str, data: Any = None, **options: Any) -> UUID:
     id_ = bus.send("payments", "Debit", data, **options)
-    assert trouble(dsn) == 1
+    assert move_to_troubleshooting(dsn) == 1
     return id_
-
-
-def found(bus: CommandBus, id_: UUID) -> CommandRecord:
-    record = bus.get("payments", id_)
-    assert record is not None
-    return record
-
-
-def kinds(bus: CommandBus, id_: UUID) -> list[str]:
-    return [event.kind for event in bus.audit("payments", id_)]
 
 
 def test_the_queue_is_listed_newest_first_page_by_page_with_the_data(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         requests = [SendRequest("payments", "Debit", {"n": n}) for n in range(150)]
         ids = bus.send_many(requests)
-        trouble(dsn)
+        move_to_troubleshooting(dsn)
         connection.execute(
             "UPDATE cmdbus.troubleshooting"
             " SET failed_at = failed_at + (data ->> 'n')::integer * interval '1 second'"
@@ -89,7 +58,7 @@ def test_the_queue_is_listed_by_every_condition(dsn: str) -> None:
         debit = troubled(bus, dsn)
         boundary = datetime.now(UTC)
         ship = bus.send("orders", "Ship")
-        trouble(dsn, code="BUSY")
+        move_to_troubleshooting(dsn, code="BUSY")
 
         def both(**conditions: Any) -> list[UUID]:
             records = bus.troubleshooting.list(**conditions)
@@ -279,65 +248,6 @@ def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
         }
 
 
-def test_many_are_resolved_at_once_by_condition_and_counted(dsn: str) -> None:
-    many = 2 * CHUNK + 50
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        ids = bus.send_many([SendRequest("payments", "Debit", n) for n in range(many)])
-        assert trouble(dsn) == many
-        bus.send("orders", "Ship")
-        trouble(dsn, code="BUSY")
-        queue = bus.troubleshooting
-        assert queue.retry_all("payments", "Ship", operator="ann") == 0
-        assert queue.retry_all("payments", limit=10, operator="ann") == 10
-        assert queue.retry_all("payments", error_code="GONE", operator="ann") == many - 10
-        assert bus.snapshot("payments")["ready"] == many
-        order = connection.execute("SELECT count(DISTINCT command_id) FROM cmdbus.ready")
-        assert order.fetchone() == (many,)
-        assert kinds(bus, ids[-1])[-1] == "OPERATOR_RETRY"
-        assert queue.complete_all(error_code="BUSY", result=1, operator="ann") == 1
-        assert trouble(dsn) == many
-        assert queue.cancel_all(operator="ann", reason="all of it") == many
-        assert len(bus.query("payments", status="CANCELED", limit=1000)) == many
-
-
-def test_many_large_ones_are_resolved_in_batches_bounded_by_bytes(dsn: str) -> None:
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        for table in ("ready", "troubleshooting"):
-            connection.execute(
-                f"ALTER TABLE cmdbus.{table} ALTER data SET STORAGE EXTERNAL".encode()
-            )
-        bus.send_many([SendRequest("payments", "Debit", "x" * 900_000)] * 20)
-        trouble(dsn)
-        connection.execute(
-            "CREATE FUNCTION count_rows() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-            " IF (SELECT count(*) FROM gone) > 10 THEN RAISE 'too many in one batch'; END IF;"
-            " RETURN NULL; END $$;"
-            "CREATE TRIGGER count_rows AFTER DELETE ON cmdbus.troubleshooting"
-            " REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION count_rows()"
-        )
-        assert bus.troubleshooting.retry_all(operator="ann") == 20
-        assert bus.snapshot("payments")["ready"] == 20
-
-
-def test_what_fails_again_while_many_are_retried_is_not_retried_twice(dsn: str) -> None:
-    """A worker brings each batch back at once."""
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        bus.send_many([SendRequest("payments", "Debit")] * (CHUNK + 1))
-        trouble(dsn)
-        connection.execute(
-            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-            " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
-            " priority, attempts, losses, domain, type, data)"
-            " VALUES (9, NEW.created_at, NEW.command_id, NEW.correlation_id, 5, 1, 0, NEW.domain,"
-            " NEW.type, NEW.data); RETURN NULL; END $$;"
-            "CREATE TRIGGER fail BEFORE INSERT ON cmdbus.ready"
-            " FOR EACH ROW EXECUTE FUNCTION fail()"
-        )
-        soon = datetime.now(UTC) + timedelta(hours=1)
-        assert bus.troubleshooting.retry_all(until=soon, operator="ann") == CHUNK + 1
-        assert bus.troubleshooting.count() == CHUNK + 1
-
-
 def test_two_operators_resolve_nothing_twice(dsn: str) -> None:
     with CommandBus(dsn) as bus, psycopg.connect(dsn) as ann:
         first, second = troubled(bus, dsn), troubled(bus, dsn)
@@ -353,13 +263,9 @@ def test_two_operators_resolve_nothing_twice(dsn: str) -> None:
             except InvalidOperationError as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=cancel)
-        thread.start()
-        with connect(dsn) as watcher:
-            blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            eventually(lambda: watcher.execute(blocked).fetchone())
-        ann.commit()
-        thread.join(10)
+        with beside(cancel):
+            await_lock_waits(dsn)
+            ann.commit()
         assert "it is PENDING" in str(errors[0])
         assert kinds(bus, first)[-1] == "OPERATOR_RETRY"
 
@@ -380,69 +286,20 @@ def test_a_call_whose_answer_is_lost_is_not_refused_when_it_is_repeated(
         CommandBus(proxy.dsn) as bus,
         CommandBus(dsn) as direct,
         psycopg.connect(dsn) as holder,
-        connect(dsn) as watcher,
     ):
         id_ = direct.send("payments", "Debit")
         if table == "troubleshooting":
-            trouble(dsn)
+            move_to_troubleshooting(dsn)
         bus.get("payments", id_)
         holder.execute(f"SELECT FROM cmdbus.{table} FOR UPDATE")
-        thread = threading.Thread(target=call, args=(bus, id_))
-        thread.start()
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        eventually(lambda: watcher.execute(waiting).fetchone() == (1,))
-        proxy.cut()
-        eventually(lambda: watcher.execute(waiting).fetchone() == (2,))
-        holder.rollback()
-        thread.join(10)
+        with beside(call, bus, id_):
+            await_lock_waits(dsn)
+            proxy.cut()
+            await_lock_waits(dsn, 2)
+            holder.rollback()
         assert kinds(direct, id_).count(kind) == 1
         with pytest.raises(InvalidOperationError):
             call(direct, id_)
-
-
-def test_a_resting_worker_is_woken_by_a_retry_and_by_the_reply_of_a_cancel(
-    dsn: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nothing that becomes claimable waits for the next poll (60 s)."""
-    registry = HandlerRegistry()
-    broken = threading.Event()
-    broken.set()
-    replies: list[Any] = []
-
-    @registry.handler("payments", "Debit")
-    def debit(command: Command, context: Context) -> str:
-        if broken.is_set():
-            raise PermanentCommandError("GONE", "no such account")
-        return "paid"
-
-    @registry.handler("payments", "Reply")
-    def reply(command: Command, context: Context) -> None:
-        replies.append(command.data["outcome"])
-
-    def errors_about(id_: UUID) -> int:
-        lines = [r.levelname for r in caplog.records if f"command {id_} " in r.getMessage()]
-        return lines.count("ERROR")
-
-    with CommandBus(dsn) as bus, running(dsn, registry, concurrency=2, poll_interval=60):
-        first, second = [bus.send("payments", "Debit", reply_to="payments") for _ in range(2)]
-        for id_ in (first, second):
-            assert bus.wait("payments", id_, 10).status is Status.IN_TROUBLESHOOTING_QUEUE
-            # Logged once it is settled.
-            eventually(partial(errors_about, id_))
-            assert errors_about(id_) == 1
-        broken.clear()
-        bus.troubleshooting.retry("payments", first, operator="ann")
-        assert bus.wait("payments", first, 10).result == "paid"
-        bus.troubleshooting.cancel("payments", second, operator="ann")
-        eventually(lambda: sorted(replies) == ["CANCELED", "SUCCESS"], 10)
-        assert kinds(bus, first) == [
-            "SENT",
-            "RECEIVED",
-            "MOVED_TO_TROUBLESHOOTING_QUEUE",
-            "OPERATOR_RETRY",
-            "RECEIVED",
-            "COMPLETED",
-        ]
 
 
 def test_operators_end_commands_where_no_fleet_has_made_partitions_for_weeks(dsn: str) -> None:

@@ -1,21 +1,20 @@
 """Commands that wait: rescheduled, and canceled in number."""
 
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
+import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect, running
+from handlers import beside, connect, found, handling, kinds, running
+from queries import CLAIM, await_lock_waits, claim_by_hand, count, scalar, slow_down_inserts
 
 from cmdbus import (
     Command,
     CommandBus,
     CommandNotFoundError,
-    CommandRecord,
     Context,
-    HandlerRegistry,
     InvalidOperationError,
     SendRequest,
     Status,
@@ -23,22 +22,6 @@ from cmdbus import (
 )
 from cmdbus.database.executor import Executor
 from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
-
-CLAIMED = (
-    "UPDATE cmdbus.ready SET claimer = 1, token = token + 1, claimed_at = clock_timestamp(),"
-    " lease_until = clock_timestamp() + {} WHERE command_id = %s"
-)
-
-
-def found(bus: CommandBus, id_: UUID) -> CommandRecord:
-    record = bus.get("payments", id_)
-    assert record is not None
-    return record
-
-
-def claim(dsn: str, id_: UUID, lease: str = "interval '1 minute'") -> None:
-    with connect(dsn) as connection:
-        connection.execute(CLAIMED.format(lease), [id_])
 
 
 @pytest.mark.parametrize("delay", [None, 3600])
@@ -69,15 +52,14 @@ def test_a_command_that_waits_gets_another_time_and_priority(dsn: str, delay: fl
 
 
 def test_a_retry_in_its_backoff_runs_now_and_its_attempts_stay(dsn: str) -> None:
-    registry, attempts = HandlerRegistry(), []
+    attempts = []
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         attempts.append(context.attempt)
         if context.attempt == 1:
             raise TransientCommandError("BUSY", "later", retry_after=3600)
 
-    with CommandBus(dsn) as bus, running(dsn, registry):
+    with CommandBus(dsn) as bus, running(dsn, handling(debit)):
         id_ = bus.send("payments", "Debit")
         eventually(lambda: bus.snapshot("payments")["scheduled"] == 1, 20)
         # The worker rests: only a notification wakes it in time.
@@ -89,26 +71,16 @@ def test_a_retry_in_its_backoff_runs_now_and_its_attempts_stay(dsn: str) -> None
 def test_a_command_whose_time_comes_while_it_is_rescheduled_is_there_once(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         id_ = bus.send("payments", "Debit", delay=60)
-        connection.execute(
-            "CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS"
-            " 'BEGIN PERFORM pg_catalog.pg_sleep(0.4); RETURN NEW; END'"
-        )
         for table in ("ready", "scheduled"):
-            connection.execute(
-                f"CREATE TRIGGER dawdle BEFORE INSERT ON cmdbus.{table}"
-                f" FOR EACH ROW EXECUTE FUNCTION public.dawdle()".encode()
-            )
+            slow_down_inserts(connection, 0.4, table)
         bus.reschedule("payments", id_, delay=0.2)
-        count = (
-            "SELECT (SELECT count(*) FROM cmdbus.ready) + (SELECT count(*) FROM cmdbus.scheduled)"
-        )
-        assert connection.execute(count.encode()).fetchone() == (1,)
+        assert count(connection, "cmdbus.ready") + count(connection, "cmdbus.scheduled") == 1
 
 
 def test_what_runs_and_what_has_ended_is_not_rescheduled(dsn: str) -> None:
     with CommandBus(dsn) as bus:
         running, ended, unknown = bus.send("payments", "D"), bus.send("payments", "D"), uuid4()
-        claim(dsn, running)
+        claim_by_hand(dsn, running)
         bus.cancel("payments", ended)
         with pytest.raises(InvalidOperationError, match="cannot be rescheduled: it is in progress"):
             bus.reschedule("payments", running, delay=0)
@@ -116,7 +88,7 @@ def test_what_runs_and_what_has_ended_is_not_rescheduled(dsn: str) -> None:
             bus.reschedule("payments", ended, delay=0)
         with pytest.raises(CommandNotFoundError, match=str(unknown)):
             bus.reschedule("payments", unknown, delay=0)
-        assert [e.kind for e in bus.audit("payments", running)] == ["SENT", "RECEIVED"]
+        assert kinds(bus, running) == ["SENT", "RECEIVED"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +115,7 @@ def test_a_lost_claim_that_is_rescheduled_can_no_longer_settle(dsn: str) -> None
     """The token never goes back, the id is new, and the loss is counted."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         id_ = bus.send("payments", "Debit")
-        claim(dsn, id_, "interval '-1 second'")
+        claim_by_hand(dsn, id_, "-1 second")
         query = "SELECT id, token, losses, claimer FROM cmdbus.ready"
         before = connection.execute(query).fetchone()
         bus.reschedule("payments", id_, priority="high")
@@ -156,7 +128,7 @@ def test_a_lost_claim_that_is_rescheduled_can_no_longer_settle(dsn: str) -> None
 @pytest.mark.parametrize("act", ["cancel", "reschedule"])
 def test_what_is_claimed_meanwhile_stays(dsn: str, act: str) -> None:
     """The lease is tested by the statement that acts, on the row as the claim left it."""
-    with CommandBus(dsn) as bus, connect(dsn) as watcher:
+    with CommandBus(dsn) as bus:
         id_ = bus.send("payments", "Debit", delay=0)
         errors: list[Exception] = []
 
@@ -169,13 +141,11 @@ def test_what_is_claimed_meanwhile_stays(dsn: str, act: str) -> None:
             except InvalidOperationError as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=attempt)
-        with connect(dsn) as claimer, claimer.transaction():
-            claimer.execute(CLAIMED.format("interval '1 minute'"), [id_])
-            thread.start()
-            blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            eventually(lambda: watcher.execute(blocked).fetchone() == (1,), 20)
-        thread.join(20)
+        with psycopg.connect(dsn) as claimer:
+            claimer.execute(CLAIM, ("1 minute", id_))
+            with beside(attempt):
+                await_lock_waits(dsn)
+                claimer.commit()
         assert "it is in progress" in str(errors[0])
         assert found(bus, id_).status is Status.IN_PROGRESS
 
@@ -187,7 +157,7 @@ def test_all_that_waits_is_canceled_with_events_and_replies(dsn: str) -> None:
         asked = bus.send("payments", "Debit", reply_to="replies")
         running, other = bus.send("payments", "Debit"), bus.send("payments", "Other")
         elsewhere = bus.send("orders", "Debit")
-        claim(dsn, running)
+        claim_by_hand(dsn, running)
         boundary = datetime.now(UTC)
         bus.send("payments", "Debit")
         conditions: dict[str, Any] = {"type": "Debit", "until": boundary}
@@ -225,10 +195,10 @@ def test_a_batch_is_bounded_in_bytes_and_leaves_locked_rows(dsn: str) -> None:
             "cancel_scheduled": {"command_id": None},
             "cancel_ready": {"priority": -1, "id": 0},
         }
-        size = connection.execute("SELECT min(pg_column_size(data)) FROM cmdbus.ready").fetchone()
-        assert size is not None and CHUNK * size[0] > CHUNK_BYTES
+        size = scalar(connection, "SELECT min(pg_column_size(data)) FROM cmdbus.ready")
+        assert CHUNK * size > CHUNK_BYTES
         for name, key in first.items():
-            for allowed, expected in ((1, 1), (size[0] + 1, 2)):
+            for allowed, expected in ((1, 1), (size + 1, 2)):
                 values |= {"bytes": allowed}
                 row = Executor("cmdbus").row(connection, name, **values, **key)
                 assert row is not None and row[0] == expected

@@ -3,29 +3,23 @@
 Each test is a race that lost a wake-up in an earlier protocol, held open by hand.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
 
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import connect
+from handlers import claim, connect
+from queries import scalar
+from senders import race
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.database.schema import install
-from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
 HOUR = timedelta(hours=1)
-
-
-def scalar(connection: psycopg.Connection, query: str, *values: object) -> Any:
-    row = connection.execute(query.encode(), values).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def arm(
@@ -36,10 +30,8 @@ def arm(
     lasts: timedelta = HOUR,
 ) -> bool:
     looks_at = looks_at or datetime.now(UTC) + HOUR
-    fresh = scalar(
-        connection, "SELECT cmdbus.arm(%s, %s, %s, %s)", node, list(domains), looks_at, lasts
-    )
-    return bool(fresh)
+    query = "SELECT cmdbus.arm(%s, %s, %s, %s)"
+    return bool(scalar(connection, query, node, list(domains), looks_at, lasts))
 
 
 @contextmanager
@@ -154,48 +146,38 @@ def test_the_flag_is_that_of_all_nodes_that_live(dsn: str) -> None:
     with connect(dsn) as steward:
         arm(steward, "payments", node=1)
         arm(steward, "orders", node=2)
-        both = scalar(steward, "SELECT last_value FROM cmdbus.armed")
+        assert flag(steward) == bits(steward, "payments", "orders")
         arm(steward, node=2)
-        one = scalar(steward, "SELECT last_value FROM cmdbus.armed")
-        assert one == scalar(steward, "SELECT cmdbus.domain_bit('payments')")
-        assert both == one | scalar(steward, "SELECT cmdbus.domain_bit('orders')")
+        assert flag(steward) == bits(steward, "payments")
         arm(steward, "payments", node=1, lasts=timedelta(seconds=-1))
         assert arm(steward, "mail", node=3)
-        assert scalar(steward, "SELECT last_value FROM cmdbus.armed") == scalar(
-            steward, "SELECT cmdbus.domain_bit('mail')"
-        )
+        assert flag(steward) == bits(steward, "mail")
+
+
+def flag(connection: psycopg.Connection) -> int:
+    return int(scalar(connection, "SELECT last_value FROM cmdbus.armed"))
+
+
+def bits(connection: psycopg.Connection, *domains: str) -> int:
+    query = "SELECT bit_or(cmdbus.domain_bit(d)) FROM unnest(%s::text[]) d"
+    return int(scalar(connection, query, list(domains)))
 
 
 def test_nodes_that_arm_and_disarm_at_once_leave_the_right_flag(dsn: str) -> None:
     nodes = {node: f"domain{node}" for node in range(1, 9)}
-    barrier = threading.Barrier(len(nodes))
-    failures: list[BaseException] = []
 
     def run(node: int, domain: str) -> None:
-        try:
-            with connect(dsn) as steward:
-                barrier.wait(10)
-                for _ in range(50):
-                    arm(steward, domain, node=node)
-                    flag = scalar(steward, "SELECT last_value FROM cmdbus.armed")
-                    assert flag & scalar(steward, "SELECT cmdbus.domain_bit(%s)", domain)
-                    if node % 2:
-                        arm(steward, node=node)
-        except BaseException as error:
-            failures.append(error)
+        with connect(dsn) as steward:
+            for _ in range(50):
+                arm(steward, domain, node=node)
+                assert flag(steward) & bits(steward, domain)
+                if node % 2:
+                    arm(steward, node=node)
 
-    threads = [threading.Thread(target=run, args=item) for item in nodes.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(25)
-    assert failures == []
+    assert race([partial(run, *item) for item in nodes.items()]) == [None] * len(nodes)
     with connect(dsn) as steward:
         even = [domain for node, domain in nodes.items() if node % 2 == 0]
-        expected = "SELECT bit_or(cmdbus.domain_bit(d)) FROM unnest(%s::text[]) d"
-        assert scalar(steward, "SELECT last_value FROM cmdbus.armed") == scalar(
-            steward, expected, even
-        )
+        assert flag(steward) == bits(steward, *even)
 
 
 def test_two_phase_senders_switch_the_notification_off(dsn: str) -> None:
@@ -312,8 +294,7 @@ def test_what_is_given_back_wakes_who_waits_for_it(dsn: str) -> None:
         claims = Claims("cmdbus", 30)
         claims.register(worker, "tester")
         bus.send("payments", "Debit")
-        request = ClaimRequest(1, 0, ["payments"], ["payments Debit"], [], {})
-        _, claimed = claims.settle_and_claim(worker, [], request)
+        claimed = claim(claims, worker)
         arm(worker, "payments", node=99)
         assert heard(listener) == []
         claims.release(worker, claimed)

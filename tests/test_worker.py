@@ -7,36 +7,40 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import Gate, connect, effects, leave_effect, running
+from handlers import (
+    ONCE,
+    SOON,
+    Gate,
+    connect,
+    effects,
+    found,
+    handling,
+    kinds,
+    leave_effect,
+    running,
+)
+from queries import scalar
 
 from cmdbus import (
     Command,
     CommandBus,
     Context,
-    HandlerRegistry,
-    RetryPolicy,
+    PermanentCommandError,
     SendRequest,
     Status,
+    Timeouts,
     TransientCommandError,
 )
 
-SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
-
-
-def kinds(bus: CommandBus, command_id: UUID) -> list[str]:
-    return [event.kind for event in bus.audit("payments", command_id)]
-
 
 def test_a_handler_gets_the_command_and_its_result_is_kept(dsn: str, bus: CommandBus) -> None:
-    registry = HandlerRegistry()
     seen: list[tuple[Command, Context]] = []
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> object:
         seen.append((command, context))
         return {"balance": 1e23}
 
-    with running(dsn, registry):
+    with running(dsn, handling(debit)):
         sent = bus.send("payments", "Debit", {"amount": 5}, priority=3, reply_to="orders")
         record = bus.wait("payments", sent, 5)
     assert (record.status, record.result, record.attempts) == ("COMPLETED", {"balance": 1e23}, 1)
@@ -52,31 +56,19 @@ def test_a_handler_gets_the_command_and_its_result_is_kept(dsn: str, bus: Comman
     assert record.max_attempts == 3
 
 
-def test_everything_that_waits_is_drained_without_waiting_for_notifications(
-    dsn: str, bus: CommandBus
-) -> None:
-    """Whatever the poll interval is."""
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
-    with running(dsn, registry, poll_interval=60):
-        bus.send_many([SendRequest("payments", "Debit")] * 1000)
-        eventually(lambda: len(bus.query("payments", "COMPLETED", limit=2000)) == 1000, 10)
-
-
 def test_a_command_with_a_lower_id_that_commits_later_is_run_all_the_same(
     dsn: str, bus: CommandBus
 ) -> None:
     """By a worker that never rests, and has run higher ones."""
-    registry, over = HandlerRegistry(), threading.Event()
+    over = threading.Event()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         if not over.wait(0.01):
             bus.send("payments", "Debit")  # so that there is always a next one
 
     with psycopg.connect(dsn) as late:
         lower = bus.send("payments", "Debit", connection=late)
-        with running(dsn, registry, concurrency=1, poll_interval=60.0):
+        with running(dsn, handling(debit), concurrency=1, poll_interval=60.0):
             higher = bus.send_many([SendRequest("payments", "Debit")] * 3)
             bus.wait("payments", higher[-1], 10)
             late.commit()
@@ -87,16 +79,14 @@ def test_a_command_with_a_lower_id_that_commits_later_is_run_all_the_same(
 def test_the_correlation_id_follows_a_command_everywhere(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry = HandlerRegistry()
     seen: list[UUID] = []
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         seen.append(command.correlation_id)
         context.log.warning("debiting")
 
     correlation = uuid4()
-    with running(dsn, registry):
+    with running(dsn, handling(debit)):
         sent = bus.send("payments", "Debit", correlation_id=correlation, reply_to="orders")
         record = bus.wait("payments", sent, 5)
     [line] = [line for line in caplog.records if line.getMessage() == "debiting"]
@@ -110,9 +100,8 @@ def test_the_correlation_id_follows_a_command_everywhere(
 def test_as_many_run_at_once_as_there_are_threads_and_a_freed_slot_is_filled(
     dsn: str, bus: CommandBus
 ) -> None:
-    registry, gate = HandlerRegistry(), Gate()
-    registry.register("payments", "Debit", gate)
-    with running(dsn, registry, concurrency=3):
+    gate = Gate()
+    with running(dsn, handling(gate), concurrency=3):
         bus.send_many([SendRequest("payments", "Debit")] * 10)
         gate.wait_for(3)
         snapshot = bus.snapshot("payments")
@@ -124,56 +113,44 @@ def test_as_many_run_at_once_as_there_are_threads_and_a_freed_slot_is_filled(
 
 
 def test_threads_are_named_after_what_they_run(dsn: str, bus: CommandBus) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Name", lambda c, ctx: threading.current_thread().name)
+    registry = handling(lambda command, context: threading.current_thread().name)
     with running(dsn, registry, concurrency=1):
-        record = bus.wait("payments", bus.send("payments", "Name"), 5)
+        record = bus.wait("payments", bus.send("payments", "Debit"), 5)
         assert record.result == "worker-payments-0"
         assert "worker-0" in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_worker_leaves_alone_what_it_has_no_handler_for(dsn: str, bus: CommandBus) -> None:
     """Only the registry leads from a command to code."""
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
-    with running(dsn, registry):
+    with running(dsn, handling()):
         other = bus.send("payments", "Other")
         elsewhere = bus.send("orders", "Debit")
         bus.wait("payments", bus.send("payments", "Debit"), 5)
         for domain, id_ in (("payments", other), ("orders", elsewhere)):
-            record = bus.get(domain, id_)
-            assert record is not None and record.status is Status.PENDING
+            assert found(bus, id_, domain).status is Status.PENDING
 
 
 def test_what_python_cannot_decode_goes_to_troubleshooting_and_its_batch_goes_on(
     dsn: str, bus: CommandBus
 ) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: command.data)
     with connect(dsn) as connection:
-        row = connection.execute(
-            "SELECT cmdbus.send('payments', 'Debit', %s)", ("9" * 5000,)
-        ).fetchone()
-    assert row is not None
+        bad = scalar(connection, "SELECT cmdbus.send('payments', 'Debit', %s)", "9" * 5000)
     good = bus.send("payments", "Debit", 1)
-    with running(dsn, registry):
+    with running(dsn, handling(lambda command, context: command.data)):
         assert bus.wait("payments", good, 5).result == 1
-        record = bus.wait("payments", row[0], 5)
+        record = bus.wait("payments", bad, 5)
     assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "UNDECODABLE")
 
 
 def test_a_failed_command_is_tried_again_and_then_a_person_decides(
     dsn: str, bus: CommandBus
 ) -> None:
-    """On time, with a fallback of a minute; and each attempt
-    is told of."""
-    registry = HandlerRegistry()
+    """On time, with a fallback of a minute; and each attempt has its event."""
 
-    @registry.handler("payments", "Debit", retry=SOON)
     def debit(command: Command, context: Context) -> None:
         raise ZeroDivisionError(f"attempt {context.attempt}")
 
-    with running(dsn, registry, poll_interval=60):
+    with running(dsn, handling(debit, retry=SOON), poll_interval=60):
         sent = bus.send("payments", "Debit")
         record = bus.wait("payments", sent, 10)
         once = bus.wait("payments", bus.send("payments", "Debit", max_attempts=1), 5)
@@ -193,15 +170,13 @@ def test_whatever_a_handler_raises_its_thread_goes_on(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And each command that it sends to troubleshooting has one event and one logged error."""
-    registry = HandlerRegistry()
     errors: list[BaseException] = [SystemExit(1), KeyboardInterrupt(), GeneratorExit()]
     errors += [RecursionError("deep\nand deeper"), MemoryError(), BaseException("base")]
 
-    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
     def debit(command: Command, context: Context) -> None:
         raise errors[command.data]
 
-    with running(dsn, registry, concurrency=1):
+    with running(dsn, handling(debit, retry=ONCE), concurrency=1):
         ids = [bus.send("payments", "Debit", index) for index in range(len(errors))]
         codes = [bus.wait("payments", id_, 5).error_code for id_ in ids]
     assert codes == [type(error).__name__ for error in errors]
@@ -213,9 +188,6 @@ def test_whatever_a_handler_raises_its_thread_goes_on(
 
 
 def test_a_handler_asks_to_be_tried_again_later(dsn: str, bus: CommandBus) -> None:
-    registry = HandlerRegistry()
-
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> str:
         if context.attempt == 1:
             raise TransientCommandError("BUSY", "later", retry_after=0.01)
@@ -224,22 +196,19 @@ def test_a_handler_asks_to_be_tried_again_later(dsn: str, bus: CommandBus) -> No
             raise ValueError("again")
         return "third time"
 
-    with running(dsn, registry):
+    with running(dsn, handling(debit)):
         assert bus.wait("payments", bus.send("payments", "Debit"), 5).result == "third time"
 
 
 def test_a_result_that_cannot_be_stored_fails_the_attempt_and_its_effects(
     dsn: str, bus: CommandBus
 ) -> None:
-    registry = HandlerRegistry()
-
-    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
     def debit(command: Command, context: Context) -> object:
         if command.data:
             leave_effect(command, context)
         return {"when": "\0"}
 
-    with running(dsn, registry):
+    with running(dsn, handling(debit, retry=ONCE)):
         for with_effect in (True, False):
             record = bus.wait("payments", bus.send("payments", "Debit", with_effect), 5)
             assert record.error_code == "RESULT_NOT_STORABLE"
@@ -247,3 +216,69 @@ def test_a_result_that_cannot_be_stored_fails_the_attempt_and_its_effects(
                 "result.when contains a NUL character, which PostgreSQL cannot hold"
             )
     assert effects(dsn) == 0
+
+
+class OutOfStock(PermanentCommandError):
+    def __init__(self, sku: str) -> None:
+        self.sku = sku
+
+
+class Unreportable(Exception):
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        raise RuntimeError("no notes")
+
+
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError("no name")
+
+
+class Unnamed(Unreportable, metaclass=Nameless):
+    pass
+
+
+def test_an_error_that_cannot_be_reported_costs_no_thread(dsn: str, bus: CommandBus) -> None:
+    soon = TransientCommandError("BUSY", "later")
+    soon.retry_after = "soon"  # type: ignore[assignment]
+    errors = [OutOfStock("x"), Unreportable(), soon, Unnamed()]
+
+    def debit(command: Command, context: Context) -> None:
+        raise errors[command.data]
+
+    with running(dsn, handling(debit, retry=ONCE), concurrency=1):
+        for index in range(len(errors)):
+            record = bus.wait("payments", bus.send("payments", "Debit", index), 5)
+            assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 1)
+
+
+def test_an_error_outside_of_the_handler_is_logged_and_counted_and_the_command_runs_again(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thread goes on, and is not found to be stuck later."""
+    ran = list[Context]()
+
+    def debit(command: Command, context: Context) -> None:
+        ran.append(context)
+        if len(ran) == 1:
+            context._execution.began = None  # type: ignore[attr-defined]
+
+    timeouts = Timeouts(0.2, 0.2, 0.5, 1.0, 3.0)
+    with running(
+        dsn, handling(debit), concurrency=4, poll_interval=60, timeouts=timeouts
+    ) as worker:
+        lost = bus.send("payments", "Debit")
+        record = bus.wait("payments", lost, 10)
+        assert (record.status, record.attempts) == ("COMPLETED", 1)
+        counts = {
+            ("payments", "Debit", "completed"): 1,
+            ("payments", "Debit", "lost"): 1,
+        }
+        eventually(lambda: worker.metrics()["cmdbus_commands_total"] == counts)
+        [line] = [r for r in caplog.records if "outside of its handler" in r.getMessage()]
+        assert f"command {lost} (payments/Debit)" in line.getMessage()
+        assert line.levelname == "ERROR" and line.exc_info is not None
+        again = bus.send("payments", "Debit", delay=1.2)
+        bus.wait("payments", again, 10)
+        assert worker.health.stuck_threads == 0

@@ -1,35 +1,34 @@
 """What a worker takes from its database: so many connections, with such limits, and what it
 does when there are none."""
 
-import threading
-
 import pytest
 from eventually import eventually
-from handlers import Gate, connect, running
+from handlers import SOON, Gate, await_drained, beside, connect, handling, running
 from psycopg_pool import ConnectionPool
+from queries import SESSIONS, rows, scalar
 
 from cmdbus import (
     Command,
     CommandBus,
     Context,
     HandlerRegistry,
-    RetryPolicy,
     SchemaError,
     SendRequest,
     Timeouts,
 )
 from cmdbus.worker import Worker
 
-
-def do_nothing(command: Command, context: Context) -> None:
-    pass
+#: What a worker asks of the sessions of a pool that it is given.
+OPTIONS = (
+    "-c statement_timeout=25s -c idle_in_transaction_session_timeout=35s"
+    " -c lock_timeout=1s -c default_transaction_isolation=read\\ committed"
+)
+FITTING = {"autocommit": True, "options": OPTIONS}
 
 
 def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: CommandBus) -> None:
     """In the pool, which has a connection for each thread, and in a handler's transaction."""
-    registry = HandlerRegistry()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> list[str]:
         names = (
             "statement_timeout",
@@ -40,7 +39,7 @@ def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: Comman
         values = [context.connection.execute(f"SHOW {name}").fetchone() for name in names]
         return [value[0] for value in values if value]
 
-    with running(dsn, registry, concurrency=7) as worker:
+    with running(dsn, handling(debit), concurrency=7) as worker:
         shown = bus.wait("payments", bus.send("payments", "Debit"), 5).result
         pool = worker._opened
         sizes = (pool.min_size, pool.max_size, pool.timeout)
@@ -55,32 +54,26 @@ def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: Comman
 
 
 @pytest.mark.parametrize("threads", [1, 4, 8, 16])
-def test_no_more_connections_are_held_than_threads_and_their_relief(
+def test_no_more_connections_are_held_than_for_threads_and_housekeeping(
     dsn: str, bus: CommandBus, threads: int
 ) -> None:
     """At full load, each handler with a session of its own; and no handler is refused one."""
-    registry, gate = HandlerRegistry(), Gate()
+    gate = Gate()
     sessions: set[int] = set()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         sessions.add(context.connection.info.backend_pid)
         gate(command, context)
 
-    used = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        " AND application_name LIKE 'cmdbus:%' AND application_name <> 'cmdbus:bus'"
-    )
-    with running(dsn, registry, concurrency=threads) as worker, connect(dsn) as watcher:
+    with running(dsn, handling(debit), concurrency=threads) as worker, connect(dsn) as watcher:
         bus.send_many([SendRequest("payments", "Debit")] * threads * 2)
         gate.wait_for(threads)
         assert len(sessions) == threads
-        row = watcher.execute(used.encode()).fetchone()
-        assert row is not None and row[0] <= threads + 3, "two for relief, and the listener"
+        used = scalar(watcher, f"SELECT count(*) {SESSIONS}")
+        assert used <= threads + 3, "two for housekeeping, and the listener"
         bus.send_many([SendRequest("payments", "Debit")] * threads * 10)
         gate.open.set()
-        eventually(lambda: bus.snapshot("payments")["depth"] == 0, 10)
-        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+        await_drained(bus)
         assert worker.health.pool_exhaustions == 0
         kinds = watcher.execute(
             "SELECT count(*) FILTER (WHERE code = 'POOL_EXHAUSTED'),"
@@ -93,23 +86,18 @@ def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attemp
     dsn: str, bus: CommandBus
 ) -> None:
     """Tried three times; the database is there."""
-    registry, gate = HandlerRegistry(), Gate()
+    gate = Gate()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         context.connection.execute("SELECT 1")
         gate(command, context)
 
-    options = (
-        "-c statement_timeout=25s -c idle_in_transaction_session_timeout=35s"
-        " -c lock_timeout=1s -c default_transaction_isolation=read\\ committed"
-    )
-    kwargs = {"autocommit": True, "options": options}
-    with ConnectionPool(dsn, kwargs=kwargs, min_size=1, max_size=4, timeout=0.1, open=True) as pool:
+    with ConnectionPool(
+        dsn, kwargs=FITTING, min_size=1, max_size=4, timeout=0.1, open=True
+    ) as pool:
         leaked = [pool.getconn(timeout=5) for _ in range(3)]
-        sent = [SendRequest("payments", "Debit")] * 2
-        ids = bus.send_many(sent)
-        with running(pool, registry, concurrency=2) as worker:
+        ids = bus.send_many([SendRequest("payments", "Debit")] * 2)
+        with running(pool, handling(debit), concurrency=2) as worker:
             gate.wait_for(1)
             eventually(lambda: worker.health.health == "CRITICAL", 10)
             assert "pool exhaustions" in worker.health.reasons[0]
@@ -120,9 +108,7 @@ def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attemp
             assert [(r.status, r.attempts) for r in records] == [("COMPLETED", 1)] * 2
         told = [str(bus.audit("payments", id_)) for id_ in ids]
         assert sorted("POOL_EXHAUSTED" in each for each in told) == [False, True]
-    losses = "SELECT max(losses) FROM cmdbus.finished"
-    with connect(dsn) as watcher:
-        assert watcher.execute(losses).fetchone() == (0,)
+    assert rows(dsn, "SELECT max(losses) FROM cmdbus.finished") == [(0,)]
 
 
 @pytest.mark.parametrize(
@@ -131,41 +117,31 @@ def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attemp
     ids=["default", "high throughput", "low resource", "one thread"],
 )
 def test_the_usual_profiles_work(dsn: str, bus: CommandBus, profile: tuple[int, float]) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", do_nothing)
     threads, poll_interval = profile
-    with running(dsn, registry, concurrency=threads, poll_interval=poll_interval):
+    with running(dsn, handling(), concurrency=threads, poll_interval=poll_interval):
         bus.send_many([SendRequest("payments", "Debit")] * 50)
         eventually(lambda: len(bus.query(status="COMPLETED", limit=100)) == 50)
 
 
-def test_rungs_in_the_wrong_order_are_refused_and_the_defaults_are_those_of_the_ladder() -> None:
-    assert Timeouts() == Timeouts(statement=25, pool=30, lease=30, thread=35, watchdog=60)
-    with pytest.raises(ValueError, match="statement"):
-        Timeouts(statement=30, lease=30)
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", do_nothing)
-    worker = Worker("host=nowhere", registry)
+def test_a_worker_has_4_threads_and_polls_once_a_minute_unless_it_is_told_otherwise() -> None:
+    worker = Worker("host=nowhere", handling())
     assert (worker._concurrency, worker._poll_interval) == (4, 60.0)
 
 
 def test_a_statement_that_takes_too_long_is_ended_by_the_server(dsn: str, bus: CommandBus) -> None:
     """Its session is idle then, and the command is tried again."""
-    registry = HandlerRegistry()
     asleep = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         " AND state = 'active' AND query LIKE '%pg_sleep(30)%' AND pid <> pg_backend_pid()"
     )
     at_second_attempt: list[object] = []
 
-    @registry.handler("payments", "Slow", retry=RetryPolicy(max_attempts=2, backoff=(0.01,)))
     def slow(command: Command, context: Context) -> None:
         if context.attempt == 1:
             context.connection.execute("SELECT pg_sleep(30)")
-        with connect(dsn) as watcher:
-            at_second_attempt.append(watcher.execute(asleep).fetchone())
+        at_second_attempt.extend(rows(dsn, asleep))
 
-    with running(dsn, registry, timeouts=Timeouts(0.1, 1, 1, 2, 3)):
+    with running(dsn, handling(slow, "Slow", retry=SOON), timeouts=Timeouts(0.1, 1, 1, 2, 3)):
         sent = bus.send("payments", "Slow")
         record = bus.wait("payments", sent, 5)
     assert (record.status, record.attempts) == ("COMPLETED", 2)
@@ -185,10 +161,8 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server(dsn: str, bus: C
     ],
 )
 def test_impossible_workers_are_refused(options: dict[str, object], sentence: str) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
     with pytest.raises(ValueError, match=sentence):
-        Worker("host=nowhere", registry, **options)  # type: ignore[arg-type]
+        Worker("host=nowhere", handling(), **options)  # type: ignore[arg-type]
 
 
 def test_a_worker_without_handlers_is_refused() -> None:
@@ -196,41 +170,33 @@ def test_a_worker_without_handlers_is_refused() -> None:
         Worker("host=nowhere", HandlerRegistry())
 
 
-def test_a_pool_of_the_callers_must_fit(dsn: str, bus: CommandBus) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
-    options = (
-        "-c statement_timeout=25s -c idle_in_transaction_session_timeout=35s"
-        " -c lock_timeout=1s -c default_transaction_isolation=read\\ committed"
-    )
-    good = {"autocommit": True, "options": options}
+def test_a_pool_of_the_callers_must_fit(dsn: str) -> None:
     for kwargs, size, sentence in (
-        (good, 3, "needs? 4: make it with max_size=4|2 threads need 4"),
-        ({"options": options}, 4, "must be in autocommit mode"),
+        (FITTING, 3, "needs? 4: make it with max_size=4|2 threads need 4"),
+        ({"options": OPTIONS}, 4, "must be in autocommit mode"),
         ({"autocommit": True}, 4, "statement_timeout = 0, and the worker needs 25s"),
         (
-            {"autocommit": True, "options": f"{options} -c DateStyle=SQL"},
+            {"autocommit": True, "options": f"{OPTIONS} -c DateStyle=SQL"},
             4,
             "DateStyle = SQL, MDY, in which timestamps cannot be read",
         ),
     ):
         pool = ConnectionPool(dsn, kwargs=kwargs, min_size=1, max_size=size, open=True)
         with pool, pytest.raises(ValueError, match=sentence):
-            Worker(pool, registry, concurrency=2).run()
-    with (
-        ConnectionPool(dsn, kwargs=good, min_size=1, max_size=4, open=True) as pool,
-        running(pool, registry, concurrency=2),
-    ):
-        bus.wait("payments", bus.send("payments", "Debit"), 5)
+            Worker(pool, handling(), concurrency=2).run()
 
 
 def test_a_missing_schema_is_said_when_the_worker_starts(empty_dsn: str) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
-    worker = Worker(empty_dsn, registry)
+    worker = Worker(empty_dsn, handling())
     with pytest.raises(SchemaError, match="run cmdbus init"):
         worker.run()
-    stopper = threading.Thread(target=worker.stop)
-    stopper.start()
-    stopper.join(5)
-    assert not stopper.is_alive(), "stop waits for no end that has been"
+    with beside(worker.stop):
+        pass  # It waits for no end that has been.
+
+
+def test_a_worker_waits_for_no_password_it_cannot_have(dsn: str) -> None:
+    """It fails fast, with one sentence."""
+    worker = Worker("postgresql://ann:s3cr3t@127.0.0.1:1/shop", handling())
+    with pytest.raises(Exception, match="cannot connect to database 'shop'") as refused:
+        worker.run()
+    assert "s3cr3t" not in str(refused.value)

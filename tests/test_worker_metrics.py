@@ -5,27 +5,22 @@ from itertools import count
 
 import pytest
 from eventually import eventually
-from handlers import connect, leave_effect, running
+from handlers import ONCE, SOON, await_drained, connect, handling, leave_effect, running
 
 from cmdbus import (
     BusinessRuleError,
     Command,
     CommandBus,
     Context,
-    HandlerRegistry,
-    RetryPolicy,
     SendRequest,
 )
+from cmdbus.worker import Worker
 from cmdbus.worker.pipeline.prefetch_policy import MAX_PREFETCH
-
-SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
 
 
 def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
-    """By outcome; a claim that failed, too, and how long claims and handlers took."""
-    registry = HandlerRegistry()
+    """By outcome; and the latest exceptions."""
 
-    @registry.handler("payments", "Debit", retry=SOON)
     def debit(command: Command, context: Context) -> None:
         if command.data == "tx":
             leave_effect(command, context)
@@ -34,69 +29,64 @@ def test_counters_are_those_of_what_happened(dsn: str, bus: CommandBus) -> None:
         if command.data == "rule":
             raise BusinessRuleError("NO", "rule")
 
-    @registry.handler("payments", "Sleep")
-    def sleep(command: Command, context: Context) -> None:
-        time.sleep(0.1)
-
-    with running(dsn, registry, poll_interval=0.5) as worker:
-        ids = [
-            bus.send("payments", "Debit", data)
-            for data in [None] * 20 + ["tx"] * 5 + ["rule"] * 3 + ["fail"] * 2
-        ]
+    with running(dsn, handling(debit, retry=SOON), poll_interval=0.5) as worker:
+        data = [None] * 20 + ["tx"] * 5 + ["rule"] * 3 + ["fail"] * 2
+        ids = bus.send_many([SendRequest("payments", "Debit", each) for each in data])
         for id_ in ids:
-            bus.wait("payments", id_, 5)
-        name = ("payments", "Debit")
-        counts = {
-            (*name, "completed"): 25,
-            (*name, "failed"): 3,
-            (*name, "retry"): 4,
-            (*name, "trouble"): 2,
-        }
+            bus.wait("payments", id_)
+        ends = {"completed": 25, "failed": 3, "retry": 4, "trouble": 2}
+        counts = {("payments", "Debit", end): count for end, count in ends.items()}
         # They are counted once they are known to be committed.
         eventually(lambda: worker.metrics()["cmdbus_commands_total"] == counts)
         metrics = worker.metrics()
         for histogram in ("cmdbus_dequeue_latency_seconds", "cmdbus_handler_duration_seconds"):
-            assert metrics[histogram][name]["count"] == 34  # type: ignore[index]
+            assert metrics[histogram]["payments", "Debit"]["count"] == 34  # type: ignore[index]
         assert (metrics["claim_failures"], metrics["cmdbus_lost_leases_total"]) == (0, 0)
-        assert int(str(metrics["cmdbus_batches_processed_total"])) > 0
-        assert int(str(metrics["cmdbus_empty_receives_total"])) > 0
-        assert 0 < float(str(metrics["avg_process_time"])) < 1
-        assert 0 < float(str(metrics["avg_fetch_time"])) < 1
-        for _ in range(2):
-            bus.wait("payments", bus.send("payments", "Sleep"), 5)
-        metrics = worker.metrics()
-        durations = metrics["cmdbus_handler_duration_seconds"]
-        assert isinstance(durations, dict)
-        slept = durations["payments", "Sleep"]
-        assert slept["count"] == 2 and 0.2 <= slept["sum"] < 2
-        total = sum(seen["sum"] for seen in durations.values())
-        assert metrics["avg_process_time"] == pytest.approx(total / 36)
+        assert counted(worker, "batches_processed") > 0 and counted(worker, "empty_receives") > 0
         assert worker.health.health == "HEALTHY"
         assert {failed.command_id for failed in worker.last_exceptions} == set(map(str, ids[-2:]))
         errors = [(failed.type, failed.error) for failed in worker.last_exceptions]
         assert errors == [("Debit", "ValueError: no")] * 6
-        with connect(dsn) as admin:
-            admin.execute("ALTER TABLE cmdbus.ready RENAME TO away")
-            eventually(lambda: worker.metrics()["claim_failures"] != 0, 10)
-            admin.execute("ALTER TABLE cmdbus.away RENAME TO ready")
-        bus.wait("payments", bus.send("payments", "Debit"), 10)
+
+
+def counted(worker: Worker, name: str) -> int:
+    return int(str(worker.metrics()[f"cmdbus_{name}_total"]))
+
+
+def test_how_long_handlers_took_is_counted_by_type_and_on_average(
+    dsn: str, bus: CommandBus
+) -> None:
+    with running(dsn, handling(lambda command, context: time.sleep(0.1))) as worker:
+        for type in ("Debit", "Noop", "Debit"):
+            bus.wait("payments", bus.send("payments", type))
+        eventually(lambda: worker.metrics()["avg_fetch_time"])
         metrics = worker.metrics()
-        assert metrics["claim_failures"] == metrics["cmdbus_claim_failures_total"]
+        durations = metrics["cmdbus_handler_duration_seconds"]
+        assert isinstance(durations, dict)
+        slept = durations["payments", "Debit"]
+        assert slept["count"] == 2 and 0.2 <= slept["sum"] < 5
+        total = sum(seen["sum"] for seen in durations.values())
+        assert metrics["avg_process_time"] == pytest.approx(total / 3)
+        assert 0 < float(str(metrics["avg_fetch_time"])) < 5
+
+
+def test_a_claim_that_fails_is_counted(dsn: str, bus: CommandBus) -> None:
+    with connect(dsn) as admin, running(dsn, handling(), poll_interval=0.5) as worker:
+        admin.execute("ALTER TABLE cmdbus.ready RENAME TO away")
+        eventually(lambda: worker.metrics()["claim_failures"] != 0)
+        admin.execute("ALTER TABLE cmdbus.away RENAME TO ready")
+        bus.wait("payments", bus.send("payments", "Debit"))
+        assert worker.metrics()["claim_failures"] == counted(worker, "claim_failures")
 
 
 def test_a_drain_is_claimed_in_batches_and_waits_for_nothing(dsn: str, bus: CommandBus) -> None:
-    """No claim is empty while there is something
-    that is not claimed."""
-    registry, started = HandlerRegistry(), count(1)
+    """No claim is empty while there is something that is not claimed."""
+    started = count(1)
     while_more_waits: list[tuple[int, int]] = []
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         if next(started) == 2000 - MAX_PREFETCH - 50:
-            while_more_waits.append((counted("empty_receives"), wakeups()))
-
-    def counted(name: str) -> int:
-        return int(str(worker.metrics()[f"cmdbus_{name}_total"]))
+            while_more_waits.append((counted(worker, "empty_receives"), wakeups()))
 
     def wakeups() -> int:
         by_source = worker.metrics()["cmdbus_wakeups_total"]
@@ -104,25 +94,21 @@ def test_a_drain_is_claimed_in_batches_and_waits_for_nothing(dsn: str, bus: Comm
         return sum(by_source.values())
 
     bus.send_many([SendRequest("payments", "Debit")] * 2000)
-    with running(dsn, registry, concurrency=4, poll_interval=600) as worker:
-        eventually(lambda: bus.snapshot("payments")["depth"] == 0, 10)
-        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+    with running(dsn, handling(debit), concurrency=4, poll_interval=600) as worker:
+        await_drained(bus)
         assert while_more_waits == [(0, 0)]
-        assert counted("batches_processed") < 500
-        assert counted("empty_receives") < 10
+        assert counted(worker, "batches_processed") < 500
+        assert counted(worker, "empty_receives") < 10
 
 
 def test_many_failures_in_a_row_degrade_a_worker_and_a_success_heals_it(
     dsn: str, bus: CommandBus
 ) -> None:
-    registry = HandlerRegistry()
-
-    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
     def debit(command: Command, context: Context) -> None:
         if command.data:
             raise ValueError
 
-    with running(dsn, registry) as worker:
+    with running(dsn, handling(debit, retry=ONCE)) as worker:
         for wrong in [True] * 11:
             assert worker.health.health == "HEALTHY"
             bus.wait("payments", bus.send("payments", "Debit", wrong), 5)

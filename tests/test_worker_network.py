@@ -4,31 +4,23 @@ had claimed runs at once and once, what it had settled is counted once."""
 import gc
 import logging
 import time
-from threading import Event, Thread
+from threading import Event
 from threading import enumerate as enumerate_threads
-from typing import Any
 
 import pytest
 from eventually import eventually
-from handlers import Gate, connect, leave_effect, running, seat_of
+from handlers import Gate, beside, handling, leave_effect, running, seat_of
 from proxy import Proxy
+from queries import rows
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Timeouts
+from cmdbus import Command, CommandBus, Context, SendRequest, Timeouts
 from cmdbus.board.records import Phase
 from cmdbus.worker import Worker
-
-pytestmark = [pytest.mark.timeout(60)]
 
 #: A lease that no test waits for.
 PATIENT = Timeouts(statement=900, pool=900, lease=1000, thread=2000, watchdog=3000)
 #: A step is given up 5 s after its statement's time.
 HASTY = Timeouts(statement=0.2, pool=1, lease=1000, thread=2000, watchdog=3000)
-ENDS = ("payments", "Debit")
-
-
-def rows(dsn: str, query: str) -> list[tuple[object, ...]]:
-    with connect(dsn) as connection:
-        return connection.execute(query.encode()).fetchall()
 
 
 def ends(worker: Worker) -> dict[str, int]:
@@ -41,8 +33,8 @@ def test_what_a_step_claimed_whose_reply_was_lost_runs_at_once_and_once(
     dsn: str, bus: CommandBus
 ) -> None:
     """4: adopted, not claimed again; and what it had settled is not lost."""
-    registry, gate = HandlerRegistry(), Gate()
-    registry.register("payments", "Debit", gate)
+    gate = Gate()
+    registry = handling(gate)
     with Proxy(dsn) as proxy, running(proxy.dsn, registry, concurrency=1, timeouts=PATIENT) as one:
         first = bus.send("payments", "Debit")
         gate.wait_for(1)
@@ -65,9 +57,8 @@ def test_what_a_step_claimed_whose_reply_was_lost_runs_at_once_and_once(
 
 def test_a_commit_whose_reply_was_lost_is_counted_as_what_it_was(dsn: str, bus: CommandBus) -> None:
     """The handler's own transaction."""
-    registry, gate = HandlerRegistry(), Gate()
+    gate = Gate()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         context.connection.execute("INSERT INTO effect (attempt) VALUES (1)")
         if command.data == "last":
@@ -82,6 +73,7 @@ def test_a_commit_whose_reply_was_lost_is_counted_as_what_it_was(dsn: str, bus: 
 
             context.connection.execute = execute  # type: ignore[method-assign,assignment]
 
+    registry = handling(debit)
     with Proxy(dsn) as proxy, running(proxy.dsn, registry, concurrency=1, timeouts=PATIENT) as one:
         last = bus.send("payments", "Debit", "last")
         gate.wait_for(1)
@@ -98,12 +90,11 @@ def test_a_step_whose_server_is_silent_is_given_up_and_another_leads(
     dsn: str, bus: CommandBus
 ) -> None:
     """Its outcomes are settled, and there is one lead afterwards."""
-    registry, gate = HandlerRegistry(), Gate()
-    registry.register("payments", "Debit", gate)
+    gate = Gate()
     with (
         Proxy(dsn) as proxy,
         # The listening session is silent, too.
-        running(proxy.dsn, registry, concurrency=2, timeouts=HASTY, poll_interval=0.1) as one,
+        running(proxy.dsn, handling(gate), concurrency=2, timeouts=HASTY, poll_interval=0.1) as one,
     ):
         bus.send_many([SendRequest("payments", "Debit")] * 2)
         gate.wait_for(2)
@@ -132,22 +123,18 @@ def test_a_worker_whose_server_is_silent_stops_in_time(
     """Whatever it waits for."""
     # A captured line keeps its error, and that the socket of its connection.
     caplog.set_level(logging.CRITICAL, "psycopg.pool")
-    registry, gate = HandlerRegistry(), Gate()
-    registry.register("payments", "Debit", gate)
+    gate = Gate()
     with (
         Proxy(f"{dsn} connect_timeout=2") as proxy,
-        running(proxy.dsn, registry, concurrency=2, timeouts=PATIENT) as one,
+        running(proxy.dsn, handling(gate), concurrency=2, timeouts=PATIENT) as one,
     ):
         bus.send_many([SendRequest("payments", "Debit")] * 2)
         gate.wait_for(2)
         proxy.freeze(new_ones)
         gate.open.set()
         eventually(lambda: Phase.LEADING in [slot.phase for slot in seat_of(one).slots])
-        stopping = Thread(target=one.stop, args=(0.5,))
-        stopping.start()
-        stopping.join(20)
-        assert not stopping.is_alive()
-        # The pool has no way to end a connection that is being made.
+        with beside(one.stop, 0.5):
+            pass  # Within the time that a thread has.
         # The pool cannot end a connection that is being made; what is left of it is a cycle.
         eventually(lambda: not any("worker-worker" in t.name for t in enumerate_threads()))
         gc.collect()
@@ -155,16 +142,16 @@ def test_a_worker_whose_server_is_silent_stops_in_time(
 
 @pytest.mark.parametrize(
     "seconds",
-    [3, *(pytest.param(n, marks=[pytest.mark.long, pytest.mark.timeout(200)]) for n in (70, 135))],
+    [2, *(pytest.param(n, marks=[pytest.mark.long, pytest.mark.timeout(200)]) for n in (70, 135))],
 )
 def test_after_an_outage_a_worker_goes_on_at_once(
     dsn: str, bus: CommandBus, seconds: float
 ) -> None:
     """However many attempts to connect have failed meanwhile."""
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", leave_effect)
-    options: dict[str, Any] = {"concurrency": 4, "poll_interval": 0.5}
-    with Proxy(dsn) as proxy, running(proxy.dsn, registry, **options) as worker:
+    with (
+        Proxy(dsn) as proxy,
+        running(proxy.dsn, handling(leave_effect), concurrency=4, poll_interval=0.5) as worker,
+    ):
         bus.wait("payments", bus.send("payments", "Debit"), 20)
         with proxy.away():
             eventually(lambda: worker.health.health == "DATABASE_AWAY", 10)
@@ -172,6 +159,6 @@ def test_after_an_outage_a_worker_goes_on_at_once(
             ids = bus.send_many([SendRequest("payments", "Debit")] * 20)
         back = time.monotonic()
         assert bus.wait("payments", ids[0], 20).status == "COMPLETED"
-        assert time.monotonic() - back < 2
+        assert time.monotonic() - back < 5
         for id_ in ids:
             assert bus.wait("payments", id_, 20).status == "COMPLETED"

@@ -3,26 +3,23 @@
 import threading
 
 from eventually import eventually
-from handlers import Gate, running
+from handlers import Gate, handling, running
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
+from cmdbus import Command, CommandBus, Context, SendRequest
 
 
 def test_nothing_starts_that_was_claimed_ahead_before_a_pause(dsn: str, bus: CommandBus) -> None:
     """Its type was quick, and has just become slow: both threads are busy, so that no step finds
     out. What is not paused goes on."""
-    registry, gate = HandlerRegistry(), Gate()
+    gate = Gate()
     ran = threading.Semaphore(0)
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         if command.data == "slow":
             gate(command, context)
 
-    @registry.handler("orders", "Ship")
-    def ship(command: Command, context: Context) -> None:
-        ran.release()
-
+    registry = handling(debit)
+    registry.register("orders", "Ship", lambda command, context: ran.release())
     with running(dsn, registry, concurrency=2) as worker:
         ids = bus.send_many([SendRequest("payments", "Debit")] * 300)
         bus.wait("payments", ids[-1], 10)

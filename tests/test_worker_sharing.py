@@ -7,13 +7,13 @@ from contextlib import ExitStack
 
 import psycopg
 from eventually import eventually
-from handlers import Gate, connect, running, seat_of
+from handlers import Gate, await_drained, beside, connect, handling, running, seat_of
+from queries import count, end_listening_sessions
 
 from cmdbus import (
     Command,
     CommandBus,
     Context,
-    HandlerRegistry,
     SendRequest,
 )
 from cmdbus.board.records import Phase
@@ -23,14 +23,14 @@ def test_workers_share_the_load_and_nothing_runs_twice_while_they_come_and_go(
     dsn: str, bus: CommandBus
 ) -> None:
     """Five of them, none knows of another."""
-    registry, gate = HandlerRegistry(), Gate()
+    gate = Gate()
     ran: Counter[str] = Counter()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         ran[str(command.command_id)] += 1
         gate(command, context)
 
+    registry = handling(debit)
     with ExitStack() as stack:
         workers = [stack.enter_context(running(dsn, registry, concurrency=1)) for _ in range(5)]
         bus.send_many([SendRequest("payments", "Debit")] * 200)
@@ -41,8 +41,7 @@ def test_workers_share_the_load_and_nothing_runs_twice_while_they_come_and_go(
         eventually(lambda: len(ran) > 20)
         workers[0].stop()
         stack.enter_context(running(dsn, registry, concurrency=1))
-        eventually(lambda: bus.snapshot("payments")["depth"] == 0, 10)
-        eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+        await_drained(bus)
     assert (len(ran), set(ran.values())) == (200, {1})
     assert {record.attempts for record in bus.query(status="COMPLETED", limit=500)} == {1}
 
@@ -51,21 +50,16 @@ def test_ten_workers_claim_a_thousand_commands_once_and_in_shares_of_a_size(
     dsn: str, bus: CommandBus
 ) -> None:
     """None claims more than three times what another claims."""
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: time.sleep(0.005))
+    registry = handling(lambda command, context: time.sleep(0.005))
     with ExitStack() as stack, connect(dsn) as watcher:
         for _ in range(10):
             stack.enter_context(running(dsn, registry, concurrency=1, poll_interval=60))
-        armed = "SELECT count(*) FROM cmdbus.waiter"
-        eventually(lambda: watcher.execute(armed).fetchone() == (10,))
+        eventually(lambda: count(watcher, "cmdbus.waiter") == 10)
         bus.send_many([SendRequest("payments", "Debit")] * 1000)
+        eventually(lambda: count(watcher, "cmdbus.finished") == 1000, 20)
         finished = "SELECT count(*), sum(token) FROM cmdbus.finished GROUP BY claimer"
-        eventually(
-            lambda: watcher.execute("SELECT count(*) FROM cmdbus.finished").fetchone() == (1000,),
-            20,
-        )
         shares = watcher.execute(finished).fetchall()
-    counts = [count for count, _ in shares]
+    counts = [commands for commands, _ in shares]
     assert [claims for _, claims in shares] == counts, "one claim for each"
     assert len(counts) == 10
     assert max(counts) <= 3 * min(counts), counts
@@ -74,10 +68,9 @@ def test_ten_workers_claim_a_thousand_commands_once_and_in_shares_of_a_size(
 def test_five_free_threads_are_filled_by_one_claim_and_a_single_command_by_one(
     dsn: str, bus: CommandBus
 ) -> None:
-    registry, gate = HandlerRegistry(), Gate()
-    registry.register("payments", "Debit", gate)
+    gate = Gate()
     bus.send_many([SendRequest("payments", "Debit")] * 5)
-    with running(dsn, registry, concurrency=5, poll_interval=60) as worker:
+    with running(dsn, handling(gate), concurrency=5, poll_interval=60) as worker:
 
         def batches() -> int:
             return int(str(worker.metrics()["cmdbus_batches_processed_total"]))
@@ -92,9 +85,7 @@ def test_five_free_threads_are_filled_by_one_claim_and_a_single_command_by_one(
 
 def test_what_notifies_nobody_is_found_by_the_poll(dsn: str, bus: CommandBus) -> None:
     """The last net."""
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
-    with running(dsn, registry, poll_interval=0.2) as worker:
+    with running(dsn, handling(), poll_interval=0.2) as worker:
         bus.wait("payments", bus.send("payments", "Debit"), 5)
 
         def has_polled() -> bool:
@@ -113,42 +104,33 @@ def test_a_rest_ends_at_once_when_the_worker_stops_whoever_else_could_wake_it(
     dsn: str, bus: CommandBus
 ) -> None:
     """With the listening session dead and an hour to the next poll."""
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
-    with running(dsn, registry, poll_interval=3600) as worker, connect(dsn) as killer:
+    with running(dsn, handling(), poll_interval=3600) as worker:
         bus.wait("payments", bus.send("payments", "Debit"), 5)
         eventually(lambda: Phase.RESTING in [slot.phase for slot in seat_of(worker).slots])
-        killer.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE query LIKE 'LISTEN%' AND datname = current_database()"
-        )
-        stopping = threading.Thread(target=worker.stop)
-        stopping.start()
-        stopping.join(5)
-        assert not stopping.is_alive()
+        end_listening_sessions(dsn)
+        with beside(worker.stop):
+            pass  # Within the time that a thread has.
 
 
 def test_commands_behind_one_that_takes_longer_than_its_type_did_are_helped(
     dsn: str, bus: CommandBus
 ) -> None:
     """No second thread is woken for a type whose runs are tiny, until they wait nevertheless."""
-    registry, last_has_run = HandlerRegistry(), threading.Event()
+    last_has_run = threading.Event()
     waited: list[bool] = []
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         if command.data == "first":
             waited.append(last_has_run.wait(20))
         elif command.data == "last":
             last_has_run.set()
 
-    with running(dsn, registry, concurrency=2):
+    with running(dsn, handling(debit), concurrency=2):
         bus.send_many([SendRequest("payments", "Debit")] * 1_000)
-        eventually(lambda: bus.snapshot("payments")["depth"] == 0)
+        await_drained(bus)
         for _ in range(3):
             last_has_run.clear()
             data = ["first", *[None] * 10, "last"]
             bus.send_many([SendRequest("payments", "Debit", value) for value in data])
-            eventually(lambda: bus.snapshot("payments")["depth"] == 0)
-            eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
+            await_drained(bus)
     assert waited == [True] * 3

@@ -2,63 +2,50 @@
 nothing of it is there for the next one."""
 
 import logging
-import threading
 from collections.abc import Callable
 from uuid import UUID
 
 import psycopg
 import pytest
 from eventually import eventually, stays
-from handlers import Gate, connect, effects, leave_effect, running
+from handlers import ONCE, SOON, Gate, connect, effects, found, handling, leave_effect, running
 from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
+from queries import await_lock_waits, rows
 
 from cmdbus import (
     Command,
     CommandBus,
     Context,
-    HandlerRegistry,
     InvalidOperationError,
-    RetryPolicy,
     Status,
     Timeouts,
 )
 
-SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
-
 
 def test_effects_and_completion_commit_together_or_not_at_all(dsn: str, bus: CommandBus) -> None:
-    registry = HandlerRegistry()
-
-    @registry.handler("payments", "Debit", retry=SOON)
     def debit(command: Command, context: Context) -> str:
         leave_effect(command, context)
         if context.attempt < 3:
             raise ValueError("after the effect")
         return "done"
 
-    with running(dsn, registry):
+    with running(dsn, handling(debit, retry=SOON)):
         record = bus.wait("payments", bus.send("payments", "Debit", reply_to="orders"), 10)
     assert (record.result, record.attempts) == ("done", 3)
-    with connect(dsn) as connection:
-        rows = connection.execute("SELECT attempt FROM effect").fetchall()
-    assert rows == [(3,)]
+    assert rows(dsn, "SELECT attempt FROM effect") == [(3,)]
     assert len(bus.query("orders")) == 1
 
 
 def test_what_fails_only_at_commit_fails_the_attempt(dsn: str, bus: CommandBus) -> None:
-    registry = HandlerRegistry()
-
-    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
     def debit(command: Command, context: Context) -> None:
         leave_effect(command, context)
         leave_effect(command, context)
 
     with connect(dsn) as connection:
-        connection.execute(
-            "ALTER TABLE effect ADD UNIQUE (command_id) DEFERRABLE INITIALLY DEFERRED"
-        )
-    with running(dsn, registry):
+        unique = "ALTER TABLE effect ADD UNIQUE (command_id) DEFERRABLE INITIALLY DEFERRED"
+        connection.execute(unique)
+    with running(dsn, handling(debit, retry=ONCE)):
         record = bus.wait("payments", bus.send("payments", "Debit"), 5)
     assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "UniqueViolation")
     assert effects(dsn) == 0
@@ -78,23 +65,19 @@ def lose(dsn: str, command_id: UUID) -> None:
 def test_effects_of_an_execution_that_lost_its_lease_do_not_land(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry = HandlerRegistry()
-    entered, go_on = threading.Event(), threading.Event()
+    gate = Gate()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         leave_effect(command, context)
-        entered.set()
-        go_on.wait(10)
+        gate(command, context)
 
-    with running(dsn, registry), caplog.at_level(logging.WARNING):
+    with running(dsn, handling(debit)), caplog.at_level(logging.WARNING):
         sent = bus.send("payments", "Debit")
-        assert entered.wait(5)
+        gate.wait_for(1)
         lose(dsn, sent)
-        go_on.set()
+        gate.open.set()
         eventually(lambda: "was lost before it was settled" in caplog.text)
-        record = bus.get("payments", sent)
-        assert record is not None and record.status is Status.IN_PROGRESS
+        assert found(bus, sent).status is Status.IN_PROGRESS
     assert effects(dsn) == 0
 
 
@@ -102,21 +85,18 @@ def test_effects_of_an_execution_that_lost_its_lease_do_not_land(
 def test_a_command_canceled_while_it_runs_lands_nothing_and_is_no_lost_lease(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture, writes: bool
 ) -> None:
-    registry = HandlerRegistry()
-    entered, go_on = threading.Event(), threading.Event()
+    gate = Gate()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         if writes:
             leave_effect(command, context)
-        entered.set()
-        go_on.wait(10)
+        gate(command, context)
 
-    with running(dsn, registry) as worker, caplog.at_level(logging.INFO, "cmdbus"):
+    with running(dsn, handling(debit)) as worker, caplog.at_level(logging.INFO, "cmdbus"):
         sent = bus.send("payments", "Debit")
-        assert entered.wait(5)
+        gate.wait_for(1)
         bus.cancel("payments", sent, running=True)
-        go_on.set()
+        gate.open.set()
         assert bus.wait("payments", sent, 5).status is Status.CANCELED
         eventually(lambda: "was canceled while it ran" in caplog.text)
         counted = worker.metrics()
@@ -128,21 +108,19 @@ def test_a_command_canceled_while_it_runs_lands_nothing_and_is_no_lost_lease(
 
 Sin = Callable[[psycopg.Connection], object]
 
-SINS: dict[str, tuple[Sin, str, str]] = {
-    "commit": (lambda c: c.commit(), "IN_TROUBLESHOOTING_QUEUE", "InvalidOperationError"),
-    "rollback": (lambda c: c.rollback(), "IN_TROUBLESHOOTING_QUEUE", "InvalidOperationError"),
-    "close": (lambda c: c.close(), "IN_TROUBLESHOOTING_QUEUE", "InvalidOperationError"),
-    "with": (lambda c: c.__exit__(None, None, None), "IN_TROUBLESHOOTING_QUEUE", "Invalid"),
-    "COMMIT": (lambda c: c.execute("COMMIT"), "IN_TROUBLESHOOTING_QUEUE", "TRANSACTION_ENDED"),
-    "ROLLBACK": (lambda c: c.execute("ROLLBACK"), "IN_TROUBLESHOOTING_QUEUE", "TRANSACTION_ENDED"),
+SINS: dict[str, tuple[Sin, str]] = {
+    "commit": (lambda c: c.commit(), "InvalidOperationError"),
+    "rollback": (lambda c: c.rollback(), "InvalidOperationError"),
+    "close": (lambda c: c.close(), "InvalidOperationError"),
+    "with": (lambda c: c.__exit__(None, None, None), "InvalidOperationError"),
+    "COMMIT": (lambda c: c.execute("COMMIT"), "TRANSACTION_ENDED"),
+    "ROLLBACK": (lambda c: c.execute("ROLLBACK"), "TRANSACTION_ENDED"),
     "COMMIT; BEGIN": (
         lambda c: (c.execute("COMMIT"), c.execute("BEGIN")),
-        "IN_TROUBLESHOOTING_QUEUE",
         "TRANSACTION_ENDED",
     ),
     "level": (
         lambda c: c.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"),
-        "IN_TROUBLESHOOTING_QUEUE",
         "TRANSACTION_ENDED",
     ),
 }
@@ -152,38 +130,31 @@ SINS: dict[str, tuple[Sin, str, str]] = {
 def test_a_handler_that_ends_its_transaction_by_itself_gets_a_clear_error(
     dsn: str, bus: CommandBus, sin: str
 ) -> None:
-    registry = HandlerRegistry()
-    act, status, code = SINS[sin]
+    act, code = SINS[sin]
 
-    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
     def debit(command: Command, context: Context) -> None:
         act(context.connection)
 
+    registry = handling(debit, retry=ONCE)
     registry.register("payments", "Good", leave_effect)
     with running(dsn, registry, concurrency=1):
         record = bus.wait("payments", bus.send("payments", "Debit"), 5)
-        assert record.status == status
-        assert record.error_code is not None and record.error_code.startswith(code)
+        assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", code)
         assert record.error_message is not None and "transaction" in record.error_message
         assert bus.wait("payments", bus.send("payments", "Good"), 5).status == "COMPLETED"
     assert effects(dsn) == 1
 
 
 def test_a_swallowed_sql_error_fails_the_attempt(dsn: str, bus: CommandBus) -> None:
-    """25P02."""
-    registry = HandlerRegistry()
 
-    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
     def debit(command: Command, context: Context) -> str:
         leave_effect(command, context)
         try:
             context.connection.execute("SELECT 1/0")
         except psycopg.Error:
-            if command.data == "swallow":
-                return "as if nothing had happened"
+            return "as if nothing had happened"
         raise AssertionError
 
-    @registry.handler("payments", "Savepoint")
     def savepoint(command: Command, context: Context) -> str:
         leave_effect(command, context)
         try:
@@ -193,8 +164,10 @@ def test_a_swallowed_sql_error_fails_the_attempt(dsn: str, bus: CommandBus) -> N
             pass
         return "recovered"
 
+    registry = handling(debit, retry=ONCE)
+    registry.register("payments", "Savepoint", savepoint)
     with running(dsn, registry):
-        record = bus.wait("payments", bus.send("payments", "Debit", "swallow"), 5)
+        record = bus.wait("payments", bus.send("payments", "Debit"), 5)
         assert record.error_code == "TRANSACTION_ABORTED"
         assert bus.wait("payments", bus.send("payments", "Savepoint"), 5).result == "recovered"
     assert effects(dsn) == 1
@@ -249,14 +222,11 @@ def state(connection: psycopg.Connection) -> list[object]:
 def test_nothing_of_a_session_leaks_to_the_next_command(
     dsn: str, bus: CommandBus, end: str
 ) -> None:
-    registry = HandlerRegistry()
     states: list[object] = []
 
-    @registry.handler("payments", "Look")
     def look(command: Command, context: Context) -> None:
         states.append(state(context.connection))
 
-    @registry.handler("payments", "Dirty", retry=RetryPolicy(max_attempts=1))
     def dirty_(command: Command, context: Context) -> None:
         dirty(context.connection)
         if end == "COMMIT":
@@ -264,6 +234,8 @@ def test_nothing_of_a_session_leaks_to_the_next_command(
         if end == "raises":
             raise ValueError
 
+    registry = handling(look, "Look")
+    registry.register("payments", "Dirty", dirty_, retry=ONCE)
     with running(dsn, registry, concurrency=1):
         for type_ in ("Look", "Dirty", "Look"):
             bus.wait("payments", bus.send("payments", type_), 5)
@@ -274,33 +246,28 @@ def test_a_plan_that_a_migration_has_spoilt_charges_nobody(dsn: str, bus: Comman
     """A statement that the driver had prepared, of the handler's own."""
     with connect(dsn) as connection:
         connection.execute("CREATE TABLE wide (n int)")
-    registry = HandlerRegistry()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         context.connection.execute("SELECT * FROM wide", prepare=True)
 
-    with running(dsn, registry, concurrency=1):
+    with running(dsn, handling(debit), concurrency=1):
         assert bus.wait("payments", bus.send("payments", "Debit"), 10).status == "COMPLETED"
         with connect(dsn) as connection:
             connection.execute("ALTER TABLE wide ADD COLUMN m int")
         again = bus.send("payments", "Debit")
-        assert bus.wait("payments", again, 10).status == "COMPLETED"
-    record = bus.get("payments", again)
-    assert record is not None and record.attempts == 1
+        record = bus.wait("payments", again, 10)
+    assert (record.status, record.attempts) == ("COMPLETED", 1)
     assert "PLAN_CHANGED" in [event.code for event in bus.audit("payments", again)]
 
 
 def test_a_connection_is_not_used_after_its_handler(dsn: str, bus: CommandBus) -> None:
-    registry = HandlerRegistry()
     contexts: list[Context] = []
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         leave_effect(command, context)
         contexts.append(context)
 
-    with running(dsn, registry):
+    with running(dsn, handling(debit)):
         bus.wait("payments", bus.send("payments", "Debit"), 5)
         with pytest.raises(InvalidOperationError, match="was used after the handler returned"):
             _ = contexts[0].connection
@@ -310,18 +277,15 @@ def test_a_session_that_a_handler_has_spoilt_is_dropped(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The statements that the driver has prepared are gone, which it does not notice."""
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
 
-    @registry.handler("payments", "Spoil", retry=RetryPolicy(max_attempts=1))
     def spoil(command: Command, context: Context) -> None:
         context.connection.execute("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")
 
-    with running(dsn, registry, concurrency=1):
+    with running(dsn, handling(spoil, "Spoil", retry=ONCE), concurrency=1):
         for _ in range(10):  # so that the driver prepares the statements of a step
-            bus.wait("payments", bus.send("payments", "Debit"), 10)
+            bus.wait("payments", bus.send("payments", "Noop"), 10)
         spoilt = bus.send("payments", "Spoil")
-        later = [bus.send("payments", "Debit") for _ in range(3)]
+        later = [bus.send("payments", "Noop") for _ in range(3)]
         assert bus.wait("payments", spoilt, 10).status == "COMPLETED"
         for command_id in later:
             record = bus.wait("payments", command_id, 10)
@@ -333,23 +297,20 @@ def test_a_settlement_that_a_locked_table_blocks_costs_no_attempt(
     dsn: str, bus: CommandBus
 ) -> None:
     """The handler has returned in order; its effects are rolled back, and it runs again."""
-    registry, gate = HandlerRegistry(), Gate()
+    gate = Gate()
     ladder = Timeouts(statement=0.5, pool=2, lease=2, thread=15, watchdog=30)
 
-    @registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=1))
     def debit(command: Command, context: Context) -> None:
         leave_effect(command, context)
         gate(command, context)
 
+    registry = handling(debit, retry=ONCE)
     with running(dsn, registry, timeouts=ladder), psycopg.connect(dsn) as stranger:
         id_ = bus.send("payments", "Debit")
         gate.wait_for(1)
         stranger.execute("LOCK TABLE cmdbus.event IN ACCESS EXCLUSIVE MODE")
         gate.open.set()
-        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        waits += " AND datname = current_database() AND query LIKE '%settle%'"
-        with connect(dsn) as watcher:
-            eventually(lambda: watcher.execute(waits.encode()).fetchone() != (0,))
+        await_lock_waits(dsn)
         # Beyond the statement timeout, and a lease: what was not settled is renewed meanwhile.
         stays(lambda: effects(dsn) == 0, 2.5)
         stranger.rollback()
@@ -364,9 +325,7 @@ def test_a_settlement_that_a_locked_table_blocks_costs_no_attempt(
 def test_a_full_disk_that_a_settlement_meets_charges_no_command(
     dsn: str, bus: CommandBus, state: str
 ) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", leave_effect, retry=RetryPolicy(max_attempts=1))
-    with connect(dsn) as admin, running(dsn, registry):
+    with connect(dsn) as admin, running(dsn, handling(leave_effect, retry=ONCE)):
         admin.execute(
             "CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS"
             f" $$ BEGIN RAISE {state}; END $$;"

@@ -1,0 +1,95 @@
+"""Workers that have claimed, and of which nothing is left but a board and sessions; and their
+rescue."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from uuid import UUID
+
+import psycopg
+from handlers import claim, connect, handling
+
+from cmdbus import RetryPolicy, TransientCommandError
+from cmdbus.board.board import Board
+from cmdbus.worker.claims.claim import Claim, key_of
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.pipeline.in_flight import Entry, InFlight
+from cmdbus.worker.steward.attribution import Attribution
+from cmdbus.worker.steward.rescue import Rescued, rescue
+
+REGISTRY = handling(retry=RetryPolicy(max_attempts=2))
+
+
+WHY = "its process (pid 4711) was killed by SIGKILL"
+
+
+@dataclass
+class Dead:
+    """A worker that has claimed, and of which nobody will hear again."""
+
+    claims: Claims
+    board: Board
+    in_flight: InFlight
+    session: psycopg.Connection
+
+    def claim(self, count: int) -> list[Claim]:
+        return claim(self.claims, self.session, count)
+
+    def take(self, *claims: Claim) -> None:
+        self.in_flight.take(list(claims), lambda: False)
+
+    def start(self, claim: Claim) -> None:
+        self.in_flight.start(self._entry(claim))
+
+    def finish(self, claim: Claim) -> None:
+        self.in_flight.finish(self._entry(claim))
+
+    def _entry(self, claim: Claim) -> Entry:
+        entry = self.in_flight.find(claim)
+        assert entry is not None
+        return entry
+
+    def run(self, claim: Claim, slot: int) -> None:
+        """As far as the board knows."""
+        seat = self.board.seat(0)
+        place = seat.slot(slot)
+        place.occupy(slot, 1)
+        place.begin(
+            seat.command_type(claim.domain, claim.type),
+            priority=claim.priority,
+            id=claim.id,
+            token=claim.token,
+            command_id=claim.command_id,
+            attempt=claim.attempts + 1,
+            started=1,
+            due=2,
+        )
+
+    def death(self, gil_holder: dict[Claim, TransientCommandError] | None = None) -> Attribution:
+        return Attribution(
+            incarnation=self.claims.incarnation,
+            seat=self.board.seat_view(0),
+            why=WHY,
+            causes={key_of(c): error for c, error in (gil_holder or {}).items()},
+        )
+
+
+@contextmanager
+def dead(dsn: str) -> Iterator[Dead]:
+    claims = Claims("cmdbus", 30)
+    with connect(dsn) as connection:
+        claims.register(connection, "dead")
+    board = Board.in_memory(1, 8)
+    with connect(dsn, application_name=claims.application_name) as session:
+        yield Dead(claims, board, InFlight(claims, board.seat(0)), session)
+
+
+def rescued(dsn: str, attribution: Attribution, within: float = 10.0) -> Rescued:
+    with connect(dsn, options="-c lock_timeout=100ms") as connection:
+        steward = Claims("cmdbus", 30)
+        steward.register(connection, "steward")
+        return rescue(connection, steward, REGISTRY, attribution, within=within)
+
+
+def ids(claims: tuple[Claim, ...] | list[Claim]) -> set[UUID]:
+    return {claim.command_id for claim in claims}

@@ -1,0 +1,93 @@
+"""What a test asks the database, and what it does to rows in the place of a worker or a user."""
+
+from typing import Any
+
+import psycopg
+from eventually import eventually
+
+#: The sessions of workers and stewards.
+SESSIONS = (
+    "FROM pg_stat_activity WHERE datname = current_database()"
+    " AND starts_with(application_name, 'cmdbus:') AND application_name <> 'cmdbus:bus'"
+)
+#: What a worker does to a row when it claims it: for how long, and the command's id.
+CLAIM = (
+    "UPDATE cmdbus.ready SET claimer = 1, token = token + 1, claimed_at = clock_timestamp(),"
+    " lease_until = clock_timestamp() + %s::interval WHERE command_id = %s"
+)
+
+
+def scalar(connection: psycopg.Connection, query: str, *values: object) -> Any:
+    """Of a query with one row: what is in its first column."""
+    [row] = connection.execute(query.encode(), values or None).fetchall()
+    return row[0]
+
+
+def rows(dsn: str, query: str, *values: object) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return connection.execute(query.encode(), values or None).fetchall()
+
+
+def count(connection: psycopg.Connection, table: str) -> int:
+    return int(scalar(connection, f"SELECT count(*) FROM {table}"))
+
+
+def await_lock_waits(dsn: str, sessions: int = 1) -> None:
+    """Until as many sessions of the database wait for a lock."""
+    query = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    with psycopg.connect(dsn, autocommit=True) as watcher:
+        eventually(lambda: scalar(watcher, query) >= sessions)
+
+
+def end_sessions(dsn: str) -> None:
+    """Those of workers and stewards, which have ended afterwards."""
+    rows(dsn, f"SELECT pg_terminate_backend(pid, 5000) {SESSIONS}")
+
+
+def end_listening_sessions(dsn: str) -> int:
+    """How many there were."""
+    query = f"SELECT count(pg_terminate_backend(pid, 5000)) {SESSIONS} AND query LIKE 'LISTEN%'"
+    return int(rows(dsn, query)[0][0])
+
+
+def claim_by_hand(dsn: str, command_id: object, lease: str = "1 minute") -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(CLAIM, (lease, command_id))
+
+
+def move_to_troubleshooting(
+    dsn: str, code: str = "GONE", message: str = "it is gone", attempts: int = 3
+) -> int:
+    """Everything that is ready but replies, as workers would: how many commands."""
+    query = """
+        WITH gone AS (DELETE FROM cmdbus.ready WHERE type <> 'Reply' RETURNING *),
+        told AS (
+            INSERT INTO cmdbus.event (domain, command_id, kind, code, details)
+            SELECT domain, command_id, 'MOVED_TO_TROUBLESHOOTING_QUEUE', %(code)s,
+                '{"reason": "PERMANENT"}'
+            FROM gone)
+        INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id, priority,
+            attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
+            error_code, error_message)
+        SELECT 7, created_at, command_id, correlation_id, priority, %(attempts)s, 2, 3,
+            max_attempts, domain, type, reply_to, data, %(code)s, %(message)s
+        FROM gone"""
+    given = {"code": code, "message": message, "attempts": attempts}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return connection.execute(query, given).rowcount
+
+
+def slow_down_inserts(
+    connection: psycopg.Connection, seconds: float, table: str = "ready", condition: str = "true"
+) -> None:
+    """Each row that meets the condition takes so long."""
+    connection.execute(
+        f"""
+        CREATE OR REPLACE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_catalog.pg_sleep({seconds}); RETURN NEW; END';
+        CREATE TRIGGER dawdle BEFORE INSERT ON cmdbus.{table}
+            FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION public.dawdle()""".encode()
+    )

@@ -1,0 +1,87 @@
+"""Which errors of the database are about rows, and how the rows that fail are found."""
+
+from collections.abc import Sequence
+
+import psycopg
+import pytest
+
+from cmdbus.worker.claims.halving import in_halves
+from cmdbus.worker.claims.rejections import Cause, cause_of
+
+REJECTIONS = {
+    Cause.ROWS: (
+        psycopg.errors.CheckViolation,
+        psycopg.errors.UniqueViolation,
+        psycopg.errors.DatetimeFieldOverflow,
+        psycopg.errors.UntranslatableCharacter,
+        psycopg.errors.RaiseException,
+        psycopg.errors.DataCorrupted,
+        psycopg.DataError,
+    ),
+    Cause.CONTENTION: (
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.DeadlockDetected,
+        psycopg.errors.SerializationFailure,
+        psycopg.errors.InsufficientPrivilege,
+    ),
+    Cause.TIMEOUT: (psycopg.errors.QueryCanceled,),
+    Cause.ELSEWHERE: (
+        psycopg.errors.AdminShutdown,
+        psycopg.errors.ReadOnlySqlTransaction,
+        psycopg.errors.DiskFull,
+        psycopg.errors.DuplicatePreparedStatement,
+        psycopg.errors.InvalidSqlStatementName,
+        psycopg.errors.FeatureNotSupported,
+        psycopg.OperationalError,
+        psycopg.InterfaceError,
+        TypeError,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"), [(e, cause) for cause, errors in REJECTIONS.items() for e in errors]
+)
+def test_an_error_is_one_of_its_rows_unless_it_says_otherwise(
+    error: type[Exception], cause: Cause
+) -> None:
+    assert cause_of(error("why")) is cause
+
+
+def test_text_that_the_driver_cannot_send_or_read_is_an_error_of_its_row() -> None:
+    assert cause_of(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why")) is Cause.ROWS
+
+
+def test_a_statement_is_executed_for_halves_until_one_row_is_what_fails() -> None:
+    sizes: list[int] = []
+    rejected: list[int] = []
+
+    def work(items: Sequence[int]) -> list[int]:
+        sizes.append(len(items))
+        if {3, 6} & set(items):
+            raise psycopg.errors.CheckViolation("three or six")
+        return list(items)
+
+    def lost(items: Sequence[int]) -> list[int]:
+        raise psycopg.OperationalError("the connection is lost")
+
+    found = in_halves(work, list(range(8)), lambda item, error: rejected.append(item))
+    assert (found, rejected) == ([0, 1, 2, 4, 5, 7], [3, 6])
+    assert sizes == [8, 4, 2, 2, 1, 1, 4, 2, 2, 1, 1]
+    with pytest.raises(psycopg.OperationalError):
+        in_halves(lost, [1, 2], lambda item, error: rejected.append(item))
+
+
+def test_a_lock_timeout_is_no_rows_fault_and_tried_for_no_halves() -> None:
+    tries: list[int] = []
+
+    def locked(items: Sequence[int]) -> list[int]:
+        tries.append(len(items))
+        raise psycopg.errors.LockNotAvailable("the table is locked")
+
+    def rejected(item: int, error: Exception) -> None:
+        raise AssertionError(f"{item} is not what failed")
+
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        in_halves(locked, [1, 2], rejected)
+    assert tries == [2]
