@@ -21,27 +21,20 @@ from cmdbus.database.schema import install
 from cmdbus.errors import SchemaError
 from cmdbus.worker.claims.claim import ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.encodings import escaped, escaped_json
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, with_ascii_texts
 from cmdbus.worker.pipeline.narrowing import Narrowing
 
 ONCE = RetryPolicy(max_attempts=1)
 LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "expected"),
-    [
-        ("LATIN1", "é \\u2603 \\U0001f600"),
-        ("WIN1252", "é \\u2603 \\U0001f600"),
-        ("SQL_ASCII", "\\xe9 \\u2603 \\U0001f600"),
-        ("MULE_INTERNAL", "\\xe9 \\u2603 \\U0001f600"),
-        ("UTF8", "é ☃ 😀"),
-    ],
-)
-def test_what_an_encoding_lacks_is_escaped(encoding: str, expected: str) -> None:
-    assert escaped("é ☃ 😀", encoding) == expected
-    text = json.dumps({"é ☃ 😀": ['"é ☃ 😀\\']}, ensure_ascii=False)
-    assert json.loads(escaped_json(text, encoding)) == {expected: [f'"{expected}\\']}
+def test_the_texts_of_an_outcome_can_be_stored_in_any_encoding() -> None:
+    text, escaped = "é ☃ 😀", "\\xe9 \\u2603 \\U0001f600"
+    details = json.dumps({text: [f'"{text}\\']}, ensure_ascii=False)
+    kind = OutcomeKind.RETRY
+    outcome = with_ascii_texts(Outcome(kind=kind, code=text, message=text, details=details))
+    assert (outcome.code, outcome.message) == (escaped, escaped)
+    assert json.loads(outcome.details or "") == {escaped: [f'"{escaped}\\']}
 
 
 @pytest.fixture
@@ -80,7 +73,7 @@ def test_a_hang_in_a_line_that_the_encoding_lacks_is_charged(latin: str) -> None
             record = bus.wait("payments", command_id, 10)
             assert (record.error_code, record.attempts) == ("TIMEOUT", 1)
         failed = bus.wait("payments", bus.send("payments", "Fail"), 10)
-        assert (failed.error_code, failed.error_message) == ("ValueError", "é \\u2603")
+        assert (failed.error_code, failed.error_message) == ("ValueError", "\\xe9 \\u2603")
         [event] = [e for e in bus.audit("payments", hung[0]) if e.code == "TIMEOUT"]
         assert "gate(command, context)  # \\u2603" in str(event)
         gate.open.set()

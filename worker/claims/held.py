@@ -14,8 +14,7 @@ from cmdbus.board.counters import OutcomeLabel
 from cmdbus.database.executor import Executor
 from cmdbus.worker.claims.arrays import ids, numbers, texts, whole
 from cmdbus.worker.claims.claim import Claim, ClaimKey, ClaimRef, Connection, Finished
-from cmdbus.worker.claims.encodings import escaped
-from cmdbus.worker.claims.outcomes import storable
+from cmdbus.worker.claims.outcomes import with_ascii_texts
 
 Item = TypeVar("Item")
 
@@ -66,15 +65,15 @@ class HeldClaims(Executor):
         why: str,
         reason: str | None = None,
     ) -> list[Claim]:
-        """The same, with the losses of each that has begun, and why; `reason`: STOPPED if some
-        count none. Not those that another session has locked."""
+        """The same, with the losses of each that has begun, and why, in ASCII; `reason`: STOPPED
+        if some count none. Not those that another session has locked."""
         released = self.value(
             connection,
             "release",
             **self._keys(claims),
             losses=numbers(losses),
             reason=reason,
-            why=escaped(why, _encoding(connection)),
+            why=why,
         )
         return positioned(released, claims)
 
@@ -182,12 +181,7 @@ def positioned(positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
     return [items[position - 1] for position in positions]
 
 
-def _encoding(connection: Connection) -> str:
-    return connection.info.parameter_status("server_encoding") or "UTF8"
-
-
 def _storable(connection: Connection, done: Sequence[Finished]) -> Sequence[Finished]:
-    encoding = _encoding(connection)
-    if encoding == "UTF8":
+    if connection.info.parameter_status("server_encoding") in (None, "UTF8"):
         return done
-    return [finished._replace(outcome=storable(finished.outcome, encoding)) for finished in done]
+    return [finished._replace(outcome=with_ascii_texts(finished.outcome)) for finished in done]

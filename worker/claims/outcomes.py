@@ -1,5 +1,6 @@
 """How an execution ended, and what becomes of its command. Pure: the dice are passed in."""
 
+import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -11,7 +12,6 @@ from cmdbus.errors import (
     TransientCommandError,
 )
 from cmdbus.retry import RetryPolicy
-from cmdbus.worker.claims.encodings import escaped, escaped_json
 
 #: Error texts are cut to so many characters before they are stored.
 MAX_MESSAGE = 2_000
@@ -24,6 +24,7 @@ MAX_LOSSES = 3
 
 
 _CLASS_NAME = type.__dict__["__name__"]
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 class OutcomeKind(StrEnum):
@@ -137,15 +138,16 @@ def not_to_be_run(attempts: int, max_attempts: int, losses: int) -> Outcome | No
     return None
 
 
-def storable(outcome: Outcome, encoding: str) -> Outcome:
-    """With error texts that a server of this encoding can hold. A result stays as it is: the
-    server rejects one that would be stored as something else."""
+def with_ascii_texts(outcome: Outcome) -> Outcome:
+    """With error texts that a server of any encoding can hold. A result stays as it is: the server
+    rejects one with a character that its encoding lacks."""
     code, message, details = outcome.code, outcome.message, outcome.details
+    # JSON that names such a character is rejected, too: the backslash is escaped in turn.
     return replace(
         outcome,
-        code=code and escaped(code, encoding),
-        message=message and escaped(message, encoding),
-        details=details and escaped_json(details, encoding),
+        code=code and _ascii(code),
+        message=message and _ascii(message),
+        details=details and _NOT_ASCII.sub(lambda found: "\\" + _ascii(found[0]), details),
     )
 
 
@@ -174,7 +176,11 @@ def _text(text: object, limit: int) -> str:
 
 def ascii_text(text: str, limit: int) -> str:
     """What a database of any encoding can hold, cut to a limit."""
-    return _text(text.encode("ascii", "backslashreplace").decode(), limit)
+    return _text(_ascii(text), limit)
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()
 
 
 def _details(reason: str, details: object = None, traceback: str | None = None) -> str:
