@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
 
+from cmdbus.board.views import ClaimView
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, Outcome, OutcomeKind
 
@@ -66,20 +67,9 @@ class ClaimKey(NamedTuple):
     #: None if no worker has the row.
     claimer: int | None
 
-    def claimed_by(self, incarnation: int) -> "ClaimKey":
-        """The key after that worker's claim."""
-        return self._replace(token=self.token + 1, claimer=incarnation)
 
-
-class ClaimRef(Protocol):
-    """What names a claim: a Claim, or its key on the board."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def token(self) -> int: ...
-    @property
-    def command_id(self) -> UUID: ...
+#: A value that names a claim.
+ClaimRef = Claim | ClaimKey | ClaimView
 
 
 class Finished(NamedTuple):

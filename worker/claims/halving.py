@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 def in_halves(
     work: Callable[[Sequence[Item]], list[Result]],
     items: Sequence[Item],
-    rejected: Callable[[Item, Exception], None],
+    rejected: Callable[[Item, Exception], object],
 ) -> list[Result]:
     """All that `work` returns; `rejected` is called for each item with which it fails alone."""
     if not items:

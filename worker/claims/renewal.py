@@ -7,8 +7,7 @@ a call is cut off     the next one begins with what was tried the longest ago
 """
 
 import logging
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from cmdbus.clock import time
@@ -24,7 +23,7 @@ _Held = tuple[int, ClaimRef]
 #: Claims of the largest statement: more than a node holds.
 _MAX_ROWS = 2**20
 #: Seconds below which a call is quick.
-_QUICK = 1.0
+_QUICK_SECONDS = 1.0
 
 
 class Renewal:
@@ -40,41 +39,43 @@ class Renewal:
     def renew(
         self, connection: Connection, held: Mapping[int, Sequence[ClaimRef]]
     ) -> list[ClaimRef]:
-        """Of these claims, by incarnation, also of none; returns those that were lost."""
-        waiting = deque(self._in_order(held))
+        """Renews these claims, by incarnation, also none; returns those that were lost."""
+        waiting = self._in_order(held)
         if not waiting:
             return self._claims.renew(connection, {})
-        began = time.monotonic()
-        sizes = _Sizes(self._size)
-        lost: list[ClaimRef] = []
+        began, size = time.monotonic(), self._size
+        worked, failed, lost = 0, False, list[ClaimRef]()
         try:
             while waiting:
-                some = [waiting.popleft() for _ in range(min(sizes.size, len(waiting)))]
+                some, waiting = waiting[:size], waiting[size:]
                 try:
                     lost += self._renew(connection, some)
+                    worked = max(worked, len(some))
                 except Exception as error:
                     if not may_be_of_one_row(error):
                         raise
-                    sizes.failed(len(some))
+                    failed, size = True, max(len(some) // 2, 1)
                     if len(some) == 1:
                         _warn(some[0][1], error)
                     else:
-                        waiting.extend(some)
-                else:
-                    sizes.worked(len(some))
+                        waiting += some
         finally:
-            self._size = sizes.following(time.monotonic() - began)
-        if not sizes.any_failed:
+            if failed:
+                self._size = worked or size
+            elif time.monotonic() < began + _QUICK_SECONDS:
+                self._size = min(size * 2, _MAX_ROWS)
+        if not failed:
             self._tried.clear()
         return lost
 
     def _in_order(self, held: Mapping[int, Sequence[ClaimRef]]) -> list[_Held]:
+        """The claims that were tried the longest ago come first."""
         pairs = [(incarnation, key) for incarnation, keys in held.items() for key in keys]
         tried = {name: self._tried.get(name, 0) for name in map(_name, pairs)}
         self._tried = {name: number for name, number in tried.items() if number}
         return sorted(pairs, key=lambda pair: tried[_name(pair)])
 
-    def _renew(self, connection: Connection, some: Iterable[_Held]) -> list[ClaimRef]:
+    def _renew(self, connection: Connection, some: Sequence[_Held]) -> list[ClaimRef]:
         number = max(self._tried.values(), default=0) + 1
         grouped: dict[int, list[ClaimRef]] = {}
         for pair in some:
@@ -83,35 +84,10 @@ class Renewal:
         return self._claims.renew(connection, grouped)
 
 
-class _Sizes:
-    """How many claims the statements of one call are for. Pure."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.any_failed = False
-        self._worked = 0
-
-    def worked(self, count: int) -> None:
-        self._worked = max(self._worked, count)
-
-    def failed(self, count: int) -> None:
-        self.any_failed = True
-        self.size = max(count // 2, 1)
-
-    def following(self, seconds: float) -> int:
-        """The size with which the next call begins."""
-        if self.any_failed:
-            return self._worked or self.size
-        return min(self.size * 2, _MAX_ROWS) if seconds < _QUICK else self.size
-
-
 def _name(pair: _Held) -> tuple[int, int, UUID]:
     return pair[0], pair[1].id, pair[1].command_id
 
 
 def _warn(key: ClaimRef, error: Exception) -> None:
-    logger.error(
-        "cannot renew the lease of command %s (%s): it can be claimed when that ends",
-        key.command_id,
-        reason(error),
-    )
+    message = "cannot renew the lease of command %s (%s): it can be claimed when that ends"
+    logger.error(message, key.command_id, reason(error))

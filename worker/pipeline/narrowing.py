@@ -7,20 +7,23 @@ next claim. Keys are read without data.
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Container
+from functools import partial
+from itertools import accumulate
 
 from cmdbus.worker.claims.claim import Claim, ClaimKey, ClaimRequest, Connection, Key, key_of
 from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.halving import in_halves
 from cmdbus.worker.claims.rejected_rows import RejectedRows
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason, was_executed
 
 logger = logging.getLogger(__name__)
 
-#: Rows claimed one by one in one step, each in a round trip of its own.
+#: Rows claimed in one pass, each in a round trip of its own.
 _MAX_ROWS = 50
 #: Lock timeouts after which a pass leaves its remaining rows to the next one.
 _MAX_WAITS = 3
-_WHAT = "cannot be claimed"
 
 
 class Narrowing:
@@ -49,8 +52,9 @@ class Narrowing:
                     continue
                 if not may_be_of_one_row(error):
                     raise
-                claimed = key.claimed_by(self._claims.incarnation) if was_executed(error) else key
-                count += self._rejected.set_aside(connection, claimed, _WHAT, error)
+                if was_executed(error):
+                    key = key._replace(token=key.token + 1, claimer=self._claims.incarnation)
+                count += self._set_aside(connection, key, error)
             else:
                 self._rejected.succeeded()
                 if claim is not None:
@@ -67,19 +71,19 @@ class Narrowing:
         """The orphans in two parts: with their payloads, of at most `most` bytes but for a
         single larger one; and those that are to be released."""
         orphans = self.orphans(connection, known)
-        if not orphans:
-            return [], []
-        try:
-            adopted = self._claims.with_payloads(connection, orphans, most)
-        except Exception as error:
-            if not may_be_of_one_row(error):
-                raise
-            adopted = self._read_some(connection, orphans, most)
+        adopted = in_halves(
+            lambda claims: self._claims.with_payloads(connection, claims, most),
+            orphans,
+            lambda claim, error: self._set_aside(connection, self._claims.key(claim), error),
+        )
+        # Each half had the limit to itself.
+        sizes = accumulate(len(claim.data) for claim in adopted)
+        adopted = adopted[: max(1, bisect_right(list(sizes), most))]
         keys = {key_of(claim) for claim in adopted}
         return adopted, [claim for claim in orphans if key_of(claim) not in keys]
 
     def orphans(self, connection: Connection, known: Container[Key]) -> list[Claim]:
-        """What the table says is claimed by this worker and is not `known`, without payloads."""
+        """This worker's claims in the table that are not `known`, without payloads."""
         try:
             claims = self._claims.claimed(connection)
         except Exception as error:
@@ -93,29 +97,16 @@ class Narrowing:
                     reason(error),
                 )
                 return []
-        else:
-            return [claim for claim in claims if key_of(claim) not in known]
+            claims = self._read_apart(connection, known)
+        return [claim for claim in claims if key_of(claim) not in known]
+
+    def _read_apart(self, connection: Connection, known: Container[Key]) -> list[Claim]:
         keys = self._claims.keys_of(connection, self._claims.incarnation)
-        found = [self._read(connection, key) for key in keys if key_of(key) not in known]
-        return [claim._replace(data="") for claim in found if claim is not None]
+        return in_halves(
+            lambda some: self._claims.claimed(connection, [key.command_id for key in some]),
+            [key for key in keys if key_of(key) not in known],
+            partial(self._set_aside, connection),
+        )
 
-    def _read_some(self, connection: Connection, orphans: list[Claim], most: int) -> list[Claim]:
-        found: list[Claim] = []
-        for orphan in orphans:
-            claim = self._read(connection, self._claims.key(orphan))
-            if claim is not None:
-                most -= len(claim.data)
-                if found and most < 0:
-                    break
-                found.append(claim)
-        return found
-
-    def _read(self, connection: Connection, key: ClaimKey) -> Claim | None:
-        try:
-            row = self._claims.row(connection, "read_claim", **key._asdict())
-            return None if row is None else Claim._make(row)
-        except Exception as error:
-            if not may_be_of_one_row(error):
-                raise
-            self._rejected.set_aside(connection, key, _WHAT, error)
-            return None
+    def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> bool:
+        return self._rejected.set_aside(connection, key, "cannot be claimed", error)

@@ -95,16 +95,6 @@ JOIN unnest(
     ON r.domain = k.domain AND r.priority = k.priority AND r.id = k.id AND r.token = k.token
     AND r.claimer = %(claimer)s AND r.command_id = k.command_id;
 
--- name: read_claim
--- One of a worker's claims; the columns of a claim.
-SELECT domain, priority, id, token, command_id, type, data::text, attempts, losses, max_attempts,
-    correlation_id, reply_to, {schema}.finite(created_at),
-    extract(epoch FROM claimed_at
-        - {schema}.finite(coalesce(due_at, created_at)))::double precision, ctid
-FROM {schema}.ready
-WHERE domain = %(domain)s AND priority = %(priority)s AND id = %(id)s AND token = %(token)s
-    AND command_id = %(command_id)s AND claimer = %(claimer)s;
-
 -- name: read_payloads
 -- The payloads of claims that are still their claimer's: of the first that together hold at most
 -- this number of bytes, and of one at least.
