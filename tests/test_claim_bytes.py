@@ -16,6 +16,7 @@ from cmdbus.supervisor.cli.values import payload_size
 from cmdbus.worker import Worker
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.pipeline.in_flight import InFlight
 
 KB = 1024
@@ -123,7 +124,7 @@ def test_payload_counts_as_ahead_until_a_thread_starts_with_it(
         in_flight.mark_released([three])
         assert in_flight.prefetched_bytes == 5 * KB
         assert key_of(three) in in_flight.known(), "until it is given back, it is not adopted"
-        in_flight.release(connection)
+        assert in_flight.release(ThreadConnection(lambda: connection))
         assert key_of(three) not in in_flight.known()
 
 
@@ -141,10 +142,10 @@ def test_a_claim_is_held_until_its_row_is_not_locked(
         with psycopg.connect(dsn) as stranger:
             query = b"SELECT FROM cmdbus.ready WHERE id = %s FOR UPDATE"
             assert stranger.execute(query, (one.id,)).rowcount == 1
-            in_flight.release(connection)
-            assert in_flight.known() == {key_of(one)} and in_flight.any_released
-        in_flight.release(connection)
-        assert in_flight.known() == set() and not in_flight.any_released
+            assert not in_flight.release(ThreadConnection(lambda: connection))
+            assert in_flight.known() == {key_of(one)}
+        assert in_flight.release(ThreadConnection(lambda: connection))
+        assert in_flight.known() == set()
         assert bus.snapshot("payments")["in_progress"] == 0
 
 

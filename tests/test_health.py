@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -66,10 +65,10 @@ def test_failures_in_a_row_do_not_leave_with_the_window() -> None:
 
 def test_a_fourth_stuck_thread_is_critical_until_the_first_leaves_the_window() -> None:
     process = ProcessHealth()
-    for slot in range(3):
-        assert process.stuck((slot, 1), slot)
+    for second in range(3):
+        process.stuck(second)
     assert health_of(process, 3) is Health.HEALTHY
-    process.stuck((3, 1), 3)
+    process.stuck(3)
     assert health_of(process, WINDOW - 0.001) is Health.CRITICAL
     assert health_of(process, WINDOW) is Health.HEALTHY
     assert process.levels(WINDOW + 3).stuck_threads == 0
@@ -88,30 +87,21 @@ def test_a_sixth_pool_exhaustion_is_critical_until_the_first_leaves_the_window()
 def test_events_further_apart_than_the_window_never_add_up() -> None:
     process = ProcessHealth()
     for number in range(50):
-        process.stuck(number, number * WINDOW / 3)
+        process.stuck(number * WINDOW / 3)
         process.pool_exhausted(number * WINDOW / 5)
         assert health_of(process, number * WINDOW / 3) is Health.HEALTHY
 
 
-def test_one_stuck_thread_is_counted_once_however_long_it_is_seen() -> None:
-    """What each look adds is one event seen again, not one more."""
-    process = ProcessHealth()
-    news = [process.stuck((0, 7), second) for second in range(1_000)]
-    assert news.count(True) == 1
-    assert process.levels(0).stuck_threads == 0, "the event has left the window long ago"
-    assert process.stuck((0, 8), 1_000), "the slot's next command is another execution"
-
-
 def test_while_the_database_is_away_nobody_is_judged_and_nothing_counts() -> None:
     process = ProcessHealth()
-    process.stuck("before", 0)
+    process.stuck(0)
     for _ in range(8):
         process.ended(1, failures=1)
     process.database_away(2)
-    for number in range(100):
+    for _ in range(100):
         process.ended(3, failures=1)
         process.pool_exhausted(3)
-        assert not process.stuck(number, 3)
+        process.stuck(3)
     assert process.levels(4).health is Health.DATABASE_AWAY
     assert process.levels(4).reasons == ["the database is away"]
     assert (process.database_back(5), process.database_back(6)) == (3, None)
@@ -152,23 +142,20 @@ def test_reasons_name_the_numbers_and_the_limits() -> None:
 
 def test_counts_are_exact_under_concurrent_updates() -> None:
     process = ProcessHealth()
-    new = count()
 
     def hammer(_: int) -> None:
         for number in range(14):
             process.ended(0, failures=1)
             if number % 7 == 0:
                 process.pool_exhausted(0)
-            if process.stuck(number % 7, 0):
-                next(new)
+                process.stuck(0)
         process.levels(0)
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda n: switching_at_each_opcode(lambda: hammer(n)), range(4)))
     assert process.levels(0) == HealthReport(
-        consecutive_failures=56, pool_exhaustions=8, stuck_threads=7
+        consecutive_failures=56, pool_exhaustions=8, stuck_threads=8
     )
-    assert next(new) == 7
 
 
 def switching_at_each_opcode(run: Callable[[], None]) -> None:

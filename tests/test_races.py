@@ -15,7 +15,7 @@ from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, Status
 from cmdbus import failpoints as points
 from cmdbus.worker.claims.claim import Finished
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
+from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.pipeline.in_flight import ROW_LOCKED, InFlight
 from cmdbus.worker.pipeline.unsettled import Unsettled
@@ -180,7 +180,7 @@ def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: Comm
             is_second = each.command_id == ids[1]
             unsettled.add(Finished(each, refused if is_second else completed(None), 3, 0.0))
         stranger.execute("SELECT FROM cmdbus.ready WHERE command_id = %s FOR UPDATE", (ids[2],))
-        hand = ThreadConnection(Unpooled(patient))
+        hand = ThreadConnection(patient)
         unsettled.settle(hand, slot, unsettled.take())
         unsettled.settle(hand, slot, unsettled.take())
         assert [status(index) for index in (0, 3)] == [Status.COMPLETED] * 2

@@ -17,7 +17,7 @@ from cmdbus import Command, CommandBus, Context, SendRequest
 from cmdbus.board.slots import Slot
 from cmdbus.worker.claims.claim import Claim, Finished
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
+from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.telemetry import Telemetry
@@ -43,7 +43,7 @@ class Lost:
         self.dsn = dsn
 
     def connection(self) -> ThreadConnection:
-        return ThreadConnection(Unpooled(lambda: connect(self.dsn)))
+        return ThreadConnection(lambda: connect(self.dsn))
 
     def slot(self) -> Slot:
         return self.record.acquire_slot()

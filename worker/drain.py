@@ -32,7 +32,7 @@ class Drain:
         self._housekeeping = watch.housekeeping
         self._abandoned = 0
         source = watch.setup.source.within(lambda: max(1.0, deadline - time.monotonic()))
-        self._connection = ThreadConnection(source)
+        self._connection = ThreadConnection(source.get, source.put)
 
     def run(self) -> int:
         """Returns the number of commands that still ran, and were released."""
@@ -58,8 +58,7 @@ class Drain:
         return self._abandoned
 
     def _settle_all(self) -> None:
-        if self._in_flight.any_released:
-            self._in_flight.release(self._connection.connection())
+        self._in_flight.release(self._connection)
         stuck = self._await_end()
         self._housekeeping.stop(self._deadline)
         slot = self._telemetry.acquire_slot()
@@ -85,9 +84,8 @@ class Drain:
         """Claims whose rows other sessions had locked: a claim of another worker may lock the
         rows that this one has just claimed, until it commits."""
         until = max(self._deadline, time.monotonic() + _LOCKED_SECONDS)
-        while self._in_flight.any_released and time.monotonic() < until:
+        while not self._in_flight.release(self._connection) and time.monotonic() < until:
             time.sleep(_LOCKED_PAUSE_SECONDS)
-            self._in_flight.release(self._connection.connection())
 
     def _abandon(self, stuck: list[WorkerThread], connection: Connection) -> None:
         """Releases the commands of these threads, after their sessions have ended: until then

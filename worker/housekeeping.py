@@ -1,8 +1,8 @@
-"""Database work of a worker whose threads are busy: one thread, on a session of its own from the
-pool's headroom.
+"""Database work of a worker whose threads are busy: one thread, with a session from the pool's
+headroom.
 
 It renews leases, settles outcomes that would wait for a busy thread, releases commands that were
-claimed ahead and not started, and carries out the verdicts on threads that are past their due.
+claimed ahead and not started, and replaces threads that have timed out.
 """
 
 import logging
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 #: Seconds within which an outcome is settled, whatever else the process is doing.
 _SETTLE_WITHIN = 0.05
-#: After a verdict could not be carried out, seconds until it is tried again.
+#: Seconds until the next try after a failed verdict.
 _AFTER_FAILURE = 1.0
 #: Seconds added to the statement timeout to get the deadline of a task.
-_ROUND_SPARE_SECONDS = 5.0
-#: Thirds of a lease since the steward's latest renewal after which the worker renews by itself.
+_SPARE_SECONDS = 5.0
+#: Renewals that the steward may miss before the worker renews its leases by itself.
 _STEWARD_MISSES = 1.5
-#: Seconds within which the thread ends after a stop, or its session is cut.
+#: Seconds for the thread to end after a stop, before its session is aborted.
 _ENDS_WITHIN = 1.0
 
 
@@ -46,11 +46,11 @@ class Housekeeping:
         self._claims, self._telemetry = setup.claims, setup.telemetry
         self._renewal = Renewal(setup.claims)
         self._renew_every = setup.timeouts.renewal
-        self._timeout = setup.timeouts.statement + _ROUND_SPARE_SECONDS
-        #: Deadline of the current task; after that the main thread cuts the session.
-        self._due: float | None = None
-        self._slot = setup.telemetry.acquire_slot()
-        self._connection = ThreadConnection(setup.source, self._slot.session)
+        self._timeout = setup.timeouts.statement + _SPARE_SECONDS
+        #: Deadline of the current task.
+        self._due = float("inf")
+        self._slot, source = setup.telemetry.acquire_slot(), setup.source
+        self._connection = ThreadConnection(source.get, source.put, self._slot.session)
         #: Threads that have timed out, with their work and stack.
         self._verdicts: deque[tuple[WorkerThread, Work, str]] = deque()
         self._verdicts_at = 0.0
@@ -67,35 +67,31 @@ class Housekeeping:
 
     def stop(self, deadline: float) -> None:
         self._stopping.set()
-        self._pipeline.working.set()
+        self._pipeline.in_flight.filled.set()
         self._thread.join(max(_ENDS_WITHIN, deadline - time.monotonic()))
         if self._thread.is_alive():
             self._connection.abort_io()
             self._thread.join(_ENDS_WITHIN)
 
     def take_over(self, thread: WorkerThread, work: Work, stack: str) -> None:
-        """Called by the main thread, which decides and never touches the database."""
+        """Called by the main thread, which never touches the database itself."""
         self._verdicts.append((thread, work, stack))
-        self._pipeline.working.set()
+        self._pipeline.in_flight.filled.set()
 
     @property
     def has_pending_verdicts(self) -> bool:
-        """A verdict is not carried out yet."""
         return bool(self._verdicts)
 
     @property
     def fault(self) -> str:
-        """Why this process cannot go on; empty if it can."""
+        """Why this process must be replaced; empty if it need not be."""
         error = self._ended_by
-        return (
-            "" if error is None else f"the housekeeping thread was ended by {type(error).__name__}"
-        )
+        return f"the housekeeping thread was ended by {type(error).__name__}" if error else ""
 
     def cut_if_late(self, now: float) -> None:
         """Frees it from a server that does not answer."""
-        due = self._due
-        if due is not None and now > due:
-            self._due = None
+        if now > self._due:
+            self._due = float("inf")
             self._connection.abort_io()
             logger.warning("housekeeping waits for a database that does not answer: reconnecting")
 
@@ -132,7 +128,7 @@ class Housekeeping:
                     logger.exception("housekeeping failed, and is tried again")
                     self._connection.drop()
                 finally:
-                    self._due = None
+                    self._due = float("inf")
             self._pipeline.unsettled.log()
 
     def _warn_once(self, error: str) -> None:
@@ -148,12 +144,12 @@ class Housekeeping:
         self._pipeline.release_stale(self._connection)
 
     def _wait(self) -> None:
-        """Until something is claimed. Clears first, then looks: a thread that claims does the
-        opposite."""
+        """Waits until something is claimed. Clears first, then checks: a thread that claims does
+        the opposite."""
         self._last_warning = ""
-        self._pipeline.working.clear()
+        self._pipeline.in_flight.filled.clear()
         if not (self._pipeline.busy or self._verdicts or self._stopping.is_set()):
-            self._pipeline.working.wait()
+            self._pipeline.in_flight.filled.wait()
 
     def _carry_out(self, slot: Slot) -> None:
         while self._verdicts and time.monotonic() >= self._verdicts_at:
@@ -164,8 +160,7 @@ class Housekeeping:
             self._verdicts_at = 0.0
 
     def _carry_out_one(self, slot: Slot, thread: WorkerThread, work: Work, stack: str) -> None:
-        """The session is ended before the command is settled: until then it could still
-        commit. May be repeated from the start."""
+        """May be repeated from the start."""
         if isinstance(work, RoundTrip):
             self._replace_leader(thread, stack, with_lead=work.leads)
             return
@@ -174,6 +169,7 @@ class Housekeeping:
         self._pool.replace(thread)
 
     def _settle_late(self, slot: Slot, thread: WorkerThread, work: Execution, stack: str) -> None:
+        """Ends the session before it settles the command: until then the session could commit."""
         connection = self._connection.connection()
         session = thread.connection.session
         activity = self._activity(session) if session else {}
@@ -184,20 +180,18 @@ class Housekeeping:
         if work.finished is None:
             work.finished = work.timed_out(stack, activity)
         work.settled = True
-        self._telemetry.health.stuck(
-            (thread.slot.index, work.finished.claim.token), time.monotonic()
-        )
+        self._telemetry.health.stuck(time.monotonic())
         self._pipeline.unsettled.settle(self._connection, slot, [work.finished])
 
     def _activity(self, session: Session) -> dict[str, object]:
-        """For the details of an event: the statement that a handler is executing, or executed
-        last in its transaction, and the sessions that block it, the longest first."""
+        """For the event's details: the latest statement of a handler, and the sessions that block
+        it, the longest first."""
         row = self._claims.row(self._connection.connection(), "read_session", pid=session[0])
         details = dict(zip(("statement", "blocked_by"), row or (), strict=False))
         return {name: value for name, value in details.items() if value}
 
     def _replace_leader(self, thread: WorkerThread, stack: str, *, with_lead: bool) -> None:
-        """The next leader ends its session, and then adopts the session's claims."""
+        """The next leader ends the session, and then adopts its claims."""
         self._pipeline.leader.mark_in_doubt(thread.connection.session)
         thread.connection.abort_io()
         thread.connection.take_away()

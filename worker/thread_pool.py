@@ -1,7 +1,5 @@
 """The threads of one worker process: their start, their deadlines and their end."""
 
-import logging
-import threading
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -14,12 +12,9 @@ from cmdbus.worker.pipeline.pipeline import Pipeline
 from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.worker_thread import RoundTrip, Work, WorkerThread
 
-logger = logging.getLogger(__name__)
-
-
 #: Seconds until the process takes part, although threads are still preparing their sessions.
 _PREPARES_SECONDS = 2.0
-#: A thread that began a command within these seconds will draw the next one soon.
+#: A thread that has begun a command within these seconds will soon draw the next one.
 _PROGRESS_SECONDS = 0.005
 #: Round trips in a row that fail for a reason other than the database, one second apart, before
 #: the process is replaced.
@@ -38,12 +33,10 @@ class ThreadPool:
         self._queue, self._stopping = self.pipeline.queue, self.pipeline.stopping
         #: One element for each thread that may have a turn.
         self._prepared: SimpleQueue[None] = SimpleQueue()
-        #: By number. The main thread and housekeeping add; a thread that ends removes itself.
+        #: By number. The main thread and housekeeping add threads, which remove themselves.
         self._threads: dict[int, WorkerThread] = {}
         #: The exception that ended a thread unexpectedly.
         self._ended_by: BaseException | None = None
-
-    # For the worker's main thread.
 
     def start(self) -> None:
         """Returns once each thread has prepared its session, or soon if some cannot."""
@@ -54,8 +47,8 @@ class ThreadPool:
                 self._prepared.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def claim(self) -> None:
-        """Starts claiming; after the process has shown that it is ready, as its exit codes mean
-        something else before."""
+        """Called once the process has shown that it is ready: before, its exit codes have other
+        meanings."""
         self._queue.put(LEADERSHIP)
 
     def set_concurrency(self, threads: int) -> None:
@@ -67,36 +60,32 @@ class ThreadPool:
             self._queue.put(RECHECK)
 
     def fill(self, number: int) -> None:
+        """Starts the thread with this number, or a fresh one in its place."""
         slot = self._telemetry.acquire_slot()
-        connection = ThreadConnection(self._source, slot.session)
+        connection = ThreadConnection(self._source.get, self._source.put, slot.session)
         before = self._threads.get(number)
-        thread = self._threads[number] = WorkerThread(number, connection, slot, self._stopping)
-        thread.thread = threading.Thread(
-            target=self._run_thread, args=(thread,), name=f"worker-{number}", daemon=True
-        )
+        thread = WorkerThread(number, connection, slot, self._stopping, self._run_thread)
+        self._threads[number] = thread
         try:
             thread.thread.start()
         except RuntimeError:  # The system is out of threads.
             self._telemetry.release_slot(slot)
-            if before is None:
-                del self._threads[number]
-            else:
+            del self._threads[number]
+            if before is not None:
                 self._threads[number] = before
             raise
 
     @property
     def fault(self) -> str:
-        """Why this process cannot go on, which only a new process cures; empty if it can."""
+        """Why this process must be replaced; empty if it need not be."""
         faults = self.pipeline.faults
         if len(faults) >= _MAX_FAULTS:
             return f"{len(faults)} round trips in a row have failed: {reason(faults[-1])}"
         error = self._ended_by
         return "" if error is None else f"a thread was ended by {type(error).__name__}"
 
-    def next_due(self) -> float | None:
-        return min(
-            (due for thread in self._alive() if (due := thread.due) is not None), default=None
-        )
+    def next_due(self) -> float:
+        return min((thread.due for thread in self._alive()), default=float("inf"))
 
     def put_off(self, seconds: float) -> None:
         """Moves all deadlines by the time for which the process stalled."""
@@ -104,8 +93,9 @@ class ThreadPool:
             thread.put_off(seconds)
 
     def give_up_late(self, now: float) -> list[tuple[WorkerThread, Work]]:
-        """The verdict on every slot that is past its due; carried out by housekeeping."""
-        late = [(slot, work) for slot in self._alive() if (work := slot.give_up_if_late(now))]
+        """The overdue threads, with the work that has timed out; housekeeping replaces them."""
+        threads = self._alive()
+        late = [(thread, work) for thread in threads if (work := thread.give_up_if_late(now))]
         for thread, work in late:
             if isinstance(work, RoundTrip):
                 thread.connection.abort_io()  # so that it puts its outcomes back
@@ -116,8 +106,8 @@ class ThreadPool:
             thread.connection.abort_io()
 
     def replace(self, thread: WorkerThread, *, with_lead: bool = False) -> None:
-        """A fresh thread for one that has timed out, and a new leadership if it led; the old
-        thread ends once it returns, and puts back none."""
+        """Starts a fresh thread for one that has timed out, and gives it the leadership of one
+        that led; the old thread ends without putting it back."""
         if self._threads.get(thread.number) is thread and not self._stopping.is_set():
             self.fill(thread.number)
             if with_lead:
@@ -131,7 +121,7 @@ class ThreadPool:
         for thread in self._alive():
             if not thread.given_up:
                 thread.join(deadline - time.monotonic())
-        return [slot for slot in self.left() if not slot.given_up]
+        return [thread for thread in self.left() if not thread.given_up]
 
     def left(self) -> list[WorkerThread]:
         return [thread for thread in self._alive() if thread.running]

@@ -19,15 +19,15 @@ from cmdbus.worker.thread_pool import ThreadPool
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two beats of the main thread at most; a verdict is late by no more than that.
+#: Seconds between two heartbeats at most, and so between two checks for overdue threads.
 _BEAT_SECONDS = 1.0
-#: Seconds by which a beat may be late; by more, the process was stopped or a handler held the GIL,
-#: and all due times are put off.
+#: Seconds by which a heartbeat may be late. If it is later, the process was stopped or a handler
+#: held the GIL, and all deadlines are extended.
 _STALL_SECONDS = 1.0
 
 
 def beat(node: Node, telemetry: Telemetry, timeouts: Timeouts) -> None:
-    """Past the due that this shows, the process is hung."""
+    """Sends a heartbeat with the time after which this process counts as hung."""
     if node.parent not in (None, os.getppid()):
         logger.error("the supervisor is gone: this process exits immediately")
         os._exit(Exit.ERROR)
@@ -48,13 +48,10 @@ class Watch:
         return min(_BEAT_SECONDS, self.setup.timeouts.thread / 4)
 
     def run(self, orders: SimpleQueue[float]) -> float:
-        """Until the order to stop; returns its deadline."""
+        """Runs until the order to stop; returns its deadline."""
         while True:
-            due = self.threads.next_due()
             began = time.monotonic()
-            pause = self.beat_seconds
-            if due is not None:
-                pause = min(pause, max(due - began, 0.0))
+            pause = min(self.beat_seconds, max(self.threads.next_due() - began, 0.0))
             with suppress(Empty):
                 return orders.get(timeout=pause)
             late = time.monotonic() - began - pause

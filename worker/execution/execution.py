@@ -1,8 +1,8 @@
 """Runs one command's handler and finds its outcome.
 
-A handler that never touches `context.connection` leaves its outcome to be settled with
-others. One that does gets a transaction, in which the outcome is settled too: effects
-and completion commit together, or neither.
+If the handler never touches `context.connection`, its outcome is settled together with others.
+If it does, it gets a transaction, in which the outcome is settled too: effects and completion
+commit together, or neither.
 """
 
 import os
@@ -51,37 +51,34 @@ from cmdbus.worker.execution.handler_transaction import (
 )
 
 _DEFAULT_POLICY = RetryPolicy()
-#: The server ended the session for reasons of its own: crash of another, start-up.
+#: SQLSTATEs of a server that has crashed, or is starting.
 _SERVER_WENT = ("57P02", "57P03")
-#: It is shut down, or somebody has ended this one session: perhaps the command itself.
+#: The server is shut down, or this session alone was ended, perhaps by the command itself.
 _SESSION_ENDED = "57P01"
-#: What statements raise whose session has ended. The server ends an idle transaction later than
-#: the verdict would end its command: then the whole process, or its machine, stood still.
+#: Errors of a session that has ended. The server ends an idle transaction later than the worker
+#: gives up its command: if it does, the whole process or machine was stopped.
 _SESSION_ERRORS = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout)
-#: Seconds until a command is tried again whose database went away.
+#: Seconds until a command that an outage has interrupted runs again.
 _AFTER_OUTAGE = 1.0
 
 
 class ExecutingThread(Protocol):
-    """The thread that an execution runs in."""
+    """The thread that an execution runs in: see WorkerThread."""
 
-    def connect(self) -> Connection:
-        """The thread's connection, which works."""
-
-    def extend(self, work: "Execution", due: float, /) -> None:
-        """Moves the work's due time, unless it is over."""
+    def connect(self) -> Connection: ...
+    def extend(self, work: "Execution", due: float, /) -> None: ...
 
 
 class Execution:
-    """One claim in the hands of one thread: the thread's work, until it is due."""
+    """One claim that one thread works on."""
 
-    #: Settled in its own transaction; None while that is unknown.
+    #: The outcome that was settled in the handler's transaction.
     committed: Finished | None = None
-    #: Set when it has timed out: the outcome of its command, and whether that is settled.
+    #: Set when the execution times out: the outcome of its command, and whether it is settled.
     finished: Finished | None = None
     settled = False
     _transaction: HandlerTransaction | None = None
-    #: Whether the handler wanted a session, and which it got.
+    #: Whether the handler has asked for a session, and the one that it got.
     _touched = False
     _session: Connection | None = None
     #: The handler has returned.
@@ -99,19 +96,19 @@ class Execution:
         self.max_attempts = claim.max_attempts or (handler.retry or _DEFAULT_POLICY).max_attempts
         self.timeout = handler.timeout or timeouts.thread
         self.began = time.monotonic()
-        #: Monotonic time, with what the execution was extended by.
+        #: Monotonic time, extensions included.
         self.due = self.began + self.timeout
         self._handler = handler
         self._thread = thread
-        #: The process that it runs in; the handler may fork.
+        #: The worker's process; the handler may fork.
         self._pid = os.getpid()
-        #: Between the handler's thread and those that it may have left behind.
+        #: For the transaction, which other threads of the handler may open or limit.
         self._opening = Lock()
         self._claims = claims
         self._timeouts = timeouts
 
     def run(self) -> Finished | None:
-        """The outcome to settle; None if it is settled already, or not ours any more."""
+        """Returns the outcome to settle; None if it is settled already, or the lease is lost."""
         claim = self.claim
         outcome = None
         if claim.attempts or claim.losses:
@@ -125,19 +122,17 @@ class Execution:
         return None if outcome is None else self._finished(outcome)
 
     def timed_out(self, stack: str, activity: Mapping[str, object]) -> Finished:
-        """The outcome when the thread did not come back in time, with where it was, and with
-        what its database session did."""
+        """Returns the outcome of a hung thread, with its stack and its session's activity."""
         error = TransientCommandError(
             "TIMEOUT",
             f"gave up after {self.timeout:g} s: its thread did not come back",
             {**activity, "stack": stack},
         )
-        return self._finished(self._fate(error, "", self.claim.attempts + 1, None))
+        return self._finished(self._fate(error))
 
     def _execute(self, data: Any) -> Outcome | None:
-        attempt = self.claim.attempts + 1
         command = self._command(data)
-        context = Context(command, self, attempt, self.max_attempts, self.due)
+        context = Context(command, self, self.claim.attempts + 1, self.max_attempts, self.due)
         try:
             try:
                 failpoint(BEFORE_EFFECT)
@@ -177,12 +172,9 @@ class Execution:
         try:
             return self._failed(error, context)
         except BaseException as second:
-            error_reported = TransientCommandError(
-                "UNREPORTABLE",
-                f"{class_name(error)} could not be reported: {class_name(second)} "
-                f"while it was looked at",
-            )
-            return self._fate(error_reported, "", context.attempt, None)
+            names = f"{class_name(error)} could not be reported: {class_name(second)}"
+            message = f"{names} while it was looked at"
+            return self._fate(TransientCommandError("UNREPORTABLE", message))
 
     def _failed(self, error: BaseException, context: Context) -> Outcome:
         if isinstance(error, _SESSION_ERRORS) and self._session_is_gone():
@@ -199,11 +191,10 @@ class Execution:
         if self._plan_has_changed(error):
             return interrupted("PLAN_CHANGED", str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))
-        return self._fate(error, trace, context.attempt, context.retry_delay)
+        return self._fate(error, trace, context.retry_delay)
 
     def _is_lost(self, error: psycopg.Error) -> bool | None:
-        """Whether it may be this very command that ended its session: as it may be without a word
-        from the server. See Outcome."""
+        """Whether this very command may have ended its session; see Outcome."""
         if self._transaction is not None and self._transaction.server_ended:
             return False
         if self._session is not None and error.sqlstate == _SESSION_ENDED:
@@ -211,8 +202,8 @@ class Execution:
         return self._session is not None and error.sqlstate not in _SERVER_WENT
 
     def _plan_has_changed(self, error: BaseException) -> bool:
-        """A migration has spoilt a statement that the driver had prepared; it forgets those with
-        the rollback. Only of our session: another one's it may never forget."""
+        """Whether a migration has invalidated a statement that the driver had prepared in this
+        session; the driver forgets those at the rollback."""
         return (
             isinstance(error, psycopg.errors.FeatureNotSupported)
             and error.diag.source_function == "RevalidateCachedQuery"
@@ -221,12 +212,12 @@ class Execution:
         )
 
     def _fate(
-        self, error: BaseException, trace: str, attempt: int, retry_after: float | None
+        self, error: BaseException, trace: str = "", retry_after: float | None = None
     ) -> Outcome:
         return failed(
             error,
             trace,
-            attempt=attempt,
+            attempt=self.claim.attempts + 1,
             max_attempts=self.max_attempts,
             policy=self._handler.retry or _DEFAULT_POLICY,
             retry_after=retry_after,
@@ -246,16 +237,29 @@ class Execution:
             claim.created_at.astimezone(UTC),
         )
 
-    # For the context.
+    # Called by the context, in any thread of the handler.
 
     def open(self) -> HandlerConnection:
         if os.getpid() != self._pid:
             raise InvalidOperationError(USED_AFTER_FORK)
         with self._opening:
-            return self._opened()
+            if self._over:
+                raise InvalidOperationError(USED_AFTER_RETURN)
+            if self._transaction is None:
+                self._touched = True
+                self._session = self._thread.connect()
+                try:
+                    self._transaction = self._begin(self._session)
+                except _SESSION_ERRORS:
+                    if not self._session.closed:
+                        raise
+                    # It ended after the thread's latest command, so it is no loss of this one.
+                    self._session = self._thread.connect()
+                    self._transaction = self._begin(self._session)
+            return self._transaction.connection
 
     def extend(self, due: float) -> None:
-        """From any thread. The lock: a transaction that opens meanwhile has the new limits."""
+        """The lock lets a transaction that opens meanwhile have the new limits."""
         if os.getpid() != self._pid:
             raise InvalidOperationError(
                 "context.extend() was used in a forked process: call it in the handler's own"
@@ -273,30 +277,14 @@ class Execution:
             "idle": self._timeouts.idle_for(allowed),
         }
 
-    def _opened(self) -> HandlerConnection:
-        if self._over:
-            raise InvalidOperationError(USED_AFTER_RETURN)
-        if self._transaction is None:
-            self._touched = True
-            self._session = self._thread.connect()
-            try:
-                self._transaction = self._begin(self._session)
-            except _SESSION_ERRORS:
-                if not self._session.closed:
-                    raise
-                # It ended after the thread's latest command, so it is no loss of this one.
-                self._session = self._thread.connect()
-                self._transaction = self._begin(self._session)
-        return self._transaction.connection
-
     def _begin(self, session: Connection) -> HandlerTransaction:
         marker = f"{self.claim.id}:{self.claim.token}"
         return HandlerTransaction(self._claims, session, marker, **self._limits())
 
 
 def _is_of_driver(error: BaseException) -> bool:
-    """Whether the system refused to let the driver wait for a session: its descriptor was closed,
-    or the process has run out of something, which any of its commands may have caused."""
+    """Whether the driver could not wait for its session: the descriptor was closed, or the process
+    has run out of resources."""
     if not isinstance(error, OSError):
         return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -305,8 +293,8 @@ def _is_of_driver(error: BaseException) -> bool:
 
 
 def _leave_fork() -> None:
-    """A process that the handler forked, and that came back from it: it is no worker, and must
-    touch nothing that it shares with one."""
+    """Ends a process that the handler forked and that has returned from the handler: it must not
+    touch anything that it shares with the worker."""
     error = sys.exception()
     code = 0 if error is None else 1
     if isinstance(error, SystemExit):

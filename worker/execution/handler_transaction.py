@@ -30,10 +30,8 @@ from cmdbus.worker.execution.handler_connection import (
     handler_connection,
 )
 
-#: Codes of executions whose settlement was refused.
 _BLOCKED, _ROLE_CHANGED = "SETTLEMENT_BLOCKED", "ROLE_CHANGED"
-
-#: The server's function that says that all sessions end.
+#: The server's function that announces the end of all sessions.
 _ENDS_ALL = "quickdie"
 
 _IDLE = psycopg.pq.TransactionStatus.IDLE
@@ -42,12 +40,12 @@ _INTRANS = psycopg.pq.TransactionStatus.INTRANS
 
 
 class LeaseLostError(CmdbusError):
-    """Another claim has the command now: nothing of this execution may land."""
+    """Another claim has the command now: nothing of this execution may be committed."""
 
 
 class SettlementBlockedError(CmdbusError):
-    """Another session has locked what the settlement writes, the worker's role lacks a right, or
-    the server has no space: no fault of the handler's, as far as is known."""
+    """The settlement failed without a fault of the handler's: another session has locked its rows,
+    the worker's role lacks a right, or the server has no space."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -63,15 +61,16 @@ class HandlerTransaction:
         self._claims = claims
         self._session = connection
         self._marker = marker
+        #: It was committed or rolled back.
         self._clean = False
         self._handlers: HandlerConnection | None = None
-        #: False once the session was found to be in use after the handler had returned.
+        #: False if the session was still in use after the handler had returned.
         self._at_rest = True
-        #: A statement in it had failed, and was what ended it.
+        #: A statement had failed when it was rolled back.
         self.aborted = False
         #: Its session was closed here, because it was still in use.
         self.dropped = False
-        #: The server has said that it ends all sessions at once.
+        #: The server has announced the end of all sessions.
         self.server_ended = False
         begin(claims, connection, statement=statement, idle=idle, marker=marker)
         connection.add_notice_handler(self._noticed)
@@ -84,15 +83,15 @@ class HandlerTransaction:
         return self._handlers
 
     def limit(self, *, statement: float, idle: float) -> None:
-        """New limits, in seconds; from any thread."""
+        """Sets new limits, in seconds. Called by any thread."""
         handlers = self._handlers
         if handlers is not None:
             with suppress(InvalidOperationError):  # the handler has returned meanwhile
                 handlers.limit(limits(self._claims, statement=statement, idle=idle))
 
     def complete(self, finished: Finished) -> None:
-        """Settles and commits. The COMMIT is sent only after the settlement was seen to have
-        found its row: sent together with it, the effects land without the completion."""
+        """Settles and commits. The COMMIT is sent only once the settlement has found its row: else
+        the effects could be committed without the completion."""
         self._retire()
         self._check_finished()
         try:
@@ -120,13 +119,13 @@ class HandlerTransaction:
         self._clean = True
 
     def end(self) -> None:
-        """Whatever happened, the session is clean for the next command, or closed."""
+        """Leaves the session clean for the next command, or closed."""
         self._retire()
         try:
             self._clean_up()
             if self._session.closed and not self.dropped:
                 with suppress(psycopg.Error):
-                    self._session.pgconn.is_busy()  # Reads what came before the end.
+                    self._session.pgconn.is_busy()  # Reads notices that came before its end.
         finally:
             self._session.remove_notice_handler(self._noticed)
 
@@ -144,8 +143,8 @@ class HandlerTransaction:
             self._session.close()
 
     def _refusal(self, error: psycopg.Error, claim: Claim) -> CmdbusError:
-        """What a missing right means. If the worker's role has them all, the handler has changed
-        the role, unless the right was granted in this moment: that happens but once."""
+        """The error for a missing right. If the worker's role has all rights, the handler has
+        changed the role, or the right was granted at this moment: then a retry succeeds."""
         roll_back(self._claims, self._session)
         self._clean = True
         if self._claims.rows(self._session, "read_missing_rights"):
@@ -167,8 +166,7 @@ class HandlerTransaction:
         make_partitions(self._claims, self._session)
 
     def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
-        """The last word of an immediate shutdown, or after the crash of another session: no error,
-        and nothing that a command can make the server say."""
+        """The notice of an immediate shutdown, or of a crash; no command can cause it."""
         if notice.source_function == _ENDS_ALL:
             self.server_ended = True
 

@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from threading import Lock
+from threading import Event, Lock
 
 from cmdbus.board.records import CommandType
 from cmdbus.board.seats import Seat
-from cmdbus.worker.claims.claim import Claim, Connection, Finished, Key, key_of
+from cmdbus.worker.claims.claim import Claim, Finished, Key, key_of
 from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.halving import release
 
 #: Characters; smaller payloads are not counted: those that a board has room for hold 512 KB.
@@ -73,6 +74,8 @@ class InFlight:
         #: move the same entry.
         self._lock = Lock()
         self._entries: dict[Key, Entry] = {}
+        #: Set when something was claimed; cleared by housekeeping when nothing is left.
+        self.filled = Event()
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -90,10 +93,6 @@ class InFlight:
     def prefetched_bytes(self) -> int:
         """Bytes that were claimed and that no thread has started with."""
         return sum([entry.payload_bytes for entry in self.in_state(QUEUED)])
-
-    @property
-    def any_released(self) -> bool:
-        return bool(self.in_state(RELEASED))
 
     def in_state(self, *states: EntryState) -> list[Entry]:
         """In the order in which they were claimed."""
@@ -129,6 +128,8 @@ class InFlight:
                         entry.payload_bytes = len(data.encode())
                     entries[key] = entry
                     taken.append(entry)
+        if taken:
+            self.filled.set()
         return taken
 
     def start(self, entry: Entry) -> None:
@@ -166,11 +167,16 @@ class InFlight:
             entry.claim = claim._replace(data="")
             entry.state = RELEASED
 
-    def release(self, connection: Connection) -> None:
-        """Releases what was marked. After an error, or while another session has a row locked,
-        the next call tries again: what the database knows already is found gone by its token. A
-        row that cannot be released leaves the table, so that its lease ends."""
+    def release(self, connection: ThreadConnection) -> bool:
+        """Releases what was marked; False if some of it is left, as another session has its row
+        locked. The next call tries again, also after an error: what the database has released
+        already is found gone by its token. A row that cannot be released leaves the table, so that
+        its lease ends."""
         claims = [entry.claim for entry in self.in_state(RELEASED)]
-        work = partial(self._claims.release, connection)
-        _, locked = release(self._claims, connection, claims, work)
+        if not claims:
+            return True
+        session = connection.connection()
+        work = partial(self._claims.release, session)
+        _, locked = release(self._claims, session, claims, work)
         self.free([claim for claim in claims if claim not in locked])
+        return not locked

@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 import psycopg
 
@@ -39,6 +38,7 @@ from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_execute
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.claims.turns import Turns
 from cmdbus.worker.pipeline.in_flight import InFlight
+from cmdbus.worker.pipeline.local_queue import LocalQueue
 from cmdbus.worker.pipeline.narrowing import Narrowing
 from cmdbus.worker.pipeline.prefetch_policy import PrefetchPolicy
 from cmdbus.worker.pipeline.setup import Setup
@@ -47,19 +47,13 @@ from cmdbus.worker.pipeline.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
 
-#: Seconds until the next round trip, after one failed for a reason other than its connection.
+#: Seconds until the next round trip after one that failed.
 _AFTER_FAILURE = 1.0
-#: Seconds until the next round trip while the board has no place for another claim and nothing
-#: was settled.
+#: Seconds between round trips while the board has no place for another claim and there is nothing
+#: to settle.
 _FULL_SECONDS = 0.01
 #: Seconds to wait until a session in doubt is gone; after that the next leader asks again.
 _GONE_WITHIN = 2.0
-
-
-class TakeOn(Protocol):
-    """Puts claims into the queue; `wake` if the leader does not draw them next."""
-
-    def __call__(self, thread: WorkerThread, claims: list[Claim], *, wake: bool = ...) -> None: ...
 
 
 class Leader:
@@ -67,9 +61,9 @@ class Leader:
         self,
         setup: Setup,
         in_flight: InFlight,
+        queue: LocalQueue,
         unsettled: Unsettled,
         prefetch: PrefetchPolicy,
-        take_on: TakeOn,
         stopping: threading.Event,
     ) -> None:
         self._claims = setup.claims
@@ -78,17 +72,15 @@ class Leader:
         for name in setup.claims.types:
             self._types[name.split(" ")[0]].append(name)
         self._narrowing = Narrowing(setup.claims)
-        self._in_flight = in_flight
-        self._unsettled = unsettled
+        self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
         self._prefetch = prefetch
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self._turns = Turns(setup.domains)
         self._claim_bytes = setup.claim_bytes
-        self._take_on = take_on
         self._stopping = stopping
         self._floors = Floors()
-        #: Of the types that are claimed ahead; they are kept while these are the same.
-        self._quick_floors, self._quick = Floors(), set[str]()
+        #: The types that are claimed ahead, and their floors, which begin again with other types.
+        self._quick, self._quick_floors = set[str](), Floors()
         #: The latest claim may have left something that it could have taken.
         self._has_more = False
         #: The latest warning, which is not repeated.
@@ -97,12 +89,12 @@ class Leader:
         self.sessions_in_doubt: set[Session] = set()
 
     def mark_in_doubt(self, session: Session | None) -> None:
-        """Its last round trip may have claimed."""
+        """The session's last round trip may have claimed."""
         if session is not None:
             self.sessions_in_doubt.add(session)
 
     def prepare(self, thread: WorkerThread) -> None:
-        """For each new session, before its thread leads: registers the worker, and plans."""
+        """Registers the worker in each new session of a leader, and plans its statement."""
         connection = thread.connection.connection()
         if thread.connection.session != thread.registered:
             self._claims.register(connection)
@@ -116,28 +108,13 @@ class Leader:
             self.adopt(thread)
         self._waiter.before_claim()
         try:
-            began, request, claims = self._settle_and_claim(thread, threads)
+            return self._settle_and_claim(thread, threads)
         except BaseException as error:
             if thread.connection.lost() or not isinstance(error, psycopg.Error):
                 self.mark_in_doubt(thread.connection.session)
             raise
-        if claims is None:
-            return True
-        ended = time.monotonic()
-        self._telemetry.settled_and_claimed(thread.slot, len(claims), ended - began)
-        payload = sum([len(claim.data) for claim in claims])
-        thread.waited_for_cpu()  # from here on
-        self._waiter.after_claim(full=self._has_more)
-        self._prefetch.claimed(len(claims), began, ended, payload)
-        if claims:
-            failpoint(AFTER_CLAIM)
-        self._take_on(thread, claims, wake=False)
-        return bool(claims or self._has_more or not request.free)
 
-    def _settle_and_claim(
-        self, thread: WorkerThread, threads: int
-    ) -> tuple[float, ClaimRequest, list[Claim] | None]:
-        """When the claim began, its limits, and its claims; None if they came row by row."""
+    def _settle_and_claim(self, thread: WorkerThread, threads: int) -> bool:
         connection, slot = thread.connection, thread.slot
         done = self._unsettled.take()
         others = [finished for finished in done if not finished.plain]
@@ -158,15 +135,14 @@ class Leader:
             rejection = error
         else:
             self._last_warning = ""
-            connection.worked()
             self._unsettled.settled(slot, plain, lost)
-            return began, request, claims
-        return began, request, self._claim_apart(thread, request, rejection)
+            return self._claimed(thread, request, claims, began)
+        return self._claim_apart(thread, request, rejection)
 
     def _step(
         self, connection: Connection, finished: Sequence[Finished], request: ClaimRequest
     ) -> tuple[list[Claim], list[Claim]]:
-        """One round trip, whose results also move the floors of the next one."""
+        """One round trip, which also moves the floors of the next one."""
         looks: list[ClaimResult] = []
         lost, claims = self._claims.settle_and_claim(connection, finished, request, looks.append)
         self._has_more = len(claims) >= request.free
@@ -179,9 +155,33 @@ class Leader:
                 self._floors.looked(request.floors, request.below, request.queues, result, now)
         return lost, claims
 
+    def _claimed(
+        self, thread: WorkerThread, request: ClaimRequest, claims: list[Claim], began: float
+    ) -> bool:
+        ended = time.monotonic()
+        self._telemetry.settled_and_claimed(thread.slot, len(claims), ended - began)
+        payload = sum([len(claim.data) for claim in claims])
+        thread.waited_for_cpu()  # from here on
+        self._waiter.after_claim(full=self._has_more)
+        self._prefetch.claimed(len(claims), began, ended, payload)
+        if claims:
+            failpoint(AFTER_CLAIM)
+        self._take_on(thread, claims, wake=False)
+        return bool(claims or self._has_more or not request.free)
+
+    def _take_on(self, thread: WorkerThread, claims: list[Claim], *, wake: bool = True) -> None:
+        """`wake`: the thread does not draw next."""
+        self._queue.fill(self._in_flight.take(claims, lambda: thread.given_up), thread.pauses)
+        if claims and wake:
+            self._queue.wake()
+        if self._stopping.is_set():
+            # The main thread has already released the commands that were not started.
+            self._queue.release()
+            self._in_flight.release(thread.connection)
+
     def _claim_apart(
         self, thread: WorkerThread, request: ClaimRequest, error: BaseException
-    ) -> list[Claim] | None:
+    ) -> bool:
         """After an outcome or a row has made a round trip fail: settles, then claims, on another
         session, as a handler may have changed this one. If the claim is what fails, rows are
         claimed one by one; the error is raised if that does not get on either."""
@@ -191,16 +191,19 @@ class Leader:
         try:
             if was_executed(error):
                 self._adopt(thread, connection, self._in_flight.known())
-            return self._step(connection, [], request)[1]
+            began = time.monotonic()
+            _, claims = self._step(connection, [], request)
         except Exception as second:
             if cause_of(second) is Cause.ELSEWHERE:
                 raise
             rejection = second
+        else:
+            return self._claimed(thread, request, claims, began)
         if not self._narrowing.claim(connection, request, partial(self._take_on, thread)):
             raise rejection
         self._warn_once(rejection, "claiming row by row")
         self._telemetry.claim_failed(thread.slot)
-        return None
+        return True
 
     def adopt(self, thread: WorkerThread) -> None:
         """Takes the claims of the sessions in doubt."""
@@ -212,25 +215,25 @@ class Leader:
             self.sessions_in_doubt -= sessions
 
     def _adopt(self, thread: WorkerThread, connection: Connection, known: Container[Key]) -> None:
-        """As many as the limit of payloads allows; the rest is released."""
+        """As many of the orphans as the limit of payloads allows; the rest is released."""
         adopted, rest = self._narrowing.adopt(connection, known, self._claim_bytes)
         if adopted or rest:
             count = len(adopted) + len(rest)
             logger.info("%s commands were claimed by a round trip whose reply was lost", count)
         self._in_flight.mark_released(rest)
         self._take_on(thread, adopted)
-        if rest:
-            self._in_flight.release(connection)
+        self._in_flight.release(thread.connection)
 
     def orphans(self, connection: Connection, sessions: Collection[Session]) -> list[Claim]:
-        """Claims of this worker that it does not hold, without payloads."""
+        """This worker's claims in the table that are not in flight, without payloads."""
         _, known = self._end_sessions(connection, sessions)
         return self._narrowing.orphans(connection, known)
 
     def _end_sessions(
         self, connection: Connection, sessions: Collection[Session]
     ) -> tuple[bool, set[Key]]:
-        """Whether the sessions are gone, or may still claim; and all claims in flight then."""
+        """Whether the sessions are gone, so that they cannot claim any more; and the claims that
+        were in flight then."""
         gone = end_sessions(self._claims, connection, sessions, within=_GONE_WITHIN)
         # Before the table is read: a claim that is settled in between is in neither.
         return gone, self._in_flight.known()
@@ -262,8 +265,8 @@ class Leader:
         )
 
     def wait_for_work(self, thread: WorkerThread) -> bool:
-        """True if there were only outcomes to settle, which is done: the leader may wait on."""
-        self._telemetry.waits(thread.slot, Phase.RESTING)
+        """True if only outcomes were waiting, which are settled now: the leader may wait on."""
+        thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
         source = self._waiter.wait_for_work(
             busy=lambda: bool(self._unsettled) or self._stopping.is_set(),
             until=self._floors.look_again_at,
@@ -276,43 +279,33 @@ class Leader:
         return True
 
     def recover(self, thread: WorkerThread, error: Exception) -> None:
-        """The outcomes are back in `done`; then a session that works, however long it takes,
-        unless the worker stops meanwhile."""
-        if not isinstance(error, psycopg.Error):
-            # Something that a handler did to the connection object, or to the process.
-            thread.connection.drop()
+        """Replaces the session, however long that takes, unless the worker stops meanwhile."""
+        read_only = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+        lost = isinstance(error, psycopg.Error) and (read_only or thread.connection.lost())
+        thread.connection.drop()
+        if not lost:
+            # A handler may have changed the session, the connection object or the process.
             self._warn_once(error, f"trying again every {_AFTER_FAILURE:g} s")
             self._stopping.wait(_AFTER_FAILURE)
             return
-        thread.connection.discard_if_read_only(error)
-        if not thread.connection.lost():
-            thread.connection.failed()
-            self._warn_once(error, f"trying again every {_AFTER_FAILURE:g} s")
-            self._stopping.wait(_AFTER_FAILURE)
-            return
-        why = reason(error)
-        if why != self._last_warning:
-            logger.warning(
-                "the database connection is lost (%s); reconnecting until it answers", why
-            )
-        self._last_warning = why
-        self._telemetry.waits(thread.slot, Phase.AWAY)
+        then = "the connection is lost: reconnecting until the database answers"
+        self._warn_once(error, then, logging.WARNING)
+        thread.slot.enter(Phase.AWAY, time.monotonic_ns(), 0)
         if not isinstance(error, PoolExhausted):
             self._telemetry.health.database_away(time.monotonic())
-        if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-            # Where the DSN takes any server, the next session may be one with the same.
+        if read_only:
+            # Where the DSN takes any server, the next session may lead to the same one.
             self._stopping.wait(_AFTER_FAILURE)
         while not self._stopping.is_set():
-            # reconnect() raises if the worker is stopping or the pool is exhausted; the loop
-            # condition decides.
+            # Raises if the worker stops or the pool is exhausted; the loop's condition decides.
             with suppress(psycopg.OperationalError):
                 thread.connection.reconnect(self._stopping)
                 self._telemetry.database_back()
                 return
 
-    def _warn_once(self, error: Exception, then: str) -> None:
-        """Not each time: the server may refuse the same for an hour."""
+    def _warn_once(self, error: Exception, then: str, level: int = logging.ERROR) -> None:
+        """Once for a row of equal errors: the server may refuse the same for an hour."""
         why = reason(error)
         if why != self._last_warning:
-            logger.error("a round trip failed (%s); %s", why, then)
+            logger.log(level, "a round trip failed (%s); %s", why, then)
         self._last_warning = why

@@ -92,34 +92,24 @@ class LocalQueue:
     def __bool__(self) -> bool:
         return bool(self._items)
 
-    def release_stale(self) -> None:
-        """Commands that were claimed ahead of the threads and not started in time, because a type
-        that was quick has become slow."""
-        late = time.monotonic() - self._filled_at >= _STARTED_WITHIN
-        if late and len(self._items) >= 2:
-            self._release_entries()
-
     def is_older(self, pauses: int) -> bool:
-        """Whether what was drawn was claimed before the latest of these pauses."""
+        """Whether the commands were claimed before the latest of these pauses."""
         return self._pauses < pauses
 
-    def release_drawn(self, entry: Entry) -> None:
-        """All commands that no thread has started, and the one that was just drawn."""
-        self._release_entries()
-        self._in_flight.mark_released([entry.claim])
+    def release_stale(self) -> None:
+        """Releases commands that were claimed ahead of the threads and not started in time,
+        because a type that was quick has become slow."""
+        late = time.monotonic() - self._filled_at >= _STARTED_WITHIN
+        if late and len(self._items) >= 2:
+            self.release()
 
-    def release_all(self) -> None:
-        """Only once the worker stops, as the leadership goes, too."""
-        if STOP in self._release():
-            self.put(STOP)
-
-    def _release_entries(self) -> None:
-        for item in self._release():
-            self.put(item)
-
-    def _release(self) -> list[ControlItem]:
-        items: list[Item] = []
+    def release(self, *drawn: Entry) -> None:
+        """Marks all commands that no thread has started as released, and those that were just
+        drawn. Control items stay."""
+        items: list[Item] = [*drawn]
         while (item := self.draw()) is not None:
             items.append(item)
         self._in_flight.mark_released([item.claim for item in items if isinstance(item, Entry)])
-        return [item for item in items if isinstance(item, ControlItem)]
+        for item in items:
+            if isinstance(item, ControlItem):
+                self.put(item)

@@ -22,6 +22,7 @@ from contextlib import suppress
 
 import psycopg
 
+from cmdbus.board.records import Phase
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim
@@ -38,7 +39,7 @@ from cmdbus.worker.pipeline.worker_thread import RoundTrip, WorkerThread
 logger = logging.getLogger(__name__)
 
 #: Seconds added to the statement timeout to get the deadline of a leader's round trip.
-_STEP_SPARE = 5.0
+_SPARE_SECONDS = 5.0
 
 
 class Pipeline:
@@ -47,6 +48,7 @@ class Pipeline:
     def __init__(self, setup: Setup, concurrency: int, is_surplus: Callable[[], bool]) -> None:
         """`is_surplus`: whether a thread may end, as there are more than `concurrency`."""
         self._setup = setup
+        self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self.concurrency = concurrency
         self._is_surplus = is_surplus
@@ -55,10 +57,8 @@ class Pipeline:
         self.queue = LocalQueue(self.in_flight)
         self.unsettled = Unsettled(setup.claims, setup.telemetry, self.in_flight)
         self.stopping = threading.Event()
-        #: Set when something was claimed; cleared by housekeeping when nothing is in flight.
-        self.working = threading.Event()
         self.leader = Leader(
-            setup, self.in_flight, self.unsettled, self._prefetch, self._take_on, self.stopping
+            setup, self.in_flight, self.queue, self.unsettled, self._prefetch, self.stopping
         )
         #: Errors of the latest round trips in a row that failed for a reason other than the
         #: database; written by the leader.
@@ -69,7 +69,7 @@ class Pipeline:
         started as released."""
         self.stopping.set()
         self._waiter.wake()
-        self.queue.release_all()
+        self.queue.release()
         self.queue.put(STOP)
 
     def settle_all(self, connection: ThreadConnection, slot: Slot) -> None:
@@ -78,8 +78,7 @@ class Pipeline:
         if self.leader.sessions_in_doubt:
             orphans = self.leader.orphans(connection.connection(), self.leader.sessions_in_doubt)
             self.in_flight.mark_released(orphans)
-        if self.in_flight.any_released:
-            self.in_flight.release(connection.connection())
+        self.in_flight.release(connection)
 
     @property
     def busy(self) -> bool:
@@ -87,14 +86,12 @@ class Pipeline:
 
     def release_stale(self, connection: ThreadConnection) -> None:
         self.queue.release_stale()
-        if self.in_flight.any_released:
-            self.in_flight.release(connection.connection())
+        self.in_flight.release(connection)
 
     def prepare_session(self, thread: WorkerThread) -> bool:
         """Before its first turn; without a database it takes part nevertheless, and prepares when
         it leads."""
-        due = time.monotonic() + self._setup.timeouts.statement + _STEP_SPARE
-        thread.work = RoundTrip(due, leads=False)
+        thread.work = RoundTrip(time.monotonic() + self._round_trip_seconds, leads=False)
         with suppress(Exception):
             self.leader.prepare(thread)
         return thread.end()
@@ -110,7 +107,7 @@ class Pipeline:
                 return self._survive(thread, item)
             # A domain was paused since. Housekeeping releases what has not started, and the
             # next claim takes what may go on again.
-            self.queue.release_drawn(item)
+            self.queue.release(item)
         elif item is LEADERSHIP:
             return self._lead(thread)
         elif item is STOP:
@@ -156,7 +153,7 @@ class Pipeline:
         finally:
             stays = thread.end()
         seconds = time.monotonic() - execution.began
-        self._telemetry.ended(thread.slot, entry.command_type, seconds)
+        thread.slot.counters.handler_duration.observe(entry.command_type.index, seconds)
         if seconds >= QUICK_SECONDS:
             # Only time for which it had a CPU makes a type slow: on busy CPUs one no-op in 150
             # takes longer.
@@ -217,9 +214,9 @@ class Pipeline:
 
     def _settle_and_claim(self, thread: WorkerThread) -> bool:
         """True if there was nothing to claim, and the thread has waited for work."""
-        due = time.monotonic() + self._setup.timeouts.statement + _STEP_SPARE
+        due = time.monotonic() + self._round_trip_seconds
         thread.work = RoundTrip(due)
-        self._telemetry.leads(thread.slot, due)
+        thread.slot.enter(Phase.LEADING, time.monotonic_ns(), int(due * 1e9))
         if self.stopping.is_set():
             self.unsettled.settle(thread.connection, thread.slot, self.unsettled.take())
             return False
@@ -235,19 +232,7 @@ class Pipeline:
     def _wait_for_work(self, thread: WorkerThread) -> None:
         waits = True
         while waits:
-            timeout = self._waiter.poll_interval + self._setup.timeouts.statement + _STEP_SPARE
+            timeout = self._waiter.poll_interval + self._round_trip_seconds
             thread.work = RoundTrip(time.monotonic() + timeout)
             self.unsettled.log()
             waits = self.leader.wait_for_work(thread) and thread.end()
-
-    def _take_on(self, thread: WorkerThread, claims: list[Claim], *, wake: bool = True) -> None:
-        """`wake`: the thread does not draw next."""
-        self.queue.fill(self.in_flight.take(claims, lambda: thread.given_up), thread.pauses)
-        if claims:
-            self.working.set()
-            if wake:
-                self.queue.wake()
-        if self.stopping.is_set():
-            # The main thread has already released the commands that were not started.
-            self.queue.release_all()
-            self.in_flight.release(thread.connection.connection())

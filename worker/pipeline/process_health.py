@@ -1,8 +1,6 @@
-"""Counts what happens to one process, for its health. Times are seconds of one monotonic clock,
-and are passed in."""
+"""Counts what happens to one process, for its health. Monotonic times are passed in."""
 
 from collections import deque
-from collections.abc import Hashable
 from threading import Lock
 
 from cmdbus.board.health import WINDOW, HealthReport
@@ -12,8 +10,7 @@ _MAX_EVENTS = 1_000
 
 
 class ProcessHealth:
-    """Every thread of the process reports its events, and any may read; exact under its lock,
-    which is held for a few assignments and never while a thread blocks."""
+    """Used by every thread: the lock is held for a few assignments."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -22,10 +19,8 @@ class ProcessHealth:
         self._last_success: float | None = None
         self._failures = 0
         self._stuck: deque[float] = deque(maxlen=_MAX_EVENTS)
-        #: Executions that were counted as stuck, and the time at which each was reported last.
-        self._known: dict[Hashable, float] = {}
         self._exhaustions: deque[float] = deque(maxlen=_MAX_EVENTS)
-        #: The beginning of the outage of the database, if there is one.
+        #: The beginning of the database's outage.
         self._away_since: float | None = None
 
     def ended(self, now: float, *, succeeded: bool = False, failures: int = 0) -> None:
@@ -38,24 +33,12 @@ class ProcessHealth:
             if self._away_since is None:
                 self._failures += failures
 
-    def stuck(self, execution: Hashable, now: float) -> bool:
-        """True if this execution was not known to be stuck. It is counted once, as its thread is
-        reported again and again."""
-        with self._lock:
-            at = self._at(now)
-            if self._away_since is not None:
-                return False
-            new = execution not in self._known
-            self._known[execution] = at
-            if new:
-                self._stuck.append(at)
-            return new
+    def stuck(self, now: float) -> None:
+        """Once for each execution that hangs."""
+        self._add(self._stuck, now)
 
     def pool_exhausted(self, now: float) -> None:
-        with self._lock:
-            at = self._at(now)
-            if self._away_since is None:
-                self._exhaustions.append(at)
+        self._add(self._exhaustions, now)
 
     def database_away(self, now: float) -> None:
         with self._lock:
@@ -84,6 +67,12 @@ class ProcessHealth:
                 database_away=self._away_since is not None,
             )
 
+    def _add(self, events: deque[float], now: float) -> None:
+        with self._lock:
+            at = self._at(now)
+            if self._away_since is None:
+                events.append(at)
+
     def _at(self, now: float) -> float:
         """Moves the window, whose oldest events are a little younger than WINDOW."""
         self._now = max(self._now, now)
@@ -91,6 +80,4 @@ class ProcessHealth:
         for events in (self._stuck, self._exhaustions):
             while events and events[0] <= left:
                 events.popleft()
-        if self._known:
-            self._known = {key: at for key, at in self._known.items() if at > left}
         return self._now

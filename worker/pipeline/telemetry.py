@@ -1,7 +1,6 @@
 """What a worker shows of itself: its seat on the board, its health, its latest failures.
 
-Counts happen where the thing has happened: a command is counted when its settlement
-has found its row, so that the counters equal the rows.
+A command is counted once its settlement has found its row, so that the counters equal the rows.
 """
 
 import logging
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter, HistogramView, OutcomeLabel
-from cmdbus.board.records import CommandType, Phase
+from cmdbus.board.records import CommandType
 from cmdbus.board.seats import Seat
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
@@ -48,7 +47,7 @@ class Telemetry:
         self._step_seconds = 0.0
 
     def acquire_slot(self) -> Slot:
-        """Called by the thread that will write to it, or before that begins."""
+        """Called by the thread that will write to it, or before that starts."""
         return self.seat.slot(self._free.popleft())
 
     def release_slot(self, slot: Slot) -> None:
@@ -56,13 +55,13 @@ class Telemetry:
         self._free.append(slot.index)
 
     def database_back(self) -> None:
-        """Tells of the end of an outage, once in each process."""
+        """Logs the end of an outage, once in each process."""
         seconds = self.health.database_back(time.monotonic())
         if seconds is not None:
             logger.info("the database is back after %.1f s", seconds)
 
     def beat(self, due: float) -> None:
-        self.seat.beat(_ns(due), self.health.levels(time.monotonic()))
+        self.seat.beat(int(due * 1e9), self.health.levels(time.monotonic()))
 
     def begins(
         self, slot: Slot, command_type: CommandType, claim: Claim, began: float, due: float
@@ -81,18 +80,8 @@ class Telemetry:
         )
         slot.counters.dequeue_latency.observe(command_type.index, waited)
 
-    def ended(self, slot: Slot, command_type: CommandType, seconds: float) -> None:
-        slot.counters.handler_duration.observe(command_type.index, seconds)
-
-    def leads(self, slot: Slot, due: float) -> None:
-        slot.enter(Phase.LEADING, time.monotonic_ns(), _ns(due))
-
-    def waits(self, slot: Slot, phase: Phase) -> None:
-        slot.enter(phase, time.monotonic_ns(), 0)
-
     def settled_and_claimed(self, slot: Slot, claimed: int, seconds: float) -> None:
-        counter = Counter.BATCHES_PROCESSED if claimed else Counter.EMPTY_RECEIVES
-        slot.counters.add(counter)
+        slot.counters.add(Counter.BATCHES_PROCESSED if claimed else Counter.EMPTY_RECEIVES)
         self._steps += 1
         self._step_seconds += seconds
 
@@ -134,7 +123,7 @@ class Telemetry:
             slot.counters.add(Counter.LOST_LEASES)
 
     def lost(self, slot: Slot, claim: Claim) -> None:
-        """An error outside of the handler."""
+        """A thread met an error outside of the handler."""
         self._count(slot, claim, OutcomeLabel.LOST)
         self.health.ended(time.monotonic(), failures=1)
 
@@ -168,7 +157,3 @@ def _shown(
         name: {"count": view.count, "sum": view.sum, "buckets": view.counts}
         for name, view in histograms.items()
     }
-
-
-def _ns(seconds: float) -> int:
-    return int(seconds * 1e9)

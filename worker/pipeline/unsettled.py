@@ -25,37 +25,29 @@ from cmdbus.worker.pipeline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
-#: Outcomes that could not be stored for now, after which a pass defers the remaining ones.
+#: Lock timeouts after which a pass defers its remaining outcomes.
 _MAX_WAITS = 3
 #: Seconds until a deferred outcome is tried again.
 _DEFERRED_SECONDS = 1.0
-#: Bytes of results and details in one settlement of several outcomes: the process and the server
-#: have them in memory more than once until the statement has ended.
+#: Bytes of results and details in one settlement of several outcomes: until the statement ends,
+#: the process and the server keep several copies of them.
 MAX_BYTES = 8 * 2**20
-_CLAIM = itemgetter(0)
-_KINDS = {
-    OutcomeLabel.COMPLETED: OutcomeKind.COMPLETED,
-    OutcomeLabel.FAILED: OutcomeKind.FAILED,
-    OutcomeLabel.RETRY: OutcomeKind.RETRY,
-    OutcomeLabel.INTERRUPTED: OutcomeKind.RETRY,
-    OutcomeLabel.TROUBLE: OutcomeKind.TROUBLE,
-}
 
 
 class Unsettled:
-    """Shared by all threads; every operation on a deque or a dict is atomic."""
+    """Shared by all threads; every operation on a deque is atomic."""
 
     def __init__(self, claims: Claims, telemetry: Telemetry, in_flight: InFlight) -> None:
         self._claims = claims
         self._telemetry = telemetry
         self._in_flight = in_flight
         self._waiting: deque[Finished] = deque()
-        #: When the outcomes that could not be stored are tried again.
+        #: Time of the next try of outcomes that could not be stored.
         self._row_locked_until = 0.0
-        #: Why the latest outcome could not be stored, which is logged once.
+        #: The latest warning, which is not repeated.
         self._last_warning = ""
-        #: Messages about settled commands. A handler that hangs may hold the lock of the log, and
-        #: must not keep a thread from settling, or the leadership from the queue.
+        #: Messages about settled commands. A handler that hangs may hold the lock of the log, which
+        #: must stop neither a settlement nor the leadership.
         self._unlogged: deque[Callable[[], None]] = deque()
 
     def __bool__(self) -> bool:
@@ -69,51 +61,45 @@ class Unsettled:
         return bool(self._unlogged)
 
     def log_later(self, message: Callable[[], None]) -> None:
-        """Logged by the next `log`, which any thread may call when it has nothing else to do."""
+        """Leaves the message to the next `log`."""
         self._unlogged.append(message)
 
     def log(self) -> None:
-        while self._unlogged:
-            try:
-                message = self._unlogged.popleft()
-            except IndexError:  # another thread has logged it
-                return
-            message()
+        """Called by any thread that has nothing else to do."""
+        with suppress(IndexError):  # another thread has taken the last one
+            while self._unlogged:
+                self._unlogged.popleft()()
 
     def put_back(self, finished: Sequence[Finished]) -> None:
         self._waiting.extendleft(reversed(finished))
 
     def take(self) -> list[Finished]:
-        """All of them, in the order in which settlements may wait for their rows: so no two
-        wait in a circle."""
+        """Takes all, in the order in which settlements wait for rows without deadlocks."""
         finished: list[Finished] = []
         with suppress(IndexError):
             while True:
                 finished.append(self._waiting.popleft())
-        finished.sort(key=_CLAIM)
+        finished.sort(key=itemgetter(0))
         return finished
 
     def settle_old(self, connection: ThreadConnection, slot: Slot, older: float) -> None:
-        """If something was finished longer ago than `older`, while all threads were busy."""
-        oldest = time.monotonic()
-        with suppress(IndexError):
-            oldest = self._waiting[0].at
-        if time.monotonic() - oldest > older:
+        """Settles what has waited for more than `older` seconds, as all threads are busy."""
+        since = time.monotonic() - older
+        if any(finished.at < since for finished in self._waiting.copy()):
             self.settle(connection, slot, self.take())
         if time.monotonic() > self._row_locked_until:
             self._settle_row_locked(connection, slot)
 
     def settle_all(self, connection: ThreadConnection, slot: Slot) -> None:
-        """For the last time."""
         self._retry_row_locked()
         self.settle(connection, slot, self.take())
         self.find_out(connection, slot)
 
     def _settle_row_locked(self, connection: ThreadConnection, slot: Slot) -> None:
-        """One of them: if that is let in, so are the others."""
+        """Tries one of them, and the others if that one can be stored."""
         for first in self._in_flight.in_state(ROW_LOCKED)[:1]:
             if self._in_flight.move(first, ROW_LOCKED, FINISHED) and first.finished:
-                self.settle_singly(connection, slot, [first.finished])
+                self._settle_singly(connection, slot, [first.finished])
             if first.state is not ROW_LOCKED:
                 self._last_warning = ""
                 self._retry_row_locked()
@@ -124,7 +110,7 @@ class Unsettled:
                 self._waiting.append(entry.finished)
 
     def settle(self, connection: ThreadConnection, slot: Slot, finished: list[Finished]) -> None:
-        """Outcomes of any kind. Raises only errors that are not theirs, and puts them back then."""
+        """Settles outcomes of any kind. After an error that is not theirs, puts them back."""
         while finished:
             some, finished = first_part(finished)
             try:
@@ -141,13 +127,12 @@ class Unsettled:
             if cause is Cause.ELSEWHERE:
                 self.put_back(finished)
                 raise
+            if cause is Cause.ROWS:
+                # A session that a handler has changed would reject each of them.
+                connection.drop()
+            self._settle_singly(connection, slot, finished)
         else:
             self.settled(slot, finished, lost)
-            return
-        if cause is Cause.ROWS:
-            # A session that a handler has changed would reject each of them.
-            connection.drop()
-        self.settle_singly(connection, slot, finished)
 
     def settled(self, slot: Slot, done: Sequence[Finished], lost: Sequence[Claim] = ()) -> None:
         """Counts these outcomes. Housekeeping finds out about those that found no row."""
@@ -169,8 +154,8 @@ class Unsettled:
                 entry.finished, entry.state = finished, state
 
     def find_out(self, connection: ThreadConnection, slot: Slot) -> None:
-        """By housekeeping and, at the end, by the thread that stops the worker; each moves the
-        entries that it counts, and moves them back after an error."""
+        """Finds out why settlements found no rows, and counts these executions. Called by two
+        threads: each moves the entries that it counts, and moves them back after an error."""
         entries = self._in_flight.in_state(ROW_MISSING)
         if not entries:
             return
@@ -190,17 +175,20 @@ class Unsettled:
             self._in_flight.free([finished.claim])
             self.log_later(partial(log_not_settled, finished.claim, end))
             return
-        kind, charged = _KINDS[end], end is not OutcomeLabel.INTERRUPTED
+        charged = end is not OutcomeLabel.INTERRUPTED
+        kind = OutcomeKind[end.name] if charged else OutcomeKind.RETRY
         if kind is not finished.outcome.kind:
-            # In its own transaction, or given up before that was known.
+            # Settled in its own transaction, or timed out before that was known.
             finished = finished._replace(outcome=Outcome(kind=kind, charged=charged))
         self.settled(slot, [finished])
 
     def not_settled(self, claim: Claim, max_attempts: int) -> None:
-        """Its own transaction found no row: housekeeping finds out why."""
+        """The settlement in the command's own transaction found no row."""
         self._hold([Finished(claim, completed(None), max_attempts, 0.0)], ROW_MISSING)
 
-    def settle_singly(self, connection: ThreadConnection, slot: Slot, done: list[Finished]) -> None:
+    def _settle_singly(
+        self, connection: ThreadConnection, slot: Slot, done: list[Finished]
+    ) -> None:
         """One of them is rejected, or its row is locked: the others need not wait."""
         waits = 0
         for number, finished in enumerate(done):
@@ -241,7 +229,7 @@ class Unsettled:
 
 
 def first_part(done: list[Finished]) -> tuple[list[Finished], list[Finished]]:
-    """The outcomes of one statement: one, or the first that have MAX_BYTES; and the rest."""
+    """The outcomes of one statement, which have at most MAX_BYTES or are one; and the rest."""
     if sum([len(f.outcome.result or f.outcome.details or "") for f in done]) <= MAX_BYTES // 4:
         return done, []  # No character has more than four bytes.
     taken = 0

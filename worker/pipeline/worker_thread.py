@@ -1,8 +1,9 @@
-"""A worker thread: what it works on, and by when it is due."""
+"""A worker thread, its current work, and the deadline of that."""
 
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,13 @@ from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
 
-#: Nanoseconds for which the reading thread has had a CPU, and has waited for one.
+#: Nanoseconds in which the reading thread had a CPU, and in which it waited for one.
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 @dataclass(slots=True, eq=False)
 class RoundTrip:
-    """A leader's work: it settles, claims, or waits."""
+    """A leader's work: to settle and claim, or to wait."""
 
     #: Monotonic time.
     due: float
@@ -30,10 +31,10 @@ Work = Execution | RoundTrip
 
 
 class WorkerThread:
-    """Written by its thread; judged by the worker's main thread.
+    """Written by its thread, which executes `run`; checked by the worker's main thread.
 
-    The lock makes the verdict one about the very work that is late: either the thread has ended
-    it before, or the thread finds at its end that the work has timed out, and ends.
+    The lock decides a race at the deadline: either the thread ends its work first, or it finds that
+    the work has timed out, and ends itself.
     """
 
     def __init__(
@@ -42,20 +43,23 @@ class WorkerThread:
         connection: ThreadConnection,
         slot: Slot,
         stopping: threading.Event,
+        run: Callable[["WorkerThread"], None],
     ) -> None:
         self.number = number
         self.connection = connection
         self.slot = slot
-        self.thread: threading.Thread | None = None
-        #: The session in which this slot last led, and registered its worker.
+        self.thread = threading.Thread(
+            target=run, args=(self,), name=f"worker-{number}", daemon=True
+        )
+        #: The session in which this thread last led, and registered its worker.
         self.registered: tuple[int, int] | None = None
-        #: Pauses of domains that were heard of before it led last.
+        #: Number of pauses of domains that were known when it last led.
         self.pauses = 0
         #: The domain in its name; empty between two domains' commands.
         self.domain = ""
         self._stopping = stopping
         self._lock = threading.Lock()
-        #: Begun by its thread alone; ended by `end`.
+        #: Set by its thread alone; ended by `end`.
         self.work: Work | None = None
         self.given_up = False
         #: The system's figure at the latest call of waited_for_cpu.
@@ -68,7 +72,7 @@ class WorkerThread:
             return not self.given_up
 
     def extend(self, work: Work, due: float) -> None:
-        """Any thread of the handler may call this; it has no effect once the work is over."""
+        """Called by any thread of the handler; has no effect once the work is over."""
         with self._lock:
             if self.work is work and not self.given_up:
                 work.due = due
@@ -86,17 +90,17 @@ class WorkerThread:
             )
 
     def waited_for_cpu(self) -> float:
-        """Seconds since the last call for which the thread could run and had no CPU; 0 where the
-        system does not say."""
+        """Seconds since the last call in which the thread waited for a CPU; 0 if unknown."""
         before = self._waited_ns
         with suppress(OSError, ValueError):
             self._waited_ns = int(_SCHEDSTAT.read_bytes().split()[1])
         return (self._waited_ns - before) / 1e9
 
     @property
-    def due(self) -> float | None:
+    def due(self) -> float:
+        """Infinite without work."""
         work = self.work
-        return None if work is None or self.given_up else work.due
+        return float("inf") if work is None or self.given_up else work.due
 
     def put_off(self, seconds: float) -> None:
         """Moves the deadline by the seconds for which the whole process stalled."""
@@ -104,7 +108,8 @@ class WorkerThread:
             self.extend(work, work.due + seconds)
 
     def give_up_if_late(self, now: float) -> Work | None:
-        """The work, if it is past its due: then it times out, and only the caller may settle it."""
+        """Returns the work if it is overdue: then it has timed out, and only the caller settles
+        its command."""
         with self._lock:
             if self.work is None or self.given_up or self.work.due > now:
                 return None
@@ -113,14 +118,13 @@ class WorkerThread:
 
     @property
     def running(self) -> bool:
-        return self.thread is not None and self.thread.is_alive()
+        return self.thread.is_alive()
 
     def join(self, seconds: float) -> None:
-        if self.thread is not None and self.running:
+        if self.running:
             self.thread.join(max(0.0, seconds))
 
     def stack(self) -> str:
-        """Where the thread is, with source lines; empty if it has ended."""
-        ident = None if self.thread is None else self.thread.ident
-        frame = sys._current_frames().get(ident or 0)
+        """With source lines; empty if the thread has ended."""
+        frame = sys._current_frames().get(self.thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))

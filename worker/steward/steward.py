@@ -34,7 +34,7 @@ from cmdbus.exits import cannot_start_thread
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import ClaimRef, Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.connections import ThreadConnection, Unpooled
+from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.pools import session_settings
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.renewal import Renewal
@@ -84,7 +84,7 @@ class Steward:
         self._pipe = node.steward_pipe
         self._claims = claims
         self._register = register
-        self._session = ThreadConnection(Unpooled(connect))
+        self._session = ThreadConnection(connect)
         self._renewal = Renewal(claims)
         #: Monotonic time of the next renewal.
         self._renew_at = 0.0
