@@ -139,7 +139,7 @@ def test_stopping_lets_running_commands_end_and_gives_the_others_back(
         bus.send_many([SendRequest("payments", "Debit")] * 6)
         gate.wait_for(2)
         with beside(worker.stop):
-            eventually(lambda: "stops: what runs may end" in caplog.text)
+            eventually(lambda: "stops: running commands may end" in caplog.text)
             gate.open.set()
     snapshot = bus.snapshot("payments")
     assert (snapshot["in_progress"], snapshot["ready"]) == (0, 4)

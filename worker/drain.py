@@ -1,4 +1,4 @@
-"""The stop of a worker: what runs may end until the deadline, and the rest is released."""
+"""The stop of a worker: running commands may end until the deadline, the others are released."""
 
 import logging
 from collections.abc import Sequence
@@ -15,10 +15,9 @@ from cmdbus.worker.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after the deadline for releasing what is left.
+#: Seconds after the deadline for releasing the remaining claims.
 RELEASE_SECONDS = 1.0
-#: Seconds for which a stopping worker at least tries to release rows that other sessions have
-#: locked, and between two attempts.
+#: Minimum seconds for releasing rows that other sessions have locked, and between two attempts.
 _LOCKED_SECONDS, _LOCKED_PAUSE_SECONDS = 0.5, 0.02
 _NOT_ORDERED = "its process got a SIGTERM that the supervisor did not send"
 
@@ -39,7 +38,8 @@ class Drain:
         self._threads.pipeline.stop_claiming()
         if self._watch.steward is not None:
             self._watch.steward.listening.request_stop()
-        logger.info("worker %s stops: what runs may end, the rest is released", self._claims.worker)
+        message = "worker %s stops: running commands may end, the others are released"
+        logger.info(message, self._claims.worker)
         try:
             with abort_io_at(self._deadline + RELEASE_SECONDS, self._connection.abort_io):
                 self._settle_all()
@@ -69,8 +69,7 @@ class Drain:
             self._abandon(stuck, self._connection.connection())
 
     def _await_end(self) -> list[WorkerThread]:
-        """Waits for running commands until the deadline, and gives up those that hang. Returns
-        the threads that have not ended."""
+        """Waits for running commands until the deadline; returns the threads that are left."""
         while (now := time.monotonic()) < self._deadline:
             self._watch.check_due()
             if (
@@ -81,15 +80,14 @@ class Drain:
         return self._threads.left()
 
     def _release_locked(self) -> None:
-        """Claims whose rows other sessions had locked: a claim of another worker may lock the
-        rows that this one has just claimed, until it commits."""
+        """Tries again: another worker's claim may lock rows that this one has just claimed."""
         until = max(self._deadline, time.monotonic() + _LOCKED_SECONDS)
         while not self._in_flight.release(self._connection) and time.monotonic() < until:
             time.sleep(_LOCKED_PAUSE_SECONDS)
 
     def _abandon(self, stuck: list[WorkerThread], connection: Connection) -> None:
-        """Releases the commands of these threads, after their sessions have ended: until then
-        they could still commit."""
+        """Ends the sessions of these threads, which could commit until then, and releases their
+        commands."""
         held = self._in_flight.unfinished()
         self._abandoned = len(held)
         sessions = [session for thread in stuck if (session := thread.connection.session)]
@@ -97,19 +95,19 @@ class Drain:
             thread.connection.abort_io()
         end_sessions(self._claims, connection, sessions)
         work = partial(self._release_begun, connection)
-        given, locked = release(self._claims, connection, held, work)
+        released, locked = release(self._claims, connection, held, work)
         until = time.monotonic() + _LOCKED_SECONDS
         while locked and time.monotonic() < until:
             time.sleep(_LOCKED_PAUSE_SECONDS)
             more, locked = release(self._claims, connection, locked, work)
-            given += more
+            released += more
         self._in_flight.free(held)
-        for claim in given:
+        for claim in released:
             logger.error("%s did not end in time: released, it runs again", claim.label)
 
     def _release_begun(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
-        """They count no loss if the worker was ordered to stop; they do after a verdict, and
-        after a signal that was no order: the command may have sent it."""
+        """An order to stop counts no loss. A verdict does, and so does any other signal, which the
+        command may have sent."""
         node = self._watch.node
         verdict, ordered = node.seat.stop_verdict, node.parent is None or bool(node.seat.stop_by)
         why = "its worker was stopped" if ordered else _NOT_ORDERED

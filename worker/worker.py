@@ -43,7 +43,7 @@ from cmdbus.worker.watch import Watch, beat
 
 logger = logging.getLogger(__name__)
 
-#: Errors of a database that is away, or that does not let this role write.
+#: Errors of a database that is away, is read-only, or has not granted its rights yet.
 _AWAY = (
     DatabaseUnavailableError,
     psycopg.OperationalError,
@@ -51,13 +51,13 @@ _AWAY = (
     psycopg.errors.InsufficientPrivilege,
 )
 
-#: Half of the slots are for threads that hang: they keep theirs until they return.
+#: Half of the slots: hung threads keep theirs until they return.
 MAX_THREADS = SLOTS // 2
 #: Seconds for the stop of a quarantine process that has nothing more to run.
 _ABANDON_SECONDS = 5.0
 #: Seconds between two attempts to reach a database that is away.
 _AWAY_SECONDS = 1.0
-#: Bytes that wait in the pipe of a standalone worker: one for the current claim, one for the next.
+#: Capacity of a standalone worker's wake pipe: a byte for the current claim, and for the next.
 _WAKE_BYTES = 2
 
 
@@ -83,8 +83,7 @@ class Worker:
         wake_jitter_ms: int = 0,
         claim_bytes: int = CLAIM_BYTES,
     ) -> None:
-        """`claim_bytes`: payload that may be claimed ahead of the threads; a larger command is
-        claimed alone."""
+        """`claim_bytes`: payload to claim ahead of threads; a larger command is claimed alone."""
         self._pool_or_dsn = pool_or_dsn
         self._registry = registry
         self._domains = _check_domains(domains, registry)
@@ -94,15 +93,15 @@ class Worker:
         self._claim_bytes = check_whole("claim_bytes", claim_bytes, 1)
         self._claims = Claims(schema, self._timeouts.lease, _scope(node))
         self._claims.worker = name or f"{socket.gethostname()}:{os.getpid()}"
-        #: Of the fleet; a standalone worker is a node of one process while it runs.
+        #: None for a standalone worker, which is a node of one process while it runs.
         self._node = node
         self._wake_jitter_ms = wake_jitter_ms
         self._telemetry = Telemetry(node.board, node.seat) if node else _telemetry_of_one()
-        #: Deadlines by which to have stopped. A queue, because a signal handler may put: an
-        #: Event's lock could be held by the very thread that the handler interrupts.
+        #: Stop deadlines. A queue, as signal handlers put them: the interrupted thread could hold
+        #: an Event's lock.
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._ended = threading.Event()
-        #: Commands that ran when it had to stop, and were given back.
+        #: Number of commands that were still running at the stop deadline, and were released.
         self.abandoned = 0
         self._runner: int | None = None
         self._threads: ThreadPool | None = None
@@ -157,7 +156,7 @@ class Worker:
 
     @property
     def health(self) -> HealthReport:
-        """Measured levels of the last minutes; `.health` and `.reasons` say what they mean."""
+        """The levels of the last minutes, with `.health` and `.reasons`."""
         return self._telemetry.health.levels(time.monotonic())
 
     @property
@@ -169,8 +168,7 @@ class Worker:
         return self._telemetry.metrics()
 
     def _open(self, node: Node) -> Pool | SessionPool:
-        """In a fleet a database that is away is waited for, and so is a right that is missing,
-        until it is ordered to stop."""
+        """In a fleet waits for a database that is away and for missing rights, until a stop."""
         warned = False
         while True:
             try:
@@ -190,7 +188,7 @@ class Worker:
                     raise DatabaseUnavailableError(why) from None
 
     def _register(self) -> Pool | SessionPool:
-        """Registers this run of the worker: its incarnation is in the names of its sessions."""
+        """Registers this incarnation of the worker, and opens the pool."""
         given = self._pool_or_dsn
         parts = dsns.parse(given) if isinstance(given, str) else parts_of(given)
         self._parts = complete(parts, self._claims.application_name, self._timeouts)
@@ -227,7 +225,7 @@ class Worker:
         try:
             deadline = watch.run(self._orders)
         except BaseException:
-            # A process of a fleet ends, and is replaced; here the threads would go on alone.
+            # A standalone worker's threads would go on; a process of a fleet ends.
             if node.parent is None:
                 Drain(watch, time.monotonic() + RELEASE_SECONDS).run()
             raise
@@ -252,7 +250,7 @@ class Worker:
         )
 
     def _start_steward(self, node: Node, opened: ExitStack) -> Steward:
-        """Its threads show themselves in slots of this worker's seat."""
+        """The steward's threads have slots in this worker's seat."""
         slots = self._telemetry.acquire_slot(), self._telemetry.acquire_slot()
         for slot in slots:
             opened.callback(self._telemetry.release_slot, slot)
@@ -276,7 +274,7 @@ def _scope(node: Node | None) -> ClaimScope:
 
 
 def _telemetry_of_one() -> Telemetry:
-    """Of a worker without a supervisor, on a board that no other process reads."""
+    """The telemetry of a worker without a supervisor, on a board of its own."""
     board = Board.in_memory(1, SLOTS)
     seat, now = board.seat(0), time.monotonic_ns()
     seat.assign(Role.WORKER, number=0, generation=1)

@@ -6,7 +6,7 @@ from uuid import UUID
 
 
 def whole(values: Iterable[int]) -> str:
-    """Numbers of which none is NULL."""
+    """Faster than `numbers`."""
     return f"{{{repr(list(values))[1:-1]}}}"
 
 

@@ -1,4 +1,4 @@
-"""What a claim is, what is claimed, and what a claim has found. Values; no statements."""
+"""The values of claiming: claims, their keys, requests and results. No statements."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,14 +14,14 @@ from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, Outcome, OutcomeKind
 
 Connection = psycopg.Connection[Any]
 Row = tuple[Any, ...]
-#: Its pid and its start, which tells it from a later one of the same pid.
+#: Pid and start of the server's process; the start tells it from a later one of the same pid.
 Session = tuple[int, int]
 
 #: Why a command that had begun is released without a loss: its worker was ordered to stop.
 STOPPED = "STOPPED"
 
 _PRIORITIES = range(11)
-#: What a smallint can hold.
+#: The maximum of a smallint.
 _MAX_LOSSES = 2**15 - 1
 
 
@@ -47,17 +47,16 @@ class Claim(NamedTuple):
     created_at: datetime
     #: Seconds between being due and being claimed.
     waited: float
-    #: Where the row was when it was claimed; a renewal moves it.
+    #: Position of the row when it was claimed; a renewal moves it.
     ctid: str = "(0,0)"
 
     @property
     def label(self) -> str:
-        """For messages."""
         return f"command {self.command_id} ({self.domain}/{self.type})"
 
 
 class ClaimKey(NamedTuple):
-    """Names a row of `ready` and its claim, and carries none of its data."""
+    """Names a row of `ready` and its claim."""
 
     domain: str
     priority: int
@@ -77,7 +76,7 @@ class Finished(NamedTuple):
 
     claim: Claim
     outcome: Outcome
-    #: What applied to this execution.
+    #: The limit that applied to this execution.
     max_attempts: int
     #: Monotonic time.
     at: float
@@ -95,7 +94,7 @@ class ClaimRequest(NamedTuple):
     free: int
     #: Number of further commands, of the types that are known to be quick.
     prefetch: int
-    #: In this order; which changes, so that domains take turns.
+    #: In the order of claiming, which rotates.
     domains: Sequence[str]
     #: "domain type", as the schema's claim compares them.
     types: Sequence[str]
@@ -106,7 +105,7 @@ class ClaimRequest(NamedTuple):
     bytes: int = CLAIM_BYTES
     #: Whether to claim from below the floors if nothing is above them.
     below: bool = True
-    #: The floors of what is claimed ahead.
+    #: The floors of the quick types.
     quick_floors: Mapping[tuple[str, int], int] = {}
 
     @property
@@ -119,48 +118,45 @@ class ClaimResult(NamedTuple):
     """How far a claim has read."""
 
     claims: Sequence[Claim]
-    #: Of the types that are claimed ahead, and not of all.
+    #: Whether this was the claim of the quick types.
     prefetched: bool
     #: No later command has this id or a lower one, unless it was being sent meanwhile.
     seen_to: int
-    #: The domain and priority at which it had enough; None if it has read all of them.
+    #: The domain and priority at which it had enough; None if it has read all.
     stopped_at: tuple[str, int] | None
     #: Pages that it has read.
     pages: int
 
 
 class TimerReading(NamedTuple):
-    """A reading of the timers."""
-
     #: Seconds until a command is due, and until a lease ends, of other claimers and of own ones;
     #: None if none is.
     due: float | None
     lease_ends: float | None
     own_lease_ends: float | None
-    #: A command waits that may only run alone.
+    #: A command waits that must run in quarantine.
     suspects: bool
-    #: Of the server's queue of notifications, from 0 to 1.
+    #: Usage of the server's queue of notifications, from 0 to 1.
     queue_usage: float
-    #: Pages of ready that this has read.
+    #: Pages of `ready` that were read.
     pages: int
     #: Seconds until another command is due, if some are due already.
     next_due: float | None = None
 
 
 class ClaimScope(Enum):
-    """Which commands a worker claims, by what they may have done to those that ran them: the
-    losses that a row has at least and at most, with this claim's."""
+    """Which commands a worker claims: the least and the most losses of their rows, including one
+    that the claim itself counts."""
 
-    #: All: there is no other process for suspects.
+    #: Where there is no quarantine.
     ANY = (0, _MAX_LOSSES)
-    #: Not those that run alone.
     INNOCENT = (0, SUSPECT_LOSSES - 1)
-    #: Only one of those.
+    #: In quarantine, where only one is claimed.
     SUSPECT = (SUSPECT_LOSSES, _MAX_LOSSES)
 
 
-#: Id, token and command: a row whose lease was lost may come to us again, and a server that
-#: was restored to an earlier point gives an id and a token again, to another command.
+#: Id, token and command: this worker may claim a row again whose lease it has lost, and a server
+#: that was restored to an earlier point gives an id and a token again, to another command.
 Key = tuple[int, int, int]
 
 

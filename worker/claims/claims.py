@@ -1,4 +1,4 @@
-"""The statements by which a worker takes commands. Decides nothing."""
+"""The statements by which a worker registers and claims."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,13 +33,13 @@ _NO_CLAIM = Claim(
 
 
 class Claims(HeldClaims):
-    """The statements of one worker, under its incarnation's number."""
+    """The statements of one incarnation of a worker."""
 
     def __init__(self, schema: str, lease: float, scope: ClaimScope = ClaimScope.ANY) -> None:
         super().__init__(schema, lease)
         self._scope = scope
         self._has_suspect = False
-        #: Its name.
+        #: Its name, under which the view `command` shows its claims.
         self.worker = ""
 
     @property
@@ -47,17 +47,16 @@ class Claims(HeldClaims):
         return session_name(self.schema, self.incarnation)
 
     def register(self, connection: Connection, worker: str | None = None) -> None:
-        """Registers the worker under the incarnation of its claims (see the view `command`), and
-        on each new connection again: a restored database may have forgotten this incarnation."""
+        """Repeated on each new connection: a restored database may have forgotten it."""
         self.worker = worker or self.worker
         values = {"incarnation": self.incarnation, "worker": self.worker, "lease": self.lease}
         self.execute(connection, "register", values)
 
     def of(self, incarnation: int) -> "Claims":
         """The same statements for the claims of another incarnation, which is dead."""
-        theirs = copy.copy(self)
-        theirs.incarnation = incarnation
-        return theirs
+        others = copy.copy(self)
+        others.incarnation = incarnation
+        return others
 
     def settle_and_claim(
         self,
@@ -67,7 +66,7 @@ class Claims(HeldClaims):
         result: Callable[[ClaimResult], None] = lambda _: None,
     ) -> tuple[list[Claim], list[Claim]]:
         """Settles plain completions and claims the next run; returns lost claims and new ones.
-        `result` is called for each of its claims, but not for suspects."""
+        `result` is called for each of the two claims, but not for suspects."""
         if self._scope is ClaimScope.SUSPECT:
             return self.settle(connection, done) if done else [], self._suspect(connection, request)
         settled = [finished.claim for finished in done]
@@ -92,7 +91,7 @@ class Claims(HeldClaims):
 
     def _limits(self, request: ClaimRequest) -> dict[str, object]:
         queues = request.queues
-        # Neither of the two claims knows what the other one takes.
+        # Neither of the two claims knows the other's bytes.
         half = request.bytes // 2 if request.prefetch else request.bytes
         return {
             "claim_domains": texts([domain for domain, _ in queues]),
@@ -111,8 +110,8 @@ class Claims(HeldClaims):
         }
 
     def plan(self, connection: Connection) -> None:
-        """Lets a new session plan the statement of the leaders, by settling a claim that does not
-        exist and claiming from no domain: in the first settlement it would take 10 ms."""
+        """Lets a new session plan the leaders' statement, which takes 10 ms, by settling a claim
+        that does not exist and claiming from no domain."""
         if self._scope is not ClaimScope.SUSPECT:
             request = ClaimRequest(1, 1, [""], [], [], {})
             self.settle_and_claim(
@@ -120,11 +119,10 @@ class Claims(HeldClaims):
             )
 
     def _suspect(self, connection: Connection, request: ClaimRequest) -> list[Claim]:
-        """One in the life of its process: what crashes it later must not be taken for the next
-        one's doing."""
+        """Claims one in the life of its process, so that a crash can only be its doing."""
         if self._has_suspect:
             return []
-        # Before the reply, which may be lost: then the next leader adopts what was claimed.
+        # Set before the reply, which may be lost: then the next leader adopts the claim.
         self._has_suspect = True
         try:
             rows = self.rows(
@@ -145,7 +143,7 @@ class Claims(HeldClaims):
     def claimable(
         self, connection: Connection, request: ClaimRequest, count: int, skipped: Iterable[int]
     ) -> list[ClaimKey]:
-        """Rows that a claim of any of the wanted types would take; locks none."""
+        """Keys of the rows that a claim would take; locks none."""
         least, most = self._scope.value
         queues = request.queues
         rows = self.rows(
@@ -162,7 +160,7 @@ class Claims(HeldClaims):
         return [ClaimKey._make(row) for row in rows]
 
     def claim_row(self, connection: Connection, key: ClaimKey) -> Claim | None:
-        """None if the row has changed since its key was read, or another session has locked it."""
+        """None if the row has changed since its key was read, or is locked."""
         values = {**key._asdict(), "claimer": self.incarnation, "lease": self.lease}
         row = self.row(connection, "claim_row", **values)
         if row is None:
@@ -172,7 +170,7 @@ class Claims(HeldClaims):
 
 
 def _results(rows: Sequence[Row], *, ahead: bool) -> Iterator[ClaimResult]:
-    """Of a round trip's rows: each of its claims ends with one that has no token."""
+    """The results of a round trip: the rows of each claim end with one that has no token."""
     claims: list[Claim] = []
     made = Claim._make
     for row in rows:

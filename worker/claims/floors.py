@@ -5,11 +5,11 @@ Under a transaction that holds back vacuum the claim crawls over dead rows: 48,0
 second fall to 2,400 after 150,000 commands. Behind 200,000 commands of an unknown type a claim
 takes 37 ms instead of 0.2. So a claim begins above what earlier ones have looked through.
 
-That is a hint and no truth: ids are drawn before they are committed, what is given back keeps
-its id, and leases end. Therefore a claim looks again from zero: one that finds nothing above
-its floors does so in the same statement, and every second one begins there. If that is
-expensive there are pauses in between, and an empty claim that falls into one is followed by
-another at its end (`look_again_at`). So a wrong floor costs seconds, never a command.
+A floor is a hint: ids are drawn before they are committed, released commands keep theirs, and
+leases end. Therefore a claim that finds nothing above its floors reads from zero in the same
+statement, and once a second one begins there. If that is expensive there are pauses in between,
+and an empty claim that falls into one is followed by another at its end (`look_again_at`). So a
+wrong floor costs seconds, never a command.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from cmdbus.worker.claims.claim import ClaimResult
 #: Seconds between two claims that begin at zero, while anything is below a floor.
 SWEEP_SECONDS = 1.0
 #: Pages: a claim from zero that has read fewer may be repeated immediately. 2,400 rows of 100
-#: bytes have as many. (Its time would say more about the load of the machine.)
+#: bytes have as many.
 CHEAP_PAGES = 100
 #: Seconds of pause for each page that was read, and at most. A page takes 4 to 5 microseconds:
 #: claims from zero take up to 4 % of the time, until the pauses reach their maximum.
@@ -49,7 +49,7 @@ class Floors:
         self._missed = False
 
     def for_claim(self, now: float) -> Mapping[Key, int]:
-        """None, if it is time to begin at zero."""
+        """Empty if it is time to begin at zero."""
         if now >= self._swept_at + max(SWEEP_SECONDS, self._pause):
             return {}
         return dict(self._floors)
@@ -60,7 +60,7 @@ class Floors:
 
     @property
     def look_again_at(self) -> float:
-        """When an empty claim must be followed by another, whatever happens; else infinite."""
+        """The time by which an empty claim must be followed by another; else infinite."""
         return self._swept_at + self._pause if self._missed else float("inf")
 
     def looked(
@@ -71,17 +71,15 @@ class Floors:
         result: ClaimResult,
         now: float,
     ) -> None:
-        """What a claim has found that was asked to look above `asked`, and perhaps `below` that,
-        at these domains and priorities in this order."""
+        """Takes the result of a claim that began above `asked`, and perhaps read `below` that, at
+        these domains and priorities in this order."""
         above = any(
             claim.id > asked.get((claim.domain, claim.priority), 0) for claim in result.claims
         )
         swept = not asked or (below and not above)
         if swept:
-            self._swept_at, self._pause = (
-                now,
-                pause_after(result.pages - _PAGES_PER_CLAIM * len(result.claims)),
-            )
+            self._swept_at = now
+            self._pause = pause_after(result.pages - _PAGES_PER_CLAIM * len(result.claims))
         self._missed = not swept and not result.claims
         lowest: dict[Key, int] = {}
         for claim in result.claims:

@@ -1,6 +1,6 @@
 """Statements for many rows of which one may be rejected, or that may take too long: they are
 executed again for each half, so that one row stops no others. Not after a lock timeout or a
-deadlock, which the caller gets: that is no row's fault, and the halves would wait again."""
+deadlock, as the halves would wait again."""
 
 import logging
 from collections.abc import Callable, Sequence

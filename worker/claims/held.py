@@ -1,4 +1,4 @@
-"""The statements on what an incarnation has claimed: settle, release, renew, read.
+"""The statements on the claims of an incarnation: settle, release, renew, read.
 
 Each settlement, release and renewal names the claim's key, command, token and claimer: no
 such row means that the claim was lost, and nothing is written. All four, because a server
@@ -22,17 +22,16 @@ Item = TypeVar("Item")
 class HeldClaims(Executor):
     def __init__(self, schema: str, lease: float) -> None:
         super().__init__(schema)
-        #: Random, as a database that was restored would give a number of its own again.
+        #: Random, as a restored database would give a number of its own again.
         self.incarnation = secrets.randbelow(2**63 - 1) + 1
-        #: What this node handles, as "domain type"; written with each renewal.
+        #: The node's command types, as "domain type"; written with each renewal.
         self.types: list[str] = []
         #: In seconds alone: PostgreSQL adds days by the calendar of the session's zone.
         self.lease = f"{lease:f} seconds"
-        #: Time between two renewals of a lease.
+        #: Seconds between two renewals of a lease.
         self.renewal_seconds = lease / 3
 
     def key(self, claim: Claim) -> ClaimKey:
-        """Of a claim of this worker."""
         return ClaimKey(
             claim.domain, claim.priority, claim.id, claim.token, claim.command_id, self.incarnation
         )
@@ -53,8 +52,7 @@ class HeldClaims(Executor):
         return None if lost is None else not lost, prepared or []
 
     def release(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
-        """Releases those of these claims, none of which has begun, that this worker still has;
-        returns those that were released."""
+        """Releases claims that have not begun; returns those that this worker still had."""
         return self.release_dead(connection, claims, [None] * len(claims), "")
 
     def release_dead(
@@ -78,7 +76,6 @@ class HeldClaims(Executor):
         return positioned(released, claims)
 
     def still_held(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
-        """Those that this worker still has."""
         rows = self.rows(connection, "find_held", **self._keys(claims))
         return positioned([position for (position,) in rows], claims)
 
@@ -115,22 +112,22 @@ class HeldClaims(Executor):
         return positioned(lost, [claim for claim, _ in held])
 
     def claimed(self, connection: Connection, among: Sequence[UUID] | None = None) -> list[Claim]:
-        """What the table says is this worker's, without payloads; reads all rows, or those of
-        these commands."""
+        """This worker's claims in the table, without payloads; reads all rows, or those of these
+        commands."""
         values = {"claimer": self.incarnation, "command_ids": among and ids(among)}
-        # Each time with a new plan: one made on an empty table reads all rows in either case.
+        # Planned each time: a plan made on an empty table reads all rows in either case.
         cursor = self.execute(connection, "find_claimed", values, prepare=False)
         return [Claim._make(row) for row in cursor.fetchall()]
 
     def keys_of(self, connection: Connection, incarnation: int) -> list[ClaimKey]:
-        """Of all that it has claimed; reads all rows."""
+        """Reads all rows."""
         rows = self.rows(connection, "find_keys", claimer=incarnation)
         return [ClaimKey._make(row) for row in rows]
 
     def with_payloads(
         self, connection: Connection, claims: Sequence[Claim], most: int
     ) -> list[Claim]:
-        """Those of these that this worker still has, with what `claimed` left out: the first
+        """Those that this worker still has, with the payloads that `claimed` left out: the first
         that hold at most `most` bytes together, and at least one."""
         rows = self.rows(connection, "read_payloads", **self._keys(claims), bytes=most)
         payloads = {(id_, token): data for id_, token, data in rows}
@@ -139,7 +136,7 @@ class HeldClaims(Executor):
         ]
 
     def ends(self, connection: Connection, claims: Sequence[Claim]) -> list[OutcomeLabel | None]:
-        """How the executions of claims whose rows are gone ended; None if that is not known."""
+        """The outcomes of claims whose rows are gone; None if one is not known."""
         rows = self.rows(connection, "find_ends", **self._keys(claims))
         return [None if end is None else OutcomeLabel[end] for (end,) in rows]
 
@@ -177,7 +174,7 @@ class HeldClaims(Executor):
 
 
 def positioned(positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
-    """What SQL names by position, as ids are given again by a server that was restored."""
+    """SQL names items by position, as a restored server gives ids again."""
     return [items[position - 1] for position in positions]
 
 

@@ -1,4 +1,4 @@
-"""How an execution ended, and what becomes of its command. Pure: the dice are passed in."""
+"""How an execution ended, and what becomes of its command. Pure: random numbers are passed in."""
 
 import re
 from dataclasses import dataclass, replace
@@ -13,22 +13,21 @@ from cmdbus.errors import (
 )
 from cmdbus.retry import RetryPolicy
 
-#: Error texts are cut to so many characters before they are stored.
+#: Characters to which error texts are cut before they are stored.
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 20_000
 MAX_DETAILS = 20_000
-#: So many executions without an outcome (a crash, a lost session or node) make a command a suspect,
-#: which a fleet runs in a process of its own; and so many are troubleshooting.
+#: Executions lost without an outcome (a crash, a lost session or node) before a command goes to
+#: quarantine, and before it goes to troubleshooting.
 SUSPECT_LOSSES = 2
 MAX_LOSSES = 3
-
 
 _CLASS_NAME = type.__dict__["__name__"]
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 class OutcomeKind(StrEnum):
-    """Where the command goes; see settle in the schema."""
+    """See settle in the schema."""
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -41,8 +40,7 @@ class Outcome:
     kind: OutcomeKind
     #: Whether the execution counts against max_attempts.
     charged: bool = True
-    #: Whether it counts a loss: so many of them, and a person decides. None: unless the server
-    #: was restarted meanwhile.
+    #: Whether it counts as a loss; None: unless the server was restarted meanwhile.
     lost: bool | None = False
     #: JSON text.
     result: str | None = None
@@ -59,12 +57,10 @@ _NOTHING = Outcome(kind=OutcomeKind.COMPLETED, result="null")
 
 
 def completed(result: object) -> Outcome:
-    """A ValueError says that the result cannot be stored: then the execution has failed."""
-    return (
-        _NOTHING
-        if result is None
-        else Outcome(kind=OutcomeKind.COMPLETED, result=encode(result, what="result"))
-    )
+    """Raises a ValueError if the result cannot be stored."""
+    if result is None:
+        return _NOTHING
+    return Outcome(kind=OutcomeKind.COMPLETED, result=encode(result, what="result"))
 
 
 def failed(
@@ -77,7 +73,7 @@ def failed(
     retry_after: float | None,
     rand: float,
 ) -> Outcome:
-    """What the `attempt`-th execution's error means: again later, failed, or a person decides."""
+    """The outcome of the `attempt`-th execution, which raised this error."""
     if isinstance(error, BusinessRuleError):
         kind, reason = OutcomeKind.FAILED, "BUSINESS_RULE"
     elif isinstance(error, PermanentCommandError):
@@ -89,30 +85,29 @@ def failed(
     if isinstance(error, TransientCommandError) and error.retry_after is not None:
         retry_after = error.retry_after
     delay = policy.delay(attempt, rand) if retry_after is None else retry_after
-    expected = isinstance(error, CommandError)
+    if isinstance(error, CommandError):
+        code, details = error.code, _details(reason, error.details)
+    else:
+        code, details = class_name(error), _details(reason, traceback=traceback)
     return Outcome(
         kind=kind,
         delay=delay if kind is OutcomeKind.RETRY else None,
-        code=_text(error.code if isinstance(error, CommandError) else class_name(error), 100),
+        code=_text(code, 100),
         message=_message(error),
-        details=_details(
-            reason,
-            error.details if isinstance(error, CommandError) else None,
-            None if expected else traceback,
-        ),
+        details=details,
     )
 
 
 def troubled(code: str, message: str) -> Outcome:
-    """Not executed, and not to be: a person decides."""
+    """The outcome of a command that must not be executed: an operator decides."""
     return Outcome(
         kind=OutcomeKind.TROUBLE, charged=False, code=code, message=message, details=_details(code)
     )
 
 
 def interrupted(code: str, message: str, delay: float, *, lost: bool | None) -> Outcome:
-    """The execution was cut off by something that is not its failure; uncharged. `lost` if
-    the command itself may be what cut it off."""
+    """The outcome of an execution that something else cut off; uncharged. `lost` if the command
+    itself may have done so."""
     return Outcome(
         kind=OutcomeKind.RETRY,
         charged=False,
@@ -125,8 +120,7 @@ def interrupted(code: str, message: str, delay: float, *, lost: bool | None) -> 
 
 
 def not_to_be_run(attempts: int, max_attempts: int, losses: int) -> Outcome | None:
-    """The limits, looked at when a command was claimed: a command that kills its process
-    never comes to report it."""
+    """Checks the limits before an execution, as a command that kills its process reports none."""
     if attempts >= max_attempts:
         return troubled("EXHAUSTED", f"all {max_attempts} attempts are used up")
     if losses >= MAX_LOSSES:
@@ -152,7 +146,7 @@ def with_ascii_texts(outcome: Outcome) -> Outcome:
 
 
 def class_name(value: object) -> str:
-    """Of any object: its class may have another name for those who ask it."""
+    """The real name of an object's class, which may have overridden `__name__`."""
     return str(_CLASS_NAME.__get__(type(value)))
 
 
@@ -184,14 +178,14 @@ def _ascii(text: str) -> str:
 
 
 def _details(reason: str, details: object = None, traceback: str | None = None) -> str:
-    resolution: dict[str, object] = {"reason": reason}
+    kept: dict[str, object] = {"reason": reason}
     if details is not None:
         try:
             encode(details, what="details", max_bytes=MAX_DETAILS)
-            resolution["details"] = details
+            kept["details"] = details
         except ValueError as error:
-            resolution["details"] = f"(not kept: {error})"
+            kept["details"] = f"(not kept: {error})"
     if traceback is not None:
-        # The end says where it happened.
-        resolution["traceback"] = _text(traceback[-MAX_TRACEBACK:], MAX_TRACEBACK)
-    return encode(resolution)
+        # The end shows where it happened.
+        kept["traceback"] = _text(traceback[-MAX_TRACEBACK:], MAX_TRACEBACK)
+    return encode(kept)

@@ -11,26 +11,26 @@ from cmdbus.database.executor import Executor
 from cmdbus.database.pool import SessionPool
 from cmdbus.timeouts import Timeouts
 
-#: Of the caller's.
+#: A pool of the caller's.
 Pool = ConnectionPool[Any]
 
-#: Beside the threads': for housekeeping, and for renewing leases.
+#: Connections in addition to the threads': for housekeeping, and for the stop.
 HEADROOM = 2
-#: Seconds that a round trip waits for a row, before its outcomes are settled one by one.
+#: Seconds that a round trip waits for a row before its outcomes are settled one by one.
 _LOCK_TIMEOUT = 1.0
 _NOT_LIBPQ = ("autocommit", "row_factory", "cursor_factory", "prepare_threshold", "context")
 #: Seconds without use after which a session of the headroom is closed.
 _IDLE_SECONDS = 60.0
-#: Seconds for opening the threads' sessions before they begin; the others open their own.
+#: Seconds for opening the threads' sessions before they start; later each opens its own.
 _FILLS_SECONDS = 5.0
 
 
 def session_settings(timeouts: Timeouts) -> dict[str, str]:
-    """What the server enforces for every session of a worker."""
+    """The settings of every session of a worker."""
     return {
         "statement_timeout": f"{timeouts.statement:g}s",
         "idle_in_transaction_session_timeout": f"{timeouts.thread:g}s",
-        # Renewal waits behind such a round trip, too: with a third of a lease it comes in time.
+        # A renewal that waits behind such a round trip must not be late.
         "lock_timeout": f"{min(_LOCK_TIMEOUT, timeouts.lease / 3):g}s",
         "default_transaction_isolation": "read committed",
     }
@@ -79,9 +79,9 @@ def check_pool(pool: Pool, threads: int, timeouts: Timeouts) -> None:
 
 
 def open_pool(parts: dsns.Parts, threads: int, timeouts: Timeouts) -> SessionPool:
-    """Sized to the threads; never checks a connection when it is checked out: with eight
-    connections and a restart of the server that costs 31 s."""
-    dsns.connect(parts).close()  # An outage at the start has its own error.
+    """Never checks a connection when it is checked out: with eight connections and a restart of the
+    server that costs 31 s."""
+    dsns.connect(parts).close()  # Raises the error of an outage at the start.
     pool = SessionPool(
         partial(dsns.open_session, parts),
         min_size=threads,

@@ -30,10 +30,8 @@ class RejectedRows:
         #: Rows that could not even be moved, with the monotonic time until which they are left
         #: out; they stay here, as that is logged once.
         self._skipped: dict[Key, float] = {}
-        #: Rows that have timed out once: since the latest success of another statement, and
-        #: before it.
-        self._late: set[Key] = set()
-        self._late_before: set[Key] = set()
+        #: Rows that have timed out once, and whether another statement has succeeded since.
+        self._late: dict[Key, bool] = {}
 
     @property
     def skipped(self) -> Set[int]:
@@ -41,18 +39,17 @@ class RejectedRows:
         until another statement succeeds."""
         now = time.monotonic()
         skipped = {id for (id, *_), until in self._skipped.items() if now < until}
-        return skipped | {id for id, *_ in self._late}
+        return skipped | {id for (id, *_), again in self._late.items() if not again}
 
     def succeeded(self) -> bool:
-        """A statement for other rows, or for none: what has timed out is tried once more.
-        Whether there is any."""
-        again = bool(self._late)
-        self._late_before |= self._late
-        self._late.clear()
+        """Called after a statement for other rows, or for none: those that have timed out are tried
+        once more. Returns whether there are any."""
+        any_late = not all(self._late.values())
+        self._late = dict.fromkeys(self._late, True)
         if self._skipped:
             forgotten = time.monotonic() - _FORGET_SECONDS
             self._skipped = {n: until for n, until in self._skipped.items() if until > forgotten}
-        return again
+        return any_late
 
     def set_aside(
         self,
@@ -62,13 +59,13 @@ class RejectedRows:
         error: Exception,
         table: Literal["ready", "scheduled"] = "ready",
     ) -> bool:
-        """Moves a row to troubleshooting, because of `error`. False if the row has changed
-        since its key was read, or is skipped."""
+        """Moves a row to troubleshooting because of `error`. False if the row has changed since its
+        key was read, or is skipped."""
         name = key_of(key)
-        if cause_of(error) is Cause.TIMEOUT and name not in self._late_before:
-            self._late.add(name)
+        again = self._late.pop(name, False)
+        if cause_of(error) is Cause.TIMEOUT and not again:
+            self._late[name] = False
             return False
-        self._late_before.discard(name)
         why = ascii_text(reason(error), MAX_MESSAGE)
         where = f"command {key.command_id} (domain {key.domain}, row {key.id}) {what}"
         try:
@@ -77,11 +74,11 @@ class RejectedRows:
             if not may_be_of_one_row(second):
                 raise
             if cause_of(second) is Cause.TIMEOUT:
-                self._late.add(name)
+                self._late[name] = False
                 return False
             if name not in self._skipped:
-                again = reason(second)
-                logger.error("%s: %s; nor moved to troubleshooting: %s; skipped", where, why, again)
+                message = "%s: %s; nor moved to troubleshooting: %s; skipped"
+                logger.error(message, where, why, reason(second))
             self._skipped[name] = time.monotonic() + SKIP_SECONDS
             return False
         self._skipped.pop(name, None)

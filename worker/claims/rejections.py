@@ -1,4 +1,4 @@
-"""What an error says about the rows and values of its statement. Pure."""
+"""What an error means for the rows and values of its statement. Pure."""
 
 from enum import Enum
 
@@ -33,8 +33,8 @@ _ELSEWHERE = ("08", "0A", "25", "26", "42P05", "53", "57", "58")
 
 
 def cause_of(error: BaseException) -> Cause:
-    """Any error of the server that is not listed here counts as one of a row: constraints,
-    triggers and types are as many as there are databases."""
+    """Any error of the server that is not listed here counts as one of a row, such as those of an
+    application's constraints and triggers."""
     if was_executed(error):
         return Cause.ROWS
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
@@ -53,8 +53,7 @@ def may_be_of_one_row(error: BaseException) -> bool:
 
 
 def lacks_a_right(error: BaseException) -> bool:
-    """Whether the role of the session is what the server has refused. The right may have been
-    revoked by mistake, or not been granted yet after an upgrade."""
+    """Whether the session's role lacks a right, which may be granted later."""
     return (
         isinstance(error, psycopg.Error)
         and error.sqlstate == _INSUFFICIENT_PRIVILEGE
@@ -68,9 +67,8 @@ def lacks_storage(error: BaseException) -> bool:
 
 
 def lacks_partition(error: BaseException) -> bool:
-    """Whether history has no partition for the time of a settlement, as where the server's clock
-    was set, or no steward has run for weeks. The same SQLSTATE as a CHECK's, without the name of
-    a constraint."""
+    """Whether the history has no partition for the time of a settlement, because the server's clock
+    was set, or no steward has run for weeks. A CHECK's error has the name of a constraint."""
     return (
         isinstance(error, psycopg.errors.CheckViolation)
         and error.diag.table_name == "finished"

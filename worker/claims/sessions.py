@@ -1,5 +1,5 @@
-"""The server's sessions: which one is a connection's, and how one ends, or a thread is freed from
-one that does not answer."""
+"""The server's sessions: how one is identified and ended, and how a thread is freed from one that
+does not answer."""
 
 import errno
 import os
@@ -16,15 +16,15 @@ from cmdbus.database.executor import Executor
 from cmdbus.database.session_names import session_name
 from cmdbus.worker.claims.claim import Connection, Session
 
-#: Seconds to wait until terminated sessions are gone; and between two checks.
+#: Seconds to wait for the end of terminated sessions, and between two checks.
 _GONE_WITHIN = 5.0
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.002, 0.1
 #: Seconds between two aborts after a deadline.
 _ABORT_AGAIN_SECONDS = 0.2
-#: A thread whose socket was shut down is out of the driver within this time.
+#: Seconds within which a thread leaves the driver after its socket was shut down.
 _LEAVES_DRIVER_SECONDS = 1.0
 
-#: What lets a role see and end the sessions of another one, which logs in and changes to it.
+#: Advice for a role that may not see and end its own sessions, as it logs in as another one.
 ROLE_FIX = "ALTER ROLE ... RESET role, or grant pg_read_all_stats and pg_signal_backend to it"
 
 
@@ -32,7 +32,7 @@ def session_of(connection: Connection) -> Session:
     """The pid and the start of the server's process, as the server knows them."""
     [(pid, start, user, role)] = Executor("cmdbus").rows(connection, "read_backend")
     if start is None:
-        # Counts as a database that is away: new sessions are opened until one is all right.
+        # Handled as an outage: new sessions are opened until one can be seen.
         raise psycopg.OperationalError(
             f"a session of {user!r} runs as role {role!r}, which may not see it: {ROLE_FIX}"
         )
@@ -47,8 +47,8 @@ def end_sessions(
     incarnation: int | None = None,
     within: float = _GONE_WITHIN,
 ) -> bool:
-    """Ends sessions, and all others of an incarnation, and waits until they are gone; False
-    if they are not in time. Until then they may commit what is in their socket."""
+    """Ends sessions, and all others of an incarnation, and waits until they are gone, as they may
+    still commit what is in their sockets. False if they are not gone in time."""
     pairs = list(sessions)
     values = {
         "pids": [pid for pid, _ in pairs],
@@ -66,9 +66,8 @@ def end_sessions(
 
 @contextmanager
 def abort_io_at(deadline: float, abort: Callable[[], None]) -> Iterator[None]:
-    """Calls `abort` from the monotonic time on, again and again until the block has ended: it
-    frees the block from whatever it waits for in the database. An OSError if the system has no
-    thread left for that."""
+    """Calls `abort`, which frees the block from waiting for the database, from the monotonic time
+    on until the block has ended. Raises an OSError if the system has no thread left."""
     over = threading.Event()
 
     def watch() -> None:
@@ -100,8 +99,8 @@ def abort_io(connection: Connection | None) -> None:
 
 
 def end_session(connection: Connection) -> None:
-    """Of a connection that another thread may be using. Canceled first: a server notices the
-    end of a session only after its statement, whose locks would block the command's retry."""
+    """Ends a session that another thread may be using. Cancels its statement first: else the server
+    would notice the end only after it, and its locks would block the command's retry."""
     with suppress(psycopg.Error):
         connection.cancel_safe(timeout=_LEAVES_DRIVER_SECONDS)
     abort_io(connection)
@@ -109,8 +108,8 @@ def end_session(connection: Connection) -> None:
 
 
 def close_unused(connection: Connection) -> bool:
-    """A thread inside the driver holds the lock, and releases it once the session is cut; to
-    close the connection before would free memory that the thread still reads."""
+    """Waits for the lock of a thread inside the driver, which still reads memory that this frees;
+    False if the thread stays there."""
     if not connection.lock.acquire(timeout=_LEAVES_DRIVER_SECONDS):
         return False
     try:

@@ -1,4 +1,4 @@
-"""The end of one execution by itself: settled, and then logged."""
+"""The settlement of a single outcome, and the messages about settled ones."""
 
 import logging
 
@@ -41,8 +41,8 @@ def settle_one(
 
 
 def make_partitions(claims: HeldClaims, connection: Connection) -> None:
-    """Those of history that are missing, unless the server refuses it or another session has locked
-    history: the next settlement tries again, and the steward, which logs why it cannot."""
+    """Adds missing partitions of the history; after an error, the next settlement tries again, and
+    the steward, which logs it."""
     try:
         schemas.make_partitions(connection, claims.schema)
     except (psycopg.Error, SchemaError):
@@ -51,7 +51,7 @@ def make_partitions(claims: HeldClaims, connection: Connection) -> None:
 
 
 def log_end(finished: Finished) -> None:
-    """Not before it is settled: a handler that hangs may hold the lock that this waits for."""
+    """Called after the settlement: a hung handler may hold the log's lock."""
     claim, outcome, max_attempts, _ = finished
     name, text = claim.label, " ".join((outcome.message or "").split())
     if outcome.charged and outcome.code is not None:
@@ -66,7 +66,7 @@ def log_end(finished: Finished) -> None:
         )
     if outcome.kind is OutcomeKind.TROUBLE:
         logger.error(
-            "%s is in the troubleshooting queue, where a person must decide: %s: %s",
+            "%s is in the troubleshooting queue, where an operator must decide: %s: %s",
             name,
             outcome.code,
             text,
@@ -74,7 +74,7 @@ def log_end(finished: Finished) -> None:
 
 
 def log_not_settled(claim: Claim, end: OutcomeLabel | None) -> None:
-    """Of an execution whose settlement found no row; None is a lost lease, too."""
+    """The settlement found no row; `end` is None if the lease was lost."""
     lost = "nothing that it wrote through its connection landed"
     if end is OutcomeLabel.CANCELED:
         logger.info("%s was canceled while it ran: %s", claim.label, lost)

@@ -1,4 +1,4 @@
-"""What opens, limits and ends the transaction of a handler, on its thread's session."""
+"""The statements that open, limit and end the transaction of a handler."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from cmdbus.database.executor import Executor
 from cmdbus.database.statements import render, statement
 from cmdbus.worker.claims.claim import Connection
 
-#: What a timeout of PostgreSQL can hold.
+#: The maximum of PostgreSQL's timeouts.
 _MAX_MS = 2**31 - 1
 
 
 def begin(
     executor: Executor, connection: Connection, *, statement: float, idle: float, marker: str
 ) -> None:
-    """With limits in seconds, and a marker by which its settlement knows it again."""
+    """Limits are in seconds; the settlement recognizes the transaction by its marker."""
     connection.execute(_script(executor, "open_transaction", statement, idle, marker))
 
 
@@ -23,13 +23,13 @@ def limits(executor: Executor, *, statement: float, idle: float) -> bytes:
 
 
 def commit(executor: Executor, connection: Connection, prepared: Sequence[str]) -> None:
-    """And deallocates these statements, in the same round trip."""
+    """Also deallocates these statements, in the same round trip."""
     script = statement("commit_transaction", executor.schema)
     connection.execute(script + _deallocate(executor, prepared))
 
 
 def roll_back(executor: Executor, connection: Connection) -> None:
-    """And deallocates what SQL has prepared, in a round trip of its own if there is any."""
+    """Also deallocates statements that SQL has prepared, in a second round trip."""
     cursor = executor.execute(connection, "rollback_transaction")
     while cursor.nextset():
         pass

@@ -31,7 +31,7 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.halving import release
 
-#: Characters; smaller payloads are not counted: those that a board has room for hold 512 KB.
+#: Characters of the smallest payload that is counted: of smaller ones a board can only show 512 KB.
 _COUNTED = 1024
 
 
@@ -59,7 +59,7 @@ class Entry:
     #: Position in the board's table of claims.
     index: int | None = None
     payload_bytes: int = 0
-    #: The outcome that could not be stored, or whose settlement found no row.
+    #: The outcome in the states ROW_LOCKED and ROW_MISSING.
     finished: Finished | None = None
 
 
@@ -70,8 +70,8 @@ class InFlight:
         self._claims = claims
         self._seat = seat
         self._claim_table = seat.claims
-        #: Between a leader that has timed out and its successor, and between two threads that
-        #: move the same entry.
+        #: For a leader that has timed out and its successor, and for two threads that move the same
+        #: entry.
         self._lock = Lock()
         self._entries: dict[Key, Entry] = {}
         #: Set when something was claimed; cleared by housekeeping when nothing is left.
@@ -81,17 +81,17 @@ class InFlight:
         return bool(self._entries)
 
     def __len__(self) -> int:
-        """Number of entries that keep a thread busy, or will."""
+        """The number of entries that keep a thread busy, or will."""
         return len(self.in_state(QUEUED, RUNNING))
 
     @property
     def free_count(self) -> int:
-        """Number of further claims that the board can show."""
+        """The number of further claims that the board can show."""
         return self._claim_table.free_count
 
     @property
     def prefetched_bytes(self) -> int:
-        """Bytes that were claimed and that no thread has started with."""
+        """Payload bytes of the commands that were not started."""
         return sum([entry.payload_bytes for entry in self.in_state(QUEUED)])
 
     def in_state(self, *states: EntryState) -> list[Entry]:
@@ -105,7 +105,7 @@ class InFlight:
         return [entry.claim for entry in self.in_state(QUEUED, RUNNING)]
 
     def unsettled(self) -> list[Claim]:
-        """All claims whose rows the database still shows as claimed, as far as is known here."""
+        """The claims whose rows are still claimed, as far as is known here."""
         return [entry.claim for entry in list(self._entries.values())]
 
     def known(self) -> set[Key]:
@@ -113,8 +113,8 @@ class InFlight:
             return set(self._entries)
 
     def take(self, claims: list[Claim], late: Callable[[], bool]) -> list[Entry]:
-        """Registers the claims and returns the new ones. Returns none if the leader has timed
-        out, because its successor adopts them."""
+        """Registers the claims and returns the new ones; none if the leader has timed out, as its
+        successor adopts them."""
         taken = []
         entries, table, command_type = self._entries, self._claim_table, self._seat.command_type
         with self._lock:
@@ -160,7 +160,7 @@ class InFlight:
                     self._claim_table.free(entry.index)
 
     def mark_released(self, claims: Iterable[Claim]) -> None:
-        """Claims that no thread has started, also those that were not taken."""
+        """Also claims that were not taken."""
         for claim in claims:
             command_type = self._seat.command_type(claim.domain, claim.type)
             entry = self._entries.setdefault(key_of(claim), Entry(claim, command_type))

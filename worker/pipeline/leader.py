@@ -245,7 +245,7 @@ class Leader:
         quick = [name for name in types if self._prefetch.is_quick(*name.split(" "))]
         bytes_ = self._claim_bytes - self._in_flight.prefetched_bytes
         if bytes_ <= 0:
-            room = 0  # Until a thread has started some of it.
+            room = 0  # until a thread has started some of it
         free = min(max(1, threads - len(self._in_flight)), room)
         ahead = min(self._prefetch.prefetch(bytes_), room - free) if quick else 0
         if len(quick) == len(types):

@@ -1,10 +1,10 @@
-"""What the threads of a process draw from: claimed commands, and control items, of which one is
-the leadership. The queue's order decides which thread does what next; there is no dispatcher.
+"""The queue of a process's threads: claimed commands, and control items, one of which is the
+leadership. Its order decides which thread does what next; there is no dispatcher.
 
 A thread that finds the queue empty idles until its bell rings. If an item is left in the queue,
-either the bell has rung, or a thread that is awake will draw the item or wake another one. So a
-thread wakes no other for commands whose runs are too short for that; housekeeping wakes one if
-they wait nevertheless.
+either the bell has rung, or a thread that is awake will draw the item or wake another one. For
+commands that are shorter than a wake-up no other thread is woken, unless housekeeping sees that
+they wait.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from cmdbus.clock import time
 from cmdbus.worker.pipeline.in_flight import Entry, InFlight
 
-#: Seconds within which a claimed command is started, or goes back.
+#: Seconds within which a claimed command is started, or released.
 _STARTED_WITHIN = 1.0
 
 
@@ -24,7 +24,7 @@ class ControlItem:
         self.name = name
 
 
-#: RECHECK lets a thread see that there are too many.
+#: RECHECK lets a thread end if there are too many.
 LEADERSHIP, STOP, RECHECK = ControlItem("leadership"), ControlItem("stop"), ControlItem("recheck")
 
 Item = Entry | ControlItem
@@ -44,7 +44,7 @@ class LocalQueue:
         self._pauses = 0
 
     def draw(self) -> Item | None:
-        """None if the queue is empty."""
+        """Returns None if the queue is empty."""
         try:
             return self._items.popleft()
         except IndexError:
@@ -53,7 +53,7 @@ class LocalQueue:
     def wait(self) -> Item:
         """Idles until there is an item."""
         while True:
-            # First idle, then look again: the thread that puts an item does the opposite.
+            # First idle, then draw again: the thread that puts an item does the opposite.
             self._idle.append(None)
             if (item := self.draw()) is not None:
                 with suppress(IndexError):  # the bell has rung, and wakes a thread for nothing
@@ -79,7 +79,7 @@ class LocalQueue:
         self.wake()
 
     def put_back(self, item: ControlItem) -> None:
-        """By a thread that draws next."""
+        """Called by a thread that draws next."""
         self._items.append(item)
 
     def fill(self, entries: Sequence[Entry], pauses: int) -> None:

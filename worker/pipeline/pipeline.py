@@ -43,10 +43,10 @@ _SPARE_SECONDS = 5.0
 
 
 class Pipeline:
-    """The stages, and what the threads share: each operation on that is atomic."""
+    """The stages, and the state that the threads share: each operation on that is atomic."""
 
     def __init__(self, setup: Setup, concurrency: int, is_surplus: Callable[[], bool]) -> None:
-        """`is_surplus`: whether a thread may end, as there are more than `concurrency`."""
+        """`is_surplus`: whether there are more threads than `concurrency`."""
         self._setup = setup
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
@@ -60,20 +60,18 @@ class Pipeline:
         self.leader = Leader(
             setup, self.in_flight, self.queue, self.unsettled, self._prefetch, self.stopping
         )
-        #: Errors of the latest round trips in a row that failed for a reason other than the
-        #: database; written by the leader.
+        #: Errors of the latest round trips, if all failed for a reason other than the database.
         self.faults: list[Exception] = []
 
     def stop_claiming(self) -> None:
-        """Lets the threads end once their commands have finished; marks commands that were not
-        started as released."""
+        """Lets the threads end once their commands have finished; releases the others."""
         self.stopping.set()
         self._waiter.wake()
         self.queue.release()
         self.queue.put(STOP)
 
     def settle_all(self, connection: ThreadConnection, slot: Slot) -> None:
-        """For the last time: settles every outcome and releases every claim that is left."""
+        """At the end: settles every outcome and releases every claim that is left."""
         self.unsettled.settle_all(connection, slot)
         if self.leader.sessions_in_doubt:
             orphans = self.leader.orphans(connection.connection(), self.leader.sessions_in_doubt)
@@ -89,15 +87,14 @@ class Pipeline:
         self.in_flight.release(connection)
 
     def prepare_session(self, thread: WorkerThread) -> bool:
-        """Before its first turn; without a database it takes part nevertheless, and prepares when
-        it leads."""
+        """Before the first turn of a thread; if it fails, the thread prepares when it leads."""
         thread.work = RoundTrip(time.monotonic() + self._round_trip_seconds, leads=False)
         with suppress(Exception):
             self.leader.prepare(thread)
         return thread.end()
 
     def take_turn(self, thread: WorkerThread) -> bool:
-        """One item of the queue; False if the thread must end."""
+        """Takes one item of the queue; False if the thread must end."""
         item = self.queue.draw()
         if item is None:
             self._rest(thread)
@@ -105,8 +102,7 @@ class Pipeline:
         if type(item) is Entry:
             if not self.queue.is_older(self._waiter.pauses):
                 return self._survive(thread, item)
-            # A domain was paused since. Housekeeping releases what has not started, and the
-            # next claim takes what may go on again.
+            # A domain was paused since then. The next claim takes the commands of other domains.
             self.queue.release(item)
         elif item is LEADERSHIP:
             return self._lead(thread)
@@ -116,12 +112,11 @@ class Pipeline:
         return not self._is_surplus()
 
     def _rest(self, thread: WorkerThread) -> None:
-        """Shows no command any longer."""
         thread.slot.end(time.monotonic_ns())
         thread.rename("")
 
     def _survive(self, thread: WorkerThread, entry: Entry) -> bool:
-        """The thread goes on after any error, also one outside of the handler."""
+        """Lets the thread go on after an error outside of the handler."""
         try:
             return self._run(thread, entry)
         except BaseException:
@@ -155,15 +150,14 @@ class Pipeline:
         seconds = time.monotonic() - execution.began
         thread.slot.counters.handler_duration.observe(entry.command_type.index, seconds)
         if seconds >= QUICK_SECONDS:
-            # Only time for which it had a CPU makes a type slow: on busy CPUs one no-op in 150
-            # takes longer.
+            # Waiting for a CPU does not make a type slow: on busy CPUs one no-op in 150 waits.
             seconds = max(0.0, seconds - thread.waited_for_cpu())
         self._prefetch.ran(claim.domain, claim.type, seconds)
         if not stays:
             return False  # It timed out: housekeeping settles its command.
         self.in_flight.finish(entry)
         if finished is not None:
-            # First append, then look whether the leader waits; it does the opposite.
+            # First append, then check whether the leader waits; it does the opposite.
             self.unsettled.add(finished)
         elif execution.committed is not None:
             self.unsettled.settled(thread.slot, [execution.committed])
@@ -188,7 +182,7 @@ class Pipeline:
                 self.unsettled.settle(thread.connection, thread.slot, self.unsettled.take())
 
     def _lead(self, thread: WorkerThread) -> bool:
-        """With the leadership, which goes back into the queue whatever happens."""
+        """Puts the leadership back into the queue, whatever happens."""
         thread.rename("")
         if self.queue.needs_help:
             self.queue.wake()
@@ -213,7 +207,7 @@ class Pipeline:
         return stays
 
     def _settle_and_claim(self, thread: WorkerThread) -> bool:
-        """True if there was nothing to claim, and the thread has waited for work."""
+        """True if there was nothing to claim: then the thread has waited for work."""
         due = time.monotonic() + self._round_trip_seconds
         thread.work = RoundTrip(due)
         thread.slot.enter(Phase.LEADING, time.monotonic_ns(), int(due * 1e9))
@@ -223,7 +217,7 @@ class Pipeline:
         thread.pauses = self._waiter.pauses
         found = self.leader.settle_and_claim(thread, self.concurrency)
         self.faults.clear()
-        # What it has adopted may wait for this very thread.
+        # Adopted commands may wait for this very thread.
         if found or self.queue or not thread.end():
             return False
         self._wait_for_work(thread)

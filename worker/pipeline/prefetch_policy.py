@@ -1,8 +1,8 @@
 """Which types are quick, and how far ahead of its threads a process may claim. No clock inside."""
 
-#: A type whose runs take less is quick: it is claimed ahead of the threads.
+#: Seconds of a run below which a type is quick: it is claimed ahead of the threads.
 QUICK_SECONDS = 0.05
-#: A type whose runs take less is tiny: waking a second thread takes longer than its runs.
+#: Seconds of a run below which a type is tiny: to wake a second thread takes longer.
 TINY_SECONDS = 0.001
 #: Weight of the latest run in a type's mean. One run of up to 0.4 s among quick ones leaves it
 #: quick, as its thread may have waited for the interpreter. One quick run makes it quick again: a
@@ -10,7 +10,7 @@ TINY_SECONDS = 0.001
 _WEIGHT = 1 / 8
 #: Seconds for which commands are claimed ahead, or the time of a round trip if that is longer.
 _PREFETCH_SECONDS = 0.02
-#: The same for the first claim after a wait: about what it takes to wake another process.
+#: The same for the first claim after a wait: about the time for waking another process.
 _FIRST_SECONDS = 0.002
 MAX_PREFETCH = 256
 #: Seconds, or commands, over which the pace is measured: of two round trips of which one follows
@@ -26,14 +26,14 @@ class PrefetchPolicy:
         self._means: dict[tuple[str, str], float] = {}
         #: The latest round trip: its claims, its seconds, and the time at which it ended.
         self._claimed, self._took, self._ended_at = 0, 0.0, 0.0
-        #: Commands started per second between round trips, and those of which it is not known yet
-        #: in which time they start.
+        #: Commands started per second between round trips; commands and seconds of the next
+        #: measurement.
         self._rate, self._started, self._seconds = 0.0, 0, 0.0
         #: Payload of a command, on average, in the latest round trip that claimed any.
         self._payload = 0.0
 
     def ran(self, domain: str, type: str, seconds: float) -> None:
-        """`seconds`: without those for which its thread waited for a CPU."""
+        """`seconds`: without those in which its thread waited for a CPU."""
         key = domain, type
         mean = self._means.get(key, seconds)
         mean += (seconds - mean) * _WEIGHT
@@ -59,8 +59,8 @@ class PrefetchPolicy:
         self._claimed, self._took, self._ended_at = claimed, ended - began, ended
 
     def prefetch(self, payload: int) -> int:
-        """`payload`: bytes that there is room for. A claim takes no more than fit, but it locks
-        all rows that it is asked for, and until it ends no other claim finds these."""
+        """`payload`: the bytes that may be claimed. A claim takes no more, but until it ends it
+        locks all rows that it was asked for."""
         busy = max(_PREFETCH_SECONDS, self._took)
         started = int(self._rate * (busy if self._claimed else _FIRST_SECONDS))
         return min(MAX_PREFETCH, started, int(payload / max(self._payload, 1.0)))

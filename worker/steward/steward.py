@@ -246,6 +246,7 @@ class Steward:
             parked=self._board.snapshot(claims=False).any_parked,
             session=self.listening.session,
             looks_at=self.timers.due_at,
+            now=time.monotonic(),
         )
 
     def _allow_one_row(self) -> float:

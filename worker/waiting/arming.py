@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 
 from cmdbus.board.board import Board
 from cmdbus.board.wake_pipe import WakePipe
-from cmdbus.clock import time
 from cmdbus.failpoints import ARMED, failpoint
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
@@ -55,12 +54,12 @@ class Arming:
         #: The listening session that the flag is up for; 0 while it is down.
         self._session = 0
         self._number = 0
-        #: From the flag to the completed arming.
+        #: Up from the raising of the flag to the completed arming.
         self._barrier = WritersBarrier(claims)
         self._parked_at = 0.0
         #: The published time at which this node reads its timers anyway.
         self._published = 0.0
-        #: From when that time was put off until the timers are read once more.
+        #: Up from the delay of that time until the timers are read once more.
         self._put_off = WritersBarrier(claims)
 
     def update(
@@ -70,12 +69,11 @@ class Arming:
         parked: bool,
         session: int,
         looks_at: float,
-        now: float | None = None,
+        now: float,
     ) -> float:
         """Makes one move; returns the seconds until the next. `session` is the number of the
         listening session, 0 is none; `looks_at` is when this node reads its timers. Times are
         monotonic."""
-        now = time.monotonic() if now is None else now
         wait = self._move(connection, parked, session, looks_at, now)
         return min(wait, self._check_put_off(connection))
 
@@ -100,7 +98,7 @@ class Arming:
         return self._session > 0
 
     def forget(self) -> None:
-        """The session is lost: what was published may not hold any longer."""
+        """Called when the session is lost: the server may have forgotten what was published."""
         self._board.armed = 0
         self._session, self._published = 0, 0.0
         self._barrier.lower()

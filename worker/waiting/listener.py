@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts to open a session.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 1.0
-#: Seconds between two pings of its own session, which also bound its LISTEN, and seconds until
-#: one must be answered.
+#: Seconds between two pings of its own session, which also bound its LISTEN, and for an answer.
 _PING_SECONDS, _PONG_SECONDS = 10.0, 5.0
 
 
@@ -52,10 +51,10 @@ class Listener:
         self.sessions = 0
 
     def began(self) -> None:
-        """A new session listens; what was sent before it began reached none."""
+        """A new session listens; earlier notifications may have reached none."""
 
     def heard(self, channels: set[str]) -> None:
-        """The channels of what was received."""
+        """Notifications came on these channels."""
 
     def ended(self) -> None:
         """The session is lost, or closed."""
@@ -82,7 +81,7 @@ class Listener:
                     self._listen(connection)
             except (psycopg.Error, DatabaseUnavailableError, OSError) as error:
                 if self.sessions > sessions:
-                    # Immediately: what is sent in the gap is found only by the next session.
+                    # Without a pause: notifications sent in the gap are lost.
                     pause = 0.0
                     pauses.reset()
                     logger.warning(
@@ -93,7 +92,7 @@ class Listener:
                     pause = pauses.pause()
 
     def _listen(self, connection: Connection) -> None:
-        # A server that has gone silent would not answer, and nothing else would end the wait.
+        # Nothing else would end the wait for a server that has gone silent.
         with abort_io_at(time.monotonic() + self._ping, partial(abort_io, connection)):
             self._claims.execute(connection, "listen")
         self.sessions += 1
@@ -105,7 +104,7 @@ class Listener:
             connection.close()
 
     def _hear(self, session: PGconn, descriptor: int) -> None:
-        """Below the driver, which would wait for a silent server without a bound."""
+        """Bypasses the driver, which would wait for a silent server without a bound."""
         # Not select(): that knows no descriptor above 1023.
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)

@@ -41,8 +41,7 @@ class NodeWaiter:
         leave: Callable[[], None] | None = None,
         look: float = _CHECK_SECONDS,
     ) -> None:
-        """`leave` stops a worker that has nothing more to run, instead of waiting: one in
-        quarantine, which runs suspects."""
+        """`leave` stops a quarantine process, which ends once it has nothing more to run."""
         self._board = node.board
         self._leave = leave
         self._has_neighbours = node.parent is not None
@@ -83,8 +82,8 @@ class NodeWaiter:
         self._bell.drain()
 
     def after_claim(self, *, full: bool) -> None:
-        """A worker that was woken and got all that it asked for wakes another one: there may be
-        more. In a tight loop none was woken."""
+        """A worker that was woken and got all that it asked for wakes another one, as there may be
+        more. One that has not waited wakes none."""
         if self._woken and full and self._has_neighbours:
             self._worker_pipe.put()
         self._woken = False
@@ -92,9 +91,9 @@ class NodeWaiter:
     def wait_for_work(
         self, busy: Callable[[], bool], until: float = float("inf")
     ) -> Counter | None:
-        """Returns the source of the wake-up; None if it was this worker's own. `busy` tells that
-        the worker has something else to do: other threads check `_waiting` after they have made
-        it true. The wait ends at the monotonic time `until`."""
+        """Returns the source of the wake-up; None if it was this worker's own. `busy`: whether the
+        worker has something else to do; other threads check `_waiting` after they have made it
+        true. The wait ends at the monotonic time `until`."""
         self._waiting = True
         if self._leave is not None:
             self._wait_to_leave(busy, self._leave)
@@ -105,7 +104,6 @@ class NodeWaiter:
         try:
             if busy():
                 return None
-            self._call_if_unarmed()
             return self._wait(busy, since, until)
         finally:
             self._seat.parked = 0
@@ -118,19 +116,17 @@ class NodeWaiter:
         self._waiting = False
 
     def only_own(self) -> bool:
-        """After a wait without a source: whether only this worker's own outcomes can have ended
-        it, so that there is nothing to claim. While the node is armed, all else is a byte."""
+        """Whether a wait without a source was ended by this worker's own outcomes alone, so that
+        there is nothing to claim: while the node is armed, anything else sends a byte."""
         self._bell.drain()
         return self._board.armed != 0 and not self._woken
-
-    def _call_if_unarmed(self) -> None:
-        if not self._board.armed:
-            self._steward_pipe.put()
 
     def _wait(self, busy: Callable[[], bool], since: int, until: float) -> Counter | None:
         began = time.monotonic()
         polls_at, ends_at = began + self.poll_interval, began + max(self.poll_interval, self._look)
         while True:
+            if not self._board.armed:
+                self._steward_pipe.put()
             now = time.monotonic()
             if now >= polls_at and not self._board.listening:
                 return Counter.WAKEUPS_POLL
@@ -146,7 +142,6 @@ class NodeWaiter:
                 return self._taken(busy)
             # Another write may have replaced the parked state, unknown to the steward.
             self._seat.parked = since
-            self._call_if_unarmed()
 
     def _taken(self, busy: Callable[[], bool]) -> Counter | None:
         if busy():

@@ -30,8 +30,8 @@ class Promotion:
     """Used by one thread."""
 
     def __init__(self, claims: Claims, timeout: Callable[[], float]) -> None:
-        """`patience` is called before one row is promoted by itself, and returns the seconds
-        that it may take, or 0 for the session's own statement timeout."""
+        """`timeout` is called before one row is promoted by itself, and returns the seconds that it
+        may take, or 0 for the session's own statement timeout."""
         self._claims = claims
         self._timeout = timeout
         self._rows = _MAX_ROWS
@@ -87,7 +87,7 @@ class Promotion:
             return int(promote())
 
     def _first_due(self, connection: Connection) -> ClaimKey | None:
-        """Of the scheduled commands, the one that is promoted next."""
+        """The scheduled command that is promoted next."""
         skipped = numbers(self._rejected.skipped)
         row = self._claims.row(connection, "find_first_due", skipped=skipped)
         return None if row is None else ClaimKey._make(row)

@@ -16,7 +16,7 @@ from cmdbus.worker.waiting.promotion import Promotion
 
 #: Seconds between two readings while due rows are locked by other sessions.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.002, 5.0
-#: Seconds until the ends of leases are read again after the statement timeout has ended that.
+#: Seconds until leases are read again after a statement timeout.
 _RETRY_LEASES_SECONDS = 60.0
 #: Seconds before the earliest due time at which the timers are read again: by then the
 #: database's clock may have gained on the one by which a process sleeps.
@@ -25,8 +25,8 @@ GRACE_SECONDS = 0.05
 
 def seconds_to_look(due: float, fallback: float) -> float:
     """Seconds to sleep before the timers are read again, if the earliest is due in `due`
-    seconds (infinity: there is none). Within the grace it is the rest, so that each timer is
-    read ahead of its time once, and not in a loop."""
+    seconds (infinity: there is none). Within the grace it is the rest: each timer is read ahead of
+    its time only once."""
     ahead = due - GRACE_SECONDS if due > GRACE_SECONDS else due
     return max(0.0, min(ahead, fallback))
 
@@ -44,7 +44,7 @@ class Timers:
         self._promotion = Promotion(claims, timeout)
         self._domains, self._types = list(domains), list(types)
         self._locked_pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        #: When the ends of leases are read again, which walks over all rows; monotonic time.
+        #: Monotonic time of the next reading of leases, which walks over all rows.
         self._leases_at = float("-inf")
         self._promoted = False
         #: The latest reading.
@@ -52,8 +52,7 @@ class Timers:
 
     def read(self, connection: Connection, *, leases: bool, own: Collection[int] = ()) -> float:
         """Seconds until the next command is due or, with `leases`, until a lease ends that is of
-        none of the `own` incarnations; 0 if some were due and are claimable now. The earliest
-        time is read again each time, so no later timer is forgotten."""
+        none of the `own` incarnations; 0 if some were due and are claimable now."""
         self._promoted = self._promotion.step(connection)
         if self._promoted:
             failpoint(PROMOTED)
@@ -105,8 +104,10 @@ class Timers:
             self._leases_at = time.monotonic() + _RETRY_LEASES_SECONDS
             return read(False)
         if walks:
-            ends_in = float("inf") if reading.lease_ends is None else reading.lease_ends
-            self._leases_at = time.monotonic() + min(ends_in, pause_after(reading.pages))
+            pause = pause_after(reading.pages)
+            if reading.lease_ends is not None:
+                pause = min(pause, reading.lease_ends)
+            self._leases_at = time.monotonic() + pause
         elif leases:
             # Others may have claimed since then: they are read again after the pause.
             return reading._replace(lease_ends=self._leases_at - now)

@@ -4,7 +4,7 @@ from cmdbus.backoff import Backoff
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
 
-#: Seconds between two readings of the writers, which hold locks on the queue's tables.
+#: Seconds between two readings of the writers: the transactions with locks on the queue's tables.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.002, 0.1
 
 
@@ -12,7 +12,7 @@ class WritersBarrier:
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
         self._pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        #: Those of the beginning that have not ended; None while the barrier is down.
+        #: The transactions that have not ended yet; None while the barrier is down.
         self._writers: set[str] | None = None
 
     @property
