@@ -136,7 +136,9 @@ class Leader:
         else:
             self._last_warning = ""
             self._unsettled.settled(slot, plain, lost)
-            return self._claimed(thread, request, claims, began)
+            self._note_claim(thread, claims, began)
+            self._take_on(thread, claims, wake=False)
+            return bool(claims or self._has_more or not request.free)
         return self._claim_apart(thread, request, rejection)
 
     def _step(
@@ -155,9 +157,7 @@ class Leader:
                 self._floors.looked(request.floors, request.below, request.queues, result, now)
         return lost, claims
 
-    def _claimed(
-        self, thread: WorkerThread, request: ClaimRequest, claims: list[Claim], began: float
-    ) -> bool:
+    def _note_claim(self, thread: WorkerThread, claims: list[Claim], began: float) -> None:
         ended = time.monotonic()
         self._telemetry.settled_and_claimed(thread.slot, len(claims), ended - began)
         payload = sum([len(claim.data) for claim in claims])
@@ -166,8 +166,6 @@ class Leader:
         self._prefetch.claimed(len(claims), began, ended, payload)
         if claims:
             failpoint(AFTER_CLAIM)
-        self._take_on(thread, claims, wake=False)
-        return bool(claims or self._has_more or not request.free)
 
     def _take_on(self, thread: WorkerThread, claims: list[Claim], *, wake: bool = True) -> None:
         """`wake`: the thread does not draw next."""
@@ -198,7 +196,9 @@ class Leader:
                 raise
             rejection = second
         else:
-            return self._claimed(thread, request, claims, began)
+            self._note_claim(thread, claims, began)
+            self._take_on(thread, claims, wake=False)
+            return bool(claims or self._has_more or not request.free)
         if not self._narrowing.claim(connection, request, partial(self._take_on, thread)):
             raise rejection
         self._warn_once(rejection, "claiming row by row")
