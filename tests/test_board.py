@@ -82,8 +82,7 @@ def test_a_slot_shows_its_command_and_when_it_has_promised_to_be_back(board: Boa
     slot.end(60)
     ended = slot_view(board, 0, 1)
     assert (ended.phase, ended.command, ended.since, ended.due) == (Phase.IDLE, None, 60, None)
-    slot.enter(Phase.LEADING, 70, 80)
-    slot.phase = Phase.RESTING
+    slot.enter(Phase.RESTING, 70, 80)
     assert (slot_view(board, 0, 1).phase, slot_view(board, 0, 1).due) == (Phase.RESTING, 80)
     slot.release()
     assert board.snapshot().seats[0].slots == ()

@@ -126,8 +126,12 @@ def test_degraded_is_ready_and_critical_is_not(board: Board) -> None:
     )
     assert json.loads(answer.body)["seats"][0] == {
         "seat": 0,
-        **degraded.to_dict(),
+        "health": "DEGRADED",
+        "reasons": degraded.reasons,
         "last_success": 10.0,
+        "consecutive_failures": 11,
+        "stuck_threads": 0,
+        "pool_exhaustions": 0,
     }
     worker(board, 0, HealthReport(pool_exhaustions=6))
     assert readiness(board)[0] == 503

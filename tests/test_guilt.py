@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -70,7 +71,7 @@ def slots(dues: dict[int, int], *, judged: int | None = None) -> tuple[SlotView,
     command_type = seat.command_type("shop", "Noop")
     for index, due in dues.items():
         slot = seat.slot(index)
-        slot.occupy(index, 1, thread=10 + index)
+        slot.occupy(index, 1)
         slot.begin(
             command_type,
             priority=5,
@@ -83,7 +84,7 @@ def slots(dues: dict[int, int], *, judged: int | None = None) -> tuple[SlotView,
         )
         if judged == index:
             seat.mark_stuck(index, slot.sequence)
-    return board.seat_view(0).slots
+    return tuple(replace(slot, thread=10 + slot.index) for slot in board.seat_view(0).slots)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Board(Reader):
 
     # Written by the supervisor.
 
-    #: Processes that survived SIGKILL.
+    #: Processes that survived SIGKILL; their claims are released.
     undead = Cell(offsets.UNDEAD)
 
     # Written by the steward.

@@ -60,13 +60,3 @@ class HealthReport:
             )
             if count > limit
         ]
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "health": self.health.value,
-            "reasons": self.reasons,
-            "last_success": self.last_success,
-            "consecutive_failures": self.consecutive_failures,
-            "stuck_threads": self.stuck_threads,
-            "pool_exhaustions": self.pool_exhaustions,
-        }

@@ -12,7 +12,6 @@ a dataclass    the cells of its fields
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from functools import partial
 from operator import attrgetter
 from struct import Struct
 from typing import Any, get_args, get_type_hints
@@ -89,8 +88,4 @@ def _part(hint: Any) -> _Cell | RecordFormat:
         return format_of(kind)
     members = {member.value: member for member in kind}
     default = None if optional else members[0]
-    return _Cell("q", int, partial(_member, members, default))
-
-
-def _member(members: dict[int, IntEnum], default: IntEnum | None, cell: int) -> IntEnum | None:
-    return members.get(cell, default)
+    return _Cell("q", int, lambda cell: members.get(cell, default))

@@ -34,11 +34,11 @@ class Slot:
         "_names_at",
         "_phase",
         "_seal",
-        "_sequence",
         "_since",
         "_who",
         "counters",
         "index",
+        "sequence",
     )
 
     #: attempt, priority, id, token, command id
@@ -56,18 +56,19 @@ class Slot:
         self._names_at = slice(names, names + 2 * NAME)
         self._named: CommandType | None = None
         self._crc = 0
-        #: Continues the sequence of the last thread of this slot.
-        self._sequence = self._cells[self._seal + 1] & _SEQUENCES
+        #: The number of the latest write, which a verdict refers to. Continues the sequence of
+        #: the last thread of this slot.
+        self.sequence = self._cells[self._seal + 1] & _SEQUENCES
         self._command = self._NO_COMMAND
         #: thread, number, backend pid, backend start
         self._who = (0, -1, 0, 0)
         self._phase, self._since, self._due = Phase.IDLE, 0, 0
         self.counters = Counters(memory.cells, at)
 
-    def occupy(self, number: int, now: int, thread: int | None = None) -> None:
+    def occupy(self, number: int, now: int) -> None:
         """`number` is the one that operators see; -1 for threads that run no commands."""
         self._cells[self._ident] = threading.get_ident()
-        self._who = (thread or threading.get_native_id(), number, 0, 0)
+        self._who = (threading.get_native_id(), number, 0, 0)
         self._named = None
         self.end(now)
 
@@ -116,22 +117,8 @@ class Slot:
         """The thread ends, and its slot is free."""
         self._cells[self._seal] = 0
 
-    @property
-    def sequence(self) -> int:
-        """The number of the latest write, which a verdict refers to."""
-        return self._sequence
-
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
-    @phase.setter
-    def phase(self, phase: Phase) -> None:
-        self._phase = phase
-        self._write()
-
     def _write(self) -> None:
-        self._sequence = sequence = self._sequence + 1
+        self.sequence = sequence = self.sequence + 1
         crc = self._crc
         body = _SLOT.pack(
             sequence,

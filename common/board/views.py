@@ -1,5 +1,5 @@
-"""The state that the board shows, as values: its records, and its other cells. A field that cannot
-be read at the moment is None. Times are monotonic nanoseconds.
+"""The state that the board shows, as values: its records, and its other cells, which board.py and
+seats.py explain. A field that cannot be read is None. Times are monotonic nanoseconds.
 """
 
 from collections.abc import Container
@@ -31,7 +31,6 @@ class CommandView(CommandState):
 class SlotView(SlotState):
     #: The slot's position in its seat.
     index: int
-    #: None if the thread runs no command.
     command: CommandView | None = None
     #: The thread, by the number that Python's own stacks give it.
     ident: int | None = None
@@ -63,15 +62,12 @@ class SeatView(ProcessRecord):
     index: int = -1
     role: Role | None = None
     number: int = 0
-    #: The stop deadline of its process; None if that is to go on.
     stop_by: int | None = None
-    #: Resident memory as the supervisor measured it last; None before that.
     rss_bytes: int | None = None
     #: None until the supervisor has reaped the process.
     exit: ExitRecord | None = None
     #: The claims of the dead process are released.
     rescued: bool = False
-    #: Time from which its leader waits for work.
     parked: int | None = None
     #: Only those that a thread has, or had when its process died.
     slots: tuple[SlotView, ...] = ()
@@ -104,11 +100,8 @@ class BoardView(SupervisorRecord):
     #: False if the machine was booted after the board was made: its times and pids mean nothing.
     this_boot: bool
     listening: bool
-    #: The number of the arming; 0 while nothing is armed.
     armed: int
-    #: Suspect commands wait for a quarantine process.
     suspects: bool
-    #: Processes that survived SIGKILL; their claims are released.
     undead: int
     restarts: dict[str, int]
     seats: tuple[SeatView, ...]

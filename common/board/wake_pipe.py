@@ -21,10 +21,6 @@ class WakePipe:
         self._capacity = capacity
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    @property
-    def descriptors(self) -> tuple[int, int]:
-        return self._reader, self._writer
-
     def fileno(self) -> int:
         """To wait for a byte, which another process may take first."""
         return self._reader

@@ -149,14 +149,13 @@ def _check_database(
 
 def _check_version(connection: Connection) -> Check:
     major = connection.info.server_version // 10000
-    finding, sentence, fix = Finding.OK, f"PostgreSQL {major}", ""
-    tested = f"use one from {_MIN_MAJOR} to {_MAX_MAJOR}"
+    server, tested = f"PostgreSQL {major}", f"use one from {_MIN_MAJOR} to {_MAX_MAJOR}"
     if major < _MIN_MAJOR:
-        finding, sentence, fix = Finding.FATAL, f"{sentence} is too old", tested
-    elif major > _MAX_MAJOR:
-        sentence += " is newer than what this version was tested with"
-        finding, fix = Finding.WARNING, f"if something is odd, {tested}"
-    return Check("server", finding, sentence, fix)
+        return Check("server", Finding.FATAL, f"{server} is too old", tested)
+    if major > _MAX_MAJOR:
+        sentence = f"{server} is newer than those that this version was tested with"
+        return Check("server", Finding.WARNING, sentence, f"if something is odd, {tested}")
+    return Check("server", Finding.OK, server)
 
 
 def _check_encoding(server: str, client: str) -> Check:

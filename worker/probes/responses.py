@@ -108,9 +108,17 @@ def _levels(seat: SeatView, now: int) -> dict[str, object]:
     """`last_success` in seconds ago."""
     if seat.pid is None:
         return {"seat": seat.number, "health": None}
-    last = seat.levels.last_success
-    ago = None if last is None else round(now / _NS - last, 3)
-    return {"seat": seat.number, **seat.levels.to_dict(), "last_success": ago}
+    levels = seat.levels
+    last = levels.last_success
+    return {
+        "seat": seat.number,
+        "health": levels.health.value,
+        "reasons": levels.reasons,
+        "last_success": None if last is None else round(now / _NS - last, 3),
+        "consecutive_failures": levels.consecutive_failures,
+        "stuck_threads": levels.stuck_threads,
+        "pool_exhaustions": levels.pool_exhaustions,
+    }
 
 
 def _counters(view: CountersView) -> dict[str, object]:

@@ -7,14 +7,10 @@ worker runs it among its own threads.
     TimerRound    promotes due commands, and wakes a worker for leases that have ended
     Arming        asks senders for notifications while a worker waits
 
-    opening ── registered ──> working      each pass runs all rounds
-    working <── all rounds succeed ──┬───── failing      a round has failed on a living session
-                                     └───── away         the session is lost
-
-A round that fails keeps no other one from running: all errors end in one place, with one
-warning and one pause, and the next pass tries again. Another thread ends a statement that does
-not return, by `abort_if_late`. Whatever is left undone when the process is killed, its
-successor does.
+Each pass runs all rounds. A round that fails keeps no other one from running: all errors end in
+one place, with one warning and one pause, and the next pass tries again. Another thread ends a
+statement that does not return, by `abort_if_late`. If the process is killed, its successor does
+the rest.
 """
 
 import logging
