@@ -504,9 +504,7 @@ BEGIN
         DELETE FROM {schema}.scheduled s
         USING {schema}.find_due(p_count, p_skipped) d
         WHERE s.due_at = d.due_at AND s.id = d.id AND (d.bytes <= p_bytes OR d.place = 1)
-        RETURNING s.token, s.claimed_at, s.created_at, s.due_at, s.command_id, s.correlation_id,
-            s.priority, s.attempts, s.losses, s.max_attempts, s.domain, s.type, s.reply_to,
-            s.data, s.error_code, s.error_message, s.id
+        RETURNING s.*
     )
     INSERT INTO {schema}.ready (
         token, claimed_at, created_at, due_at, command_id, correlation_id, priority, attempts,

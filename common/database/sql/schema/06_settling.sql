@@ -96,21 +96,18 @@ BEGIN
         WHERE r.domain = o.domain AND r.priority = o.priority AND r.id = o.id
             AND r.token = o.token AND r.claimer = p_claimer
             AND r.command_id IS NOT DISTINCT FROM o.command_id
-        RETURNING o.position, r.token, r.claimer, r.claimed_at, r.created_at, r.due_at,
-            r.command_id, r.correlation_id, r.priority,
+        RETURNING r.*, o.position, o.kind, o.attempts AS attempts_made,
             coalesce(o.losses, r.losses + (pg_postmaster_start_time() < r.claimed_at)::int)
-                AS losses,
-            r.domain, r.type, r.reply_to, r.data,
-            r.max_attempts AS sent_max_attempts, o.attempts, o.max_attempts, o.kind, o.result,
-            o.delay, o.code, o.message, o.details
+                AS all_losses,
+            o.max_attempts AS attempt_limit, o.result, o.delay, o.code, o.message, o.details
     ), history AS (
         INSERT INTO {schema}.finished (
             token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
             attempts, losses, max_attempts, domain, type, reply_to, status, data, result,
             error_code, error_message)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-            priority, attempts, losses, max_attempts, domain, type, reply_to, kind, data, result,
-            code, message
+            priority, attempts_made, all_losses, attempt_limit, domain, type, reply_to, kind, data,
+            result, code, message
         FROM gone WHERE kind IN ('COMPLETED', 'FAILED')
     ), later AS (
         INSERT INTO {schema}.scheduled (
@@ -119,7 +116,7 @@ BEGIN
             error_message)
         SELECT token, claimer, claimed_at, created_at,
             clock_timestamp() + make_interval(secs => delay), command_id, correlation_id,
-            priority, attempts, losses, sent_max_attempts, domain, type, reply_to, data, code,
+            priority, attempts_made, all_losses, max_attempts, domain, type, reply_to, data, code,
             message
         FROM gone WHERE kind = 'RETRY'
     ), trouble AS (
@@ -128,13 +125,13 @@ BEGIN
             attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
             error_code, error_message)
         SELECT token, claimer, claimed_at, created_at, due_at, command_id, correlation_id,
-            priority, attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to,
-            data, code, message
+            priority, attempts_made, all_losses, attempt_limit, max_attempts, domain, type,
+            reply_to, data, code, message
         FROM gone WHERE kind = 'TROUBLE'
     ), events AS (
         INSERT INTO {schema}.event (
             claimer, claimed_at, token, command_id, attempt, domain, kind, code, message, details)
-        SELECT claimer, claimed_at, token, command_id, attempts, domain,
+        SELECT claimer, claimed_at, token, command_id, attempts_made, domain,
             CASE kind WHEN 'FAILED' THEN 'BUSINESS_RULE_FAILED'
                       WHEN 'TROUBLE' THEN 'MOVED_TO_TROUBLESHOOTING_QUEUE' ELSE 'FAILED' END,
             code, message, details
@@ -182,25 +179,21 @@ BEGIN
         WHERE p_table = 'ready' AND r.domain = p_domain AND r.priority = p_priority
             AND r.id = p_id AND r.token = p_token AND r.command_id = p_command_id
             AND r.claimer IS NOT DISTINCT FROM p_claimer
-        RETURNING r.claimed_at, r.created_at, r.due_at, r.correlation_id, r.attempts, r.losses,
-            r.max_attempts, r.type, r.reply_to, r.data
+        RETURNING r.*
     ), from_scheduled AS (
         DELETE FROM {schema}.scheduled s
         WHERE p_table = 'scheduled' AND s.domain = p_domain AND s.id = p_id
             AND s.token = p_token AND s.command_id = p_command_id
-        RETURNING s.claimed_at, s.created_at, s.due_at, s.correlation_id, s.attempts, s.losses,
-            s.max_attempts, s.type, s.reply_to, s.data
-    ), gone AS (
-        TABLE from_ready UNION ALL TABLE from_scheduled
+        RETURNING s.*
     )
     INSERT INTO {schema}.troubleshooting (
-        domain, priority, token, command_id, claimer, error_code, error_message,
-        claimed_at, created_at, due_at, correlation_id, attempts, losses, max_attempts,
-        sent_max_attempts, type, reply_to, data)
-    SELECT p_domain, p_priority, p_token, new_command_id, p_claimer, p_code, why,
-        claimed_at, created_at, due_at, correlation_id, attempts, losses, max_attempts,
-        max_attempts, type, reply_to, data
-    FROM gone
+        token, claimer, claimed_at, created_at, due_at, command_id, correlation_id, priority,
+        attempts, losses, max_attempts, sent_max_attempts, domain, type, reply_to, data,
+        error_code, error_message)
+    SELECT token, p_claimer, claimed_at, created_at, due_at, new_command_id, correlation_id,
+        priority, attempts, losses, max_attempts, max_attempts, domain, type, reply_to, data,
+        p_code, why
+    FROM (TABLE from_ready UNION ALL TABLE from_scheduled) gone
     RETURNING attempts, claimed_at INTO event_attempt, event_claimed_at;
     IF NOT FOUND THEN
         RETURN false;

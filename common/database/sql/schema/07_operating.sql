@@ -272,10 +272,7 @@ BEGIN
         DELETE FROM {schema}.troubleshooting t
         USING unnest(p_domains, p_command_ids) k (domain, command_id)
         WHERE t.domain = k.domain AND t.command_id = k.command_id
-        RETURNING t.token, t.claimer, t.claimed_at, t.created_at, t.due_at, t.failed_at,
-            t.command_id, t.correlation_id, t.priority, t.attempts, t.losses, t.max_attempts,
-            t.sent_max_attempts, t.domain, t.type, t.reply_to, t.data, t.error_code,
-            t.error_message
+        RETURNING t.*
     ), again AS (
         -- The token stays, because it never goes back; the id is a new one, above all floors.
         INSERT INTO {schema}.ready (
