@@ -8,11 +8,11 @@ claimed ahead and not started, and replaces threads that have timed out.
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 import psycopg
 
-from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.exits import cannot_start_thread
 from cmdbus.worker.claims.claim import Session
@@ -45,7 +45,6 @@ class Housekeeping:
         self._pipeline = threads.pipeline
         self._claims, self._telemetry = setup.claims, setup.telemetry
         self._renewal = Renewal(setup.claims)
-        self._renew_every = setup.timeouts.renewal
         self._timeout = setup.timeouts.statement + _SPARE_SECONDS
         #: Deadline of the current task.
         self._due = float("inf")
@@ -98,50 +97,50 @@ class Housekeeping:
     def _run(self) -> None:
         self._slot.occupy(-1, time.monotonic_ns())
         try:
-            self._run_round(self._slot)
+            while not self._stopping.wait(_SETTLE_WITHIN):
+                if not self._pipeline.busy:
+                    self._wait()
+                self._pool.help_queued()
+                for task in (self._carry_out, self._renew, self._settle_old, self._release_stale):
+                    self._attempt(task)
+                self._pipeline.unsettled.log()
         except BaseException as error:
             self._ended_by = error
         finally:
             self._connection.close()
             self._telemetry.release_slot(self._slot)
 
-    def _run_round(self, slot: Slot) -> None:
-        tasks = (self._carry_out, self._renew, self._settle_old, self._release_stale)
-        while not self._stopping.wait(_SETTLE_WITHIN):
-            if not self._pipeline.busy:
-                self._wait()
-            self._pool.help_queued()
-            for task in tasks:
-                # Each by itself: an error of one task does not keep the others from running.
-                self._due = time.monotonic() + self._timeout
-                try:
-                    task(slot)
-                except psycopg.Error as error:
-                    self._warn_once(reason(error))
-                    self._connection.discard_if_read_only(error)
-                    if self._connection.lost():
-                        self._connection.close()
-                except Exception as error:
-                    if cannot_start_thread(error):
-                        self._warn_once(str(error))
-                        continue
-                    logger.exception("housekeeping failed, and is tried again")
-                    self._connection.drop()
-                finally:
-                    self._due = float("inf")
-            self._pipeline.unsettled.log()
+    def _attempt(self, task: Callable[[], None]) -> None:
+        """An error of one task does not keep the others from running."""
+        self._due = time.monotonic() + self._timeout
+        try:
+            task()
+        except psycopg.Error as error:
+            self._warn_once(reason(error))
+            self._connection.discard_if_read_only(error)
+            if self._connection.lost():
+                self._connection.close()
+        except Exception as error:
+            if cannot_start_thread(error):
+                self._warn_once(str(error))
+            else:
+                logger.exception("housekeeping failed, and is tried again")
+                self._connection.drop()
+        finally:
+            self._due = float("inf")
 
     def _warn_once(self, error: str) -> None:
         if error != self._last_warning:
             logger.warning("housekeeping failed, and is tried again: %s", error)
         self._last_warning = error
 
-    def _settle_old(self, slot: Slot) -> None:
-        self._pipeline.unsettled.settle_old(self._connection, slot, _SETTLE_WITHIN)
-        self._pipeline.unsettled.find_out(self._connection, slot)
+    def _settle_old(self) -> None:
+        self._pipeline.unsettled.settle_old(self._connection, self._slot, _SETTLE_WITHIN)
+        self._pipeline.unsettled.find_out(self._connection, self._slot)
 
-    def _release_stale(self, _: Slot) -> None:
-        self._pipeline.release_stale(self._connection)
+    def _release_stale(self) -> None:
+        self._pipeline.queue.release_stale()
+        self._pipeline.in_flight.release(self._connection)
 
     def _wait(self) -> None:
         """Waits until something is claimed. Clears first, then checks: a thread that claims does
@@ -151,24 +150,21 @@ class Housekeeping:
         if not (self._pipeline.busy or self._verdicts or self._stopping.is_set()):
             self._pipeline.in_flight.filled.wait()
 
-    def _carry_out(self, slot: Slot) -> None:
+    def _carry_out(self) -> None:
         while self._verdicts and time.monotonic() >= self._verdicts_at:
             # Before it fails: an error of another task must not delay the verdicts.
             self._verdicts_at = time.monotonic() + _AFTER_FAILURE
-            self._carry_out_one(slot, *self._verdicts[0])
+            thread, work, stack = self._verdicts[0]
+            if isinstance(work, RoundTrip):
+                self._replace_leader(thread, stack, with_lead=work.leads)
+            else:
+                if not work.settled:
+                    self._settle_late(thread, work, stack)
+                self._pool.replace(thread)
             self._verdicts.popleft()
             self._verdicts_at = 0.0
 
-    def _carry_out_one(self, slot: Slot, thread: WorkerThread, work: Work, stack: str) -> None:
-        """May be repeated from the start."""
-        if isinstance(work, RoundTrip):
-            self._replace_leader(thread, stack, with_lead=work.leads)
-            return
-        if not work.settled:
-            self._settle_late(slot, thread, work, stack)
-        self._pool.replace(thread)
-
-    def _settle_late(self, slot: Slot, thread: WorkerThread, work: Execution, stack: str) -> None:
+    def _settle_late(self, thread: WorkerThread, work: Execution, stack: str) -> None:
         """Ends the session before it settles the command: until then the session could commit."""
         connection = self._connection.connection()
         session = thread.connection.session
@@ -177,11 +173,10 @@ class Housekeeping:
         if session:
             end_sessions(self._claims, connection, [session])
         thread.connection.take_away()
-        if work.finished is None:
-            work.finished = work.timed_out(stack, activity)
+        finished = work.timed_out(stack, activity)
         work.settled = True
         self._telemetry.health.stuck(time.monotonic())
-        self._pipeline.unsettled.settle(self._connection, slot, [work.finished])
+        self._pipeline.unsettled.settle(self._connection, self._slot, [finished])
 
     def _activity(self, session: Session) -> dict[str, object]:
         """For the event's details: the latest statement of a handler, and the sessions that block
@@ -199,13 +194,13 @@ class Housekeeping:
         message = "the leader is stuck in a round trip: another thread takes over\n%s"
         self._pipeline.unsettled.log_later(partial(logger.error, message, stack))
 
-    def _renew(self, _: Slot) -> None:
+    def _renew(self) -> None:
         now = time.monotonic()
         # A steward that is being replaced, or cannot connect, must not cost a lease.
         by_steward = self._telemetry.board.renewed / 1e9
-        if now < max(self._renew_at, by_steward + _STEWARD_MISSES * self._renew_every):
+        if now < max(self._renew_at, by_steward + _STEWARD_MISSES * self._claims.renewal_seconds):
             return
-        self._renew_at = now + self._renew_every
+        self._renew_at = now + self._claims.renewal_seconds
         held = self._pipeline.in_flight.unsettled()
         if held:
             self._renewal.renew(self._connection.connection(), {self._claims.incarnation: held})

@@ -74,8 +74,7 @@ class Execution:
 
     #: The outcome that was settled in the handler's transaction.
     committed: Finished | None = None
-    #: Set when the execution times out: the outcome of its command, and whether it is settled.
-    finished: Finished | None = None
+    #: Set once it has timed out and housekeeping has its outcome.
     settled = False
     _transaction: HandlerTransaction | None = None
     #: Whether the handler has asked for a session, and the one that it got.
@@ -141,6 +140,8 @@ class Execution:
                 finally:
                     if os.getpid() != self._pid:
                         _leave_fork()
+                    with self._opening:
+                        self._over = True
                 outcome = _storable(result)
                 if self._transaction is None:
                     failpoint(AFTER_RETURN)
@@ -151,8 +152,6 @@ class Execution:
                 self.committed = finished
                 return None
             finally:
-                with self._opening:
-                    self._over = True
                 if self._transaction is not None:
                     self._transaction.end()
         except LeaseLostError:
@@ -259,14 +258,14 @@ class Execution:
             return self._transaction.connection
 
     def extend(self, due: float) -> None:
-        """The lock lets a transaction that opens meanwhile have the new limits."""
+        """The lock: a transaction that opens meanwhile gets the new limits."""
         if os.getpid() != self._pid:
             raise InvalidOperationError(
                 "context.extend() was used in a forked process: call it in the handler's own"
             )
         self._thread.extend(self, due)
         with self._opening:
-            if self._transaction is not None:
+            if self._transaction is not None and not self._over:
                 self._transaction.limit(**self._limits())
 
     def _limits(self) -> dict[str, float]:

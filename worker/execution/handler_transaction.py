@@ -4,12 +4,7 @@ from contextlib import suppress
 
 import psycopg
 
-from cmdbus.errors import (
-    CmdbusError,
-    InvalidOperationError,
-    PermanentCommandError,
-    TransientCommandError,
-)
+from cmdbus.errors import CmdbusError, PermanentCommandError, TransientCommandError
 from cmdbus.failpoints import BEFORE_COMMIT, failpoint
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claims import Claims
@@ -24,11 +19,7 @@ from cmdbus.worker.claims.rejections import (
 from cmdbus.worker.claims.sessions import end_session
 from cmdbus.worker.claims.settlement import make_partitions
 from cmdbus.worker.claims.transactions import begin, commit, limits, roll_back
-from cmdbus.worker.execution.handler_connection import (
-    USED_AFTER_RETURN,
-    HandlerConnection,
-    handler_connection,
-)
+from cmdbus.worker.execution.handler_connection import handler_connection
 
 _BLOCKED, _ROLE_CHANGED = "SETTLEMENT_BLOCKED", "ROLE_CHANGED"
 #: The server's function that announces the end of all sessions.
@@ -63,9 +54,8 @@ class HandlerTransaction:
         self._marker = marker
         #: It was committed or rolled back.
         self._clean = False
-        self._handlers: HandlerConnection | None = None
-        #: False if the session was still in use after the handler had returned.
-        self._at_rest = True
+        #: Whether nothing used the session any more when the handler had returned.
+        self._at_rest: bool | None = None
         #: A statement had failed when it was rolled back.
         self.aborted = False
         #: Its session was closed here, because it was still in use.
@@ -74,20 +64,11 @@ class HandlerTransaction:
         self.server_ended = False
         begin(claims, connection, statement=statement, idle=idle, marker=marker)
         connection.add_notice_handler(self._noticed)
-        self._handlers = handler_connection(connection, self._noticed)
-
-    @property
-    def connection(self) -> HandlerConnection:
-        if self._handlers is None:
-            raise InvalidOperationError(USED_AFTER_RETURN)
-        return self._handlers
+        self.connection = handler_connection(connection, self._noticed)
 
     def limit(self, *, statement: float, idle: float) -> None:
         """Sets new limits, in seconds. Called by any thread."""
-        handlers = self._handlers
-        if handlers is not None:
-            with suppress(InvalidOperationError):  # the handler has returned meanwhile
-                handlers.limit(limits(self._claims, statement=statement, idle=idle))
+        self.connection.limit(limits(self._claims, statement=statement, idle=idle))
 
     def complete(self, finished: Finished) -> None:
         """Settles and commits. The COMMIT is sent only once the settlement has found its row: else
@@ -171,9 +152,8 @@ class HandlerTransaction:
             self.server_ended = True
 
     def _retire(self) -> None:
-        handlers, self._handlers = self._handlers, None
-        if handlers is not None:
-            self._at_rest = handlers.retire()
+        if self._at_rest is None:
+            self._at_rest = self.connection.retire()
 
     def _check_finished(self) -> None:
         if not self._at_rest:

@@ -82,10 +82,6 @@ class Pipeline:
     def busy(self) -> bool:
         return bool(self.in_flight or self.unsettled)
 
-    def release_stale(self, connection: ThreadConnection) -> None:
-        self.queue.release_stale()
-        self.in_flight.release(connection)
-
     def prepare_session(self, thread: WorkerThread) -> bool:
         """Before the first turn of a thread; if it fails, the thread prepares when it leads."""
         thread.work = RoundTrip(time.monotonic() + self._round_trip_seconds, leads=False)
