@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import psutil
 import psycopg
 import pytest
+from claiming import Claimer
 from eventually import eventually
+from fleet import Fleet, make_effects, unstarted
 from guarded import Guarded, guarded_server
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
@@ -47,6 +49,8 @@ _LEFT_WITHIN_S = 5.0
 #: Seconds until the garbage collector is asked: it takes longer than most sessions take to end.
 _COLLECTED_AFTER_S = 0.2
 _MEMORY_BYTES = 2 * 1024**3
+#: A fleet takes its time to boot on a busy machine.
+_FLEETS_TIMEOUT_S = 90
 #: Fixtures: the server of the run, one whose settings are tested, and where tests start their own.
 _OF_SERVERS = {"server", "guarded", "memory"}
 
@@ -133,6 +137,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _OF_SERVERS & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.db)
+        if item.get_closest_marker("fleet") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_FLEETS_TIMEOUT_S))
 
 
 def pytest_collection_finish() -> None:
@@ -245,8 +251,7 @@ def dsn(databases: Databases, template: str) -> Iterator[str]:
 @pytest.fixture
 def bus(dsn: str) -> Iterator[CommandBus]:
     """With a table for what handlers write."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
+    make_effects(dsn)
     with CommandBus(dsn) as bus:
         yield bus
 
@@ -256,6 +261,44 @@ def empty_dsn(databases: Databases) -> Iterator[str]:
     """A database of this test's own, without the schema."""
     with databases.fresh() as name:
         yield databases.dsn_of(name)
+
+
+@pytest.fixture
+def connection(dsn: str) -> Iterator[psycopg.Connection]:
+    """A session of the test's own, in autocommit."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def sender(dsn: str) -> Iterator[psycopg.Connection]:
+    """A session with a transaction, which the test commits."""
+    with psycopg.connect(dsn) as connection:
+        yield connection
+        connection.rollback()
+
+
+@pytest.fixture
+def claimer(connection: psycopg.Connection) -> Claimer:
+    return Claimer(connection)
+
+
+@pytest.fixture
+def fleet(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[Fleet]:
+    """One that is ready, with the options of the mark `fleet`: the test's, then its file's.
+
+    With `started=False` the test itself starts it.
+    """
+    options: dict[str, Any] = {}
+    for mark in request.node.iter_markers("fleet"):
+        options = {**mark.kwargs, **options}
+    started = options.pop("started", True)
+    make_effects(dsn)
+    with unstarted(dsn, tmp_path, **options) as fleet:
+        if started:
+            fleet.start()
+            fleet.wait_until_ready()
+        yield fleet
 
 
 @pytest.fixture(autouse=True)

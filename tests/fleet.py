@@ -7,10 +7,9 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -181,13 +180,11 @@ class Fleet(Supervisor):
     def ask(self, path: str, timeout: float = 2.0) -> tuple[int, str]:
         """The response to a probe, within a probe's timeout."""
         [text] = self.said("probes, metrics and status are at")
-        connection = http.client.HTTPConnection(text.rpartition("/")[2], timeout=timeout)
-        try:
+        address = text.rpartition("/")[2]
+        with closing(http.client.HTTPConnection(address, timeout=timeout)) as connection:
             connection.request("GET", path)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
-        finally:
-            connection.close()
 
     def readiness(self) -> tuple[int, list[str]]:
         status, body = self.ask("/readyz")
@@ -197,15 +194,21 @@ class Fleet(Supervisor):
         text = self.log.read_text(errors="replace")
         return text[: text.rfind("\n") + 1].splitlines()
 
-    def unstructured(self) -> list[str]:
-        return [line for line in self._lines() if _event(line) is None]
-
     # What the database has.
 
     def send(self, type: str, count: int = 1, data: object = None, **more: Any) -> list[UUID]:
         with CommandBus(self.dsn) as bus:
             requests = [SendRequest("shop", type, data, **more) for _ in range(count)]
             return bus.send_many(requests)
+
+    def start_gates(self, count: int) -> list[UUID]:
+        """Commands that all run, until `open_gate`."""
+        ids = self.send("Gate", count, data="open")
+        eventually(lambda: len(self.executing("Gate")) == count)
+        return ids
+
+    def open_gate(self) -> None:
+        (self.place / "open").touch()
 
     def query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.dsn, autocommit=True, application_name="test") as connection:
@@ -259,7 +262,7 @@ class Fleet(Supervisor):
 
     def living(self) -> list[int]:
         """Processes of the supervisor's session, zombies not counted."""
-        return [pid for pid in psutil.pids() if _session(pid) in self._sessions and _lives(pid)]
+        return [pid for pid in psutil.pids() if _lives_in(self._sessions, pid)]
 
     def assert_nothing_left(self) -> None:
         eventually(lambda: not self.living(), 3.0)
@@ -270,7 +273,8 @@ class Fleet(Supervisor):
         """No traceback of our own code, and no session in the database if it was alone."""
         tracebacks = [e for e in self.events() if "traceback" in e]
         assert not tracebacks, tracebacks
-        assert not [line for line in self.unstructured() if "Traceback" in line]
+        others = [line for line in self._lines() if _event(line) is None]
+        assert not [line for line in others if "Traceback" in line]
         if not alone:
             return
         sessions = (
@@ -292,31 +296,32 @@ class Fleet(Supervisor):
 
 @contextmanager
 def supervised(dsn: str, path: Path, **options: Any) -> Iterator[Fleet]:
-    """One that runs and is ready; a test that has not stopped it finds that it stops well."""
+    """One that runs and is ready."""
     with unstarted(dsn, path, **options) as fleet:
         fleet.start()
         fleet.wait_until_ready()
         yield fleet
-        if fleet.running:
-            assert fleet.stop() == 0
-            fleet.assert_nothing_left()
 
 
 @contextmanager
 def unstarted(dsn: str, path: Path, *, alone: bool = True, **options: Any) -> Iterator[Fleet]:
-    """`options` are the supervisor's, with underscores; `alone`: on its database."""
+    """`options` are the supervisor's, with underscores; `alone`: on its database.
+
+    A test that has not stopped it finds that it stops well.
+    """
     named = {name.replace("_", "-"): value for name, value in options.items()}
     fleet = Fleet(dsn, path, named)
     if not (path / "shop.py").exists():
         write_app(path, "from fleet_app import registry as registry")
     try:
         yield fleet
+        if fleet.running:
+            assert fleet.stop() == 0
+            fleet.assert_nothing_left()
         fleet.assert_sound(alone=alone)
-    except BaseException:
-        with suppress(OSError):
-            print(fleet.log.read_text(errors="replace")[-20_000:])
-        raise
     finally:
+        with suppress(OSError):
+            print(fleet.log.read_text(errors="replace")[-20_000:])  # shown if the test fails
         fleet.end()
 
 
@@ -327,29 +332,12 @@ def write_app(path: Path, text: str) -> None:
 def make_effects(dsn: str) -> None:
     """The table of the application's own; without a key, so that a second effect lands too."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS effect (command_id uuid NOT NULL)")
-
-
-def goes_on(fleet: Fleet) -> None:
-    """Asserts that it runs commands, and replaces a killed process."""
-    ids = fleet.send("Debit", 50)
-    fleet.await_completed(ids)
-    assert fleet.effects(ids) == {1: 50}
-    before = fleet.wait_until_ready()
-    kill(before[0])
-    after = fleet.await_successors([before[0]])
-    assert after[1] == before[1]
-    fleet.await_completed(fleet.send("Noop", 10))
-    fleet.await_health()
+        connection.execute("CREATE TABLE IF NOT EXISTS effect (command_id uuid, attempt int)")
 
 
 def kill(pids: int | Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:
     for pid in [pids] if isinstance(pids, int) else pids:
         os.kill(pid, number)
-
-
-def seconds_since(began: float) -> float:
-    return time.monotonic() - began
 
 
 def _event(line: str) -> dict[str, Any] | None:
@@ -360,15 +348,7 @@ def _event(line: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return None
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+def _lives_in(sessions: list[int], pid: int) -> bool:
+    with suppress(OSError, psutil.NoSuchProcess):
+        return os.getsid(pid) in sessions and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False

@@ -13,7 +13,21 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fleet import Fleet, kill
 from lab.control_groups import ControlGroup, can_make
+
+
+def assert_goes_on(fleet: Fleet) -> None:
+    """It runs commands, and replaces a killed process."""
+    ids = fleet.send("Debit", 50)
+    fleet.await_completed(ids)
+    assert fleet.effects(ids) == {1: 50}
+    before = fleet.wait_until_ready()
+    kill(before[0])
+    after = fleet.await_successors([before[0]])
+    assert after[1] == before[1]
+    fleet.await_completed(fleet.send("Noop", 10))
+    fleet.await_health()
 
 
 @contextmanager
@@ -27,6 +41,12 @@ def control_group(controller: str) -> Iterator[ControlGroup]:
         yield group
     finally:
         group.remove()
+
+
+def start_in(group: ControlGroup, fleet: Fleet) -> dict[int, int]:
+    """The pids of the workers."""
+    fleet.start(shell=f'echo 0 > {group.entrance}; exec "$@"')
+    return fleet.wait_until_ready()
 
 
 def unshared(*kinds: str, first: str = "true") -> str:

@@ -9,14 +9,11 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from claiming import Claimer
 from eventually import eventually
 from handlers import connect, promote
 
 from cmdbus import CommandBus, InvalidOperationError
-from cmdbus.worker.claims.claim import ClaimRequest
-from cmdbus.worker.claims.claims import Claims
-
-WANT = ClaimRequest(1, 0, ["payments"], ["payments Debit"], [], {})
 
 
 def schedule(connection: psycopg.Connection, *ids: UUID, count: int = 1) -> list[UUID]:
@@ -28,12 +25,6 @@ def schedule(connection: psycopg.Connection, *ids: UUID, count: int = 1) -> list
         (list(ids),),
     )
     return list(ids)
-
-
-def claims(connection: psycopg.Connection) -> Claims:
-    made = Claims("cmdbus", 30)
-    made.register(connection, "tester")
-    return made
 
 
 def start_cancel(bus: CommandBus, command_id: UUID, dsn: str) -> Callable[[], str]:
@@ -61,73 +52,71 @@ def start_cancel(bus: CommandBus, command_id: UUID, dsn: str) -> Callable[[], st
 
 @pytest.mark.parametrize("promoted", [True, False], ids=["promoted and claimed", "claimed"])
 def test_a_command_that_is_claimed_while_its_cancel_waits_goes_on(
-    dsn: str, bus: CommandBus, promoted: bool
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, promoted: bool
 ) -> None:
-    with connect(dsn) as connection, psycopg.connect(dsn) as busy:
-        [id_] = schedule(connection)
-        worker = claims(connection)
+    [id_] = schedule(connection)
+    with psycopg.connect(dsn, autocommit=True) as busy:
+        claimer = Claimer(busy)
         if not promoted:
-            promote(worker, connection, 1)
+            promote(claimer.claims, connection, 1)
         with busy.transaction():
-            promote(worker, busy, 1)
-            _, [claim] = worker.settle_and_claim(busy, [], WANT)
+            promote(claimer.claims, busy, 1)
+            assert claimer.claim_one().command_id == id_
             refusal = start_cancel(bus, id_, dsn)
-        assert claim.command_id == id_
-        assert "running=True" in refusal()
-        assert [event.kind for event in bus.audit("payments", id_)] == ["SENT", "RECEIVED"]
-        bus.cancel("payments", id_, running=True)
+    assert "running=True" in refusal()
+    assert [event.kind for event in bus.audit("payments", id_)] == ["SENT", "RECEIVED"]
+    bus.cancel("payments", id_, running=True)
 
 
 def test_a_claim_between_the_look_and_the_end_of_a_cancel_goes_on(
-    dsn: str, bus: CommandBus
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, claimer: Claimer
 ) -> None:
     """The cancel waits for one row of an id while another row of that id is promoted and
     claimed."""
-    with connect(dsn) as connection, psycopg.connect(dsn) as busy:
-        [id_] = schedule(connection)
-        worker = claims(connection)
-        promote(worker, connection, 1)
-        schedule(connection, id_)
-        with busy.transaction():
-            busy.execute("SELECT FROM cmdbus.ready FOR UPDATE")
-            refusal = start_cancel(bus, id_, dsn)
-            promote(worker, connection, 1)
-            _, [claim] = worker.settle_and_claim(connection, [], WANT)
-        assert refusal() == ""
-        left = connection.execute("SELECT id, token FROM cmdbus.ready").fetchall()
-        assert left == [(claim.id, claim.token)]
+    [id_] = schedule(connection)
+    promote(claimer.claims, connection, 1)
+    schedule(connection, id_)
+    with psycopg.connect(dsn) as busy:
+        busy.execute("SELECT FROM cmdbus.ready FOR UPDATE")
+        refusal = start_cancel(bus, id_, dsn)
+        promote(claimer.claims, connection, 1)
+        claim = claimer.claim_one()
+    assert refusal() == ""
+    left = connection.execute("SELECT id, token FROM cmdbus.ready").fetchall()
+    assert left == [(claim.id, claim.token)]
 
 
-def test_no_command_is_claimed_and_canceled(dsn: str, bus: CommandBus) -> None:
+def test_no_command_is_claimed_and_canceled(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
     """One session promotes and claims in one commit, at any moment of another's cancel."""
     rounds = 200
+    ids = schedule(connection, count=rounds)
     canceled: list[UUID] = []
     begin = threading.Barrier(2)
-    with connect(dsn) as connection, psycopg.connect(dsn) as busy:
-        worker = claims(connection)
-        ids = schedule(connection, count=rounds)
 
-        def cancel() -> None:
-            for id_ in ids:
-                begin.wait(20)
-                with suppress(InvalidOperationError):
-                    bus.cancel("payments", id_)
-                    canceled.append(id_)
-                begin.wait(20)
-
-        thread = threading.Thread(target=cancel)
-        thread.start()
-        pauses = Random(14)
+    def cancel() -> None:
         for id_ in ids:
-            promote(worker, busy, 1)
-            _, [claim] = worker.settle_and_claim(busy, [], WANT)
-            assert claim.command_id == id_
+            begin.wait(20)
+            with suppress(InvalidOperationError):
+                bus.cancel("payments", id_)
+                canceled.append(id_)
+            begin.wait(20)
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    pauses = Random(14)
+    with psycopg.connect(dsn) as busy:
+        claimer = Claimer(busy)
+        for id_ in ids:
+            promote(claimer.claims, busy, 1)
+            assert claimer.claim_one().command_id == id_
             begin.wait(20)
             until = perf_counter() + pauses.uniform(0, 0.001)
             while perf_counter() < until:
                 pass
             busy.commit()
             begin.wait(20)
-        thread.join(20)
-        assert canceled == []
-        assert connection.execute("SELECT count(*) FROM cmdbus.ready").fetchone() == (rounds,)
+    thread.join(20)
+    assert canceled == []
+    assert connection.execute("SELECT count(*) FROM cmdbus.ready").fetchone() == (rounds,)

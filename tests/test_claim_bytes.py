@@ -3,10 +3,11 @@
 import gc
 import os
 from collections import Counter
-from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
+from claiming import Claimer, want
 from eventually import eventually
 from handlers import connect, running
 
@@ -14,25 +15,11 @@ from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy, S
 from cmdbus.board.board import Board
 from cmdbus.supervisor.cli.values import payload_size
 from cmdbus.worker import Worker
-from cmdbus.worker.claims.claim import Claim, ClaimRequest, key_of
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim import Claim, key_of
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.pipeline.in_flight import InFlight
 
 KB = 1024
-KINDS = ["payments Debit", "payments Ship"]
-
-
-@pytest.fixture
-def connection(dsn: str) -> Iterator[psycopg.Connection]:
-    with connect(dsn) as connection:
-        yield connection
-
-
-def claims(connection: psycopg.Connection) -> Claims:
-    made = Claims("cmdbus", 30)
-    made.register(connection, "tester")
-    return made
 
 
 def plain(size: int) -> str:
@@ -49,104 +36,81 @@ def send(bus: CommandBus, *payloads: str, type: str = "Debit") -> None:
     bus.send_many([SendRequest("payments", type, payload) for payload in payloads])
 
 
-def claimed(
-    worker: Claims,
-    connection: psycopg.Connection,
-    bytes: int,
-    *,
-    free: int = 100,
-    ahead: int = 0,
-    quick: tuple[str, ...] = (),
-) -> list[Claim]:
-    request = ClaimRequest(free, ahead, ["payments"], KINDS, quick, {}, bytes)
-    return worker.settle_and_claim(connection, [], request)[1]
+def claimed(claimer: Claimer, bytes: int, free: int = 100, **more: Any) -> list[Claim]:
+    return claimer.step([], want(free, bytes=bytes, **more))
 
 
 @pytest.mark.parametrize("made", [plain, packed], ids=["plain", "packed"])
 @pytest.mark.parametrize("size", [200, 4 * KB, 600 * KB], ids=["tiny", "small", "large"])
 def test_a_claim_takes_the_first_that_fit_in_its_bytes(
-    dsn: str, connection: psycopg.Connection, made: object, size: int
+    bus: CommandBus, made: object, size: int, claimer: Claimer
 ) -> None:
     """However they are stored: counted is what is received."""
     assert callable(made)
-    worker = claims(connection)
-    with CommandBus(dsn) as bus:
-        send(bus, *[made(size) for _ in range(7)])
-        # The server counts up to 4 more for each.
-        first = claimed(worker, connection, 3 * size + 50)
-        assert [len(claim.data) for claim in first] == [size] * 3
-        second = claimed(worker, connection, 4 * size - 1)
-        assert len(second) == 3 and second[0].id > first[-1].id
-        assert len(claimed(worker, connection, 100 * size)) == 1
+    send(bus, *[made(size) for _ in range(7)])
+    # The server counts up to 4 more for each.
+    first = claimed(claimer, 3 * size + 50)
+    assert [len(claim.data) for claim in first] == [size] * 3
+    second = claimed(claimer, 4 * size - 1)
+    assert len(second) == 3 and second[0].id > first[-1].id
+    assert len(claimed(claimer, 100 * size)) == 1
 
 
 def test_a_command_with_more_bytes_than_a_claim_may_take_is_claimed_alone(
-    dsn: str, connection: psycopg.Connection
+    bus: CommandBus, claimer: Claimer
 ) -> None:
-    worker = claims(connection)
-    with CommandBus(dsn) as bus:
-        send(bus, "small", packed(900 * KB), plain(50 * KB), "small")
-        sizes = [
-            [len(claim.data) for claim in claimed(worker, connection, 10 * KB)] for _ in range(4)
-        ]
+    send(bus, "small", packed(900 * KB), plain(50 * KB), "small")
+    sizes = [[len(claim.data) for claim in claimed(claimer, 10 * KB)] for _ in range(4)]
     assert sizes == [[7], [900 * KB], [50 * KB], [7]]
 
 
-def test_what_is_claimed_ahead_of_free_slots_must_fit(
-    dsn: str, connection: psycopg.Connection
-) -> None:
+def test_what_is_claimed_ahead_of_free_slots_must_fit(bus: CommandBus, claimer: Claimer) -> None:
     """Each of a step's two claims may take half of the bytes; only the first one takes a
     command that has more."""
-    worker = claims(connection)
-    with CommandBus(dsn) as bus:
-        send(bus, plain(40 * KB))
-        send(bus, plain(40 * KB), type="Ship")
-        quick = ("payments Ship",)
-        first = claimed(worker, connection, 60 * KB, free=1, ahead=5, quick=quick)
-        assert [claim.type for claim in first] == ["Debit"]
-        second = claimed(worker, connection, 80 * KB, free=1, ahead=5, quick=quick)
-        assert [claim.type for claim in second] == ["Ship"]
+    send(bus, plain(40 * KB))
+    send(bus, plain(40 * KB), type="Ship")
+    quick = ("payments Ship",)
+    first = claimed(claimer, 60 * KB, free=1, prefetch=5, quick_types=quick)
+    assert [claim.type for claim in first] == ["Debit"]
+    second = claimed(claimer, 80 * KB, free=1, prefetch=5, quick_types=quick)
+    assert [claim.type for claim in second] == ["Ship"]
 
 
 def test_payload_counts_as_ahead_until_a_thread_starts_with_it(
-    dsn: str, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection, claimer: Claimer
 ) -> None:
-    worker = claims(connection)
-    in_flight = InFlight(worker, Board.in_memory(1, 8).seat(0))
-    with CommandBus(dsn) as bus:
-        send(bus, "ä" * 10_000, plain(5 * KB), plain(5 * KB), plain(5 * KB))
-        one, two, three, four = claimed(worker, connection, 100 * KB)
-        first = in_flight.take([one, two, three, four], lambda: False)[0]
-        assert in_flight.prefetched_bytes == 20_002 + 15 * KB
-        in_flight.start(first)
-        assert in_flight.prefetched_bytes == 15 * KB
-        in_flight.free([two])
-        in_flight.mark_released([three])
-        assert in_flight.prefetched_bytes == 5 * KB
-        assert key_of(three) in in_flight.known(), "until it is given back, it is not adopted"
-        assert in_flight.release(ThreadConnection(lambda: connection))
-        assert key_of(three) not in in_flight.known()
+    in_flight = InFlight(claimer.claims, Board.in_memory(1, 8).seat(0))
+    send(bus, "ä" * 10_000, plain(5 * KB), plain(5 * KB), plain(5 * KB))
+    one, two, three, four = claimed(claimer, 100 * KB)
+    first = in_flight.take([one, two, three, four], lambda: False)[0]
+    assert in_flight.prefetched_bytes == 20_002 + 15 * KB
+    in_flight.start(first)
+    assert in_flight.prefetched_bytes == 15 * KB
+    in_flight.free([two])
+    in_flight.mark_released([three])
+    assert in_flight.prefetched_bytes == 5 * KB
+    assert key_of(three) in in_flight.known(), "until it is given back, it is not adopted"
+    assert in_flight.release(ThreadConnection(lambda: connection))
+    assert key_of(three) not in in_flight.known()
 
 
 def test_a_claim_is_held_until_its_row_is_not_locked(
-    dsn: str, connection: psycopg.Connection
+    dsn: str, bus: CommandBus, connection: psycopg.Connection, claimer: Claimer
 ) -> None:
     """The claim of another worker whose snapshot is older locks rows that were just claimed."""
-    worker = claims(connection)
-    in_flight = InFlight(worker, Board.in_memory(1, 8).seat(0))
-    with CommandBus(dsn) as bus:
-        send(bus, "one", "two")
-        one, two = claimed(worker, connection, 10 * KB)
-        in_flight.take([one, two], lambda: False)
-        in_flight.mark_released([one, two])
-        with psycopg.connect(dsn) as stranger:
-            query = b"SELECT FROM cmdbus.ready WHERE id = %s FOR UPDATE"
-            assert stranger.execute(query, (one.id,)).rowcount == 1
-            assert not in_flight.release(ThreadConnection(lambda: connection))
-            assert in_flight.known() == {key_of(one)}
-        assert in_flight.release(ThreadConnection(lambda: connection))
-        assert in_flight.known() == set()
-        assert bus.snapshot("payments")["in_progress"] == 0
+    in_flight = InFlight(claimer.claims, Board.in_memory(1, 8).seat(0))
+    send(bus, "one", "two")
+    one, two = claimed(claimer, 10 * KB)
+    in_flight.take([one, two], lambda: False)
+    in_flight.mark_released([one, two])
+    with psycopg.connect(dsn) as stranger:
+        query = b"SELECT FROM cmdbus.ready WHERE id = %s FOR UPDATE"
+        assert stranger.execute(query, (one.id,)).rowcount == 1
+        assert not in_flight.release(ThreadConnection(lambda: connection))
+        assert in_flight.known() == {key_of(one)}
+    assert in_flight.release(ThreadConnection(lambda: connection))
+    assert in_flight.known() == set()
+    assert bus.snapshot("payments")["in_progress"] == 0
 
 
 def test_a_worker_holds_no_more_payload_than_it_may_and_one_command(
@@ -208,21 +172,21 @@ def held_payloads() -> int:
 
 
 def test_what_a_worker_has_claimed_is_found_and_given_back_without_its_payload(
-    dsn: str, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     """A rescue must not run out of memory by it."""
-    dead, steward = claims(connection), claims(connection)
-    with CommandBus(dsn) as bus:
-        send(bus, plain(900 * KB), packed(900 * KB))
-        assert len(claimed(dead, connection, 10_000 * KB)) == 2
-        with connection.transaction():
-            before = toast_pages(connection)
-            found = steward.of(dead.incarnation).claimed(connection)
-            assert [claim.data for claim in found] == ["", ""]
-            given = steward.of(dead.incarnation).release_dead(connection, found, [None, 1], "gone")
-            assert len(given) == 2
-            assert toast_pages(connection) == before
-        assert len(claimed(steward, connection, 10_000 * KB)) == 2
+    dead, steward = Claimer(connection), Claimer(connection)
+    send(bus, plain(900 * KB), packed(900 * KB))
+    assert len(claimed(dead, 10_000 * KB)) == 2
+    with connection.transaction():
+        before = toast_pages(connection)
+        rescue = steward.claims.of(dead.incarnation)
+        found = rescue.claimed(connection)
+        assert [claim.data for claim in found] == ["", ""]
+        given = rescue.release_dead(connection, found, [None, 1], "gone")
+        assert len(given) == 2
+        assert toast_pages(connection) == before
+    assert len(claimed(steward, 10_000 * KB)) == 2
 
 
 def test_what_a_lost_reply_had_claimed_is_adopted_as_far_as_it_fits(
@@ -238,13 +202,13 @@ def test_what_a_lost_reply_had_claimed_is_adopted_as_far_as_it_fits(
     sizes = [10_000 + number for number in range(9)]
     with running(dsn, registry, concurrency=1, claim_bytes=35_000) as worker, connect(dsn) as other:
         eventually(lambda: worker._threads is not None)
-        threads, theirs = worker._threads, Claims("cmdbus", 30)
+        threads, theirs = worker._threads, Claimer(other)
         assert threads is not None
-        theirs.incarnation = worker._claims.incarnation
+        theirs.claims.incarnation = worker._claims.incarnation
         with other.transaction():
             requests = [SendRequest("payments", "Debit", "x" * size) for size in sizes]
             bus.send_many(requests, connection=other)
-            assert len(claimed(theirs, other, 10_000 * KB)) == 9
+            assert len(claimed(theirs, 10_000 * KB)) == 9
         threads.pipeline.leader.mark_in_doubt((0, 0))
         send(bus, "wake")
         eventually(lambda: sum(ran.values()) == 10)

@@ -1,41 +1,23 @@
 """Which rows a claim locks: none that another session has claimed since, whose settlement would
 wait for it; but each that is only left by a session that had locked it."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import psycopg
 import pytest
+from claiming import Claimer, ended, want
 from eventually import eventually
-from handlers import connect
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims.claim import Claim, ClaimKey, ClaimRequest, Finished
-from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.outcomes import completed
-
-pytestmark = pytest.mark.db
+from cmdbus.worker.claims.claim import Claim, ClaimKey
 
 WITHIN_S = 10
-REQUEST = ClaimRequest(9, 0, ["payments"], ["payments Debit"], [], {})
-
-
-@pytest.fixture
-def connection(dsn: str) -> Iterator[psycopg.Connection]:
-    with connect(dsn) as connection:
-        yield connection
 
 
 def send(dsn: str, count: int) -> None:
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * count)
-
-
-def worker(connection: psycopg.Connection) -> Claims:
-    made = Claims("cmdbus", 30)
-    made.register(connection, "tester")
-    return made
 
 
 def keys(connection: psycopg.Connection) -> list[ClaimKey]:
@@ -55,11 +37,11 @@ def test_a_claim_does_not_lock_what_was_claimed_since_its_snapshot(
     """At the first row, whose lease has ended, it waits for the table of nodes. Meanwhile another
     worker's claim of the second row is committed, which began before its snapshot or after it."""
     send(dsn, 2)
-    late, owner = worker(connection), worker(connection)
-    ended, free = keys(connection)
-    assert late.claim_row(connection, ended) is not None
+    late, owner = Claimer(connection).claims, Claimer(connection).claims
+    over, free = keys(connection)
+    assert late.claim_row(connection, over) is not None
     connection.execute(
-        "UPDATE cmdbus.ready SET lease_until = clock_timestamp() WHERE id = %s", (ended.id,)
+        "UPDATE cmdbus.ready SET lease_until = clock_timestamp() WHERE id = %s", (over.id,)
     )
     with ExitStack() as stack:
         gate, claiming, owning = (
@@ -71,17 +53,16 @@ def test_a_claim_does_not_lock_what_was_claimed_since_its_snapshot(
         if first == "claim":
             claimed = owner.claim_row(owning, free)
             connection.execute("SELECT pg_current_xact_id()")  # a newer one, which has ended
-        claim = executor.submit(late.settle_and_claim, claiming, [], REQUEST)
+        claim = executor.submit(late.settle_and_claim, claiming, [], want(9))
         eventually(lambda: waits(connection), WITHIN_S)
         if first == "snapshot":
             claimed = owner.claim_row(owning, free)
         owning.commit()
         gate.rollback()
-        assert [each.id for each in claim.result(WITHIN_S)[1]] == [ended.id]
+        assert [each.id for each in claim.result(WITHIN_S)[1]] == [over.id]
         assert claimed is not None
         connection.execute("SET lock_timeout = '1s'")
-        done = Finished(claimed, completed(None), 1, 0.0)
-        assert owner.settle(connection, [done]) == [], "while the claim is not committed"
+        assert owner.settle(connection, [ended(claimed)]) == [], "while the claim is not committed"
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
@@ -95,19 +76,16 @@ def test_a_claim_does_not_lock_what_was_claimed_since_its_snapshot(
     ids=["locked", "updated", "locked by two"],
 )
 def test_a_row_is_claimed_in_its_turn_once_its_lockers_have_ended(
-    dsn: str, connection: psycopg.Connection, locks: list[str], ends: str
+    dsn: str, connection: psycopg.Connection, claimer: Claimer, locks: list[str], ends: str
 ) -> None:
     send(dsn, 3)
-    late = worker(connection)
     first, *others = [key.id for key in keys(connection)]
     with ExitStack() as stack:
         lockers = [stack.enter_context(psycopg.connect(dsn)) for _ in locks]
         for locker, lock in zip(lockers, locks, strict=True):
             locker.execute(lock.encode(), (first,))
         with connection.transaction(force_rollback=True):
-            found = late.settle_and_claim(connection, [], REQUEST)[1]
-            assert [claim.id for claim in found] == others
+            assert [claim.id for claim in claimer.claim(9)] == others
         for locker in lockers:
             getattr(locker, ends)()
-    found = late.settle_and_claim(connection, [], REQUEST)[1]
-    assert [claim.id for claim in found] == [first, *others]
+    assert [claim.id for claim in claimer.claim(9)] == [first, *others]

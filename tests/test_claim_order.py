@@ -2,18 +2,17 @@
 priority, then as they became ready; nothing before it is due, and nothing is left out."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
 import psycopg
 import pytest
+from claiming import Claimer, ended, want
 from handlers import promote
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 
 DOMAINS = ("mail", "orders", "payments")
@@ -67,8 +66,7 @@ class Scenario:
         self.bus = bus
         self.connection = connection
         self.model = Model()
-        self.claims = Claims("cmdbus", 3600)
-        self.claims.register(connection, "tester")
+        self.claimer = Claimer(connection, lease=3600)
         self.held: list[Claim] = []
 
     def send(self) -> None:
@@ -98,14 +96,12 @@ class Scenario:
         )
 
     def promote(self) -> None:
-        assert promote(self.claims, self.connection, 1000) == self.model.promote()
+        assert promote(self.claimer.claims, self.connection, 1000) == self.model.promote()
 
     def claim(self) -> None:
         domains = self.rand.sample(DOMAINS, self.rand.randint(1, len(DOMAINS)))
         count = self.rand.randint(1, 8)
-        _, found = self.claims.settle_and_claim(
-            self.connection, [], ClaimRequest(count, 0, domains, TYPES, [], floors={})
-        )
+        found = self.claimer.step([], want(count, *domains, types=TYPES))
         assert [claim.command_id for claim in found] == self.model.claim(domains, count)
         self.held += found
 
@@ -119,7 +115,7 @@ class Scenario:
             delay = 0.5 * UNIT
             outcome = Outcome(kind=OutcomeKind.RETRY, delay=delay, code="BUSY", message="later")
             self.model.add(claim.domain, claim.priority, claim.command_id, delay)
-        assert self.claims.settle(self.connection, [Finished(claim, outcome, 100, 0.0)]) == []
+        assert self.claimer.settle(ended(claim, outcome)) == []
 
     def run(self, steps: int) -> None:
         actions = [self.send, self.send, self.claim, self.claim, self.settle, self.settle]
@@ -135,12 +131,6 @@ class Scenario:
             self.promote()
             while self.model.ready:
                 self.claim()
-
-
-@pytest.fixture
-def connection(dsn: str) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        yield connection
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -3,7 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from handlers import connect, running
+import psycopg
+from handlers import running
 
 from cmdbus import Command, CommandBus, CommandRecord, Context, HandlerRegistry, SendRequest
 from cmdbus.worker.claims.claims import Claims
@@ -29,41 +30,40 @@ def waits(record: CommandRecord | None) -> timedelta:
     return record.due_at - record.created_at
 
 
-def test_a_delay_across_a_change_of_clocks_is_exact(dsn: str) -> None:
+def test_a_delay_across_a_change_of_clocks_is_exact(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
     delay = across_a_change()
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        assert connection.execute("SHOW timezone").fetchone() == ("Europe/Berlin",)
-        one = bus.send("payments", "Debit", delay=delay)
-        [many] = bus.send_many([SendRequest("payments", "Debit", delay=delay)])
-        row = connection.execute(
-            "SELECT cmdbus.send('payments', 'Debit', p_delay => %s)", (delay,)
-        ).fetchone()
-        assert row is not None
-        for sent in (one, many, row[0]):
-            assert abs(waits(bus.get("payments", sent)) - delay) < READINGS
-        bus.reschedule("payments", one, delay=delay)
-        assert abs(waits(bus.get("payments", one)) - delay) < READINGS
+    assert connection.execute("SHOW timezone").fetchone() == ("Europe/Berlin",)
+    one = bus.send("payments", "Debit", delay=delay)
+    [many] = bus.send_many([SendRequest("payments", "Debit", delay=delay)])
+    row = connection.execute(
+        "SELECT cmdbus.send('payments', 'Debit', p_delay => %s)", (delay,)
+    ).fetchone()
+    assert row is not None
+    for sent in (one, many, row[0]):
+        assert abs(waits(bus.get("payments", sent)) - delay) < READINGS
+    bus.reschedule("payments", one, delay=delay)
+    assert abs(waits(bus.get("payments", one)) - delay) < READINGS
 
 
-def test_a_time_means_the_same_in_bulk_as_alone(dsn: str) -> None:
+def test_a_time_means_the_same_in_bulk_as_alone(bus: CommandBus) -> None:
     """Twice a year an hour comes twice: the second one is told by its fold."""
     runs_at = datetime(2099, 10, 25, 2, 30, tzinfo=BERLIN, fold=1)
-    with CommandBus(dsn) as bus:
-        one = bus.send("payments", "Debit", run_at=runs_at)
-        [many] = bus.send_many([SendRequest("payments", "Debit", run_at=runs_at)])
-        for sent in (one, many):
-            record = bus.get("payments", sent)
-            assert record is not None and record.due_at == runs_at.astimezone(UTC)
+    one = bus.send("payments", "Debit", run_at=runs_at)
+    [many] = bus.send_many([SendRequest("payments", "Debit", run_at=runs_at)])
+    for sent in (one, many):
+        record = bus.get("payments", sent)
+        assert record is not None and record.due_at == runs_at.astimezone(UTC)
 
 
-def test_a_lease_of_days_is_exact(dsn: str) -> None:
+def test_a_lease_of_days_is_exact(connection: psycopg.Connection) -> None:
     days = across_a_change()
     claims = Claims("cmdbus", days.total_seconds())
-    with connect(dsn) as connection:
-        row = connection.execute(
-            "SELECT extract(epoch FROM clock_timestamp() + %s - clock_timestamp())",
-            (claims.lease,),
-        ).fetchone()
+    row = connection.execute(
+        "SELECT extract(epoch FROM clock_timestamp() + %s - clock_timestamp())",
+        (claims.lease,),
+    ).fetchone()
     assert row is not None and abs(float(row[0]) - days.total_seconds()) < 1.0
 
 

@@ -7,13 +7,15 @@ from errno import EMFILE
 
 import psycopg
 import pytest
+from claiming import Claimer, ended
 from eventually import eventually
 from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import DatabaseUnavailableError
-from cmdbus.worker.claims.claim import ClaimRequest, Connection
+from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 from cmdbus.worker.probes.database import DepthGauge
 
 
@@ -27,40 +29,35 @@ def gauge(connect: Callable[[], Connection], within: float = 10.0) -> Iterator[D
         made.stop(5)
 
 
-def test_depths_are_counted_by_domain_and_state(dsn: str) -> None:
-    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
-        bus.send_many([SendRequest("payments", "Debit", None) for _ in range(4)])
-        bus.send_many([SendRequest("orders", "Place", None, delay=60) for _ in range(2)])
-        Claims("cmdbus", 30).settle_and_claim(
-            connection, [], ClaimRequest(1, 0, ["payments"], ["payments Debit"], [], {})
-        )
-        connection.execute(
-            "WITH gone AS (DELETE FROM cmdbus.ready WHERE claimer IS NULL AND id ="
-            " (SELECT max(id) FROM cmdbus.ready) RETURNING *)"
-            " INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
-            " priority, attempts, losses, domain, type, data) SELECT token, created_at,"
-            " command_id, correlation_id, priority, attempts, losses, domain, type, data FROM gone"
-        )
-        with gauge(lambda: psycopg.connect(dsn, autocommit=True)) as asked:
-            assert eventually(lambda: asked.read()[0]) == {
-                ("payments", "ready"): 2,
-                ("payments", "in_progress"): 1,
-                ("payments", "troubleshooting"): 1,
-                ("orders", "scheduled"): 2,
-            }
+def test_depths_are_counted_by_domain_and_state(
+    dsn: str, bus: CommandBus, claimer: Claimer
+) -> None:
+    bus.send_many([SendRequest("payments", "Debit")] * 4)
+    bus.send_many([SendRequest("orders", "Place", delay=60)] * 2)
+    trouble = Outcome(kind=OutcomeKind.TROUBLE, code="GONE", message="never", details="{}")
+    claimer.settle(ended(claimer.claim_one(), trouble))
+    claimer.claim_one()
+    with gauge(lambda: psycopg.connect(dsn, autocommit=True)) as asked:
+        assert eventually(lambda: asked.read()[0]) == {
+            ("payments", "ready"): 2,
+            ("payments", "in_progress"): 1,
+            ("payments", "troubleshooting"): 1,
+            ("orders", "scheduled"): 2,
+        }
 
 
-def test_a_flood_of_domains_does_not_fill_the_memory_of_who_counts_them(dsn: str) -> None:
-    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
-        bus.send_many([SendRequest("payments", "Debit")] * 2)
-        connection.execute(
-            "INSERT INTO cmdbus.ready (domain, priority, command_id, type, data, correlation_id)"
-            " SELECT 'd' || n, 5, gen_random_uuid(), 'Debit', '1', gen_random_uuid()"
-            " FROM generate_series(1, 10001) n"
-        )
-        depths = Claims("cmdbus", 30).rows(connection, "read_depths")
-        assert len(depths) == 10_000
-        assert ("payments", "ready", 2) in depths
+def test_a_flood_of_domains_does_not_fill_the_memory_of_who_counts_them(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    bus.send_many([SendRequest("payments", "Debit")] * 2)
+    connection.execute(
+        "INSERT INTO cmdbus.ready (domain, priority, command_id, type, data, correlation_id)"
+        " SELECT 'd' || n, 5, gen_random_uuid(), 'Debit', '1', gen_random_uuid()"
+        " FROM generate_series(1, 10001) n"
+    )
+    depths = Claims("cmdbus", 30).rows(connection, "read_depths")
+    assert len(depths) == 10_000
+    assert ("payments", "ready", 2) in depths
 
 
 def test_the_oldest_snapshot_is_measured(dsn: str) -> None:

@@ -4,8 +4,6 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-from uuid import UUID
 
 import psycopg
 import pytest
@@ -13,114 +11,96 @@ from eventually import eventually
 from fleet import Fleet, kill, make_effects, supervised, unstarted
 
 from cmdbus import CommandBus
-
-#: Fleets of a busy machine take their time to boot.
 from cmdbus.board.records import ClaimState, Role
 from cmdbus.database.schema import install
 from cmdbus.database.session_names import session_name
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
-
 #: So long that no lease ends during a test: whatever runs again was handed back.
-PATIENT: Mapping[str, Any] = {
+PATIENT: Mapping[str, float] = {
     "statement_timeout": 25,
     "pool_timeout": 30,
     "visibility_timeout": 60,
     "thread_timeout": 70,
     "watchdog_timeout": 90,
 }
+pytestmark = pytest.mark.fleet(**PATIENT)
 
 
-def running_gates(fleet: Fleet, count: int) -> list[UUID]:
-    ids = fleet.send("Gate", count, data="open")
-    eventually(lambda: len(fleet.executing("Gate")) == count)
-    return ids
-
-
-def open_gate(path: Path) -> None:
-    (path / "open").touch()
-
-
-def test_a_killed_worker_is_replaced_and_what_it_ran_runs_again(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(threads=8)
+def test_a_killed_worker_is_replaced_and_what_it_ran_runs_again(fleet: Fleet, dsn: str) -> None:
     """Nothing is lost, done twice or charged; the neighbour is not touched. Then all
     workers at once."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path, threads=8, **PATIENT) as fleet:
-        before = fleet.pids()
-        ids = running_gates(fleet, 16)
-        began = time.monotonic()
-        kill(before[0])
-        after = fleet.await_successors([before[0]])
-        eventually(lambda: fleet.executing("Gate").count(after[0]) == 8)
-        assert time.monotonic() - began < 5
-        assert after[1] == before[1]
-        assert fleet.executing("Gate").count(after[1]) == 8
-        kill(after.values())
-        last = fleet.await_successors(after.values())
-        eventually(lambda: len(fleet.executing("Gate")) >= 8)
-        open_gate(tmp_path)
-        fleet.await_outcomes(ids, {("COMPLETED", 1): 16})
-        assert fleet.effects(ids) == {1: 16}
-        assert fleet.pids() == last
-        assert sorted(fleet.look().restarts.items())[0] == ("crashed", 3)
-        assert len(fleet.said("memory ran out (OOM); it ran shop/Gate")) == 3
-        with CommandBus(dsn) as bus:
-            told = [str(event) for event in bus.audit("shop", ids[0])]
-        assert any("was killed by SIGKILL from outside" in text for text in told)
+    before = fleet.pids()
+    ids = fleet.start_gates(16)
+    began = time.monotonic()
+    kill(before[0])
+    after = fleet.await_successors([before[0]])
+    eventually(lambda: fleet.executing("Gate").count(after[0]) == 8)
+    assert time.monotonic() - began < 5
+    assert after[1] == before[1]
+    assert fleet.executing("Gate").count(after[1]) == 8
+    kill(after.values())
+    last = fleet.await_successors(after.values())
+    eventually(lambda: len(fleet.executing("Gate")) >= 8)
+    fleet.open_gate()
+    fleet.await_outcomes(ids, {("COMPLETED", 1): 16})
+    assert fleet.effects(ids) == {1: 16}
+    assert fleet.pids() == last
+    assert sorted(fleet.look().restarts.items())[0] == ("crashed", 3)
+    assert len(fleet.said("memory ran out (OOM); it ran shop/Gate")) == 3
+    with CommandBus(dsn) as bus:
+        told = [str(event) for event in bus.audit("shop", ids[0])]
+    assert any("was killed by SIGKILL from outside" in text for text in told)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.fleet(drain_timeout=0.2)
 def test_a_command_whose_process_is_killed_again_and_again_runs_alone(
-    dsn: str, tmp_path: Path, number: signal.Signals
+    fleet: Fleet, number: signal.Signals
 ) -> None:
     """The second loss; at the third a person decides. Uncharged. Also by a
     TERM that is no order: a command may send it to its own process."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path, drain_timeout=0.2, **PATIENT) as fleet:
-        (id,) = ids = running_gates(fleet, 1)
-        killed: set[int] = set()
-        for _ in range(3):
-            (pid,) = eventually(lambda: set(fleet.executing("Gate")) - killed)
-            kill(pid, number)
-            killed.add(pid)
-        fleet.await_saying("quarantine, pid")
-        fleet.await_outcomes(ids, {("IN_TROUBLESHOOTING_QUEUE", 0): 1})
-        code, message, _ = fleet.trouble(id)
-        assert code == "LOST"
-        assert "3 of its executions" in message
-        eventually(lambda: not fleet.look().with_role(Role.QUARANTINE))
-        assert len(fleet.wait_until_ready()) == 2
+    (id,) = ids = fleet.start_gates(1)
+    killed: set[int] = set()
+    for _ in range(3):
+        (pid,) = eventually(lambda: set(fleet.executing("Gate")) - killed)
+        kill(pid, number)
+        killed.add(pid)
+    fleet.await_saying("quarantine, pid")
+    fleet.await_outcomes(ids, {("IN_TROUBLESHOOTING_QUEUE", 0): 1})
+    code, message, _ = fleet.trouble(id)
+    assert code == "LOST"
+    assert "3 of its executions" in message
+    eventually(lambda: not fleet.look().with_role(Role.QUARANTINE))
+    assert len(fleet.wait_until_ready()) == 2
 
 
-def test_an_exit_code_of_a_handler_is_no_failed_start_and_no_signal(
-    dsn: str, tmp_path: Path
-) -> None:
+def test_an_exit_code_of_a_handler_is_no_failed_start_and_no_signal(fleet: Fleet) -> None:
     """Small codes, as the bus has them for its own processes, from os._exit of a handler."""
-    with supervised(dsn, tmp_path, procs=2, **PATIENT) as fleet:
-        for code in (3, 6, 7):
-            fleet.send("Leave", data=code)
-        left = "SELECT count(*) FROM cmdbus.command WHERE status <> 'IN_TROUBLESHOOTING_QUEUE'"
-        eventually(lambda: fleet.query(left) == [(0,)], 30.0)
-        assert all(fleet.said(f"exited with code {code}") for code in (3, 6, 7))
-        for other in ("cannot start", "no thread left for it", "SIGTERM"):
-            assert not fleet.said(other)
+    for code in (3, 6, 7):
+        fleet.send("Leave", data=code)
+    left = "SELECT count(*) FROM cmdbus.command WHERE status <> 'IN_TROUBLESHOOTING_QUEUE'"
+    eventually(lambda: fleet.query(left) == [(0,)], 30.0)
+    assert all(fleet.said(f"exited with code {code}") for code in (3, 6, 7))
+    for other in ("cannot start", "no thread left for it", "SIGTERM"):
+        assert not fleet.said(other)
 
 
+@pytest.mark.fleet(procs=1)
 def test_a_command_that_crashes_its_process_after_returning_is_attributed(
-    dsn: str, tmp_path: Path
+    fleet: Fleet, tmp_path: Path
 ) -> None:
     """Its second crash happens in a process of its own, and charges it. Neither is an early
     death, of which the fleet could give up."""
     returns, aborts = tmp_path / "returns", tmp_path / "aborts"
-    with supervised(dsn, tmp_path, procs=1, **PATIENT) as fleet:
-        (id,) = fleet.send("AbortLater", data=[str(returns), str(aborts)], max_attempts=1)
-        for _ in range(2):
-            crash_before_settlement(fleet, returns, aborts)
-        fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 1): 1}, within=20.0)
-        code, message, _ = fleet.trouble(id)
-        assert code == "CRASHED" and "SIGABRT" in message
-        assert not fleet.said("died early")
-        fleet.await_completed(fleet.send("Noop", 10))
+    (id,) = fleet.send("AbortLater", data=[str(returns), str(aborts)], max_attempts=1)
+    for _ in range(2):
+        crash_before_settlement(fleet, returns, aborts)
+    fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 1): 1}, within=20.0)
+    code, message, _ = fleet.trouble(id)
+    assert code == "CRASHED" and "SIGABRT" in message
+    assert not fleet.said("died early")
+    fleet.await_completed(fleet.send("Noop", 10))
 
 
 def crash_before_settlement(fleet: Fleet, returns: Path, aborts: Path) -> None:
@@ -149,65 +129,61 @@ def finished_in(fleet: Fleet, pid: int) -> bool:
     return any(key.state is ClaimState.FINISHED for seat in seats for key in seat.claims)
 
 
-def test_a_killed_steward_is_replaced_while_work_goes_on(dsn: str, tmp_path: Path) -> None:
+def test_a_killed_steward_is_replaced_while_work_goes_on(fleet: Fleet) -> None:
     """Nothing that was sent meanwhile waits for the fallback poll."""
-    with supervised(dsn, tmp_path) as fleet:
-        before, workers = fleet.steward(), fleet.pids()
-        assert before is not None
-        kill(before)
-        ids = fleet.send("Noop", 50)
-        after = eventually(lambda: (pid := fleet.steward()) != before and pid)
-        fleet.await_completed(ids)
-        eventually(lambda: fleet.look().listening and fleet.look().armed)
-        more = [id for _ in range(3) for id in fleet.send("Noop")]
-        fleet.await_completed(more)
-        assert fleet.pids() == workers
-        assert fleet.steward() == after
+    before, workers = fleet.steward(), fleet.pids()
+    assert before is not None
+    kill(before)
+    ids = fleet.send("Noop", 50)
+    after = eventually(lambda: (pid := fleet.steward()) != before and pid)
+    fleet.await_completed(ids)
+    eventually(lambda: fleet.look().listening and fleet.look().armed)
+    more = [id for _ in range(3) for id in fleet.send("Noop")]
+    fleet.await_completed(more)
+    assert fleet.pids() == workers
+    assert fleet.steward() == after
 
 
 @pytest.mark.parametrize("everybody", [False, True], ids=["supervisor", "everybody"])
 def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
-    dsn: str, tmp_path: Path, everybody: bool
+    fleet: Fleet, dsn: str, everybody: bool
 ) -> None:
     """No worker outlives it, and a new one is not blocked by its pidfile."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path, **PATIENT) as fleet:
-        ids = running_gates(fleet, 4) + fleet.send("Debit", 4, delay=1)
-        kill([fleet.pid, *(pid for pid in fleet.living() if everybody and pid != fleet.pid)])
-        assert fleet.wait() == -signal.SIGKILL
-        eventually(lambda: not fleet.living(), 2.0)
-        assert fleet.outcomes(ids)["IN_PROGRESS", 1] == 4, fleet.outcomes(ids)
-        open_gate(tmp_path)
-        predecessor = fleet.pid
-        fleet.start()
-        assert fleet.await_saying(f"its predecessor, pid {predecessor}, died")
-        fleet.await_completed(ids)
-        with CommandBus(dsn) as bus:
-            audit = [str(event) for event in bus.audit("shop", ids[0])]
-        assert any("ended with its supervisor" in text for text in audit), audit
-        assert fleet.effects(ids) == {1: 8}
-        assert sorted(fleet.directory.glob("cmdbus.board*")) == [fleet.board_path]
+    ids = fleet.start_gates(4) + fleet.send("Debit", 4, delay=1)
+    kill([fleet.pid, *(pid for pid in fleet.living() if everybody and pid != fleet.pid)])
+    assert fleet.wait() == -signal.SIGKILL
+    eventually(lambda: not fleet.living(), 2.0)
+    assert fleet.outcomes(ids)["IN_PROGRESS", 1] == 4, fleet.outcomes(ids)
+    fleet.open_gate()
+    predecessor = fleet.pid
+    fleet.start()
+    assert fleet.await_saying(f"its predecessor, pid {predecessor}, died")
+    fleet.await_completed(ids)
+    with CommandBus(dsn) as bus:
+        audit = [str(event) for event in bus.audit("shop", ids[0])]
+    assert any("ended with its supervisor" in text for text in audit), audit
+    assert fleet.effects(ids) == {1: 8}
+    assert sorted(fleet.directory.glob("cmdbus.board*")) == [fleet.board_path]
 
 
+@pytest.mark.fleet(started=False, drain=True)
 def test_nothing_is_lost_or_done_twice_while_workers_are_killed_again_and_again(
-    dsn: str, tmp_path: Path
+    fleet: Fleet,
 ) -> None:
     """All workers die after each part of the work; the fleet drains the rest."""
-    make_effects(dsn)
-    with unstarted(dsn, tmp_path, drain=True, **PATIENT) as fleet:
-        ids = fleet.send("Debit", 2000, data=0.005)
-        fleet.start()
-        fleet.wait_until_ready()
-        for part in range(1, 9):
-            fleet.await_completions(200 * part)
-            before = fleet.pids().values()
-            kill(before)
-            fleet.await_successors(before)
-        assert fleet.wait(20) == 0
-        assert fleet.outcomes(ids) == {("COMPLETED", 1): 2000}
-        assert fleet.effects(ids) == {1: 2000}
-        assert len(fleet.said("was killed by SIGKILL")) == 16
-        fleet.assert_nothing_left()
+    ids = fleet.send("Debit", 1200, data=0.005)
+    fleet.start()
+    fleet.wait_until_ready()
+    for part in range(1, 6):
+        fleet.await_completions(200 * part)
+        before = fleet.pids().values()
+        kill(before)
+        fleet.await_successors(before)
+    assert fleet.wait(20) == 0
+    assert fleet.outcomes(ids) == {("COMPLETED", 1): 1200}
+    assert fleet.effects(ids) == {1: 1200}
+    assert len(fleet.said("was killed by SIGKILL")) == 10
+    fleet.assert_nothing_left()
 
 
 def test_a_board_of_another_database_harms_nobody(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
@@ -225,13 +201,12 @@ def test_a_board_of_another_database_harms_nobody(dsn: str, empty_dsn: str, tmp_
         kill(fleet.pid)
         fleet.wait()
         eventually(lambda: not fleet.living())
-        ids = innocent.send("Gate", 4, str(path / "open"))
-        eventually(lambda: len(innocent.executing("Gate")) == 4)
+        ids = innocent.start_gates(4)
         fleet.dsn = empty_dsn
         fleet.start()
         fleet.await_saying("the fleet is ready", 2)
         fleet.wait_until_ready()
-        (path / "open").touch()
+        innocent.open_gate()
         innocent.await_completed(ids)
         assert innocent.effects(ids) == {1: 4}
         assert innocent.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from fleet import supervised, write_app
+from fleet import Fleet, write_app
 
 from cmdbus import CommandBus, SendRequest
 
@@ -20,15 +20,15 @@ for number in range({DOMAINS}):
 """
 
 
-def test_a_thousand_domains_run_and_their_leases_are_renewed(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(started=False, threads=8)
+def test_a_thousand_domains_run_and_their_leases_are_renewed(
+    fleet: Fleet, tmp_path: Path, bus: CommandBus
+) -> None:
     """Each process has seen more domains than it shows before the commands that outlast a lease."""
     write_app(tmp_path, APP)
-    with (
-        supervised(dsn, tmp_path, procs=2, threads=8) as fleet,
-        CommandBus(dsn) as bus,
-    ):
-        ids = bus.send_many([SendRequest(f"domain{n}", "Noop") for n in range(DOMAINS)])
-        fleet.await_completed(ids, 90)
-        ids = bus.send_many([SendRequest(f"domain{n}", "Sleep") for n in range(0, DOMAINS, 31)])
-        fleet.await_completed(ids, 60)
-        assert fleet.query("SELECT max(token), max(losses) FROM cmdbus.finished") == [(1, 0)]
+    fleet.start()
+    ids = bus.send_many([SendRequest(f"domain{n}", "Noop") for n in range(DOMAINS)])
+    fleet.await_completed(ids, 90)
+    ids = bus.send_many([SendRequest(f"domain{n}", "Sleep") for n in range(0, DOMAINS, 31)])
+    fleet.await_completed(ids, 60)
+    assert fleet.query("SELECT max(token), max(losses) FROM cmdbus.finished") == [(1, 0)]

@@ -4,22 +4,18 @@ the fleet is whole again."""
 import signal
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from eventually import eventually
-from fleet import Fleet, kill, make_effects, supervised
+from fleet import Fleet, kill
 from tracing import ends_other_threads
 
 from cmdbus.board.records import Role
 
-#: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
-
 #: Watchdog 3.5 s. What is late is found within its rung and a second, on a machine with room.
-SHORT: Mapping[str, object] = {
+SHORT: Mapping[str, float] = {
     "statement_timeout": 1,
     "pool_timeout": 1,
     "visibility_timeout": 1.5,
@@ -27,6 +23,7 @@ SHORT: Mapping[str, object] = {
     "watchdog_timeout": 3.5,
     "drain_timeout": 1,
 }
+pytestmark = pytest.mark.fleet(**SHORT)
 
 
 def await_trouble(fleet: Fleet, id: UUID, attempts: int = 1) -> tuple[str, str, dict[str, Any]]:
@@ -51,193 +48,175 @@ def stay_stopped(pids: list[int], seconds: float) -> None:
     kill(pids, signal.SIGCONT)
 
 
-def test_a_command_that_hangs_is_given_up_and_its_process_replaced(
-    dsn: str, tmp_path: Path
-) -> None:
+def test_a_command_that_hangs_is_given_up_and_its_process_replaced(fleet: Fleet) -> None:
     """At layer 4 the attempt ends, with its stack; at layer 5 the process leaves. The
     stuck thread counts once, its neighbours run on, and the other process stays."""
-    with supervised(dsn, tmp_path, **SHORT) as fleet:
-        before = fleet.pids()
-        (id,) = fleet.send("Hang", max_attempts=1)
-        (gil_holder,) = eventually(lambda: fleet.executing("Hang"))
-        innocents = fleet.send("Noop", 100) + fleet.send("Sleep", 12, data=0.5)
-        code, message, details = await_trouble(fleet, id)
-        assert (code, details["reason"]) == ("TIMEOUT", "EXHAUSTED")
-        assert "gave up after 2 s" in message
-        assert "in hang" in details["details"]["stack"]
-        fleet.await_completed(innocents)
-        assert eventually(lambda: stuck_threads(fleet)) == {gil_holder: 1}
-        number = next(number for number, pid in before.items() if pid == gil_holder)
-        eventually(lambda: fleet.pids().get(number, gil_holder) != gil_holder)
-        eventually(lambda: gil_holder not in fleet.living())
-        after = fleet.wait_until_ready()
-        assert after[1 - number] == before[1 - number]
-        (report,) = fleet.said("is ordered to stop: a slot is stuck")
-        assert f"it ran shop/Hang {id} (attempt 1, slot " in report
-        assert fleet.look().restarts["stuck"] == 1
+    before = fleet.pids()
+    (id,) = fleet.send("Hang", max_attempts=1)
+    (gil_holder,) = eventually(lambda: fleet.executing("Hang"))
+    innocents = fleet.send("Noop", 100) + fleet.send("Sleep", 12, data=0.5)
+    code, message, details = await_trouble(fleet, id)
+    assert (code, details["reason"]) == ("TIMEOUT", "EXHAUSTED")
+    assert "gave up after 2 s" in message
+    assert "in hang" in details["details"]["stack"]
+    fleet.await_completed(innocents)
+    assert eventually(lambda: stuck_threads(fleet)) == {gil_holder: 1}
+    number = next(number for number, pid in before.items() if pid == gil_holder)
+    eventually(lambda: fleet.pids().get(number, gil_holder) != gil_holder)
+    eventually(lambda: gil_holder not in fleet.living())
+    after = fleet.wait_until_ready()
+    assert after[1 - number] == before[1 - number]
+    (report,) = fleet.said("is ordered to stop: a slot is stuck")
+    assert f"it ran shop/Hang {id} (attempt 1, slot " in report
+    assert fleet.look().restarts["stuck"] == 1
 
 
-def test_a_fleet_whose_threads_all_hang_heals(dsn: str, tmp_path: Path) -> None:
+def test_a_fleet_whose_threads_all_hang_heals(fleet: Fleet) -> None:
     """More than three stuck threads replace their process at once."""
-    with supervised(dsn, tmp_path, **SHORT) as fleet:
-        before = fleet.pids()
-        ids = fleet.send("Hang", 8, max_attempts=1)
-        eventually(lambda: len(fleet.executing("Hang")) == 8)
-        behind = fleet.send("Noop", 100)
-        fleet.await_completed(behind)
-        fleet.await_outcomes(ids, {("IN_TROUBLESHOOTING_QUEUE", 1): 8})
-        fleet.await_successors(before.values())
-        eventually(lambda: not set(before.values()) & set(fleet.living()))
-        assert fleet.look().restarts["stuck"] == 2
-        assert fleet.said("4 stuck threads within 5 minutes")
-        fleet.await_health()
+    before = fleet.pids()
+    ids = fleet.send("Hang", 8, max_attempts=1)
+    eventually(lambda: len(fleet.executing("Hang")) == 8)
+    behind = fleet.send("Noop", 100)
+    fleet.await_completed(behind)
+    fleet.await_outcomes(ids, {("IN_TROUBLESHOOTING_QUEUE", 1): 8})
+    fleet.await_successors(before.values())
+    eventually(lambda: not set(before.values()) & set(fleet.living()))
+    assert fleet.look().restarts["stuck"] == 2
+    assert fleet.said("4 stuck threads within 5 minutes")
+    fleet.await_health()
 
 
-def test_a_command_that_crashes_its_process_is_found_among_innocent_ones(
-    dsn: str, tmp_path: Path
-) -> None:
+def test_a_command_that_crashes_its_process_is_found_among_innocent_ones(fleet: Fleet) -> None:
     """Whoever ran beside it runs again, and who crashes alone is guilty."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path, **SHORT) as fleet:
-        innocents = fleet.send("Debit", 100, data=0.01)
-        crashing = [fleet.send(type)[0] for type in ("Segfault", "Abort", "Leave")]
-        innocents += fleet.send("Debit", 100, data=0.01)
-        segfault, abort, leave = (await_trouble(fleet, id) for id in crashing)
-        assert {code for code, *_ in (segfault, abort, leave)} == {"CRASHED"}
-        assert "it ran alone, and its process" in segfault[1]
-        assert "SIGSEGV" in segfault[1]
-        assert details_of(segfault)["signal"] == signal.SIGSEGV
-        assert "in segfault" in details_of(segfault)["stack"]
-        assert details_of(segfault)["stack"].count("most recent call first") == 1
-        assert details_of(abort)["signal"] == signal.SIGABRT
-        assert "in abort" in details_of(abort)["stack"]
-        assert (details_of(leave)["signal"], details_of(leave)["code"]) == (0, 0)
-        assert "exited with code 0" in leave[1]
-        fleet.await_completed(innocents)
-        assert fleet.effects(innocents) == {1: 200}
-        fleet.wait_until_ready()
-        eventually(lambda: not fleet.look().with_role(Role.QUARANTINE))
+    innocents = fleet.send("Debit", 100, data=0.01)
+    crashing = [fleet.send(type)[0] for type in ("Segfault", "Abort", "Leave")]
+    innocents += fleet.send("Debit", 100, data=0.01)
+    segfault, abort, leave = (await_trouble(fleet, id) for id in crashing)
+    assert {code for code, *_ in (segfault, abort, leave)} == {"CRASHED"}
+    assert "it ran alone, and its process" in segfault[1]
+    assert "SIGSEGV" in segfault[1]
+    assert details_of(segfault)["signal"] == signal.SIGSEGV
+    assert "in segfault" in details_of(segfault)["stack"]
+    assert details_of(segfault)["stack"].count("most recent call first") == 1
+    assert details_of(abort)["signal"] == signal.SIGABRT
+    assert "in abort" in details_of(abort)["stack"]
+    assert (details_of(leave)["signal"], details_of(leave)["code"]) == (0, 0)
+    assert "exited with code 0" in leave[1]
+    fleet.await_completed(innocents)
+    assert fleet.effects(innocents) == {1: 200}
+    fleet.wait_until_ready()
+    eventually(lambda: not fleet.look().with_role(Role.QUARANTINE))
 
 
 @pytest.mark.long
+@pytest.mark.fleet(watchdog_timeout=20)
 def test_an_attempt_that_has_ended_by_timeout_is_not_what_a_killed_process_ran(
-    dsn: str, tmp_path: Path
+    fleet: Fleet,
 ) -> None:
-    with supervised(dsn, tmp_path, **{**SHORT, "watchdog_timeout": 20}) as fleet:
-        (id,) = fleet.send("Hang", max_attempts=1)
-        (pid,) = eventually(lambda: fleet.executing("Hang"))
-        await_trouble(fleet, id)
-        kill(pid)
-        [line] = fleet.await_saying("was killed by SIGKILL")
-        assert "it ran" not in line
+    (id,) = fleet.send("Hang", max_attempts=1)
+    (pid,) = eventually(lambda: fleet.executing("Hang"))
+    await_trouble(fleet, id)
+    kill(pid)
+    [line] = fleet.await_saying("was killed by SIGKILL")
+    assert "it ran" not in line
 
 
 @pytest.mark.long
-def test_a_suspect_that_times_out_alone_is_no_crash_of_its_process(
-    dsn: str, tmp_path: Path
-) -> None:
-    slow = {**SHORT, "thread_timeout": 5, "watchdog_timeout": 7}
-    with supervised(dsn, tmp_path, **slow) as fleet:
-        (id,) = fleet.send("Hang", max_attempts=1)
-        killed: set[int] = set()
-        for _ in range(2):
-            (pid,) = eventually(lambda: set(fleet.executing("Hang")) - killed)
-            kill(pid)
-            killed.add(pid)
-        assert await_trouble(fleet, id)[0] == "TIMEOUT"
-        fleet.await_saying("quarantine has stopped")
-        assert not fleet.said("exited with code 0")
-        assert fleet.look().restarts["crashed"] == 2
-        assert len(fleet.said("is in the troubleshooting queue")) == 1
+@pytest.mark.fleet(thread_timeout=5, watchdog_timeout=7)
+def test_a_suspect_that_times_out_alone_is_no_crash_of_its_process(fleet: Fleet) -> None:
+    (id,) = fleet.send("Hang", max_attempts=1)
+    killed: set[int] = set()
+    for _ in range(2):
+        (pid,) = eventually(lambda: set(fleet.executing("Hang")) - killed)
+        kill(pid)
+        killed.add(pid)
+    assert await_trouble(fleet, id)[0] == "TIMEOUT"
+    fleet.await_saying("quarantine has stopped")
+    assert not fleet.said("exited with code 0")
+    assert fleet.look().restarts["crashed"] == 2
+    assert len(fleet.said("is in the troubleshooting queue")) == 1
 
 
-def test_a_process_that_does_not_come_back_is_replaced(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(procs=3)
+def test_a_process_that_does_not_come_back_is_replaced(fleet: Fleet) -> None:
     """Who holds the GIL is found by the processor that it burns, and charged, with a
     stack that no Python could write. A stopped process charges nobody. Their
     neighbours run again, and the third process stays."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path, procs=3, **SHORT) as fleet:
-        before = fleet.pids()
-        innocents = fleet.send("Gate", 11, data="open")
-        eventually(lambda: len(fleet.executing("Gate")) == 11)
-        (id,) = fleet.send("HoldGil", max_attempts=1)
-        (gil_holder,) = eventually(lambda: fleet.executing("HoldGil"))
-        stopped = next(pid for pid in before.values() if pid != gil_holder)
-        kill(stopped, signal.SIGSTOP)
-        code, message, details = await_trouble(fleet, id)
-        assert code == "TIMEOUT", (code, message)
-        assert "held up its whole process" in message
-        stack = details["details"]["stack"]
-        assert "in hold_gil" in stack and "in gate" not in stack
-        (report,) = fleet.said("main thread hung; it ran")
-        assert str(id) in report and "attempt 1, slot" in report
-        assert any("in hold_gil" in text for text in fleet.said("the stacks of worker"))
-        fleet.await_saying("is killed: a signal had suspended it; it ran shop/Gate")
-        (tmp_path / "open").touch()
-        fleet.await_completed(innocents)
-        assert fleet.effects(innocents) == {1: 11}
-        after = fleet.wait_until_ready()
-        kept = {number for number, pid in before.items() if pid not in (gil_holder, stopped)}
-        assert {number for number, pid in after.items() if before[number] == pid} == kept
-        assert not {gil_holder, stopped} & set(fleet.living())
-        assert fleet.look().restarts["hung"] == 2
+    before = fleet.pids()
+    innocents = fleet.start_gates(11)
+    (id,) = fleet.send("HoldGil", max_attempts=1)
+    (gil_holder,) = eventually(lambda: fleet.executing("HoldGil"))
+    stopped = next(pid for pid in before.values() if pid != gil_holder)
+    kill(stopped, signal.SIGSTOP)
+    code, message, details = await_trouble(fleet, id)
+    assert code == "TIMEOUT", (code, message)
+    assert "held up its whole process" in message
+    stack = details["details"]["stack"]
+    assert "in hold_gil" in stack and "in gate" not in stack
+    (report,) = fleet.said("main thread hung; it ran")
+    assert str(id) in report and "attempt 1, slot" in report
+    assert any("in hold_gil" in text for text in fleet.said("the stacks of worker"))
+    fleet.await_saying("is killed: a signal had suspended it; it ran shop/Gate")
+    fleet.open_gate()
+    fleet.await_completed(innocents)
+    assert fleet.effects(innocents) == {1: 11}
+    after = fleet.wait_until_ready()
+    kept = {number for number, pid in before.items() if pid not in (gil_holder, stopped)}
+    assert {number for number, pid in after.items() if before[number] == pid} == kept
+    assert not {gil_holder, stopped} & set(fleet.living())
+    assert fleet.look().restarts["hung"] == 2
 
 
-def test_a_command_that_holds_the_gil_beyond_a_short_timeout_is_charged(
-    dsn: str, tmp_path: Path
-) -> None:
+@pytest.mark.fleet(procs=1)
+def test_a_command_that_holds_the_gil_beyond_a_short_timeout_is_charged(fleet: Fleet) -> None:
     """Its slot is found stuck before the main thread is overdue, which cannot settle it."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path, procs=1, **SHORT) as fleet:
-        (neighbour,) = fleet.send("Gate", data="open")
-        eventually(lambda: fleet.executing("Gate"))
-        (id,) = fleet.send("HoldGilBeyondTimeout", max_attempts=1)
-        code, message, details = await_trouble(fleet, id)
-        assert (code, details["reason"]) == ("TIMEOUT", "EXHAUSTED")
-        assert "it held up its whole process" in message and "a command did not end" in message
-        assert "in hold_gil_beyond_timeout" in details["details"]["stack"]
-        (tmp_path / "open").touch()
-        fleet.await_completed([neighbour])
-        losses = "SELECT losses FROM cmdbus.finished WHERE command_id = %s"
-        assert fleet.query(losses, neighbour) == [(1,)]
-        assert fleet.look().restarts["stuck"] == 1
+    (neighbour,) = fleet.start_gates(1)
+    (id,) = fleet.send("HoldGilBeyondTimeout", max_attempts=1)
+    code, message, details = await_trouble(fleet, id)
+    assert (code, details["reason"]) == ("TIMEOUT", "EXHAUSTED")
+    assert "it held up its whole process" in message and "a command did not end" in message
+    assert "in hold_gil_beyond_timeout" in details["details"]["stack"]
+    fleet.open_gate()
+    fleet.await_completed([neighbour])
+    losses = "SELECT losses FROM cmdbus.finished WHERE command_id = %s"
+    assert fleet.query(losses, neighbour) == [(1,)]
+    assert fleet.look().restarts["stuck"] == 1
 
 
-def test_a_command_that_replaces_the_clock_and_hangs_is_given_up(dsn: str, tmp_path: Path) -> None:
-    with supervised(dsn, tmp_path, procs=1, **SHORT) as fleet:
-        before = fleet.pids().values()
-        (id,) = fleet.send("FreezeTime", max_attempts=1)
-        code, message, _ = await_trouble(fleet, id)
-        assert code == "TIMEOUT" and "gave up after 2 s" in message
-        fleet.await_successors(before)
-        eventually(lambda: not set(before) & set(fleet.living()))
-        fleet.await_completed(fleet.send("Noop", 10))
+@pytest.mark.fleet(procs=1)
+def test_a_command_that_replaces_the_clock_and_hangs_is_given_up(fleet: Fleet) -> None:
+    before = fleet.pids().values()
+    (id,) = fleet.send("FreezeTime", max_attempts=1)
+    code, message, _ = await_trouble(fleet, id)
+    assert code == "TIMEOUT" and "gave up after 2 s" in message
+    fleet.await_successors(before)
+    eventually(lambda: not set(before) & set(fleet.living()))
+    fleet.await_completed(fleet.send("Noop", 10))
 
 
-def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(watchdog_timeout=2.1)
+def test_nobody_is_killed_because_the_supervisor_was_stopped(fleet: Fleet) -> None:
     """First it alone, then the whole fleet, for longer than the watchdog."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path, **{**SHORT, "watchdog_timeout": 2.1}) as fleet:
-        before = fleet.pids()
-        kill(fleet.pid, signal.SIGSTOP)
-        ids = fleet.send("Debit", 20, data=0.1)
-        fleet.await_completed(ids)
-        stay_stopped([fleet.pid], 2.6)
-        fleet.await_saying("the supervisor stalled")
-        # Some with a long timeout, some whose time is over before anybody runs again, and some
-        # whose idle transactions the server ends meanwhile.
-        gates, waits = fleet.send("Gate", 3, data="open"), fleet.send("Wait", 3, data="open")
-        eventually(lambda: len(fleet.executing("Gate") + fleet.executing("Wait")) == 6)
-        idle = fleet.send("Debit", 2, data=1.0)
-        eventually(lambda: len(fleet.executing("Debit")) == 2)
-        stay_stopped([pid for pid in fleet.living() if pid != fleet.pid] + [fleet.pid], 2.6)
-        (tmp_path / "open").touch()
-        fleet.await_completed([*ids, *gates, *waits, *idle])
-        assert fleet.effects([*ids, *gates, *idle]) == {1: 25}
-        fleet.await_saying("the supervisor stalled", 2)
-        fleet.await_saying("the process stalled", 2)
-        assert fleet.pids() == before
-        assert set(fleet.look().restarts.values()) == {0}
+    before = fleet.pids()
+    kill(fleet.pid, signal.SIGSTOP)
+    ids = fleet.send("Debit", 20, data=0.1)
+    fleet.await_completed(ids)
+    stay_stopped([fleet.pid], 2.6)
+    fleet.await_saying("the supervisor stalled")
+    # Some with a long timeout, some whose time is over before anybody runs again, and some
+    # whose idle transactions the server ends meanwhile.
+    gates, waits = fleet.send("Gate", 3, data="open"), fleet.send("Wait", 3, data="open")
+    eventually(lambda: len(fleet.executing("Gate") + fleet.executing("Wait")) == 6)
+    idle = fleet.send("Debit", 2, data=1.0)
+    eventually(lambda: len(fleet.executing("Debit")) == 2)
+    stay_stopped([pid for pid in fleet.living() if pid != fleet.pid] + [fleet.pid], 2.6)
+    fleet.open_gate()
+    fleet.await_completed([*ids, *gates, *waits, *idle])
+    assert fleet.effects([*ids, *gates, *idle]) == {1: 25}
+    fleet.await_saying("the supervisor stalled", 2)
+    fleet.await_saying("the process stalled", 2)
+    assert fleet.pids() == before
+    assert set(fleet.look().restarts.values()) == {0}
 
 
 @pytest.mark.parametrize(
@@ -247,16 +226,15 @@ def test_nobody_is_killed_because_the_supervisor_was_stopped(dsn: str, tmp_path:
         pytest.param("CloseFiles", marks=pytest.mark.long),
     ],
 )
-def test_a_process_that_cannot_go_on_is_replaced(dsn: str, tmp_path: Path, type: str) -> None:
+@pytest.mark.fleet(procs=1)
+def test_a_process_that_cannot_go_on_is_replaced(fleet: Fleet, type: str) -> None:
     """Threads that were ended, and descriptors that were closed under the driver: while its main
     thread goes on, nothing else would show it."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path, procs=1) as fleet:
-        before = fleet.pids()
-        fleet.send(type)
-        ids = fleet.send("Debit", 30)
-        fleet.await_completed(ids, within=20)
-        assert fleet.effects(ids) == {1: 30}
-        # A thread that idles ends when it is woken.
-        eventually(lambda: fleet.pids() not in (before, {}), 20)
-        assert fleet.said("this process cannot go on, and exits to be replaced")
+    before = fleet.pids()
+    fleet.send(type)
+    ids = fleet.send("Debit", 30)
+    fleet.await_completed(ids, within=20)
+    assert fleet.effects(ids) == {1: 30}
+    # A thread that idles ends when it is woken.
+    eventually(lambda: fleet.pids() not in (before, {}), 20)
+    assert fleet.said("this process cannot go on, and exits to be replaced")

@@ -4,15 +4,13 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from cli import here
 from eventually import eventually
-from fleet import Fleet, kill, make_effects, supervised, unstarted, write_app
+from fleet import Fleet, kill, unstarted, write_app
 
-#: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.fleet
 
 BLOCKS_SIGNALS = """
 import os, signal, sys
@@ -28,103 +26,82 @@ if "cmdbus.worker.boot.process" in sys.modules:
 """
 
 
-def running_gate(fleet: Fleet) -> list[UUID]:
-    """A command that ends when the file `open` is there, once it runs."""
-    ids = fleet.send("Gate", data="open")
-    eventually(lambda: fleet.executing("Gate"))
-    return ids
-
-
-def open_gate(path: Path) -> None:
-    (path / "open").touch()
-
-
-def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(dsn: str, tmp_path: Path) -> None:
+def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(fleet: Fleet) -> None:
     """Invariants A to E: the board, the pidfile, processes, sessions."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path) as fleet:
-        ids = fleet.send("Debit", 100)
-        fleet.await_completed(ids)
-        assert fleet.effects(ids) == {1: 100}
-        assert len(fleet.living()) == 1 + 1 + 2
-        last = fleet.send("Debit", data=0.5)
-        eventually(lambda: fleet.executing("Debit"))
-        assert fleet.stop() == 0
-        fleet.assert_nothing_left()
-        assert fleet.outcomes(last) == {("COMPLETED", 1): 1}
-        assert list(fleet.directory.iterdir()) == []
+    ids = fleet.send("Debit", 100)
+    fleet.await_completed(ids)
+    assert fleet.effects(ids) == {1: 100}
+    assert len(fleet.living()) == 1 + 1 + 2
+    last = fleet.send("Debit", data=0.5)
+    eventually(lambda: fleet.executing("Debit"))
+    assert fleet.stop() == 0
+    fleet.assert_nothing_left()
+    assert fleet.outcomes(last) == {("COMPLETED", 1): 1}
+    assert list(fleet.directory.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("signals", "drain"),
+    "signals",
     [
-        ([signal.SIGTERM], 0.5),
-        ([signal.SIGTERM, signal.SIGINT], 30),
-        ([signal.SIGQUIT], 30),
+        pytest.param([signal.SIGTERM], id="late", marks=pytest.mark.fleet(drain_timeout=0.5)),
+        pytest.param([signal.SIGTERM, signal.SIGINT], id="twice"),
+        pytest.param([signal.SIGQUIT], id="quit"),
     ],
-    ids=["late", "twice", "quit"],
 )
 def test_what_does_not_end_in_time_runs_again_uncharged(
-    dsn: str, tmp_path: Path, signals: list[signal.Signals], drain: float
+    fleet: Fleet, signals: list[signal.Signals]
 ) -> None:
     """With exit code 5."""
-    make_effects(dsn)
-    with unstarted(dsn, tmp_path, drain_timeout=drain) as fleet:
-        fleet.start()
-        fleet.wait_until_ready()
-        ids = fleet.send("Gate", 12, data="open")
-        eventually(lambda: len(fleet.executing("Gate")) == 8)
-        for count, number in enumerate(signals):
-            fleet.send_signal(number)
-            fleet.await_saying("stopping within", count + 1)
-        assert fleet.wait(within=10) == 5
-        assert fleet.living() == []
-        assert fleet.outcomes(ids) == {("PENDING", 0): 12}, "handed back before the steward left"
-        assert fleet.effects(ids) == {0: 12}
-        open_gate(tmp_path)
-        fleet.start()
-        fleet.await_completed(ids)
-        assert fleet.effects(ids) == {1: 12}
-        eventually(lambda: not list(fleet.directory.glob("cmdbus.board.*")))
-        assert fleet.stop() == 0
-        fleet.assert_nothing_left()
+    ids = fleet.send("Gate", 12, data="open")
+    eventually(lambda: len(fleet.executing("Gate")) == 8)
+    for count, number in enumerate(signals):
+        fleet.send_signal(number)
+        fleet.await_saying("stopping within", count + 1)
+    assert fleet.wait(within=10) == 5
+    assert fleet.living() == []
+    assert fleet.outcomes(ids) == {("PENDING", 0): 12}, "handed back before the steward left"
+    assert fleet.effects(ids) == {0: 12}
+    fleet.open_gate()
+    fleet.start()
+    fleet.await_completed(ids)
+    assert fleet.effects(ids) == {1: 12}
+    eventually(lambda: not list(fleet.directory.glob("cmdbus.board.*")))
 
 
-def test_a_fleet_that_drains_ends_when_everything_is_done(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(started=False, drain=True)
+def test_a_fleet_that_drains_ends_when_everything_is_done(fleet: Fleet) -> None:
     """What is due later is not waited for, what is due soon and what fails is done."""
-    make_effects(dsn)
-    with unstarted(dsn, tmp_path, drain=True) as fleet:
-        ids = fleet.send("Debit", 300) + fleet.send("Debit", 4, data=1.5)
-        later = fleet.send("Noop", delay=3600)
-        failing = fleet.send("Fail")
-        fleet.start()
-        assert fleet.wait() == 0
-        fleet.assert_nothing_left()
-        assert fleet.outcomes(ids) == {("COMPLETED", 1): 304}
-        assert fleet.effects(ids) == {1: 304}
-        assert fleet.outcomes(later) == {("PENDING", 0): 1}
-        assert fleet.outcomes(failing) == {("IN_TROUBLESHOOTING_QUEUE", 1): 1}
+    ids = fleet.send("Debit", 300) + fleet.send("Debit", 4, data=1.5)
+    later = fleet.send("Noop", delay=3600)
+    failing = fleet.send("Fail")
+    fleet.start()
+    assert fleet.wait() == 0
+    fleet.assert_nothing_left()
+    assert fleet.outcomes(ids) == {("COMPLETED", 1): 304}
+    assert fleet.effects(ids) == {1: 304}
+    assert fleet.outcomes(later) == {("PENDING", 0): 1}
+    assert fleet.outcomes(failing) == {("IN_TROUBLESHOOTING_QUEUE", 1): 1}
 
 
-def test_a_fleet_that_polls_drains_soon(dsn: str, tmp_path: Path) -> None:
-    with unstarted(dsn, tmp_path, drain=True, procs=2, wake="poll") as fleet:
-        ids = fleet.send("Noop", 10)
-        fleet.start()
-        assert fleet.wait(15) == 0
-        assert fleet.outcomes(ids) == {("COMPLETED", 1): 10}
+@pytest.mark.fleet(started=False, drain=True, procs=2, wake="poll")
+def test_a_fleet_that_polls_drains_soon(fleet: Fleet) -> None:
+    ids = fleet.send("Noop", 10)
+    fleet.start()
+    assert fleet.wait(15) == 0
+    assert fleet.outcomes(ids) == {("COMPLETED", 1): 10}
 
 
+@pytest.mark.fleet(started=False, drain=True, procs=1, threads=2, drain_timeout=0.5)
 def test_a_fleet_that_drains_waits_for_what_runs_and_what_becomes_due_meanwhile(
-    dsn: str, tmp_path: Path
+    fleet: Fleet,
 ) -> None:
     """An idle thread beside a running command is no sign that the fleet is drained."""
-    with unstarted(dsn, tmp_path, drain=True, procs=1, threads=2, drain_timeout=0.5) as fleet:
-        running, retried = fleet.send("Sleep", data=2.8), fleet.send("FailOnce")
-        soon = fleet.send("Noop", delay=2)
-        fleet.start()
-        assert fleet.wait() == 0
-        assert fleet.outcomes(running + soon) == {("COMPLETED", 1): 2}
-        assert fleet.outcomes(retried) == {("COMPLETED", 2): 1}
+    running, retried = fleet.send("Sleep", data=2.8), fleet.send("FailOnce")
+    soon = fleet.send("Noop", delay=2)
+    fleet.start()
+    assert fleet.wait() == 0
+    assert fleet.outcomes(running + soon) == {("COMPLETED", 1): 2}
+    assert fleet.outcomes(retried) == {("COMPLETED", 2): 1}
 
 
 def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
@@ -151,86 +128,70 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
             assert not fleet.board_path.exists()
 
 
-def test_a_second_supervisor_of_a_name_is_refused(dsn: str, tmp_path: Path) -> None:
-    """Of one name."""
-    with supervised(dsn, tmp_path) as fleet:
-        first = fleet.process
-        fleet.start()
-        assert fleet.wait() == 3
-        assert fleet.await_saying(f"runs already (pid {first.pid if first else ''})")
-        fleet.process = first
-        ids = fleet.send("Noop", 10)
-        fleet.await_completed(ids)
-
-
-def test_a_fleet_whose_pidfile_was_removed_is_not_robbed(dsn: str, tmp_path: Path) -> None:
-    """Programs that remove old files do that. Its board is locked, and the pidfile comes back."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path) as fleet:
-        ids = fleet.send("Gate", 8, data=str(tmp_path / "open"))
-        eventually(lambda: len(fleet.executing("Gate")) == 8)
-        first, pidfile = fleet.process, fleet.directory / "cmdbus.pid"
-        pidfile.unlink()
+def test_a_second_supervisor_of_a_name_is_refused_also_if_the_pidfile_was_removed(
+    fleet: Fleet,
+) -> None:
+    """Programs that remove old files do that. The board is locked, and the pidfile comes back."""
+    ids = fleet.start_gates(8)
+    first, pidfile = fleet.process, fleet.directory / "cmdbus.pid"
+    for refusals in (1, 2):
         fleet.start()
         assert fleet.wait() == 3
         fleet.process = first
-        assert fleet.said(f"runs already (pid {fleet.pid})")
-        eventually(lambda: pidfile.exists() and pidfile.read_text() == f"{fleet.pid}\n", 15.0)
-        (tmp_path / "open").touch()
-        fleet.await_completed(ids)
-        assert fleet.effects(ids) == {1: 8}
-        assert fleet.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
+        fleet.await_saying(f"runs already (pid {fleet.pid})", refusals)
+        pidfile.unlink(missing_ok=True)
+    eventually(lambda: pidfile.exists() and pidfile.read_text() == f"{fleet.pid}\n", 15.0)
+    fleet.open_gate()
+    fleet.await_completed(ids)
+    assert fleet.effects(ids) == {1: 8}
+    assert fleet.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
 
 
-def test_a_supervisor_whose_parent_blocks_signals_can_be_stopped(dsn: str, tmp_path: Path) -> None:
-    with unstarted(dsn, tmp_path) as fleet:
-        fleet.program = [sys.executable, "-c", BLOCKS_SIGNALS, *fleet.program]
-        fleet.start()
-        before = fleet.wait_until_ready()
-        fleet.send_signal(signal.SIGUSR1)
-        fleet.await_saying("the stacks of worker")
-        assert "most recent call first" in fleet.said("the stacks of worker")[0]
-        kill(before[0], signal.SIGTERM)
-        fleet.await_successors([before[0]])
-        assert fleet.stop() == 0
-        fleet.assert_nothing_left()
+@pytest.mark.fleet(started=False)
+def test_a_supervisor_whose_parent_blocks_signals_can_be_stopped(fleet: Fleet) -> None:
+    fleet.program = [sys.executable, "-c", BLOCKS_SIGNALS, *fleet.program]
+    fleet.start()
+    before = fleet.wait_until_ready()
+    fleet.send_signal(signal.SIGUSR1)
+    fleet.await_saying("the stacks of worker")
+    assert "most recent call first" in fleet.said("the stacks of worker")[0]
+    kill(before[0], signal.SIGTERM)
+    fleet.await_successors([before[0]])
 
 
-def test_a_fleet_whose_processes_die_at_once_gives_up(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(started=False)
+def test_a_fleet_whose_processes_die_at_once_gives_up(fleet: Fleet, tmp_path: Path) -> None:
     """Exit code 4, after a number of starts that is bounded."""
     write_app(tmp_path, DIES_AT_ONCE)
-    with unstarted(dsn, tmp_path) as fleet:
-        fleet.start()
-        assert fleet.wait() == 4
-        starts = [m for m in fleet.said("starts, pid") if "supervisor" not in m]
-        assert 6 <= len(starts) <= 9
-        assert fleet.living() == []
+    fleet.start()
+    assert fleet.wait() == 4
+    starts = [m for m in fleet.said("starts, pid") if "supervisor" not in m]
+    assert 6 <= len(starts) <= 9
+    assert fleet.living() == []
 
 
-def test_a_storm_of_signals_ends_in_one_clean_stop(dsn: str, tmp_path: Path) -> None:
+def test_a_storm_of_signals_ends_in_one_clean_stop(fleet: Fleet) -> None:
     """Coalesced, never re-entered, and harmless until the process is gone."""
-    with supervised(dsn, tmp_path) as fleet:
-        ids = fleet.send("Noop", 50)
-        fleet.await_completed(ids)
-        storm = [signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU]
-        for number in storm * 160:
+    ids = fleet.send("Noop", 50)
+    fleet.await_completed(ids)
+    storm = [signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU]
+    for number in storm * 160:
+        fleet.send_signal(number)
+    while fleet.running:
+        for number in (signal.SIGTERM, *storm):
             fleet.send_signal(number)
-        while fleet.running:
-            for number in (signal.SIGTERM, *storm):
-                fleet.send_signal(number)
-        assert fleet.wait() == 0
-        fleet.assert_nothing_left()
-        assert len(fleet.said("the supervisor cmdbus has stopped")) == 1
+    assert fleet.wait() == 0
+    fleet.assert_nothing_left()
+    assert len(fleet.said("the supervisor cmdbus has stopped")) == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGINT])
 def test_a_fleet_without_work_that_is_ended_at_once_has_stopped_well(
-    dsn: str, tmp_path: Path
+    fleet: Fleet, number: signal.Signals
 ) -> None:
     """Exit code 0, as nothing was killed that will have to run again."""
-    for number in (signal.SIGQUIT, signal.SIGINT):
-        with supervised(dsn, tmp_path) as fleet:
-            assert fleet.stop(number) == 0
-            fleet.assert_nothing_left()
+    assert fleet.stop(number) == 0
+    fleet.assert_nothing_left()
 
 
 def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None:
@@ -258,27 +219,20 @@ def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None
         fleet.dsn = dsn
 
 
-def test_a_worker_that_is_told_to_leave_by_somebody_else_is_replaced(
-    dsn: str, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_told_to_leave_by_somebody_else_is_replaced(fleet: Fleet) -> None:
     """A TERM that an operator sends to a child; what it runs ends first."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path) as fleet:
-        before = fleet.pids()
-        ids = running_gate(fleet)
-        kill(before.values(), signal.SIGTERM)
-        open_gate(tmp_path)
-        fleet.await_successors(before.values())
-        fleet.await_completed(ids)
-        steward = fleet.steward()
-        assert steward is not None
-        kill(steward, signal.SIGTERM)
-        fleet.succeeded(steward)
-        told = fleet.said(", was stopped by a SIGTERM that the supervisor did not send")
-        assert sorted(text[: text.index(",")] for text in told) == [
-            "steward",
-            "worker 0",
-            "worker 1",
-        ]
-        assert {reason: n for reason, n in fleet.look().restarts.items() if n} == {"terminated": 3}
-        assert not fleet.messages(level="error")
+    before = fleet.pids()
+    ids = fleet.start_gates(1)
+    kill(before.values(), signal.SIGTERM)
+    fleet.open_gate()
+    fleet.await_successors(before.values())
+    fleet.await_completed(ids)
+    steward = fleet.steward()
+    assert steward is not None
+    kill(steward, signal.SIGTERM)
+    fleet.succeeded(steward)
+    told = fleet.said(", was stopped by a SIGTERM that the supervisor did not send")
+    stopped = sorted(text[: text.index(",")] for text in told)
+    assert stopped == ["steward", "worker 0", "worker 1"]
+    assert {reason: n for reason, n in fleet.look().restarts.items() if n} == {"terminated": 3}
+    assert not fleet.messages(level="error")

@@ -9,30 +9,28 @@ from pathlib import Path
 import psutil
 import pytest
 from eventually import eventually
-from fleet import goes_on, make_effects, unstarted
-from surroundings import Namespace, mount_in, unshared
+from fleet import Fleet, unstarted
+from surroundings import Namespace, assert_goes_on, mount_in, unshared
 
 pytestmark = [
     pytest.mark.fleet,
-    pytest.mark.timeout(90),
     pytest.mark.skipif(os.getuid() != 0, reason="namespaces and mounts need root"),
 ]
 
 
+@pytest.mark.fleet(started=False)
 def test_as_process_1_it_reaps_orphans_and_signals_nobody_who_has_a_dead_ones_number(
-    dsn: str, tmp_path: Path
+    fleet: Fleet,
 ) -> None:
     """Also through a reload, whose examination is no orphan."""
-    make_effects(dsn)
-    with ExitStack() as strangers, unstarted(dsn, tmp_path) as fleet:
-        fleet.start(shell=unshared("pid", "fork", "kill-child", "mount-proc"))
-        before = fleet.wait_until_ready()
-        steward = fleet.steward()
-        assert steward is not None
-        [first] = psutil.Process(fleet.pid).children()
-        inside = Namespace(first.pid)
-        fleet.await_completed(fleet.send("Orphan", 20))
-
+    fleet.start(shell=unshared("pid", "fork", "kill-child", "mount-proc"))
+    before = fleet.wait_until_ready()
+    steward = fleet.steward()
+    assert steward is not None
+    [first] = psutil.Process(fleet.pid).children()
+    inside = Namespace(first.pid)
+    fleet.await_completed(fleet.send("Orphan", 20))
+    with ExitStack() as strangers:
         inside.processes[before[0]].kill()
         fleet.await_successors([before[0]])
         strangers.enter_context(inside.taken(before[0]))
@@ -49,14 +47,12 @@ def test_as_process_1_it_reaps_orphans_and_signals_nobody_who_has_a_dead_ones_nu
         fleet.await_completed(ids)
         assert fleet.effects(ids) == {1: 50}
         assert fleet.pids() == after
-        strangers.close()
-
-        eventually(lambda: not [p for p in first.children() if p.status() == "zombie"])
-        assert not fleet.said("exited with code 3")
-        assert fleet.look().restarts["crashed"] == 2
-        first.terminate()
-        assert fleet.wait() == 0
-        fleet.assert_nothing_left()
+    eventually(lambda: not [p for p in first.children() if p.status() == "zombie"])
+    assert not fleet.said("exited with code 3")
+    assert fleet.look().restarts["crashed"] == 2
+    first.terminate()
+    assert fleet.wait() == 0
+    fleet.assert_nothing_left()
 
 
 def test_a_runtime_directory_without_room_is_refused_with_a_sentence(
@@ -76,24 +72,22 @@ def test_a_runtime_directory_without_room_is_refused_with_a_sentence(
             assert "No space left on device; choose another place with --runtime-dir" in text
 
 
+@pytest.mark.fleet(started=False)
 def test_it_goes_on_when_its_runtime_directory_is_full_and_when_it_is_read_only(
-    dsn: str, tmp_path: Path
+    fleet: Fleet, tmp_path: Path
 ) -> None:
     """/dev/shm is read-only from the beginning."""
-    make_effects(dsn)
     (run := tmp_path / "run").mkdir(mode=0o700)
     mounts = "mount -t tmpfs -o ro tmpfs /dev/shm && mount -t tmpfs -o size=8m,mode=700 tmpfs"
-    with unstarted(dsn, tmp_path) as fleet:
-        fleet.start(shell=unshared("mount", first=f"{mounts} {run}"))
-        fleet.directory = Path(f"/proc/{fleet.pid}/root{run}")
-        fleet.wait_until_ready()
-        with pytest.raises(OSError, match="No space"):
-            (fleet.directory / "full").write_bytes(bytes(16 * 1024 * 1024))
-        goes_on(fleet)
-        mount_in(fleet.pid, run, "ro")
-        goes_on(fleet)
-        before = fleet.pids()
-        fleet.send_signal(signal.SIGHUP)
-        fleet.await_successors(before.values())
-        assert len(fleet.said("is gone or cannot be written: stacks go to the log")) == 1
-        assert fleet.stop() == 0
+    fleet.start(shell=unshared("mount", first=f"{mounts} {run}"))
+    fleet.directory = Path(f"/proc/{fleet.pid}/root{run}")
+    fleet.wait_until_ready()
+    with pytest.raises(OSError, match="No space"):
+        (fleet.directory / "full").write_bytes(bytes(16 * 1024 * 1024))
+    assert_goes_on(fleet)
+    mount_in(fleet.pid, run, "ro")
+    assert_goes_on(fleet)
+    before = fleet.pids()
+    fleet.send_signal(signal.SIGHUP)
+    fleet.await_successors(before.values())
+    assert len(fleet.said("is gone or cannot be written: stacks go to the log")) == 1

@@ -6,14 +6,21 @@ from pathlib import Path
 
 import pytest
 from eventually import eventually, stays
-from fleet import Fleet, kill, make_effects, supervised, write_app
+from fleet import Fleet, kill, write_app
 
 from cmdbus.board.records import Role
 
-#: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.fleet
 
 APP = "from fleet_app import registry as registry"
+#: A process that has been degraded for 1.5 s is replaced.
+QUICK = {
+    "statement_timeout": 0.2,
+    "pool_timeout": 0.2,
+    "visibility_timeout": 0.5,
+    "thread_timeout": 1,
+    "watchdog_timeout": 1.5,
+}
 #: Imports well in the preflight, and in no worker process that a reload starts.
 BROKEN_IN_WORKERS = """
 import sys
@@ -28,128 +35,120 @@ def capacities(fleet: Fleet) -> list[int]:
     fleet was whole."""
     claiming: set[str] = set()
     counts = []
-    for message in fleet.messages():
-        if began_or_ceased := re.match(r"worker \S+:(\d+) (runs|stops)", message):
+    # A process stops when its successor runs, whichever of the two writes to the log first.
+    events = sorted(fleet.events(), key=lambda e: (e["time"], " stops" in e["message"]))
+    for event in events:
+        if began_or_ceased := re.match(r"worker \S+:(\d+) (runs|stops)", event["message"]):
             pid, what = began_or_ceased.groups()
             (claiming.add if what == "runs" else claiming.remove)(pid)
             counts.append(len(claiming))
     return counts[int(str(fleet.options["procs"])) - 1 :]
 
 
-def test_a_reload_replaces_one_process_after_another(dsn: str, tmp_path: Path) -> None:
+def test_a_reload_replaces_one_process_after_another(fleet: Fleet, tmp_path: Path) -> None:
     """A HUP while one is under way changes nothing, and a broken application leaves
     the fleet as it is, wherever it breaks."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path) as fleet:
-        before, steward = fleet.pids(), fleet.steward()
-        ids = fleet.send("Debit", 300, data=0.02)
+    before, steward = fleet.pids(), fleet.steward()
+    ids = fleet.send("Debit", 300, data=0.02)
+    fleet.send_signal(signal.SIGHUP)
+    fleet.await_saying("reloading: checking")
+    fleet.send_signal(signal.SIGHUP)
+    fleet.await_successors(before.values())
+    eventually(lambda: fleet.steward() not in (None, steward))
+    assert capacities(fleet) == [2, 3, 2, 3, 2]
+    fleet.await_completed(ids)
+    assert fleet.effects(ids) == {1: 300}
+    assert fleet.look().restarts["reloaded"] == 3
+    assert not fleet.messages(level="warning")
+    for number, text in enumerate(("raise RuntimeError('no such file')", BROKEN_IN_WORKERS)):
+        after, steward = fleet.wait_until_ready(), fleet.steward()
+        write_app(tmp_path, text)
         fleet.send_signal(signal.SIGHUP)
-        fleet.await_saying("reloading: checking")
-        fleet.send_signal(signal.SIGHUP)
-        fleet.await_successors(before.values())
-        eventually(lambda: fleet.steward() not in (None, steward))
-        assert capacities(fleet) == [2, 3, 2, 3, 2]
-        fleet.await_completed(ids)
-        assert fleet.effects(ids) == {1: 300}
-        assert fleet.look().restarts["reloaded"] == 3
-        assert not fleet.messages(level="warning")
-        for number, text in enumerate(("raise RuntimeError('no such file')", BROKEN_IN_WORKERS)):
-            after, steward = fleet.wait_until_ready(), fleet.steward()
-            write_app(tmp_path, text)
-            fleet.send_signal(signal.SIGHUP)
-            fleet.await_saying(("not reloaded", "the fleet keeps the old one")[number])
-            assert fleet.pids() == after
-            more = fleet.send("Debit", 10)
-            fleet.await_completed(more)
-        assert fleet.steward() == steward
-        write_app(tmp_path, APP)
+        fleet.await_saying(("not reloaded", "the fleet keeps the old one")[number])
+        assert fleet.pids() == after
+        more = fleet.send("Debit", 10)
+        fleet.await_completed(more)
+    assert fleet.steward() == steward
+    write_app(tmp_path, APP)
 
 
+@pytest.mark.fleet(poll_interval=0.2)
 def test_a_fleet_goes_on_while_its_successors_cannot_import_the_application(
-    dsn: str, tmp_path: Path
+    fleet: Fleet, tmp_path: Path
 ) -> None:
     """Half a deployment: ready workers go on, and the next start waits ever longer. Without
     a steward they poll."""
-    with supervised(dsn, tmp_path, poll_interval=0.2) as fleet:
-        before, steward = fleet.pids(), fleet.steward()
-        assert steward is not None
-        write_app(tmp_path, "raise RuntimeError('half a deployment')")
-        kill([before[0], steward])
-        fleet.await_saying("exited with code 3", 6, within=20.0)
-        fleet.await_saying("as soon as they start: the ready ones continue, the next start waits")
-        fleet.await_completed(fleet.send("Noop", 10))
-        assert fleet.pids() == {1: before[1]}
-        write_app(tmp_path, APP)
-        assert fleet.wait_until_ready(within=30.0)[1] == before[1]
-        assert len(fleet.said("a process cannot start: the ready ones continue")) == 1
+    before, steward = fleet.pids(), fleet.steward()
+    assert steward is not None
+    write_app(tmp_path, "raise RuntimeError('half a deployment')")
+    kill([before[0], steward])
+    fleet.await_saying("exited with code 3", 4, within=20.0)
+    fleet.await_saying("as soon as they start: the ready ones continue, the next start waits")
+    fleet.await_completed(fleet.send("Noop", 10))
+    assert fleet.pids() == {1: before[1]}
+    write_app(tmp_path, APP)
+    assert fleet.wait_until_ready(within=30.0)[1] == before[1]
+    assert len(fleet.said("a process cannot start: the ready ones continue")) == 1
 
 
-def test_there_can_be_more_processes_and_fewer(dsn: str, tmp_path: Path) -> None:
+def test_there_can_be_more_processes_and_fewer(fleet: Fleet) -> None:
     """TTIN and TTOU; never less than one, and whoever leaves ends what it runs."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path) as fleet:
+    fleet.send_signal(signal.SIGTTIN)
+    three = fleet.wait_until_ready(3)
+    ids = fleet.send("Debit", 12, data=0.5)
+    eventually(lambda: len(fleet.executing("Debit")) == 12)
+    for text in ("2 worker processes from", "1 worker process from", "1 worker process stays"):
+        fleet.send_signal(signal.SIGTTOU)
+        fleet.await_saying(text)
+    eventually(lambda: fleet.pids() == {0: three[0]})
+    fleet.await_completed(ids)
+    assert fleet.effects(ids) == {1: 12}
+    assert set(fleet.look().restarts.values()) == {0}
+
+    def at_its_most() -> list[str]:
         fleet.send_signal(signal.SIGTTIN)
-        three = fleet.wait_until_ready(3)
-        ids = fleet.send("Debit", 12, data=0.5)
-        eventually(lambda: len(fleet.executing("Debit")) == 12)
-        for text in (
-            "2 worker processes from",
-            "1 worker process from",
-            "1 worker process stays",
-        ):
-            fleet.send_signal(signal.SIGTTOU)
-            fleet.await_saying(text)
-        eventually(lambda: fleet.pids() == {0: three[0]})
-        fleet.await_completed(ids)
-        assert fleet.effects(ids) == {1: 12}
-        assert set(fleet.look().restarts.values()) == {0}
+        return fleet.said("6 worker processes stay: the board has no seat for more")
 
-        def at_its_most() -> list[str]:
-            fleet.send_signal(signal.SIGTTIN)
-            return fleet.said("6 worker processes stay: the board has no seat for more")
-
-        eventually(at_its_most)
+    eventually(at_its_most)
 
 
-def test_processes_are_replaced_after_so_many_commands_bytes_and_seconds(
-    dsn: str, tmp_path: Path
-) -> None:
+@pytest.mark.fleet(procs=1, max_commands=50, max_rss="150M")
+def test_processes_are_replaced_at_their_limits_of_commands_and_memory(fleet: Fleet) -> None:
     """The replacement first, and no attempt is lost."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path, procs=1, max_commands=50, max_rss="150M") as fleet:
-        first = fleet.pids().values()
-        ids = fleet.send("Debit", 200, data=0.01)
-        second = fleet.await_successors(first).values()
-        fleet.await_completed(ids)
-        assert fleet.effects(ids) == {1: 200}
-        ids = fleet.send("Leak", 8, data=20_000_000)
-        fleet.await_completed(ids)
-        fleet.await_successors(second)
-        assert set(capacities(fleet)) == {1, 2}
-        assert fleet.look().restarts["recycled"] >= 2
-        assert fleet.said("recycled, as its predecessor has reached a limit: it has run ")
-        assert fleet.said("MiB of memory (--max-rss 150M)")
-        eventually(lambda: all(s.rss_bytes for s in fleet.look().with_role(Role.WORKER)))
-    with supervised(dsn, tmp_path, procs=1, max_age=0.5) as fleet:
-        fleet.await_successors(fleet.pids().values())
-        assert fleet.said(" s old (--max-age 0.5)")
-        ids = fleet.send("Debit", 8, data=0.1)
-        fleet.await_completed(ids)
-        assert set(capacities(fleet)) == {1, 2}
+    first = fleet.pids().values()
+    ids = fleet.send("Debit", 200, data=0.01)
+    second = fleet.await_successors(first).values()
+    fleet.await_completed(ids)
+    assert fleet.effects(ids) == {1: 200}
+    ids = fleet.send("Leak", 8, data=20_000_000)
+    fleet.await_completed(ids)
+    fleet.await_successors(second)
+    assert set(capacities(fleet)) == {1, 2}
+    assert fleet.look().restarts["recycled"] >= 2
+    assert fleet.said("recycled, as its predecessor has reached a limit: it has run ")
+    assert fleet.said("MiB of memory (--max-rss 150M)")
+    eventually(lambda: all(s.rss_bytes for s in fleet.look().with_role(Role.WORKER)))
 
 
-def test_a_degraded_process_is_replaced_while_another_is_healthy(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(procs=1, max_age=0.5)
+def test_processes_are_replaced_at_their_maximum_age(fleet: Fleet) -> None:
+    fleet.await_successors(fleet.pids().values())
+    assert fleet.said(" s old (--max-age 0.5)")
+    fleet.await_completed(fleet.send("Debit", 8, data=0.1))
+    assert set(capacities(fleet)) == {1, 2}
+
+
+@pytest.mark.fleet(**QUICK)
+def test_a_degraded_process_is_replaced_while_another_is_healthy(fleet: Fleet) -> None:
     """Gently. If all are degraded the cause is outside, and nobody is replaced."""
-    ladder = {"statement_timeout": 0.2, "pool_timeout": 0.2, "visibility_timeout": 0.5}
-    with supervised(dsn, tmp_path, thread_timeout=1, watchdog_timeout=1.5, **ladder) as fleet:
-        before = fleet.pids()
-        fleet.send("Fail", 200)
-        eventually(lambda: {s.health for s in fleet.workers().values()} == {"DEGRADED"})
-        stays(lambda: fleet.pids() == before, 2.0)
-        fleet.send("FailFrom", 100, data=before[0])
-        after = fleet.await_successors([before[0]])
-        assert after[1] == before[1]
-        assert [m[:8] for m in fleet.said("generation 2: degraded")] == ["worker 0"]
-        assert set(capacities(fleet)) == {2, 3}
-        assert fleet.look().restarts["degraded"] == 1
-        fleet.await_health()
+    before = fleet.pids()
+    fleet.send("Fail", 200)
+    eventually(lambda: {s.health for s in fleet.workers().values()} == {"DEGRADED"})
+    stays(lambda: fleet.pids() == before, 2.0)
+    fleet.send("FailFrom", 100, data=before[0])
+    after = fleet.await_successors([before[0]])
+    assert after[1] == before[1]
+    assert [m[:8] for m in fleet.said("generation 2: degraded")] == ["worker 0"]
+    assert set(capacities(fleet)) == {2, 3}
+    assert fleet.look().restarts["degraded"] == 1
+    fleet.await_health()

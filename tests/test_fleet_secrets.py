@@ -14,7 +14,7 @@ from guarded import SECRET, Guarded
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.fleet
 
 END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = {}"
 LADDER = {"visibility_timeout": 1.2, "thread_timeout": 1.4, "watchdog_timeout": 4}

@@ -4,16 +4,15 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from eventually import eventually, stays
-from fleet import Fleet, kill, supervised, unstarted
+from fleet import Fleet, kill
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.fleet
 
 WATCHDOG_S = 1.0
 
@@ -45,7 +44,7 @@ class Manager:
             self._lines += [(time.monotonic(), line) for line in datagram.decode().split("\n")]
 
 
-@contextmanager
+@pytest.fixture
 def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
         name = f"cmdbus-test-{uuid4().hex}"
@@ -57,46 +56,41 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
         yield Manager(ours)
 
 
-def test_a_service_manager_hears_of_a_fleets_whole_life(
-    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        manager(monkeypatch) as heard,
-        unstarted(dsn, tmp_path, procs=2, threads=2) as fleet,
-    ):
-        fleet.start()
-        heard.await_line("READY=1")
-        assert len(fleet.workers()) == 2, "it is ready when all of its workers are"
-        heard.await_line("STATUS=2 of 2 processes ready")
-        heard.await_line("WATCHDOG=1", 4)
-        beats = heard.times("WATCHDOG=1")
-        assert max(b - a for a, b in pairwise(beats)) < WATCHDOG_S
-        fleet.send_signal(signal.SIGHUP)
-        heard.await_line("RELOADING=1")
-        heard.await_line("READY=1", 2)
-        assert fleet.stop() == 0
-        heard.await_line("STOPPING=1")
-        lines = heard.lines()
-        order = [lines.index(line) for line in ("READY=1", "RELOADING=1", "STOPPING=1")]
-        assert order == sorted(order)
-        assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in lines)
+@pytest.mark.fleet(started=False)
+def test_a_service_manager_hears_of_a_fleets_whole_life(manager: Manager, fleet: Fleet) -> None:
+    fleet.start()
+    manager.await_line("READY=1")
+    assert len(fleet.workers()) == 2, "it is ready when all of its workers are"
+    manager.await_line("STATUS=2 of 2 processes ready")
+    manager.await_line("WATCHDOG=1", 4)
+    beats = manager.times("WATCHDOG=1")
+    assert max(b - a for a, b in pairwise(beats)) < WATCHDOG_S
+    fleet.send_signal(signal.SIGHUP)
+    manager.await_line("RELOADING=1")
+    manager.await_line("READY=1", 2)
+    assert fleet.stop() == 0
+    manager.await_line("STOPPING=1")
+    lines = manager.lines()
+    order = [lines.index(line) for line in ("READY=1", "RELOADING=1", "STOPPING=1")]
+    assert order == sorted(order)
+    assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in lines)
 
 
+@pytest.mark.fleet(procs=1)
 def test_a_supervisor_that_hangs_is_silent_for_its_service_manager(
-    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: Manager, fleet: Fleet
 ) -> None:
     """No thread of its own sends the pings: they would go on while its loop hangs."""
-    with manager(monkeypatch) as heard, supervised(dsn, tmp_path, procs=1) as fleet:
-        heard.await_line("WATCHDOG=1", 2)
-        kill(fleet.pid, signal.SIGSTOP)
-        try:
-            eventually(lambda: is_stopped(fleet))
-            heard.lines()
-            silent_since = time.monotonic()
-            stays(lambda: heard.times("WATCHDOG=1")[-1] <= silent_since, 2 * WATCHDOG_S)
-        finally:
-            kill(fleet.pid, signal.SIGCONT)
-        heard.await_line("WATCHDOG=1", len(heard.times("WATCHDOG=1")) + 2)
+    manager.await_line("WATCHDOG=1", 2)
+    kill(fleet.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: is_stopped(fleet))
+        manager.lines()
+        silent_since = time.monotonic()
+        stays(lambda: manager.times("WATCHDOG=1")[-1] <= silent_since, 2 * WATCHDOG_S)
+    finally:
+        kill(fleet.pid, signal.SIGCONT)
+    manager.await_line("WATCHDOG=1", len(manager.times("WATCHDOG=1")) + 2)
 
 
 def is_stopped(fleet: Fleet) -> bool:

@@ -7,25 +7,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import psycopg
 import pytest
 from conftest import Databases
 from eventually import eventually, stays
-from fleet import Fleet, kill, make_effects, supervised, write_app
-from handlers import connect
+from fleet import Fleet, kill, supervised, write_app
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 
 from cmdbus import CommandBus
-from cmdbus.board.board import Board
 from cmdbus.board.records import Role
 from cmdbus.database.session_names import session_name
 
-#: Fleets of a busy machine take their time to boot.
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.fleet
 
 _SESSIONS = """
     SELECT count(*), count(*) FILTER (WHERE state = 'idle in transaction'),
@@ -44,102 +40,106 @@ _WAITED = """
     FROM cmdbus.finished WHERE domain = 'shop'"""
 
 
+@pytest.fixture
+def other(fleet: Fleet) -> Iterator[Fleet]:
+    """A second node, with the same options."""
+    options = {**fleet.options, "name": "b"}
+    with supervised(fleet.dsn, fleet.place, alone=False, **options) as other:
+        yield other
+
+
+def await_rest(*fleets: Fleet) -> None:
+    """Until all their threads wait, and senders know."""
+    eventually(lambda: all(map(is_at_rest, fleets)))
+
+
 def is_at_rest(fleet: Fleet) -> bool:
-    """Everybody waits, and senders know."""
     view = fleet.look()
     return view.armed > 0 and all(seat.parked for seat in fleet.workers().values())
 
 
 def looks(fleet: Fleet) -> tuple[int, int]:
     """Claims so far that found something, and that found nothing."""
-    board = Board.open(fleet.board_path)
-    try:
-        counters = board.counters()
-    finally:
-        board.close()
-    return counters.counts["batches_processed"], counters.counts["empty_receives"]
+    counts = fleet.board().counters().counts
+    return counts["batches_processed"], counts["empty_receives"]
 
 
-def test_one_command_is_found_by_one_look_and_at_most_one_more_is_in_vain(
-    dsn: str, tmp_path: Path
-) -> None:
-    """With a second node: one vain look more. Also of a command that is due later."""
-    with supervised(dsn, tmp_path, procs=4, threads=2, poll_interval=600) as fleet:
-        eventually(lambda: is_at_rest(fleet))
-        sessions, in_transaction, listening = fleet.query(_SESSIONS)[0]
-        assert sessions <= 4 * 2 + 4 and (in_transaction, listening) == (0, 1)
-        # The last byte of the arming may still be on its way.
-        fleet.await_completed(fleet.send("Noop"))
-        for _ in range(5):
-            eventually(lambda: is_at_rest(fleet))
-            before = looks(fleet)
-            fleet.await_completed(fleet.send("Noop"))
-            eventually(lambda: is_at_rest(fleet))
-            found, vain = (after - b for after, b in zip(looks(fleet), before, strict=True))
-            assert (found, vain <= 1) == (1, True), (found, vain)
-        with supervised(
-            dsn, tmp_path, procs=4, threads=2, poll_interval=600, name="b", alone=False
-        ) as other:
-            eventually(lambda: is_at_rest(other) and is_at_rest(fleet))
-            fleet.await_completed(fleet.send("Noop"))
-            eventually(lambda: is_at_rest(other) and is_at_rest(fleet))
-            for delay in (None, 0.3, 0.3):
-                earlier = [*looks(fleet), *looks(other)]
-                fleet.await_completed(fleet.send("Noop", delay=delay))
-                eventually(lambda: is_at_rest(other) and is_at_rest(fleet))
-                later = [*looks(fleet), *looks(other)]
-                ours, ours_vain, theirs, theirs_vain = (
-                    late - early for late, early in zip(later, earlier, strict=True)
-                )
-                assert ours + theirs == 1, (earlier, later)
-                assert ours_vain <= 1 and theirs_vain <= 1, (earlier, later)
+@pytest.mark.fleet(procs=4, threads=2, poll_interval=600)
+def test_one_command_is_found_by_one_look_and_at_most_one_more_is_in_vain(fleet: Fleet) -> None:
+    await_rest(fleet)
+    sessions, in_transaction, listening = fleet.query(_SESSIONS)[0]
+    assert sessions <= 4 * 2 + 4 and (in_transaction, listening) == (0, 1)
+    # The last byte of the arming may still be on its way.
+    fleet.await_completed(fleet.send("Noop"))
+    for _ in range(5):
+        assert looks_for_one(fleet) in ([(1, 0)], [(1, 1)])
 
 
+@pytest.mark.fleet(procs=4, threads=2, poll_interval=600)
+def test_a_second_node_makes_one_more_vain_look(fleet: Fleet, other: Fleet) -> None:
+    """Also for a command that is due later."""
+    await_rest(fleet, other)
+    fleet.await_completed(fleet.send("Noop"))
+    for delay in (None, 0.3, 0.3):
+        found, vain = zip(*looks_for_one(fleet, other, delay=delay), strict=True)
+        assert sum(found) == 1 and max(vain) <= 1, (found, vain)
+
+
+def looks_for_one(*fleets: Fleet, delay: float | None = None) -> list[tuple[int, int]]:
+    """The looks of each fleet until all are at rest again, of which one has run a command."""
+    await_rest(*fleets)
+    before = [looks(fleet) for fleet in fleets]
+    fleets[0].await_completed(fleets[0].send("Noop", delay=delay))
+    await_rest(*fleets)
+    after = [looks(fleet) for fleet in fleets]
+    return [
+        (found - found_before, vain - vain_before)
+        for (found, vain), (found_before, vain_before) in zip(after, before, strict=True)
+    ]
+
+
+@pytest.mark.fleet(procs=4, threads=2, poll_interval=600)
 def test_a_burst_wakes_every_process_though_it_is_one_notification(
-    dsn: str, tmp_path: Path
+    fleet: Fleet, connection: psycopg.Connection
 ) -> None:
-    with (
-        supervised(dsn, tmp_path, procs=4, threads=2, poll_interval=600) as fleet,
-        psycopg.connect(dsn, autocommit=True) as listener,
-    ):
-        eventually(lambda: is_at_rest(fleet))
-        listener.execute("LISTEN cmdbus_ready")
-        ids = fleet.send("Sleep", 200, 0.02)
-        eventually(lambda: len(fleet.executing("Sleep")) == 8)
-        fleet.await_completed(ids, within=15)
-        heard = [notification.payload for notification in listener.notifies(timeout=0)]
-        # Another one for each time that a busy machine gives back what it had prefetched.
-        assert {*heard} == {"shop"} and len(heard) < 4, heard
-        shares = [int(count) for count, _ in fleet.query(_SHARES)]
-        assert len(shares) == 4 and max(shares) <= 3 * min(shares), shares
-        assert sum(claims for _, claims in fleet.query(_SHARES)) == 200, "one claim for each"
-        eventually(lambda: is_at_rest(fleet) and not fleet.executing("Sleep"))
+    await_rest(fleet)
+    connection.execute("LISTEN cmdbus_ready")
+    ids = fleet.send("Sleep", 200, 0.02)
+    eventually(lambda: len(fleet.executing("Sleep")) == 8)
+    fleet.await_completed(ids, within=15)
+    heard = [notification.payload for notification in connection.notifies(timeout=0)]
+    # Another one for each time that a busy machine gives back what it had prefetched.
+    assert {*heard} == {"shop"} and len(heard) < 4, heard
+    shares = [int(count) for count, _ in fleet.query(_SHARES)]
+    assert len(shares) == 4 and max(shares) <= 3 * min(shares), shares
+    assert sum(claims for _, claims in fleet.query(_SHARES)) == 200, "one claim for each"
+    eventually(lambda: is_at_rest(fleet) and not fleet.executing("Sleep"))
 
 
+@pytest.mark.fleet(procs=4, threads=2, poll_interval=600)
 def test_an_idle_fleet_uses_neither_its_database_nor_its_cpus(
-    dsn: str, tmp_path: Path, databases: Databases
+    fleet: Fleet, dsn: str, databases: Databases
 ) -> None:
     """By a hundredth of what 4 processes would ask that poll every 50 ms, with two statements."""
-    with supervised(dsn, tmp_path, procs=4, threads=2, poll_interval=600) as fleet:
-        eventually(lambda: is_at_rest(fleet))
-        name = str(conninfo_to_dict(dsn)["dbname"])
+    await_rest(fleet)
+    name = str(conninfo_to_dict(dsn)["dbname"])
 
-        def transactions() -> int:
-            row = databases.admin.execute(_TRANSACTIONS, (name,)).fetchone()
-            assert row is not None
-            return int(row[0])
+    def transactions() -> int:
+        row = databases.admin.execute(_TRANSACTIONS, (name,)).fetchone()
+        assert row is not None
+        return int(row[0])
 
-        # The sessions' own counts of the start arrive within seconds.
-        seen = [(time.monotonic(), transactions(), cpu_seconds(fleet))]
+    # The sessions' own counts of the start arrive within seconds.
+    seen = [(time.monotonic(), transactions(), cpu_seconds(fleet))]
 
-        def idle_for_2_s() -> bool:
-            now, count, used = time.monotonic(), transactions(), cpu_seconds(fleet)
-            begun, before, used_before = seen[-1]
-            if count - before > 0.01 * 4 * 20 * 2 * 2 or used - used_before > 0.08:
-                seen.append((now, count, used))
-            return now - begun >= 2
+    def idle_for_2_s() -> bool:
+        now, count, used = time.monotonic(), transactions(), cpu_seconds(fleet)
+        begun, before, used_before = seen[-1]
+        if count - before > 0.01 * 4 * 20 * 2 * 2 or used - used_before > 0.08:
+            seen.append((now, count, used))
+        return now - begun >= 2
 
-        eventually(idle_for_2_s, 30)
+    eventually(idle_for_2_s, 30)
 
 
 def cpu_seconds(fleet: Fleet) -> float:
@@ -148,42 +148,36 @@ def cpu_seconds(fleet: Fleet) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def test_what_is_due_runs_on_time_and_never_before(dsn: str, tmp_path: Path) -> None:
-    """Also a second timer, an earlier one, and
-    a retry; with another node beside."""
-    options: dict[str, Any] = {"procs": 1, "threads": 2, "poll_interval": 600}
-    with (
-        supervised(dsn, tmp_path, **options) as fleet,
-        supervised(dsn, tmp_path, name="b", alone=False, **options) as other,
-        CommandBus(dsn) as bus,
-    ):
-        eventually(lambda: is_at_rest(fleet) and is_at_rest(other))
-        ids = [bus.send("shop", "Noop", delay=delay) for delay in (2.0, 1.0, 1.5, 0.3)]
-        fleet.await_completed(ids)
-        latest, earliest = fleet.query(_WAITED)[0]
-        assert earliest >= 0
-        assert latest < 1, "it was found by its timer, not by a poll"
-        [retried] = fleet.send("FailOnce", 1)
-        fleet.await_outcomes([retried], {("COMPLETED", 2): 1})
+@pytest.mark.fleet(procs=1, threads=2, poll_interval=600)
+def test_what_is_due_runs_on_time_and_never_before(fleet: Fleet, other: Fleet) -> None:
+    """Also a second timer, an earlier one, and a retry; with another node beside."""
+    await_rest(fleet, other)
+    ids = [id for delay in (2.0, 1.0, 1.5, 0.3) for id in fleet.send("Noop", delay=delay)]
+    fleet.await_completed(ids)
+    latest, earliest = fleet.query(_WAITED)[0]
+    assert earliest >= 0
+    assert latest < 1, "it was found by its timer, not by a poll"
+    [retried] = fleet.send("FailOnce", 1)
+    fleet.await_outcomes([retried], {("COMPLETED", 2): 1})
 
 
-def test_a_steward_that_dies_or_freezes_costs_nothing_but_time(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(threads=4, poll_interval=600)
+def test_a_steward_that_dies_or_freezes_costs_nothing_but_time(fleet: Fleet) -> None:
     """Killed, it is back within a second; stopped, it is replaced."""
-    make_effects(dsn)
-    with supervised(dsn, tmp_path, procs=2, threads=4, poll_interval=600) as fleet:
-        for number in (signal.SIGKILL, signal.SIGSTOP):
-            steward = fleet.steward()
-            assert steward is not None
-            ids = fleet.send("Debit", 200, 0.005)
-            kill(steward, number)
-            fleet.succeeded(steward)
-            eventually(lambda: fleet.look().listening)
-            ids += fleet.send("Debit", 100)
-            fleet.await_completed(ids, within=15)
-            assert fleet.effects(ids) == {1: 300}
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        steward = fleet.steward()
+        assert steward is not None
+        ids = fleet.send("Debit", 200, 0.005)
+        kill(steward, number)
+        fleet.succeeded(steward)
+        eventually(lambda: fleet.look().listening)
+        ids += fleet.send("Debit", 100)
+        fleet.await_completed(ids, within=15)
+        assert fleet.effects(ids) == {1: 300}
 
 
-def test_a_steward_one_of_whose_threads_ends_is_replaced(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(started=False, procs=1, threads=2, poll_interval=600, http="127.0.0.1:0")
+def test_a_steward_one_of_whose_threads_ends_is_replaced(fleet: Fleet, tmp_path: Path) -> None:
     """Alive, it would renew and promote nothing, hear nothing, or answer no probe."""
     write_app(
         tmp_path,
@@ -191,84 +185,80 @@ def test_a_steward_one_of_whose_threads_ends_is_replaced(dsn: str, tmp_path: Pat
         "from fleet_app import registry as registry\n"
         f"end_threads({str(tmp_path / 'end')!r})",
     )
-    options = {"procs": 1, "threads": 2, "poll_interval": 600, "http": "127.0.0.1:0"}
-    with supervised(dsn, tmp_path, **options) as fleet:
-        for name in ("steward", "cmdbus-listener", "steward-http"):
-            steward = fleet.steward()
-            assert steward is not None
-            (tmp_path / "end").write_text(f"{steward} {name}")
-            while fleet.steward() == steward:  # a notification or a probe makes it execute Python
-                fleet.query("SELECT pg_notify('cmdbus_ready', 'shop')")
-                with suppress(OSError):
-                    fleet.ask("/livez", 0.2)
-            fleet.succeeded(steward)
-            fleet.await_saying("a thread of the steward has ended")
-            eventually(lambda: fleet.look().listening)
-            with CommandBus(dsn) as bus:
-                delayed = bus.send("shop", "Noop", delay=0.3)
-                record = bus.wait("shop", delayed, 10)
-            assert record.started_at is not None
-            assert (record.started_at - record.due_at).total_seconds() < 1
-
-
-def test_a_listener_that_is_ended_listens_again_and_looks(dsn: str, tmp_path: Path) -> None:
-    """What was sent in the gap, notifications that a stranger
-    forges, and payloads of any kind."""
-    with supervised(dsn, tmp_path, procs=2, threads=2, poll_interval=600) as fleet:
-        eventually(lambda: is_at_rest(fleet))
-        [steward] = fleet.look().with_role(Role.STEWARD)
-        fleet.query(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name = %s",
-            session_name("cmdbus", steward.incarnation or 0),
-        )
-        for _ in range(20):
-            fleet.await_completed(fleet.send("Noop"), within=5)
-        for payload in ("", "garbage", "9" * 30, "x" * 7000):
-            fleet.query(
-                "SELECT pg_notify('cmdbus_ready', %s), pg_notify('cmdbus_due', %s)",
-                payload,
-                payload,
-            )
-        fleet.await_completed(fleet.send("Noop"), within=5)
-
-
-def test_without_notifications_the_poll_finds_everything(dsn: str, tmp_path: Path) -> None:
-    """Senders that switch them off; a listening session that is ended again and again, of which
-    the board tells; a pooler without LISTEN."""
-    with (
-        supervised(dsn, tmp_path, procs=2, threads=2, poll_interval=1) as fleet,
-        psycopg.connect(dsn) as sender,
-    ):
-        eventually(lambda: is_at_rest(fleet))
-        sender.execute("SET LOCAL cmdbus.notify = off")
-        sender.execute("SELECT cmdbus.send('shop', 'Noop')")
-        sender.commit()
-        eventually(lambda: fleet.query("SELECT count(*) FROM cmdbus.finished") == [(1,)])
-        with repeatedly(lambda: fleet.query(_END_LISTENERS)):
-            for _ in range(3):
-                eventually(lambda: not fleet.look().listening)
-                fleet.await_completed(fleet.send("Noop"))
+    fleet.start()
+    fleet.wait_until_ready()
+    for name in ("steward", "cmdbus-listener", "steward-http"):
+        steward = fleet.steward()
+        assert steward is not None
+        (tmp_path / "end").write_text(f"{steward} {name}")
+        while fleet.steward() == steward:  # a notification or a probe makes it execute Python
+            fleet.query("SELECT pg_notify('cmdbus_ready', 'shop')")
+            with suppress(OSError):
+                fleet.ask("/livez", 0.2)
+        fleet.succeeded(steward)
+        fleet.await_saying("a thread of the steward has ended")
         eventually(lambda: fleet.look().listening)
-    with supervised(dsn, tmp_path, procs=2, threads=2, wake="poll", poll_interval=0.2) as fleet:
-        assert not fleet.look().listening
-        watch_heartbeats_while_it_drains(fleet, seconds=3.0)
-        assert fleet.query("SELECT last_value FROM cmdbus.armed") == [(0,)]
-        assert fleet.query("SELECT max(token), max(attempts) FROM cmdbus.finished") == [(1, 1)]
+        fleet.await_completed(fleet.send("Noop", delay=0.3))
+    assert fleet.query(_WAITED)[0][0] < 1, "none waited for a poll"
 
 
+@pytest.mark.fleet(threads=2, poll_interval=600)
+def test_a_listener_that_is_ended_listens_again_and_looks(fleet: Fleet) -> None:
+    """What was sent in the gap, notifications that a stranger forges, and payloads of any kind."""
+    await_rest(fleet)
+    [steward] = fleet.look().with_role(Role.STEWARD)
+    fleet.query(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = %s",
+        session_name("cmdbus", steward.incarnation or 0),
+    )
+    for _ in range(20):
+        fleet.await_completed(fleet.send("Noop"), within=5)
+    for payload in ("", "garbage", "9" * 30, "x" * 7000):
+        for channel in ("cmdbus_ready", "cmdbus_due"):
+            fleet.query("SELECT pg_notify(%s, %s)", channel, payload)
+    fleet.await_completed(fleet.send("Noop"), within=5)
+
+
+@pytest.mark.fleet(threads=2, poll_interval=1)
+def test_without_notifications_the_poll_finds_everything(
+    fleet: Fleet, connection: psycopg.Connection
+) -> None:
+    """Senders that switch them off; and a listening session that is ended again and again, of
+    which the board tells."""
+    await_rest(fleet)
+    with connection.transaction():
+        connection.execute("SET LOCAL cmdbus.notify = off")
+        connection.execute("SELECT cmdbus.send('shop', 'Noop')")
+    fleet.await_completions(1)
+    with repeatedly(lambda: fleet.query(_END_LISTENERS)):
+        for _ in range(3):
+            eventually(lambda: not fleet.look().listening)
+            fleet.await_completed(fleet.send("Noop"))
+    eventually(lambda: fleet.look().listening)
+
+
+@pytest.mark.fleet(threads=2, wake="poll", poll_interval=0.2)
+def test_a_fleet_that_polls_drains_and_its_main_threads_beat_meanwhile(fleet: Fleet) -> None:
+    """As behind a pooler without LISTEN. No heartbeat gets half as old as it may be."""
+    assert not fleet.look().listening
+    watch_heartbeats_while_it_drains(fleet, seconds=3.0)
+    assert fleet.query("SELECT last_value FROM cmdbus.armed") == [(0,)]
+    assert fleet.query("SELECT max(token), max(attempts) FROM cmdbus.finished") == [(1, 1)]
+
+
+@pytest.mark.fleet(started=False, procs=1, threads=2)
 def test_due_commands_run_on_time_though_notifications_are_off_for_the_database(
-    dsn: str, tmp_path: Path
+    fleet: Fleet, dsn: str, connection: psycopg.Connection
 ) -> None:
     database = Identifier(str(conninfo_to_dict(dsn)["dbname"]))
-    with connect(dsn) as admin:
-        admin.execute(SQL("ALTER DATABASE {} SET cmdbus.notify = off").format(database))
-    loud = make_conninfo(dsn, options="-c cmdbus.notify=on")
-    with supervised(dsn, tmp_path, procs=1, threads=2) as fleet:
-        eventually(lambda: is_at_rest(fleet))
-        with CommandBus(loud) as bus:
-            ids = [bus.send("shop", "Noop", delay=delay) for delay in (0.3, 0.6)]
-        fleet.await_completed(ids, within=10)
+    connection.execute(SQL("ALTER DATABASE {} SET cmdbus.notify = off").format(database))
+    fleet.start()
+    fleet.wait_until_ready()
+    await_rest(fleet)
+    with CommandBus(make_conninfo(dsn, options="-c cmdbus.notify=on")) as loud:
+        ids = [loud.send("shop", "Noop", delay=delay) for delay in (0.3, 0.6)]
+    fleet.await_completed(ids, within=10)
 
 
 @contextmanager
@@ -305,49 +295,31 @@ def watch_heartbeats_while_it_drains(fleet: Fleet, seconds: float) -> None:
     eventually(lambda: fleet.query(waiting) == [(0,)], 20)
 
 
+@pytest.mark.fleet(procs=1, threads=2, visibility_timeout=1.5, statement_timeout=1)
 def test_a_command_that_outlasts_its_lease_is_renewed_and_runs_once(
-    dsn: str, tmp_path: Path
+    fleet: Fleet, other: Fleet
 ) -> None:
     """By the steward, for its node."""
-    make_effects(dsn)
-    options: dict[str, Any] = {
-        "procs": 1,
-        "threads": 2,
-        "visibility_timeout": 1.5,
-        "statement_timeout": 1,
-    }
-    with (
-        supervised(dsn, tmp_path, **options) as fleet,
-        supervised(dsn, tmp_path, name="b", alone=False, **options),
-    ):
-        ids = fleet.send("Debit", 2, 2.5)
-        fleet.await_completed(ids)
-        assert fleet.effects(ids) == {1: 2}
-        assert fleet.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
+    ids = fleet.send("Debit", 2, 2.5)
+    fleet.await_completed(ids)
+    assert fleet.effects(ids) == {1: 2}
+    assert fleet.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
 
 
-def test_an_idle_node_takes_over_what_a_dead_one_held(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(procs=1, poll_interval=600)
+def test_an_idle_node_takes_over_what_a_dead_one_held(fleet: Fleet, other: Fleet) -> None:
     """When the leases end, with nothing sent meanwhile and the poll far away."""
-    make_effects(dsn)
-    options: dict[str, Any] = {"procs": 1, "threads": 4, "poll_interval": 600}
-    with (
-        supervised(dsn, tmp_path, **options) as fleet,
-        supervised(dsn, tmp_path, name="b", alone=False, **options) as other,
-    ):
-        kill(list(other.pids().values()), signal.SIGSTOP)
-        fleet_pids = list(fleet.pids().values())
-        kill(fleet_pids, signal.SIGSTOP)
-        kill(list(other.pids().values()), signal.SIGCONT)
-        ids = other.send("Gate", 3, str(tmp_path / "gate"))
-        eventually(lambda: len(other.executing("Gate")) == 3)
-        kill(fleet_pids, signal.SIGCONT)
-        other.end()
-        (tmp_path / "gate").touch()
-        fleet.await_outcomes(ids, {("COMPLETED", 1): 3})
-        assert fleet.effects(ids) == {1: 3}
+    kill(fleet.pids().values(), signal.SIGSTOP)
+    ids = other.start_gates(3)
+    kill(fleet.pids().values(), signal.SIGCONT)
+    other.end()
+    other.open_gate()
+    fleet.await_outcomes(ids, {("COMPLETED", 1): 3})
+    assert fleet.effects(ids) == {1: 3}
 
 
-def test_no_wake_up_is_lost_between_idle_and_busy(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.fleet(threads=2, poll_interval=600)
+def test_no_wake_up_is_lost_between_idle_and_busy(fleet: Fleet, dsn: str) -> None:
     """Single sends at odd moments, at each isolation level, some in long transactions, against
     a fleet that keeps going idle: no command waits for the poll."""
     stop = threading.Event()
@@ -362,24 +334,23 @@ def test_no_wake_up_is_lost_between_idle_and_busy(dsn: str, tmp_path: Path) -> N
                 connection.commit()
                 stop.wait(pause * 3)
 
-    with supervised(dsn, tmp_path, procs=2, threads=2, poll_interval=600) as fleet:
-        levels = psycopg.IsolationLevel
-        senders = [
-            threading.Thread(target=send, args=(level, pause))
-            for level, pause in (
-                (levels.READ_COMMITTED, 0.004),
-                (levels.REPEATABLE_READ, 0.011),
-                (levels.SERIALIZABLE, 0.017),
-                (levels.REPEATABLE_READ, 0.3),
-            )
-        ]
+    levels = psycopg.IsolationLevel
+    senders = [
+        threading.Thread(target=send, args=(level, pause))
+        for level, pause in (
+            (levels.READ_COMMITTED, 0.004),
+            (levels.REPEATABLE_READ, 0.011),
+            (levels.SERIALIZABLE, 0.017),
+            (levels.REPEATABLE_READ, 0.3),
+        )
+    ]
+    for sender in senders:
+        sender.start()
+    try:
+        stays(lambda: all(sender.is_alive() for sender in senders), 4)
+    finally:
+        stop.set()
         for sender in senders:
-            sender.start()
-        try:
-            stays(lambda: all(sender.is_alive() for sender in senders), 4)
-        finally:
-            stop.set()
-            for sender in senders:
-                sender.join()
-        done = "SELECT count(*) FROM cmdbus.ready WHERE domain = 'shop'"
-        eventually(lambda: fleet.query(done) == [(0,)], 3.0)
+            sender.join()
+    done = "SELECT count(*) FROM cmdbus.ready WHERE domain = 'shop'"
+    eventually(lambda: fleet.query(done) == [(0,)], 3.0)

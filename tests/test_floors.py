@@ -3,7 +3,7 @@ the server walks over."""
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
@@ -102,12 +102,6 @@ def test_the_more_a_look_from_zero_reads_the_longer_is_the_pause_after_it() -> N
 
 
 # On a server.
-
-
-@pytest.fixture
-def connection(dsn: str) -> Iterator[psycopg.Connection]:
-    with connect(dsn) as connection:
-        yield connection
 
 
 class Leader:

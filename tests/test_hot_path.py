@@ -6,20 +6,19 @@ that do not use what the change is for.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
 import pytest
+from claiming import Claimer, ended, want
 from eventually import eventually
 from handlers import connect
 from proxy import Proxy
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
-from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.outcomes import completed
+from cmdbus.worker.claims.claim import Finished
 from cmdbus.worker.claims.transactions import begin, commit
 
 #: A session's first uses of a statement prepare it; from then on the numbers are steady.
@@ -84,20 +83,6 @@ def wire(dsn: str) -> Iterator[Wire]:
         yield proxy
 
 
-def worker(connection: psycopg.Connection) -> Claims:
-    made = Claims("cmdbus", TIMEOUTS.lease)
-    made.register(connection, "worker")
-    return made
-
-
-def want(count: int) -> ClaimRequest:
-    return ClaimRequest(count, 0, ["payments"], ["payments Debit"], [], {})
-
-
-def finished(claims: Sequence[Claim]) -> list[Finished]:
-    return [Finished(claim, completed(None), 1, 0.0) for claim in claims]
-
-
 def send(dsn: str, count: int) -> None:
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * count)
@@ -149,12 +134,12 @@ def test_settling_a_run_and_claiming_the_next_is_one_statement_in_one_round_trip
 ) -> None:
     send(dsn, BATCH * (WARM + 2))
     with connect(wire.dsn) as connection:
-        claims = worker(connection)
+        claimer = Claimer(connection)
         done: list[Finished] = []
         for _ in range(WARM):
-            done = finished(claims.settle_and_claim(connection, done, want(BATCH))[1])
+            done = [ended(claim) for claim in claimer.step(done, want(BATCH))]
         wire.counts.clear()
-        assert len(claims.settle_and_claim(connection, done, want(BATCH))[1]) == BATCH
+        assert len(claimer.step(done, want(BATCH))) == BATCH
         assert (wire.statements, wire.round_trips) == (1, 1)
 
 
@@ -164,14 +149,15 @@ def test_a_command_with_a_transaction_has_two_round_trips_of_its_own_beside_the_
     """Its BEGIN with the first statement's limits, its settlement, and COMMIT."""
     send(dsn, WARM + 1)
     with connect(wire.dsn) as connection:
-        claims = worker(connection)
+        claimer = Claimer(connection)
+        claims = claimer.claims
         for _ in range(WARM + 1):
-            [claim] = claims.settle_and_claim(connection, [], want(1))[1]
+            claim = claimer.claim_one()
             wire.counts.clear()
             begin(
                 claims, connection, statement=TIMEOUTS.statement, idle=TIMEOUTS.thread, marker="1:1"
             )
-            settled, prepared = claims.settle_within(connection, finished([claim])[0], "1:1")
+            settled, prepared = claims.settle_within(connection, ended(claim), "1:1")
             assert settled
             commit(claims, connection, prepared)
         assert (wire.statements, wire.round_trips) == (3, 3)
@@ -193,19 +179,19 @@ def test_a_send_writes_one_row(dsn: str) -> None:
         eventually(lambda: inserted() == {"ready": 11, "identity": 1}, WITHIN_S)
 
 
-def test_a_claim_writes_each_row_once_and_a_settlement_moves_it(dsn: str) -> None:
+def test_a_claim_writes_each_row_once_and_a_settlement_moves_it(
+    dsn: str, connection: psycopg.Connection, claimer: Claimer
+) -> None:
     """Nearly all claims are HOT: no index is touched."""
     send(dsn, BATCH)
-    with connect(dsn) as connection:
-        claims = worker(connection)
-        with writes(connection) as written:
-            claimed = claims.settle_and_claim(connection, [], want(BATCH))[1]
-        assert written["ready"].pop("hot") > 0.8 * BATCH
-        # Once a lease, a claimer notes when its leases end.
-        assert written == {"ready": {"updated": BATCH}, "lease": {"inserted": 1}}
-        with writes(connection) as written:
-            claims.settle_and_claim(connection, finished(claimed), want(BATCH))
-        assert written == {"ready": {"deleted": BATCH}, "finished": {"inserted": BATCH}}
+    with writes(connection) as written:
+        claimed = claimer.claim(BATCH)
+    assert written["ready"].pop("hot") > 0.8 * BATCH
+    # Once a lease, a claimer notes when its leases end.
+    assert written == {"ready": {"updated": BATCH}, "lease": {"inserted": 1}}
+    with writes(connection) as written:
+        claimer.step([ended(claim) for claim in claimed], want(BATCH))
+    assert written == {"ready": {"deleted": BATCH}, "finished": {"inserted": BATCH}}
 
 
 @pytest.mark.parametrize(
@@ -226,10 +212,9 @@ def test_a_claim_writes_each_row_once_and_a_settlement_moves_it(dsn: str) -> Non
     ],
 )
 def test_the_tables_of_the_hot_path_have_no_further_index(
-    dsn: str, table: str, columns: list[str]
+    connection: psycopg.Connection, table: str, columns: list[str]
 ) -> None:
-    with connect(dsn) as connection:
-        indexes = [row[0] for row in connection.execute(INDEXES, (table,)).fetchall()]
+    indexes = [row[0] for row in connection.execute(INDEXES, (table,)).fetchall()]
     assert [f"USING{index.partition(' USING')[2]}" for index in indexes] == columns
 
 
@@ -237,7 +222,6 @@ def test_the_tables_of_the_hot_path_have_no_further_index(
     ("function", "arguments", "columns"), [("claim", 11, 15), ("complete", 8, None)]
 )
 def test_the_claim_and_the_settlement_take_and_return_no_more(
-    dsn: str, function: str, arguments: int, columns: int | None
+    connection: psycopg.Connection, function: str, arguments: int, columns: int | None
 ) -> None:
-    with connect(dsn) as connection:
-        assert connection.execute(SIGNATURE, (function,)).fetchall() == [(arguments, columns)]
+    assert connection.execute(SIGNATURE, (function,)).fetchall() == [(arguments, columns)]

@@ -1,0 +1,96 @@
+"""The part of a steward that arms its node, step by step; time is passed in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+from handlers import connect
+
+from cmdbus.board.board import Board
+from cmdbus.board.wake_pipe import WakePipe
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.waiting.arming import Arming
+
+NOW = 1_000.0
+LOOKS_AT = NOW + 60
+
+
+@dataclass
+class Steward:
+    """As much of one as arms. Its domain is payments."""
+
+    connection: psycopg.Connection
+    listener: psycopg.Connection
+    board: Board
+    worker_pipe: WakePipe
+    claims: Claims
+    arming: Arming
+    #: One for each that was asked for.
+    looks: list[int]
+    defaults: dict[str, Any] = field(default_factory=lambda: {"parked": True, "session": 1})
+
+    def step(self, now: float = NOW, **state: Any) -> float:
+        state = {"looks_at": LOOKS_AT, **self.defaults, **state}
+        return self.arming.update(self.connection, now=now, **state)
+
+    def bytes(self) -> int:
+        """Since this was last asked."""
+        count = self.worker_pipe.pending
+        self.worker_pipe.drain()
+        return count
+
+    def arm(self) -> int:
+        self.step()
+        assert self.board.armed
+        self.bytes()
+        return self.board.armed
+
+    def scalar(self, query: str) -> Any:
+        row = self.connection.execute(query.encode()).fetchone()
+        assert row is not None
+        return row[0]
+
+    @property
+    def flag(self) -> bool:
+        return bool(self.scalar("SELECT last_value FROM cmdbus.armed"))
+
+    @property
+    def claimable(self) -> int:
+        return int(self.scalar("SELECT count(*) FROM cmdbus.ready"))
+
+    def heard(self) -> list[str]:
+        """The channels; a NOTIFY of its own marks the end."""
+        self.connection.execute("NOTIFY cmdbus_ready, 'end'")
+        found: list[str] = []
+        for notify in self.listener.notifies(timeout=10):
+            if notify.payload == "end":
+                return found
+            found.append(notify.channel)
+        raise AssertionError("the mark never came")
+
+
+@contextmanager
+def stewarding(dsn: str) -> Iterator[Steward]:
+    board, worker_pipe = Board.in_memory(2, 2), WakePipe(8)
+    with connect(dsn) as connection, connect(dsn) as listener:
+        listener.execute("LISTEN cmdbus_ready; LISTEN cmdbus_due")
+        claims = Claims("cmdbus", 30)
+        claims.register(connection, "steward")
+        looks: list[int] = []
+        arming = Arming(claims, board, worker_pipe, ["payments"], look=lambda: looks.append(1))
+        yield Steward(connection, listener, board, worker_pipe, claims, arming, looks)
+    worker_pipe.close()
+    board.close()
+
+
+@contextmanager
+def failing(steward: Steward, function: str) -> Iterator[None]:
+    """The step within fails, as there is no such function."""
+    rename = "ALTER FUNCTION cmdbus.{} RENAME TO {}"
+    steward.connection.execute(rename.format(function, "hidden").encode())
+    with pytest.raises(psycopg.Error):
+        yield
+    steward.connection.execute(rename.format("hidden", function.partition("(")[0]).encode())
