@@ -1,4 +1,4 @@
-"""The operator's command: as a process of its own, or quicker in this one."""
+"""The operator's command and the supervisor's: as processes, or quicker in this one."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from cmdbus.supervisor.cli.operate import main
 
+SUPERVISE = [sys.executable, "-c", "from cmdbus.supervisor.cli.supervise import main; main()"]
 CALL = "from cmdbus.supervisor.cli.operate import main; main()"
 
 
@@ -21,6 +22,17 @@ def cmdbus(
         text=True,
         timeout=25,
         env={**environment_without_ours(), **environment},
+    )
+
+
+def supervise(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """`cmdbus-supervise`, which ends by itself."""
+    return subprocess.run(
+        [*SUPERVISE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        env={**os.environ, **environment},
     )
 
 

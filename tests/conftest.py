@@ -12,21 +12,20 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import psutil
 import psycopg
 import pytest
 from claiming import Claimer
-from eventually import eventually
+from databases import Databases, GivenServer, Server
 from fleet import Fleet, make_effects, unstarted
 from guarded import Guarded, guarded_server
-from psycopg.conninfo import make_conninfo
+from leftovers import assert_soon_empty, children, names_in, open_files
 from psycopg.sql import SQL, Identifier, Literal
 
 from cmdbus import CommandBus
@@ -43,92 +42,11 @@ time.tzset()
 # inherit that: interrupts could not be tested, and Ctrl-C would leave such a run behind.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The class of advisory locks by which a run says that its databases are in use.
-_RUNS = 0x63_6D_64_74
-_LEFT_WITHIN_S = 5.0
-#: Seconds until the garbage collector is asked: it takes longer than most sessions take to end.
-_COLLECTED_AFTER_S = 0.2
 _MEMORY_BYTES = 2 * 1024**3
 #: A fleet takes its time to boot on a busy machine.
 _FLEETS_TIMEOUT_S = 90
 #: Fixtures: the server of the run, one whose settings are tested, and where tests start their own.
 _OF_SERVERS = {"server", "guarded", "memory"}
-
-
-class Server(Protocol):
-    """What a test may know about its server; an EmbeddedPostgres is one."""
-
-    @property
-    def dsn(self) -> str: ...
-
-    @property
-    def version(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenServer:
-    """The server of CMDBUS_TEST_DSN, which is neither started nor stopped here."""
-
-    dsn: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Databases:
-    """Makes and drops this run's databases, whose names no other run uses."""
-
-    admin: psycopg.Connection
-    dsn: str
-    run: int
-    tablespace: str = "pg_default"
-
-    @contextmanager
-    def fresh(self, template: str = "template0", encoding: str = "") -> Iterator[str]:
-        """A copy of `template`; an error if a session is still connected to it at the end."""
-        name = f"cmdbus_test_{self.run}_{uuid4().hex[:12]}"
-        names = [Identifier(each) for each in (name, template, self.tablespace)]
-        create = SQL("CREATE DATABASE {} TEMPLATE {} TABLESPACE {}").format(*names)
-        if encoding:
-            other = SQL(" ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C'").format(Literal(encoding))
-            create += other
-        self.admin.execute(create)
-        try:
-            yield name
-            self._wait_until_left(name)
-        finally:
-            self.admin.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
-
-    def dsn_of(self, name: str) -> str:
-        return make_conninfo(self.dsn, dbname=name)
-
-    def drop_those_of_killed_runs(self) -> None:
-        """A run holds an advisory lock on its number; a run whose lock is free is dead."""
-        names = self.admin.execute(
-            r"SELECT 'DATABASE', datname FROM pg_database WHERE datname LIKE 'cmdbus\_test\_%'"
-            r" UNION ALL"
-            r" SELECT 'TABLESPACE', spcname FROM pg_tablespace WHERE spcname LIKE 'cmdbus\_test\_%'"
-            r" ORDER BY 1"
-        ).fetchall()
-        for kind, name in names:
-            run = int(name.split("_")[2])
-            if run != self.run and self._hold(run):
-                drop = SQL("DROP {} IF EXISTS {}").format(SQL(kind), Identifier(name))
-                self.admin.execute(drop)
-                self.admin.execute("SELECT pg_advisory_unlock(%s, %s)", (_RUNS, run))
-
-    def claim_run(self) -> None:
-        assert self._hold(self.run), "two runs with the same number"
-
-    def _hold(self, run: int) -> bool:
-        row = self.admin.execute("SELECT pg_try_advisory_lock(%s, %s)", (_RUNS, run)).fetchone()
-        return row is not None and bool(row[0])
-
-    def _wait_until_left(self, name: str) -> None:
-        query = SQL(
-            "SELECT pid, application_name, state, left(query, 200) FROM pg_stat_activity"
-            " WHERE datname = {} AND backend_type = 'client backend'"
-        ).format(Literal(name))
-        _assert_soon_empty("connections left open", lambda: self.admin.execute(query).fetchall())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -249,6 +167,23 @@ def dsn(databases: Databases, template: str) -> Iterator[str]:
 
 
 @pytest.fixture
+def home(memory: Path | None) -> Iterator[Path]:
+    """A short-named directory that a server's user can reach, also under root."""
+    home = Path(tempfile.mkdtemp(prefix="cmdbus-", dir=memory))
+    home.chmod(0o711)
+    yield home
+    running = [path.parent for path in home.rglob("postmaster.pid")]
+    shutil.rmtree(home)
+    assert not running, "the test has left a server running"
+
+
+@pytest.fixture
+def directory(home: Path) -> Path:
+    """For an embedded server. Its name is as bad as names may be."""
+    return home / "it's mine, and yours"
+
+
+@pytest.fixture
 def bus(dsn: str) -> Iterator[CommandBus]:
     """With a table for what handlers write."""
     make_effects(dsn)
@@ -312,48 +247,12 @@ def nothing_left_behind(
     temporary.chmod(0o711)
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    threads, processes, files = set(threading.enumerate()), _children(), _open_files()
+    threads, processes, files = set(threading.enumerate()), children(), open_files()
     try:
         yield
-        _assert_soon_empty("threads left", lambda: set(threading.enumerate()) - threads)
-        _assert_soon_empty("processes left", lambda: _children() - processes)
-        _assert_soon_empty("files left open", lambda: _open_files() - files)
-        _assert_soon_empty("temporary files left", lambda: _names_in(temporary))
+        assert_soon_empty("threads left", lambda: set(threading.enumerate()) - threads)
+        assert_soon_empty("processes left", lambda: children() - processes)
+        assert_soon_empty("files left open", lambda: open_files() - files)
+        assert_soon_empty("temporary files left", lambda: names_in(temporary))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _assert_soon_empty(what: str, look: Callable[[], object]) -> None:
-    for seconds in (_COLLECTED_AFTER_S, _LEFT_WITHIN_S):
-        with suppress(AssertionError):
-            eventually(lambda: not look(), seconds)
-            return
-        gc.collect()  # a cycle is no leak
-    pytest.fail(f"{what}: {look()}", pytrace=False)
-
-
-def _children() -> set[str]:
-    return {
-        f"{child.pid} {child.name()}"
-        for child in psutil.Process().children(recursive=True)
-        if child.is_running()
-    }
-
-
-def _open_files() -> set[tuple[str, str]]:
-    """Which descriptor is open on what. Nothing where there is no /proc."""
-    found = set()
-    with suppress(FileNotFoundError):
-        for descriptor in Path("/proc/self/fd").iterdir():
-            with suppress(OSError):  # the one that reads the directory
-                found.add((descriptor.name, str(descriptor.readlink())))
-    # multiprocessing keeps the file below its shared memory for as long as the process lives.
-    return {
-        (number, target)
-        for number, target in found
-        if "/pym-" not in target and "/proc/" not in target
-    }
-
-
-def _names_in(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir() if path.name[:5] != "pymp-")

@@ -1,7 +1,6 @@
 """scripts/bench: what it prints and how it ends. How fast anything is, is not for a test."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,17 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from benches import comparison, growing
 from benches.peers.comparing import PEERS
 from benches.peers.ours import Cmdbus
 from benches.peers.times import SENT, SLEEP, count_times, read_times
 from eventually import eventually
+from programs import SCRIPTS, WITHIN_S, databases, run
 
 from cmdbus.database import schema
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 BENCH = SCRIPTS / "bench"
 SENDING = ["enqueue", "enqueue-bulk", "enqueue-concurrent"]
 DRAINS = ["drain", "drain-full", "threads", "tx", "bloat"]
@@ -37,8 +35,6 @@ MORE = {
     "drain-full": {"drain-full-cpu"},
     "instances": {"instances-bare", "instances-of-bare", "row-waits"},
 }
-#: Seconds; several times the usual, for a busy machine that measures coverage.
-WITHIN_S = 80
 
 pytestmark = [
     pytest.mark.timeout(WITHIN_S + 10),
@@ -75,7 +71,7 @@ def test_an_idle_fleet_is_better_the_less_it_sends(dsn: str) -> None:
 @pytest.mark.process
 def test_cpu_is_read_of_all_processes_while_a_drain_is_steady(dsn: str) -> None:
     """The rows that are filled together are printed together, whichever is asked for."""
-    done = run("drain-cpu", "--dsn", dsn, "--rounds", "1", "--commands", "20000")
+    done = run("bench", "drain-cpu", "--dsn", dsn, "--rounds", "1", "--commands", "20000")
     assert done.stdout, done.stderr
     rate, cpu = map(json.loads, done.stdout.splitlines()[:2])
     assert (rate["scenario"], cpu["scenario"]) == ("drain", "drain-cpu")
@@ -94,7 +90,9 @@ def test_larger_fleets_are_compared_with_smaller_ones(dsn: str, name: str) -> No
 
 @pytest.mark.process
 def test_several_scenarios_end_with_a_table(dsn: str) -> None:
-    done = run("enqueue", "enqueue-bulk", "--dsn", dsn, *TINY, "--repeat", "2", "--markdown")
+    done = run(
+        "bench", "enqueue", "enqueue-bulk", "--dsn", dsn, *TINY, "--repeat", "2", "--markdown"
+    )
     assert done.returncode in (0, 1), done.stderr
     *results, header, rule, one, two = done.stdout.splitlines()
     assert [json.loads(line)["configuration"]["repeat"] for line in results] == [2, 2]
@@ -104,10 +102,9 @@ def test_several_scenarios_end_with_a_table(dsn: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.process
 @pytest.mark.skipif(any(map(find_spec, PEERS)), reason="with what it measures it takes minutes")
 def test_other_systems_that_are_missing_are_named(dsn: str) -> None:
-    result = run("peers", "--dsn", dsn, *TINY)
+    result = run("bench", "peers", "--dsn", dsn, *TINY)
     assert [line.split(": ")[:2] for line in result.stderr.splitlines() if ": No mod" in line] == [
         [peer, f"No module named '{MISSING.get(peer, peer)}'"] for peer in PEERS
     ]
@@ -131,23 +128,23 @@ def test_an_interrupted_bench_drops_its_database(dsn: str) -> None:
     ) as process:
         try:
             name = f"cmdbus_bench_{process.pid}_%"
-            eventually(lambda: databases_of_benches(dsn, name), WITHIN_S)
+            eventually(lambda: databases(dsn, name), WITHIN_S)
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=WITHIN_S)
         finally:
             process.kill()
     assert process.returncode == 130, said.decode()
-    assert not databases_of_benches(dsn, name)
+    assert not databases(dsn, name)
 
 
 def test_a_server_that_is_not_there_is_said_in_a_sentence(tmp_path: Path) -> None:
-    done = run("enqueue", "--dsn", f"host={tmp_path} dbname=nothing")
+    done = run("bench", "enqueue", "--dsn", f"host={tmp_path} dbname=nothing")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("bench: cannot connect to database 'nothing'")
 
 
 def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
-    done = run("enqueu")
+    done = run("bench", "enqueu")
     assert (done.returncode, done.stdout) == (2, "")
     assert all(name in done.stderr for name in [*SENDING, *DRAINS, *TIMES, "row-waits", "all"])
 
@@ -235,7 +232,7 @@ def summary(runs: list[tuple[tuple[float, float], ...]], *, less: bool = False) 
 
 def the_line_of(name: str, dsn: str, *more: str, within: float = WITHIN_S) -> Any:
     """The first row's line; what the lines of all rows have in common is asserted here."""
-    done = run(name, "--dsn", dsn, *TINY, *more, "--json", within=within)
+    done = run("bench", name, "--dsn", dsn, *TINY, *more, "--json", within=within)
     assert done.stdout, done.stderr
     *lines, last = map(json.loads, done.stdout.splitlines())
     assert last == {"ok": all(line["ok"] for line in lines), "results": lines}
@@ -253,20 +250,3 @@ def the_line_of(name: str, dsn: str, *more: str, within: float = WITHIN_S) -> An
         assert set(line["versions"]) == {"cmdbus", "python", "postgresql", "psycopg"}
         assert all(line["versions"].values())
     return lines[0]
-
-
-def run(*arguments: str, within: float = WITHIN_S) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, BENCH, *arguments],
-        cwd=os.sep,
-        capture_output=True,
-        text=True,
-        timeout=within,
-        check=False,
-    )
-
-
-def databases_of_benches(dsn: str, name: str) -> list[str]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        found = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE %s", (name,))
-        return [datname for (datname,) in found]

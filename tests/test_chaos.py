@@ -1,7 +1,6 @@
 """scripts/chaos: its schedule, its checks, and that a bus without its fence does not pass."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -29,15 +28,14 @@ from fault_injection.kinds import KINDS, Needs
 from fault_injection.proxy import Proxy
 from fault_injection.schedule import GROUPS, make
 from fault_injection.undoing import RunEndsError, Undoing
+from programs import SCRIPTS, WITHIN_S, databases, run
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 CHAOS = SCRIPTS / "chaos"
 #: One short run each. This one: one instance is frozen for longer than its leases last.
 FREEZE = ["--seed", "707", "--minutes", "0.03", "--only", "freeze-node"]
 KILLS = ["--seed", "74", "--minutes", "0.05", "--only", "kill-worker", "--only", "kill-steward"]
 #: None of these faults may cost a lease.
 CALM = ["--seed", "7", "--minutes", "0.25", "--only", "kill-producer"]
-WITHIN_S = 80
 
 pytestmark = pytest.mark.skipif(not CHAOS.exists(), reason="needs the checkout's scripts")
 
@@ -48,7 +46,7 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     assert make(7, 2) == make(7, 2)
     assert str(make(7, 2)) == str(make(7, 2))
     assert make(7, 2) != make(8, 2)
-    done = run("--seed", "7", "--minutes", "2", "--plan")
+    done = run("chaos", "--seed", "7", "--minutes", "2", "--plan")
     assert done.stdout == f"{make(7, 2)}\n"
 
 
@@ -205,7 +203,7 @@ def is_late(proxy: Any, dsn: str) -> bool:
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_a_bus_survives_a_short_run(dsn: str) -> None:
-    found = the_object_of(run(*KILLS, "--dsn", dsn, "--json"), 0)
+    found = the_object_of(run("chaos", *KILLS, "--dsn", dsn, "--json"), 0)
     assert (found["ok"], found["violations"], found["skipped"]) == (True, {}, [])
     assert found["commands"] > 100
     assert set(found["recoveries_s"]) == {"kill-worker", "kill-steward"}
@@ -223,7 +221,7 @@ def test_a_bus_survives_a_short_run(dsn: str) -> None:
 def test_a_bus_without_its_fence_does_not_pass(dsn: str) -> None:
     """Each settlement, release and renewal loses its comparisons of tokens and claimers; a
     frozen instance comes back when others have its commands."""
-    found = the_object_of(run(*FREEZE, "--dsn", dsn, "--sabotage", "fence", "--json"), 1)
+    found = the_object_of(run("chaos", *FREEZE, "--dsn", dsn, "--sabotage", "fence", "--json"), 1)
     assert set(found["violations"]) >= {"only-the-claimer-ends-a-claim"}
     assert any(
         " did ready- on the claim of " in text
@@ -240,7 +238,7 @@ def test_a_bus_without_its_fence_does_not_pass(dsn: str) -> None:
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_a_bus_that_counts_no_losses_does_not_pass(dsn: str) -> None:
     """What ran in a killed process is released as if it had not begun."""
-    found = the_object_of(run(*KILLS, "--dsn", dsn, "--sabotage", "losses", "--json"), 1)
+    found = the_object_of(run("chaos", *KILLS, "--dsn", dsn, "--sabotage", "losses", "--json"), 1)
     assert any(" times, and " in text for text in found["violations"]["runs-are-explained"])
     for kept in Path(tempfile.gettempdir()).glob("cmdbus-chaos-*"):
         shutil.rmtree(kept)
@@ -251,7 +249,7 @@ def test_a_bus_that_counts_no_losses_does_not_pass(dsn: str) -> None:
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_a_bus_that_forgets_renewals_does_not_pass(dsn: str) -> None:
     """Of claims whose processes, stewards and database all work."""
-    found = the_object_of(run(*CALM, "--dsn", dsn, "--sabotage", "renewals", "--json"), 1)
+    found = the_object_of(run("chaos", *CALM, "--dsn", dsn, "--sabotage", "renewals", "--json"), 1)
     assert any(
         "and its steward lived" in text
         for text in found["violations"]["leases-of-the-living-are-renewed"]
@@ -275,23 +273,9 @@ def test_an_interrupted_run_leaves_nothing(dsn: str) -> None:
         finally:
             process.kill()
     assert process.returncode == 130, resolution.decode()
-    with psycopg.connect(dsn) as connection:
-        like = f"cmdbus_chaos_{process.pid}_%"
-        left = connection.execute("SELECT FROM pg_database WHERE datname LIKE %s", (like,))
-        assert left.fetchall() == []
+    assert databases(dsn, f"cmdbus_chaos_{process.pid}_%") == []
 
 
 def the_object_of(done: "subprocess.CompletedProcess[str]", code: int) -> Any:
     assert done.returncode == code, done.stderr + done.stdout
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, CHAOS, *arguments],
-        cwd=os.sep,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )

@@ -28,8 +28,8 @@ from chaos_history import (
 )
 from fault_injection import checking, handlers
 from fault_injection.history import Restore, Stall
+from programs import SCRIPTS
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 TROUBLE = "IN_TROUBLESHOOTING_QUEUE"
 STARTED_AGAIN = "worker 0 starts, pid 20, generation 2"
 

@@ -9,9 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from errno import EAGAIN, EIO, EMFILE
-from signal import SIGTTIN, SIGTTOU
 
 import pytest
 from eventually import eventually
@@ -26,15 +25,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _NOBODY = 65534
 
 
-def reaped(child: Child) -> ExitStatus:
-    wait([child.descriptor], 10)
-    exit_status = child.reap()
-    assert exit_status is not None
-    return exit_status
-
-
 def ran(run: Callable[[], int], close: Iterable[int] = ()) -> ExitStatus:
-    return reaped(fork(run, close=close))
+    return fork(run, close=close).wait()
 
 
 @contextmanager
@@ -44,22 +36,12 @@ def living(run: Callable[[], int]) -> Iterator[Child]:
         yield child
     finally:
         child.send(signal.SIGKILL)
-        reaped(child)
+        child.wait()
 
 
 def pause_for_ever() -> int:
     while True:
         signal.pause()
-
-
-def die_of(number: signal.Signals) -> int:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    return 99
-
-
-# Exit codes and signals.
 
 
 @pytest.mark.parametrize("code", [0, 3, 255])
@@ -84,16 +66,16 @@ def test_a_signal_that_killed_it_is_told_from_an_exit_code(number: str) -> None:
 
     def run() -> int:
         signals.unblock()
-        if found is not signal.SIGKILL:
-            return die_of(found)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(found, signal.SIG_DFL)
         os.kill(os.getpid(), found)
         return 99
 
-    exit_status = ran(run)
-    assert exit_status == ExitStatus(found, 0)
+    assert ran(run) == ExitStatus(found, 0)
 
 
-def test_who_lives_is_not_reaped() -> None:
+def test_a_child_that_lives_is_not_reaped() -> None:
     with living(pause_for_ever) as child:
         assert child.reap() is None
 
@@ -117,21 +99,15 @@ def test_a_signal_to_one_that_has_become_another_users_is_no_error() -> None:
                 child.send(signal.SIGTERM)
             finally:
                 os.setresuid(0, 0, 0)
-            return 0 if child.reap() is None else 7
+            assert child.reap() is None
+        return 0
 
     assert ran(signal_as_nobody) == ExitStatus(0, 0)
 
 
-def test_one_that_is_stopped_can_be_killed() -> None:
-    child = fork(pause_for_ever, close=[])
-    child.send(signal.SIGSTOP)
-    child.send(signal.SIGKILL)
-    assert reaped(child) == ExitStatus(signal.SIGKILL, 0)
-
-
 def test_many_that_die_at_once_are_all_told_apart() -> None:
     children = [fork(lambda code=code: code, close=[]) for code in range(20)]  # type: ignore[misc]
-    assert [reaped(child).code for child in children] == list(range(20))
+    assert [child.wait().code for child in children] == list(range(20))
 
 
 # What a child has of its parent, and what not.
@@ -179,9 +155,8 @@ def test_descriptors_that_are_only_the_parents_are_closed_in_the_child() -> None
 
     def run() -> int:
         os.fstat(shared)
-        with suppress(OSError):
+        with pytest.raises(OSError):
             os.fstat(private)
-            return 7
         return 0
 
     try:
@@ -192,19 +167,6 @@ def test_descriptors_that_are_only_the_parents_are_closed_in_the_child() -> None
         os.close(shared)
 
 
-def test_a_child_leads_a_group_of_its_own_and_has_nothing_of_the_supervisors_signals() -> None:
-    def run() -> int:
-        assert os.getpgid(0) == os.getpid()
-        handlers = {number: signal.getsignal(number) for number in signals.NOTED}
-        assert {n for n in handlers if handlers[n] is signal.SIG_IGN} == {SIGTTIN, SIGTTOU}
-        assert set(handlers.values()) == {signal.SIG_IGN, signal.SIG_DFL}
-        assert signal.set_wakeup_fd(-1) == -1
-        return 0
-
-    with noting():
-        assert ran(run) == ExitStatus(0, 0)
-
-
 def test_a_signal_before_the_child_has_its_handlers_is_not_lost() -> None:
     """It comes when the child is ready for it."""
     reader, writer = os.pipe()
@@ -212,36 +174,26 @@ def test_a_signal_before_the_child_has_its_handlers_is_not_lost() -> None:
     def run() -> int:
         os.read(reader, 1)
         noted: list[int] = []
-        if signal.SIGTERM not in signal.sigpending():
-            return 7
+        assert signal.SIGTERM in signal.sigpending()
         signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
         signals.unblock()
-        return 0 if noted == [signal.SIGTERM] else 8
+        assert noted == [signal.SIGTERM]
+        return 0
 
     child = fork(run, close=[writer])
     child.send(signal.SIGTERM)
     os.write(writer, b"!")
     try:
-        assert reaped(child) == ExitStatus(0, 0)
+        assert child.wait() == ExitStatus(0, 0)
     finally:
         os.close(reader)
         os.close(writer)
 
 
-def test_a_signal_to_the_parent_during_a_fork_comes_after_it() -> None:
-    with noting() as noted:
-        with signals.blocked():
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert noted.read() == []
-        assert noted.read() == [signal.SIGHUP]
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(signals.NOTED)
-
-
 def test_a_fork_is_possible_with_stdout_and_stderr_closed() -> None:
-
     def run() -> int:
         sys.stdout = sys.stderr = None
-        return reaped(fork(lambda: 1 // 0, close=[])).code + 10
+        return fork(lambda: 1 // 0, close=[]).wait().code + 10
 
     assert ran(run) == ExitStatus(0, 11)
 
@@ -305,7 +257,6 @@ def test_the_exit_code_of_somebody_elses_child_is_left_to_him() -> None:
 
 
 def test_as_process_1_would_it_reaps_orphans_and_leaves_our_own_to_their_seats() -> None:
-
     def orphan(code: int) -> None:
         """Of a child that has ended before."""
         middle = os.fork()
@@ -325,9 +276,9 @@ def test_as_process_1_would_it_reaps_orphans_and_leaves_our_own_to_their_seats()
         for child in (first, last):
             wait([child.descriptor], 10)
             reap_orphans(ours)
-        codes = [reaped(child).code for child in (first, last)]
+        assert [child.wait().code for child in (first, last)] == [5, 6]
         eventually(lambda: not _has_children(ours))
-        return 0 if codes == [5, 6] else 9
+        return 0
 
     assert ran(supervise) == ExitStatus(0, 0)
 
@@ -340,11 +291,7 @@ def _has_children(ours: list[int]) -> bool:
     return False
 
 
-# There can be none.
-
-
 def test_a_fork_that_fails_is_an_error_for_whoever_asked_and_changes_nothing() -> None:
-
     def supervise() -> int:
         if os.getuid() == 0:
             os.setgroups([])
@@ -352,18 +299,16 @@ def test_a_fork_that_fails_is_an_error_for_whoever_asked_and_changes_nothing() -
             os.setuid(_NOBODY)
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        try:
+        with pytest.raises(OSError) as error:
             fork(lambda: 0, close=[])
-        except OSError as error:
-            after = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-            return 0 if error.errno == EAGAIN and before == after else 7
-        return 8
+        assert error.value.errno == EAGAIN
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+        return 0
 
     assert ran(supervise) == ExitStatus(0, 0)
 
 
 def test_a_child_for_which_no_descriptor_is_left_does_not_run_unwatched() -> None:
-
     def supervise() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         with suppress(OSError):
@@ -371,12 +316,9 @@ def test_a_child_for_which_no_descriptor_is_left_does_not_run_unwatched() -> Non
                 os.dup(0)
         try:
             fork(pause_for_ever, close=[])
-        except OSError as error:
-            with suppress(ChildProcessError):
-                os.waitpid(-1, os.WNOHANG)
-                return 8
-            return 0 if error.errno == EMFILE else 7
-        return 9
+        except OSError as error:  # an assertion would need a descriptor for its traceback
+            return 0 if error.errno == EMFILE and not _has_children([]) else 7
+        return 8
 
     assert ran(supervise) == ExitStatus(0, 0)
 
@@ -385,7 +327,7 @@ def test_a_wait_ends_with_the_first_death_and_at_its_time() -> None:
     with living(pause_for_ever) as lives:
         child = fork(lambda: 0, close=[])
         wait([lives.descriptor, child.descriptor], 20)
-        assert reaped(child) == ExitStatus(0, 0)
+        assert child.wait() == ExitStatus(0, 0)
         wait([lives.descriptor], -1)
         assert lives.reap() is None
 
@@ -400,73 +342,7 @@ def test_a_wait_that_the_system_refuses_is_a_short_one() -> None:
             began = time.monotonic()
             wait([child.descriptor], 20)
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
-            return 0 if time.monotonic() < began + 10 else 7
-
-    assert ran(wait_without_a_descriptor) == ExitStatus(0, 0)
-
-
-# Signals.
-
-
-@pytest.fixture(autouse=True)
-def handlers_restored() -> Iterator[None]:
-    changed = (*signals.NOTED, signal.SIGUSR2)
-    before = [(number, signal.getsignal(number)) for number in changed]
-    yield
-    for number, handler in before:
-        signal.signal(number, handler)
-
-
-def noting() -> closing[signals.Signals]:
-    return closing(signals.Signals())
-
-
-def test_a_storm_is_one_of_each() -> None:
-    storm = [signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD, signal.SIGTTIN]
-    with noting() as signals:
-        for _ in range(5_000):
-            for number in storm:
-                os.kill(os.getpid(), number)
-        found = signals.read()
-        assert len(found) == 4 and set(found) == set(storm)
-        assert signals.read() == []
-
-
-def test_a_storm_that_fills_the_pipe_hides_nothing_that_comes_after_it() -> None:
-    """Of 100,000 HUPs one may be dropped, but not the TERM behind them."""
-    with noting() as signals:
-        for _ in range(100_000):
-            signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGTERM)
-        assert signals.read() == [signal.SIGHUP, signal.SIGTERM]
-        signal.raise_signal(signal.SIGTERM)
-        assert select.select([signals.descriptor], [], [], 0)[0], "and the next one wakes"
-        assert signals.read() == [signal.SIGTERM]
-        assert not select.select([signals.descriptor], [], [], 0)[0]
-
-
-def test_signals_of_another_process_wake_the_loop_and_none_is_lost() -> None:
-    def storm() -> int:
-        for _ in range(300):
-            os.kill(os.getppid(), signal.SIGUSR1)
-        os.kill(os.getppid(), signal.SIGTERM)
+            assert time.monotonic() < began + 10
         return 0
 
-    with noting() as signals:
-        child = fork(storm, close=signals.descriptors)
-        found: set[signal.Signals] = set()
-        # The byte of one that was read already may come late, and wake for nothing.
-        deadline = time.monotonic() + 10
-        while not {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD} <= found:
-            wait([signals.descriptor], deadline - time.monotonic())
-            assert time.monotonic() < deadline, found
-            found |= set(signals.read())
-        assert reaped(child) == ExitStatus(0, 0)
-
-
-def test_afterwards_no_late_signal_does_anything_any_more() -> None:
-    """It would change the exit code of a supervisor that has stopped."""
-    with noting():
-        pass
-    for number in signals.NOTED:
-        signal.raise_signal(number)
+    assert ran(wait_without_a_descriptor) == ExitStatus(0, 0)

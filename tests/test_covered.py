@@ -8,8 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+from programs import SCRIPTS
 
 pytestmark = pytest.mark.skipif(not SCRIPTS.exists(), reason="needs the checkout's scripts")
 

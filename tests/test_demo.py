@@ -4,11 +4,8 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +14,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
-from cli import environment_without_ours, here
+from cli import SUPERVISE, environment_without_ours, here
 from eventually import eventually
 
 from cmdbus import CommandBus
@@ -27,17 +24,14 @@ from cmdbus.errors import SchemaError
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(60)]
 
 START = Path(__file__).resolve().parent.parent / "scripts" / "start"
-SUPERVISE = [sys.executable, "-c", "from cmdbus.supervisor.cli.supervise import main; main()"]
 LADDER = ["--statement-timeout", "1", "--pool-timeout", "2", "--visibility-timeout", "2"]
 LADDER += ["--thread-timeout", "2.5", "--watchdog-timeout", "10"]
 _WITHIN_S = 25.0
 
 
 @pytest.fixture
-def home(memory: Path | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's own, with short names for sockets; under root its server's user may pass."""
-    home = Path(tempfile.mkdtemp(prefix="cmdbus-", dir=memory))
-    home.chmod(0o711)
+def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's own."""
     for name in set(os.environ) - set(environment_without_ours()):
         monkeypatch.delenv(name)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
@@ -46,10 +40,7 @@ def home(memory: Path | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "run"))
     (home / "run").mkdir(mode=0o700)
     monkeypatch.chdir(home)
-    yield home
-    running = [path.parent for path in home.rglob("postmaster.pid")]
-    shutil.rmtree(home)
-    assert not running, "the test has left a server running"
+    return home
 
 
 class Run:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from conftest import Databases
+from databases import Databases
 from handlers import Gate, connect, running
 
 from cmdbus import (

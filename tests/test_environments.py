@@ -14,8 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from fleet import unstarted, write_app
-from psycopg.conninfo import conninfo_to_dict
+from fleet import Fleet, write_app
 from psycopg.sql import SQL, Identifier
 
 from cmdbus import CommandBus
@@ -229,64 +228,62 @@ class _Shipping(logging.Handler):
 logging.getLogger().addHandler(_Shipping())
 """
 ENVIRONMENTS = {
-    "no locale": Environment(
-        variables={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    "no environment, few descriptors, logging that hangs": Environment(
+        shell='ulimit -n 128; exec env -i CMDBUS_DSN="$CMDBUS_DSN" PYTHONPATH="$PYTHONPATH" "$@"',
+        app=LOGS_TO_A_SERVER_THAT_HANGS,
     ),
-    "no docstrings": Environment(variables={"PYTHONOPTIMIZE": "2"}),
-    "no environment": Environment(
-        shell='exec env -i CMDBUS_DSN="$CMDBUS_DSN" PYTHONPATH="$PYTHONPATH" "$@"'
+    "no locale, no docstrings, zones that disagree, other forms of values, strict isolation": (
+        Environment(
+            variables={
+                "LC_ALL": "C",
+                "PYTHONUTF8": "0",
+                "PYTHONCOERCECLOCALE": "0",
+                "PYTHONOPTIMIZE": "2",
+                "TZ": "America/St_Johns",
+                "PGTZ": "Asia/Kathmandu",
+            },
+            settings={
+                "timezone": "Australia/Lord_Howe",
+                "DateStyle": "German, DMY",
+                "IntervalStyle": "sql_standard",
+                "bytea_output": "escape",
+                "extra_float_digits": "-5",
+                "lc_monetary": "C",
+                "default_transaction_isolation": "serializable",
+            },
+        )
     ),
-    "zones that disagree": Environment(
-        variables={"TZ": "America/St_Johns", "PGTZ": "Asia/Kathmandu"},
-        settings={"timezone": "Australia/Lord_Howe"},
+    "wrapped threads, stopped clocks, other adapters, logging that raises": Environment(
+        app=WRAPS_THREADS + STOPS_CLOCKS + OTHER_ADAPTERS + LOGS_TO_A_DEAD_SERVER
     ),
-    "other forms of values": Environment(
-        settings={
-            "DateStyle": "German, DMY",
-            "IntervalStyle": "sql_standard",
-            "bytea_output": "escape",
-            "extra_float_digits": "-5",
-            "lc_monetary": "C",
-        }
-    ),
-    "strict isolation": Environment(settings={"default_transaction_isolation": "serializable"}),
-    "few descriptors": Environment(shell='ulimit -n 128; exec "$@"'),
-    "wrapped threads": Environment(app=WRAPS_THREADS),
-    "stopped clocks": Environment(app=STOPS_CLOCKS),
-    "other adapters": Environment(app=OTHER_ADAPTERS),
-    "logging that raises": Environment(app=LOGS_TO_A_DEAD_SERVER),
-    "logging that hangs": Environment(app=LOGS_TO_A_SERVER_THAT_HANGS),
 }
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("environment", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+@pytest.mark.fleet(started=False, procs=1, threads=2)
 def test_a_fleet_runs_in_its_environment(
-    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    fleet: Fleet,
+    bus: CommandBus,
+    connection: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: Environment,
 ) -> None:
     """Commands of all ways are run, on time, and it stops when it is told to."""
-    environment = ENVIRONMENTS[name]
     for variable, value in environment.variables.items():
         monkeypatch.setenv(variable, value)
-    database = Identifier(str(conninfo_to_dict(dsn)["dbname"]))
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        for setting, value in environment.settings.items():
-            change = SQL("ALTER DATABASE {} SET {} = {}")
-            connection.execute(change.format(database, Identifier(setting), value))
-    write_app(tmp_path, f"{environment.app}\nfrom fleet_app import registry as registry")
-    with (
-        unstarted(dsn, tmp_path, procs=1, threads=2) as fleet,
-        CommandBus(dsn) as bus,
-    ):
-        fleet.start(shell=environment.shell)
-        fleet.wait_until_ready()
-        ids = fleet.send("Noop", 20) + fleet.send("Noop", 1, {"text": "h\u00e9 \u65e5"})
-        delayed = bus.send("shop", "Noop", delay=0.3)
-        [retried] = fleet.send("FailOnce")
-        fleet.await_completed([*ids, delayed])
-        fleet.await_outcomes([retried], {("COMPLETED", 2): 1})
-        record = bus.get("shop", delayed)
-        assert record is not None and record.started_at is not None
-        assert 0 <= (record.started_at - record.due_at).total_seconds() < 20
-        assert [str(event.kind) for event in bus.audit("shop", delayed)][:2] == ["SENT", "RECEIVED"]
-        assert fleet.stop() == 0
-        fleet.assert_nothing_left()
+    database = Identifier(connection.info.dbname)
+    for setting, value in environment.settings.items():
+        change = SQL("ALTER DATABASE {} SET {} = {}")
+        connection.execute(change.format(database, Identifier(setting), value))
+    write_app(fleet.place, f"{environment.app}\nfrom fleet_app import registry as registry")
+    fleet.start(shell=environment.shell)
+    fleet.wait_until_ready()
+    ids = fleet.send("Noop", 20) + fleet.send("Noop", 1, {"text": "h\u00e9 \u65e5"})
+    delayed = bus.send("shop", "Noop", delay=0.3)
+    [retried] = fleet.send("FailOnce")
+    fleet.await_completed([*ids, delayed])
+    fleet.await_outcomes([retried], {("COMPLETED", 2): 1})
+    record = bus.get("shop", delayed)
+    assert record is not None and record.started_at is not None
+    assert 0 <= (record.started_at - record.due_at).total_seconds() < 20
+    assert [str(event.kind) for event in bus.audit("shop", delayed)][:2] == ["SENT", "RECEIVED"]

@@ -15,7 +15,7 @@ from uuid import UUID
 import psutil
 import psycopg
 import pytest
-from conftest import Databases, GivenServer
+from databases import Databases, GivenServer
 from eventually import eventually, stays
 from fleet import Fleet, make_effects, supervised
 from handlers import Gate, connect, effects, running

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
-from conftest import Databases
+from databases import Databases
 from eventually import eventually, stays
 from fleet import Fleet, kill, supervised, write_app
 from psycopg.conninfo import conninfo_to_dict, make_conninfo

@@ -16,14 +16,12 @@ from eventually import eventually
 from loads import handlers, runs, verdict, workloads
 from loads.connection_budget import ConnectionBudget, need, wanted
 from loads.runs import Execution
+from programs import SCRIPTS, WITHIN_S, databases, run
 
 from cmdbus import Command
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 LOADTEST = SCRIPTS / "loadtest"
 TINY = ["--instances", "2", "--procs", "1", "--threads", "2", "--commands", "200"]
-#: Seconds; several times the usual, for a busy machine that measures coverage.
-WITHIN_S = 80
 FIGURES = [
     *("sent", "completed", "lost", "duplicates", "kills"),
     *("rate", "p50_ms", "p95_ms", "p99_ms", "connections"),
@@ -38,7 +36,19 @@ pytestmark = [
 @pytest.mark.process
 def test_every_command_ends_once_while_workers_are_killed(dsn: str) -> None:
     """Each effect is there once, by processes of several supervisors."""
-    done = run("--dsn", dsn, *TINY, "--workload", "tx", "--rate", "200/s", "--kill-every", "0.4")
+    done = run(
+        "loadtest",
+        "--json",
+        "--dsn",
+        dsn,
+        *TINY,
+        "--workload",
+        "tx",
+        "--rate",
+        "200/s",
+        "--kill-every",
+        "0.4",
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert list(found)[:5] == FIGURES[:5] and set(FIGURES) <= set(found)
@@ -56,7 +66,7 @@ def test_every_command_ends_once_while_workers_are_killed(dsn: str) -> None:
 @pytest.mark.process
 def test_failures_come_to_the_ends_that_were_expected(dsn: str) -> None:
     """Expected against actual shares."""
-    done = run("--dsn", dsn, *TINY, "--workload", "fail")
+    done = run("loadtest", "--json", "--dsn", dsn, *TINY, "--workload", "fail")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["ends"] == {
@@ -163,26 +173,9 @@ def test_as_many_instances_run_as_there_are_connections_for() -> None:
 
 
 def test_a_rate_that_is_none_is_refused() -> None:
-    done = run("--rate", "fast")
+    done = run("loadtest", "--json", "--rate", "fast")
     assert (done.returncode, done.stdout) == (2, "")
     assert "commands per second" in done.stderr
-
-
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, LOADTEST, *arguments, "--json"],
-        cwd=os.sep,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-
-
-def databases(dsn: str, name: str) -> list[str]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        found = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE %s", (name,))
-        return [datname for (datname,) in found]
 
 
 def commands_in(dsn: str, name: str) -> Any:

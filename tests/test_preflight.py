@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from conftest import Databases
+from databases import Databases
 from guarded import SECRET, Guarded
 from proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli import cmdbus
+from cli import cmdbus, supervise
 from guarded import SECRET
 
 from cmdbus.readiness import Check, Finding, worst
@@ -75,13 +75,6 @@ def test_a_database_that_hangs_is_waited_for(app: Path) -> None:
         found = in_child(dsn, timeout=1.0)["preflight"]
     assert found.finding is AWAY
     assert found.sentence == "no answer within 1 s after the check of app"
-
-
-def supervise(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    program = "from cmdbus.supervisor.cli.supervise import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=25
-    )
 
 
 def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, dsn: str) -> None:

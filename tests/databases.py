@@ -1,0 +1,91 @@
+"""The databases of a run of the tests, on the run's server."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import uuid4
+
+import psycopg
+from leftovers import assert_soon_empty
+from psycopg.conninfo import make_conninfo
+from psycopg.sql import SQL, Identifier, Literal
+
+# The class of advisory locks by which a run says that its databases are in use.
+_RUNS = 0x63_6D_64_74
+
+
+class Server(Protocol):
+    """What a test may know about its server; an EmbeddedPostgres is one."""
+
+    @property
+    def dsn(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenServer:
+    """The server of CMDBUS_TEST_DSN, which is neither started nor stopped here."""
+
+    dsn: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Databases:
+    """Makes and drops this run's databases, whose names no other run uses."""
+
+    admin: psycopg.Connection
+    dsn: str
+    run: int
+    tablespace: str = "pg_default"
+
+    @contextmanager
+    def fresh(self, template: str = "template0", encoding: str = "") -> Iterator[str]:
+        """A copy of `template`; an error if a session is still connected to it at the end."""
+        name = f"cmdbus_test_{self.run}_{uuid4().hex[:12]}"
+        names = [Identifier(each) for each in (name, template, self.tablespace)]
+        create = SQL("CREATE DATABASE {} TEMPLATE {} TABLESPACE {}").format(*names)
+        if encoding:
+            other = SQL(" ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C'").format(Literal(encoding))
+            create += other
+        self.admin.execute(create)
+        try:
+            yield name
+            self._wait_until_left(name)
+        finally:
+            self.admin.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+
+    def dsn_of(self, name: str) -> str:
+        return make_conninfo(self.dsn, dbname=name)
+
+    def drop_those_of_killed_runs(self) -> None:
+        """A run holds an advisory lock on its number; a run whose lock is free is dead."""
+        names = self.admin.execute(
+            r"SELECT 'DATABASE', datname FROM pg_database WHERE datname LIKE 'cmdbus\_test\_%'"
+            r" UNION ALL"
+            r" SELECT 'TABLESPACE', spcname FROM pg_tablespace WHERE spcname LIKE 'cmdbus\_test\_%'"
+            r" ORDER BY 1"
+        ).fetchall()
+        for kind, name in names:
+            run = int(name.split("_")[2])
+            if run != self.run and self._hold(run):
+                drop = SQL("DROP {} IF EXISTS {}").format(SQL(kind), Identifier(name))
+                self.admin.execute(drop)
+                self.admin.execute("SELECT pg_advisory_unlock(%s, %s)", (_RUNS, run))
+
+    def claim_run(self) -> None:
+        assert self._hold(self.run), "two runs with the same number"
+
+    def _hold(self, run: int) -> bool:
+        row = self.admin.execute("SELECT pg_try_advisory_lock(%s, %s)", (_RUNS, run)).fetchone()
+        return row is not None and bool(row[0])
+
+    def _wait_until_left(self, name: str) -> None:
+        query = SQL(
+            "SELECT pid, application_name, state, left(query, 200) FROM pg_stat_activity"
+            " WHERE datname = {} AND backend_type = 'client backend'"
+        ).format(Literal(name))
+        assert_soon_empty("connections left open", lambda: self.admin.execute(query).fetchall())

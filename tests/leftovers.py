@@ -1,0 +1,50 @@
+"""What a test may leave behind, which it must not."""
+
+import gc
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from eventually import eventually
+
+_LEFT_WITHIN_S = 5.0
+#: Seconds until the garbage collector is asked: it takes longer than most sessions take to end.
+_COLLECTED_AFTER_S = 0.2
+
+
+def assert_soon_empty(what: str, look: Callable[[], object]) -> None:
+    for seconds in (_COLLECTED_AFTER_S, _LEFT_WITHIN_S):
+        with suppress(AssertionError):
+            eventually(lambda: not look(), seconds)
+            return
+        gc.collect()  # a cycle is no leak
+    pytest.fail(f"{what}: {look()}", pytrace=False)
+
+
+def children() -> set[str]:
+    return {
+        f"{child.pid} {child.name()}"
+        for child in psutil.Process().children(recursive=True)
+        if child.is_running()
+    }
+
+
+def open_files() -> set[tuple[str, str]]:
+    """Which descriptor is open on what. Nothing where there is no /proc."""
+    found = set()
+    with suppress(FileNotFoundError):
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # the one that reads the directory
+                found.add((descriptor.name, str(descriptor.readlink())))
+    # multiprocessing keeps the file below its shared memory for as long as the process lives.
+    return {
+        (number, target)
+        for number, target in found
+        if "/pym-" not in target and "/proc/" not in target
+    }
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.name[:5] != "pymp-")
