@@ -10,8 +10,9 @@ from signal import SIGTTIN, SIGTTOU
 
 import pytest
 
+from cmdbus.exits import ExitStatus
 from cmdbus.supervisor import signals
-from cmdbus.supervisor.children import ExitStatus, fork, wait
+from cmdbus.supervisor.children import fork, wait
 
 pytestmark = pytest.mark.process
 
