@@ -179,8 +179,8 @@ def home(memory: Path | None) -> Iterator[Path]:
 
 @pytest.fixture
 def directory(home: Path) -> Path:
-    """For an embedded server. Its name is as bad as names may be."""
-    return home / "it's mine, and yours"
+    """For an embedded server."""
+    return home / "pg"
 
 
 @pytest.fixture

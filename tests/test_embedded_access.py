@@ -53,8 +53,9 @@ def test_another_user_is_refused_by_the_directory_and_by_the_server(directory: P
         assert "Peer authentication failed" in become(stranger, server.dsn)
 
 
-def test_a_path_too_long_for_a_socket_gets_a_private_one_elsewhere(home: Path) -> None:
-    with EmbeddedPostgres(home / ("long" * 30), durable=False) as server:
+@pytest.mark.parametrize("name", ["long" * 30, "it's mine, and yours"], ids=["long", "odd"])
+def test_a_path_that_no_socket_can_have_gets_a_private_one_elsewhere(home: Path, name: str) -> None:
+    with EmbeddedPostgres(home / name, durable=False) as server:
         sockets = Path(server.dsn.split()[0].removeprefix("host="))
         assert not sockets.is_relative_to(home)
         assert mode(sockets) == 0o700
