@@ -42,8 +42,6 @@ class HasCells(Protocol):
 class BoardMemory:
     """What a process sees of the board. Every writer and reader has the same two views."""
 
-    __slots__ = ("_memory", "bytes", "cells")
-
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self.bytes = memoryview(memory)

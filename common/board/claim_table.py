@@ -32,8 +32,6 @@ class ClaimTable:
     `claimed`, only the row knows the claimer.
     """
 
-    __slots__ = ("_beyond", "_bytes", "_cells", "_free", "_overflowed")
-
     def __init__(self, memory: BoardMemory, seat_at: int) -> None:
         self._cells = memory.cells
         self._bytes = memory.bytes

@@ -6,6 +6,7 @@ and slots, by name: each seat numbers its command types for itself.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import add
@@ -61,8 +62,6 @@ class OutcomeLabel(IntEnum):
 class Histogram:
     """Seconds, by command type: a count for each bucket (not cumulative), and the sum."""
 
-    __slots__ = ("_at", "_cells")
-
     def __init__(self, cells: memoryview, at: int) -> None:
         self._cells = cells
         self._at = at
@@ -78,8 +77,6 @@ class Histogram:
 
 class Counters:
     """The counters of one slot, to which only its thread adds. `index` is that of a CommandType."""
-
-    __slots__ = ("_at", "_cells", "_rows", "dequeue_latency", "handler_duration")
 
     def __init__(self, cells: memoryview, slot_at: int) -> None:
         self._cells = cells
@@ -122,46 +119,37 @@ class CountersView:
     handler_duration: dict[tuple[str, str], HistogramView]
 
 
-class Sum:
-    def __init__(self, cells: memoryview) -> None:
-        self._cells = cells
-        self._counters = [0] * 16
-        self._rows: dict[tuple[str, str], list[int]] = {}
-
-    def add(self, slot_at: int, command_types: list[tuple[int, tuple[str, str]]]) -> None:
-        """`command_types`: the row and name of each."""
-        counters = self._cells[slot_at + COUNTERS : slot_at + COUNTERS + 16].tolist()
-        self._counters = _added(self._counters, counters)
+def sum_of(
+    cells: memoryview, slots: Iterable[tuple[int, list[tuple[int, tuple[str, str]]]]]
+) -> CountersView:
+    """`slots`: the beginning of each, and the row and name of each of its command types."""
+    counters = [0] * 16
+    rows: dict[tuple[str, str], list[int]] = {}
+    for slot_at, command_types in slots:
+        own = cells[slot_at + COUNTERS : slot_at + COUNTERS + 16].tolist()
+        counters = list(map(add, counters, own))
         for index, name in command_types:
             at = slot_at + ROWS + index * ROW_CELLS
-            row = self._cells[at : at + ROW_CELLS].tolist()
+            row = cells[at : at + ROW_CELLS].tolist()
             if any(row):
-                known = self._rows.get(name)
-                self._rows[name] = _added(known, row) if known else row
-
-    def view(self) -> CountersView:
-        rows = self._rows
-        totals = {counter.name.lower(): self._counters[counter] for counter in Counter}
-        return CountersView(
-            commands={
-                (*name, end.name.lower()): row[end]
-                for name, row in rows.items()
-                for end in OutcomeLabel
-                if row[end]
-            },
-            counts={name: n for name, n in totals.items() if not name.startswith(_WAKEUPS)},
-            wakeups={
-                name.removeprefix(_WAKEUPS): n
-                for name, n in totals.items()
-                if name.startswith(_WAKEUPS)
-            },
-            dequeue_latency={name: _histogram(r, DEQUEUE_LATENCY) for name, r in rows.items()},
-            handler_duration={name: _histogram(r, HANDLER_DURATION) for name, r in rows.items()},
-        )
-
-
-def _added(left: list[int], right: list[int]) -> list[int]:
-    return list(map(add, left, right))
+                rows[name] = list(map(add, rows[name], row)) if name in rows else row
+    totals = {counter.name.lower(): counters[counter] for counter in Counter}
+    return CountersView(
+        commands={
+            (*name, end.name.lower()): row[end]
+            for name, row in rows.items()
+            for end in OutcomeLabel
+            if row[end]
+        },
+        counts={name: n for name, n in totals.items() if not name.startswith(_WAKEUPS)},
+        wakeups={
+            name.removeprefix(_WAKEUPS): n
+            for name, n in totals.items()
+            if name.startswith(_WAKEUPS)
+        },
+        dequeue_latency={name: _histogram(r, DEQUEUE_LATENCY) for name, r in rows.items()},
+        handler_duration={name: _histogram(r, HANDLER_DURATION) for name, r in rows.items()},
+    )
 
 
 def _histogram(row: list[int], at: int) -> HistogramView:

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from cmdbus.board import layout as offsets
 from cmdbus.board.board_memory import BoardMemory, cell, decode_name
-from cmdbus.board.counters import OTHER, CountersView, OutcomeLabel, Sum
+from cmdbus.board.counters import OTHER, CountersView, OutcomeLabel, sum_of
 from cmdbus.board.layout import CELL, CLAIM_CELLS, NAME, ROW_CELLS, Layout
 from cmdbus.board.record_format import fields_of, format_of
 from cmdbus.board.records import (
@@ -107,13 +107,12 @@ class Reader:
         return total
 
     def counters(self) -> CountersView:
-        layout, total = self.layout, Sum(self._memory.cells)
+        layout, slots = self.layout, []
         for seat in range(layout.seats):
             command_types = list(enumerate(self._command_types(layout.seat(seat))))
             command_types.append((layout.command_types, OTHER))
-            for slot in range(layout.slots):
-                total.add(layout.slot(seat, slot), command_types)
-        return total.view()
+            slots += [(layout.slot(seat, slot), command_types) for slot in range(layout.slots)]
+        return sum_of(self.cells, slots)
 
     def _command_types(self, seat_at: int) -> Iterable[tuple[str, str]]:
         """Up to the first row of the table that is empty."""

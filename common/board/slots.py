@@ -22,25 +22,6 @@ class Slot:
     any time. Times are monotonic nanoseconds.
     """
 
-    __slots__ = (
-        "_at",
-        "_bytes",
-        "_cells",
-        "_command",
-        "_crc",
-        "_due",
-        "_ident",
-        "_named",
-        "_names_at",
-        "_phase",
-        "_seal",
-        "_since",
-        "_who",
-        "counters",
-        "index",
-        "sequence",
-    )
-
     #: attempt, priority, id, token, command id
     _NO_COMMAND = (0, 0, 0, 0, bytes(16))
 
@@ -61,21 +42,21 @@ class Slot:
         self.sequence = self._cells[self._seal + 1] & _SEQUENCES
         self._command = self._NO_COMMAND
         #: thread, number, backend pid, backend start
-        self._who = (0, -1, 0, 0)
+        self._thread = (0, -1, 0, 0)
         self._phase, self._since, self._due = Phase.IDLE, 0, 0
         self.counters = Counters(memory.cells, at)
 
     def occupy(self, number: int, now: int) -> None:
         """`number` is the one that operators see; -1 for threads that run no commands."""
         self._cells[self._ident] = threading.get_ident()
-        self._who = (threading.get_native_id(), number, 0, 0)
+        self._thread = (threading.get_native_id(), number, 0, 0)
         self._named = None
         self.end(now)
 
     def session(self, backend_pid: int, backend_start: int) -> None:
         """This thread's database session; 0, 0 if it has none. The start is the server's number
         that distinguishes this session from a later one of the same pid."""
-        self._who = (*self._who[:2], backend_pid, backend_start)
+        self._thread = (*self._thread[:2], backend_pid, backend_start)
         self._write()
 
     def begin(
@@ -125,7 +106,7 @@ class Slot:
             self._phase,
             self._since,
             self._due,
-            *self._who,
+            *self._thread,
             *self._command,
             crc != 0,
         )
