@@ -2,8 +2,8 @@
 the database is away, and when the supervisor is frozen or dead. Lines have at most 80 columns.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,7 @@ from cmdbus.errors import BoardError
 from cmdbus.proc import PidState, pid_state
 from cmdbus.supervisor.cli.options import option
 from cmdbus.supervisor.cli.output import age, shorten, show_json, show_lines
-from cmdbus.supervisor.cli.session import (
-    ignored_options,
-    json_option,
-    one_line_errors,
-)
+from cmdbus.supervisor.cli.session import ignored_options, json_option, one_line_errors
 from cmdbus.supervisor.host import NameTakenError, check_free, pidfile_path
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory
 
@@ -64,6 +60,19 @@ class PsSnapshot:
     def has(self, seat: SeatView) -> bool:
         """Whether its process still exists, as far as /proc shows."""
         return seat.pid is not None and seat.pid not in self.gone
+
+    def is_late(self, due: int | None) -> bool:
+        if due is None or self.now is None or self.is_over:
+            return False
+        return self.now > due + _GRACE_NS
+
+    def since(self, at: int | None) -> str:
+        return "-" if at is None or self.now is None else age((self.now - at) / _NS)
+
+    def until(self, at: int | None) -> str:
+        if at is None or self.now is None:
+            return "-"
+        return age((at - self.now) / _NS) if at >= self.now else f"-{self.since(at)}"
 
     def to_dict(self) -> dict[str, object]:
         return {**self.view.to_dict(self.now, self.gone), "state": self.state}
@@ -114,27 +123,20 @@ def ps(watch: bool, runtime_dir: Path | None, name: str, as_json: bool) -> None:
 def _watch(path: Path, as_json: bool) -> None:
     """A new supervisor makes a new board: the path is opened each time."""
     before: PsSnapshot | None = None
-    try:
+    with suppress(KeyboardInterrupt):
         while True:
+            value: dict[str, object]
             try:
                 snapshot = _read(path)
+                value, lines, before = snapshot.to_dict(), [*_lines(snapshot, before)], snapshot
             except BoardError as error:
-                before = None
-                _draw([str(error)], {"error": str(error)} if as_json else None)
+                value, lines, before = {"error": str(error)}, [str(error)], None
+            if as_json:
+                show_json(value)
             else:
-                _draw(_lines(snapshot, before), snapshot.to_dict() if as_json else None)
-                before = snapshot
+                click.clear()
+                show_lines([*lines, ""])
             time.sleep(_WATCH_SECONDS)
-    except KeyboardInterrupt:
-        return
-
-
-def _draw(text: Iterable[str], value: dict[str, object] | None) -> None:
-    if value is not None:
-        show_json(value)
-        return
-    click.clear()
-    show_lines([*text, ""])
 
 
 def _read(path: Path) -> PsSnapshot:
@@ -194,7 +196,7 @@ def _lines(snapshot: PsSnapshot, before: PsSnapshot | None = None) -> Iterator[s
     for seat in snapshot.view.with_role(Role.QUARANTINE):
         yield ""
         yield f"quarantine: pid {seat.pid or '-'}, runs a command that may have killed its process"
-        yield from _slots(seat, snapshot.now)
+        yield from _slots(seat, snapshot)
     yield ""
     yield "WORKER      PID  STARTS  HEALTH            AGE     RSS  THREADS"
     workers = {seat.number: seat for seat in snapshot.view.with_role(Role.WORKER)}
@@ -204,22 +206,22 @@ def _lines(snapshot: PsSnapshot, before: PsSnapshot | None = None) -> Iterator[s
         else:
             yield f"{number:>6}        -       -  empty"
     for seat in snapshot.view.with_role(Role.STOPPING):
-        when = _until(seat.stop_by, snapshot.now)
+        when = snapshot.until(seat.stop_by)
         yield f"stopping: pid {seat.pid or '-'}, which must have exited in {when}"
-        yield from _slots(seat, snapshot.now)
+        yield from _slots(seat, snapshot)
     for seat in snapshot.view.with_role(Role.DEAD):
         yield _exit(seat)
 
 
 def _head(snapshot: PsSnapshot) -> Iterator[str]:
     view, state = snapshot.view, snapshot.state
-    late = not snapshot.is_over and _late(view.due, snapshot.now)
+    late = snapshot.is_late(view.due)
     frozen = snapshot.supervisor is PidState.STOPPED and state != "stopped"
     text = f"{view.name}: {state}"
     text += ", but frozen" if frozen else ", but late" if late else ""
     if view.pid is not None:
         text += f", pid {view.pid}"
-    if (since := _since(view.since, snapshot.now)) != "-":
+    if (since := snapshot.since(view.since)) != "-":
         text += f", began {since} ago"
     yield shorten(text, _WIDTH)
     if not view.this_boot:
@@ -229,7 +231,7 @@ def _head(snapshot: PsSnapshot) -> Iterator[str]:
     elif frozen:
         yield "A signal has suspended it, and its processes go on: kill -CONT resumes it."
     elif late:
-        yield f"Hung or starved: its last heartbeat is overdue by {_since(view.due, snapshot.now)}."
+        yield f"Hung or starved: its last heartbeat is overdue by {snapshot.since(view.due)}."
     restarts = [f"{reason} {count}" for reason, count in view.restarts.items() if count]
     total = count_of(sum(view.restarts.values()), "restart")
     yield shorten(f"{total}{': ' if restarts else ''}{', '.join(restarts)}", _WIDTH)
@@ -248,8 +250,8 @@ def _steward(snapshot: PsSnapshot) -> str:
     text.append("listens for commands" if view.listening else "does not listen: workers poll")
     if view.suspects:
         text.append("suspects wait for quarantine")
-    if _late(seat.due, snapshot.now):
-        text.append(f"late by {_since(seat.due, snapshot.now)}")
+    if snapshot.is_late(seat.due):
+        text.append(f"late by {snapshot.since(seat.due)}")
     return f"steward: {', '.join(text)}"
 
 
@@ -274,20 +276,20 @@ def _ended(counters: CountersView, end: OutcomeLabel) -> int:
 def _seat(seat: SeatView, snapshot: PsSnapshot) -> Iterator[str]:
     present = snapshot.has(seat)
     health = seat.health.value if present else "empty" if seat.pid is None else "gone"
-    busy = [slot for slot in seat.slots if slot.number >= 0 and slot.phase not in _QUIET]
+    rss = f"{seat.rss_bytes / 2**20:.0f}M" if present and seat.rss_bytes is not None else "-"
+    busy = _busy(seat)
     stuck = sum(slot.phase is Phase.STUCK for slot in busy)
     quiet = sum(slot.number >= 0 for slot in seat.slots) - len(busy)
     threads = f"{len(busy) - stuck} busy, {quiet} idle{f', {stuck} stuck' if stuck else ''}"
     yield (
         f"{seat.number:>6}  {seat.pid or '-':>7}  {seat.generation:>6}  "
-        f"{health:<13}  {_since(seat.since, snapshot.now):>6}  "
-        f"{_mib(seat.rss_bytes if present else None):>6}  {threads}"
+        f"{health:<13}  {snapshot.since(seat.since):>6}  {rss:>6}  {threads}"
     )
     for reason in seat.levels.reasons if present else ():
         yield shorten(f"      {reason}", _WIDTH)
-    if present and not snapshot.is_over and _late(seat.due, snapshot.now):
-        yield f"      its main thread is late by {_since(seat.due, snapshot.now)}"
-    yield from _slots(seat, snapshot.now)
+    if present and snapshot.is_late(seat.due):
+        yield f"      its main thread is late by {snapshot.since(seat.due)}"
+    yield from _slots(seat, snapshot)
 
 
 def _exit(seat: SeatView) -> str:
@@ -299,42 +301,19 @@ def _exit(seat: SeatView) -> str:
     return f"ended: pid {exit_record.pid} ({how}{why}); its claims are being released"
 
 
-def _slots(seat: SeatView, now: int | None) -> Iterator[str]:
-    busy = sorted(
-        (slot for slot in seat.slots if slot.number >= 0 and slot.phase not in _QUIET),
-        key=lambda slot: slot.number,
-    )
-    if busy:
+def _busy(seat: SeatView) -> list[SlotView]:
+    slots = [slot for slot in seat.slots if slot.number >= 0 and slot.phase not in _QUIET]
+    return sorted(slots, key=lambda slot: slot.number)
+
+
+def _slots(seat: SeatView, snapshot: PsSnapshot) -> Iterator[str]:
+    if busy := _busy(seat):
         yield _SLOT.format("THREAD", "PHASE", "FOR", "DUE IN", "TRY", "COMMAND")
     for slot in busy:
-        yield from _slot(slot, now)
-
-
-def _slot(slot: SlotView, now: int | None) -> Iterator[str]:
-    command = slot.command
-    name = shorten(f"{command.domain}/{command.type}", _WIDTH - _INDENT) if command else "-"
-    phase = slot.phase.name.lower() if slot.phase is not None else "?"
-    attempt = command.attempt if command else "-"
-    yield _SLOT.format(
-        slot.number, phase, _since(slot.since, now), _until(slot.due, now), attempt, name
-    )
-    if command:
-        yield " " * _INDENT + str(command.command_id)
-
-
-def _mib(size: int | None) -> str:
-    return "-" if size is None else f"{size / 2**20:.0f}M"
-
-
-def _late(due: int | None, now: int | None) -> bool:
-    return due is not None and now is not None and now > due + _GRACE_NS
-
-
-def _since(at: int | None, now: int | None) -> str:
-    return "-" if at is None or now is None else age((now - at) / _NS)
-
-
-def _until(at: int | None, now: int | None) -> str:
-    if at is None or now is None:
-        return "-"
-    return age((at - now) / _NS) if at >= now else f"-{age((now - at) / _NS)}"
+        command = slot.command
+        name = shorten(f"{command.domain}/{command.type}", _WIDTH - _INDENT) if command else "-"
+        phase = slot.phase.name.lower() if slot.phase is not None else "?"
+        times = snapshot.since(slot.since), snapshot.until(slot.due)
+        yield _SLOT.format(slot.number, phase, *times, command.attempt if command else "-", name)
+        if command:
+            yield " " * _INDENT + str(command.command_id)
