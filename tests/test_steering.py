@@ -307,8 +307,8 @@ def test_the_supervisors_settings_file_says_where_the_database_and_the_board_are
     # What is nearer wins.
     assert "run cmdbus init" in refusal(here("status", CMDBUS_DSN=empty_dsn), 1)
     assert "no board of 'shop' in /nowhere" in refusal(here("ps"), 1)
-    file.write_text("dsn = 5")
-    assert "cmdbus.toml: 'dsn' must be a string" in refusal(here("status"), 2)
+    file.write_text("dsn = [5]")
+    assert "cmdbus.toml: 'dsn' must be a number or a string" in refusal(here("status"), 2)
 
 
 def test_a_process_of_its_own_does_the_same(dsn: str) -> None:

@@ -57,28 +57,25 @@ class Configured:
     entries: tuple[Entry, ...]
 
 
-def read(context: click.Context) -> dict[str, Any]:
-    """The file's values by the names of parameters; a UsageError says what is wrong with it."""
+def read(
+    context: click.Context, options: Mapping[str, click.Parameter], *, are_all: bool = True
+) -> dict[str, Any]:
+    """The file's values of these options, by name; a UsageError says what is wrong with it.
+    Unless they `are_all` options, ignores other keys."""
     file, table = _found(context)
     values: dict[str, Any] = {}
     for key, value in table.items():
-        option = _option(context, file, key)
-        assert option.name
-        if option.name in values:
-            raise click.UsageError(f"{file} has {_dashed(option.name)!r} twice.", context)
-        values[option.name] = _text(context, f"{file}: {key!r}", option, value)
+        name = key.replace("-", "_")
+        option = options.get(name)
+        if isinstance(option, click.Option):
+            if name in values:
+                raise click.UsageError(f"{file} has {_dashed(name)!r} twice.", context)
+            values[name] = _text(context, f"{file}: {key!r}", option, value)
+        elif are_all:
+            names = sorted(map(_dashed, options))
+            hint = did_you_mean(_dashed(name), names) or f"there are {', '.join(names)}."
+            raise click.UsageError(f"{file} has {key!r}, which is no setting: {hint}", context)
     return values
-
-
-def read_some(context: click.Context, types: Mapping[str, type]) -> dict[str, str | bool]:
-    """The file's values of these names, which are of these types; ignores others."""
-    file, table = _found(context)
-    given = {key.replace("-", "_"): value for key, value in table.items()}
-    for name in types.keys() & given.keys():
-        if not isinstance(given[name], types[name]):
-            noun = "a string" if types[name] is str else "true or false"
-            raise click.UsageError(f"{file}: {_dashed(name)!r} must be {noun}.", context)
-    return {name: given[name] for name in types if name in given}
 
 
 def configured(context: click.Context) -> Configured:
@@ -139,19 +136,6 @@ def _table(name: str) -> dict[str, Any] | None:
     if table is not None:
         raise click.UsageError(f"{name} has settings in [tool.cmdbus] and above: keep one of them.")
     return document
-
-
-def _option(context: click.Context, file: str, key: str) -> click.Option:
-    options = {
-        option.name: option
-        for option in context.command.params
-        if isinstance(option, click.Option) and option.name not in ("help", "version")
-    }
-    if option := options.get(key.replace("-", "_")):
-        return option
-    names = sorted(_dashed(name) for name in options if name)
-    hint = did_you_mean(_dashed(key), names) or f"there are {', '.join(names)}."
-    raise click.UsageError(f"{file} has {key!r}, which is no setting: {hint}", context)
 
 
 def _text(context: click.Context, where: str, option: click.Option, value: object) -> Any:

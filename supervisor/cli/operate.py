@@ -12,15 +12,13 @@ import click
 
 from cmdbus.logs import set_up_for_terminal
 from cmdbus.supervisor.cli.commands import cancel, get, list_, reschedule, send
-from cmdbus.supervisor.cli.configuration import read_some
+from cmdbus.supervisor.cli.configuration import read
 from cmdbus.supervisor.cli.domains import domain, pause, resume, status
 from cmdbus.supervisor.cli.options import RedactingGroup, database_options, option
 from cmdbus.supervisor.cli.output import show_json, show_lines
 from cmdbus.supervisor.cli.ps import ps
 from cmdbus.supervisor.cli.session import database, ignored_options, json_option, one_line_errors
 from cmdbus.supervisor.cli.troubleshoot import tsq
-
-_OF_THE_FILE = dict.fromkeys(("dsn", "dsn_file", "schema", "runtime_dir", "name"), str)
 
 #: Kinds of roles that `init` grants rights to.
 _KINDS = ("worker", "producer", "operator", "monitor")
@@ -40,8 +38,11 @@ _KINDS = ("worker", "producer", "operator", "monitor")
 def main(context: click.Context) -> None:
     if os.environ.get("NO_COLOR"):
         context.color = False
-    # Beside the supervisor's settings file, its database and its board are meant.
-    context.default_map = _for_all(main, read_some(context, {**_OF_THE_FILE, "embedded": bool}))
+    # Next to the supervisor's settings file, its database and its board are meant.
+    options = {option.name or "": option for option in [*get.params, *ps.params]}
+    shared = ("dsn", "dsn_file", "embedded", "schema", "runtime_dir", "name")
+    values = read(context, {name: options[name] for name in shared}, are_all=False)
+    context.default_map = _for_all(main, values)
     set_up_for_terminal("info")
 
 

@@ -36,7 +36,7 @@ class _Command(RedactingCommand):
         if not {"-h", "--help", "--version"} & set(args):
             with _can_start():
                 working_directory()  # settings and the application are read from it
-            ctx.default_map = read(ctx)
+            ctx.default_map = read(ctx, {p.name or "": p for p in self.params if p.expose_value})
         return super().parse_args(ctx, args)
 
 
