@@ -85,16 +85,16 @@ class ThreadPool:
         return "" if error is None else f"a thread was ended by {type(error).__name__}"
 
     def next_due(self) -> float:
-        return min((thread.due for thread in self._alive()), default=float("inf"))
+        return min((thread.due for thread in self._all()), default=float("inf"))
 
     def put_off(self, seconds: float) -> None:
         """Moves all deadlines by the time for which the process stalled."""
-        for thread in self._alive():
+        for thread in self._all():
             thread.put_off(seconds)
 
     def give_up_late(self, now: float) -> list[tuple[WorkerThread, Work]]:
         """The overdue threads, with the work that has timed out; housekeeping replaces them."""
-        threads = self._alive()
+        threads = self._all()
         late = [(thread, work) for thread in threads if (work := thread.give_up_if_late(now))]
         for thread, work in late:
             if isinstance(work, RoundTrip):
@@ -102,7 +102,7 @@ class ThreadPool:
         return late
 
     def cut_all(self) -> None:
-        for thread in self._alive():
+        for thread in self._all():
             thread.connection.abort_io()
 
     def replace(self, thread: WorkerThread, *, with_lead: bool = False) -> None:
@@ -113,24 +113,25 @@ class ThreadPool:
             if with_lead:
                 self._queue.put(LEADERSHIP)
 
-    def _alive(self) -> list[WorkerThread]:
+    def _all(self) -> list[WorkerThread]:
         return list(self._threads.values())
 
     def join(self, deadline: float) -> list[WorkerThread]:
         """Waits until the deadline; returns the threads that have neither ended nor timed out."""
-        for thread in self._alive():
+        for thread in self.left():
             if not thread.given_up:
-                thread.join(deadline - time.monotonic())
+                thread.thread.join(max(0.0, deadline - time.monotonic()))
         return [thread for thread in self.left() if not thread.given_up]
 
     def left(self) -> list[WorkerThread]:
-        return [thread for thread in self._alive() if thread.running]
+        """Threads that have not ended."""
+        return [thread for thread in self._all() if thread.thread.is_alive()]
 
     def help_queued(self) -> None:
         """Wakes a thread for commands that wait behind one that takes longer than its type did."""
         if self._queue.needs_help:
             since = time.monotonic() - _PROGRESS_SECONDS
-            works = [thread.work for thread in self._alive()]
+            works = [thread.work for thread in self._all()]
             if not any(isinstance(work, Execution) and work.began > since for work in works):
                 self._queue.wake()
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from math import inf
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -130,10 +131,10 @@ class ClaimResult(NamedTuple):
 
 class TimerReading(NamedTuple):
     #: Seconds until a command is due, and until a lease ends, of other claimers and of own ones;
-    #: None if none is.
-    due: float | None
-    lease_ends: float | None
-    own_lease_ends: float | None
+    #: infinite if none is.
+    due: float
+    lease_ends: float
+    own_lease_ends: float
     #: A command waits that must run in quarantine.
     suspects: bool
     #: Usage of the server's queue of notifications, from 0 to 1.
@@ -141,7 +142,7 @@ class TimerReading(NamedTuple):
     #: Pages of `ready` that were read.
     pages: int
     #: Seconds until another command is due, if some are due already.
-    next_due: float | None = None
+    next_due: float = inf
 
 
 class ClaimScope(Enum):

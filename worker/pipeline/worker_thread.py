@@ -116,14 +116,6 @@ class WorkerThread:
             self.given_up = True
             return self.work
 
-    @property
-    def running(self) -> bool:
-        return self.thread.is_alive()
-
-    def join(self, seconds: float) -> None:
-        if self.running:
-            self.thread.join(max(0.0, seconds))
-
     def stack(self) -> str:
         """With source lines; empty if the thread has ended."""
         frame = sys._current_frames().get(self.thread.ident or 0)

@@ -65,7 +65,6 @@ class TimerRound:
         fallback = min(poll, max(0.0, latest - now))
         self.due_at = now + min(seconds, fallback)
         self._read_at = now + seconds_to_look(seconds, fallback)
-        if self.timers.seen.own_lease_ends is not None:
-            # Until then a process may exit, or fail to release what it has claimed.
-            self._read_at = min(self._read_at, now + self.timers.seen.own_lease_ends)
+        # Until an own lease ends a process may exit, or fail to release what it has claimed.
+        self._read_at = min(self._read_at, now + self.timers.seen.own_lease_ends)
         return self._read_at - now

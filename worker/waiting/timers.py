@@ -1,6 +1,7 @@
 """Promotes due commands, and reads when the next timer is due."""
 
 from collections.abc import Callable, Collection, Sequence
+from math import inf
 
 import psycopg
 
@@ -48,7 +49,7 @@ class Timers:
         self._leases_at = float("-inf")
         self._promoted = False
         #: The latest reading.
-        self.seen = TimerReading(None, None, None, suspects=False, queue_usage=0.0, pages=0)
+        self.seen = TimerReading(inf, inf, inf, suspects=False, queue_usage=0.0, pages=0)
 
     def read(self, connection: Connection, *, leases: bool, own: Collection[int] = ()) -> float:
         """Seconds until the next command is due or, with `leases`, until a lease ends that is of
@@ -57,30 +58,23 @@ class Timers:
         if self._promoted:
             failpoint(PROMOTED)
             return 0.0
-        self.seen = self._read(connection, leases, own)
-        if self.seen.lease_ends is not None:
+        seen = self._read(connection, leases, own)
+        if seen.lease_ends < inf:
             # Leases end only while a node can renew: one that waits for an end shows that.
             self._claims.renew(connection, {})
-            renewed = min(self.seen.lease_ends, self._claims.renewal_seconds)
-            self.seen = self.seen._replace(lease_ends=renewed)
-        timers = (self.seen.due, self.seen.lease_ends)
-        waits = [seconds for seconds in timers if seconds is not None]
-        if min(waits, default=1.0) > 0:
+            renewed = min(seen.lease_ends, self._claims.renewal_seconds)
+            seen = seen._replace(lease_ends=renewed)
+        self.seen = seen
+        if min(seen.due, seen.lease_ends) > 0:
             self._locked_pauses.reset()
-        else:
-            # Due, and neither promoted nor claimed: other sessions have locked the rows.
-            pause = self._locked_pauses.pause()
-            waits = [max(seconds, pause) for seconds in waits]
-            if self.seen.next_due is not None:
-                waits.append(self.seen.next_due)
-        return min(waits, default=float("inf"))
+            return min(seen.due, seen.lease_ends)
+        # Due, and neither promoted nor claimed: other sessions have locked the rows.
+        pause = self._locked_pauses.pause()
+        return min(max(seen.due, pause), max(seen.lease_ends, pause), seen.next_due)
 
     def only_promotes_within(self, seconds: float) -> bool:
         """By the latest reading: commands are due within this time, and no lease ends."""
-        if self._promoted:
-            return True
-        due, lease_ends = self.seen.due, self.seen.lease_ends
-        return due is not None and due <= seconds and (lease_ends is None or lease_ends > seconds)
+        return self._promoted or self.seen.due <= seconds < self.seen.lease_ends
 
     def _read(self, connection: Connection, leases: bool, own: Collection[int]) -> TimerReading:
         """Leaves pauses between readings of leases that take many pages."""
@@ -91,7 +85,7 @@ class Timers:
                 connection, "read_timers", **values, leases=leases, losses=SUSPECT_LOSSES
             )
             assert row is not None
-            return TimerReading._make(row)
+            return TimerReading._make(inf if value is None else value for value in row)
 
         now = time.monotonic()
         walks = leases and now >= self._leases_at
@@ -104,9 +98,7 @@ class Timers:
             self._leases_at = time.monotonic() + _RETRY_LEASES_SECONDS
             return read(False)
         if walks:
-            pause = pause_after(reading.pages)
-            if reading.lease_ends is not None:
-                pause = min(pause, reading.lease_ends)
+            pause = min(pause_after(reading.pages), reading.lease_ends)
             self._leases_at = time.monotonic() + pause
         elif leases:
             # Others may have claimed since then: they are read again after the pause.
