@@ -91,11 +91,11 @@ def check_operator(operator: str) -> str:
     return text
 
 
-def check_whole(what: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{what} must be a whole number of at least {least}, not {shown(value)}")
-    if value > MAX_WHOLE:
-        raise ValueError(f"{what} must be a whole number of at most {MAX_WHOLE}")
+def check_whole(what: str, value: object, least: int, most: int = MAX_WHOLE) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(
+            f"{what} must be a whole number from {least} to {most}, not {shown(value)}"
+        )
     return int(value)
 
 

@@ -1,19 +1,11 @@
-"""When a failed command is tried again. Pure: the dice are passed in."""
+"""When a failed command is tried again. Pure: random numbers are passed in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cmdbus.checks import check_seconds
+from cmdbus.checks import check_seconds, check_whole
 
 MAX_ATTEMPTS = 32767
-
-
-def check_attempts(what: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ATTEMPTS:
-        raise ValueError(
-            f"{what} must be a whole number from 1 to {MAX_ATTEMPTS}, not {value!r:.80}"
-        )
-    return int(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +24,7 @@ class RetryPolicy:
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
-        check_attempts("max_attempts", self.max_attempts)
+        check_whole("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
         if isinstance(self.backoff, str) or not isinstance(self.backoff, Sequence):
             raise ValueError(f"backoff must be a sequence of seconds, not {self.backoff!r:.80}")
         if not self.backoff:
@@ -40,12 +32,11 @@ class RetryPolicy:
         object.__setattr__(
             self, "backoff", tuple(check_seconds("backoff", seconds) for seconds in self.backoff)
         )
-        if isinstance(self.jitter, bool) or not isinstance(self.jitter, int | float):
+        is_number = isinstance(self.jitter, int | float) and not isinstance(self.jitter, bool)
+        if not (is_number and 0 <= self.jitter <= 1):
             raise ValueError(f"jitter must be a share from 0 to 1, not {self.jitter!r:.80}")
-        if not 0 <= self.jitter <= 1:
-            raise ValueError(f"jitter must be a share from 0 to 1, not {self.jitter!r}")
 
     def delay(self, attempt: int, rand: float) -> float:
-        """Seconds to wait after the `attempt`-th execution failed; `dice` is from 0 to 1."""
+        """Seconds to wait after the `attempt`-th execution failed; `rand` is from 0 to 1."""
         seconds = self.backoff[min(attempt, len(self.backoff)) - 1]
         return seconds * (1 + self.jitter * (2 * rand - 1))

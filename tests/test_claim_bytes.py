@@ -222,5 +222,5 @@ def test_the_bytes_of_a_claim_are_checked() -> None:
             payload_size(text)
     registry = HandlerRegistry()
     registry.register("payments", "Debit", lambda command, context: None)
-    with pytest.raises(ValueError, match="claim_bytes must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match="claim_bytes must be a whole number from 1"):
         Worker("host=nowhere", registry, claim_bytes=0)

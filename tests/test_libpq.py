@@ -36,8 +36,7 @@ def test_a_service_applies_where_the_dsn_says_nothing(
     parts = dsns.complete_producers(dsns.parse(dsn))
     assert "-c search_path=tenant" in parts["options"] and "work_mem" not in parts["options"]
     assert (parts["connect_timeout"], parts["tcp_user_timeout"]) == ("3", "5000")
-    attrs = dsns.with_defaults(dsns.parse(dsn), target_session_attrs="read-write")
-    assert attrs["target_session_attrs"] == "read-write", "any is what libpq does by itself"
+    assert parts["target_session_attrs"] == "read-write", "any is what libpq does by itself"
 
 
 def test_the_environment_applies_and_the_dsn_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +52,7 @@ def test_the_environment_applies_and_the_dsn_wins(monkeypatch: pytest.MonkeyPatc
     parts = dsns.complete_producers(dsns.parse("host=db"))
     assert "-c work_mem=1MB" in parts["options"]
     assert (parts["application_name"], parts["connect_timeout"]) == ("mine", "4")
-    attrs = dsns.with_defaults({}, target_session_attrs="read-write")
-    assert attrs == {"target_session_attrs": "prefer-standby"}
+    assert parts["target_session_attrs"] == "prefer-standby"
     own = dsns.complete_producers(dsns.parse("connect_timeout=9 options='-c work_mem=2MB'"))
     assert own["connect_timeout"] == "9" and "work_mem=1MB" not in own["options"]
     node = dsns.complete(

@@ -110,9 +110,9 @@ def test_commands_are_found_by_every_condition_newest_first(dsn: str) -> None:
     [
         ({"status": "DONE"}, "status must be one of PENDING, IN_PROGRESS"),
         ({"since": datetime(2026, 1, 1)}, "since must be an aware datetime"),
-        ({"limit": 0}, "limit must be a whole number of at least 1"),
-        ({"limit": 10**30}, "limit must be a whole number of at most 2147483646"),
-        ({"offset": -1}, "offset must be a whole number of at least 0"),
+        ({"limit": 0}, "limit must be a whole number from 1"),
+        ({"limit": 10**30}, "limit must be a whole number from 1 to 2147483646"),
+        ({"offset": -1}, "offset must be a whole number from 0"),
         ({"domain": "a b"}, "domain must be a letter"),
     ],
 )
@@ -287,7 +287,7 @@ def test_settings_change_one_by_one_and_the_rest_stays(dsn: str) -> None:
     ("settings", "sentence"),
     [
         ({}, "configure needs at least one setting"),
-        ({"max_depth": 0}, "max_depth must be a whole number of at least 1"),
+        ({"max_depth": 0}, "max_depth must be a whole number from 1"),
         ({"warn_depth": 1.5}, "warn_depth must be a whole number"),
         ({"keep": 7}, "keep must be a timedelta"),
         ({"keep": None}, "keep must be a timedelta"),

@@ -18,9 +18,9 @@ from cmdbus.database.adapters import ADAPTERS
 from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.printable import joined
 
-#: Of what neither the DSN, its service nor the environment sets. Neither statement_timeout nor
-#: libpq's defaults free a client whose server went silent; with these it notices within about
-#: 5 seconds.
+#: Keywords that apply unless the DSN, its service or the environment sets them. Neither
+#: statement_timeout nor libpq's defaults free a client whose server went silent; with these it
+#: notices within about 5 seconds.
 _DEFAULTS = {
     "connect_timeout": "10",
     "keepalives": "1",
@@ -32,7 +32,7 @@ _DEFAULTS = {
     "target_session_attrs": "read-write",
 }
 
-#: What our parsing of results and our arrays rely on. DateStyle is not among them: see Session.
+#: Settings that reading results and writing arrays rely on; for DateStyle see Session.
 _PARSED = {"IntervalStyle": "postgres", "array_nulls": "on", "extra_float_digits": "1"}
 _PRODUCERS = {"default_transaction_isolation": "read committed"}
 #: Off for a role or a database, it would keep due commands waiting for the fallback poll.
@@ -98,36 +98,31 @@ def complete(parts: Parts, *, application_name: str, settings: Mapping[str, str]
     """
     resolved = _resolved(parts)
     options = [resolved.get("options", ""), _options({**_PARSED, **_WORKERS, **settings})]
-    return {
-        **_named(parts, resolved),
-        "application_name": application_name,
-        "options": _join(options),
-    }
+    return _completed(parts, resolved, application_name, options)
 
 
 def complete_producers(parts: Parts) -> Parts:
     """For a session of the application's, which may be called and set otherwise."""
     resolved = _resolved(parts)
-    options = [_options(_PRODUCERS), resolved.get("options", ""), _options(_PARSED)]
     name = resolved.get("application_name", "cmdbus:bus")
-    return {**_named(parts, resolved), "application_name": name, "options": _join(options)}
-
-
-def with_defaults(parts: Parts, **defaults: str) -> Parts:
-    """With these where neither the DSN nor its service nor the environment sets them."""
-    resolved = _resolved(parts)
-    return {**{key: resolved.get(key, value) for key, value in defaults.items()}, **parts}
+    options = [_options(_PRODUCERS), resolved.get("options", ""), _options(_PARSED)]
+    return _completed(parts, resolved, name, options)
 
 
 def _resolved(parts: Parts) -> Parts:
     return parts if libpq.is_closed(parts) else libpq.resolved(parts)
 
 
-def _named(parts: Parts, resolved: Parts) -> Parts:
+def _completed(parts: Parts, resolved: Parts, name: str, options: list[str]) -> Parts:
     if libpq.is_closed(parts):
         parts = libpq.close({**_DEFAULTS, **parts})
-    defaults = {key: resolved.get(key, value) for key, value in _DEFAULTS.items()}
-    return {**defaults, **parts, "client_encoding": "UTF8"}
+    return {
+        **{key: resolved.get(key, value) for key, value in _DEFAULTS.items()},
+        **parts,
+        "client_encoding": "UTF8",
+        "application_name": name,
+        "options": _join(options),
+    }
 
 
 def _options(settings: Mapping[str, str]) -> str:
@@ -199,7 +194,7 @@ def redact(text: str, parts: Parts) -> str:
     return text.replace(password, "***") if password and len(password) > 3 else text
 
 
-#: What cannot be in these parts unless something else spilt into them.
+#: Characters that are in these parts only if another part spilt into them.
 _SPILT = {"host": "@=", "dbname": "@=", "user": "@:"}
 
 

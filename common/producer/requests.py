@@ -8,7 +8,7 @@ from uuid import UUID
 
 from cmdbus.checks import check_aware, check_id, check_name, check_text, check_whole, shown
 from cmdbus.data import CEILING_BYTES, MAX_BYTES, encode
-from cmdbus.retry import check_attempts
+from cmdbus.retry import MAX_ATTEMPTS
 
 HIGHEST, LOWEST = 0, 10
 PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
@@ -64,9 +64,7 @@ class Limits:
             if not isinstance(label, str):
                 raise ValueError(f"a priority's label must be a string, not {label!r:.80}")
             own[label] = check_priority(value, {})
-        if check_whole("max_bytes", max_bytes, 1) > CEILING_BYTES:
-            raise ValueError(f"max_bytes must be at most {CEILING_BYTES}, not {max_bytes}")
-        return cls({**PRIORITIES, **own}, int(max_bytes))
+        return cls({**PRIORITIES, **own}, check_whole("max_bytes", max_bytes, 1, CEILING_BYTES))
 
     def check(self, request: SendRequest, spare_id: UUID) -> Outgoing:
         """The request as it will be written, with `spare_id` if it brings none; or a ValueError."""
@@ -86,7 +84,7 @@ class Limits:
             None if request.reply_to is None else check_name("reply_to", request.reply_to),
             None
             if request.max_attempts is None
-            else check_attempts("max_attempts", request.max_attempts),
+            else check_whole("max_attempts", request.max_attempts, 1, MAX_ATTEMPTS),
         )
 
 
@@ -109,17 +107,14 @@ def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> tim
         return None
     if run_at is not None:
         raise ValueError("delay and run_at say the same thing: give one of them")
-    if isinstance(delay, int | float) and not isinstance(delay, bool):
-        if not 0 <= delay <= MAX_DELAY.total_seconds():  # NaN neither
-            raise ValueError(
-                f"delay must be from 0 seconds to {MAX_DELAY.days} days, not {shown(delay)}"
-            )
-        delay = timedelta(seconds=delay)
-    if not isinstance(delay, timedelta):
-        raise ValueError(f"delay must be seconds or a timedelta, not {delay!r:.80}")
-    if not timedelta(0) <= delay <= MAX_DELAY:
-        raise ValueError(f"delay must be from 0 seconds to {MAX_DELAY.days} days, not {delay}")
-    return delay or None
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise ValueError(f"delay must be seconds or a timedelta, not {shown(delay)}")
+    if not 0 <= seconds <= MAX_DELAY.total_seconds():  # NaN neither
+        raise ValueError(
+            f"delay must be from 0 seconds to {MAX_DELAY.days} days, not {shown(delay)}"
+        )
+    return timedelta(seconds=seconds) or None
 
 
 def check_key(domain: str, command_id: UUID | str) -> dict[str, Any]:

@@ -86,11 +86,11 @@ def _connect(settings: Settings, application_name: str) -> Connection:
         "default_transaction_read_only": "on",
     }
     parts = dsns.parse(settings.dsn or "")
-    parts = dsns.with_defaults(parts, target_session_attrs="read-write")
+    parts = dsns.complete(parts, application_name=application_name, settings=limits)
     if parts["target_session_attrs"] == "read-write":
         # The setting above makes each of its sessions read-only.
         parts["target_session_attrs"] = "primary"
-    return dsns.connect(dsns.complete(parts, application_name=application_name, settings=limits))
+    return dsns.connect(parts)
 
 
 def _connect_to_writable(settings: Settings, application_name: str) -> Connection:
