@@ -24,7 +24,11 @@ REJECTIONS = {
         psycopg.errors.SerializationFailure,
         psycopg.errors.InsufficientPrivilege,
     ),
-    Cause.TIMEOUT: (psycopg.errors.QueryCanceled,),
+    Cause.TIMEOUT: (
+        psycopg.errors.QueryCanceled,
+        psycopg.errors.OutOfMemory,
+        psycopg.errors.ConfigurationLimitExceeded,
+    ),
     Cause.ELSEWHERE: (
         psycopg.errors.AdminShutdown,
         psycopg.errors.ReadOnlySqlTransaction,

@@ -20,6 +20,7 @@ from handlers import (
     leave_effect,
     running,
 )
+from psycopg.conninfo import make_conninfo
 from queries import rows
 
 from cmdbus import (
@@ -158,6 +159,24 @@ def test_a_queue_that_is_locked_sends_no_command_to_troubleshooting(
         locking.rollback()
         assert bus.troubleshooting.count("payments") == 0
         assert narrowing.claim(mine, GOOD, taken.extend) == len(taken) == 5
+
+
+def test_a_command_that_needs_more_temporary_files_than_the_role_may_have_stops_no_others(
+    dsn: str, bus: CommandBus
+) -> None:
+    registry = HandlerRegistry()
+    for type in ("Good", "Large"):
+        registry.register("payments", type, lambda command, context: None)
+    limited = make_conninfo(dsn, options="-c temp_file_limit=0 -c work_mem=64kB")
+    large = [bus.send("payments", "Large", "x" * 500_000, priority="high") for _ in range(3)]
+    with running(limited, registry):
+        send_good(bus)
+        all_good_are_done(bus)
+    records = bus.troubleshooting.list("payments")
+    assert {record.command_id for record in records} == {*large}
+    assert {(record.error_code, record.error_message) for record in records} == {
+        ("NOT_CLAIMABLE", "temporary file size exceeds temp_file_limit (0kB)")
+    }
 
 
 def test_a_server_that_stalls_sends_no_command_to_troubleshooting(

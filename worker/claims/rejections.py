@@ -10,7 +10,8 @@ from cmdbus.printable import joined
 class Cause(Enum):
     #: A row or a value: the same statement without it succeeds.
     ROWS = "rows"
-    #: The statement timeout: with fewer rows, or later, it may succeed.
+    #: The statement timeout, or a limit of memory or temporary files: with fewer rows, or later,
+    #: it may succeed.
     TIMEOUT = "timeout"
     #: A locked row or table, a deadlock, or a right that the role lacks: it says nothing about
     #: the rows; later it succeeds.
@@ -21,7 +22,7 @@ class Cause(Enum):
 
 #: SQLSTATEs, or their classes: serialization and deadlock, lock timeout.
 _CONTENTION = ("40", "55P03")
-_TIMEOUT = "57014"
+_TIMEOUT = ("57014", "53200", "53400")
 #: Disk full, and I/O errors.
 _STORAGE = ("53100", "58")
 _INSUFFICIENT_PRIVILEGE = "42501"
@@ -40,7 +41,7 @@ def cause_of(error: BaseException) -> Cause:
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     if state is None:
         return Cause.ELSEWHERE
-    if state == _TIMEOUT:
+    if state in _TIMEOUT:
         return Cause.TIMEOUT
     if state.startswith(_CONTENTION) or lacks_a_right(error):
         return Cause.CONTENTION

@@ -43,6 +43,13 @@ class SettlementBlockedError(CmdbusError):
         self.code = code
 
 
+def _is_blocked(error: psycopg.Error) -> bool:
+    """A limit of temporary files would be exceeded by this outcome again."""
+    if isinstance(error, psycopg.errors.ConfigurationLimitExceeded):
+        return False
+    return cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION) or lacks_storage(error)
+
+
 class HandlerTransaction:
     """The transaction of one execution on its thread's connection."""
 
@@ -83,7 +90,7 @@ class HandlerTransaction:
             if lacks_partition(error):
                 self._make_partitions()
                 raise SettlementBlockedError(_BLOCKED, reason(error)) from error
-            if cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION) or lacks_storage(error):
+            if _is_blocked(error):
                 raise SettlementBlockedError(_BLOCKED, reason(error)) from error
             raise
         if settled is None:
