@@ -112,6 +112,36 @@ def test_a_missing_right_charges_no_command_and_moves_none_to_troubleshooting(
         assert admin.execute("SELECT count(*) FROM public.effect").fetchone() == (5,)
 
 
+def test_row_security_that_hides_commands_is_waited_for_as_a_missing_right_is(
+    dsn: str, bus: CommandBus, workers: str, worker_role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a policy the queue would look empty; some services switch it on for all tables."""
+    hidden = threading.Event()
+
+    def pay(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        hidden.wait(20)
+
+    ids = [bus.send("payments", "Pay") for _ in range(4)]
+    switch = "ALTER TABLE cmdbus.ready {} ROW LEVEL SECURITY"
+    with connect(dsn) as admin:
+        admin.execute(f"GRANT INSERT ON public.effect TO {worker_role}".encode())
+        with running(workers, handling(pay, "Pay", retry=ONCE), concurrency=2) as worker:
+            eventually(lambda: bus.snapshot("payments")["in_progress"] == 2)
+            admin.execute(switch.format("ENABLE").encode())
+            hidden.set()
+            eventually(lambda: "by row-level security policy for table" in caplog.text)
+            eventually(lambda: worker.health.consecutive_failures > 1)
+            settings = Settings(dsn=workers, app="cmdbus.worker.demo:registry")
+            [check] = [check for check in preflight(settings) if check.name == "rights"]
+            assert check.finding is Finding.FATAL
+            assert "lacks BYPASSRLS for the row security of ready" in check.sentence
+            admin.execute(switch.format("DISABLE").encode())
+            records = [bus.wait("payments", id_, 15) for id_ in ids]
+        assert {(r.status, r.attempts) for r in records} == {("COMPLETED", 1)}
+        assert admin.execute("SELECT count(*) FROM public.effect").fetchone() == (4,)
+
+
 def test_due_commands_are_promoted_when_a_missing_right_is_granted(
     dsn: str, bus: CommandBus, workers: str, worker_role: str, caplog: pytest.LogCaptureFixture
 ) -> None:

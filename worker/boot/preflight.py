@@ -211,6 +211,8 @@ def _check_schema(connection: Connection, schema: str, role: str) -> Check:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         sentence = f"role {role!r} lacks {', '.join(missing[:3])}{more} in schema {schema!r}"
         fix = f"run cmdbus init --worker {role} as the schema's owner"
+        if missing[0].startswith("BYPASSRLS"):
+            fix = f"ALTER ROLE {role} BYPASSRLS, or ALTER TABLE ... DISABLE ROW LEVEL SECURITY"
         return Check("rights", Finding.FATAL, sentence, fix)
     try:
         schemas.check(connection, schema)

@@ -34,7 +34,11 @@ WHERE NOT has_table_privilege(c.oid, privilege)
 UNION ALL
 SELECT 'EXECUTE on ' || proname::text
 FROM home JOIN pg_proc f ON f.pronamespace = home.oid
-WHERE NOT has_function_privilege(f.oid, 'EXECUTE');
+WHERE NOT has_function_privilege(f.oid, 'EXECUTE')
+UNION ALL
+SELECT 'BYPASSRLS for the row security of ' || c.relname::text
+FROM home JOIN pg_class c ON c.relnamespace = home.oid JOIN wanted w ON w.relname = c.relname::text
+WHERE row_security_active(c.oid);
 
 -- name: read_budget
 -- The limits on connections for this role, -1 for none, and the number of other connections. Every
