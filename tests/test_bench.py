@@ -32,6 +32,8 @@ TINY = [*SHORT, "--rows", "2000", "--processes", "2", "--threads", "2", "--comma
 MORE = {
     "enqueue-concurrent": {"enqueue-concurrent-armed"},
     "drain": {"drain-cpu"},
+    "enqueue": {"enqueue-cpu"},
+    "latency": {"latency-cpu"},
     "drain-full": {"drain-full-cpu"},
     "instances": {"instances-bare", "instances-of-bare", "row-waits"},
 }
@@ -99,6 +101,22 @@ def test_several_scenarios_end_with_a_table(dsn: str) -> None:
     assert header.startswith("| scenario | figure | baseline |")
     assert set(rule) == set("| -")
     assert [line.split(" | ")[0] for line in (one, two)] == ["| enqueue", "| enqueue-bulk"]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not (SCRIPTS.parent / ".git").exists(), reason="needs the repository")
+def test_a_build_is_compared_with_another_revision(dsn: str) -> None:
+    arguments = ["enqueue", "--dsn", dsn, "--rounds", "2", "--seconds", "0.1"]
+    done = run("bench", *arguments, "--against", "HEAD")
+    rate, cpu = map(json.loads, done.stdout.splitlines())
+    assert (rate["scenario"], cpu["scenario"]) == ("enqueue", "enqueue-cpu")
+    assert (rate["limit"], cpu["limit"]) == (None, 0.95)
+    assert all(line["figure"] > 0 and line["baseline"] > 0 for line in (rate, cpu))
+    low, high = cpu["spread"]
+    assert low * 0.9 <= cpu["baseline"] / cpu["figure"] <= high * 1.1
+    unknown = run("bench", *arguments, "--against", "no-such-revision")
+    assert unknown.returncode == 2
+    assert unknown.stderr.startswith("bench: no revision no-such-revision: ")
 
 
 @pytest.mark.process

@@ -142,12 +142,19 @@ def reached(ratio: float, limit: float | None) -> bool:
     return limit is None or ratio >= limit
 
 
-def rate_of(step: Callable[[], object], seconds: float) -> float:
-    """How often in a second `step` runs, one after the other; at least once."""
+def count_of(step: Callable[[], object], seconds: float) -> tuple[int, float]:
+    """How often `step` runs, one after the other, until these seconds are over, at least once;
+    and the seconds that this took."""
     began = time.monotonic()
     deadline, count, now = began + seconds, 0, began
     while not count or now < deadline:
         step()
         count += 1
         now = time.monotonic()
-    return count / (now - began)
+    return count, now - began
+
+
+def rate_of(step: Callable[[], object], seconds: float) -> float:
+    """How often `step` runs in a second."""
+    count, took = count_of(step, seconds)
+    return count / took

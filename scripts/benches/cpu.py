@@ -1,13 +1,15 @@
 """CPU time of processes, from /proc: of those that are on this machine."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 #: Seconds of CPU by pid.
 Reading = Mapping[int, float]
+Figure = TypeVar("Figure")
 
 _NANOSECOND = 1e-9
 
@@ -19,6 +21,13 @@ def read(pids: Iterable[int]) -> Reading:
 def spent(before: Reading, after: Reading) -> float:
     """Seconds between two readings; a process that started in between counts from its start."""
     return sum(max(0.0, seconds - before.get(pid, 0.0)) for pid, seconds in after.items())
+
+
+def of(work: Callable[[], Figure], pids: Iterable[int]) -> tuple[Figure, float]:
+    """What `work` returns, and the seconds that these processes spend meanwhile."""
+    before = read(pids)
+    found = work()
+    return found, spent(before, read(before))
 
 
 def tree(pid: int) -> list[int]:

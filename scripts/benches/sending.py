@@ -6,14 +6,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import psycopg
 
 from benches.bare import senders
-from benches.comparison import Comparison, Found, Place, rate_of
+from benches.comparison import Comparison, Found, Place
 from benches.crews import crew
+from benches.yard import rates_and_cpu, yard
 from cmdbus.producer.bus import CommandBus
 from cmdbus.producer.ids import new_id, new_ids
 from cmdbus.producer.requests import SendRequest
@@ -44,18 +46,17 @@ _LEAD_S, _ANSWER_S = 0.02, 60.0
 
 def enqueue(slot: Place) -> Found:
     """bus.send of one command after the other, against a bare INSERT of one row into the same
-    table with its trigger."""
-    with CommandBus(slot.dsn) as bus, slot.connect() as connection:
+    table with its trigger. CPU is that of the sender and of all backends."""
+    with yard(slot) as here, slot.connect() as connection:
 
         def insert() -> None:
             id_ = new_id()
             connection.execute(_INSERT, (DOMAIN, PRIORITY, id_, TYPE, JSON, id_))
 
         pairs = slot.alternate(
-            lambda seconds: rate_of(insert, seconds),
-            lambda seconds: rate_of(lambda: send(bus), seconds),
+            partial(here.cost_of, insert), partial(here.cost_of, lambda: send(here.bus))
         )
-    return {"enqueue": Comparison(pairs=pairs, configuration={"payload_bytes": len(JSON)})}
+    return rates_and_cpu("enqueue", pairs, payload_bytes=len(JSON))
 
 
 def enqueue_bulk(slot: Place) -> Found:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median, quantiles
 
-from benches import bare
+from benches import bare, cpu
 from benches.comparison import Comparison, Found, Place
 from benches.crews import Crew, crew
 from benches.fleet import DOMAIN, TYPE, Fleet, fleet, nothing, show_start, sleep
@@ -79,26 +79,26 @@ def _io(here: Yard, count: int) -> float:
 def latency(slot: Place) -> Found:
     """From before the send to the handler's first line in an idle fleet of 2 x 8 (p50), against
     the bare floor, in alternation: from before an INSERT with a NOTIFY to the end of the claim in
-    another process that listens."""
+    another process that listens. CPU is that of the fleet and of its and the sender's backends,
+    against that of the other process and its backend."""
     count = max(slot.sizes.rounds, slot.sizes.commands // _LATENCY_PART)
-    floors: list[float] = []
-    with (
-        yard(slot) as here,
-        crew(1, bare.claimer, slot.dsn) as claimer,
-        fleet(slot.dsn, {TYPE: show_start}, processes=2, threads=8) as running,
-    ):
-        bare.create_plain(here.connection)
-        here.clear()
-        for number in range(count):
-            rest = _REST_S + number % 10 / 1000
-            claimer.order()
-            time.sleep(rest)
-            floors.append(_floor_ms(here, claimer))
-            time.sleep(rest)
-            here.send(TYPE, {"sent": time.time()})
-        here.await_end(DOMAIN, running.check)
-        ours = [ms for (ms,) in here.connection.execute(_SEND_TO_START, (TYPE,)).fetchall()]
-    pairs = list(zip(_medians(floors, slot), _medians(ours, slot), strict=True))
+    with yard(slot) as here, crew(1, bare.claimer, slot.dsn) as claimer:
+        theirs = here.server()
+        with fleet(slot.dsn, {TYPE: show_start}, processes=2, threads=8) as running:
+            bare.create_plain(here.connection)
+            here.clear()
+            before = cpu.read([*claimer.pids, *running.pids(), *here.server()])
+            floors = _send_in_turns(here, claimer, count)
+            here.await_end(DOMAIN, running.check)
+            server = here.server()
+            spent = [
+                cpu.spent(before, cpu.read(pids))
+                for pids in (
+                    [*claimer.pids, *theirs],
+                    [*running.pids(), *(pid for pid in server if pid not in theirs)],
+                )
+            ]
+            ours = [ms for (ms,) in here.connection.execute(_SEND_TO_START, (TYPE,)).fetchall()]
     configuration = {
         "commands": count,
         "p99_ms": _p99(ours),
@@ -106,7 +106,28 @@ def latency(slot: Place) -> Found:
         "processes": 2,
         "threads": 8,
     }
-    return {"latency": Comparison(pairs=pairs, configuration=configuration, less=True)}
+    of_rounds = zip(_medians(floors, slot), _medians(ours, slot), strict=True)
+    pairs = {"latency": list(of_rounds)}
+    if server:
+        floor_us, our_us = (1e6 * seconds / count for seconds in spent)
+        pairs["latency-cpu"] = [(floor_us, our_us)]
+    return {
+        name: Comparison(pairs=each, configuration=configuration, less=True)
+        for name, each in pairs.items()
+    }
+
+
+def _send_in_turns(here: Yard, claimer: Crew, count: int) -> list[float]:
+    """Commands and bare rows; returns the times of the rows in milliseconds."""
+    floors = []
+    for number in range(count):
+        rest = _REST_S + number % 10 / 1000
+        claimer.order()
+        time.sleep(rest)
+        floors.append(_floor_ms(here, claimer))
+        time.sleep(rest)
+        here.send(TYPE, {"sent": time.time()})
+    return floors
 
 
 def _floor_ms(here: Yard, claimer: Crew) -> float:

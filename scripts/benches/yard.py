@@ -1,5 +1,6 @@
 """Where commands are sent to fleets and to bare loops, and looked at afterwards."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import psutil
 import psycopg
 
 from benches import cpu
-from benches.comparison import Comparison, Found, Place
+from benches.comparison import Comparison, Found, Place, count_of
 from benches.crews import Crew
 from benches.fleet import DOMAIN, TYPE, Fleet
 from cmdbus.producer.bus import CommandBus
@@ -67,6 +68,13 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    rate: float
+    #: As in Drained.
+    cpu_us: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Yard:
     slot: Place
     bus: CommandBus
@@ -108,6 +116,12 @@ class Yard:
         crew.answers(_PATIENCE_S)
         return drained
 
+    def cost_of(self, step: Callable[[], object], seconds: float) -> Cost:
+        """Of `step`, which this process repeats."""
+        server = self.server()
+        (count, took), spent = cpu.of(lambda: count_of(step, seconds), [os.getpid(), *server])
+        return Cost(count / took, 1e6 * spent / count if server else None)
+
     def await_end(self, domain: str, check: Callable[[], None]) -> None:
         self._await_none(_ANY, domain, check=check)
 
@@ -140,7 +154,7 @@ class Yard:
             # Of a single row: a look at all rows would slow what is measured.
             row = first + int(part * (last - first))
             self._await_none(_IS_THERE, domain, row, check=check)
-            running = [*pids(), *self._server()]
+            running = [*pids(), *self.server()]
             times.append(time.time())
             readings.append(cpu.read(running))
         self._await_none(_IS_THERE, domain, last, check=check)
@@ -150,12 +164,13 @@ class Yard:
             raise RuntimeError(f"{sent} commands were sent to {domain}, {row[0]} completed")
         whole, first_third, last_third = map(float, row[1:4])
         [spent] = [cpu.spent(*pair) for pair in pairwise(readings)]
-        known = self._server() and row[4] > sent / 4
+        known = self.server() and row[4] > sent / 4
         cpu_us = 1e6 * spent / row[4] if known else None
         return Drained(sent, whole, first_third, last_third, cpu_us)
 
-    def _server(self) -> list[int]:
-        """Pids; none if the server is on another machine."""
+    def server(self) -> list[int]:
+        """The pids that work for this database, but for that of `connection`; none if the server
+        is on another machine."""
         if not _is_postgres(self.connection.info.backend_pid):
             return []
         return [pid for (pid,) in self.connection.execute(_SERVER).fetchall()]
@@ -192,7 +207,7 @@ def warming(requests: Sequence[SendRequest]) -> Sequence[SendRequest]:
 
 
 def rates_and_cpu(
-    name: str, pairs: Sequence[tuple[Drained, Drained]], **configuration: object
+    name: str, pairs: Sequence[tuple[Drained | Cost, Drained | Cost]], **configuration: object
 ) -> Found:
     """The rate is the row `name`; the CPU a command, if it is known, `name`-cpu."""
     rates = tuple((one.rate, two.rate) for one, two in pairs)
