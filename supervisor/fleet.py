@@ -21,7 +21,7 @@ from cmdbus.exits import ExitStatus
 from cmdbus.failpoints import IN_REAP, failpoint
 from cmdbus.settings import Settings
 from cmdbus.supervisor.aftermath import Aftermath, BootFailure, Ending, aftermath, boot_failure
-from cmdbus.supervisor.fleet_view import FleetView, Number, ProcessView, is_drained, observe
+from cmdbus.supervisor.fleet_view import FleetView, Number, ProcessView, observe
 from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop
 from cmdbus.supervisor.processes import Spawner, SupervisedProcess, running_commands
 from cmdbus.supervisor.restarts import Restarts
@@ -140,11 +140,6 @@ class Fleet:
             )
         else:
             logger.warning("%s worker process stays: there is always one", before)
-
-    def is_drained(self, since: float) -> bool:
-        return is_drained(
-            self._board.snapshot(), since, wanted=self.wanted, listens=self._settings.listen
-        )
 
     def report(self) -> None:
         """The board into the log, and the stacks of all processes as soon as they are written."""

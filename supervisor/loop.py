@@ -23,7 +23,7 @@ from cmdbus.readiness import Finding, sentences
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import reap_orphans, wait
 from cmdbus.supervisor.fleet import Fleet
-from cmdbus.supervisor.fleet_view import FleetView
+from cmdbus.supervisor.fleet_view import FleetView, is_drained
 from cmdbus.supervisor.host import Pidfile, check_free, listen, pidfile_path
 from cmdbus.supervisor.policy import decide
 from cmdbus.supervisor.preflight_process import PreflightProcess
@@ -31,8 +31,7 @@ from cmdbus.supervisor.processes import Spawner
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
 from cmdbus.supervisor.signals import Signals
 from cmdbus.supervisor.stacks import Stacks
-from cmdbus.supervisor.startup import make_board, pass_preflight, with_database
-from cmdbus.supervisor.startup_probes import StartupProbes
+from cmdbus.supervisor.startup import StartupProbes, make_board, pass_preflight, with_database
 from cmdbus.supervisor.systemd_notifier import SystemdNotifier
 from cmdbus.timeouts import RESCUE_SECONDS
 
@@ -106,11 +105,6 @@ class Supervisor:
         self._not_kept = ""
         #: The preflight of the new application, during a reload.
         self._preflight: PreflightProcess | None = None
-        #: Seconds that workers must have been idle. A polling worker starts over at each poll: at a
-        #: quarter of the interval all of them are idle that long at the same time.
-        self._idle_seconds = _DRAINED_SECONDS
-        if not settings.listen:
-            self._idle_seconds = min(_DRAINED_SECONDS, settings.poll_interval / 4)
         self._since = time.monotonic()
         self._stop_by: float | None = None
         self._code = Exit.DONE
@@ -184,8 +178,17 @@ class Supervisor:
         elif self._fleet.is_crash_loop(now):
             logger.error("too many processes exit as soon as they start: giving up")
             self._give_up(Exit.CRASH_LOOP)
-        elif self._settings.drain and self._fleet.is_drained(now - self._idle_seconds):
+        elif self._settings.drain and self._is_drained(now):
             self._stop(self._settings.drain_timeout, "everything is done")
+
+    def _is_drained(self, now: float) -> bool:
+        seconds, listens = _DRAINED_SECONDS, self._settings.listen
+        if not listens:
+            # A polling worker starts over at each poll: at a quarter of the interval all of them
+            # are idle that long at the same time.
+            seconds = min(seconds, self._settings.poll_interval / 4)
+        board = self._board.snapshot()
+        return is_drained(board, now - seconds, wanted=self._fleet.wanted, listens=listens)
 
     def _give_up(self, code: Exit) -> None:
         self._code = code

@@ -5,6 +5,7 @@ misses notifications.
 """
 
 import os
+import re
 import socket
 from contextlib import suppress
 
@@ -74,10 +75,8 @@ def clear_notify_env() -> None:
 
 
 def _watchdog() -> float | None:
-    watched = os.environ.get("WATCHDOG_PID")
-    if watched is not None and watched != str(os.getpid()):
-        return None
-    timeout = os.environ.get("WATCHDOG_USEC", "")
-    if not timeout.isascii() or not timeout.isdigit() or int(timeout) == 0:
-        return None
-    return int(timeout) / 2e6
+    pid, timeout = str(os.getpid()), os.environ.get("WATCHDOG_USEC", "")
+    is_watched = os.environ.get("WATCHDOG_PID", pid) == pid and re.fullmatch(
+        "0*[1-9][0-9]*", timeout
+    )
+    return int(timeout) / 2e6 if is_watched else None
