@@ -18,7 +18,6 @@ from cmdbus.worker.steward.maintenance import Maintenance
 from cmdbus.worker.steward.retention import (
     MIN_SWEEP_SECONDS,
     Keep,
-    Removal,
     Retention,
     due_sweeps,
     plan_days,
@@ -218,12 +217,12 @@ def test_a_plan_names_the_days_and_domains_whose_time_is_over() -> None:
     days = ["finished_20260110", "finished_20260101", "finished_20260105", "finished_20269999"]
     keeps = {"short": Keep(86400.0), "usual": Keep(7 * 86400.0)}
     now = seconds("2026-01-10T12:00")
-    assert plan_days(now, days, keeps) == [Removal("finished_20260101", None)]
+    assert plan_days(now, days, keeps) == ["finished_20260101"]
     assert due_sweeps(keeps) == ["short"]
-    assert plan_sweeps(now, days, keeps, {"short"}) == [Removal("finished_20260105", "short")]
+    assert plan_sweeps(now, days, keeps, {"short"}) == [("finished_20260105", "short")]
     ever = {"long": Keep(300_000 * 366 * 86400.0)}
     assert plan_days(seconds("2026-01-10"), days, ever) == []
-    assert plan_days(seconds("2026-01-20"), days, {})[-1] == Removal("finished_20260110", None)
+    assert plan_days(seconds("2026-01-20"), days, {})[-1] == "finished_20260110"
 
 
 @pytest.mark.parametrize(

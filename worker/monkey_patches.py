@@ -17,7 +17,7 @@ _FUNCTIONS = (
 
 
 def patched() -> str:
-    """What is patched and what to do, in one sentence; empty if nothing is."""
+    """The patched functions and the remedy, in one sentence; empty if there are none."""
     found = [
         (name, getattr(function, "__module__", None) or type(function).__module__)
         for name, get in _FUNCTIONS

@@ -1,4 +1,4 @@
-"""A worker's main thread while its threads run: beats, and gives up what is overdue. It never
+"""A worker's main thread while its threads run: beats, and gives up overdue threads. It never
 touches the database."""
 
 import logging

@@ -54,7 +54,7 @@ class BoardMemory:
         self._memory.close()
 
     def write(self, at: int, record: object) -> None:
-        """Writes a dataclass as a sealed record, whose seal is the cell `at`."""
+        """Writes a dataclass as a sealed record, with the seal in the cell `at`."""
         self.write_bytes(at, format_of(type(record)).pack(record))
 
     def read(self, at: int, record: type[_Record]) -> _Record | None:

@@ -102,7 +102,7 @@ RESCUED = PARKED + 2
 CLAIMS = 6 * LINE
 CLAIM_COUNT = 512
 CLAIM_CELLS = 5
-#: After the claims lies a line to which those without an index are written; it is never read.
+#: Claims without an index are written to the line between the claims and these; it is never read.
 COMMAND_TYPES = CLAIMS + CLAIM_COUNT * CLAIM_CELLS + LINE
 COMMAND_TYPE_CELLS = 4 * LINE
 

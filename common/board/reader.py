@@ -1,4 +1,4 @@
-"""Reads the board into values. Never waits for a writer, and never fails on what it reads."""
+"""Reads the board into values. Never waits for a writer, and never fails on garbage."""
 
 from collections.abc import Iterable
 from mmap import mmap

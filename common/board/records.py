@@ -168,7 +168,7 @@ class CommandState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRecord(SlotState):
     command: CommandState
-    #: The slot's thread runs a command, whose domain and type follow the record.
+    #: The slot's thread runs a command, and the domain and type follow the record.
     named: bool
 
 

@@ -38,10 +38,10 @@ class Seat:
     #: The resident memory of its process, measured once a second.
     rss_bytes = Cell(offsets.RSS)
 
-    #: When the leader began to wait for work, which it writes before it reads the arming for the
-    #: last time; 0 if it does not wait.
+    #: The time at which the leader began to wait for work, written before it reads the arming for
+    #: the last time; 0 if it does not wait.
     parked = Cell(offsets.PARKED)
-    #: Written by the steward: the generation of the dead process whose claims are released.
+    #: Written by the steward: the generation of the dead process that it has rescued.
     rescued = Cell(offsets.RESCUED)
 
     def __init__(self, memory: BoardMemory, layout: Layout, seat: int) -> None:

@@ -22,7 +22,7 @@ def size_of(path: Path) -> int:
 
 
 def read_stacks(path: Path, since: int = 0) -> str:
-    """What was written from the byte `since` on, if the file has not been emptied meanwhile."""
+    """The text from the byte `since` on; all of it if the file has been emptied meanwhile."""
     try:
         descriptor = open_ordinary(path, os.O_RDONLY)
     except OSError:

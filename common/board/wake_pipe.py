@@ -1,4 +1,4 @@
-"""Pipes shared by a node's processes, whose bytes have no meaning: each byte wakes one reader.
+"""Pipes shared by a node's processes. Their bytes have no meaning: each byte wakes one reader.
 
 No call blocks but `wait_for`. A full pipe drops a byte: those in it already wake every reader.
 """

@@ -126,7 +126,7 @@ def _made(app: str, factory: Callable[[], object]) -> object:
 def _failed(what: str, error: BaseException) -> AppError:
     """With the traceback, from the user's code on."""
     trace = traceback.TracebackException.from_exception(error)
-    ours = ("<frozen importlib", str(importlib.__file__), __file__)
-    frames = [frame for frame in trace.stack if not frame.filename.startswith(ours)]
+    importing = ("<frozen importlib", str(importlib.__file__), __file__)
+    frames = [frame for frame in trace.stack if not frame.filename.startswith(importing)]
     trace.stack = traceback.StackSummary.from_list(frames)
     return AppError(f"{what} failed:\n{''.join(trace.format()).rstrip()}")

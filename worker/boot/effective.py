@@ -141,7 +141,7 @@ def _shown(found: Setting) -> str:
     return f"{int(found.value) / 1000:g} s" if int(found.value) else "off"
 
 
-#: Where a setting can come from, and how it is reset there.
+#: The sources of a setting, and the way to reset it there.
 _SOURCES = {
     "client": (
         "from the DSN's options or PGOPTIONS",

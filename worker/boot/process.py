@@ -127,7 +127,7 @@ def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker
 
 
 class _Stop:
-    """SIGTERM: an order of the supervisor, whose deadline is on the board, or from outside."""
+    """SIGTERM: an order of the supervisor, with its deadline on the board, or from outside."""
 
     def __init__(self, node: Node, settings: Settings, leave: Callable[[float], None]) -> None:
         self._node = node

@@ -128,7 +128,7 @@ class Demo:
                 self._supervisor.send(signal.Signals(number))
 
     def _supervise(self) -> int:
-        """In the child, whose process group the terminal does not signal. Its signals stay blocked
+        """In the child: the terminal does not signal its process group, and signals stay blocked
         until it handles them."""
         if self._log is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW

@@ -1,4 +1,4 @@
-"""The node's listening session, and what it has heard that a round must act on."""
+"""The node's listening session, and the notifications that a round must act on."""
 
 import logging
 import threading

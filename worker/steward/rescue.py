@@ -43,7 +43,7 @@ _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 0.5
 
 @dataclass(slots=True)
 class Rescued:
-    """What became of each claim of the dead."""
+    """The claims of the dead, by what was done with them."""
 
     #: Not started when it died: claimable again, as if nothing had been.
     released: list[Claim] = field(default_factory=list)
@@ -102,11 +102,11 @@ def rescue(
 class _Rescuer:
     connection: Connection
     #: The statements for the claims of the dead.
-    theirs: Claims
+    claims: Claims
     registry: HandlerRegistry
     attribution: Attribution
     rescued: Rescued = field(default_factory=Rescued)
-    #: Rows whose release has failed.
+    #: Claims that could not be released.
     rejected: set[Claim] = field(default_factory=set)
     #: Something was read; and there are too many rows to find what the seat does not show.
     began: bool = False
@@ -119,7 +119,7 @@ class _Rescuer:
         if self.too_many or (claims and not began):
             return claims
         try:
-            return self.theirs.claimed(self.connection)
+            return self.claims.claimed(self.connection)
         except psycopg.errors.QueryCanceled as error:
             self.too_many = True
             logger.warning(
@@ -133,7 +133,7 @@ class _Rescuer:
         seat = self.attribution.seat
         shown = [key.command_id for key in seat.claims]
         shown += [slot.command.command_id for slot in seat.slots if slot.command]
-        return self.theirs.claimed(self.connection, shown) if shown else []
+        return self.claims.claimed(self.connection, shown) if shown else []
 
     def hand_back(self, claims: list[Claim]) -> bool:
         """False if other sessions have locked some of the rows."""
@@ -152,7 +152,7 @@ class _Rescuer:
     def _release(self, claims: list[Claim], lost: set[Claim]) -> set[Claim]:
         def work(some: Sequence[Claim]) -> list[Claim]:
             losses = [self.attribution.losses(claim) if claim in lost else None for claim in some]
-            return self.theirs.release_dead(
+            return self.claims.release_dead(
                 self.connection, some, losses, self.attribution.why, self.attribution.reason
             )
 
@@ -179,7 +179,7 @@ class _Rescuer:
         )
         finished = Finished(claim, outcome, max_attempts, time.monotonic())
         try:
-            settled, lost = settle_one(self.theirs, self.connection, finished)
+            settled, lost = settle_one(self.claims, self.connection, finished)
         except Exception as error:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise
@@ -244,6 +244,6 @@ class RescueRound:
 
 
 def _orphan_exit(seat: SeatView) -> ExitRecord:
-    """The exit of a process whose supervisor died before it could record one."""
+    """The exit of a process if its supervisor died before it could record one."""
     pid = seat.pid or 0
     return ExitRecord(generation=seat.generation, pid=pid, signal=signal.SIGKILL, orphaned=True)

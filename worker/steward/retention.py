@@ -34,12 +34,6 @@ SWEEP_SHARE, MIN_SWEEP_SECONDS, MAX_SWEEP_SECONDS = 0.1, 60.0, 3600.0
 _MAX_ROWS, _MAX_BLOCKS = 1000, 256
 
 
-class Removal(NamedTuple):
-    partition: str
-    #: None removes the whole day.
-    domain: str | None
-
-
 class Keep(NamedTuple):
     """For how long a domain keeps its history, and how long ago it was swept, in seconds."""
 
@@ -58,10 +52,10 @@ def sweep_seconds(keep: float) -> float:
     return min(max(keep * SWEEP_SHARE, MIN_SWEEP_SECONDS), MAX_SWEEP_SECONDS)
 
 
-def plan_days(now: float, partitions: Sequence[str], keeps: Mapping[str, Keep]) -> list[Removal]:
+def plan_days(now: float, partitions: Sequence[str], keeps: Mapping[str, Keep]) -> list[str]:
     """The days that no domain keeps any longer, the oldest first. Pure."""
     oldest = now - _longest(keeps)
-    return [Removal(name, None) for name, began in _days(partitions) if began + _DAY <= oldest]
+    return [name for name, began in _days(partitions) if began + _DAY <= oldest]
 
 
 def due_sweeps(keeps: Mapping[str, Keep]) -> list[str]:
@@ -76,11 +70,11 @@ def due_sweeps(keeps: Mapping[str, Keep]) -> list[str]:
 
 def plan_sweeps(
     now: float, partitions: Sequence[str], keeps: Mapping[str, Keep], domains: Set[str]
-) -> list[Removal]:
-    """The parts of the days that stay which `domains` do not keep, the oldest first. Pure."""
+) -> list[tuple[str, str]]:
+    """The days that stay, with the `domains` that do not keep them, the oldest first. Pure."""
     oldest = now - _longest(keeps)
     return [
-        Removal(name, domain)
+        (name, domain)
         for name, began in _days(partitions)
         for domain in sorted(domains)
         if began + _DAY > oldest and began < now - keeps[domain].seconds
@@ -107,8 +101,8 @@ class Retention:
     def remove_days(self, connection: Connection) -> int:
         """Returns how many days are removed."""
         now, partitions = self._read_days(connection)
-        removals = plan_days(now, partitions, self._keeps(connection))
-        return sum(self._remove(connection, removal) for removal in removals)
+        days = plan_days(now, partitions, self._keeps(connection))
+        return sum(self._remove_day(connection, day) for day in days)
 
     def remove_records(self, connection: Connection) -> int:
         """Of processes that ended long ago, and of changes to domains; returns how many."""
@@ -125,8 +119,8 @@ class Retention:
         if not begun:
             return 0
         now, partitions = self._read_days(connection)
-        removals = plan_sweeps(now, partitions, keeps, begun)
-        return sum(self._remove(connection, removal) for removal in removals)
+        sweeps = plan_sweeps(now, partitions, keeps, begun)
+        return sum(self._remove_rows(connection, day, domain) for day, domain in sweeps)
 
     def sweep_in(self, connection: Connection) -> float:
         """Seconds until a domain is to be swept, or until settings that an operator changes
@@ -154,16 +148,16 @@ class Retention:
         numbered = numbers(number for number in living if number is not None)
         return int(self._claims.value(connection, "retain_incarnations", living=numbered))
 
-    def _remove(self, connection: Connection, removal: Removal) -> int:
-        partition, domain = removal
-        remove = partial(self._claims.value, connection, partition=partition)
-        if domain is None:
-            remove_blocks = partial(remove, "retain_day")
-            work = partial(self._repeat, remove_blocks, _MAX_BLOCKS, until=True)
-            return self._attempt(f"history ({partition})", work)
-        remove_rows = partial(remove, "retain_domain", domain=domain)
-        work = partial(self._repeat, remove_rows, _MAX_ROWS, until=0)
-        return self._attempt(f"history ({partition} of domain {domain})", work)
+    def _remove_day(self, connection: Connection, day: str) -> int:
+        remove = partial(self._claims.value, connection, "retain_day", partition=day)
+        work = partial(self._repeat, remove, _MAX_BLOCKS, until=True)
+        return self._attempt(f"history ({day})", work)
+
+    def _remove_rows(self, connection: Connection, day: str, domain: str) -> int:
+        values = {"partition": day, "domain": domain}
+        remove = partial(self._claims.value, connection, "retain_domain", **values)
+        work = partial(self._repeat, remove, _MAX_ROWS, until=0)
+        return self._attempt(f"history ({day} of domain {domain})", work)
 
     def _attempt(self, what: str, remove: Callable[[], int]) -> int:
         try:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for the boards of whole fleets in one round.
 _ROUND_SECONDS = 60.0
-#: Seconds until boards are tried again whose processes' sessions have not ended.
+#: Seconds until boards are tried again because sessions of their processes have not ended.
 _RETRY_SECONDS = 5.0
 #: Seconds between checks whether a process that outlived its supervisor has exited.
 _LIVING_SECONDS = 1.0

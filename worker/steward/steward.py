@@ -55,8 +55,8 @@ _RETRY_RENEWAL_SECONDS = 3.0
 #: Seconds between two warnings while passes keep failing.
 _WARNING_SECONDS = 30.0
 
-#: Does what is due, and returns the seconds until it is due again; infinity leaves that to a byte
-#: in the steward's pipe. It is called more often than that: in each pass.
+#: Does its due work, and returns the seconds until the next; infinity leaves that to a byte in the
+#: steward's pipe. It is called more often than that: in each pass.
 Round = Callable[[Connection], float]
 
 
@@ -93,9 +93,9 @@ class Steward:
         self._rounds: list[Round] = []
         #: The monotonic time after which the current round is late; infinite between rounds.
         self.late_at = float("inf")
-        #: Since when no session can be opened; None while one is open.
+        #: The time since which no session can be opened; None while one is open.
         self.away_since: float | None = None
-        #: What ended the thread before `stop`.
+        #: The error that ended the thread before `stop`.
         self.ended_by: BaseException | None = None
         self._warned_at = float("-inf")
         self._stopping = threading.Event()
@@ -137,7 +137,7 @@ class Steward:
             self._session.abort_io()
 
     def allow(self, seconds: float) -> None:
-        """For a round whose next statements may take longer than others."""
+        """Gives the next statements of a round more time than others have."""
         self.late_at = time.monotonic() + seconds
 
     def _run(self) -> None:

@@ -1,5 +1,5 @@
-"""Warns of commands that wait because no worker handles their type, as after a misspelling: no
-command of theirs ever fails, so nothing else would show it."""
+"""Warns of commands that wait because no worker handles their type, as after a misspelling: such a
+command never fails, so nothing else would show it."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Unhandled:
     def __init__(self, claims: Claims, domains: Sequence[str]) -> None:
         self._claims = claims
         self._domains = list(domains)
-        #: When each type was reported, in monotonic time.
+        #: The monotonic time of each type's report.
         self._reported: dict[tuple[str, str], float] = {}
         self._not_before = float("-inf")
 
