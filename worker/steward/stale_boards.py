@@ -41,25 +41,23 @@ class StaleBoards:
         self._boards = [path for path in boards if path.suffix[1:].isdigit()]
         #: Released by an earlier try.
         self._done: set[tuple[Path, int]] = set()
-        self._due = 0.0
+        #: Monotonic time of the next try.
+        self.due_at = 0.0
         self._pause = _RETRY_SECONDS
 
     def run(self, connection: Connection) -> float:
-        now = time.monotonic()
-        if self._boards and now >= self._due:
-            self._allow(_ROUND_SECONDS)
-            return self.rescue(connection)
-        return self._due - now if self._boards else float("inf")
-
-    def rescue(self, connection: Connection) -> float:
-        """Tries all boards; returns the seconds until it must try again."""
+        if not self._boards:
+            return float("inf")
+        if (pause := self.due_at - time.monotonic()) > 0:
+            return pause
+        self._allow(_ROUND_SECONDS)
         self._pause = _RETRY_SECONDS
         try:
             for path in list(self._boards):
                 if self._is_rescued(connection, path):
                     self._boards.remove(path)
         finally:
-            self._due = time.monotonic() + self._pause
+            self.due_at = time.monotonic() + self._pause
         return self._pause if self._boards else float("inf")
 
     def _is_rescued(self, connection: Connection, path: Path) -> bool:
