@@ -183,7 +183,7 @@ def test_what_a_worker_has_claimed_is_found_and_given_back_without_its_payload(
         rescue = steward.claims.of(dead.incarnation)
         found = rescue.claimed(connection)
         assert [claim.data for claim in found] == ["", ""]
-        given = rescue.release_dead(connection, found, [None, 1], "gone")
+        given = rescue.release(connection, found, [None, 1], "gone")
         assert len(given) == 2
         assert toast_pages(connection) == before
     assert len(claimed(steward, 10_000 * KB)) == 2

@@ -84,7 +84,7 @@ class Traffic:
         kind = rand.choice([OutcomeKind.RETRY, OutcomeKind.TROUBLE, OutcomeKind.FAILED])
         outcome = Outcome(kind=kind, delay=rand.random() * 0.3, code="C", message="", details="{}")
         claims.settle(connection, [Finished(c, outcome, 3, 0.0) for c in fail])
-        claims.release_dead(connection, release, [rand.choice([None, 1]) for _ in release], "why")
+        claims.release(connection, release, [rand.choice([None, 1]) for _ in release], "why")
 
     def promote(
         self, connection: psycopg.Connection, bus: CommandBus, claims: Claims, rand: random.Random

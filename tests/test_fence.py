@@ -149,7 +149,7 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
         assert claims.settle_within(within, ended(lost, outcome), "x")[0] is False
         roll_back(claims, within)
     assert claimer.renew(lost) == [lost]
-    assert claims.release_dead(connection, [lost], [1], "why") == []
+    assert claims.release(connection, [lost], [1], "why") == []
     assert connection.execute("SELECT * FROM cmdbus.ready").fetchall() == before
 
 
@@ -170,7 +170,7 @@ def test_of_two_claims_with_one_id_only_the_lost_one_is_reported(
     assert claimer.renew(again, lost) == [lost]
     assert claims.still_held(connection, [again, lost]) == [again]
     with connection.transaction(force_rollback=True):
-        assert claims.release_dead(connection, [again, lost], [1, 1], "why") == [again]
+        assert claims.release(connection, [again, lost], [1, 1], "why") == [again]
     settle = claimer.settle_as_batch if outcome is None else claimer.settle
     assert settle(ended(again, outcome), ended(lost, outcome)) == [lost]
 
@@ -213,7 +213,7 @@ def test_a_command_that_has_begun_is_released_with_a_loss_or_a_reason(
     """And each leaves an event; what had not begun leaves none."""
     bus.send("payments", "Debit")
     claim = claimer.claim_one()
-    released = claimer.claims.release_dead(connection, [claim], [losses], "why", reason)
+    released = claimer.claims.release(connection, [claim], [losses], "why", reason)
     assert released == [claim]
     events = connection.execute("SELECT kind, code, message FROM cmdbus.event").fetchall()
     assert events == ([] if code is None else [("LOST", code, "why")])
@@ -232,7 +232,7 @@ def test_a_release_with_neither_a_loss_nor_a_reason_is_refused(
     bus.send("payments", "Debit")
     claim = claimer.claim_one()
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="without a loss"):
-        claimer.claims.release_dead(connection, [claim] * 2, [None, losses], "why", reason)
+        claimer.claims.release(connection, [claim] * 2, [None, losses], "why", reason)
     assert claimer.claims.still_held(connection, [claim]) == [claim]
 
 

@@ -155,7 +155,7 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
         ]
         assert worker.renew(connection, {worker.incarnation: claims}) == []
         assert worker.settle(connection, finished) == []
-        assert len(worker.release_dead(connection, claims[len(finished) :], [1] * 4, "why")) == 4
+        assert len(worker.release(connection, claims[len(finished) :], [1] * 4, "why")) == 4
         Timers(worker, ["payments"], KINDS).read(connection, leases=True)
         assert bus.troubleshooting.count() == 1
         bus.troubleshooting.retry(

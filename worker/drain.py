@@ -114,7 +114,7 @@ class Drain:
         if verdict:
             why = "its worker was replaced"
         loss = int(bool(verdict) or not ordered)
-        return self._claims.release_dead(
+        return self._claims.release(
             connection,
             claims,
             [loss] * len(claims),

@@ -1,6 +1,6 @@
 """The values of claiming: claims, their keys, requests and results. No statements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from math import inf
@@ -127,6 +127,20 @@ class ClaimResult(NamedTuple):
     stopped_at: tuple[str, int] | None
     #: Pages that it has read.
     pages: int
+
+
+def results_of(rows: Sequence[Row], *, prefetched: bool) -> Iterator[ClaimResult]:
+    """The results of a round trip: the rows of each claim end with one that has no token."""
+    claims: list[Claim] = []
+    made = Claim._make
+    for row in rows:
+        if row[4] is not None:
+            claims.append(made(row[1:]))
+        elif row[3] is not None:
+            _, domain, priority, id_, *_, pages, _ctid = row
+            stopped_at = None if domain is None else (domain, priority)
+            yield ClaimResult(claims, prefetched, id_, stopped_at, int(pages))
+            claims, prefetched = [], True
 
 
 class TimerReading(NamedTuple):

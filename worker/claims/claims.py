@@ -1,28 +1,39 @@
-"""The statements by which a worker registers and claims."""
+"""The statements of workers: claim, settle, release, renew, read.
+
+Each settlement, release and renewal names the claim's key, command, token and claimer: no
+such row means that the claim was lost, and nothing is written. All four, because a server
+that was restored to an earlier point gives ids and tokens again, to other commands.
+"""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
+from typing import Literal, TypeVar
 from uuid import UUID
 
 import psycopg
 
+from cmdbus.board.counters import OutcomeLabel
+from cmdbus.database.executor import Executor
 from cmdbus.database.session_names import session_name
-from cmdbus.worker.claims.arrays import ctids, numbers, texts, whole
+from cmdbus.worker.claims.arrays import ctids, ids, numbers, texts, whole
 from cmdbus.worker.claims.claim import (
     Claim,
     ClaimKey,
+    ClaimRef,
     ClaimRequest,
     ClaimResult,
     ClaimScope,
     Connection,
     Finished,
-    Row,
+    results_of,
 )
-from cmdbus.worker.claims.held import HeldClaims, positioned
-from cmdbus.worker.claims.outcomes import completed
+from cmdbus.worker.claims.outcomes import completed, with_ascii_texts
 from cmdbus.worker.claims.rejections import was_executed
+
+Item = TypeVar("Item")
 
 _PRIORITY_AND_ID = itemgetter(1, 2)
 _NO_CLAIM = Claim(
@@ -32,15 +43,23 @@ _NO_CLAIM = Claim(
 )
 
 
-class Claims(HeldClaims):
+class Claims(Executor):
     """The statements of one incarnation of a worker."""
 
     def __init__(self, schema: str, lease: float, scope: ClaimScope = ClaimScope.ANY) -> None:
-        super().__init__(schema, lease)
+        super().__init__(schema)
+        #: Random, as a restored database would give a number of its own again.
+        self.incarnation = secrets.randbelow(2**63 - 1) + 1
+        #: The name under which the view `command` shows this worker.
+        self.worker = ""
+        #: The node's command types, as "domain type"; written with each renewal.
+        self.types: list[str] = []
+        #: In seconds alone: PostgreSQL adds days by the calendar of the session's zone.
+        self.lease = f"{lease:f} seconds"
+        #: Seconds between two renewals of a lease.
+        self.renewal_seconds = lease / 3
         self._scope = scope
         self._has_suspect = False
-        #: Its name, under which the view `command` shows its claims.
-        self.worker = ""
 
     @property
     def application_name(self) -> str:
@@ -58,6 +77,11 @@ class Claims(HeldClaims):
         others.incarnation = incarnation
         return others
 
+    def key(self, claim: Claim) -> ClaimKey:
+        return ClaimKey(
+            claim.domain, claim.priority, claim.id, claim.token, claim.command_id, self.incarnation
+        )
+
     def settle_and_claim(
         self,
         connection: Connection,
@@ -71,7 +95,7 @@ class Claims(HeldClaims):
             return self.settle(connection, done) if done else [], self._suspect(connection, request)
         settled = [finished.claim for finished in done]
         values = {
-            **self.fence(settled),
+            **self._fence(settled),
             **self._limits(request),
             "ctids": ctids([claim.ctid for claim in settled]),
             "attempts": whole([claim.attempts + 1 for claim in settled]),
@@ -80,14 +104,14 @@ class Claims(HeldClaims):
         }
         rows = self.execute(connection, "step", values, prepare=True, binary=True).fetchall()
         claims: list[Claim] = []
-        for each in _results(rows, ahead=not request.free):
+        for each in results_of(rows, prefetched=not request.free):
             result(each)
             claims += each.claims
         claims.sort(key=_PRIORITY_AND_ID)
         if len(request.domains) > 1:
             turns = {domain: turn for turn, domain in enumerate(request.domains)}
             claims.sort(key=lambda claim: turns[claim.domain])
-        return positioned(rows[0][0], settled), claims
+        return _positioned(rows[0][0], settled), claims
 
     def _limits(self, request: ClaimRequest) -> dict[str, object]:
         queues = request.queues
@@ -168,19 +192,149 @@ class Claims(HeldClaims):
         self._has_suspect = self._scope is ClaimScope.SUSPECT
         return Claim._make(row)
 
+    def settle(self, connection: Connection, done: Sequence[Finished]) -> list[Claim]:
+        """Settles outcomes of any kind; returns the claims that were lost."""
+        done = _storable(connection, done)
+        lost = self.value(connection, "settle", **self._outcomes(done), marker=None)
+        return _positioned(lost, [finished.claim for finished in done])
 
-def _results(rows: Sequence[Row], *, ahead: bool) -> Iterator[ClaimResult]:
-    """The results of a round trip: the rows of each claim end with one that has no token."""
-    claims: list[Claim] = []
-    made = Claim._make
-    for row in rows:
-        if row[4] is not None:
-            claims.append(made(row[1:]))
-        elif row[3] is not None:
-            _, domain, priority, id_, *_, pages, _ctid = row
-            stopped_at = None if domain is None else (domain, priority)
-            yield ClaimResult(claims, ahead, id_, stopped_at, int(pages))
-            claims, ahead = [], True
+    def settle_within(
+        self, connection: Connection, finished: Finished, marker: str
+    ) -> tuple[bool | None, list[str]]:
+        """Settles in its handler's transaction: None if that transaction has ended, False if the
+        claim was lost. And which statements SQL has prepared in the session."""
+        values = self._outcomes(_storable(connection, [finished]))
+        [(lost, prepared)] = self.rows(connection, "settle", **values, marker=marker)
+        return None if lost is None else not lost, prepared or []
+
+    def release(
+        self,
+        connection: Connection,
+        claims: Sequence[Claim],
+        losses: Sequence[int | None] | None = None,
+        why: str = "",
+        reason: str | None = None,
+    ) -> list[Claim]:
+        """Releases claims, with the losses of each that has begun, and why, in ASCII; `reason`:
+        STOPPED if some count none. Returns those that this worker still had, and that no other
+        session had locked."""
+        released = self.value(
+            connection,
+            "release",
+            **self._keys(claims),
+            losses=numbers(losses or [None] * len(claims)),
+            reason=reason,
+            why=why,
+        )
+        return _positioned(released, claims)
+
+    def still_held(self, connection: Connection, claims: Sequence[Claim]) -> list[Claim]:
+        rows = self.rows(connection, "find_held", **self._keys(claims))
+        return _positioned([position for (position,) in rows], claims)
+
+    def set_aside(
+        self,
+        connection: Connection,
+        key: ClaimKey,
+        code: str,
+        message: str,
+        table: Literal["ready", "scheduled"] = "ready",
+    ) -> bool:
+        """Moves a row to troubleshooting; `code` and `message` are ASCII. False if the row has
+        gone, or its claim was lost."""
+        values = {**key._asdict(), "table": table, "code": code, "message": message}
+        return bool(self.value(connection, "set_aside", **values))
+
+    def renew(
+        self, connection: Connection, claims: Mapping[int, Sequence[ClaimRef]]
+    ) -> list[ClaimRef]:
+        """Renews the leases of claims, by incarnation; returns those that were lost.
+        Without claims it shows that this node is there and can renew."""
+        held = [(claim, claimer) for claimer, each in claims.items() for claim in each]
+        lost = self.value(
+            connection,
+            "renew",
+            command_ids=ids(claim.command_id for claim, _ in held),
+            ids=numbers(claim.id for claim, _ in held),
+            tokens=numbers(claim.token for claim, _ in held),
+            claimers=numbers(claimer for _, claimer in held),
+            node=self.incarnation,
+            lease=self.lease,
+            types=self.types,
+        )
+        return _positioned(lost, [claim for claim, _ in held])
+
+    def claimed(self, connection: Connection, among: Sequence[UUID] | None = None) -> list[Claim]:
+        """This worker's claims in the table, without payloads; reads all rows, or those of these
+        commands."""
+        values = {"claimer": self.incarnation, "command_ids": among and ids(among)}
+        # Planned each time: a plan made on an empty table reads all rows in either case.
+        cursor = self.execute(connection, "find_claimed", values, prepare=False)
+        return [Claim._make(row) for row in cursor.fetchall()]
+
+    def keys_of(self, connection: Connection, incarnation: int) -> list[ClaimKey]:
+        """Reads all rows."""
+        rows = self.rows(connection, "find_keys", claimer=incarnation)
+        return [ClaimKey._make(row) for row in rows]
+
+    def with_payloads(
+        self, connection: Connection, claims: Sequence[Claim], most: int
+    ) -> list[Claim]:
+        """Those that this worker still has, with the payloads that `claimed` left out: the first
+        that hold at most `most` bytes together, and at least one."""
+        rows = self.rows(connection, "read_payloads", **self._keys(claims), bytes=most)
+        payloads = {(id_, token): data for id_, token, data in rows}
+        return [
+            claim._replace(data=payloads[claim[2:4]]) for claim in claims if claim[2:4] in payloads
+        ]
+
+    def ends(self, connection: Connection, claims: Sequence[Claim]) -> list[OutcomeLabel | None]:
+        """The outcomes of claims whose rows are gone; None if one is not known."""
+        rows = self.rows(connection, "find_ends", **self._keys(claims))
+        return [None if end is None else OutcomeLabel[end] for (end,) in rows]
+
+    def _keys(self, claims: Sequence[Claim]) -> dict[str, object]:
+        return {
+            "domains": texts([claim.domain for claim in claims]),
+            "priorities": whole([claim.priority for claim in claims]),
+            **self._fence(claims),
+        }
+
+    def _fence(self, claims: Sequence[Claim]) -> dict[str, object]:
+        return {
+            "ids": whole([claim.id for claim in claims]),
+            "tokens": whole([claim.token for claim in claims]),
+            "command_ids": ids([claim.command_id for claim in claims]),
+            "claimer": self.incarnation,
+        }
+
+    def _outcomes(self, done: Sequence[Finished]) -> dict[str, object]:
+        outcomes = [finished.outcome for finished in done]
+        return {
+            **self._keys([finished.claim for finished in done]),
+            "kinds": texts(outcome.kind.value for outcome in outcomes),
+            "attempts": numbers(f.claim.attempts + f.outcome.charged for f in done),
+            "losses": numbers(
+                None if f.outcome.lost is None else f.claim.losses + f.outcome.lost for f in done
+            ),
+            "max_attempts": numbers(finished.max_attempts for finished in done),
+            "results": texts(outcome.result for outcome in outcomes),
+            "delays": numbers(outcome.delay for outcome in outcomes),
+            "codes": texts(outcome.code for outcome in outcomes),
+            "messages": texts(outcome.message for outcome in outcomes),
+            "details": texts(outcome.details for outcome in outcomes),
+        }
+
+
+def _positioned(positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
+    """SQL names items by position, as a restored server gives ids again."""
+    return [items[position - 1] for position in positions]
+
+
+def _storable(connection: Connection, done: Sequence[Finished]) -> Sequence[Finished]:
+    if connection.info.parameter_status("server_encoding") in (None, "UTF8"):
+        return done
+    return [finished._replace(outcome=with_ascii_texts(finished.outcome)) for finished in done]
 
 
 def _lows(floors: Mapping[tuple[str, int], int], queues: Sequence[tuple[str, int]]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from cmdbus.worker.claims.claim import Claim, Connection
-from cmdbus.worker.claims.held import HeldClaims
+from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.rejections import may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def in_halves(
 
 
 def release(
-    claims: HeldClaims,
+    claims: Claims,
     connection: Connection,
     held: Sequence[Claim],
     work: Callable[[Sequence[Claim]], list[Claim]],

@@ -10,7 +10,7 @@ from typing import Literal
 
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import ClaimKey, Connection, Key, key_of
-from cmdbus.worker.claims.held import HeldClaims
+from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason
 
@@ -25,7 +25,7 @@ _FORGET_SECONDS = 600.0
 class RejectedRows:
     """Used by one thread at a time."""
 
-    def __init__(self, claims: HeldClaims) -> None:
+    def __init__(self, claims: Claims) -> None:
         self._claims = claims
         #: Rows that could not even be moved, with the monotonic time until which they are left
         #: out; they stay here, as that is logged once.

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import ClaimRef, Connection
-from cmdbus.worker.claims.held import HeldClaims
+from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.rejections import may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _QUICK_SECONDS = 1.0
 class Renewal:
     """Used by one thread."""
 
-    def __init__(self, claims: HeldClaims) -> None:
+    def __init__(self, claims: Claims) -> None:
         self._claims = claims
         #: Claims of the next call's first statement.
         self._size = _MAX_ROWS

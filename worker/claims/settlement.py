@@ -8,7 +8,7 @@ from cmdbus.board.counters import OutcomeLabel
 from cmdbus.database import schema as schemas
 from cmdbus.errors import SchemaError
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
-from cmdbus.worker.claims.held import HeldClaims
+from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, OutcomeKind, ascii_text, troubled
 from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_partition, reason
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def settle_one(
-    claims: HeldClaims, connection: Connection, finished: Finished
+    claims: Claims, connection: Connection, finished: Finished
 ) -> tuple[Finished, list[Claim]]:
     """Settles an outcome by itself or, if it is rejected, moves its command to
     troubleshooting. Returns the outcome that is stored, and its claim if that was lost.
@@ -40,7 +40,7 @@ def settle_one(
     return finished._replace(outcome=troubled(code, why)), [] if moved else [finished.claim]
 
 
-def make_partitions(claims: HeldClaims, connection: Connection) -> None:
+def make_partitions(claims: Claims, connection: Connection) -> None:
     """Adds missing partitions of the history; after an error, the next settlement tries again, and
     the steward, which logs it."""
     try:

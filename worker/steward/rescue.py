@@ -152,7 +152,7 @@ class _Rescuer:
     def _release(self, claims: list[Claim], lost: set[Claim]) -> set[Claim]:
         def work(some: Sequence[Claim]) -> list[Claim]:
             losses = [self.attribution.losses(claim) if claim in lost else None for claim in some]
-            return self.claims.release_dead(
+            return self.claims.release(
                 self.connection, some, losses, self.attribution.why, self.attribution.reason
             )
 
