@@ -1,9 +1,7 @@
 """Processes that write to a board under test, and are killed while they do."""
 
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from uuid import UUID
 
 from cmdbus.board.board import Board
@@ -13,25 +11,6 @@ from cmdbus.board.slots import Slot
 from cmdbus.board.views import SlotView
 
 SECOND = 1_000_000_000
-
-
-@contextmanager
-def forked(run: Callable[[], None]) -> Iterator[int]:
-    """A child that runs `run` and is gone at the end."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            run()
-            code = 0
-        finally:
-            os._exit(code)
-    try:
-        yield pid
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 def taken(board: Board, index: int = 0, generation: int = 1) -> Seat:

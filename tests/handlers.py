@@ -59,6 +59,18 @@ def running(
     assert not errors, errors
 
 
+def run(
+    dsn: str | ConnectionPool,
+    bus: CommandBus,
+    function: Callable[[Command, Context], object],
+    times: int = 1,
+    **options: Any,
+) -> list[CommandRecord]:
+    """What has become of commands with this handler, one after the other on one session."""
+    with running(dsn, handling(function, **{"retry": ONCE, **options}), concurrency=1):
+        return [bus.wait("payments", bus.send("payments", "Debit"), 10) for _ in range(times)]
+
+
 def seat_of(worker: Worker) -> SeatView:
     """What the board shows of it."""
     return worker._telemetry.board.seat_view(0)

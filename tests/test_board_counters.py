@@ -9,8 +9,9 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
-from boards import beyond, forked, slot_view, taken
+from boards import beyond, slot_view, taken
 from eventually import eventually
+from forks import forked
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import OTHER, Counter, OutcomeLabel

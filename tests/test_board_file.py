@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from boards import begin, forked, is_of_one_write, slot_view, taken
+from boards import begin, is_of_one_write, slot_view, taken
 from eventually import eventually
+from forks import forked
 
 from cmdbus.board.board import Board
 from cmdbus.board.layout import CELL, HEAD, HEAD_CELLS, SLOT_AT, VERSION

@@ -1,6 +1,5 @@
 """The bus and its connections: repeated once when they die, in a forked child anew."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from eventually import eventually
+from forks import said_by_child
 from handlers import connect
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
@@ -204,24 +204,21 @@ def test_a_duplicate_stays_one_when_the_call_is_repeated(dsn: str) -> None:
 
 @pytest.mark.process
 def test_a_forked_child_has_connections_of_its_own(dsn: str) -> None:
+    def send() -> str:
+        bus.send("payments", "Debit")
+        bus.close()
+        return "sent"
+
     with CommandBus(dsn) as bus:
-        bus.send("payments", "Debit", {"from": "parent"})
+        bus.send("payments", "Debit")
         own = (
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'cmdbus:bus'"
             " AND datname = current_database()"
         )
-        child = os.fork()
-        if child == 0:
-            try:
-                bus.send("payments", "Debit", {"from": "child"})
-                bus.close()
-                os._exit(0)
-            except BaseException:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert said_by_child(send) == "sent"
         with connect(dsn) as watcher:
             eventually(lambda: watcher.execute(own).fetchone() == (1,))
-        bus.send("payments", "Debit", {"from": "parent again"})
+        bus.send("payments", "Debit")
         assert end_sessions_of_the_bus(dsn) == 1, "the parent's session outlived the child"
 
 

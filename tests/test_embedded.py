@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 from embedded_servers import mode, one, postmaster_of
 from eventually import eventually
+from forks import forked, said_by_child
 
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres
 from cmdbus.embedded.account import server_account
@@ -155,29 +156,22 @@ def test_a_half_made_cluster_is_never_used(directory: Path) -> None:
 def test_close_in_a_forked_child_neither_stops_the_server_nor_frees_the_lock(
     directory: Path,
 ) -> None:
+    def close() -> str:
+        server.close()
+        return "closed"
+
     with EmbeddedPostgres(directory, durable=False) as server:
-        child = os.fork()
-        if child == 0:
-            server.close()
-            os._exit(0)
-        os.waitpid(child, 0)
+        assert said_by_child(close) == "closed"
         with EmbeddedPostgres(directory, durable=False):
             pass
         assert one(server, "SELECT 1") == 1
 
 
 def test_the_last_user_stops_the_server_though_a_forked_child_lives(directory: Path) -> None:
-    with EmbeddedPostgres(directory, durable=False):
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(writer)
-            os.read(reader, 1)
-            os._exit(0)
-    assert postmaster_of(directory) is None
-    os.close(writer)
-    os.close(reader)
-    os.waitpid(child, 0)
+    with ExitStack() as child:
+        with EmbeddedPostgres(directory, durable=False):
+            child.enter_context(forked(signal.pause))
+        assert postmaster_of(directory) is None
 
 
 def test_the_server_can_be_stopped_and_revived_under_its_users(directory: Path) -> None:

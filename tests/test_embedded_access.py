@@ -1,7 +1,6 @@
 """The private PostgreSQL: who may connect, as whom it runs, with which programs and where."""
 
 import os
-import pwd
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import psutil
 import psycopg
 import pytest
 from embedded_servers import mode, one, postmaster_of
+from forks import said_by_child
 
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
 from cmdbus.embedded.account import name_of, server_account
@@ -19,38 +19,20 @@ pytestmark = pytest.mark.process
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
 
-def become(uid: int, dsn: str) -> str:
+def said_as(uid: int, dsn: str) -> str:
     """What a process of another OS user gets when it connects."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def connect() -> str:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
         try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
             psycopg.connect(dsn).close()
-            os.write(writer, b"connected")
         except psycopg.OperationalError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as answer:
-        text = answer.read()
-    os.waitpid(child, 0)
-    return text
+            return str(error)
+        return "connected"
 
-
-@needs_root
-def test_another_user_is_refused_by_the_directory_and_by_the_server(directory: Path) -> None:
-    name = "daemon" if server_account().name == "nobody" else "nobody"
-    stranger = pwd.getpwnam(name).pw_uid
-    with EmbeddedPostgres(directory, durable=False) as server:
-        assert "Permission denied" in become(stranger, server.dsn)
-        # Even with all doors open, the server asks the kernel who it is.
-        for path in (directory, directory / "s", directory / "s" / ".s.PGSQL.5432"):
-            path.chmod(0o777)
-        assert "Peer authentication failed" in become(stranger, server.dsn)
+    return said_by_child(connect)
 
 
 @pytest.mark.parametrize("name", ["long" * 30, "it's mine, and yours"], ids=["long", "odd"])

@@ -4,13 +4,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
 from eventually import eventually
+from forks import forked
 
 from cmdbus.board.board import Board
 from cmdbus.board.records import Role
@@ -115,23 +114,6 @@ def test_the_slot_that_keeps_a_process_from_ending(
 ) -> None:
     found = stuck(slots(dues, judged=judged), gil_holder, now=100)
     assert (found and found.index) == expected
-
-
-@contextmanager
-def forked(run: Callable[[], None]) -> Iterator[int]:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            run()
-        finally:
-            os._exit(1)
-    try:
-        yield pid
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
 
 
 @pytest.mark.process

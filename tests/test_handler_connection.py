@@ -14,14 +14,14 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import Gate, effects, leave_effect, running
+from forks import said_by_child
+from handlers import ONCE, Gate, effects, leave_effect, run, running
 from psycopg_pool import ConnectionPool
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperationError, RetryPolicy
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, InvalidOperationError
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.pools import session_settings
 
-ONCE = RetryPolicy(max_attempts=1)
 INSERT = "INSERT INTO effect VALUES (gen_random_uuid(), 99)"
 
 
@@ -190,23 +190,23 @@ def fork_in_c() -> int:
         sys.setswitchinterval(interval)
 
 
+def refusals(uses: list[Callable[[], object]]) -> str:
+    """The different sentences of what each raises."""
+    said = set()
+    for use in uses:
+        try:
+            said.add(f"returned {use()!r}")
+        except InvalidOperationError as error:
+            said.add(str(error))
+    return "; ".join(said)
+
+
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize("by", ["python", "C"])
-def test_a_forked_process_has_no_connection(dsn: str, bus: CommandBus, by: str) -> None:
-    registry = HandlerRegistry()
-    fork = os.fork if by == "python" else fork_in_c
-
-    def refusals(context: Context, uses: list[Callable[[], object]]) -> str:
-        said = set()
-        for use in uses:
-            try:
-                said.add(f"returned {use()!r}")
-            except InvalidOperationError as error:
-                said.add(str(error))
-        return "; ".join(said)
-
-    @registry.handler("payments", "Debit", retry=ONCE)
+@pytest.mark.parametrize("fork", [os.fork, fork_in_c], ids=["python", "C"])
+def test_a_forked_process_has_no_connection(
+    dsn: str, bus: CommandBus, fork: Callable[[], int]
+) -> None:
     def debit(command: Command, context: Context) -> str:
         connection = context.connection
         cursor = connection.cursor()
@@ -218,22 +218,11 @@ def test_a_forked_process_has_no_connection(dsn: str, bus: CommandBus, by: str) 
             lambda: connection.pipeline().__enter__(),
             connection.cancel,
         ]
-        read, write = os.pipe()
-        child = fork()
-        if child == 0:
-            try:
-                os.write(write, refusals(context, uses).encode())
-            finally:
-                os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            text = pipe.read()
-        os.waitpid(child, 0)
+        text = said_by_child(lambda: refusals(uses), fork)
         leave_effect(command, context)
         return text
 
-    with running(dsn, registry, concurrency=1):
-        record = bus.wait("payments", bus.send("payments", "Debit"), 10)
+    [record] = run(dsn, bus, debit)
     assert record.status == "COMPLETED"
     assert str(record.result).startswith("context.connection was used in a forked process")
     assert str(record.result).count("context.connection") == 1, "each use says the same"
@@ -243,19 +232,14 @@ def test_a_forked_process_has_no_connection(dsn: str, bus: CommandBus, by: str) 
 def test_statements_that_the_driver_has_prepared_serve_later_commands(
     dsn: str, bus: CommandBus
 ) -> None:
-    registry = HandlerRegistry()
-
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> object:
         for _ in range(2):
             context.connection.execute("SELECT 4711", prepare=True)
         query = "SELECT name, prepare_time::text FROM pg_prepared_statements WHERE statement = %s"
         return context.connection.execute(query, ("SELECT 4711",)).fetchall()
 
-    with running(dsn, registry, concurrency=1):
-        first = bus.wait("payments", bus.send("payments", "Debit"), 10).result
-        assert bus.wait("payments", bus.send("payments", "Debit"), 10).result == first
-    assert isinstance(first, list) and len(first) == 1
+    first, second = (record.result for record in run(dsn, bus, debit, times=2))
+    assert first == second and isinstance(first, list) and len(first) == 1
 
 
 class Marked(psycopg.Connection[Any]):
@@ -264,10 +248,8 @@ class Marked(psycopg.Connection[Any]):
 
 
 def test_a_pools_own_class_of_connections_is_the_handlers_too(dsn: str, bus: CommandBus) -> None:
-    registry = HandlerRegistry()
     kept: list[Any] = []
 
-    @registry.handler("payments", "Debit", retry=ONCE)
     def debit(command: Command, context: Context) -> str:
         leave_effect(command, context)
         kept.append(context.connection)
@@ -287,134 +269,9 @@ def test_a_pools_own_class_of_connections_is_the_handlers_too(dsn: str, bus: Com
             max_size=3,
             open=True,
         ) as pool,
-        running(pool, registry, concurrency=1),
     ):
-        record = bus.wait("payments", bus.send("payments", "Debit"), 10)
+        [record] = run(pool, bus, debit)
         assert str(record.result).startswith("mark of cmdbus_test")
         with pytest.raises(InvalidOperationError, match="after the handler returned"):
             kept[0].execute(INSERT)
     assert effects(dsn) == 1
-
-
-SHOW = (
-    "SELECT current_setting('statement_timeout'),"
-    " current_setting('idle_in_transaction_session_timeout')"
-)
-
-
-def limits(connection: psycopg.Connection[Any]) -> tuple[Any, ...] | None:
-    return connection.execute(SHOW).fetchone()
-
-
-@pytest.mark.parametrize(
-    ("own", "expected"),
-    [
-        ({}, ("25s", "1min")),
-        ({"timeout": 5}, ("25s", "30s")),
-        ({"timeout": 300}, ("290s", "325s")),
-        ({"statement_timeout": 40}, ("40s", "1min")),
-        ({"timeout": 300, "statement_timeout": 2}, ("2s", "325s")),
-    ],
-)
-def test_a_handlers_limits_are_those_of_its_transaction(
-    dsn: str, bus: CommandBus, own: dict[str, float], expected: tuple[str, str]
-) -> None:
-    registry = HandlerRegistry()
-
-    @registry.handler("payments", "Debit", retry=ONCE, **own)
-    def debit(command: Command, context: Context) -> object:
-        return limits(context.connection)
-
-    with running(dsn, registry, concurrency=1):
-        found = bus.wait("payments", bus.send("payments", "Debit"), 10).result
-    assert found == list(expected)
-
-
-def extend_before(context: Context) -> list[object]:
-    context.extend(65)
-    return [limits(context.connection)]
-
-
-def extend_open(context: Context) -> list[object]:
-    connection = context.connection
-    context.extend(65)
-    return [limits(connection)]
-
-
-def extend_in_failing_block(context: Context) -> list[object]:
-    connection = context.connection
-    inside: list[object] = []
-    with suppress(ZeroDivisionError), connection.transaction(), connection.transaction():
-        context.extend(65)
-        inside.append(limits(connection))
-        raise ZeroDivisionError
-    return [*inside, limits(connection)]
-
-
-def extend_after_error(context: Context) -> list[object]:
-    connection = context.connection
-    with suppress(ZeroDivisionError), connection.transaction():
-        with suppress(psycopg.Error):
-            connection.execute("SELECT 1/0")
-        context.extend(65)
-        raise ZeroDivisionError
-    return [limits(connection)]
-
-
-def extend_in_pipeline(context: Context) -> list[object]:
-    connection = context.connection
-    with connection.pipeline():
-        connection.execute("SELECT 1")
-        context.extend(65)
-    connection.execute("SELECT 1")
-    return [limits(connection)]
-
-
-def extend_elsewhere(context: Context) -> list[object]:
-    connection = context.connection
-    thread = threading.Thread(target=context.extend, args=(65,))
-    thread.start()
-    thread.join(10)
-    return [limits(connection)]
-
-
-def extend_beside_statement(context: Context) -> list[object]:
-    """While the session is in use: by the thread that uses it, when its statement ends."""
-    connection = context.connection
-    connection.add_notice_handler(lambda _: context.extend(65))
-    connection.execute("DO $$ BEGIN RAISE NOTICE 'inside'; END $$")
-    return [limits(connection)]
-
-
-EXTENSIONS = [
-    extend_before,
-    extend_open,
-    extend_in_failing_block,
-    extend_after_error,
-    extend_in_pipeline,
-    extend_elsewhere,
-    extend_beside_statement,
-]
-
-
-def test_extend_moves_both_limits_of_the_transaction(dsn: str, bus: CommandBus) -> None:
-    """35 and 65 s are 100 s, of which a statement may take 90; idle 25 s more."""
-    registry = HandlerRegistry()
-    for extend in EXTENSIONS:
-        registry.register(
-            "payments", extend.__name__, lambda _, context, extend=extend: extend(context)
-        )
-    with running(dsn, registry, concurrency=1):
-        for extend in EXTENSIONS:
-            record = bus.wait("payments", bus.send("payments", extend.__name__), 10)
-            assert record.status == "COMPLETED", record
-            assert isinstance(record.result, list)
-            for found in record.result:
-                assert [round(in_seconds(text)) for text in found] == [90, 125], extend.__name__
-
-
-def in_seconds(text: str) -> float:
-    for unit, factor in (("ms", 0.001), ("min", 60.0), ("s", 1.0)):
-        if text.endswith(unit):
-            return float(text.removesuffix(unit)) * factor
-    raise AssertionError(text)

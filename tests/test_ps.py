@@ -14,9 +14,10 @@ from typing import IO
 from uuid import UUID, uuid4
 
 import pytest
-from boards import SECOND, forked, slot_view
+from boards import SECOND, slot_view
 from cli import CALL, environment_without_ours, here
 from eventually import eventually
+from forks import forked
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import OutcomeLabel
