@@ -1,13 +1,11 @@
 """A server of its own that asks ordinary roles for a password, which must then be nowhere."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from uuid import uuid4
 
 import psycopg
+from own_servers import Settings, own_server
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Composed, Identifier
 
@@ -59,16 +57,8 @@ class Guarded:
 
 @contextmanager
 def guarded_server() -> Iterator[Guarded]:
-    path = Path(tempfile.mkdtemp(prefix="cmdbus-test-", dir="/tmp"))
-    path.chmod(0o711)
-    settings: dict[str, str | int | float | bool] = {
-        "max_connections": 20,
-        "password_encryption": "scram-sha-256",
-    }
-    try:
-        with EmbeddedPostgres(path / "pg", durable=False, settings=settings) as server:
-            made = Guarded(server)
-            made.start()
-            yield made
-    finally:
-        shutil.rmtree(path)
+    settings: Settings = {"max_connections": 20, "password_encryption": "scram-sha-256"}
+    with own_server(settings=settings) as server:
+        made = Guarded(server)
+        made.start()
+        yield made

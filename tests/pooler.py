@@ -44,9 +44,8 @@ def pgbouncer(
 ) -> Iterator[str]:
     """The DSN of `dsn`'s database through a PgBouncer in this mode."""
     server = conninfo_to_dict(dsn)
-    account = server_account()
     with tempfile.TemporaryDirectory(prefix="b") as directory:
-        os.chown(directory, account.uid, account.gid)
+        os.chown(directory, server_account().uid, server_account().gid)
         configuration = Path(directory) / "ini"
         configuration.write_text(
             _SETTINGS.format(
@@ -61,16 +60,7 @@ def pgbouncer(
                 round_robin=int(server_round_robin),
             )
         )
-        root = os.geteuid() == 0
-        process = subprocess.Popen(
-            ["pgbouncer", "--quiet", str(configuration)],
-            user=account.uid if root else None,
-            group=account.gid if root else None,
-            extra_groups=[] if root else None,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = _started(configuration)
         through = make_conninfo(dsn, host=directory, port=_PORT)
         try:
             try:
@@ -82,6 +72,20 @@ def pgbouncer(
         finally:
             process.terminate()
             process.wait(10)
+
+
+def _started(configuration: Path) -> subprocess.Popen[bytes]:
+    """As the server's user, for root may not run one."""
+    account, root = server_account(), os.geteuid() == 0
+    return subprocess.Popen(
+        ["pgbouncer", "--quiet", str(configuration)],
+        user=account.uid if root else None,
+        group=account.gid if root else None,
+        extra_groups=[] if root else None,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def _answers(process: subprocess.Popen[bytes], dsn: str) -> bool:

@@ -32,6 +32,11 @@ def count(connection: psycopg.Connection, table: str) -> int:
     return int(scalar(connection, f"SELECT count(*) FROM {table}"))
 
 
+def insert(connection: psycopg.Connection, table: str, **row: object) -> None:
+    names, places = ", ".join(row), ", ".join(f"%({name})s" for name in row)
+    connection.execute(f"INSERT INTO {table} ({names}) VALUES ({places})".encode(), row)
+
+
 def await_lock_waits(dsn: str, sessions: int = 1) -> None:
     """Until as many sessions of the database wait for a lock."""
     query = (

@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -17,6 +17,7 @@ from loads import handlers, runs, verdict, workloads
 from loads.connection_budget import ConnectionBudget, need, wanted
 from loads.runs import Execution
 from programs import SCRIPTS, WITHIN_S, databases, run
+from queries import insert
 
 from cmdbus import Command
 
@@ -104,36 +105,24 @@ def test_what_is_lost_doubled_or_invented_is_counted(dsn: str) -> None:
     lost, waits, twice, tried, doubled, unwanted, without, fine = ids = [uuid4() for _ in range(8)]
     ids += [both := uuid4(), again := uuid4(), trouble := uuid4(), killed := uuid4()]
     stranger = uuid4()
-    finished = "INSERT INTO cmdbus.finished (token, created_at, finished_at, command_id, domain"
-    finished += ", correlation_id, priority, attempts, losses, type, status, data) VALUES"
     with psycopg.connect(dsn, autocommit=True) as connection:
+
+        def put(table: str, id_: UUID, **more: object) -> None:
+            row = {"command_id": id_, "correlation_id": id_, "data": "0", "priority": 5}
+            insert(connection, f"cmdbus.{table}", domain="load", type="Tx", **row, **more)
+
         connection.execute(handlers.EFFECTS)
-        good = (twice, twice, doubled, without, fine, stranger, both, again, killed)
-        rows = [(id_, 1, "COMPLETED") for id_ in good]
-        for id_, attempts, status in [*rows, (tried, 3, "COMPLETED"), (unwanted, 1, "FAILED")]:
-            connection.execute(
-                f"{finished} (1, now(), clock_timestamp(), %s, 'load', %s, 5, %s, 0, 'Tx', %s, '0')"
-                .encode(),
-                (id_, id_, attempts, status),
-            )  # fmt: skip
-        connection.execute(
-            "INSERT INTO cmdbus.ready (domain, type, command_id, correlation_id, priority, data)"
-            " VALUES ('load', 'Tx', %s, %s, 5, '0')",
-            (waits, waits),
-        )
-        connection.execute(
-            "INSERT INTO cmdbus.event (command_id, domain, kind) VALUES (%s, 'load', 'FAILED')",
-            (tried,),
-        )
-        connection.execute(
-            "UPDATE cmdbus.finished SET losses = 1 WHERE command_id = ANY (%s)", ([both, killed],)
-        )
-        connection.execute(
-            "INSERT INTO cmdbus.troubleshooting (token, created_at, command_id, correlation_id,"
-            " priority, attempts, losses, domain, type, data)"
-            " VALUES (1, now(), %s, %s, 5, 0, 0, 'load', 'Tx', '0')",
-            (trouble, trouble),
-        )
+        put("ready", waits)
+        ended: dict[str, Any] = {"token": 1, "created_at": datetime.now(UTC)}
+        put("troubleshooting", trouble, attempts=0, losses=0, **ended)
+        put("finished", unwanted, attempts=1, losses=0, status="FAILED", **ended)
+        ended["status"] = "COMPLETED"
+        put("finished", tried, attempts=3, losses=0, **ended)
+        for id_ in (twice, twice, doubled, without, fine, stranger, again):
+            put("finished", id_, attempts=1, losses=0, **ended)
+        for id_ in (both, killed):
+            put("finished", id_, attempts=1, losses=1, **ended)
+        insert(connection, "cmdbus.event", command_id=tried, domain="load", kind="FAILED")
         for id_ in (twice, tried, doubled, doubled, unwanted, fine, both, again, killed):
             connection.execute("INSERT INTO effect VALUES (%s)", (id_,))
         sent = [(id_, "Tx") for id_ in ids]

@@ -1,7 +1,5 @@
 """A session that listens and does not read fills the server's queue of notifications."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +8,11 @@ import psycopg
 import pytest
 from eventually import eventually
 from fleet import supervised
+from own_servers import own_server
 from queries import scalar
 
 from cmdbus import CommandBus
 from cmdbus.database.schema import install
-from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.embedded.programs import find_programs
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(90)]
@@ -28,15 +26,9 @@ def small_dsn() -> Iterator[str]:
     """A database with the schema, on a server whose queue is full after 512 KiB."""
     if find_programs().major < _SMALL_QUEUES:
         pytest.skip(f"before PostgreSQL {_SMALL_QUEUES} the queue holds 8 GiB")
-    path = Path(tempfile.mkdtemp(prefix="cmdbus-test-", dir="/tmp"))
-    path.chmod(0o711)
-    settings: dict[str, str | int | float | bool] = {"max_notify_queue_pages": 64}
-    try:
-        with EmbeddedPostgres(path / "pg", durable=False, settings=settings) as server:
-            install(server.dsn)
-            yield server.dsn
-    finally:
-        shutil.rmtree(path)
+    with own_server(settings={"max_notify_queue_pages": 64}) as server:
+        install(server.dsn)
+        yield server.dsn
 
 
 @contextmanager

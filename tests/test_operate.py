@@ -31,9 +31,9 @@ def test_init_installs_the_schema_and_says_so(empty_dsn: str) -> None:
     version = len(versions())
     assert first.stdout.startswith(f"schema cmdbus: installed, version {version}, in database")
     assert (first.returncode, first.stderr) == (0, "")
-    second = cmdbus("init", CMDBUS_DSN=empty_dsn)
+    second = here("init", CMDBUS_DSN=empty_dsn)
     assert second.stdout.startswith(f"schema cmdbus: up to date, version {version}")
-    other = cmdbus("init", "--schema", "other", "--json", DATABASE_URL=empty_dsn)
+    other = here("init", "--schema", "other", "--json", DATABASE_URL=empty_dsn)
     assert json.loads(other.stdout)["before"] == 0
     assert json.loads(other.stdout)["grants"] == {}
 
@@ -53,8 +53,8 @@ def test_init_says_which_roles_it_gave_rights(dsn: str) -> None:
 def test_a_dsn_can_come_from_a_file(empty_dsn: str, tmp_path: Path) -> None:
     file = tmp_path / "dsn"
     file.write_text(empty_dsn + "\n")
-    assert cmdbus("init", "--dsn-file", str(file)).returncode == 0
-    assert cmdbus("init", CMDBUS_DSN_FILE=str(file)).returncode == 0
+    assert here("init", "--dsn-file", str(file)).exit_code == 0
+    assert here("init", CMDBUS_DSN_FILE=str(file)).exit_code == 0
 
 
 def test_files_and_spans_without_an_end_get_one_sentence(tmp_path: Path) -> None:
@@ -105,10 +105,9 @@ def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:
         (["--dsn", ""], 2, "is empty"),
         (["--dsn", "host=127.0.0.1", "--dsn-file", "none"], 2, "give one of them"),
     ):
-        done = cmdbus("init", *arguments)
-        assert done.returncode == code, done
-        assert sentence in done.stderr
-        assert "Traceback" not in done.stderr
+        done = here("init", *arguments)
+        assert done.exit_code == code, done
+        assert sentence in done.stderr and "Traceback" not in done.stderr
         assert SECRET not in done.stderr + done.stdout
 
 
@@ -159,21 +158,21 @@ def test_a_dsn_in_the_wrong_place_is_not_shown(typed: str) -> None:
 
 
 def test_a_forgotten_variable_does_not_mean_the_embedded_server() -> None:
-    done = cmdbus("init", CMDBUS_DSN="")
-    assert (done.returncode, done.stdout) == (2, "")
+    done = here("init", CMDBUS_DSN="")
+    assert (done.exit_code, done.stdout) == (2, "")
     assert "CMDBUS_DSN is set and empty" in done.stderr
 
 
 def test_a_password_on_the_command_line_is_warned_of() -> None:
     for dsn in (f"postgresql://ann:{SECRET}@127.0.0.1:1/x", f"host=::1 port=1 password={SECRET}"):
-        assert "visible in the process list" in cmdbus("init", "--dsn", dsn).stderr
-        assert "visible" not in cmdbus("init", CMDBUS_DSN=dsn).stderr
-    assert "visible" not in cmdbus("init", "--dsn", "postgresql://ann@127.0.0.1:1/x").stderr
+        assert "visible in the process list" in here("init", "--dsn", dsn).stderr
+        assert "visible" not in here("init", CMDBUS_DSN=dsn).stderr
+    assert "visible" not in here("init", "--dsn", "postgresql://ann@127.0.0.1:1/x").stderr
 
 
 def test_help_shows_examples() -> None:
-    assert "Examples:" in cmdbus("init", "--help").stdout
-    assert "init" in cmdbus("-h").stdout
+    assert "Examples:" in here("init", "--help").stdout
+    assert "init" in here("-h").stdout
 
 
 def test_help_does_not_depend_on_docstrings() -> None:

@@ -9,7 +9,7 @@ import pytest
 from guarded import Guarded
 from handlers import handling, running
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from queries import rows
+from queries import insert, rows
 from roles import role
 
 from cmdbus import (
@@ -31,12 +31,11 @@ ROW: dict[str, Any] = {
 }
 
 
-def insert(connection: psycopg.Connection, table: str = "ready", **changed: Any) -> Any:
+def put(connection: psycopg.Connection, table: str = "ready", **changed: Any) -> Any:
     """As a bulk send writes it, but with any values; returns the id."""
     id_ = uuid4()
     row = {**ROW, "command_id": id_, "correlation_id": id_, **changed}
-    names, places = ", ".join(row), ", ".join(f"%({name})s" for name in row)
-    connection.execute(f"INSERT INTO cmdbus.{table} ({names}) VALUES ({places})".encode(), row)
+    insert(connection, f"cmdbus.{table}", **row)
     return row["command_id"]
 
 
@@ -63,7 +62,7 @@ def test_a_producer_cannot_write_what_no_command_may_hold(dsn: str) -> None:
                 if column == "due_at" and table == "ready":
                     continue
                 with pytest.raises((psycopg.IntegrityError, psycopg.DataError)):
-                    insert(producer, table, **{**changed, column: value})
+                    put(producer, table, **{**changed, column: value})
         with pytest.raises(psycopg.errors.CheckViolation):
             copy(producer, f"payments\\n\t5\tDebit\t{{}}\t\\N\t\\N\t{uuid4()}\t{uuid4()}\n")
     assert rows(dsn, "SELECT count(*) FROM cmdbus.command") == [(0,)]
@@ -123,20 +122,20 @@ def test_the_functions_of_a_producer_take_no_more_than_the_tables(dsn: str) -> N
 def oddities(producer: psycopg.Connection, taken: Iterable[UUID]) -> Iterator[UUID]:
     """Commands that no CommandBus would send, and that the tables take."""
     for id_ in (*taken, new_id()):
-        yield insert(producer, command_id=id_)
-    yield insert(producer, data="[" * 3000 + "]" * 3000)
-    yield insert(producer, data='{"a": "\\u0000"}')
-    yield insert(producer, data='{"a": "\\ud800"}')
-    yield insert(producer, data="1" * 5000)
-    yield insert(producer, data="1e999")
-    yield insert(producer, max_attempts=32767)
-    yield insert(producer, command_id=UUID(int=0), correlation_id=UUID(int=2**128 - 1))
-    yield insert(producer, "scheduled", due_at="0001-01-01 00:00:00+00", type="Trouble")
-    yield insert(producer, "scheduled", due_at="9999-12-31 23:59:59+00")
+        yield put(producer, command_id=id_)
+    yield put(producer, data="[" * 3000 + "]" * 3000)
+    yield put(producer, data='{"a": "\\u0000"}')
+    yield put(producer, data='{"a": "\\ud800"}')
+    yield put(producer, data="1" * 5000)
+    yield put(producer, data="1e999")
+    yield put(producer, max_attempts=32767)
+    yield put(producer, command_id=UUID(int=0), correlation_id=UUID(int=2**128 - 1))
+    yield put(producer, "scheduled", due_at="0001-01-01 00:00:00+00", type="Trouble")
+    yield put(producer, "scheduled", due_at="9999-12-31 23:59:59+00")
     for type_ in ("Debit", "Trouble"):  # rows of one id
-        id_ = insert(producer, type=type_)
-        insert(producer, type=type_, command_id=id_)
-        insert(producer, "scheduled", type=type_, command_id=id_, due_at="2000-01-01")
+        id_ = put(producer, type=type_)
+        put(producer, type=type_, command_id=id_)
+        put(producer, "scheduled", type=type_, command_id=id_, due_at="2000-01-01")
         yield id_
 
 

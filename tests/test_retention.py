@@ -220,6 +220,8 @@ def test_a_plan_names_the_days_and_domains_whose_time_is_over() -> None:
     assert plan_days(now, days, keeps) == ["finished_20260101"]
     assert due_sweeps(keeps) == ["short"]
     assert plan_sweeps(now, days, keeps, {"short"}) == [("finished_20260105", "short")]
+    keeps = {"due": Keep(5, 60), "later": Keep(5, 59), "new": Keep(0), "usual": Keep(7 * 86400)}
+    assert due_sweeps(keeps) == ["due", "new"]
     ever = {"long": Keep(300_000 * 366 * 86400.0)}
     assert plan_days(seconds("2026-01-10"), days, ever) == []
     assert plan_days(seconds("2026-01-20"), days, {})[-1] == "finished_20260110"
@@ -233,18 +235,8 @@ def test_the_shorter_a_domain_keeps_its_history_the_more_often_it_is_swept(
     keep: float, every: float
 ) -> None:
     assert sweep_seconds(keep) == every
-    assert [Keep(keep, swept).sweep_in for swept in (None, 0.0, every - 1, every, 1e9)] == [
-        0,
-        every,
-        1,
-        0,
-        0,
-    ]
-
-
-def test_only_domains_whose_sweep_is_due_are_swept() -> None:
-    keeps = {"due": Keep(5, 60), "later": Keep(5, 59), "new": Keep(0), "usual": Keep(7 * 86400)}
-    assert due_sweeps(keeps) == ["due", "new"]
+    waits = [Keep(keep, swept).sweep_in for swept in (None, 0.0, every - 1, every, 1e9)]
+    assert waits == [0, every, 1, 0, 0]
 
 
 def test_one_of_many_stewards_sweeps_and_the_next_time_is_within_a_minute(
@@ -320,8 +312,7 @@ def test_a_day_is_removed_in_blocks(bus: CommandBus, connection: psycopg.Connect
 def test_an_incarnation_is_removed_when_it_is_long_dead_and_nothing_refers_to_it(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    """Not one that has a session, or was seen within the time for which history is kept, or that
-    a command names which is not finished."""
+    """Not one with a session, or seen while history is kept, or named by an unfinished command."""
     bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])
     made = [Claims("cmdbus", 30.0) for _ in range(6)]
     dead, young, alive, holds, schedules, troubles = made

@@ -20,6 +20,10 @@ from cmdbus.board.records import ClaimState, Phase
 from cmdbus.worker import Worker
 
 
+def claims(dsn: str, where: str) -> set[Any]:
+    return set(rows(dsn, f"SELECT id, token FROM cmdbus.ready WHERE {where}"))
+
+
 def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_settlement(
     dsn: str, bus: CommandBus
 ) -> None:
@@ -33,17 +37,14 @@ def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_sett
         if command.data == "runs":
             gate(command, context)
 
-    def claims(where: str) -> set[Any]:
-        return set(rows(dsn, f"SELECT id, token FROM cmdbus.ready WHERE {where}"))
-
     def shown(state: ClaimState) -> set[Any]:
         return {(k.id, k.token) for k in seat_of(worker).claims if k.state is state}
 
     def agrees() -> bool:
         return (
-            shown(ClaimState.FINISHED) == claims("priority = 3")
-            and shown(ClaimState.STARTED) == claims("priority = 4")
-            and shown(ClaimState.CLAIMED) == claims("priority = 5 AND claimer IS NOT NULL")
+            shown(ClaimState.FINISHED) == claims(dsn, "priority = 3")
+            and shown(ClaimState.STARTED) == claims(dsn, "priority = 4")
+            and shown(ClaimState.CLAIMED) == claims(dsn, "priority = 5 AND claimer IS NOT NULL")
         )
 
     with psycopg.connect(dsn) as stranger, running(dsn, handling(debit), concurrency=1) as worker:
@@ -55,13 +56,13 @@ def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_sett
         bus.send_many([*busy, *held, *runs, *[SendRequest("payments", "Debit")] * 300])
         gate.wait_for(1)
         eventually(lambda: agrees() and shown(ClaimState.CLAIMED))
-        [slot] = [slot for slot in seat_of(worker).slots if slot.phase is Phase.RUNNING]
-        assert slot.command is not None
-        assert {(slot.command.id, slot.command.token)} == shown(ClaimState.STARTED)
+        [running_one] = [s.command for s in seat_of(worker).slots if s.phase is Phase.RUNNING]
+        assert running_one is not None
+        assert {(running_one.id, running_one.token)} == shown(ClaimState.STARTED)
         eventually(lambda: agrees() and not shown(ClaimState.CLAIMED))
         stranger.rollback()
         gate.open.set()
-        eventually(lambda: not claims("true") and seat_of(worker).claims == ())
+        eventually(lambda: not claims(dsn, "true") and seat_of(worker).claims == ())
         assert seat_of(worker).complete
 
 

@@ -3,17 +3,19 @@
 import logging
 import os
 import select
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
+from uuid import uuid4
 
 import psycopg
 import pytest
 from eventually import eventually
 from handlers import await_drained, connect, effects, handling, leave_effect, running
+from own_servers import own_server
+from psycopg.conninfo import make_conninfo
 from queries import rows
 
 from cmdbus import Command, CommandBus, Context, SendRequest, Timeouts
@@ -21,18 +23,24 @@ from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.worker.claims.outcomes import MAX_LOSSES
 
-pytestmark = [pytest.mark.db, pytest.mark.process]
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def server(memory: Path | None) -> Iterator[EmbeddedPostgres]:
+    with own_server(memory, durable=True) as server:
+        yield server
 
 
 @pytest.fixture
-def own_server() -> Iterator[EmbeddedPostgres]:
-    directory = Path(os.environ["TMPDIR"]) / "pg"
-    with EmbeddedPostgres(directory) as server:
-        install(server.dsn)
-        with connect(server.dsn) as connection:
-            connection.execute("CREATE TABLE effect (command_id uuid, attempt int)")
-        yield server
-    shutil.rmtree(directory)
+def dsn(server: EmbeddedPostgres) -> str:
+    """A database of its own for each test."""
+    name = f"test_{uuid4().hex[:8]}"
+    with connect(server.dsn) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+    dsn = make_conninfo(server.dsn, dbname=name)
+    install(dsn)
+    return dsn
 
 
 def losses_of(dsn: str) -> list[int]:
@@ -50,11 +58,11 @@ def kill_server_process_of(connection: psycopg.Connection) -> None:
 
 @pytest.mark.parametrize("guilty", [False, True])
 def test_only_the_command_whose_session_crashes_the_server_counts_losses(
-    own_server: EmbeddedPostgres, guilty: bool
+    dsn: str, bus: CommandBus, guilty: bool
 ) -> None:
     """The server ends the others with a notice, and not with an error. (A session that is
     busy may end without it, and counts a loss then.)"""
-    dsn, begun = own_server.dsn, list[int]()
+    begun = list[int]()
 
     def debit(command: Command, context: Context) -> None:
         leave_effect(command, context)
@@ -64,8 +72,7 @@ def test_only_the_command_whose_session_crashes_the_server_counts_losses(
                 kill_server_process_of(context.connection if guilty else another)
             assert select.select([context.connection.fileno()], [], [], 10)[0], "it has ended"
 
-    with CommandBus(dsn) as bus:
-        bus.send("payments", "Debit")
+    bus.send("payments", "Debit")
     with running(dsn, handling(debit), concurrency=1):
         eventually(lambda: losses_of(dsn), 30)
     [losses] = losses_of(dsn)
@@ -78,23 +85,21 @@ def test_only_the_command_whose_session_crashes_the_server_counts_losses(
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_work_resumes_when_the_database_is_back_and_nothing_is_charged(
-    own_server: EmbeddedPostgres,
+    server: EmbeddedPostgres,
+    dsn: str,
+    bus: CommandBus,
     caplog: pytest.LogCaptureFixture,
     mode: Literal["fast", "immediate"],
 ) -> None:
     """Without a flood of log lines."""
     caplog.set_level(logging.WARNING, "cmdbus")
-    dsn = own_server.dsn
     # What a step had claimed when its reply was lost runs again when its lease ends.
     timeouts = Timeouts(statement=2, pool=3, lease=3, thread=10, watchdog=20)
-    with (
-        CommandBus(dsn) as bus,
-        running(dsn, handling(leave_effect), concurrency=4, timeouts=timeouts),
-    ):
+    with running(dsn, handling(leave_effect), concurrency=4, timeouts=timeouts):
         bus.send_many([SendRequest("payments", "Debit")] * 3000)
         eventually(lambda: bus.snapshot("payments")["depth"] < 2900)
-        own_server.stop(mode)
-        own_server.start()
+        server.stop(mode)
+        server.start()
         bus.wait("payments", bus.send("payments", "Debit", priority="high"), 20)
         await_drained(bus, 30)
     query = "SELECT count(*), count(DISTINCT command_id), max(attempt) FROM effect"
