@@ -1,17 +1,17 @@
 """The clocks as they were when cmdbus was imported, before any application.
 
-A library that freezes time for tests (freezegun) replaces the functions of the module `time`,
-and their copies in the namespace of every module. Due times on the board must be those of the
-system's clock, whatever an application does: so each module of cmdbus takes `time` from here.
+A library that freezes time for tests (freezegun) replaces the functions of the module `time` and
+their copies in every module, but not attributes of a class. Due times on the board must be those of
+the system's clock, so each module of cmdbus takes `time` from here.
 """
 
 import time as _time
 
 
 class time:
-    """Only what cmdbus uses. Attributes of a class are not replaced."""
+    """The part of the module `time` that cmdbus uses."""
 
-    #: Only Linux has it, and only what reads /proc uses it.
+    #: On Linux only.
     CLOCK_BOOTTIME: int = getattr(_time, "CLOCK_BOOTTIME", -1)
     CLOCK_MONOTONIC = _time.CLOCK_MONOTONIC
     clock_gettime = staticmethod(_time.clock_gettime)
@@ -23,5 +23,5 @@ class time:
 
 
 def current_sleep() -> object:
-    """What the module has as `sleep` now, which an application may have replaced."""
+    """The module's `sleep` as it is now: an application may have replaced it."""
     return _time.sleep

@@ -80,7 +80,7 @@ class Context:
 
 
 class _CommandLog(logging.LoggerAdapter[logging.Logger]):
-    """Adds the command to each record, beside the `extra` of a call."""
+    """Adds the command to the `extra` of each call."""
 
     def process(
         self, message: Any, kwargs: MutableMapping[str, Any]

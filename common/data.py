@@ -22,9 +22,9 @@ MAX_DIGITS = 4300
 
 _CONTAINERS = (dict, list, tuple)
 _refuse = json.JSONEncoder().default
-#: The encoder's own part in C, made once for all values. It does not search for circles: what
-#: contains itself is deeper than MAX_DEPTH. The last three: keys are not sorted, none is left
-#: out, NaN is refused.
+#: The encoder's own part in C, made once for all values. It does not search for circles: a value
+#: that contains itself is deeper than MAX_DEPTH. The last three arguments: keys are not sorted,
+#: none is left out, NaN is refused.
 _to_parts = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # missing in the stubs
     None, _refuse, json.encoder.encode_basestring, None, ":", ",", False, False, False
 )
@@ -97,7 +97,7 @@ def _check_keys_and_depth(value: object, room: int) -> None:
 
 
 def _looks_doubtful(text: str) -> bool:
-    """Cheap, and wrong only in one direction: `_explain` has the last word."""
+    """Cheap, and may be wrong about good data: `_explain` decides."""
     return (
         "\\u0000" in text
         or (not text.isascii() and _SURROGATE.search(text) is not None)

@@ -24,7 +24,7 @@ class Exit(IntEnum):
 
 
 def cannot_start_thread(error: BaseException | None) -> bool:
-    """Whether it says that no thread could be started: it has no class of its own."""
+    """Such an error has no class of its own."""
     return isinstance(error, RuntimeError) and "start new thread" in str(error)
 
 

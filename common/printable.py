@@ -1,8 +1,6 @@
 """Text from elsewhere, made safe to print: a terminal obeys escape sequences, and a newline
-would begin a line that looks like one of cmdbus's own. Pure.
-
-Everything that is printed for people, or logged as text, goes through here. JSON does not:
-there each such character is an escape already.
+would begin a line that looks like one of cmdbus's own. For all output but JSON, which escapes such
+characters itself. Pure.
 """
 
 import re
@@ -25,7 +23,7 @@ def one_line(text: str) -> str:
 
 
 def joined(text: str) -> str:
-    """The lines of a message as one; libpq's advice stands in a line of its own."""
+    """The lines of a message as one."""
     lines = [" ".join(line.split()) for line in text.splitlines()]
     return "; ".join(line for line in lines if line).replace(":; ", ": ")
 

@@ -26,7 +26,7 @@ class Check:
     sentence: str
     #: The advice; empty if there is nothing to do, or the sentence has it.
     fix: str = ""
-    #: Of the app: the number of command types that it handles.
+    #: The number of command types that the app handles.
     types: int = 0
 
     def to_dict(self) -> dict[str, object]:
@@ -38,7 +38,6 @@ class Check:
 
 
 def worst(checks: Iterable[Check]) -> Finding:
-    """The worst finding."""
     order = list(Finding)
     return max((check.finding for check in checks), key=order.index, default=Finding.OK)
 

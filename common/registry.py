@@ -24,7 +24,7 @@ class Handler:
     type: str
     function: HandlerFunction
     timeout: float | None = None
-    #: Of one SQL statement in the handler's transaction.
+    #: Bounds one SQL statement in the handler's transaction.
     statement_timeout: float | None = None
     retry: RetryPolicy | None = None
 

@@ -1,5 +1,4 @@
-"""The ladder of timeouts, and every interval that derives from it: each rung bounds what the one
-below could not. Pure."""
+"""The ladder of timeouts, and every interval that derives from it. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -60,8 +59,8 @@ class Timeouts:
         return max(self.statement, thread - (self.thread - self.statement))
 
     def idle_for(self, thread: float) -> float:
-        """The limit on an idle transaction of a handler with this timeout: longer than the verdict
-        on it takes, which reads the session first."""
+        """The limit on an idle transaction of a handler with this timeout: the verdict on it reads
+        the session before that."""
         return thread + self.stuck_grace
 
     def _wrong(self) -> Iterator[str]:

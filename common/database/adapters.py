@@ -1,5 +1,5 @@
-"""How the values of our own statements are sent and read: as psycopg does it by default, whatever
-loaders and dumpers an application registers for all connections (UUIDs as text, say)."""
+"""How values are sent and read: as psycopg does it by default, whatever loaders and dumpers an
+application registers for all connections (UUIDs as text, say)."""
 
 from typing import Any
 
@@ -24,8 +24,7 @@ ADAPTERS = _default()
 
 
 def own_cursor(connection: psycopg.Connection[Any]) -> psycopg.Cursor[Row]:
-    """Also on a connection of the application's, which may make cursors and rows of another
-    kind."""
+    """A cursor with tuples as rows, also on a connection of the application's."""
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
     if not getattr(connection, "has_default_adapters", False):
         cursor._adapters = AdaptersMap(ADAPTERS)

@@ -27,7 +27,7 @@ _AWAY, _FATAL = Finding.AWAY, Finding.FATAL
 
 _NOT_WRITABLE = r"session is (not )?read-only|server is (not )?in hot standby"
 
-#: The first that matches.
+#: The first match applies.
 _FAILURES = (
     ConnectFailure(
         _AWAY,
@@ -108,14 +108,13 @@ _UNKNOWN = ConnectFailure(
 
 
 def is_read_only(text: str) -> bool:
-    """Whether a host answers that accepts no writes: it may be promoted, whatever is wrong
-    with the other hosts."""
+    """Whether a host answers that accepts no writes: it may be promoted."""
     return re.search(_NOT_WRITABLE, text, re.IGNORECASE) is not None
 
 
 def classify(text: str, sqlstate: str | None = None) -> ConnectFailure:
-    """The failure that a SQLSTATE or a text of libpq's describes. Of several attempts it is one
-    that may pass, if there is one."""
+    """The failure that a SQLSTATE or a text of libpq's describes; of several attempts one that may
+    pass, if there is one."""
     for known in _FAILURES:
         if sqlstate in known.sqlstates:
             return known
@@ -123,7 +122,7 @@ def classify(text: str, sqlstate: str | None = None) -> ConnectFailure:
     return next((each for each in failures if each.finding is _AWAY), failures[0])
 
 
-#: What precedes the text of each attempt: of libpq, and of psycopg.
+#: Beginnings of the text of each attempt, by libpq and by psycopg.
 _ATTEMPTS = re.compile(
     r"(?:connection failed: )?connection to server (?=at|on)|connection failed: "
     r"|Multiple connection attempts failed\. All failures were:\n"

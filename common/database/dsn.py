@@ -1,7 +1,7 @@
 """Data source names: read with care, completed with what every connection needs.
 
-Errors name the defect and never show the password, nor a part of it: libpq's
-own messages repeat the DSN in some cases, so they are not passed on from here.
+Errors name the defect and never show a part of the password: libpq's own messages, which may
+repeat the DSN, are not passed on.
 """
 
 import math
@@ -146,8 +146,8 @@ def describe(parts: Parts) -> str:
 
 
 class Session(psycopg.Connection[Any]):
-    """A connection whose timestamps can be read: a role or a database may set another style, and
-    an application may register loaders of its own."""
+    """A connection whose timestamps can be read, whatever style a role or a database sets and
+    whatever loaders an application registers."""
 
     has_default_adapters = True
 

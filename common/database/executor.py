@@ -23,7 +23,6 @@ class Executor:
         prepare: bool | None = None,
         binary: bool = False,
     ) -> psycopg.Cursor[Row]:
-        # A pool of the caller's may make connections whose cursors are of another kind.
         cursor = own_cursor(connection)
         prepare = self._prepare if prepare is None else prepare
         text = statement(name, self.schema, tuple(values or ()))

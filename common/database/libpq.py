@@ -8,7 +8,7 @@ from psycopg.conninfo import make_conninfo
 #: An address of which libpq can say immediately that no server is there.
 _NOWHERE = {"host": "/nonexistent", "hostaddr": "", "port": "5432"}
 
-#: What stands for nothing where an empty value is refused.
+#: Values that change nothing, for keywords that may not be empty.
 _BLANK = {
     b"sslcertmode": b"allow",
     b"min_protocol_version": b"3.0",
@@ -18,8 +18,8 @@ _BLANK = {
 
 
 def resolved(parts: dict[str, Any]) -> dict[str, str]:
-    """What a connection with these parts would use, except its address: they win over their
-    service, and that over the environment. libpq itself says so, when it begins to connect."""
+    """What a connection with these parts would use, except its address: libpq shows it when it
+    begins to connect. The parts win over their service, and that over the environment."""
     began = _begin(parts)
     try:
         return {
@@ -37,8 +37,8 @@ def is_closed(parts: dict[str, Any]) -> bool:
 
 
 def close(parts: dict[str, Any]) -> dict[str, Any]:
-    """With all that this libpq would take from the environment; some of it is not known to
-    every version. A service cannot be named away: see lacks_service."""
+    """With a value for each keyword that this libpq would take from the environment, except the
+    service: see lacks_service."""
     known = {
         option.keyword.decode(): (option.compiled or _BLANK.get(option.keyword, b"")).decode()
         for option in pq.Conninfo.get_defaults()
@@ -48,8 +48,8 @@ def close(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def lacks_service(parts: dict[str, Any]) -> bool:
-    """Whether a service is asked for, by these parts or by the environment, that is defined
-    nowhere: it keeps every connection from being made."""
+    """Whether these parts or the environment name a service that is defined nowhere, which fails
+    every connection."""
     began = _begin(parts)
     try:
         return b"definition of service" in (began.error_message or b"")

@@ -25,16 +25,14 @@ Connection = psycopg.Connection[Any]
 #: Seconds after which a connection is replaced: by then the DSN may lead to another server.
 _MAX_LIFETIME = 3600.0
 #: Seconds between two attempts to connect, doubling, while a failure is waited out.
-_RETRY_FIRST, _RETRY_LONGEST = 0.1, 0.5
-
-_IDLE = psycopg.pq.TransactionStatus.IDLE
-
-
-#: Seconds after which a waiting thread looks whether the one before it still waits.
+_MIN_RETRY, _MAX_RETRY = 0.1, 0.5
+#: Seconds after which a waiting thread checks whether the one before it still waits.
 _CHECK_SECONDS = 1.0
 #: Seconds beyond its deadline after which a waiting thread counts as gone. An attempt to connect
 #: may take that much longer than it was allowed.
 _GRACE_SECONDS = 10.0
+
+_IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
 class _Waiter:
@@ -43,31 +41,28 @@ class _Waiter:
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.thread = get_ident()
-        #: Why the attempt to connect that it waited for has failed.
+        #: The failure of the attempt to connect that it waited for.
         self.error: Exception | None = None
         self._called = Lock()
         self._called.acquire()
 
     def call(self) -> None:
-        with suppress(RuntimeError):  # it has been called before, and not looked yet
+        with suppress(RuntimeError):  # it has been called already
             self._called.release()
 
-    def rest(self, seconds: float) -> None:
-        """Until it is called, or was called since its last rest."""
+    def wait(self, seconds: float) -> None:
+        """Until it is called, or was called since its last wait."""
         self._called.acquire(timeout=max(seconds, 0.0))
 
     def is_abandoned(self, now: float) -> bool:
-        """Whether an interrupt has ended its wait where no `finally` could: then its thread has
+        """Whether an interrupt has ended its wait outside any `finally`: then its thread has
         returned as another waiter, or its deadline is over."""
         return self.thread == get_ident() or now > self.deadline + _GRACE_SECONDS
 
 
 class SessionPool:
-    """Lends up to `max_size` connections, first come, first served.
-
-    Has the methods of psycopg_pool.ConnectionPool that its users call. It belongs to the
-    process that made it: after a fork make another one, and keep this one as it is.
-    """
+    """Lends up to `max_size` connections, first come, first served. Has the methods of
+    psycopg_pool.ConnectionPool that its users call. It belongs to the process that made it."""
 
     def __init__(
         self,
@@ -79,9 +74,9 @@ class SessionPool:
         min_size: int = 1,
         passes: Callable[[Exception], bool] = lambda error: False,
     ) -> None:
-        """`connect` is given the seconds that are left. A failure that `passes` by itself is
-        waited out, for `timeout` seconds in all; others are raised. Beyond `min_size`, a
-        connection that was idle for `max_idle` seconds is closed when the pool is used."""
+        """`connect` gets the seconds that are left. A failure that `passes` by itself is waited
+        out, for `timeout` seconds in all; others are raised. Beyond `min_size`, a connection that
+        was idle for `max_idle` seconds is closed when the pool is used."""
         self.min_size, self.max_size = min_size, max_size
         self.timeout, self.max_idle, self.max_lifetime = timeout, max_idle, _MAX_LIFETIME
         self._connect = connect
@@ -93,9 +88,9 @@ class SessionPool:
         #: The thread that connects next.
         self._connector: _Waiter | None = None
         self._closed = False
-        #: Why the latest attempt to connect has failed; the next one is not before this time.
+        #: The failure of the latest attempt to connect; the next one is not before this time.
         self._failure: Exception | None = None
-        self._retry_at, self._backoff = 0.0, Backoff(_RETRY_FIRST, _RETRY_LONGEST)
+        self._retry_at, self._backoff = 0.0, Backoff(_MIN_RETRY, _MAX_RETRY)
         self._drained_at = float("-inf")
         # Else the interpreter would warn at its end of connections that were not closed.
         weakref.finalize(self, _abandon, os.getpid(), self._kept)
@@ -112,7 +107,7 @@ class SessionPool:
                 self.putconn(connection)
 
     def getconn(self, timeout: float | None = None) -> Connection:
-        """PoolTimeout if none was free in time; its cause says why none could be opened."""
+        """PoolTimeout if none was free in time; its cause is why none could be opened."""
         with self._lock:
             if self._kept.idle and not self._waiters and not self._closed:
                 return self._kept.latest()
@@ -196,11 +191,11 @@ class SessionPool:
                 wake_at = min(waiter.deadline, now + _CHECK_SECONDS)
                 if self._retry_at > now:
                     wake_at = min(wake_at, self._retry_at)
-            waiter.rest(wake_at - now)
+            waiter.wait(wake_at - now)
 
     def _join(self, waiter: _Waiter, now: float) -> None:
-        """Lines it up, and takes out abandoned ones. One that a signal handler's thread was in
-        the middle of is taken for abandoned, too: it joins again when the handler has ended."""
+        """Lines it up, and removes abandoned ones; also one whose thread runs a signal handler: it
+        joins again when the handler has ended."""
         if self._connector is not None and self._connector.is_abandoned(now):
             self._connector = None
         for other in [w for w in self._waiters if w is not waiter and w.is_abandoned(now)]:
@@ -213,7 +208,7 @@ class SessionPool:
         return self._connector is None and not is_full and now >= self._retry_at
 
     def _open(self, waiter: _Waiter) -> Connection | None:
-        """None if it failed, and the failure is waited out."""
+        """None if that failed and the failure is waited out."""
         try:
             connection = self._connect(max(waiter.deadline - time.monotonic(), 0.0))
         except BaseException as error:
@@ -235,8 +230,7 @@ class SessionPool:
         raise PoolClosed("the pool is closed")
 
     def _is_final(self, error: Exception) -> bool:
-        """Whether the threads that wait are to have it, too. Not if it passes, nor if there
-        are connections that can be returned."""
+        """Whether the waiting threads get it, too: not if it passes, or connections are lent."""
         self._failure = error
         if self._kept.opened or self._passes(error):
             self._retry_at = time.monotonic() + self._backoff.pause()
@@ -247,7 +241,7 @@ class SessionPool:
         return True
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Whatever has happened to its thread: an interrupt can be anywhere."""
+        """Wherever an interrupt has hit its thread."""
         self._ends_connecting(waiter)
         if waiter in self._waiters:
             self._waiters.remove(waiter)
@@ -266,10 +260,10 @@ class _Kept:
     """The connections of a pool, under its lock."""
 
     def __init__(self) -> None:
-        #: When each was opened, lent or idle. A connection that is not returned, because an
-        #: interrupt came in between, counts until its last reference is gone, which closes it.
+        #: Opening times, of idle and lent ones. A connection that an interrupt kept from being
+        #: returned counts until its last reference is gone, which closes it.
         self.opened: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
-        #: With the time of the last use; the latest used one last.
+        #: Times of the last use; the latest used one last.
         self.idle: list[tuple[float, Connection]] = []
 
     def latest(self) -> Connection:
@@ -293,8 +287,8 @@ class _Kept:
 
 
 def _copy(error: Exception) -> Exception:
-    """For another thread, which adds its own traceback. Not made by the constructor, which may
-    take other arguments; with all attributes, among them what `diag` reads."""
+    """For another thread, which adds its own traceback. Without the constructor, which may take
+    other arguments; with all attributes, among them those that `diag` reads."""
     kind = type(error)
     copied = kind.__new__(kind, *error.args)
     copied.__dict__.update(error.__dict__)

@@ -36,11 +36,8 @@ class Installed:
 def install(
     dsn: str, schema: str = DEFAULT, *, grants: Mapping[str, Iterable[str]] | None = None
 ) -> Installed:
-    """Creates the schema or upgrades it; safe to run again, and by many at once.
-
-    `grants` maps names of ROLES to database roles that get their rights. Everything
-    is done in one transaction, or nothing.
-    """
+    """Creates the schema or upgrades it, in one transaction; safe to run again, and by many at
+    once. `grants` maps names of ROLES to database roles that get their rights."""
     check_schema(schema)
     parts = dsns.complete(
         dsns.parse(dsn),
@@ -80,7 +77,7 @@ def _install(
 
 
 def check(connection: psycopg.Connection, schema: str) -> None:
-    """A SchemaError says how the schema differs from this code's, and what to do."""
+    """A SchemaError if the schema is not this code's."""
     known = len(versions())
     version = _version(connection, schema)
     if version < known:
@@ -94,11 +91,8 @@ def check(connection: psycopg.Connection, schema: str) -> None:
 
 
 def make_partitions(connection: psycopg.Connection, schema: str) -> None:
-    """Today's partition of history and those ahead; in autocommit mode.
-
-    Comes again when a report holds the table for a moment: waiting in the lock's
-    queue would make every settle wait behind it.
-    """
+    """Makes today's partition of history and those ahead; in autocommit mode. Tries again where a
+    report has locked the table: settlements would wait behind a longer wait for the lock."""
     for left in reversed(range(_PARTITION_TRIES)):
         try:
             Executor(schema).row(connection, "make_partitions", days_ahead=DAYS_AHEAD)
@@ -133,7 +127,7 @@ def _migrate(connection: psycopg.Connection, schema: str) -> int:
 
 
 def _refuse_foreign(connection: psycopg.Connection, schema: str) -> None:
-    """Objects of another owner's making would run with the owner's rights."""
+    """Functions of another origin would run with the owner's rights."""
     if row := Executor(schema).row(connection, "read_foreign_schema", schema=schema):
         raise SchemaError(
             f"schema {schema!r} exists already and {row[0]}: name another one (--schema), "

@@ -1,4 +1,4 @@
-"""What a database answers with an error, as one sentence for a person at a terminal."""
+"""The database's errors as sentences, for people at a terminal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -18,8 +18,8 @@ _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 @cache
 def load() -> dict[str, str]:
-    """Reads all files now: later the process may have no descriptor left, or another version may
-    have been installed over this one."""
+    """Reads all files at once: later the process may have no descriptor left, or another version
+    may have been installed over this one."""
     chapters = _files("schema")
     texts = {"functions": chapters.pop("functions"), _BASELINE: "\n".join(chapters.values())}
     for queries in _files("queries").values():
@@ -47,11 +47,8 @@ def statement(name: str, schema: str, arguments: tuple[str, ...] = ()) -> bytes:
 
 
 def render(name: str, schema: str, **more: str) -> str:
-    """Replaces {schema}, {channel} and the names of `more`; an identifier is quoted here.
-
-    Names are checked before, so that they mean the same in identifiers, literals
-    and function bodies.
-    """
+    """Replaces {schema}, {channel} and the names of `more`. A schema's name is so restricted that
+    it means the same in identifiers, literals and function bodies."""
     identifier = f'"{check_schema(schema)}"'
     text = load()[name].replace("{schema}", identifier).replace("{channel}", schema)
     for key, value in more.items():
@@ -60,7 +57,7 @@ def render(name: str, schema: str, **more: str) -> str:
 
 
 def versions() -> list[str]:
-    """Names of the texts that make the schema; a text's place in the list is its version."""
+    """Names of the texts that make the schema, in the order of their versions, from 1."""
     return [name for name in load() if name == _BASELINE or name[0].isdigit()]
 
 

@@ -1,7 +1,4 @@
-"""The producer's side of the bus: send commands, look at them, steer their domains.
-
-A request passes `Limits.check` (requests.py) and is written by `Sender` (sending.py).
-"""
+"""The producer's side of the bus: send commands, read them, steer their domains."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -42,16 +39,14 @@ _PURGED_ROWS = 1000
 class CommandBus(Steering):
     """Sends commands and shows what becomes of them. Safe to share between threads.
 
-    With a DSN it keeps 1 to 4 connections of its own, opened at the first use, in a
-    forked child anew; a call of its own whose connection dies is repeated once. With
-    `connection`, a psycopg connection of the caller's, a call is part of the caller's
-    transaction and never repeated.
+    With a DSN it keeps 1 to 4 connections of its own, opened at the first use in each process;
+    a call whose connection dies is repeated once. With `connection`, a psycopg connection of
+    the caller's, a call is part of the caller's transaction and never repeated.
 
-    Each call raises ValueError for an argument that is wrong, before anything is written;
-    DatabaseUnavailableError if no connection can be made; SchemaError if the schema is
-    missing or older than this code; and psycopg.Error for what the server refuses. What a
-    call raises beside these stands with it. All but ValueError and psycopg.Error are
-    CmdbusErrors.
+    Each call may raise ValueError for a wrong argument, before anything is written;
+    DatabaseUnavailableError if no connection can be made; SchemaError if the schema is missing
+    or older than this code; and psycopg.Error for what the server refuses. Everything else
+    that a call raises is a CmdbusError.
     """
 
     def __init__(
@@ -67,11 +62,11 @@ class CommandBus(Steering):
         purge_allowed: bool = False,
     ) -> None:
         """Opens nothing yet. Takes a `dsn` or a `pool`, a psycopg_pool.ConnectionPool that
-        stays the caller's to close; ValueError if it is both or neither.
+        the caller closes.
 
-        `schema` is the one that `cmdbus init` made. `priorities` are labels beside high,
-        normal and low, each with its value from 0 to 10. `max_bytes` bounds the data of a
-        command, and results that operators give. `on_send` sees each request first and may
+        `schema` is the one that `cmdbus init` made. `priorities` are further labels besides
+        high, normal and low, each with its value from 0 to 10. `max_bytes` bounds the data of a
+        command, and results that operators give. `on_send` gets each request first and may
         return a changed one: a place for defaults, for priorities by content, for tracing.
         Without `prepare` nothing is prepared on the server, for a `pool` or a `connection`
         behind a pooler that gives each transaction to another session; with a `dsn` such a
@@ -88,7 +83,7 @@ class CommandBus(Steering):
     @property
     def troubleshooting(self) -> Troubleshooting:
         """Commands that failed for good and wait for an operator: list, count, summary, retry,
-        cancel, complete, and retry_all, cancel_all, complete_all."""
+        cancel, complete, retry_all, cancel_all, complete_all."""
         return self._troubleshooting
 
     def send(
@@ -106,14 +101,14 @@ class CommandBus(Steering):
         max_attempts: int | None = None,
         connection: Connection | None = None,
     ) -> UUID:
-        """Sends one command and returns its id; what is refused was not written.
+        """Sends one command and returns its id; a refused send has written nothing.
 
-        `domain` and `type` choose the handler. `data` is any JSON value, and comes back as
-        it was sent. `command_id` is an id of the caller's, taken once in a domain while the
-        command and its history are kept. `priority` is a label or 0 (first) to 10 (last).
-        `delay` (seconds or a timedelta) or `run_at` (an aware datetime) is when it may run.
-        `correlation_id` follows the command everywhere; by default it is its id. The command
-        of type Reply goes to the domain `reply_to`. `max_attempts` wins over the handler's.
+        `domain` and `type` choose the handler. `data` is any JSON value. `command_id` is an id
+        of the caller's, taken once in a domain while the command and its history are kept.
+        `priority` is a label or 0 (first) to 10 (last). `delay` (seconds or a timedelta) or
+        `run_at` (an aware datetime) is when it may run. `correlation_id` follows the command
+        everywhere; by default it is its id. The command of type Reply goes to the domain
+        `reply_to`. `max_attempts` wins over the handler's.
 
         Raises DuplicateCommandError for an id that was sent before, QueueFullError (with
         `retry_after`) above the domain's max_depth, and ShutdownError for a closed domain.
@@ -129,10 +124,8 @@ class CommandBus(Steering):
     def send_many(
         self, requests: Iterable[SendRequest], *, connection: Connection | None = None
     ) -> list[UUID]:
-        """Sends all `requests` in one transaction, or none; ids in their order.
-
-        Raises what `send` raises.
-        """
+        """Sends all `requests` in one transaction, or none, and returns their ids in order.
+        Raises what `send` raises."""
         seen = map(self._seen, requests) if self._on_send else requests
         bulk = BulkSend(list(seen))
         if bulk.requests:
@@ -151,9 +144,7 @@ class CommandBus(Steering):
 
     def wait(self, domain: str, command_id: UUID | str, timeout: float = 30.0) -> CommandRecord:
         """Returns the command `command_id` of `domain` once it is terminal or in
-        troubleshooting.
-
-        Raises TimeoutError if it is neither after `timeout` seconds, and
+        troubleshooting. Raises TimeoutError if it is neither after `timeout` seconds, and
         CommandNotFoundError for an unknown command.
         """
         deadline = time.monotonic() + check_seconds("timeout", timeout)
@@ -184,11 +175,11 @@ class CommandBus(Steering):
         *,
         connection: Connection | None = None,
     ) -> list[CommandRecord]:
-        """Commands that meet every given condition, the last sent first.
+        """Commands that meet every given condition, the last sent first: at most `limit`, after
+        leaving out `offset`.
 
         `domain`, `status` (a Status or its name) and `type` are those of the commands;
-        `since` (inclusive) and `until` (exclusive) are about when they were sent. Returns
-        at most `limit` commands, after leaving out `offset`.
+        `since` (inclusive) and `until` (exclusive) are about when they were sent.
         """
         conditions = {
             **check_conditions(domain, type, since, until),
@@ -217,15 +208,15 @@ class CommandBus(Steering):
         return {"depth": waiting.depth, **asdict(waiting), "shutdown": shutdown}
 
     def domains(self, *names: str, connection: Connection | None = None) -> list[DomainRecord]:
-        """Every domain, or those of `names`, that has commands to run or settings, with counts
-        by type: a type that no worker knows stays here, and grows old."""
+        """Every domain, or those of `names`, that has unfinished commands or settings, with
+        counts by type."""
         checked = [check_name("domain", name) for name in names] or None
         values = {"domains": checked, "unhandled_after": UNHANDLED_AFTER_SECONDS}
         return domains_of(self._connections.rows(connection, "read_domains", "monitor", **values))
 
     def purge(self, domain: str, *, connection: Connection | None = None) -> int:
-        """Removes everything that waits in `domain`, with every trace, and returns how many
-        commands that were; for tests. Only the role that owns the schema may do it.
+        """Removes the commands that wait in `domain`, with every trace, and returns their
+        number; for tests. Only the role that owns the schema may do it.
 
         Raises InvalidOperationError unless the bus was made with `purge_allowed=True`.
         """

@@ -111,10 +111,8 @@ class Connections:
         needs: str = "operator",
     ) -> T:
         """`work(connection, again)` in the caller's transaction; without one on a connection of
-        its own, and once more on a fresh one if that dies.
-
-        The first try may have been carried out before its connection died, or still
-        be on its way: with `again` the work must be harmless then.
+        its own, and once more on a fresh one if that dies: then the first try may have been
+        carried out, or still run, and with `again` the work must be harmless.
         """
 
         def attempt(connection: Connection, again: bool) -> T:
@@ -258,9 +256,8 @@ def _checked(connection: Connection) -> Connection:
 
 
 def _opened(parts: dsns.Parts, within: float) -> Connection:
-    """A pooler may give each transaction to another session, which does not know what was
-    prepared in the one before, or worse, has prepared something else by that name. It is
-    recognised by the pid that it invents for its clients."""
+    """Prepares nothing behind a pooler, which may give each transaction to another session, with
+    other prepared statements. It is recognised by the pid that it invents for its clients."""
     connection = dsns.connect(parts, within)
     if Executor("cmdbus").value(connection, "read_pid") != connection.info.backend_pid:
         connection.prepare_threshold = None

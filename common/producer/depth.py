@@ -2,7 +2,7 @@
 
 
 class DepthAlarm:
-    """Says once that a queue passed its warn_depth, and again only after it was clearly below."""
+    """Rings once when a queue reaches its warn_depth, and again only after it was clearly below."""
 
     #: Share of warn_depth under which the queue must fall before it may warn again.
     QUIET_BELOW = 0.8
@@ -21,8 +21,6 @@ class DepthAlarm:
 
 
 def retry_after(oldest_age: float) -> float:
-    """Seconds after which a full queue is worth another try.
-
-    A tenth of what its oldest command has waited: a queue that moves is asked again soon.
-    """
+    """Seconds after which a full queue is worth another try: a tenth of what its oldest command
+    has waited."""
     return min(max(oldest_age / 10, 1.0), 60.0)

@@ -1,8 +1,8 @@
 """Ids that the bus makes, recognisable as its own.
 
-A time-ordered UUID: 48 bits of milliseconds, so that an index grows at its end;
-version 8 (custom); the bus's mark, cb5; the variant and 62 random bits. Only ids with the mark,
-when a caller brings one, cost a look into the tables: the others are in `identity`.
+A time-ordered UUID: 48 bits of milliseconds, so that an index grows at its end; version 8
+(custom); the bus's mark, cb5; the variant and 62 random bits. Where a caller brings an id with the
+mark, the tables are searched for it: the others are in `identity`.
 """
 
 import os
@@ -20,7 +20,7 @@ def new_id() -> UUID:
 
 
 def new_ids(count: int) -> list[UUID]:
-    """Many at once share one look at the clock and one read of randomness."""
+    """Together they take one read of the clock and one of randomness."""
     stamp = (time.time_ns() // 1_000_000 << 80) | _MARK
     drawn = struct.unpack(f"{count}Q", os.urandom(8 * count))
     return [_uuid(stamp | (rand & _RANDOM)) for rand in drawn]

@@ -1,4 +1,4 @@
-"""What a look at the bus shows: values, filled from rows."""
+"""Values that a CommandBus returns, filled from rows."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -18,13 +18,12 @@ T = TypeVar("T")
 class Status(StrEnum):
     #: Waits, for a worker or for its time.
     PENDING = "PENDING"
-    #: A worker holds it.
     IN_PROGRESS = "IN_PROGRESS"
     COMPLETED = "COMPLETED"
     #: A business rule refused it.
     FAILED = "FAILED"
     CANCELED = "CANCELED"
-    #: A person must decide.
+    #: Waits for an operator.
     IN_TROUBLESHOOTING_QUEUE = "IN_TROUBLESHOOTING_QUEUE"
 
     @property
@@ -71,9 +70,9 @@ class CommandRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TroubleRecord(CommandRecord):
-    """One that waits for a person."""
+    """A command in troubleshooting."""
 
-    #: When it came there.
+    #: The time at which it came there.
     failed_at: datetime
     #: EXHAUSTED, PERMANENT, ...; None if none was recorded.
     reason: str | None
@@ -81,7 +80,7 @@ class TroubleRecord(CommandRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TroubleCount:
-    """Commands that wait for a person after the same error."""
+    """Commands in troubleshooting after the same error."""
 
     domain: str
     type: str
@@ -95,7 +94,7 @@ class TroubleCount:
 class Waiting:
     """Commands that are not finished, by where they are."""
 
-    #: Claimable, and not claimed yet.
+    #: Claimable now.
     ready: int = 0
     scheduled: int = 0
     in_progress: int = 0
@@ -128,11 +127,10 @@ class DomainRecord:
     warn_depth: int | None
     #: How long finished commands stay, and their ids are known.
     keep: timedelta
-    #: Of all types.
+    #: The sum of all types.
     all: Waiting
     types: dict[str, Waiting]
-    #: Types whose commands have waited for a minute while none ran, and of which no worker
-    #: that is at work has a handler.
+    #: Types without a handler in any worker, whose commands have waited for a minute.
     unhandled: list[str]
 
 
@@ -151,7 +149,7 @@ class AuditEvent:
     details: Any = None
 
     def __str__(self) -> str:
-        """All that it holds, safe for a terminal; only lines of details follow the first."""
+        """Safe for a terminal; only lines of details follow the first."""
         text = [self.at.isoformat(sep=" ", timespec="milliseconds"), self.kind]
         text += [
             f"{field.name}={getattr(self, field.name)}"
@@ -164,8 +162,7 @@ class AuditEvent:
 
 
 def filled(kind: type[T], row: Sequence[Any]) -> T:
-    """A record. In a row data, results and details are text, and times are within Python's
-    range."""
+    """A record. A row has data, results and details as text."""
     values = dict(zip((field.name for field in fields(kind)), row, strict=True))  # type: ignore[arg-type]
     for name, value in values.items():
         if isinstance(value, datetime):
@@ -178,7 +175,7 @@ def filled(kind: type[T], row: Sequence[Any]) -> T:
 
 
 def domains_of(rows: Iterable[Sequence[Any]]) -> list[DomainRecord]:
-    """From the rows of read_domains, which are in the domains' order."""
+    """From the rows of read_domains."""
     return [_domain_of(list(group)) for _, group in groupby(rows, key=itemgetter(0))]
 
 

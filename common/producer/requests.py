@@ -118,7 +118,7 @@ def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> tim
 
 
 def check_key(domain: str, command_id: UUID | str) -> dict[str, Any]:
-    """Names a command, as values of a statement."""
+    """Values of a statement."""
     name = check_name("domain", domain)
     return {"domain": name, "command_id": check_id("command_id", command_id)}
 
@@ -130,7 +130,7 @@ def check_conditions(
     until: datetime | None,
     **texts: str | None,
 ) -> dict[str, Any]:
-    """Chooses commands, as values of a statement; None leaves a condition out."""
+    """Values of a statement; None leaves a condition out."""
     return {
         "domain": None if domain is None else check_name("domain", domain),
         "type": None if type is None else check_name("type", type),

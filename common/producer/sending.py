@@ -28,7 +28,8 @@ Check = Callable[[SendRequest, UUID], Outgoing]
 
 
 class SendAttempt(NamedTuple):
-    #: Of a call that is repeated once if its connection dies; None in a caller's transaction.
+    #: Identifies a call, which is repeated once if its connection dies; None in a caller's
+    #: transaction.
     number: int | None
     repeated: bool = False
 
@@ -38,12 +39,12 @@ def new_attempt() -> int:
 
 
 class BulkSend:
-    """Requests to send together, and their ids, before they are checked one by one."""
+    """Requests to send together, and their ids."""
 
     def __init__(self, requests: Sequence[SendRequest]) -> None:
         self.requests = requests
         spare = new_ids(len(requests))
-        #: Domain and id of each, and of those whose id the caller brought.
+        #: Domain and id of each, and of those that bring an id.
         self.keys: list[Key] = []
         self.brought: list[Key] = []
         for request, id_ in zip(requests, spare, strict=True):
@@ -99,14 +100,13 @@ class Sender:
             self._store.copy(connection, map(check, bulk.requests, bulk.ids), admitted[0][-1])
 
     def _wait_for_first_try(self, connection: Connection, attempt: SendAttempt) -> None:
-        """Until it has ended; what follows has a snapshot of a later time."""
         if attempt.repeated:
             self._store.rows(connection, "wait_for_call", call=attempt.number)
             if not connection.autocommit:
                 connection.commit()
 
     def _already_sent(self, connection: Connection, bulk: BulkSend, attempt: SendAttempt) -> bool:
-        """Whether the other try of this call did it; waits for that try if it is on its way."""
+        """Whether the other try of this call did it; waits until that has ended."""
         domain, command_id = (bulk.brought or bulk.keys)[0]
         values = {"domain": domain, "command_id": command_id, "brought": bool(bulk.brought)}
         call, again = attempt

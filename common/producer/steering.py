@@ -1,5 +1,4 @@
-"""The operator's half of `CommandBus`: domains, and commands that wait. Commands in
-troubleshooting are resolved elsewhere."""
+"""The operator's half of `CommandBus`: domains, and commands that wait."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
@@ -18,7 +17,7 @@ from cmdbus.producer.requests import check_conditions, check_delay, check_key, c
 CHUNK = 200
 CHUNK_BYTES = 8 * 1024**2
 
-#: Why not, by the command's state.
+#: Reasons by the command's state.
 _NOT_CANCELED = {
     "running": "it is in progress; --running (running=True) ends it all the same",
     "finished": "it has finished",
@@ -61,9 +60,7 @@ class Steering:
         connection: Connection | None = None,
     ) -> None:
         """Cancels the command `command_id` of `domain` if it waits; with `running` also if it
-        is in progress.
-
-        Then its handler is not interrupted, but nothing that it writes through its
+        is in progress: its handler is not interrupted, but nothing that it writes through its
         context's connection lands. `operator` and `reason` go into the audit trail, the
         reason into the reply, too.
 
@@ -90,15 +87,13 @@ class Steering:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> int:
-        """Cancels everything that waits in `domain` and meets every given condition, and
-        returns how many commands it canceled.
+        """Cancels the commands that wait in `domain` and meet every given condition, and
+        returns their number.
 
         `type` is that of the commands; `since` (inclusive) and `until` (exclusive) are about
-        when they were sent, and what is sent after this call begins is left alone. Commands
-        in progress, and those in troubleshooting, stay. Each canceled one gets its event, with
-        `operator` and `reason`, and its reply, as with `cancel`. Without `connection` batches
-        are transactions of their own. A command that another session has locked at that
-        moment is left.
+        when they were sent: at most when this call begins. Each gets its event, with `operator`
+        and `reason`, and its reply, as with `cancel`. Without `connection` each 200 are a
+        transaction of their own. A command that another session has locked is left.
         """
         check_name("domain", domain)
         batch: dict[str, object] = {
@@ -118,8 +113,8 @@ class Steering:
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> int:
-        """How many commands `cancel_all` with the same `domain`, `type`, `since` and `until`
-        would cancel now."""
+        """The number of commands that `cancel_all` with the same `domain`, `type`, `since` and
+        `until` would cancel now."""
         check_name("domain", domain)
         conditions = check_conditions(domain, type, since, until)
         return int(self._connections.row(connection, "count_waiting", **conditions)[0])
@@ -137,12 +132,11 @@ class Steering:
         connection: Connection | None = None,
     ) -> None:
         """Gives the command `command_id` of `domain` another time, another priority, or both,
-        while it waits.
+        while it waits. Its attempts stay.
 
-        `run_at` is an aware datetime and `delay` seconds or a timedelta from now; one that
-        has passed, and a delay of 0, make the command claimable at once, also in the middle
-        of a retry's backoff. `priority` is a label or 0 to 10. Its attempts stay. `operator`
-        and `reason` go into the audit trail.
+        `run_at` is an aware datetime and `delay` seconds or a timedelta from now; a time that
+        has passed makes the command claimable at once, also in a retry's backoff. `priority` is
+        a label or 0 to 10. `operator` and `reason` go into the audit trail.
 
         Raises CommandNotFoundError for an unknown command, and InvalidOperationError for one
         that is in progress, in troubleshooting or finished.
@@ -176,11 +170,11 @@ class Steering:
         """Changes those settings of `domain` that are given; None removes a limit.
 
         `max_depth` is how many commands may wait before sends are refused (concurrent senders
-        can pass it by what they have in flight), and `warn_depth` before senders log a warning.
+        can pass it by their uncommitted ones), and `warn_depth` before senders log a warning.
         `keep` is how long finished commands, their audit trails and their ids stay: 7 days by
-        default, and an id that was removed can be sent again. A fleet removes them within a
-        tenth of `keep` more, at least a minute and at most an hour. `accepting=False` refuses
-        all sends. A change is recorded with `operator` and `reason`; see `domain_audit`.
+        default. A fleet removes them within a tenth of `keep` more, at least a minute and at
+        most an hour; then their ids can be sent again. `accepting=False` refuses all sends. A
+        change is recorded with `operator` and `reason`; see `domain_audit`.
         """
         given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
         given |= {"keep": keep, "accepting": accepting}
@@ -211,21 +205,20 @@ class Steering:
         reason: str | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """Ends a pause of `domain`; recorded with `operator` and `reason`, like it."""
+        """Ends a pause of `domain`; recorded with `operator` and `reason`."""
         values = {"domain": check_name("domain", domain), **_remark(operator, reason)}
         self._connections.row(connection, "set_paused", paused=False, **values)
 
     def domain_audit(
         self, domain: str, *, connection: Connection | None = None
     ) -> list[AuditEvent]:
-        """Pauses, resumptions and changes of settings of `domain`, oldest first, with the
-        operator, the reason as the message, and the settings before and after. Calls that
-        changed nothing and named no operator are not recorded."""
+        """Pauses, resumptions and changes of settings of `domain`, oldest first; the message is
+        the reason. Calls that changed nothing and named no operator are not recorded."""
         values = {"domain": check_name("domain", domain)}
         return self._connections.records(AuditEvent, connection, "read_domain_audit", **values)
 
     def _canceled(self, batch: dict[str, object], connection: Connection | None) -> Iterator[int]:
-        """Counts of batches. A batch that is repeated takes what its first try did not."""
+        """Counts of chunks. One that is repeated takes what its first try did not."""
         last: UUID | None = None
         while True:
             row = self._connections.row(connection, "cancel_scheduled", **batch, command_id=last)

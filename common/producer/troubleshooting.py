@@ -1,8 +1,5 @@
-"""The operator's side of the bus: commands that failed for good and wait for a person.
-
-Whoever resolves one says who they are, and the audit trail keeps it together with what
-became of the command.
-"""
+"""The operator's side of the bus: commands that failed for good and wait for a decision, which
+the audit trail keeps with the name of the operator."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -32,12 +29,11 @@ _ELSEWHERE = {
 class Troubleshooting:
     """`CommandBus.troubleshooting`.
 
-    `operator` and `reason` go into the audit trail of each command.
-
-    `since` (inclusive) and `until` (exclusive) are about when commands came here. The
-    calls whose names end in `_all` resolve what meets every given condition when they
-    begin, the oldest first, and return how many; what another operator has in hand is
-    left to them. Without `connection=` each 200 are a transaction of their own.
+    `operator` and `reason` go into the audit trail of each command. `since` (inclusive) and
+    `until` (exclusive) are about when commands came here. The calls whose names end in `_all`
+    resolve the commands that meet every given condition when they begin, the oldest first, and
+    return their number; commands that another operator's call has locked are left. Without
+    `connection=` each 200 are a transaction of their own.
     """
 
     def __init__(self, connections: Connections, max_bytes: int) -> None:
@@ -56,7 +52,7 @@ class Troubleshooting:
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> list[TroubleRecord]:
-        """What waits here and meets every given condition (`domain`, `type`, `error_code`,
+        """The commands that meet every given condition (`domain`, `type`, `error_code`,
         `since`, `until`), the latest to come first: at most `limit`, after leaving out
         `offset`."""
         conditions = check_conditions(domain, type, since, until, error_code=error_code)
@@ -74,8 +70,8 @@ class Troubleshooting:
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> int:
-        """How many commands `list` with the same `domain`, `type`, `error_code`, `since` and
-        `until` would return without a limit."""
+        """The number of commands that meet every given condition (`domain`, `type`,
+        `error_code`, `since`, `until`)."""
         conditions = check_conditions(domain, type, since, until, error_code=error_code)
         rows = self._connections.rows(connection, "summarize_trouble", **conditions, limit=None)
         return sum(row[3] for row in rows)
@@ -91,7 +87,7 @@ class Troubleshooting:
         until: datetime | None = None,
         connection: Connection | None = None,
     ) -> Sequence[TroubleCount]:
-        """Counts of what waits here and meets every given condition (`domain`, `type`,
+        """Counts of the commands that meet every given condition (`domain`, `type`,
         `error_code`, `since`, `until`), by domain, type and error: the `limit` most frequent."""
         conditions = check_conditions(domain, type, since, until, error_code=error_code)
         conditions["limit"] = check_whole("limit", limit, 1)
