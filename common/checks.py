@@ -1,5 +1,5 @@
-"""What callers may give: names, ids, numbers, times. Each check returns its value, or
-raises a ValueError that begins with `what`. Pure."""
+"""Checks of callers' arguments. Each returns its value, or raises a ValueError that begins with
+`what`. Pure."""
 
 import difflib
 import re
@@ -18,7 +18,7 @@ _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}\Z")
 
 
 def check_name(what: str, name: str) -> str:
-    """A domain's or type's name, unchanged; the ValueError begins with `what`."""
+    """A domain's or type's name."""
     if not isinstance(name, str) or not _is_name(name):
         raise ValueError(
             f"{what} must be a letter and up to 99 more of A-Z a-z 0-9 _ . : - (ASCII), "
@@ -70,7 +70,7 @@ def check_flag(what: str, value: object) -> bool:
 
 
 def check_text(what: str, value: str | None) -> str | None:
-    """A remark that a person makes, or None."""
+    """An operator's remark, or None."""
     if value is None:
         return None
     if not isinstance(value, str) or len(value) > MAX_TEXT or "\0" in value:

@@ -1,4 +1,4 @@
-"""What /proc and the control groups say about processes: all that this project reads there."""
+"""Processes as /proc and the control groups show them."""
 
 import math
 import os
@@ -10,8 +10,7 @@ from cmdbus.clock import time
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-#: Fields of a stat file behind the name: the state, processor time in user and system mode, and the
-#: start in ticks since boot.
+#: Fields of a stat file behind the name: state, CPU time in user and system mode, start; in ticks.
 _STATE, _USER, _SYSTEM, _START = 0, 11, 12, 19
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -33,7 +32,7 @@ def pid_state(pid: int, since: int | None = None) -> PidState:
 
 
 def cpu_seconds(pid: int) -> dict[int, float]:
-    """Seconds of processor time by native thread; empty if the process is gone."""
+    """By native thread; empty if the process is gone."""
     try:
         tasks = {int(task.name): _stat(task) for task in Path(f"/proc/{pid}/task").iterdir()}
     except OSError:
