@@ -8,14 +8,10 @@ their handler, because an operator needs their lines. The application's handlers
 in a thread of their own: they may wait, even for ever, for what they write to.
 """
 
-import errno
-import fcntl
 import json
 import logging
 import os
 import select
-import socket
-import stat
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -24,8 +20,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from cmdbus.printable import hanging
+from cmdbus.stderr import STDERR, Stderr
 
-_STDERR = 2
 #: Bytes that a pipe takes as a whole or not at all.
 _CHUNK_BYTES = select.PIPE_BUF
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -245,7 +241,7 @@ class _OtherLoggers(logging.Handler):
 
 def _open_standard_descriptors() -> None:
     """A closed one would give its number, and the log, to the next file that is opened."""
-    for descriptor in range(_STDERR + 1):
+    for descriptor in range(STDERR + 1):
         try:
             os.fstat(descriptor)
         except OSError:
@@ -255,7 +251,7 @@ def _open_standard_descriptors() -> None:
 class StderrHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
-        self._stderr = _Stderr()
+        self._stderr = Stderr()
         self._dropped = 0
         #: Only the beginning of the last line was written.
         self._torn = False
@@ -296,80 +292,6 @@ class StderrHandler(logging.Handler):
 
 def _own_record(level: int, message: str) -> logging.LogRecord:
     return logging.LogRecord(__name__, level, __file__, 0, message, None, None)
-
-
-class _Stderr:
-    """Writes what there is room for at the moment, or raises.
-
-    A pipe with room may be full at the next write, as all processes of a node write to it; and
-    they share its flags. So it is opened once more, with flags of its own; where that is not
-    possible, its room is checked before each write. It is opened at the first write, also after
-    a close: dictConfig closes all handlers.
-
-    A handler may close descriptors, whose numbers the next sessions get: before each line it is
-    checked that the number still leads to the same file.
-    """
-
-    def __init__(self) -> None:
-        self._opened = False
-        #: A second descriptor of stderr, and whether writing to it never waits.
-        self._own: int | None = None
-        self._never_waits = False
-        self._socket: socket.socket | None = None
-        #: Device and inode.
-        self._identity = (0, 0)
-
-    def _open(self) -> None:
-        self._opened = True
-        try:
-            found = os.fstat(_STDERR)
-            self._identity = (found.st_dev, found.st_ino)
-            self._never_waits = stat.S_ISFIFO(found.st_mode)
-            if self._never_waits:
-                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-                self._own = os.open(f"/proc/self/fd/{_STDERR}", flags)
-            else:
-                self._own = fcntl.fcntl(_STDERR, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1)
-            if stat.S_ISSOCK(found.st_mode):
-                self._socket = socket.socket(fileno=self._own)
-        except OSError:
-            pass
-
-    def _leads_to_stderr(self, descriptor: int) -> bool:
-        try:
-            found = os.fstat(descriptor)
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == self._identity
-
-    def write(self, data: bytes) -> int:
-        if not self._opened:
-            self._open()
-        if self._own is not None and self._leads_to_stderr(self._own):
-            if self._socket is not None:
-                return self._socket.send(data, socket.MSG_DONTWAIT)
-            if self._never_waits:
-                return os.write(self._own, data)
-            descriptor = self._own
-        elif self._leads_to_stderr(_STDERR):
-            descriptor = _STDERR
-        else:
-            raise OSError(errno.EBADF, "stderr was closed")
-        # Not select(): that knows no descriptor above 1023.
-        poll = select.poll()
-        poll.register(descriptor, select.POLLOUT)
-        if not poll.poll(0):
-            raise BlockingIOError
-        return os.write(descriptor, data)
-
-    def close(self) -> None:
-        is_ours = self._own is not None and self._leads_to_stderr(self._own)
-        if self._socket is not None:
-            self._socket.detach()
-        if self._own is not None and is_ours:
-            os.close(self._own)
-        self._own = self._socket = None
-        self._opened = False
 
 
 class TextFormatter(logging.Formatter):
