@@ -13,7 +13,7 @@ from cmdbus import RetryPolicy, TransientCommandError
 from cmdbus.board.board import Board
 from cmdbus.worker.claims.claim import Claim, key_of
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.pipeline.in_flight import Entry, InFlight
+from cmdbus.worker.pipeline.in_flight import Entry, EntryState, InFlight
 from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
 
@@ -45,9 +45,7 @@ class Dead:
         self.in_flight.finish(self._entry(claim))
 
     def _entry(self, claim: Claim) -> Entry:
-        entry = self.in_flight.find(claim)
-        assert entry is not None
-        return entry
+        return next(e for e in self.in_flight.in_state(*EntryState) if e.claim == claim)
 
     def run(self, claim: Claim, slot: int) -> None:
         """As far as the board knows."""

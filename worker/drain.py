@@ -30,8 +30,10 @@ class Drain:
         self._threads, self._in_flight = watch.threads, watch.threads.in_flight
         self._housekeeping = watch.housekeeping
         self._abandoned = 0
-        source = watch.setup.source.within(lambda: max(1.0, deadline - time.monotonic()))
-        self._connection = ThreadConnection(source.get, source.put)
+        source = watch.setup.source
+        self._connection = ThreadConnection(
+            lambda: source.get(max(1.0, deadline - time.monotonic())), source.put
+        )
 
     def run(self) -> int:
         """Returns the number of commands that still ran, and were released."""

@@ -38,30 +38,25 @@ class PooledConnections:
         self,
         pool: Pool | SessionPool,
         parts: dsns.Parts,
-        exhausted: Callable[[], None] | None = None,
-        timeout: Callable[[], float | None] = lambda: None,
+        exhausted: Callable[[], None],
     ) -> None:
+        """`exhausted` is called when the pool has no connection to give, although the database
+        answers."""
         self._pool = pool
         self._parts = parts
-        #: Seconds to wait for a connection; None is the pool's own timeout.
-        self._timeout = timeout
-        #: Called when the pool has no connection to give, although the database answers.
         self._exhausted = exhausted
         self._drained_at = 0.0
         #: The latest time at which the database was seen to be away.
         self._away_at = float("-inf")
 
-    def within(self, timeout: Callable[[], float]) -> "PooledConnections":
-        """The same, with another timeout, and without a report of an exhausted pool."""
-        return PooledConnections(self._pool, self._parts, timeout=timeout)
-
-    def get(self) -> Connection:
+    def get(self, timeout: float | None = None) -> Connection:
+        """With a timeout, an exhausted pool is not reported as such."""
         try:
-            connection: Connection = self._pool.getconn(self._timeout())
+            connection: Connection = self._pool.getconn(timeout)
             return connection
         except PoolTimeout as error:
             # A pool of the worker's own says why it could open none.
-            if error.__cause__ is None and self._exhausted is not None and self._is_used_up():
+            if timeout is None and error.__cause__ is None and self._is_used_up():
                 self._exhausted()
                 raise PoolExhausted(str(error)) from error
             raise

@@ -12,8 +12,9 @@ the board, so that a rescuer knows what ran.
     take     the leader, before the entry is queued               -> QUEUED
     start    the thread that drew it, before its slot shows it    QUEUED -> RUNNING
     finish   the same, before the outcome waits to be settled     RUNNING -> FINISHED
-    move     the thread that settles it                           FINISHED <-> ROW_LOCKED,
-                                                                  FINISHED <-> ROW_MISSING
+    hold     the thread that settles it                           FINISHED -> ROW_LOCKED,
+                                                                  FINISHED -> ROW_MISSING
+    take_held   the thread that tries again, or finds out         either -> FINISHED
     mark_released   the thread that took it out of the queue      QUEUED -> RELEASED
     free     the thread that has settled, released or lost it     any -> GONE
 """
@@ -70,8 +71,8 @@ class InFlight:
         self._claims = claims
         self._seat = seat
         self._claim_table = seat.claims
-        #: For a leader that has timed out and its successor, and for two threads that move the same
-        #: entry.
+        #: For a leader that has timed out and its successor, and for two threads that take the same
+        #: outcome.
         self._lock = Lock()
         self._entries: dict[Key, Entry] = {}
         #: Set when something was claimed; cleared by housekeeping when nothing is left.
@@ -97,9 +98,6 @@ class InFlight:
     def in_state(self, *states: EntryState) -> list[Entry]:
         """In the order in which they were claimed."""
         return [entry for entry in list(self._entries.values()) if entry.state in states]
-
-    def find(self, claim: Claim) -> Entry | None:
-        return self._entries.get(key_of(claim))
 
     def unfinished(self) -> list[Claim]:
         return [entry.claim for entry in self.in_state(QUEUED, RUNNING)]
@@ -143,13 +141,19 @@ class InFlight:
             if entry.index is not None:
                 self._claim_table.finished(entry.index)
 
-    def move(self, entry: Entry, before: EntryState, after: EntryState) -> bool:
-        """False if another thread has moved it."""
+    def hold(self, finished: Finished, state: EntryState) -> None:
+        """`state`: ROW_LOCKED or ROW_MISSING."""
+        entry = self._entries.get(key_of(finished.claim))
+        if entry is not None:  # else a worker that stops has released it
+            entry.finished, entry.state = finished, state
+
+    def take_held(self, entry: Entry, state: EntryState) -> Finished | None:
+        """None if another thread has taken it."""
         with self._lock:
-            if entry.state is not before:
-                return False
-            entry.state = after
-            return True
+            if entry.state is not state:
+                return None
+            entry.state = FINISHED
+            return entry.finished
 
     def free(self, claims: Iterable[Claim]) -> None:
         for claim in claims:

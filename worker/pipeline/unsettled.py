@@ -20,7 +20,7 @@ from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 from cmdbus.worker.claims.settlement import log_end, log_not_settled, settle_one
-from cmdbus.worker.pipeline.in_flight import FINISHED, ROW_LOCKED, ROW_MISSING, EntryState, InFlight
+from cmdbus.worker.pipeline.in_flight import ROW_LOCKED, ROW_MISSING, InFlight
 from cmdbus.worker.pipeline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -98,16 +98,16 @@ class Unsettled:
     def _settle_row_locked(self, connection: ThreadConnection, slot: Slot) -> None:
         """Tries one of them, and the others if that one can be stored."""
         for first in self._in_flight.in_state(ROW_LOCKED)[:1]:
-            if self._in_flight.move(first, ROW_LOCKED, FINISHED) and first.finished:
-                self._settle_singly(connection, slot, [first.finished])
+            if finished := self._in_flight.take_held(first, ROW_LOCKED):
+                self._settle_singly(connection, slot, [finished])
             if first.state is not ROW_LOCKED:
                 self._last_warning = ""
                 self._retry_row_locked()
 
     def _retry_row_locked(self) -> None:
         for entry in self._in_flight.in_state(ROW_LOCKED):
-            if self._in_flight.move(entry, ROW_LOCKED, FINISHED) and entry.finished:
-                self._waiting.append(entry.finished)
+            if finished := self._in_flight.take_held(entry, ROW_LOCKED):
+                self._waiting.append(finished)
 
     def settle(self, connection: ThreadConnection, slot: Slot, finished: list[Finished]) -> None:
         """Settles outcomes of any kind. After an error that is not theirs, puts them back."""
@@ -141,33 +141,29 @@ class Unsettled:
         failpoint(SETTLED)
         if lost:
             keys = {key_of(claim) for claim in lost}
-            self._hold([f for f in done if key_of(f.claim) in keys], ROW_MISSING)
+            for finished in done:
+                if key_of(finished.claim) in keys:
+                    self._in_flight.hold(finished, ROW_MISSING)
             done = [finished for finished in done if key_of(finished.claim) not in keys]
         for finished in self._telemetry.settled(slot, done):
             self.log_later(partial(log_end, finished))
         self._in_flight.free([finished.claim for finished in done])
 
-    def _hold(self, done: Sequence[Finished], state: EntryState) -> None:
-        for finished in done:
-            entry = self._in_flight.find(finished.claim)
-            if entry is not None:  # else a worker that stops has released it
-                entry.finished, entry.state = finished, state
-
     def find_out(self, connection: ThreadConnection, slot: Slot) -> None:
         """Finds out why settlements found no rows, and counts these executions. Called by two
-        threads: each moves the entries that it counts, and moves them back after an error."""
+        threads: each takes the outcomes that it counts, and puts them back after an error."""
         entries = self._in_flight.in_state(ROW_MISSING)
         if not entries:
             return
         ends = self._claims.ends(connection.connection(), [entry.claim for entry in entries])
         for entry, end in zip(entries, ends, strict=True):
-            if not self._in_flight.move(entry, ROW_MISSING, FINISHED) or entry.finished is None:
-                continue
-            try:
-                self._found_out(slot, entry.finished, end)
-            except BaseException:
-                self._in_flight.move(entry, FINISHED, ROW_MISSING)
-                raise
+            finished = self._in_flight.take_held(entry, ROW_MISSING)
+            if finished is not None:
+                try:
+                    self._found_out(slot, finished, end)
+                except BaseException:
+                    self._in_flight.hold(finished, ROW_MISSING)
+                    raise
 
     def _found_out(self, slot: Slot, finished: Finished, end: OutcomeLabel | None) -> None:
         if end is None or end is OutcomeLabel.LOST or end is OutcomeLabel.CANCELED:
@@ -184,7 +180,7 @@ class Unsettled:
 
     def not_settled(self, claim: Claim, max_attempts: int) -> None:
         """The settlement in the command's own transaction found no row."""
-        self._hold([Finished(claim, completed(None), max_attempts, 0.0)], ROW_MISSING)
+        self._in_flight.hold(Finished(claim, completed(None), max_attempts, 0.0), ROW_MISSING)
 
     def _settle_singly(
         self, connection: ThreadConnection, slot: Slot, done: list[Finished]
@@ -209,7 +205,8 @@ class Unsettled:
                 self.settled(slot, [settled], lost)
 
     def _defer_row_locked(self, finished: Sequence[Finished]) -> None:
-        self._hold(finished, ROW_LOCKED)
+        for each in finished:
+            self._in_flight.hold(each, ROW_LOCKED)
         self._row_locked_until = time.monotonic() + _DEFERRED_SECONDS
 
     def _warn_once(self, finished: Finished, cause: Cause, error: BaseException) -> None:
