@@ -90,11 +90,12 @@ def rescue(
     failpoint(IN_RESCUE)
     rescuer = _Rescuer(connection, claims.of(dead), registry, attribution)
     rescued, pauses = rescuer.rescued, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-    while (left := rescuer.left()) and time.monotonic() < deadline:
-        if not rescuer.hand_back(left):
+    rescued.left = rescuer.shown() or rescuer.claimed()
+    while rescued.left and time.monotonic() < deadline:
+        if not rescuer.hand_back(rescued.left):
             time.sleep(pauses.pause())
+        rescued.left = rescuer.claimed()
     failpoint(AFTER_RESCUE)
-    rescued.left = left
     return rescued
 
 
@@ -108,28 +109,25 @@ class _Rescuer:
     rescued: Rescued = field(default_factory=Rescued)
     #: Claims that could not be released.
     rejected: set[Claim] = field(default_factory=set)
-    #: Something was read; and there are too many rows to find what the seat does not show.
-    began: bool = False
+    #: There are too many rows to find claims that the seat does not show.
     too_many: bool = False
 
-    def left(self) -> list[Claim]:
-        """First what its seat shows, then also what only the table shows. To find that, all rows
-        are read: where that takes too long, the leases end."""
-        claims, began, self.began = self._shown(), self.began, True
-        if self.too_many or (claims and not began):
-            return claims
-        try:
-            return self.claims.claimed(self.connection)
-        except psycopg.errors.QueryCanceled as error:
-            self.too_many = True
-            logger.warning(
-                "cannot find more claims of pid %s (%s): they can be claimed when their leases end",
-                self.attribution.seat.pid,
-                reason(error),
-            )
-            return claims
+    def claimed(self) -> list[Claim]:
+        """Also those that the seat does not show. All rows are read: where that takes too long,
+        the leases end."""
+        if not self.too_many:
+            try:
+                return self.claims.claimed(self.connection)
+            except psycopg.errors.QueryCanceled as error:
+                self.too_many = True
+                logger.warning(
+                    "cannot find more claims of pid %s (%s): their leases must end first",
+                    self.attribution.seat.pid,
+                    reason(error),
+                )
+        return self.shown()
 
-    def _shown(self) -> list[Claim]:
+    def shown(self) -> list[Claim]:
         seat = self.attribution.seat
         shown = [key.command_id for key in seat.claims]
         shown += [slot.command.command_id for slot in seat.slots if slot.command]
