@@ -1,7 +1,7 @@
 """The records that processes write on the board, and the states in them. Pure.
 
 Each record is declared once, here: its fields in their order are its cells (record_format.py),
-and a view that shows a record has its fields.
+and a view that shows a record has its fields. Times are monotonic nanoseconds.
 """
 
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorRecord:
-    """`pid` is None if there was never a supervisor. Times are monotonic nanoseconds."""
+    """`pid` is None if there was never a supervisor."""
 
     pid: int | None = None
     state: SupervisorState | None = None
@@ -91,7 +91,7 @@ class SeatingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
-    """`pid` is None while no process has taken the seat. Times are monotonic nanoseconds."""
+    """`pid` is None while no process has taken the seat."""
 
     pid: int | None = None
     generation: int = 0
@@ -142,8 +142,6 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotState:
-    """Times are monotonic nanoseconds."""
-
     #: Rises with every write of the thread; 0 if the slot cannot be read.
     sequence: int = 0
     phase: Phase | None = None

@@ -41,8 +41,13 @@ def preflight(settings: Settings) -> Iterator[Check]:
     Ends at the first that makes the following ones impossible. `settings.dsn` must be given.
     """
     yield from _check_http(settings)
-    registry, checks = _check_app(settings)
-    yield from checks
+    registry = HandlerRegistry()
+    try:
+        registry = load(settings.app)
+    except AppError as error:
+        yield Check("app", Finding.FATAL, str(error))
+    else:
+        yield from _check_domains(settings, registry)
     try:
         parts = dsns.parse(settings.dsn or "")
     except ValueError as error:
@@ -57,7 +62,7 @@ def preflight(settings: Settings) -> Iterator[Check]:
     yield Check("connection", Finding.OK, dsns.describe(parts))
     with connection:
         try:
-            yield from _check_database(connection, parts, settings, list(registry or ()))
+            yield from _check_database(connection, parts, settings, list(registry))
         except psycopg.OperationalError as error:
             yield _failure("cannot check", parts, error)
 
@@ -70,22 +75,16 @@ def _check_http(settings: Settings) -> Iterator[Check]:
         yield Check("http", Finding.WARNING, sentence, fix)
 
 
-def _check_app(settings: Settings) -> tuple[HandlerRegistry | None, list[Check]]:
-    try:
-        registry = load(settings.app)
-    except AppError as error:
-        return None, [Check("app", Finding.FATAL, str(error))]
+def _check_domains(settings: Settings, registry: HandlerRegistry) -> Iterator[Check]:
     handled = registry.domains
-    missing = [
-        f"{settings.app} has no handler for domain {domain!r}{hint(domain, handled)}"
-        for domain in settings.domains
-        if domain not in handled
-    ]
-    if missing:
-        return registry, [Check("app", Finding.FATAL, sentence) for sentence in missing]
-    count, domains = count_of(len(registry), "handler"), ", ".join(settings.domains or handled)
-    sentence = f"{settings.app}: {count}, domains {domains}"
-    return registry, [Check("app", Finding.OK, sentence, types=len(registry))]
+    missing = [domain for domain in settings.domains if domain not in handled]
+    for domain in missing:
+        sentence = f"{settings.app} has no handler for domain {domain!r}{hint(domain, handled)}"
+        yield Check("app", Finding.FATAL, sentence)
+    if not missing:
+        count, domains = count_of(len(registry), "handler"), ", ".join(settings.domains or handled)
+        sentence = f"{settings.app}: {count}, domains {domains}"
+        yield Check("app", Finding.OK, sentence, types=len(registry))
 
 
 def _connect(parts: dsns.Parts) -> Connection:
