@@ -64,7 +64,6 @@ counters and names stay, and the next process continues them. Two living process
 seat: a replacement that starts first takes a spare one.
 """
 
-from dataclasses import dataclass
 from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
@@ -123,31 +122,17 @@ ROW_CELLS = 6 * LINE
 assert HANDLER_DURATION + len(BUCKETS) + 2 <= ROW_CELLS
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
     """The positions on a board of this size, in cells."""
 
-    seats: int
-    slots: int
-    command_types: int
-
-    @property
-    def slot_cells(self) -> int:
-        return ROWS + (self.command_types + 1) * ROW_CELLS
-
-    @property
-    def slots_at(self) -> int:
-        """From the seat's beginning."""
-        return COMMAND_TYPES + self.command_types * COMMAND_TYPE_CELLS
-
-    @property
-    def seat_cells(self) -> int:
-        return self.slots_at + self.slots * self.slot_cells
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return (HEAD_CELLS + self.seats * self.seat_cells) * CELL
+    def __init__(self, seats: int, slots: int, command_types: int) -> None:
+        self.seats, self.slots, self.command_types = seats, slots, command_types
+        self.slot_cells = ROWS + (command_types + 1) * ROW_CELLS
+        #: The first slot, from the seat's beginning.
+        self.slots_at = COMMAND_TYPES + command_types * COMMAND_TYPE_CELLS
+        self.seat_cells = self.slots_at + slots * self.slot_cells
+        #: Bytes.
+        self.size = (HEAD_CELLS + seats * self.seat_cells) * CELL
 
     def seat(self, seat: int) -> int:
         assert 0 <= seat < self.seats, seat

@@ -45,8 +45,6 @@ class Reader:
         self._memory = BoardMemory(memory)
         self.cells = self._memory.cells
         self._known: dict[int, tuple[bytes, SlotView]] = {}
-        # A Layout computes them at each access, and a snapshot needs them for every slot.
-        self._slots_at, self._slot_cells = layout.slots_at, layout.slot_cells
 
     def close(self) -> None:
         self._memory.close()
@@ -124,9 +122,9 @@ class Reader:
             yield decode_name(names[:NAME]), decode_name(names[NAME:])
 
     def _slots(self, seat_at: int) -> Iterable[SlotView]:
-        cells, first, stride = self._memory.cells, seat_at + self._slots_at, self._slot_cells
-        for slot in range(self.layout.slots):
-            at = first + slot * stride
+        cells, layout = self.cells, self.layout
+        for slot in range(layout.slots):
+            at = seat_at + layout.slots_at + slot * layout.slot_cells
             if cells[at + offsets.SLOT_AT]:
                 yield self._slot(at, slot)
 
