@@ -204,6 +204,7 @@ def test_its_start_is_announced_in_one_line(
         with EmbeddedPostgres(directory, durable=False):
             assert len(caplog.messages) == 1, "who finds it running needs no word"
         monkeypatch.setenv("INVOCATION_ID", "of a unit")
+        server.stop()
         server.start()
     assert "systemd kills it together with the unit" in caplog.messages[-1]
 

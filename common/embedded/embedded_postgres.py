@@ -113,7 +113,8 @@ class EmbeddedPostgres:
         """Makes this a user of the server and starts it; a second call only starts it."""
         with self._locked_directory():
             started = self._enter()
-        self._announce(logging.INFO if started else logging.DEBUG)
+        if started:
+            self._announce()
 
     def join(self) -> bool:
         """Makes this a user of the server if it is running; returns whether it is.
@@ -211,14 +212,10 @@ class EmbeddedPostgres:
         if self._sockets is not None and self._sockets.parent != self.directory:
             remove_socket_directory(self._sockets)
 
-    def _announce(self, level: int) -> None:
-        logger.log(
-            level,
-            "embedded PostgreSQL %s, data in %s, %s",
-            self.version,
-            self._cluster.data,
-            "durable" if self._cluster.durable else "not durable (fsync off)",
-        )
+    def _announce(self) -> None:
+        durable = "durable" if self._cluster.durable else "not durable (fsync off)"
+        text = "embedded PostgreSQL %s, data in %s, %s"
+        logger.info(text, self.version, self._cluster.data, durable)
         if "INVOCATION_ID" in os.environ:
             logger.warning(
                 "the embedded PostgreSQL is for first runs and tests: systemd kills it together "
