@@ -11,7 +11,7 @@ from cli import supervise
 from cmdbus.errors import CmdbusError
 from cmdbus.proc import usable_cpus
 from cmdbus.settings import Settings
-from cmdbus.supervisor.cli.configuration import Configured, configured
+from cmdbus.supervisor.cli.configuration import configured, entries
 from cmdbus.supervisor.cli.setting import SETTINGS
 from cmdbus.supervisor.cli.supervise import main
 from cmdbus.supervisor.cli.values import address, seconds, size, whole
@@ -29,13 +29,14 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def told(*arguments: str) -> Configured:
+def told(*arguments: str) -> Settings:
     with main.make_context("cmdbus-supervise", list(arguments)) as context:
         return configured(context)
 
 
 def sources(*arguments: str) -> dict[str, str]:
-    return {entry.name: entry.source for entry in told(*arguments).entries}
+    with main.make_context("cmdbus-supervise", list(arguments)) as context:
+        return {entry.name: entry.source for entry in entries(context)}
 
 
 def refused(*arguments: str) -> str:
@@ -45,7 +46,7 @@ def refused(*arguments: str) -> str:
 
 
 def test_without_a_word_everything_has_the_documented_default() -> None:
-    assert told().settings == Settings(procs=usable_cpus())
+    assert told() == Settings(procs=usable_cpus())
     assert set(sources().values()) == {"default"}
 
 
@@ -60,7 +61,7 @@ def test_every_option_reaches_the_settings() -> None:
         *("--claim-bytes", "1M"),
         *("--http", ":8080", "--name", "two", "--runtime-dir", "run", "--log-format", "json"),
         *("--log-level", "debug", "--drain"),
-    ).settings == Settings(
+    ) == Settings(
         app="shop:registry",
         dsn="host=db",
         schema="other",
@@ -98,7 +99,7 @@ def test_an_option_wins_over_the_environment_and_that_over_the_file(
     Path("cmdbus.toml").write_text("procs = 2\nthreads = 2\nname = 'file'\n")
     monkeypatch.setenv("CMDBUS_PROCS", "3")
     monkeypatch.setenv("CMDBUS_THREADS", "3")
-    now = told("--procs", "4").settings
+    now = told("--procs", "4")
     assert (now.procs, now.threads, now.name) == (4, 3, "file")
     found = sources("--procs", "4")
     named = [found[name] for name in ("procs", "threads", "name", "schema")]
@@ -114,8 +115,8 @@ def test_each_option_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CMDBUS_DRAIN", "1")
     monkeypatch.setenv("CMDBUS_VERSION", "1.2")  # somebody's own
     monkeypatch.setenv("CMDBUS_HELP", "1")
-    assert told().settings.domains == ("payments", "orders")
-    assert told().settings.drain
+    assert told().domains == ("payments", "orders")
+    assert told().drain
     monkeypatch.setenv("CMDBUS_DOMAIN", "payments,orders")
     assert "it must be a letter" in refused()
     assert "--domain A --domain B, as CMDBUS_DOMAIN='A B', or as a list" in refused()
@@ -126,12 +127,12 @@ def test_the_file_may_be_the_projects_own_and_says_things_naturally() -> None:
         '[project]\nname = "shop"\n[tool.cmdbus]\nprocs = 3\nmax-rss = "1G"\nmax_age = 60\n'
         'statement-timeout = 2.5\ndomain = ["a", "b"]\ndrain = true\nhttp = "[::1]:80"\n'
     )
-    now = told().settings
+    now = told()
     assert (now.procs, now.max_rss_bytes, now.max_age) == (3, 1024**3, 60.0)
     assert (now.timeouts.statement, now.domains, now.drain) == (2.5, ("a", "b"), True)
     assert now.http == ("::1", 80)
     assert sources()["max-rss"] == "pyproject.toml"
-    assert told("--max-rss", "off").settings.max_rss_bytes is None
+    assert told("--max-rss", "off").max_rss_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -161,13 +162,13 @@ def test_the_same_block_can_stand_in_either_file_and_not_in_both() -> None:
     block = '[tool.cmdbus]\napp = "shop.handlers:registry"\nprocs = 4\nembedded = true\n'
     for name in ("pyproject.toml", "cmdbus.toml"):
         Path(name).write_text(block)
-        assert (told().settings.procs, sources()["procs"]) == (4, name)
+        assert (told().procs, sources()["procs"]) == (4, name)
         Path(name).unlink()
     Path("cmdbus.toml").write_text("threads = 3\n" + block)
     assert "settings in [tool.cmdbus] and above: keep one" in refused()
     Path("pyproject.toml").write_text("[tool.other]\nprocs = 3\n")
     Path("cmdbus.toml").write_text(block)
-    assert told().settings.procs == 4
+    assert told().procs == 4
     Path("pyproject.toml").write_text(block)
     assert "keep them in one" in refused()
 
@@ -178,12 +179,12 @@ def test_every_duration_takes_the_same_units() -> None:
         ("--poll-interval", "poll_interval"),
         ("--max-age", "max_age"),
     ):
-        values = [getattr(told(option, text).settings, name) for text in ("1h", "90", "500ms")]
+        values = [getattr(told(option, text), name) for text in ("1h", "90", "500ms")]
         assert values == [3600.0, 90.0, 0.5]
-    timeouts = told("--watchdog-timeout", "1h", "--thread-timeout", "5m").settings.timeouts
+    timeouts = told("--watchdog-timeout", "1h", "--thread-timeout", "5m").timeouts
     assert timeouts.thread == 300
     Path("cmdbus.toml").write_text('drain-timeout = "1m"\nmax-age = 2.5\n')
-    assert (told().settings.drain_timeout, told().settings.max_age) == (60.0, 2.5)
+    assert (told().drain_timeout, told().max_age) == (60.0, 2.5)
     assert "it must be seconds, or like 500ms, 30s, 5m, 2h, 1d, not '1w'" in refused(
         "--drain-timeout", "1w"
     )
@@ -243,16 +244,16 @@ def test_the_dsn_that_was_given_nearest_wins(monkeypatch: pytest.MonkeyPatch) ->
     Path("far").write_text("host=far")
     Path("near").write_text("host=near")
     Path("cmdbus.toml").write_text('dsn-file = "far"\n')
-    assert (told().settings.dsn, sources()["dsn"]) == ("host=far", "the file far")
+    assert (told().dsn, sources()["dsn"]) == ("host=far", "the file far")
     monkeypatch.setenv("DATABASE_URL", "host=environment")
-    assert told().settings.dsn == "host=environment"
+    assert told().dsn == "host=environment"
     assert sources()["dsn"] == "DATABASE_URL"
     monkeypatch.setenv("CMDBUS_DSN_FILE", "near")
-    assert told().settings.dsn == "host=near"
-    assert told("--dsn", "host=option").settings.dsn == "host=option"
+    assert told().dsn == "host=near"
+    assert told("--dsn", "host=option").dsn == "host=option"
     monkeypatch.setenv("CMDBUS_DSN", "host=own")
     assert "CMDBUS_DSN and CMDBUS_DSN_FILE both name a database" in refused()
-    assert told("--dsn-file", "far").settings.dsn == "host=far"
+    assert told("--dsn-file", "far").dsn == "host=far"
     monkeypatch.delenv("CMDBUS_DSN")
     assert "give one of them" in refused("--dsn", "host=option", "--dsn-file", "near")
     Path("cmdbus.toml").write_text('dsn-file = "far"\ndsn = "host=toml"\n')
@@ -269,7 +270,7 @@ def test_an_app_without_a_database_is_refused_unless_the_embedded_one_is_asked_f
         assert "--embedded" in done.stderr and len(done.stderr.splitlines()) == 1
     with pytest.raises(CmdbusError):
         told("--app", "shop:registry")
-    assert told("--app", "shop:registry", "--embedded").settings.dsn is None
+    assert told("--app", "shop:registry", "--embedded").dsn is None
     assert sources("--app", "shop:registry", "--embedded")["dsn"] == "--embedded"
 
 
@@ -278,30 +279,30 @@ def test_the_embedded_server_and_a_dsn_are_the_nearest_one_or_refused(
 ) -> None:
     app = ("--app", "shop:registry")
     Path("cmdbus.toml").write_text("embedded = true\n")
-    assert told(*app).settings.dsn is None
+    assert told(*app).dsn is None
     assert sources(*app)["dsn"] == "cmdbus.toml"
     monkeypatch.setenv("DATABASE_URL", "host=environment")
-    assert told(*app).settings.dsn == "host=environment"
-    assert told(*app, "--embedded").settings.dsn is None
+    assert told(*app).dsn == "host=environment"
+    assert told(*app, "--embedded").dsn is None
     assert "--embedded and --dsn both name a database" in refused(
         *app, "--embedded", "--dsn", "host=option"
     )
     monkeypatch.setenv("CMDBUS_EMBEDDED", "1")
     assert "CMDBUS_EMBEDDED and DATABASE_URL both name a database" in refused(*app)
     Path("near").write_text("host=near")
-    assert told(*app, "--dsn-file", "near").settings.dsn == "host=near"
+    assert told(*app, "--dsn-file", "near").dsn == "host=near"
 
 
 def test_no_secret_is_in_what_is_shown() -> None:
     now = told("--dsn", f"postgresql://ann:{SECRET}@db/x")
     assert SECRET not in repr(now)
-    assert SECRET in (now.settings.dsn or "")
+    assert SECRET in (now.dsn or "")
 
 
 def test_polling_has_a_pace_of_its_own() -> None:
-    assert told().settings.poll_interval == 60.0
-    assert told("--wake", "poll").settings.poll_interval == 1.0
-    assert told("--wake", "poll", "--poll-interval", "5").settings.poll_interval == 5.0
+    assert told().poll_interval == 60.0
+    assert told("--wake", "poll").poll_interval == 1.0
+    assert told("--wake", "poll", "--poll-interval", "5").poll_interval == 5.0
 
 
 def test_values_are_what_people_write() -> None:
@@ -323,12 +324,12 @@ def test_values_are_what_people_write() -> None:
 
 def test_a_jitter_of_more_than_10_ms_is_refused() -> None:
     """Off unless it is asked for."""
-    assert told().settings.wake_jitter_ms == 0
+    assert told().wake_jitter_ms == 0
     assert "from 0 to 10, not '11'" in refused("--wake-jitter", "11")
 
 
 def test_more_threads_than_a_worker_may_have_are_refused() -> None:
-    assert told("--threads", str(MAX_THREADS)).settings.threads == MAX_THREADS
+    assert told("--threads", str(MAX_THREADS)).threads == MAX_THREADS
     assert f"from 1 to {MAX_THREADS}" in refused("--threads", str(MAX_THREADS + 1))
 
 

@@ -96,7 +96,7 @@ def test_the_manifest_is_started_as_it_says(
     text = MANIFEST.read_text()
     arguments = re.findall(r"^ +- (--\S+)$", text, re.MULTILINE)
     with main.make_context("cmdbus-supervise", arguments) as context:
-        settings = configured(context).settings
+        settings = configured(context)
     assert (settings.procs, settings.threads) == (4, 8)
     (port,) = re.findall(r"containerPort: (\d+)", text)
     assert settings.http == ("0.0.0.0", int(port))

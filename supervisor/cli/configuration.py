@@ -51,12 +51,6 @@ class Entry:
         return f"{text}  ({self.source})"
 
 
-@dataclass(frozen=True, slots=True)
-class Configured:
-    settings: Settings
-    entries: tuple[Entry, ...]
-
-
 def read(
     context: click.Context, options: Mapping[str, click.Parameter], *, are_all: bool = True
 ) -> dict[str, Any]:
@@ -78,11 +72,9 @@ def read(
     return values
 
 
-def configured(context: click.Context) -> Configured:
+def configured(context: click.Context) -> Settings:
     """The settings from the context's options, which are checked one by one before."""
-    given = dict(context.params)
-    if given["poll_interval"] is None:
-        given["poll_interval"] = _POLL_INTERVAL[given["wake"]]
+    given = _given(context)
     if given["app"] is not None and given["dsn"] is None and not given["embedded"]:
         raise CmdbusError(
             f"{given['app']} has no database: name it with --dsn-file, --dsn, CMDBUS_DSN or "
@@ -93,13 +85,23 @@ def configured(context: click.Context) -> Configured:
         rows = [setting for setting in SETTINGS if setting.owner is owner]
         return {setting.attribute: setting.convert(given[setting.key]) for setting in rows}
 
-    settings = Settings(
-        timeouts=_ladder(values(Timeouts)),
-        dsn=given["dsn"],
-        schema=given["schema"],
-        **values(Settings),
-    )
-    return Configured(settings, tuple(_entries(context, given)))
+    timeouts = _ladder(values(Timeouts))
+    return Settings(timeouts=timeouts, dsn=given["dsn"], schema=given["schema"], **values(Settings))
+
+
+def entries(context: click.Context) -> Iterator[Entry]:
+    given = _given(context)
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in given and name != "check":
+            source = context.meta.get(DSN_FROM) if name == "dsn" else None
+            value = _plain(name, given[name])
+            yield Entry(_dashed(name), value, source or origin(context, parameter))
+
+
+def _given(context: click.Context) -> dict[str, Any]:
+    interval = context.params["poll_interval"] or _POLL_INTERVAL[context.params["wake"]]
+    return {**context.params, "poll_interval": interval}
 
 
 def _found(context: click.Context) -> tuple[str, dict[str, Any]]:
@@ -164,15 +166,6 @@ def _ladder(rungs: Mapping[str, Any]) -> Timeouts:
             if setting.owner is Timeouts:
                 text = text.replace(f"{setting.attribute} timeout", setting.name)
         raise CmdbusError(text) from None
-
-
-def _entries(context: click.Context, given: Mapping[str, Any]) -> Iterator[Entry]:
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if name in given and name != "check":
-            source = context.meta.get(DSN_FROM) if name == "dsn" else None
-            value = _plain(name, given[name])
-            yield Entry(_dashed(name), value, source or origin(context, parameter))
 
 
 def _plain(name: str, value: object) -> str | float | bool | None:

@@ -16,7 +16,7 @@ from cmdbus.exits import Exit
 from cmdbus.logs import set_up_for_terminal
 from cmdbus.printable import hanging, one_line
 from cmdbus.readiness import Finding, worst
-from cmdbus.supervisor.cli.configuration import configured, read
+from cmdbus.supervisor.cli.configuration import configured, entries, read
 from cmdbus.supervisor.cli.options import RedactingCommand
 from cmdbus.supervisor.cli.session import database
 from cmdbus.supervisor.cli.setting import setting_options
@@ -63,7 +63,7 @@ def main(context: click.Context, /, check: bool, **_given: object) -> None:
     if check:
         sys.exit(run_check(context, as_json=False))
     with _can_start():
-        settings = configured(context).settings
+        settings = configured(context)
     if settings.app is None and settings.dsn is None:
         _become_demo()
     from cmdbus.supervisor.loop import supervise
@@ -81,11 +81,10 @@ def _become_demo() -> NoReturn:
 
 def run_check(context: click.Context, *, as_json: bool) -> Exit:
     with _can_start():
-        found = configured(context)
-        settings, entries = found.settings, found.entries
+        settings, shown = configured(context), list(entries(context))
         set_up_for_terminal(settings.log_level)
         if not as_json:
-            _show((entry.name, str(entry)) for entry in entries)
+            _show((entry.name, str(entry)) for entry in shown)
             click.echo()
         app = settings.app if settings.dsn is not None else settings.app or DEMO_APP
         with database(settings.dsn, embedded=True, schema=settings.schema) as dsn:
@@ -93,8 +92,8 @@ def run_check(context: click.Context, *, as_json: bool) -> Exit:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep no exit status
             checks = [*check_host(settings), *run_preflight(settings)]
     if as_json:
-        shown = {"settings": [asdict(entry) for entry in entries]}
-        click.echo(json.dumps({**shown, "checks": [check.to_dict() for check in checks]}))
+        found = {"settings": [*map(asdict, shown)], "checks": [each.to_dict() for each in checks]}
+        click.echo(json.dumps(found))
     else:
         _show((each.finding, str(each)) for each in checks)
     return Exit.DONE if worst(checks) in (Finding.OK, Finding.WARNING) else Exit.CANNOT_START

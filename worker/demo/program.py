@@ -68,7 +68,7 @@ def main() -> None:
 
 def _settings(arguments: list[str]) -> Settings:
     with command.make_context("cmdbus-supervise", list(arguments)) as context:
-        return configured(context).settings
+        return configured(context)
 
 
 class Demo:
