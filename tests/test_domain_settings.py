@@ -63,11 +63,9 @@ def test_an_operators_role_can_set_nothing_that_stops_or_empties_retention(
     dsn: str, setting: str, value: str
 ) -> None:
     """A negative time would remove what has not been kept at all, a long one is no date."""
-    values = dict.fromkeys(("accepting", "max_depth", "warn_depth", "keep"), "NULL")
-    values[setting] = value
     call = (
-        f"SELECT cmdbus.configure_domain('payments', ARRAY['{setting}'],"
-        f" {', '.join(values.values())}, 'ann', NULL)"
+        f"SELECT cmdbus.configure_domain('payments', ARRAY['{setting}'], 'ann', NULL,"
+        f" p_{setting} => {value})"
     )
     with role(dsn, "operator") as operator:
         with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"p_{setting} must be"):

@@ -65,7 +65,7 @@ RIGHTS = {
         ],
         "EXECUTE": [
             *("cancel", "cancel_ready", "cancel_scheduled", "configure_domain", "domain_bit"),
-            *("reschedule", "resolve", "resolve_batch", "set_paused", "notify", "wake"),
+            *("reschedule", "resolve", "resolve_batch", "notify", "wake"),
             *("is_handled", "is_waiting"),
         ],
     },
@@ -231,7 +231,7 @@ def test_a_monitor_sees_everything_but_payloads(dsn: str) -> None:
             "SELECT result FROM cmdbus.command",
             "SELECT error_message FROM cmdbus.command",
             "SELECT cmdbus.send('payments', 'Debit')",
-            "SELECT cmdbus.set_paused('payments', true, NULL, NULL)",
+            "SELECT cmdbus.configure_domain('payments', '{}', 'ann', NULL, p_paused => true)",
             "SELECT * FROM cmdbus.domain_event",
         ):
             assert refused(connection, query), query

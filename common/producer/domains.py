@@ -5,7 +5,6 @@ from datetime import timedelta
 
 from cmdbus.checks import check_flag, check_whole
 
-SETTINGS = ("accepting", "max_depth", "warn_depth", "keep")
 #: Seconds that commands of a type must wait, while none of them runs, before the type counts as
 #: one without a handler: a busy fleet may take as long for a claim.
 UNHANDLED_AFTER_SECONDS = 60.0
@@ -15,7 +14,8 @@ MAX_KEEP = timedelta(days=36525)
 def check_settings(settings: Mapping[str, object]) -> None:
     """The settings to change; None removes a limit."""
     if not settings:
-        raise ValueError(f"configure needs at least one setting: {', '.join(SETTINGS)}")
+        names = "accepting, max_depth, warn_depth, keep"
+        raise ValueError(f"configure needs at least one setting: {names}")
     for name in ("max_depth", "warn_depth"):
         if settings.get(name) is not None:
             check_whole(name, settings[name], 1)

@@ -8,7 +8,7 @@ from uuid import UUID
 from cmdbus.checks import check_aware, check_flag, check_name, check_operator, check_text
 from cmdbus.database.pool import Connection
 from cmdbus.producer.connections import Connections
-from cmdbus.producer.domains import SETTINGS, check_settings
+from cmdbus.producer.domains import check_settings
 from cmdbus.producer.records import AuditEvent
 from cmdbus.producer.requests import check_conditions, check_delay, check_key, check_priority
 
@@ -180,9 +180,7 @@ class Steering:
         given |= {"keep": keep, "accepting": accepting}
         settings = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
         check_settings(settings)
-        values = {**dict.fromkeys(SETTINGS), **settings, "given": list(settings)}
-        values |= {"domain": check_name("domain", domain), **_remark(operator, reason)}
-        self._connections.row(connection, "configure_domain", **values)
+        self._configure(domain, settings, _remark(operator, reason), connection)
 
     def pause(
         self,
@@ -194,8 +192,7 @@ class Steering:
     ) -> None:
         """Workers stop claiming from `domain`. Running commands end; sends are accepted.
         Recorded with `operator` and `reason`; see `domain_audit`."""
-        values = {"domain": check_name("domain", domain), **_remark(operator, reason)}
-        self._connections.row(connection, "set_paused", paused=True, **values)
+        self._configure(domain, {"paused": True}, _remark(operator, reason), connection)
 
     def resume(
         self,
@@ -206,8 +203,7 @@ class Steering:
         connection: Connection | None = None,
     ) -> None:
         """Ends a pause of `domain`; recorded with `operator` and `reason`."""
-        values = {"domain": check_name("domain", domain), **_remark(operator, reason)}
-        self._connections.row(connection, "set_paused", paused=False, **values)
+        self._configure(domain, {"paused": False}, _remark(operator, reason), connection)
 
     def domain_audit(
         self, domain: str, *, connection: Connection | None = None
@@ -216,6 +212,16 @@ class Steering:
         the reason. Calls that changed nothing and named no operator are not recorded."""
         values = {"domain": check_name("domain", domain)}
         return self._connections.records(AuditEvent, connection, "read_domain_audit", **values)
+
+    def _configure(
+        self,
+        domain: str,
+        settings: dict[str, object],
+        remark: dict[str, object],
+        connection: Connection | None,
+    ) -> None:
+        values = {"domain": check_name("domain", domain), "given": list(settings), **remark}
+        self._connections.row(connection, "configure_domain", **values, **settings)
 
     def _canceled(self, batch: dict[str, object], connection: Connection | None) -> Iterator[int]:
         """Counts of chunks. One that is repeated takes what its first try did not."""

@@ -87,7 +87,7 @@ GRANT SELECT ON
     {schema}.event, {schema}.incarnation, {schema}.domain, {schema}.domain_event TO {role};
 GRANT EXECUTE ON FUNCTION
     {schema}.cancel, {schema}.cancel_ready, {schema}.cancel_scheduled, {schema}.reschedule,
-    {schema}.resolve, {schema}.resolve_batch, {schema}.configure_domain, {schema}.set_paused,
+    {schema}.resolve, {schema}.resolve_batch, {schema}.configure_domain,
     {schema}.wake, {schema}.notify, {schema}.domain_bit, {schema}.is_handled,
     {schema}.is_waiting TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed TO {role};

@@ -384,14 +384,17 @@ $$;
 -- Changes the settings of a domain that p_given names. Leaves an event if something changes or an
 -- operator is named. Locks the domain's row.
 CREATE FUNCTION {schema}.configure_domain(
-    p_domain text, p_given text[], p_accepting boolean, p_max_depth integer,
-    p_warn_depth integer, p_keep interval, p_operator text, p_reason text
+    p_domain text, p_given text[], p_operator text, p_reason text,
+    p_accepting boolean DEFAULT NULL, p_paused boolean DEFAULT NULL,
+    p_max_depth integer DEFAULT NULL, p_warn_depth integer DEFAULT NULL,
+    p_keep interval DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     before json;
     after json;
+    pauses boolean := CASE WHEN 'paused' = ANY (p_given) THEN p_paused END;
     problem text := CASE
         WHEN 'keep' = ANY (p_given)
             AND (p_keep IS NULL OR p_keep NOT BETWEEN interval '0' AND interval '36525 days')
@@ -408,6 +411,7 @@ BEGIN
     FROM {schema}.domain d WHERE d.name = p_domain FOR UPDATE;
     UPDATE {schema}.domain d SET
         accepting = CASE WHEN 'accepting' = ANY (p_given) THEN p_accepting ELSE d.accepting END,
+        paused = coalesce(pauses, d.paused),
         max_depth = CASE WHEN 'max_depth' = ANY (p_given) THEN p_max_depth ELSE d.max_depth END,
         warn_depth = CASE WHEN 'warn_depth' = ANY (p_given) THEN p_warn_depth ELSE d.warn_depth END,
         keep = CASE WHEN 'keep' = ANY (p_given) THEN p_keep ELSE d.keep END
@@ -415,8 +419,15 @@ BEGIN
     RETURNING {schema}.domain_settings(d, p_given) INTO after;
     IF after::text <> before::text OR p_operator IS NOT NULL THEN
         INSERT INTO {schema}.domain_event (domain, kind, operator, message, details)
-        VALUES (p_domain, 'CONFIGURED', p_operator, p_reason,
-                json_build_object('before', before, 'after', after));
+        VALUES (p_domain, CASE pauses WHEN true THEN 'PAUSED' WHEN false THEN 'RESUMED'
+                    ELSE 'CONFIGURED' END,
+                p_operator, p_reason, json_build_object('before', before, 'after', after));
+    END IF;
+    IF pauses THEN
+        -- Workers release the claims that they have not started.
+        PERFORM {schema}.notify('{channel}_pause', p_domain);
+    ELSIF NOT pauses THEN
+        PERFORM {schema}.wake(p_domain);
     END IF;
 END
 $$;
@@ -429,31 +440,4 @@ AS $$
         WHEN 'keep' THEN to_json(extract(epoch FROM p_domain.keep)::double precision)
         ELSE value END)
     FROM json_each(row_to_json(p_domain)) WHERE key = ANY (p_names)
-$$;
-
--- Pauses or resumes a domain. Locks the domain's row.
-CREATE FUNCTION {schema}.set_paused(
-    p_domain text, p_paused boolean, p_operator text, p_reason text
-) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-AS $$
-DECLARE
-    changed boolean;
-BEGIN
-    INSERT INTO {schema}.domain (name) VALUES (p_domain) ON CONFLICT (name) DO NOTHING;
-    SELECT d.paused <> p_paused INTO changed
-    FROM {schema}.domain d WHERE d.name = p_domain FOR UPDATE;
-    IF changed OR p_operator IS NOT NULL THEN
-        INSERT INTO {schema}.domain_event (domain, kind, operator, message)
-        VALUES (p_domain, CASE WHEN p_paused THEN 'PAUSED' ELSE 'RESUMED' END, p_operator,
-                p_reason);
-    END IF;
-    UPDATE {schema}.domain SET paused = p_paused WHERE name = p_domain;
-    IF p_paused THEN
-        -- Workers release the claims that they have not started.
-        PERFORM {schema}.notify('{channel}_pause', p_domain);
-    ELSE
-        PERFORM {schema}.wake(p_domain);
-    END IF;
-END
 $$;
