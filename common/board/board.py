@@ -70,11 +70,8 @@ class Board(Reader):
         command_types: int = COMMAND_TYPES,
         name: str = "cmdbus",
     ) -> Self:
-        """Replaces the file at this path; only one process at a time may do so.
-
-        `slots` is the number of threads that write: those that run commands, the most successors
-        of stuck threads that a process may have, the main thread and housekeeping.
-        """
+        """Replaces the file at this path; only one process at a time may do so. `slots`: for the
+        threads of a process that write, and successors of stuck ones."""
         layout = Layout(seats, slots, command_types)
         new = path.with_name(f".{path.name}.new")
         try:

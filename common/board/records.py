@@ -172,8 +172,7 @@ class SlotRecord(SlotState):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommandType:
-    """A domain and type, with its row among the counters; one object for each, made by
-    `Seat.command_type`."""
+    """A domain and type, with its row among the counters; `Seat.command_type` makes one of each."""
 
     index: int
     domain: str

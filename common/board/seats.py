@@ -132,9 +132,8 @@ class Seat:
             return self._command_types.setdefault((domain, type), command_type)
 
     def _command_type_index(self, name: bytes) -> int:
-        """Returns the row of a name, which is added if it is new; the row of all others if the
-        table is full. A name that a killed process left half-written is overwritten: no counter
-        uses it."""
+        """The row of a name, added if it is new; that of all others if the table is full. A name
+        that a killed process left half-written is overwritten: no counter uses it."""
         for index in range(self._layout.command_types):
             at = self.at + offsets.COMMAND_TYPES + index * COMMAND_TYPE_CELLS
             found = self._memory.read_bytes(at, len(name))

@@ -20,10 +20,8 @@ _FILE = re.compile(r"(?:\./)?(?P<module>\w+(/\w+)*)\.py(?::(?P<path>.*))?")
 
 
 def load(app: str | None) -> HandlerRegistry:
-    """The registry, or what a callable without arguments in its place returns.
-
-    An AppError names the missing part and the nearest name.
-    """
+    """The registry, or the result of a callable without arguments in its place. An AppError names
+    the missing part and the nearest name."""
     if app is None:
         raise AppError(
             "there are no handlers to run: name them with --app MODULE:REGISTRY "

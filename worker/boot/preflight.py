@@ -36,10 +36,8 @@ _THIS_MACHINE = ("127.", "localhost", "::1")
 
 
 def preflight(settings: Settings) -> Iterator[Check]:
-    """Each check as soon as it is made, so that a hanging one can be named.
-
-    Ends at the first that makes the following ones impossible. `settings.dsn` must be given.
-    """
+    """Each check as soon as it is made, so that a hanging one can be named. Ends at the first that
+    makes the following ones impossible. `settings.dsn` must be given."""
     yield from _check_http(settings)
     registry = HandlerRegistry()
     try:

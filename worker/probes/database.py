@@ -97,8 +97,7 @@ class DepthGauge(SessionThread):
         self._latest: tuple[Depths | None, float | None] = None, None
 
     def read(self) -> tuple[Depths | None, float | None]:
-        """The depths, and the seconds since the oldest snapshot was taken; None while they are
-        unknown, or too old."""
+        """The depths, and the oldest snapshot's age in seconds; None if unknown or too old."""
         if self._age() > _FRESH_SECONDS:
             self.ask(_TIMEOUT_SECONDS)
         return self._latest if self._age() < _STALE_SECONDS else (None, None)

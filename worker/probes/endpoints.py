@@ -29,8 +29,7 @@ _LOOK_SECONDS = 1.0
 def _answer(
     board: Board, gauge: DepthGauge | None, reachability: Reachability | None, path: str
 ) -> Response | None:
-    """The page at this path, if there is one: from the board, with depths and reachability from
-    the database."""
+    """The page at this path, if there is one, from the board and answers of the database."""
     view, now = board.snapshot(claims=False), time.monotonic_ns()
     match path:
         case "/livez":

@@ -33,11 +33,8 @@ def live(view: BoardView, now: int) -> Response:
 
 
 def ready(view: BoardView, now: int, *, away: bool | None = None) -> Response:
-    """Gives reasons also while it is ready: an operator should look into them.
-
-    `away`: whether the database does not answer; None if that was not tested, and then the
-    steward's state on the board decides.
-    """
+    """Gives reasons also while it is ready: an operator should look into them. `away`: whether the
+    database does not answer; if that was not tested, the steward's state on the board decides."""
     seats = current_seats(view)
     if away is None:
         away = any(steward.levels.database_away for steward in view.with_role(Role.STEWARD))

@@ -113,8 +113,7 @@ class _Rescuer:
     too_many: bool = False
 
     def claimed(self) -> list[Claim]:
-        """Also those that the seat does not show. All rows are read: where that takes too long,
-        the leases end."""
+        """Also claims that the seat does not show, unless reading all rows takes too long."""
         if not self.too_many:
             try:
                 return self.claims.claimed(self.connection)

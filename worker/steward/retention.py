@@ -123,8 +123,7 @@ class Retention:
         return sum(self._remove_rows(connection, day, domain) for day, domain in sweeps)
 
     def sweep_in(self, connection: Connection) -> float:
-        """Seconds until a domain is to be swept, or until settings that an operator changes
-        in the meantime are to be read: at most MIN_SWEEP_SECONDS."""
+        """Seconds until the next sweep; at most MIN_SWEEP_SECONDS, as settings may change."""
         waits = [keep.sweep_in for keep in self._keeps(connection).values()]
         return min([MIN_SWEEP_SECONDS, *(seconds for seconds in waits if seconds > 0)])
 
