@@ -6,11 +6,12 @@ import logging.config
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, TransientCommandError
@@ -147,6 +148,16 @@ def use_up_files(command: Command, context: Context) -> None:
 def close_files(command: Command, context: Context) -> None:
     """As a daemon does at its start; here they are the sessions and the wires of its process."""
     os.closerange(3, 1000)
+
+
+@registry.handler("shop", "ReuseFiles")
+def reuse_files(command: Command, context: Context) -> None:
+    """Closes the pipes of its process, and lets another file have their numbers."""
+    silent, _ = os.pipe()
+    for number in range(3, silent):
+        with suppress(OSError):
+            if stat.S_ISFIFO(os.fstat(number).st_mode):
+                os.dup2(silent, number)
 
 
 @registry.handler("shop", "EndThreads")

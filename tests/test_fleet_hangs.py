@@ -224,12 +224,13 @@ def test_nobody_is_killed_because_the_supervisor_was_stopped(fleet: Fleet) -> No
     [
         pytest.param("EndThreads", marks=ends_other_threads),
         pytest.param("CloseFiles", marks=pytest.mark.long),
+        pytest.param("ReuseFiles", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.fleet(procs=1)
 def test_a_process_that_cannot_go_on_is_replaced(fleet: Fleet, type: str) -> None:
-    """Threads that were ended, and descriptors that were closed under the driver: while its main
-    thread goes on, nothing else would show it."""
+    """Threads that were ended, descriptors that were closed under the driver, or that lead to
+    another file now: while its main thread goes on, nothing else would show it."""
     before = fleet.pids()
     fleet.send(type)
     ids = fleet.send("Debit", 30)

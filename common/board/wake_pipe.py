@@ -1,8 +1,11 @@
 """Pipes shared by a node's processes. Their bytes have no meaning: each byte wakes one reader.
 
 No call blocks but `wait_for`. A full pipe drops a byte: those in it already wake every reader.
+A handler may close descriptors, whose numbers other files then get: nothing is waited for on one
+of these.
 """
 
+import errno
 import fcntl
 import os
 import select
@@ -20,9 +23,14 @@ class WakePipe:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._status = os.fstat(self._reader)
 
     def fileno(self) -> int:
-        """To wait for a byte, which another process may take first."""
+        """To wait for a byte, which another process may take first. OSError if one of the numbers
+        leads to another file by now."""
+        for descriptor in (self._reader, self._writer):
+            if not os.path.samestat(os.fstat(descriptor), self._status):
+                raise OSError(errno.EBADF, "the descriptor of a pipe was closed and used again")
         return self._reader
 
     def put(self) -> None:
@@ -33,9 +41,11 @@ class WakePipe:
 
     def take(self) -> bool:
         """Takes a byte, if there is one. The caller must do its work, or put the byte back."""
+        if not self.pending:
+            return False
         try:
             return bool(os.read(self._reader, 1))
-        except BlockingIOError:
+        except BlockingIOError:  # another process has taken it
             return False
 
     def drain(self) -> None:

@@ -212,12 +212,12 @@ class Pipeline:
             return False
         thread.pauses = self._waiter.pauses
         found = self.leader.settle_and_claim(thread, self.concurrency)
-        self.faults.clear()
         # Adopted commands may wait for this very thread.
-        if found or self.queue or not thread.end():
-            return False
-        self._wait_for_work(thread)
-        return True
+        waits = not (found or self.queue) and thread.end()
+        if waits:
+            self._wait_for_work(thread)
+        self.faults.clear()
+        return waits
 
     def _wait_for_work(self, thread: WorkerThread) -> None:
         waits = True

@@ -12,6 +12,7 @@ While the board shows a listening steward no worker polls; while it does not, al
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from cmdbus.board.board import Node
 from cmdbus.board.counters import Counter
@@ -71,7 +72,8 @@ class NodeWaiter:
 
     def wake(self) -> None:
         if not self._stopped.is_set():
-            self._bell.put()
+            with suppress(OSError):  # its descriptors were closed, as the leader finds out
+                self._bell.put()
 
     def wake_if_waiting(self) -> None:
         if self._waiting:
