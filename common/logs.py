@@ -28,6 +28,8 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _NAME = "cmdbus"
 #: The logger of `context.log`, whose lines are the handler's own.
 _OF_HANDLERS = "cmdbus.handler"
+#: Seconds to wait for the lock of a handler that no thread holds for long.
+_LOCK_SECONDS = 1.0
 #: Lines that wait for the application's handlers; more are dropped there.
 _MAX_WAITING = 1000
 
@@ -255,6 +257,18 @@ class StderrHandler(logging.Handler):
         self._dropped = 0
         #: Only the beginning of the last line was written.
         self._torn = False
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Waits for the lock, but not for a thread that does not release it."""
+        passed = self.filter(record)  # since Python 3.12 perhaps another record
+        locked = self.lock is not None and self.lock.acquire(timeout=_LOCK_SECONDS)
+        try:
+            if passed:
+                self.emit(passed if isinstance(passed, logging.LogRecord) else record)
+        finally:
+            if locked:
+                self.release()
+        return bool(passed)
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(_AppHandlers.is_here, "now", False) and _is_own(record.name):

@@ -193,6 +193,23 @@ def test_no_thread_waits_for_the_applications_handlers(monkeypatch: pytest.Monke
 
 
 @pytest.mark.process
+def test_a_thread_that_keeps_the_lock_of_our_handler_keeps_no_line_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "_LOCK_SECONDS", 0.01)
+
+    def run() -> None:
+        own = logging.getLogger("cmdbus").handlers[0]
+        keeper = threading.Thread(target=own.acquire)
+        keeper.start()
+        keeper.join()
+        logger.info("first")
+        logger.info("second")
+
+    assert [event["message"] for event in logged(run)] == ["first", "second"]
+
+
+@pytest.mark.process
 def test_the_applications_handlers_get_the_last_lines_of_a_process_too() -> None:
     def run() -> None:
         let_handlers_wait()
