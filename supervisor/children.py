@@ -35,6 +35,9 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.descriptor = os.pidfd_open(pid)
+        #: It has exited, and a debugger or tracer that is attached to it keeps it from being
+        #: reaped.
+        self.held = False
         self._exit_status: ExitStatus | None = None
 
     def send(self, number: signal.Signals) -> None:
@@ -50,7 +53,9 @@ class Child:
         process still holds the group's number."""
         if self._exit_status is not None:
             return self._exit_status
+        exited = _is_readable(self.descriptor)
         ended = os.waitid(os.P_PIDFD, self.descriptor, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        self.held = exited and ended is None
         if ended is None:
             return None
         with suppress(ProcessLookupError, PermissionError):
@@ -159,6 +164,14 @@ def _inherits_orphans() -> bool:
     subreaper = ctypes.c_int(0)
     _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(subreaper), 0, 0, 0)
     return os.getpid() == 1 or bool(subreaper.value)
+
+
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    with suppress(OSError):  # out of memory
+        return bool(poll.poll(0))
+    return False
 
 
 def wait(descriptors: Iterable[int], seconds: float) -> None:

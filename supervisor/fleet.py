@@ -21,7 +21,13 @@ from cmdbus.exits import ExitStatus
 from cmdbus.failpoints import IN_REAP, failpoint
 from cmdbus.settings import Settings
 from cmdbus.supervisor.aftermath import Aftermath, BootFailure, Ending, aftermath, boot_failure
-from cmdbus.supervisor.fleet_view import FleetView, Number, ProcessView, observe
+from cmdbus.supervisor.fleet_view import (
+    UNDEAD_SECONDS,
+    FleetView,
+    Number,
+    ProcessView,
+    observe,
+)
 from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop
 from cmdbus.supervisor.processes import Spawner, SupervisedProcess, running_commands
 from cmdbus.supervisor.restarts import Restarts
@@ -68,7 +74,7 @@ class Fleet:
             if exit_status := process.child.reap():
                 failpoint(IN_REAP)
                 self._handle_exit(process, exit_status, now, stopping)
-            elif not process.undead and not process.view.is_alive(now):
+            elif not process.undead and (process.child.held or not process.view.is_alive(now)):
                 self._give_up(process, now, stopping)
         self._stacks.log_requested(now)
         self._board.undead = sum(process.undead for process in self._processes.values())
@@ -155,8 +161,13 @@ class Fleet:
 
     @property
     def descriptors(self) -> list[int]:
-        """Each is readable when its child has exited."""
         return [process.child.descriptor for process in self._processes.values()]
+
+    @property
+    def exits(self) -> list[int]:
+        """Descriptors that are readable when their child has exited. That of one that a debugger
+        holds stays readable, and would end each wait."""
+        return [p.child.descriptor for p in self._processes.values() if not p.child.held]
 
     # Act.
 
@@ -233,13 +244,22 @@ class Fleet:
 
     def _give_up(self, process: SupervisedProcess, now: float, stopping: bool) -> None:
         """In uninterruptible sleep SIGKILL stays pending, so the process never runs user code
-        again: treats it as dead and releases its claims."""
+        again: treats it as dead and releases its claims. So it does with one that has exited, and
+        that a debugger holds."""
         process.undead = True
-        self._vacate_seat(process, ExitStatus(signal.SIGKILL, 0), process.seat, now, stopping)
+        after = self._vacate_seat(
+            process, ExitStatus(signal.SIGKILL, 0), process.seat, now, stopping
+        )
+        if after.restart is not None:
+            self._restarts.reasons[process.view.key] = after.restart
+        if process.view.killed_at is None:
+            process.view = replace(process.view, killed_at=now - UNDEAD_SECONDS)
+        held = process.child.held
         logger.error(
-            "%s, pid %s, survived SIGKILL (disk wait?): giving up on it and releasing its claims",
+            "%s, pid %s, %s: giving up on it and releasing its claims",
             process,
             process.pid,
+            "has exited, but a debugger holds it" if held else "survived SIGKILL (disk wait?)",
         )
 
     def _handle_exit(
@@ -247,7 +267,7 @@ class Fleet:
     ) -> None:
         del self._processes[process.view.index]
         if process.undead:
-            logger.info("%s, pid %s, which survived SIGKILL, has exited", process, process.pid)
+            logger.info("%s, pid %s, which was given up, has exited", process, process.pid)
             return
         # Read after the exit: everything that the process did counts.
         seat = process.seat

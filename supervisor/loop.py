@@ -126,7 +126,7 @@ class Supervisor:
                 self._fleet.act(action, now)
             self._publish_status(fleet, now)
             self._keep_name(now)
-            wait([self._signals.descriptor, *self._fleet.descriptors], _ROUND_SECONDS)
+            wait([self._signals.descriptor, *self._fleet.exits], _ROUND_SECONDS)
         self._show(SupervisorState.STOPPED, time.monotonic())
         if self._code is Exit.DONE and self._fleet.unfinished:
             self._code = Exit.UNFINISHED

@@ -2,12 +2,15 @@
 
 import resource
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from eventually import eventually
 from fleet import Fleet, kill, write_app
+from lab.debugger import held
 from surroundings import assert_goes_on, control_group, start_in
 
 pytestmark = pytest.mark.fleet
@@ -131,8 +134,31 @@ def test_a_process_that_does_not_die_of_sigkill_is_given_up(fleet: Fleet) -> Non
         assert before[0] not in fleet.living()
         assert fleet.effects(ids) == {1: 8}
         assert len(fleet.said("survived SIGKILL (disk wait?)")) == 1
-        assert len(fleet.said("which survived SIGKILL, has exited")) == 1
+        assert len(fleet.said("which was given up, has exited")) == 1
         assert fleet.look().listening and fleet.look().armed
+
+
+@pytest.mark.fleet(watchdog_timeout=60)
+def test_a_process_that_dies_while_a_debugger_holds_it_is_replaced_at_once(fleet: Fleet) -> None:
+    """Long before it counts as hung, although it cannot be reaped; and the supervisor rests."""
+    before = fleet.pids()
+    ids = fleet.start_gates(8)
+    with held(before[0]) as attached:
+        if not attached:
+            pytest.skip("this user may not attach to a process")
+        kill(before[0])
+        fleet.await_saying("has exited, but a debugger holds it")
+        fleet.open_gate()
+        assert fleet.await_successors([before[0]])[1] == before[1]
+        fleet.await_completed(ids)
+        assert fleet.look().undead == 1 and fleet.look().restarts["crashed"] == 1
+        supervisor, began = psutil.Process(fleet.pid), time.monotonic()
+        idle = supervisor.cpu_times().user
+        fleet.await_completed(fleet.send("Sleep", data=1))
+        assert supervisor.cpu_times().user - idle < 0.1 * (time.monotonic() - began)
+    fleet.await_saying("which was given up, has exited")
+    eventually(lambda: not fleet.look().undead)
+    assert fleet.effects(ids) == {1: 8}
 
 
 @pytest.mark.fleet(started=False, http="127.0.0.1:0")

@@ -21,7 +21,7 @@ _ENDS: dict[str, tuple[tuple[str, str | None], ...]] = {
     "Transient": (("COMPLETED", None), ("IN_TROUBLESHOOTING_QUEUE", "TRANSIENT")),
     "Permanent": (("IN_TROUBLESHOOTING_QUEUE", "PERMANENT"),),
     "Rule": (("FAILED", "RULE"),),
-    **dict.fromkeys(("Big", "Keep"), (("COMPLETED", None),)),
+    **dict.fromkeys(("Big", "Keep", "LogHangs"), (("COMPLETED", None),)),
     "OddResult": (("IN_TROUBLESHOOTING_QUEUE", "RESULT_NOT_STORABLE"),),
     "OddError": (("IN_TROUBLESHOOTING_QUEUE", "ODD"),),
     **{

@@ -39,6 +39,11 @@ def block_thread(rig: TestRig, fault: Fault) -> object:
     return _send(rig, fault, "Stuck", times=1, seconds=seconds)
 
 
+@fault("log-hangs", "a log handler of the application that does not return")
+def hang_log(rig: TestRig, fault: Fault) -> object:
+    return _send(rig, fault, "LogHangs", times=1)
+
+
 @fault("grow", "a handler that leaks more than --max-rss", slow_by=10)
 def leak_memory(rig: TestRig, fault: Fault) -> object:
     return _send(rig, fault, "Grow", times=4)

@@ -44,7 +44,7 @@ _RESIZED = re.compile(r"\d+ worker process(?:es)? from now on$")
 _ENDED = re.compile(
     r"(?P<a>worker \d+|steward|quarantine) has stopped, pid \d+$"
     r"|(?P<b>worker \d+|steward|quarantine), pid \d+"
-    r"(?:, exited with|, was killed by|, was stopped by|: the system)"
+    r"(?:, exited with|, has exited,|, was killed by|, was stopped by|: the system)"
     r"|(?P<c>worker \d+|steward|quarantine) is (?:killed|ordered to stop): "
 )
 

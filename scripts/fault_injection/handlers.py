@@ -7,6 +7,7 @@ domain of its own beside the common ones.
 
 import ctypes
 import json
+import logging
 import os
 import threading
 import time
@@ -168,6 +169,16 @@ def stuck(command: Command, context: Context, run: str) -> None:
         time.sleep(command.data["seconds"])
 
 
+class HangingLog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        threading.Event().wait()
+
+
+def log_hangs(command: Command, context: Context, run: str) -> None:
+    if _burns(command):
+        logging.getLogger().addHandler(HangingLog())
+
+
 def grow(command: Command, context: Context, run: str) -> None:
     for _ in range(command.data["times"]):
         _leaked.append(b"\1" * _LEAK)
@@ -194,6 +205,7 @@ BODIES: dict[str, Body] = {
     "Gil": gil,
     "GilShort": gil,
     "Stuck": stuck,
+    "LogHangs": log_hangs,
     "Grow": grow,
     "Big": big,
     **ODDITIES,

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import psutil
 import psycopg
+from lab.debugger import is_held
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import CountersView
@@ -107,7 +108,8 @@ class Observer:
                 state = process.status()
                 parent = process.ppid()
                 if state == psutil.STATUS_ZOMBIE:
-                    what = "a zombie" if parent in parents else None
+                    left = parent in parents and not is_held(process.pid)
+                    what = "a zombie" if left else None
                 elif process.environ().get(DIRECTORY) == ours:
                     # One that is stopped, or cannot die, cannot leave.
                     stays = state in (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import psutil
+from lab.debugger import held
 from lab.instances import Instance
 
 from cmdbus.board.records import Role
@@ -22,6 +23,17 @@ def kill_worker(rig: TestRig, fault: Fault) -> object:
     instance = rig.instances[fault.instance]
     pid = chosen(instance.workers_now(), fault.rand)
     _kill(rig, instance, pid)
+    return lambda: pid not in instance.workers_now()
+
+
+@fault("kill-held", "SIGKILL to a worker that a debugger holds", lasts=(1.0, 6.0))
+def kill_held(rig: TestRig, fault: Fault) -> object:
+    instance = rig.instances[fault.instance]
+    pid = chosen(instance.workers_now(), fault.rand)
+    if pid is not None:
+        with held(pid):
+            _kill(rig, instance, pid)
+            time.sleep(fault.lasts)
     return lambda: pid not in instance.workers_now()
 
 
