@@ -19,6 +19,7 @@ from databases import Databases, GivenServer
 from eventually import eventually, stays
 from fleet import Fleet, make_effects, supervised
 from handlers import Gate, connect, effects, running
+from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
 
 from cmdbus import (
@@ -138,6 +139,30 @@ def test_a_fleet_survives_restarts_and_crashes_of_its_database(
         assert fleet.pids() == before
         assert fleet.steward() == steward
         eventually(lambda: {s.health for s in fleet.workers().values()} == {Health.HEALTHY})
+
+
+def test_a_fleet_waits_for_a_server_that_waits_for_its_synchronous_standby(
+    own: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """No timeout of the server ends such a COMMIT."""
+    local = make_conninfo(own.dsn, options="-c synchronous_commit=local")
+    with supervised(own.dsn, tmp_path, procs=1) as fleet, connect(local) as admin:
+        before = fleet.pids()
+        admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        admin.execute("SELECT pg_reload_conf()")
+        eventually(lambda: fleet.query("SHOW synchronous_standby_names") == [("nobody",)])
+        admin.execute("SELECT cmdbus.send('shop', 'Noop') FROM generate_series(1, 20)")
+        eventually(
+            lambda: {s.health for s in fleet.workers().values()} == {Health.DATABASE_AWAY}, 20
+        )
+        stays(lambda: fleet.pids() == before, 5)
+        admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        admin.execute("SELECT pg_reload_conf()")
+        fleet.await_completions(20)
+        fleet.await_health()
+        assert fleet.pids() == before
+        charged = "SELECT count(*) FROM cmdbus.finished WHERE attempts <> 1"
+        assert fleet.query(charged) == [(0,)]
 
 
 def test_no_command_completes_without_its_effect_after_a_restore_to_an_earlier_point(

@@ -186,7 +186,10 @@ class Housekeeping:
         return {name: value for name, value in details.items() if value}
 
     def _replace_leader(self, thread: WorkerThread, stack: str, *, with_lead: bool) -> None:
-        """The next leader ends the session, and then adopts its claims."""
+        """The next leader ends the session, and then adopts its claims. Each statement of a round
+        trip has a timeout but its COMMIT, which may wait for a synchronous standby: the database
+        counts as away until a round trip succeeds."""
+        self._telemetry.health.database_away(time.monotonic())
         self._pipeline.leader.mark_in_doubt(thread.connection.session)
         thread.connection.abort_io()
         thread.connection.take_away()

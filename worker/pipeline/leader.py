@@ -135,6 +135,8 @@ class Leader:
             rejection = error
         else:
             self._last_warning = ""
+            if self._telemetry.health.is_database_away:
+                self._telemetry.database_back()
             self._unsettled.settled(slot, plain, lost)
             self._note_claim(thread, claims, began)
             self._take_on(thread, claims, wake=False)

@@ -46,6 +46,10 @@ class ProcessHealth:
             if self._away_since is None:
                 self._away_since = at
 
+    @property
+    def is_database_away(self) -> bool:
+        return self._away_since is not None
+
     def database_back(self, now: float) -> float | None:
         """Seconds of the outage; None if there was none, or another thread has ended it. Failures
         in a row start from 0: those just before the outage were probably caused by it."""
