@@ -21,6 +21,7 @@ from cmdbus import (
     PermanentCommandError,
     SendRequest,
 )
+from cmdbus.board.health import Health
 from cmdbus.database.schema import install
 from cmdbus.readiness import Finding
 from cmdbus.settings import Settings
@@ -110,6 +111,23 @@ def test_a_missing_right_charges_no_command_and_moves_none_to_troubleshooting(
     assert {(r.status, r.attempts) for r in records[5:]} == {("COMPLETED", 1)}
     with connect(dsn) as admin:
         assert admin.execute("SELECT count(*) FROM public.effect").fetchone() == (5,)
+
+
+def test_a_process_that_cannot_settle_for_want_of_a_right_does_not_stay_healthy(
+    dsn: str, bus: CommandBus, workers: str, worker_role: str
+) -> None:
+    """It can claim, and each command's transaction fails at its end."""
+    with connect(dsn) as admin:
+        admin.execute(f"GRANT INSERT ON public.effect TO {worker_role}".encode())
+    with running(workers, handling(leave_effect, "Pay", retry=ONCE), concurrency=1) as worker:
+        bus.wait("payments", bus.send("payments", "Pay"), 10)
+        with revoked(dsn, "DELETE ON cmdbus.ready", worker_role):
+            ids = [bus.send("payments", "Pay") for _ in range(3)]
+            eventually(lambda: worker.health.health is Health.DEGRADED, 20)
+            assert worker.metrics()["claim_failures"] == 0
+        records = [bus.wait("payments", id_, 15) for id_ in ids]
+        assert {(r.status, r.attempts) for r in records} == {("COMPLETED", 1)}
+        assert worker.health.health is Health.HEALTHY
 
 
 def test_row_security_that_hides_commands_is_waited_for_as_a_missing_right_is(

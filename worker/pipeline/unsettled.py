@@ -18,7 +18,7 @@ from cmdbus.worker.claims.claim import Claim, Finished, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
-from cmdbus.worker.claims.rejections import Cause, cause_of, reason
+from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_a_right, reason
 from cmdbus.worker.claims.settlement import log_end, log_not_settled, settle_one
 from cmdbus.worker.pipeline.in_flight import ROW_LOCKED, ROW_MISSING, InFlight
 from cmdbus.worker.pipeline.telemetry import Telemetry
@@ -198,6 +198,9 @@ class Unsettled:
                 if cause is Cause.ELSEWHERE:
                     self.put_back(done[number:])
                     raise
+                if lacks_a_right(error):
+                    # Other errors say less about the process: a locked row must not replace it.
+                    self._telemetry.health.ended(time.monotonic(), failures=1)
                 self._defer_row_locked([finished])
                 self._warn_once(finished, cause, error)
                 waits += cause is not Cause.ROWS
