@@ -302,6 +302,24 @@ def test_a_partition_of_history_that_the_server_refuses_to_make_charges_no_comma
     assert effects(dsn) == 1
 
 
+def test_a_schema_that_is_away_for_a_moment_charges_no_command(
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while it is restored."""
+
+    def pay(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        if "stored" not in caplog.text:
+            admin.execute("ALTER SCHEMA cmdbus RENAME TO away")
+
+    command_id = bus.send("payments", "Pay")
+    with running(dsn, handling(pay, "Pay", retry=ONCE), concurrency=1):
+        eventually(lambda: "can neither be stored nor moved" in caplog.text, 20)
+        admin.execute("ALTER SCHEMA away RENAME TO cmdbus")
+        record = bus.wait("payments", command_id, 15)
+    assert (record.status, record.attempts, effects(dsn)) == ("COMPLETED", 1, 1)
+
+
 def test_history_that_another_session_has_locked_keeps_no_worker_from_starting(
     dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
 ) -> None:

@@ -25,6 +25,13 @@ _BLOCKED, _ROLE_CHANGED = "SETTLEMENT_BLOCKED", "ROLE_CHANGED"
 #: The server's function that announces the end of all sessions.
 _ENDS_ALL = "quickdie"
 
+#: Where no function of the server called it: the schema is being restored, or renamed.
+_SCHEMA_AWAY = (
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.UndefinedTable,
+)
+
 _IDLE = psycopg.pq.TransactionStatus.IDLE
 _INERROR = psycopg.pq.TransactionStatus.INERROR
 _INTRANS = psycopg.pq.TransactionStatus.INTRANS
@@ -47,7 +54,8 @@ def _is_blocked(error: psycopg.Error) -> bool:
     """A limit of temporary files would be exceeded by this outcome again."""
     if isinstance(error, psycopg.errors.ConfigurationLimitExceeded):
         return False
-    return cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION) or lacks_storage(error)
+    is_away = isinstance(error, _SCHEMA_AWAY) and not error.diag.context
+    return is_away or cause_of(error) in (Cause.TIMEOUT, Cause.CONTENTION) or lacks_storage(error)
 
 
 class HandlerTransaction:
