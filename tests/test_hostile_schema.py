@@ -11,7 +11,7 @@ from threading import Event
 from uuid import uuid4
 
 import psycopg
-from handlers import promote
+from handlers import connect, promote
 from psycopg.sql import SQL, Literal
 
 from cmdbus import CommandBus, SendRequest
@@ -132,8 +132,12 @@ WHERE classid <> 'pg_operator'::regclass AND (
 
 
 def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
-    """With every trigger and function on its way."""
+    """With every trigger and function on its way; where PL/pgSQL checks as much as it can."""
     attack(dsn)
+    with connect(dsn) as connection, connection.transaction():
+        [[name]] = connection.execute("SELECT quote_ident(current_database())").fetchall()
+        strict = f"ALTER DATABASE {name} SET plpgsql.extra_errors = 'all'"
+        connection.execute(strict.encode())
     with (
         CommandBus(dsn, purge_allowed=True) as bus,
         psycopg.connect(dsn, autocommit=True) as connection,

@@ -96,6 +96,7 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     canceled bigint;
+    replied bigint;
     failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
 BEGIN
     PERFORM {schema}.ensure_partition();
@@ -116,7 +117,7 @@ BEGIN
     )
     SELECT count(*), count(CASE WHEN reply_to IS NOT NULL THEN {schema}.send_reply(
         reply_to, command_id, type, correlation_id, 'CANCELED', failure)::text END)
-    INTO canceled FROM taken;
+    INTO canceled, replied FROM taken;
     RETURN canceled;
 END
 $$;
@@ -265,6 +266,7 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     resolved bigint;
+    replied bigint;
     failure json := json_build_object('code', 'CANCELED', 'message', p_reason, 'details', NULL);
 BEGIN
     PERFORM {schema}.ensure_partition();
@@ -302,7 +304,7 @@ BEGIN
             reply_to, command_id, type, correlation_id,
             CASE p_action WHEN 'CANCEL' THEN 'CANCELED' ELSE 'SUCCESS' END,
             CASE p_action WHEN 'CANCEL' THEN failure ELSE p_result END)::text END)
-    INTO resolved FROM gone;
+    INTO resolved, replied FROM gone;
     RETURN resolved;
 END
 $$;
