@@ -96,7 +96,7 @@ def test_a_handler_writes_where_psql_does(
         context.connection.execute("INSERT INTO effect VALUES (gen_random_uuid(), 1)")
 
     with CommandBus(where) as theirs, running(where, handling(debit, retry=ONCE), concurrency=1):
-        record = theirs.wait("payments", theirs.send("payments", "Debit"), 10)
+        record = theirs.wait("payments", theirs.send("payments", "Debit"))
         assert record.status == "COMPLETED", record
     assert rows(dsn, "SELECT count(*) FROM tenant.effect") == [(1,)]
 
@@ -180,7 +180,7 @@ def test_settings_of_the_database_break_no_command(dsn: str, bus: CommandBus) ->
         running(dsn, handling(debit, retry=SOON), concurrency=2),
     ):
         sent = theirs.send("payments", "Debit", {"text": "a\\b'\"ä"}, delay=0.01)
-        record = theirs.wait("payments", sent, 10)
+        record = theirs.wait("payments", sent)
         assert (record.status, record.attempts) == ("COMPLETED", 2), record
         assert record.result == "2026-04-03", "an ambiguous date is read as the database says"
         assert record.data == {"text": "a\\b'\"ä"}

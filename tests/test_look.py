@@ -187,7 +187,7 @@ def test_waiting_ends_when_the_command_does(dsn: str) -> None:
         with pytest.raises(TimeoutError, match=r"is PENDING after 0\.05 s"):
             bus.wait("payments", id_, timeout=0.05)
         waited: list[CommandRecord] = []
-        with beside(lambda: waited.append(bus.wait("payments", id_, 10))):
+        with beside(lambda: waited.append(bus.wait("payments", id_))):
             bus.cancel("payments", id_, reason="changed my mind")
         assert waited[0].status is Status.CANCELED
         assert waited[0].status.terminal

@@ -106,7 +106,7 @@ def test_a_missing_right_charges_no_command_and_moves_none_to_troubleshooting(
             revoked_now.set()
             eventually(lambda: "cannot be stored for now (permission denied" in caplog.text)
             assert bus.troubleshooting.count("payments") == 0
-        records = [bus.wait("payments", id_, 15) for id_ in ids]
+        records = [bus.wait("payments", id_) for id_ in ids]
     assert {(r.status, r.error_code) for r in records[:5]} == {("IN_TROUBLESHOOTING_QUEUE", "GONE")}
     assert {(r.status, r.attempts) for r in records[5:]} == {("COMPLETED", 1)}
     with connect(dsn) as admin:
@@ -155,7 +155,7 @@ def test_row_security_that_hides_commands_is_waited_for_as_a_missing_right_is(
             assert check.finding is Finding.FATAL
             assert "lacks BYPASSRLS for the row security of ready" in check.sentence
             admin.execute(switch.format("DISABLE").encode())
-            records = [bus.wait("payments", id_, 15) for id_ in ids]
+            records = [bus.wait("payments", id_) for id_ in ids]
         assert {(r.status, r.attempts) for r in records} == {("COMPLETED", 1)}
         assert admin.execute("SELECT count(*) FROM public.effect").fetchone() == (4,)
 
@@ -180,7 +180,7 @@ def test_a_handler_that_lacks_a_right_of_its_own_is_charged(
     dsn: str, bus: CommandBus, workers: str
 ) -> None:
     with running(workers, handling(leave_effect, "Pay", retry=ONCE), concurrency=2):
-        record = bus.wait("payments", bus.send("payments", "Pay"), 10)
+        record = bus.wait("payments", bus.send("payments", "Pay"))
     assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 1)
     assert (record.error_code, record.error_message) == (
         "InsufficientPrivilege",
@@ -197,7 +197,7 @@ def test_a_handler_that_changes_its_role_and_not_back_is_charged(
         context.connection.execute("SET ROLE pg_monitor")
 
     with running(workers, handling(pay, "Pay", retry=ONCE), concurrency=2):
-        record = bus.wait("payments", bus.send("payments", "Pay"), 10)
+        record = bus.wait("payments", bus.send("payments", "Pay"))
     assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "ROLE_CHANGED")
     assert "(permission denied for schema cmdbus)" in (record.error_message or "")
     assert record.attempts == 1, "the first time the right may have been granted meanwhile"

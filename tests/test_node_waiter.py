@@ -160,7 +160,7 @@ def test_jitter_spreads_claims_after_a_wake_up_over_its_whole_length(fleet: Flee
         pauses.append(time.monotonic() - began)
         worker.after_claim(full=False)
     assert all(pause >= least for pause, least in zip(pauses, drawn, strict=True))
-    assert min(pauses) < 0.010, "it is the longest pause, not the shortest"
+    assert min(pauses) < 0.020, "it is the longest pause, not the shortest"
 
 
 # The own bell.

@@ -156,7 +156,7 @@ def test_whatever_a_producer_can_write_stops_no_other_command(guarded: Guarded) 
             with running(own, registry) as worker:
                 good = bus.send_many([SendRequest("payments", "Debit", priority="low")] * 20)
                 for id_ in good:
-                    assert bus.wait("payments", id_, 20).status == "COMPLETED"
+                    assert bus.wait("payments", id_).status == "COMPLETED"
                 assert int(str(worker.metrics()["cmdbus_claim_failures_total"])) == 0
             found = {id_: bus.get("payments", id_) for id_ in ids}
             assert None not in found.values()

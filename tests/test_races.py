@@ -96,7 +96,7 @@ def test_who_saw_the_flag_down_and_commits_before_its_barrier_is_found(
         arming.wait()
         sender.commit()
         arming.let_go()
-        bus.wait("payments", id_, 5)
+        bus.wait("payments", id_)
 
 
 def test_a_claim_that_comes_after_the_stop_goes_back_uncharged(
@@ -137,7 +137,7 @@ def test_sessions_that_end_at_a_point_cost_no_command_and_double_none(
 
         def await_completed(ids: list[UUID]) -> None:
             for id_ in ids:
-                record = bus.wait("payments", id_, 15)
+                record = bus.wait("payments", id_)
                 assert (record.status, record.attempts) == (Status.COMPLETED, 1)
 
         def counted() -> int:

@@ -85,7 +85,7 @@ def all_good_are_done(bus: CommandBus) -> None:
     def done() -> list[CommandRecord]:
         return bus.query("payments", type="Good", status=Status.COMPLETED)
 
-    eventually(lambda: len(done()) == 20, 10)
+    eventually(lambda: len(done()) == 20)
     assert {record.attempts for record in done()} == {1}
 
 
@@ -97,7 +97,7 @@ def test_an_infinite_time_of_a_row_is_claimed_like_any_other(
     admin.execute("UPDATE cmdbus.ready SET due_at = '-infinity' WHERE command_id = %s", (ids[0],))
     admin.execute("UPDATE cmdbus.ready SET due_at = 'infinity' WHERE command_id = %s", (ids[1],))
     with running(dsn, registry) as worker:
-        assert [bus.wait("payments", id_, 10).status for id_ in ids] == ["COMPLETED"] * 3
+        assert [bus.wait("payments", id_).status for id_ in ids] == ["COMPLETED"] * 3
         assert failures(worker) == 0
 
 
@@ -113,7 +113,7 @@ def test_a_row_that_cannot_be_claimed_goes_to_troubleshooting_and_the_others_run
     send_good(bus)
     with running(dsn, registry) as worker:
         for command_id in bad:
-            record = bus.wait("payments", command_id, 10)
+            record = bus.wait("payments", command_id)
             assert record.error_code == "NOT_CLAIMABLE"
             assert "violates check constraint" in (record.error_message or "")
             assert kinds(bus, command_id)[-1] == "MOVED_TO_TROUBLESHOOTING_QUEUE"
@@ -139,7 +139,7 @@ def test_a_row_that_can_be_neither_claimed_nor_moved_is_skipped_with_pauses(
         all_good_are_done(bus)
         seen = failures(worker)
         began = time.monotonic()
-        eventually(lambda: failures(worker) >= seen + 2, 10)
+        eventually(lambda: failures(worker) >= seen + 2)
         assert time.monotonic() - began > 0.8, "between two failures there is a pause"
         assert worker.health.consecutive_failures >= 2
         assert found(bus, bad).status == "PENDING"
@@ -210,7 +210,7 @@ def test_a_lease_that_cannot_be_renewed_keeps_no_other_from_it(
         await_renewals(dsn, sent["Good"])
         assert f"cannot renew the lease of command {sent['Bad']}" in caplog.text
         gate.open.set()
-        assert bus.wait("payments", sent["Good"], 10).attempts == 1
+        assert bus.wait("payments", sent["Good"]).attempts == 1
 
 
 def test_an_outcome_that_is_rejected_goes_to_troubleshooting_and_the_others_are_settled(
@@ -225,7 +225,7 @@ def test_an_outcome_that_is_rejected_goes_to_troubleshooting_and_the_others_are_
     send_good(bus)
     with running(dsn, registry):
         for command_id in rejected:
-            record = bus.wait("payments", command_id, 10)
+            record = bus.wait("payments", command_id)
             assert record.error_code == "OUTCOME_NOT_STORABLE"
             assert "violates check constraint" in (record.error_message or "")
         all_good_are_done(bus)
@@ -247,7 +247,7 @@ def test_an_outcome_that_cannot_be_stored_in_any_way_holds_up_no_others(
         send_good(bus)
         all_good_are_done(bus)
         admin.execute("ALTER TABLE cmdbus.finished DROP CONSTRAINT finished_type_check")
-        assert bus.wait("payments", bad, 10).status == "COMPLETED"
+        assert bus.wait("payments", bad).status == "COMPLETED"
 
 
 def test_the_second_row_of_one_id_gets_another_id_in_troubleshooting(
@@ -260,7 +260,7 @@ def test_the_second_row_of_one_id_gets_another_id_in_troubleshooting(
         " SELECT domain, priority, command_id, correlation_id, type, data FROM cmdbus.ready"
     )
     with running(dsn, registry):
-        eventually(lambda: bus.troubleshooting.count("payments") == 2, 10)
+        eventually(lambda: bus.troubleshooting.count("payments") == 2)
     codes = {record.command_id: record for record in bus.troubleshooting.list("payments")}
     assert codes.pop(first).error_code == "GONE"
     [other] = codes.values()
@@ -275,7 +275,7 @@ def test_a_partition_of_history_that_is_missing_is_made(
     with running(dsn, registry):
         for type in ("Good", "Pay"):
             drop_history(admin)
-            record = bus.wait("payments", bus.send("payments", type), 10)
+            record = bus.wait("payments", bus.send("payments", type))
             assert (record.status, record.attempts) == ("COMPLETED", 1)
     assert effects(dsn) == 1
 
@@ -297,7 +297,7 @@ def test_a_partition_of_history_that_the_server_refuses_to_make_charges_no_comma
     with running(dsn, registry):
         eventually(lambda: admin.execute(tried.encode()).fetchall())
         admin.execute("DROP EVENT TRIGGER frozen")
-        records = [bus.wait("payments", id_, 10) for id_ in ids]
+        records = [bus.wait("payments", id_) for id_ in ids]
     assert [(record.status, record.attempts) for record in records] == [("COMPLETED", 1)] * 2
     assert effects(dsn) == 1
 
@@ -332,7 +332,7 @@ def test_history_that_another_session_has_locked_keeps_no_worker_from_starting(
         with connect(dsn) as stranger, stranger.transaction():
             stranger.execute("LOCK TABLE cmdbus.finished IN SHARE UPDATE EXCLUSIVE MODE")
             with running(dsn, registry):
-                record = bus.wait("payments", bus.send("payments", "Good"), 20)
+                record = bus.wait("payments", bus.send("payments", "Good"))
         assert record.status == "COMPLETED"
 
 
@@ -357,7 +357,7 @@ def test_a_command_that_another_session_holds_is_waited_for_and_not_set_aside(
         eventually(lambda: rows(dsn, waits))
         eventually(lambda: not rows(dsn, waits))
         stranger.rollback()
-        assert bus.wait("payments", held, 10).status == "COMPLETED"
+        assert bus.wait("payments", held).status == "COMPLETED"
 
 
 @pytest.mark.parametrize("handler", [leave_effect, lambda command, context: None])
@@ -371,13 +371,13 @@ def test_a_reply_that_is_rejected_undoes_all_of_its_completion(
     forbid(admin, "ready", "type = 'Reply'")
     command_id = bus.send("payments", "Pay", reply_to="orders")
     with running(dsn, handling(handler, "Pay", retry=ONCE)):
-        assert bus.wait("payments", command_id, 10).status == Status.IN_TROUBLESHOOTING_QUEUE
+        assert bus.wait("payments", command_id).status == Status.IN_TROUBLESHOOTING_QUEUE
         assert effects(dsn) == 0
         assert admin.execute("SELECT count(*) FROM cmdbus.finished").fetchone() == (0,)
         assert "COMPLETED" not in kinds(bus, command_id)
         admin.execute("ALTER TABLE cmdbus.ready DROP CONSTRAINT ready_type_check")
         bus.troubleshooting.retry("payments", command_id, operator="ann")
-        assert bus.wait("payments", command_id, 10).status == Status.COMPLETED
+        assert bus.wait("payments", command_id).status == Status.COMPLETED
     assert effects(dsn) == (1 if handler is leave_effect else 0)
     [reply] = bus.query("orders")
     assert reply.data["outcome"] == "SUCCESS"

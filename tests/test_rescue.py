@@ -335,7 +335,7 @@ def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
             worker.send_signal(signal.SIGCONT)
             if how is signal.SIGSTOP:
                 later = bus.send("payments", "Debit")
-                assert bus.wait("payments", later, 10).status == "COMPLETED"
+                assert bus.wait("payments", later).status == "COMPLETED"
                 worker.terminate()
                 assert worker.wait(15) == 0
             assert rows(dsn, "SELECT 1 FROM effect WHERE command_id = %s", sent) == []

@@ -72,12 +72,12 @@ def test_a_command_passes_few_functions_from_its_send_to_its_completion(dsn: str
         CommandBus(dsn) as bus,
         running(dsn, handling(debit), poll_interval=60, concurrency=1),
     ):
-        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        bus.wait("payments", bus.send("payments", "Debit"))
         stations.passed.clear()
         stations.recording = True
         id_ = bus.send("payments", "Debit")
         sys.setprofile(None)
-        record = bus.wait("payments", id_, 5)
+        record = bus.wait("payments", id_)
         eventually(lambda: any("settled" in name for _, name in stations.passed))
         stations.recording = False
     assert record.status == "COMPLETED"

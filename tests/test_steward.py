@@ -95,8 +95,8 @@ def test_a_look_while_the_node_was_busy_forgets_no_lease_of_another(idle: Idle, 
         eventually(lambda: not looks_within(other, POLL / 2))
         idle.park()
         idle.is_woken()
-        eventually(lambda: lease_has_ended(other), 10)
-        eventually(idle.is_woken, 5)
+        eventually(lambda: lease_has_ended(other))
+        eventually(idle.is_woken)
 
 
 def test_the_lease_of_a_living_worker_sets_no_timer_and_still_ends(idle: Idle, dsn: str) -> None:
@@ -110,8 +110,8 @@ def test_the_lease_of_a_living_worker_sets_no_timer_and_still_ends(idle: Idle, d
         eventually(lambda: idle.board.armed and not looks_within(other, POLL / 2))
         idle.is_woken()
         assert not lease_has_ended(other)
-        eventually(lambda: lease_has_ended(other), 10)
-        eventually(idle.is_woken, 5)
+        eventually(lambda: lease_has_ended(other))
+        eventually(idle.is_woken)
 
 
 def test_a_pause_is_counted_on_the_board_for_the_workers(idle: Idle, dsn: str) -> None:
@@ -226,4 +226,4 @@ def test_what_cannot_be_handed_back_keeps_nothing_else_from_being_done(
         eventually(lambda: count(other, "cmdbus.ready") == 1)
         assert not idle.board.seat_view(1).rescued
         other.execute("ALTER FUNCTION cmdbus.finite_once RENAME TO finite")
-        eventually(lambda: idle.board.seat_view(1).rescued, 10)
+        eventually(lambda: idle.board.seat_view(1).rescued)

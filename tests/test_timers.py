@@ -157,7 +157,7 @@ def test_one_that_somebody_holds_hides_none_that_is_due_after_it(
         holder.execute("SELECT FROM cmdbus.scheduled WHERE due_at <= clock_timestamp() FOR UPDATE")
         waits = [timers.read(connection, leases=False) for _ in range(12)]
         assert 0 < waits[-1] <= 1.0, "after so many the wait for the row alone is 4 s"
-        eventually(lambda: timers.read(connection, leases=False) == 0.0, 5)
+        eventually(lambda: timers.read(connection, leases=False) == 0.0)
         assert count(connection, "cmdbus.scheduled") == 1
 
 

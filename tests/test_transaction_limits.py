@@ -109,7 +109,7 @@ def test_extend_moves_both_limits_of_the_transaction(dsn: str, bus: CommandBus) 
     registry = handling(lambda command, context: EXTENSIONS[command.data](context))
     with running(dsn, registry, concurrency=1):
         for number, extend in enumerate(EXTENSIONS):
-            record = bus.wait("payments", bus.send("payments", "Debit", number), 10)
+            record = bus.wait("payments", bus.send("payments", "Debit", number))
             assert record.status == "COMPLETED", record
             assert isinstance(record.result, list)
             for found in record.result:

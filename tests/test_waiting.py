@@ -64,7 +64,7 @@ def test_a_retry_in_its_backoff_runs_now_and_its_attempts_stay(dsn: str) -> None
         eventually(lambda: bus.snapshot("payments")["scheduled"] == 1, 20)
         # The worker rests: only a notification wakes it in time.
         bus.reschedule("payments", id_, delay=0)
-        assert bus.wait("payments", id_, 20).status is Status.COMPLETED
+        assert bus.wait("payments", id_).status is Status.COMPLETED
     assert attempts == [1, 2]
 
 

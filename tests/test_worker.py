@@ -42,7 +42,7 @@ def test_a_handler_gets_the_command_and_its_result_is_kept(dsn: str, bus: Comman
 
     with running(dsn, handling(debit)):
         sent = bus.send("payments", "Debit", {"amount": 5}, priority=3, reply_to="orders")
-        record = bus.wait("payments", sent, 5)
+        record = bus.wait("payments", sent)
     assert (record.status, record.result, record.attempts) == ("COMPLETED", {"balance": 1e23}, 1)
     [(command, context)] = seen
     assert (command.command_id, command.data, command.priority) == (sent, {"amount": 5}, 3)
@@ -70,9 +70,9 @@ def test_a_command_with_a_lower_id_that_commits_later_is_run_all_the_same(
         lower = bus.send("payments", "Debit", connection=late)
         with running(dsn, handling(debit), concurrency=1, poll_interval=60.0):
             higher = bus.send_many([SendRequest("payments", "Debit")] * 3)
-            bus.wait("payments", higher[-1], 10)
+            bus.wait("payments", higher[-1])
             late.commit()
-            assert bus.wait("payments", lower, 10).status == "COMPLETED"
+            assert bus.wait("payments", lower).status == "COMPLETED"
             over.set()
 
 
@@ -88,7 +88,7 @@ def test_the_correlation_id_follows_a_command_everywhere(
     correlation = uuid4()
     with running(dsn, handling(debit)):
         sent = bus.send("payments", "Debit", correlation_id=correlation, reply_to="orders")
-        record = bus.wait("payments", sent, 5)
+        record = bus.wait("payments", sent)
     [line] = [line for line in caplog.records if line.getMessage() == "debiting"]
     assert vars(line)["correlation_id"] == str(correlation)
     assert (vars(line)["command_id"], vars(line)["attempt"]) == (str(sent), 1)
@@ -115,7 +115,7 @@ def test_as_many_run_at_once_as_there_are_threads_and_a_freed_slot_is_filled(
 def test_threads_are_named_after_what_they_run(dsn: str, bus: CommandBus) -> None:
     registry = handling(lambda command, context: threading.current_thread().name)
     with running(dsn, registry, concurrency=1):
-        record = bus.wait("payments", bus.send("payments", "Debit"), 5)
+        record = bus.wait("payments", bus.send("payments", "Debit"))
         assert record.result == "worker-payments-0"
         assert "worker-0" in {thread.name for thread in threading.enumerate()}
 
@@ -125,7 +125,7 @@ def test_a_worker_leaves_alone_what_it_has_no_handler_for(dsn: str, bus: Command
     with running(dsn, handling()):
         other = bus.send("payments", "Other")
         elsewhere = bus.send("orders", "Debit")
-        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        bus.wait("payments", bus.send("payments", "Debit"))
         for domain, id_ in (("payments", other), ("orders", elsewhere)):
             assert found(bus, id_, domain).status is Status.PENDING
 
@@ -137,8 +137,8 @@ def test_what_python_cannot_decode_goes_to_troubleshooting_and_its_batch_goes_on
         bad = scalar(connection, "SELECT cmdbus.send('payments', 'Debit', %s)", "9" * 5000)
     good = bus.send("payments", "Debit", 1)
     with running(dsn, handling(lambda command, context: command.data)):
-        assert bus.wait("payments", good, 5).result == 1
-        record = bus.wait("payments", bad, 5)
+        assert bus.wait("payments", good).result == 1
+        record = bus.wait("payments", bad)
     assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "UNDECODABLE")
 
 
@@ -152,8 +152,8 @@ def test_a_failed_command_is_tried_again_and_then_a_person_decides(
 
     with running(dsn, handling(debit, retry=SOON), poll_interval=60):
         sent = bus.send("payments", "Debit")
-        record = bus.wait("payments", sent, 10)
-        once = bus.wait("payments", bus.send("payments", "Debit", max_attempts=1), 5)
+        record = bus.wait("payments", sent)
+        once = bus.wait("payments", bus.send("payments", "Debit", max_attempts=1))
     assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 3)
     assert (record.error_code, record.error_message) == ("ZeroDivisionError", "attempt 3")
     assert once.attempts == 1
@@ -178,7 +178,7 @@ def test_whatever_a_handler_raises_its_thread_goes_on(
 
     with running(dsn, handling(debit, retry=ONCE), concurrency=1):
         ids = [bus.send("payments", "Debit", index) for index in range(len(errors))]
-        codes = [bus.wait("payments", id_, 5).error_code for id_ in ids]
+        codes = [bus.wait("payments", id_).error_code for id_ in ids]
     assert codes == [type(error).__name__ for error in errors]
     for id_ in ids:
         logged = [r for r in caplog.records if f"command {id_} " in r.getMessage()]
@@ -197,7 +197,7 @@ def test_a_handler_asks_to_be_tried_again_later(dsn: str, bus: CommandBus) -> No
         return "third time"
 
     with running(dsn, handling(debit)):
-        assert bus.wait("payments", bus.send("payments", "Debit"), 5).result == "third time"
+        assert bus.wait("payments", bus.send("payments", "Debit")).result == "third time"
 
 
 def test_a_result_that_cannot_be_stored_fails_the_attempt_and_its_effects(
@@ -210,7 +210,7 @@ def test_a_result_that_cannot_be_stored_fails_the_attempt_and_its_effects(
 
     with running(dsn, handling(debit, retry=ONCE)):
         for with_effect in (True, False):
-            record = bus.wait("payments", bus.send("payments", "Debit", with_effect), 5)
+            record = bus.wait("payments", bus.send("payments", "Debit", with_effect))
             assert record.error_code == "RESULT_NOT_STORABLE"
             assert record.error_message == (
                 "result.when contains a NUL character, which PostgreSQL cannot hold"
@@ -249,7 +249,7 @@ def test_an_error_that_cannot_be_reported_costs_no_thread(dsn: str, bus: Command
 
     with running(dsn, handling(debit, retry=ONCE), concurrency=1):
         for index in range(len(errors)):
-            record = bus.wait("payments", bus.send("payments", "Debit", index), 5)
+            record = bus.wait("payments", bus.send("payments", "Debit", index))
             assert (record.status, record.attempts) == ("IN_TROUBLESHOOTING_QUEUE", 1)
 
 
@@ -269,7 +269,7 @@ def test_an_error_outside_of_the_handler_is_logged_and_counted_and_the_command_r
         dsn, handling(debit), concurrency=4, poll_interval=60, timeouts=timeouts
     ) as worker:
         lost = bus.send("payments", "Debit")
-        record = bus.wait("payments", lost, 10)
+        record = bus.wait("payments", lost)
         assert (record.status, record.attempts) == ("COMPLETED", 1)
         counts = {
             ("payments", "Debit", "completed"): 1,
@@ -280,5 +280,5 @@ def test_an_error_outside_of_the_handler_is_logged_and_counted_and_the_command_r
         assert f"command {lost} (payments/Debit)" in line.getMessage()
         assert line.levelname == "ERROR" and line.exc_info is not None
         again = bus.send("payments", "Debit", delay=1.2)
-        bus.wait("payments", again, 10)
+        bus.wait("payments", again)
         assert worker.health.stuck_threads == 0

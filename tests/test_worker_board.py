@@ -77,7 +77,7 @@ def test_nothing_is_claimed_before_the_process_is_ready(dsn: str, bus: CommandBu
         sent = bus.send("payments", "Debit")
         workers[:] = [Worker(dsn, handling(debit), concurrency=20)]
         with beside(workers[0].run):
-            assert bus.wait("payments", sent, 10).status == "COMPLETED"
+            assert bus.wait("payments", sent).status == "COMPLETED"
             workers[0].stop()
     assert was_ready == [True] * 5
 
@@ -120,7 +120,7 @@ def test_a_slot_shows_its_session_and_the_one_that_comes_after_it(
     # Of several threads, one that has nothing to do keeps a session that was ended.
     with running(dsn, handling(), concurrency=1) as worker:
         for _ in range(2):
-            bus.wait("payments", bus.send("payments", "Debit"), 5)
+            bus.wait("payments", bus.send("payments", "Debit"))
 
             def shows() -> bool:
                 slots = seat_of(worker).slots

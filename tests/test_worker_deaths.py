@@ -96,8 +96,8 @@ def test_a_frozen_workers_effects_do_not_land_when_it_is_revived(dsn: str, bus: 
         eventually(lambda: rows(dsn, active))
         frozen.send_signal(signal.SIGSTOP)
         workers.add()
-        bus.wait("payments", sent, 20)
+        bus.wait("payments", sent)
         frozen.send_signal(signal.SIGCONT)
         later = bus.send("payments", "Debit")
-        assert bus.wait("payments", later, 10).status == "COMPLETED"
+        assert bus.wait("payments", later).status == "COMPLETED"
     assert len(rows(dsn, "SELECT FROM effect WHERE command_id = %s", sent)) == 1

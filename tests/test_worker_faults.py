@@ -47,15 +47,15 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
     with running(dsn, handling(hang, "Hang", retry=ONCE), concurrency=1, timeouts=LADDER):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
-        assert bus.wait("payments", bus.send("payments", "Noop"), 10).status == "COMPLETED"
-        record = bus.wait("payments", hung, 5)
+        assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
+        record = bus.wait("payments", hung)
         assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "TIMEOUT")
         assert (record.attempts, record.error_message) == (
             1,
             "gave up after 0.4 s: its thread did not come back",
         )
         gate.open.set()
-        bus.wait("payments", bus.send("payments", "Noop"), 5)
+        bus.wait("payments", bus.send("payments", "Noop"))
     [event] = [event for event in bus.audit("payments", hung) if event.code == "TIMEOUT"]
     assert "gate(command, context)" in str(event)
     statement = event.details["details"].get("statement")
@@ -78,7 +78,7 @@ def test_of_a_query_that_waits_for_a_lock_it_is_known_who_holds_it(
         pid = holder.info.backend_pid
         with running(dsn, handling(wait, "Wait", retry=ONCE), concurrency=1, timeouts=LADDER):
             waited = bus.send("payments", "Wait")
-            assert bus.wait("payments", waited, 10).error_code == "TIMEOUT"
+            assert bus.wait("payments", waited).error_code == "TIMEOUT"
     [event] = [event for event in bus.audit("payments", waited) if event.code == "TIMEOUT"]
     [blocker] = event.details["details"]["blocked_by"]
     assert blocker.startswith(f"pid {pid} (the report, role ")
@@ -121,9 +121,9 @@ def test_a_command_that_hangs_with_the_lock_of_the_log_is_settled(
     with written() as log, running(dsn, registry, concurrency=1, timeouts=LADDER):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
-        record = bus.wait("payments", hung, 5)
+        record = bus.wait("payments", hung)
         assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "TIMEOUT")
-        assert bus.wait("payments", bus.send("payments", "Noop"), 10).status == "COMPLETED"
+        assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
         assert not [line for line in log.lines if "failed in attempt" in line]
         gate.open.set()
         eventually(lambda: [line for line in log.lines if "failed in attempt 1 of 1" in line])
@@ -145,9 +145,9 @@ def test_what_a_handler_that_was_given_up_ends_with_is_not_logged(
     ):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
-        assert bus.wait("payments", hung, 5).error_code == "TIMEOUT"
+        assert bus.wait("payments", hung).error_code == "TIMEOUT"
         gate.open.set()
-        bus.wait("payments", bus.send("payments", "Noop"), 5)
+        bus.wait("payments", bus.send("payments", "Noop"))
     failures = [line for line in log.lines if "failed in attempt" in line]
     assert len(failures) == 1 and "TIMEOUT" in failures[0], failures
 
@@ -157,7 +157,7 @@ def test_all_threads_hang_and_work_goes_on(dsn: str, bus: CommandBus) -> None:
     with running(dsn, handling(gate, "Hang", retry=ONCE), concurrency=3, timeouts=LADDER):
         bus.send_many([SendRequest("payments", "Hang")] * 7)
         good = bus.send("payments", "Noop")
-        assert bus.wait("payments", good, 10).status == "COMPLETED"
+        assert bus.wait("payments", good).status == "COMPLETED"
         eventually(lambda: bus.snapshot("payments")["troubleshooting"] == 7)
         gate.open.set()
 
@@ -177,9 +177,9 @@ def test_a_slot_that_was_given_up_is_filled_however_its_thread_leaves(
         for _ in range(2):
             hung = bus.send_many([SendRequest("payments", "Hang")] * 2)
             for id_ in hung:
-                assert bus.wait("payments", id_, 10).error_code == "TIMEOUT"
+                assert bus.wait("payments", id_).error_code == "TIMEOUT"
         eventually(lambda: executing_threads() == 2)
-        assert bus.wait("payments", bus.send("payments", "Noop"), 5).status == "COMPLETED"
+        assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
 
 
 def threads_of_workers() -> list[str]:
@@ -245,11 +245,11 @@ def test_a_thread_that_a_handler_left_behind_gets_no_connection(dsn: str, bus: C
         left[0].start()
 
     with running(dsn, handling(leave, "Leave"), concurrency=1):
-        bus.wait("payments", bus.send("payments", "Leave"), 5)
+        bus.wait("payments", bus.send("payments", "Leave"))
         returned.set()
         left[0].join(5)
         assert len(refused) == 1
-        assert bus.wait("payments", bus.send("payments", "Noop"), 5).status == "COMPLETED"
+        assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
 
 
 def test_a_verdict_that_cannot_be_carried_out_keeps_no_lease_from_being_renewed(
@@ -268,9 +268,9 @@ def test_a_verdict_that_cannot_be_carried_out_keeps_no_lease_from_being_renewed(
         first = bus.get("payments", long)
         await_renewals(dsn, long, 5)
         stranger.rollback()
-        assert bus.wait("payments", hung, 10).error_code == "TIMEOUT"
+        assert bus.wait("payments", hung).error_code == "TIMEOUT"
         runs.open.set()
-        record = bus.wait("payments", long, 5)
+        record = bus.wait("payments", long)
         assert first is not None and record.started_at == first.started_at
         assert runs.most == 1
         hangs.open.set()
@@ -288,9 +288,9 @@ def test_a_handlers_own_timeout_wins_and_can_be_extended(dsn: str, bus: CommandB
     with running(dsn, handling(long, "Long", timeout=0.2, retry=ONCE), timeouts=LADDER):
         patient = bus.send("payments", "Long", 10)
         hasty = bus.send("payments", "Long")
-        assert bus.wait("payments", hasty, 5).error_code == "TIMEOUT"
+        assert bus.wait("payments", hasty).error_code == "TIMEOUT"
         released.set()
-        assert bus.wait("payments", patient, 5).result == "done"
+        assert bus.wait("payments", patient).result == "done"
 
 
 def test_a_worker_takes_more_and_fewer_threads_while_it_runs(dsn: str, bus: CommandBus) -> None:

@@ -40,7 +40,7 @@ def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: Comman
         return [value[0] for value in values if value]
 
     with running(dsn, handling(debit), concurrency=7) as worker:
-        shown = bus.wait("payments", bus.send("payments", "Debit"), 5).result
+        shown = bus.wait("payments", bus.send("payments", "Debit")).result
         pool = worker._opened
         sizes = (pool.min_size, pool.max_size, pool.timeout)
         ages = (pool.max_lifetime, pool.max_idle)
@@ -99,12 +99,12 @@ def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attemp
         ids = bus.send_many([SendRequest("payments", "Debit")] * 2)
         with running(pool, handling(debit), concurrency=2) as worker:
             gate.wait_for(1)
-            eventually(lambda: worker.health.health == "CRITICAL", 10)
+            eventually(lambda: worker.health.health == "CRITICAL")
             assert "pool exhaustions" in worker.health.reasons[0]
             for connection in leaked:
                 pool.putconn(connection)
             gate.open.set()
-            records = [bus.wait("payments", id_, 10) for id_ in ids]
+            records = [bus.wait("payments", id_) for id_ in ids]
             assert [(r.status, r.attempts) for r in records] == [("COMPLETED", 1)] * 2
         told = [str(bus.audit("payments", id_)) for id_ in ids]
         assert sorted("POOL_EXHAUSTED" in each for each in told) == [False, True]
@@ -143,7 +143,7 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server(dsn: str, bus: C
 
     with running(dsn, handling(slow, "Slow", retry=SOON), timeouts=Timeouts(0.1, 1, 1, 2, 3)):
         sent = bus.send("payments", "Slow")
-        record = bus.wait("payments", sent, 5)
+        record = bus.wait("payments", sent)
     assert (record.status, record.attempts) == ("COMPLETED", 2)
     assert at_second_attempt == [(0,)]
     [failed] = [event for event in bus.audit("payments", sent) if event.kind == "FAILED"]

@@ -111,8 +111,8 @@ def test_many_failures_in_a_row_degrade_a_worker_and_a_success_heals_it(
     with running(dsn, handling(debit, retry=ONCE)) as worker:
         for wrong in [True] * 11:
             assert worker.health.health == "HEALTHY"
-            bus.wait("payments", bus.send("payments", "Debit", wrong), 5)
+            bus.wait("payments", bus.send("payments", "Debit", wrong))
         eventually(lambda: worker.health.health == "DEGRADED")
         assert worker.health.reasons == ["11 failures in a row, and more than 10 are too many"]
-        bus.wait("payments", bus.send("payments", "Debit", False), 5)
+        bus.wait("payments", bus.send("payments", "Debit", False))
         eventually(lambda: worker.health.health == "HEALTHY")

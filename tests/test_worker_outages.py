@@ -100,7 +100,7 @@ def test_work_resumes_when_the_database_is_back_and_nothing_is_charged(
         eventually(lambda: bus.snapshot("payments")["depth"] < 2900)
         server.stop(mode)
         server.start()
-        bus.wait("payments", bus.send("payments", "Debit", priority="high"), 20)
+        bus.wait("payments", bus.send("payments", "Debit", priority="high"))
         await_drained(bus, 30)
     query = "SELECT count(*), count(DISTINCT command_id), max(attempt) FROM effect"
     assert rows(dsn, query) == [(3001, 3001, 1)]

@@ -22,7 +22,7 @@ def test_nothing_starts_that_was_claimed_ahead_before_a_pause(dsn: str, bus: Com
     registry.register("orders", "Ship", lambda command, context: ran.release())
     with running(dsn, registry, concurrency=2) as worker:
         ids = bus.send_many([SendRequest("payments", "Debit")] * 300)
-        bus.wait("payments", ids[-1], 10)
+        bus.wait("payments", ids[-1])
         eventually(lambda: bus.snapshot("payments")["depth"] == 0)
         bus.send_many([SendRequest("payments", "Debit")] * 300 + slow(100))
         gate.wait_for(2)

@@ -79,14 +79,14 @@ def test_five_free_threads_are_filled_by_one_claim_and_a_single_command_by_one(
         assert batches() == 1
         gate.open.set()
         eventually(lambda: bus.snapshot("payments")["in_progress"] == 0)
-        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        bus.wait("payments", bus.send("payments", "Debit"))
         assert batches() == 2
 
 
 def test_what_notifies_nobody_is_found_by_the_poll(dsn: str, bus: CommandBus) -> None:
     """The last net."""
     with running(dsn, handling(), poll_interval=0.2) as worker:
-        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        bus.wait("payments", bus.send("payments", "Debit"))
 
         def has_polled() -> bool:
             wakeups = worker.metrics()["cmdbus_wakeups_total"]
@@ -97,7 +97,7 @@ def test_what_notifies_nobody_is_found_by_the_poll(dsn: str, bus: CommandBus) ->
         with psycopg.connect(dsn) as sender:
             sender.execute("SET LOCAL cmdbus.notify = off")
             quiet = bus.send("payments", "Debit", connection=sender)
-        assert bus.wait("payments", quiet, 5).status == "COMPLETED"
+        assert bus.wait("payments", quiet).status == "COMPLETED"
 
 
 def test_a_rest_ends_at_once_when_the_worker_stops_whoever_else_could_wake_it(
@@ -105,7 +105,7 @@ def test_a_rest_ends_at_once_when_the_worker_stops_whoever_else_could_wake_it(
 ) -> None:
     """With the listening session dead and an hour to the next poll."""
     with running(dsn, handling(), poll_interval=3600) as worker:
-        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        bus.wait("payments", bus.send("payments", "Debit"))
         eventually(lambda: Phase.RESTING in [slot.phase for slot in seat_of(worker).slots])
         end_listening_sessions(dsn)
         with beside(worker.stop):

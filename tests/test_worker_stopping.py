@@ -48,7 +48,7 @@ def test_a_slow_handler_is_not_run_twice_while_its_worker_lives(dsn: str, bus: C
         await_renewals(dsn, sent, 8)
         assert gate.inside == 1
         gate.open.set()
-        assert bus.wait("payments", sent, 5).attempts == 1
+        assert bus.wait("payments", sent).attempts == 1
 
 
 def test_what_was_claimed_ahead_and_is_not_started_goes_back(dsn: str, bus: CommandBus) -> None:
@@ -184,9 +184,9 @@ def test_a_worker_outlives_the_death_of_all_its_sessions(dsn: str, bus: CommandB
 
     with running(dsn, handling(debit), concurrency=2):
         for _ in range(5):
-            bus.wait("payments", bus.send("payments", "Debit"), 5)
+            bus.wait("payments", bus.send("payments", "Debit"))
             end_sessions(dsn)
-            assert bus.wait("payments", bus.send("payments", "Debit"), 10).result == 1
+            assert bus.wait("payments", bus.send("payments", "Debit")).result == 1
         for _ in range(10):
             assert entered.acquire(timeout=5)
         assert rows(dsn, "SELECT max(losses) FROM cmdbus.finished") == [(0,)]
@@ -207,7 +207,7 @@ def test_a_command_that_ends_its_own_session_each_time_comes_to_a_person(
         context.connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
     with running(dsn, handling(debit), concurrency=1):
-        record = bus.wait("payments", bus.send("payments", "Debit"), 20)
+        record = bus.wait("payments", bus.send("payments", "Debit"))
         assert record.status == "IN_TROUBLESHOOTING_QUEUE"
         assert (record.error_code, record.attempts) == ("LOST", 0)
 
@@ -225,9 +225,9 @@ def test_a_process_that_a_handler_forks_is_no_worker(dsn: str, bus: CommandBus) 
 
     with running(dsn, handling(fork, "Fork"), concurrency=2):
         forks = [bus.send("payments", "Fork", code) for code in (0, 7)]
-        assert [bus.wait("payments", sent, 10).result for sent in forks] == [0, 7]
+        assert [bus.wait("payments", sent).result for sent in forks] == [0, 7]
         later = bus.send_many([SendRequest("payments", "Noop")] * 20)
-        assert {bus.wait("payments", sent, 10).status for sent in later} == {"COMPLETED"}
+        assert {bus.wait("payments", sent).status for sent in later} == {"COMPLETED"}
 
 
 def test_what_hangs_while_the_worker_stops_is_given_up_as_ever(dsn: str, bus: CommandBus) -> None:

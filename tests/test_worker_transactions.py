@@ -31,7 +31,7 @@ def test_effects_and_completion_commit_together_or_not_at_all(dsn: str, bus: Com
         return "done"
 
     with running(dsn, handling(debit, retry=SOON)):
-        record = bus.wait("payments", bus.send("payments", "Debit", reply_to="orders"), 10)
+        record = bus.wait("payments", bus.send("payments", "Debit", reply_to="orders"))
     assert (record.result, record.attempts) == ("done", 3)
     assert rows(dsn, "SELECT attempt FROM effect") == [(3,)]
     assert len(bus.query("orders")) == 1
@@ -46,7 +46,7 @@ def test_what_fails_only_at_commit_fails_the_attempt(dsn: str, bus: CommandBus) 
         unique = "ALTER TABLE effect ADD UNIQUE (command_id) DEFERRABLE INITIALLY DEFERRED"
         connection.execute(unique)
     with running(dsn, handling(debit, retry=ONCE)):
-        record = bus.wait("payments", bus.send("payments", "Debit"), 5)
+        record = bus.wait("payments", bus.send("payments", "Debit"))
     assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "UniqueViolation")
     assert effects(dsn) == 0
 
@@ -97,7 +97,7 @@ def test_a_command_canceled_while_it_runs_lands_nothing_and_is_no_lost_lease(
         gate.wait_for(1)
         bus.cancel("payments", sent, running=True)
         gate.open.set()
-        assert bus.wait("payments", sent, 5).status is Status.CANCELED
+        assert bus.wait("payments", sent).status is Status.CANCELED
         eventually(lambda: "was canceled while it ran" in caplog.text)
         counted = worker.metrics()
         assert counted["cmdbus_lost_leases_total"] == 0
@@ -138,10 +138,10 @@ def test_a_handler_that_ends_its_transaction_by_itself_gets_a_clear_error(
     registry = handling(debit, retry=ONCE)
     registry.register("payments", "Good", leave_effect)
     with running(dsn, registry, concurrency=1):
-        record = bus.wait("payments", bus.send("payments", "Debit"), 5)
+        record = bus.wait("payments", bus.send("payments", "Debit"))
         assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", code)
         assert record.error_message is not None and "transaction" in record.error_message
-        assert bus.wait("payments", bus.send("payments", "Good"), 5).status == "COMPLETED"
+        assert bus.wait("payments", bus.send("payments", "Good")).status == "COMPLETED"
     assert effects(dsn) == 1
 
 
@@ -167,9 +167,9 @@ def test_a_swallowed_sql_error_fails_the_attempt(dsn: str, bus: CommandBus) -> N
     registry = handling(debit, retry=ONCE)
     registry.register("payments", "Savepoint", savepoint)
     with running(dsn, registry):
-        record = bus.wait("payments", bus.send("payments", "Debit"), 5)
+        record = bus.wait("payments", bus.send("payments", "Debit"))
         assert record.error_code == "TRANSACTION_ABORTED"
-        assert bus.wait("payments", bus.send("payments", "Savepoint"), 5).result == "recovered"
+        assert bus.wait("payments", bus.send("payments", "Savepoint")).result == "recovered"
     assert effects(dsn) == 1
 
 
@@ -238,7 +238,7 @@ def test_nothing_of_a_session_leaks_to_the_next_command(
     registry.register("payments", "Dirty", dirty_, retry=ONCE)
     with running(dsn, registry, concurrency=1):
         for type_ in ("Look", "Dirty", "Look"):
-            bus.wait("payments", bus.send("payments", type_), 5)
+            bus.wait("payments", bus.send("payments", type_))
     assert states[0] == states[1]
 
 
@@ -251,11 +251,11 @@ def test_a_plan_that_a_migration_has_spoilt_charges_nobody(dsn: str, bus: Comman
         context.connection.execute("SELECT * FROM wide", prepare=True)
 
     with running(dsn, handling(debit), concurrency=1):
-        assert bus.wait("payments", bus.send("payments", "Debit"), 10).status == "COMPLETED"
+        assert bus.wait("payments", bus.send("payments", "Debit")).status == "COMPLETED"
         with connect(dsn) as connection:
             connection.execute("ALTER TABLE wide ADD COLUMN m int")
         again = bus.send("payments", "Debit")
-        record = bus.wait("payments", again, 10)
+        record = bus.wait("payments", again)
     assert (record.status, record.attempts) == ("COMPLETED", 1)
     assert "PLAN_CHANGED" in [event.code for event in bus.audit("payments", again)]
 
@@ -268,7 +268,7 @@ def test_a_connection_is_not_used_after_its_handler(dsn: str, bus: CommandBus) -
         contexts.append(context)
 
     with running(dsn, handling(debit)):
-        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        bus.wait("payments", bus.send("payments", "Debit"))
         with pytest.raises(InvalidOperationError, match="was used after the handler returned"):
             _ = contexts[0].connection
 
@@ -283,12 +283,12 @@ def test_a_session_that_a_handler_has_spoilt_is_dropped(
 
     with running(dsn, handling(spoil, "Spoil", retry=ONCE), concurrency=1):
         for _ in range(10):  # so that the driver prepares the statements of a step
-            bus.wait("payments", bus.send("payments", "Noop"), 10)
+            bus.wait("payments", bus.send("payments", "Noop"))
         spoilt = bus.send("payments", "Spoil")
         later = [bus.send("payments", "Noop") for _ in range(3)]
-        assert bus.wait("payments", spoilt, 10).status == "COMPLETED"
+        assert bus.wait("payments", spoilt).status == "COMPLETED"
         for command_id in later:
-            record = bus.wait("payments", command_id, 10)
+            record = bus.wait("payments", command_id)
             assert (record.status, record.attempts) == ("COMPLETED", 1)
     assert caplog.text.count("a round trip failed (prepared statement") == 1
 
@@ -314,7 +314,7 @@ def test_a_settlement_that_a_locked_table_blocks_costs_no_attempt(
         # Beyond the statement timeout, and a lease: what was not settled is renewed meanwhile.
         stays(lambda: effects(dsn) == 0, 2.5)
         stranger.rollback()
-        record = bus.wait("payments", id_, 15)
+        record = bus.wait("payments", id_)
     assert (record.status, record.attempts) == ("COMPLETED", 1)
     assert effects(dsn) == 1
     codes = [event.code for event in bus.audit("payments", id_) if event.code]
@@ -335,6 +335,6 @@ def test_a_full_disk_that_a_settlement_meets_charges_no_command(
         id_ = bus.send("payments", "Debit")
         eventually(lambda: "SETTLEMENT_BLOCKED" in [e.code for e in bus.audit("payments", id_)])
         admin.execute("DROP TRIGGER fill ON cmdbus.finished")
-        record = bus.wait("payments", id_, 15)
+        record = bus.wait("payments", id_)
     assert (record.status, record.attempts) == ("COMPLETED", 1)
     assert effects(dsn) == 1

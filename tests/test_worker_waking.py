@@ -30,10 +30,10 @@ def test_a_delayed_command_starts_on_time_and_never_early(dsn: str, bus: Command
         return time.time()
 
     with running(dsn, handling(debit), poll_interval=60):
-        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        bus.wait("payments", bus.send("payments", "Debit"))
         ids = [bus.send("payments", "Debit", delay=delay) for delay in (0.6, 0.3)]
         for id_ in reversed(ids):
-            record = bus.wait("payments", id_, 5)
+            record = bus.wait("payments", id_)
             late = record.result - record.due_at.timestamp()
             assert -0.001 < late < 5.0
 
@@ -58,7 +58,7 @@ def test_a_retry_in_half_an_hour_is_scheduled_and_runs_as_the_second_attempt_whe
         assert failed.kind == "FAILED"
         assert (record.due_at - failed.at).total_seconds() == pytest.approx(1800, abs=1)
         bus.reschedule("payments", id_, delay=0.2)
-        record = bus.wait("payments", id_, 10)
+        record = bus.wait("payments", id_)
         assert (record.status, record.result, record.attempts) == ("COMPLETED", 2, 2)
         assert record.started_at is not None and record.started_at >= record.due_at
 
@@ -109,7 +109,7 @@ def test_an_idle_worker_is_woken_once_by_a_send_and_asks_nothing_meanwhile(
         for _ in range(3):
             before = counts(worker)
             for id_ in bus.send_many([SendRequest("payments", "Debit")] * count):
-                bus.wait("payments", id_, 5)
+                bus.wait("payments", id_)
             quiet()
             grown = {name: now - before[name] for name, now in counts(worker).items()}
             found = grown.pop("found")
@@ -143,7 +143,7 @@ def test_a_command_is_claimed_within_10_ms_of_its_send_and_its_worker_waits_agai
         def found_quickly() -> bool:
             waiting = counts(worker)["empty"]
             id_ = bus.send("payments", "Debit")
-            record = bus.wait("payments", id_, 5)
+            record = bus.wait("payments", id_)
             assert record.started_at is not None and record.finished_at is not None
             sent, received, completed = bus.audit("payments", id_)
             assert [sent.kind, received.kind, completed.kind] == ["SENT", "RECEIVED", "COMPLETED"]
@@ -162,10 +162,10 @@ def test_a_worker_whose_listener_died_finds_work_and_listens_again(
     dsn: str, bus: CommandBus
 ) -> None:
     with running(dsn, handling(), poll_interval=60):
-        bus.wait("payments", bus.send("payments", "Debit"), 5)
+        bus.wait("payments", bus.send("payments", "Debit"))
         eventually(lambda: end_listening_sessions(dsn) == 1)
         for _ in range(5):
-            bus.wait("payments", bus.send("payments", "Debit"), 5)
+            bus.wait("payments", bus.send("payments", "Debit"))
 
 
 def test_a_send_that_began_before_the_arming_and_ends_after_it_is_found(
@@ -181,7 +181,7 @@ def test_a_send_that_began_before_the_arming_and_ends_after_it_is_found(
                 looks = counts(worker)["empty"]
                 eventually(lambda: counts(worker)["empty"] >= looks + 4)  # noqa: B023
                 slow.commit()
-                bus.wait("payments", held, 5)
+                bus.wait("payments", held)
             assert not armed(watcher)
 
 
@@ -194,7 +194,7 @@ def test_a_send_to_a_worker_at_rest_is_found_by_its_notification(dsn: str, bus: 
     with running(dsn, handling(), poll_interval=600), connect(dsn) as watcher:
         for _ in range(3):
             eventually(lambda: armed(watcher) and scalar(watcher, still))
-            bus.wait("payments", bus.send("payments", "Debit"), 5)
+            bus.wait("payments", bus.send("payments", "Debit"))
 
 
 def armed(watcher: psycopg.Connection) -> bool:
@@ -219,10 +219,10 @@ def test_a_delayed_send_that_commits_after_the_look_at_its_time_is_on_time(
             sooner = bus.send("payments", "Debit", delay=0.2)
             eventually(lambda: looks_in() < 0.2)
             held = bus.send("payments", "Debit", delay=0.4, connection=slow)
-            bus.wait("payments", sooner, 5)
+            bus.wait("payments", sooner)
             eventually(lambda: looks_in() > 50)
             slow.commit()
-            record = bus.wait("payments", held, 5)
+            record = bus.wait("payments", held)
             assert record.result - record.due_at.timestamp() < 5.0
 
 
@@ -241,10 +241,10 @@ def test_what_is_due_is_not_late_for_a_worker_that_never_rests(dsn: str, bus: Co
         bus.send_many([SendRequest("payments", "Again")] * 20)
         sooner = bus.send("payments", "Debit", delay=0.1, priority="high")
         held = bus.send("payments", "Debit", delay=0.2, priority="high", connection=slow)
-        bus.wait("payments", sooner, 5)
+        bus.wait("payments", sooner)
         slow.commit()
         for id_ in (sooner, held):
-            record = bus.wait("payments", id_, 5)
+            record = bus.wait("payments", id_)
             assert record.result - record.due_at.timestamp() < 3.0
         going = False
 
@@ -276,7 +276,7 @@ def test_a_resting_worker_is_woken_by_a_retry_and_by_the_reply_of_a_cancel(
         eventually(lambda: [r.levelname for r in caplog.records].count("ERROR") == 2)
         fixed.set()
         bus.troubleshooting.retry("payments", first, operator="ann")
-        assert bus.wait("payments", first, 10).result == "paid"
+        assert bus.wait("payments", first).result == "paid"
         bus.troubleshooting.cancel("payments", second, operator="ann")
         eventually(lambda: {reply["outcome"] for reply in replies} == {"CANCELED", "SUCCESS"})
         ends = ["OPERATOR_RETRY", "RECEIVED", "COMPLETED"]
