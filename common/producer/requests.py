@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from cmdbus.checks import check_aware, check_id, check_name, check_text, check_whole, shown
-from cmdbus.data import CEILING_BYTES, MAX_BYTES, encode
+from cmdbus.data import CEILING_BYTES, encode
 from cmdbus.retry import MAX_ATTEMPTS
 
 HIGHEST, LOWEST = 0, 10
@@ -55,7 +55,7 @@ class Limits:
     """What a bus takes."""
 
     priorities: Mapping[str, int]
-    max_bytes: int = MAX_BYTES
+    max_bytes: int
 
     @classmethod
     def of(cls, priorities: Mapping[str, int] | None, max_bytes: int) -> "Limits":

@@ -1,4 +1,4 @@
--- What workers claim, release and settle by.
+-- Claims and settlements of workers.
 
 -- name: register
 -- Executed for each new connection: a server restored to an earlier point has no such row.
@@ -6,11 +6,10 @@ INSERT INTO {schema}.incarnation (id, worker, lease) VALUES (%(incarnation)s, %(
 ON CONFLICT DO NOTHING;
 
 -- name: step
--- Settles what was completed, then claims the next run: one round trip, one commit. First one
--- command of any type for each free thread, then a prefetch of types that are known to be
--- quick. The claims come second because their counts depend on the result of the settlement,
--- and see its effect, as each is a statement of its own inside its function. (As CTEs of one
--- statement the claim runs first, and claims the rows that are being settled.)
+-- Settles completed commands, then claims the next run, in one round trip: one command of any type
+-- for each free thread, and a prefetch of types that are known to be quick. The counts of the
+-- claims depend on the result of the settlement, so that they come second and see its effect. (As
+-- CTEs of one statement they run first, and claim the rows that are being settled.)
 SELECT s.lost, c.domain, c.priority, c.id, c.token, c.command_id, c.type, c.data, c.attempts,
     c.losses, c.max_attempts, c.correlation_id, c.reply_to, c.created_at, c.waited, c.ctid::text
 FROM {schema}.complete(
@@ -31,8 +30,7 @@ FROM {schema}.complete(
 
 -- name: settle
 -- With a marker, inside a handler's transaction: NULL if that has ended or has another isolation
--- level. Then also returns the statements that SQL has prepared in this session, which outlive the
--- transaction.
+-- level; and the statements that SQL has prepared in this session, which outlive the transaction.
 SELECT CASE
     WHEN %(marker)s::text IS NULL OR current_setting('cmdbus.transaction', true) = %(marker)s
         AND current_setting('transaction_isolation') = 'read committed'
@@ -67,10 +65,9 @@ WHERE NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = q.domain AND d.pa
 LIMIT %(count)s;
 
 -- name: find_claimed
--- The claims of a worker that are neither settled nor released, or those of these commands: the
--- columns of a claim, without the payload, which may be large and which a rescue does not need.
--- Without commands it reads all of ready, once for a dead process or a lost reply: with an index for
--- it claims would no longer be HOT updates.
+-- The claims of a worker that are neither settled nor released, or those of these commands, without
+-- the payloads, which may be large. Without commands it reads all of ready, once for a dead process
+-- or a lost reply: with an index for it claims would no longer be HOT updates.
 SELECT domain, priority, id, token, command_id, type, '', attempts, losses, max_attempts,
     correlation_id, reply_to, {schema}.finite(created_at),
     extract(epoch FROM claimed_at
@@ -96,8 +93,8 @@ JOIN unnest(
     AND r.claimer = %(claimer)s AND r.command_id = k.command_id;
 
 -- name: read_payloads
--- The payloads of claims that are still their claimer's: of the first that together hold at most
--- this number of bytes, and of one at least.
+-- The payloads of the first claims that are still their claimer's and together hold at most this
+-- number of bytes, and of one at least.
 WITH sized AS (
     SELECT k.domain, k.priority, k.id, k.token, k.command_id,
         sum(octet_length(r.data::text)) OVER (ORDER BY k.place) AS upto,
@@ -116,10 +113,9 @@ JOIN {schema}.ready r ON r.domain = s.domain AND r.priority = s.priority AND r.i
 WHERE s.upto <= %(bytes)s::bigint OR s.nth = 1;
 
 -- name: find_ends
--- How the executions of an incarnation ended, in the order of their claims; NULL where that
--- is not known. Anything but a completion leaves an event of the claim's token; that comes
--- first, as an operator may have completed the command since. By the primary keys of event
--- and finished.
+-- How the executions of an incarnation ended, in the order of their claims; NULL where that is not
+-- known. Anything but a completion leaves an event of the claim's token, which comes first, as an
+-- operator may have completed the command since.
 SELECT coalesce(
     (SELECT CASE e.kind
             WHEN 'LOST' THEN 'LOST'
@@ -143,6 +139,6 @@ FROM unnest(%(domains)s::text[], %(command_ids)s::uuid[], %(tokens)s::bigint[])
 ORDER BY place;
 
 -- name: read_error_code
--- Of the latest execution of a claimed command.
+-- The error of the latest execution of a claimed command.
 SELECT error_code FROM {schema}.ready
 WHERE domain = %(domain)s AND priority = %(priority)s AND id = %(id)s;

@@ -1,11 +1,11 @@
--- What cmdbus init executes.
+-- Statements of cmdbus init.
 
 -- name: create_database
 CREATE DATABASE cmdbus;
 
 -- name: narrow_search_path
--- Until the transaction ends. The installer may be a superuser: no operator or function in a
--- schema where other roles may CREATE is called here, even if its argument types match better.
+-- The installer may be a superuser: no operator or function of other roles is called, even if its
+-- argument types match better.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- name: lock_migrations
@@ -39,7 +39,7 @@ CREATE SCHEMA IF NOT EXISTS {schema};
 CREATE TABLE {schema}.migration (
     version integer PRIMARY KEY,
     name text NOT NULL,
-    -- Of the migration's text, to tell it from another build's.
+    -- Tells the migration's text from another build's.
     digest text NOT NULL DEFAULT '',
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
@@ -54,8 +54,8 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {schema}.migration TO {role};
 
 -- name: grant_worker
--- May run commands, operate, send and read. Removes no history but by retain_day and retain_domain,
--- which have the owner's rights.
+-- May run commands, operate, send and read; may remove history only by retain_day and
+-- retain_domain.
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     {schema}.ready, {schema}.scheduled, {schema}.lease, {schema}.waiter, {schema}.node
     TO {role};
@@ -73,15 +73,15 @@ GRANT EXECUTE ON FUNCTION
     {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.identify, {schema}.landed,
     {schema}.cancel, {schema}.wake, {schema}.notify, {schema}.domain_bit TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm TO {role};
--- For bulk sends, which COPY; the columns of claims and attempts are not theirs.
+-- For bulk sends, which COPY; without the columns of claims and attempts.
 GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts)
     ON {schema}.ready TO {role};
 GRANT INSERT (domain, priority, command_id, type, data, correlation_id, reply_to, max_attempts,
               due_at) ON {schema}.scheduled TO {role};
 
 -- name: grant_operator
--- May read everything, cancel and reschedule, resolve what is in troubleshooting, and steer
--- domains; may not send, run, or change a command or its history in any other way.
+-- May read everything, cancel, reschedule, resolve and steer domains; may not send, run, or change
+-- a command or its history in any other way.
 GRANT SELECT ON
     {schema}.command, {schema}.ready, {schema}.scheduled, {schema}.troubleshooting,
     {schema}.event, {schema}.incarnation, {schema}.domain, {schema}.domain_event TO {role};
@@ -97,7 +97,7 @@ GRANT SELECT ON SEQUENCE {schema}.armed TO {role};
 GRANT SELECT (domain, command_id, type, status, priority, attempts, max_attempts, error_code,
               correlation_id, reply_to, batch_id, created_at, due_at, started_at, finished_at,
               worker) ON {schema}.command TO {role};
--- What counts of domains and of troubleshooting read.
+-- For counts of domains and of troubleshooting.
 GRANT SELECT (domain, type, created_at, due_at, lease_until) ON {schema}.ready TO {role};
 GRANT SELECT (domain, type) ON {schema}.scheduled TO {role};
 GRANT SELECT (domain, type, error_code, failed_at) ON {schema}.troubleshooting TO {role};

@@ -1,25 +1,22 @@
--- What changes commands and domains by an operator's order.
+-- Operators' statements; see also 07_operating.sql.
 
 -- name: count_waiting
 -- Counts what cancel_ready and cancel_scheduled would take now.
-SELECT (
-    SELECT count(*) FROM {schema}.ready
-    WHERE domain = %(domain)s
-        AND (%(type)s::text IS NULL OR type = %(type)s)
-        AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
-        AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
-        AND (lease_until IS NULL OR {schema}.is_waiting(claimer, lease_until))
-) + (
-    SELECT count(*) FROM {schema}.scheduled
-    WHERE domain = %(domain)s
-        AND (%(type)s::text IS NULL OR type = %(type)s)
-        AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
-        AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
-);
+SELECT count(*)
+FROM (
+    SELECT domain, type, created_at, claimer, lease_until FROM {schema}.ready
+    UNION ALL
+    SELECT domain, type, created_at, claimer, lease_until FROM {schema}.scheduled
+) c
+WHERE domain = %(domain)s
+    AND (%(type)s::text IS NULL OR type = %(type)s)
+    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+    AND (lease_until IS NULL OR {schema}.is_waiting(claimer, lease_until));
 
 -- name: purge
--- Removes what waits in a domain, with every trace, up to a count of commands of each table; for
--- tests. Skips locked rows.
+-- Removes waiting commands of a domain with every trace, up to a count from each table; for tests.
+-- Skips locked rows.
 WITH waiting AS MATERIALIZED (
     SELECT priority, id FROM {schema}.ready
     WHERE domain = %(domain)s

@@ -1,8 +1,8 @@
--- What is checked before a fleet starts.
+-- The checks before a fleet starts.
 
 -- name: read_server
--- The kind of server, and the roles of this session; whether the current role may see and end the
--- sessions of the one that has logged in.
+-- The server, and the roles of this session; whether the current role may see and end the sessions
+-- of the one that has logged in.
 SELECT current_setting('server_encoding'), current_setting('client_encoding'),
     pg_is_in_recovery(), session_user::text, current_database()::text,
     current_user::text,
@@ -41,8 +41,7 @@ FROM home JOIN pg_class c ON c.relnamespace = home.oid JOIN wanted w ON w.relnam
 WHERE row_security_active(c.oid);
 
 -- name: read_budget
--- The limits on connections for this role, -1 for none, and the number of other connections. Every
--- role may see to which role a session belongs.
+-- The limits on connections for this role, -1 for none, and the number of other connections.
 WITH role AS (SELECT oid, rolsuper, rolconnlimit FROM pg_roles WHERE rolname = session_user),
     others AS (
         SELECT usesysid, datname, application_name ~ %(node)s::text AS node

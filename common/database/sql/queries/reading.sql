@@ -1,9 +1,8 @@
--- What reports on commands and domains.
+-- Reports on commands and domains.
 
 -- name: read_command
--- One command, wherever it is; a single statement, so that none is missed while it moves between
--- tables. Payloads are text, because this Python may be unable to decode them; times are within
--- Python's range.
+-- One statement, so that no command is missed while it moves between tables. Payloads are text, as
+-- this Python may be unable to decode them; times are within Python's range.
 SELECT domain, command_id, type, status, priority, attempts, max_attempts,
     data::text, result::text, error_code, error_message, correlation_id, reply_to, batch_id,
     created_at, least(greatest(due_at, '0002-01-01'), '9998-12-31') AS due_at,
@@ -12,8 +11,8 @@ FROM {schema}.command
 WHERE domain = %(domain)s AND command_id = %(command_id)s;
 
 -- name: query_commands
--- The newest first. What was finished before `since` was sent before it: the
--- condition on finished_at lets whole partitions of history go unread.
+-- The newest first. A command that finished before `since` was sent before it: so whole partitions
+-- of history go unread.
 SELECT domain, command_id, type, status, priority, attempts, max_attempts,
     data::text, result::text, error_code, error_message, correlation_id, reply_to, batch_id,
     created_at, least(greatest(due_at, '0002-01-01'), '9998-12-31') AS due_at,
@@ -29,9 +28,8 @@ ORDER BY created_at DESC, command_id DESC
 LIMIT %(limit)s OFFSET %(offset)s;
 
 -- name: read_audit
--- The normal course is read from the command's own columns, the rest from event:
--- a failed attempt's event also says when that attempt was received. Rows count the attempts
--- that are charged; an uncharged one has the number of the next.
+-- The normal course is read from the command's own columns, the rest from event; a failed attempt's
+-- event also has the time of its claim. An uncharged attempt has the number of the next one.
 WITH c AS MATERIALIZED (
     SELECT * FROM {schema}.command
     WHERE domain = %(domain)s AND command_id = %(command_id)s
@@ -147,9 +145,8 @@ LEFT JOIN {schema}.domain d ON d.name = c.domain
 ORDER BY c.domain, c.type;
 
 -- name: read_depths
--- Numbers of commands by domain and state: at most 10,000 rows, those with the most
--- commands first, as a role that may send can name any number of domains. Reads all of ready,
--- scheduled and troubleshooting.
+-- Numbers of commands by domain and state, the largest first: at most 10,000, as a role that may
+-- send can name any number of domains. Reads all of ready, scheduled and troubleshooting.
 SELECT domain, state, depth
 FROM (
     SELECT domain::text, CASE WHEN lease_until > clock_timestamp() THEN 'in_progress'
@@ -163,9 +160,8 @@ FROM (
 ORDER BY depth DESC LIMIT 10000;
 
 -- name: find_unhandled
--- Types of some domains that no known worker handles, with the number of their commands: all of
--- these are claimable, and the oldest has been for some time. The most frequent first. Reads all
--- of ready.
+-- Types of some domains that no known worker handles, with the number of their commands: all are
+-- claimable, and the oldest has been for some time. The most frequent first. Reads all of ready.
 SELECT r.domain::text, r.type::text, count(*)
 FROM {schema}.ready r
 WHERE r.domain = ANY (%(domains)s::text[])

@@ -1,4 +1,4 @@
--- What removes old history.
+-- Old history.
 
 -- name: find_days
 -- The tables of history, detached ones included, and the time.
@@ -10,7 +10,7 @@ ORDER BY c.relname;
 
 -- name: find_keeps
 -- Seconds for which domains keep their history, and seconds since the latest sweep of each, NULL
--- if unknown. Numbers, because an interval of Python is shorter.
+-- if unknown. Python's intervals are too short for them.
 SELECT name, extract(epoch FROM keep)::double precision,
     CASE WHEN swept_at <= clock_timestamp()
         THEN extract(epoch FROM clock_timestamp() - swept_at)::double precision END

@@ -1,4 +1,4 @@
--- What a producer executes.
+-- Statements of producers.
 
 -- name: admit
 -- Whether each domain takes this number of further commands; and the server's time, for delays.
@@ -8,8 +8,8 @@ FROM unnest(%(domains)s::text[], %(counts)s::bigint[]) d (name, count),
     {schema}.admit(d.name, d.count) a;
 
 -- name: wait_for_call
--- Waits until a call's first try has ended. A statement of its own: at REPEATABLE READ the next
--- one would otherwise have a snapshot as old as the wait.
+-- Waits until a call's first try has ended. A statement of its own, so that at REPEATABLE READ the
+-- next one has a later snapshot.
 SELECT pg_advisory_lock(%(call)s::bigint), pg_advisory_unlock(%(call)s::bigint);
 
 -- name: copy_ready

@@ -1,9 +1,8 @@
--- What opens, watches and ends sessions and transactions.
+-- Sessions and transactions.
 
 -- name: open_transaction
--- In one round trip. READ COMMITTED whatever the role's default is: a renewal of the
--- lease would make any other level fail at settlement. The marker shows at the end
--- whether this is still the same transaction.
+-- In one round trip. READ COMMITTED whatever the role's default is: at any other level a renewal of
+-- the lease would fail the settlement, which knows the transaction again by the marker.
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL lock_timeout = 0;
 SET LOCAL statement_timeout = {statement_ms};
@@ -20,8 +19,8 @@ SELECT pg_catalog.set_config('statement_timeout', '{statement_ms}', true),
 SELECT set_config('statement_timeout', %(limit)s, true);
 
 -- name: commit_transaction
--- And leaves nothing of the session to the next command. Not DISCARD ALL: it forgets
--- the statements that the driver has prepared and still believes in.
+-- And leaves nothing of the session to the next command. Not DISCARD ALL: it drops the statements
+-- that the driver has prepared.
 COMMIT;
 CLOSE ALL;
 RESET SESSION AUTHORIZATION;
@@ -33,8 +32,7 @@ DISCARD TEMP;
 DISCARD SEQUENCES;
 
 -- name: rollback_transaction
--- Leaves nothing of the session to the next command. Not DISCARD ALL: it forgets
--- the statements that the driver has prepared and still believes in.
+-- The same.
 ROLLBACK;
 CLOSE ALL;
 RESET SESSION AUTHORIZATION;
@@ -57,9 +55,9 @@ SELECT 1;
 SELECT pg_backend_pid();
 
 -- name: read_backend
--- The server process of this session, and when it began, in microseconds since 1970: that tells
--- it from a later one of the same pid. Behind a pooler the driver knows another pid, the pooler's.
--- The start is NULL where the role may not see the sessions of the one that has logged in.
+-- The server process of this session, and its start in microseconds since 1970, NULL where the role
+-- may not see the sessions of the one that has logged in. Behind a pooler the driver has the
+-- pooler's pid.
 SELECT pg_backend_pid(), (extract(epoch FROM backend_start) * 1000000::numeric)::bigint,
     session_user::text, current_user::text
 FROM pg_stat_activity WHERE pid = pg_backend_pid();
@@ -77,9 +75,8 @@ SELECT CASE WHEN name LIKE '%%timeout'
 FROM pg_settings WHERE name = %(name)s;
 
 -- name: read_session
--- The statement of a session, and the sessions that it waits for. The last statement of an idle
--- session is the bus's, and so is what opens and settles a handler's transaction. A prepared
--- transaction that blocks has no process: its number is 0.
+-- The handler's statement in a session, and the sessions that it waits for. A prepared transaction
+-- that blocks has no process: its number is 0.
 SELECT
     CASE
         WHEN s.state <> 'idle' AND s.query NOT LIKE '%%cmdbus.transaction%%'
@@ -114,8 +111,8 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
             SELECT * FROM unnest(%(pids)s::integer[], %(starts)s::bigint[])));
 
 -- name: read_oldest_snapshot
--- Age in seconds of the oldest transaction that keeps this database from removing dead rows. A role
--- sees the transactions of other roles only as pg_monitor.
+-- Age in seconds of the oldest transaction that keeps this database from removing dead rows; of
+-- other roles' only for pg_monitor.
 SELECT COALESCE(max(extract(epoch FROM clock_timestamp() - began)), 0)::float8
 FROM (
     SELECT xact_start AS began FROM pg_stat_activity

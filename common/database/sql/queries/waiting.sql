@@ -1,4 +1,4 @@
--- What nodes wait by, and what they do when a time has come.
+-- Waiting and the timers of nodes.
 
 -- name: arm
 SELECT {schema}.arm(
@@ -11,10 +11,10 @@ LISTEN {channel}_due;
 LISTEN {channel}_pause;
 
 -- name: read_timers
--- Seconds until the first scheduled command is due and until the next lease of other claimers ends,
--- not positive while another session has locked the row; until that of an own one ends; whether a suspect waits; how full the server's queue of
--- notifications is, from 0 to 1; how many pages of ready were read for that; and seconds until the
--- first command that is not due yet: another session may have locked one that is.
+-- Seconds until the first scheduled command is due, not positive while another session has locked
+-- it, until the next lease of other claimers ends, and until that of an own one does; whether a
+-- suspect waits; how full the server's queue of notifications is, from 0 to 1; the number of pages
+-- of ready that this has read; and seconds until the first command that is not due yet.
 SELECT
     (SELECT extract(epoch FROM due_at - clock_timestamp()) FROM {schema}.scheduled
      WHERE isfinite(due_at) ORDER BY due_at, id LIMIT 1)::double precision,

@@ -233,12 +233,7 @@ FROM (
         error_code, error_message, correlation_id, reply_to::text, created_at,
         coalesce(due_at::timestamptz, created_at) AS due_at, claimed_at,
         NULL::timestamptz AS finished_at, claimer
-    FROM {schema}.ready
-    UNION ALL
-    SELECT domain::text, command_id, type::text, 'PENDING', priority::smallint, attempts,
-        max_attempts::smallint, data::json, NULL, error_code, error_message, correlation_id,
-        reply_to::text, created_at, due_at::timestamptz, claimed_at, NULL, claimer
-    FROM {schema}.scheduled
+    FROM (TABLE {schema}.ready UNION ALL TABLE {schema}.scheduled) waiting
     UNION ALL
     SELECT domain, command_id, type, 'IN_TROUBLESHOOTING_QUEUE', priority, attempts, max_attempts,
         data, NULL, error_code, error_message, correlation_id, reply_to, created_at,
