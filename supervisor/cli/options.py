@@ -34,6 +34,10 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?[^\s'\"]*@[^\s'\"]*|\bpassword\
 #: A group without a sub-command is help and an error; before click 8.2 only help.
 _HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|\bpassword\s*=", re.IGNORECASE)
+_IN_PROCESS_LIST = (
+    "Warning: a password in --dsn is visible in the process list; "
+    "use --dsn-file, CMDBUS_DSN or a password file (~/.pgpass)."
+)
 
 
 def parsed(
@@ -88,9 +92,12 @@ def stacked(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-def _read_dsn(context: click.Context, _: click.Parameter, typed: str | None) -> str | None:
+def _read_dsn(context: click.Context, option: click.Parameter, typed: str | None) -> str | None:
     """The DSN that is given nearest: itself, by its file, or as --embedded, which is None."""
-    _check_typed(context, typed)
+    if typed is not None and not typed.strip():
+        raise click.BadParameter("it is empty.", context, option)
+    if typed and origin(context, option) == "--dsn" and _PASSWORD.search(typed):
+        click.echo(_IN_PROCESS_LIST, err=True)
     file: Path | None = context.params.pop("dsn_file")  # the command gets only the DSN
     given = {"embedded": context.params["embedded"], "dsn": typed, "dsn_file": file}
     sources = {name: context.get_parameter_source(name) for name in given if given[name]}
@@ -116,18 +123,6 @@ def _read_dsn(context: click.Context, _: click.Parameter, typed: str | None) -> 
         context.meta[DSN_FROM] = origin(context, named[0])
         return None
     return typed
-
-
-def _check_typed(context: click.Context, dsn: str | None) -> None:
-    if dsn is not None and not dsn.strip():
-        raise click.BadParameter("it is empty", param_hint="--dsn")
-    is_typed = context.get_parameter_source("dsn") is ParameterSource.COMMANDLINE
-    if dsn and is_typed and _PASSWORD.search(dsn):
-        click.echo(
-            "Warning: a password in --dsn is visible in the process list; "
-            "use --dsn-file, CMDBUS_DSN or a password file (~/.pgpass).",
-            err=True,
-        )
 
 
 def _dsn_in(file: Path) -> str:
@@ -230,10 +225,10 @@ class RedactingCommand(click.Command):
             return super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.ClickException as error:
             text = one_line(_URL.sub("(a DSN)", _message(error)))
-            usage = (
-                None if isinstance(error, click.MissingParameter) else getattr(error, "ctx", None)
-            )
-            (error if isinstance(error, _HELP) else click.UsageError(text, usage)).show()
+            if not isinstance(error, click.UsageError) or isinstance(error, click.MissingParameter):
+                click.UsageError(text).show()
+            else:
+                (error if isinstance(error, _HELP) else click.UsageError(text, error.ctx)).show()
             sys.exit(error.exit_code)
         except click.Abort:
             click.echo("Aborted.", err=True)
@@ -258,8 +253,6 @@ def _message(error: click.ClickException) -> str:
     if isinstance(error, click.MissingParameter):
         return _missing(error)
     if not isinstance(error, click.BadParameter) or not error.param or not error.ctx:
-        return error.format_message()
-    if error.param_hint is not None:  # about another one, which knows where it is
         return error.format_message()
     text = origin(error.ctx, error.param)
     source = "" if text in error.param.opts else f" (from {text})"
