@@ -56,6 +56,8 @@ class Fleet:
         self._generations: dict[Number, int] = {}
         self._processes: dict[int, SupervisedProcess] = {}
         self.wanted = settings.procs
+        #: The whole fleet stops.
+        self.stopping = False
         #: The application to run; each reload raises it.
         self.app = 0
         #: Commands were killed, or released while they ran.
@@ -69,13 +71,13 @@ class Fleet:
 
     # Observe.
 
-    def observe(self, now: float, *, stopping: bool = False) -> FleetView:
+    def observe(self, now: float) -> FleetView:
         for process in list(self._processes.values()):
             if exit_status := process.child.reap():
                 failpoint(IN_REAP)
-                self._handle_exit(process, exit_status, now, stopping)
+                self._handle_exit(process, exit_status, now)
             elif not process.undead and (process.child.held or not process.view.is_alive(now)):
-                self._give_up(process, now, stopping)
+                self._give_up(process, now)
         self._stacks.log_requested(now)
         self._board.undead = sum(process.undead for process in self._processes.values())
         view = self._board.snapshot(claims=False)
@@ -242,14 +244,12 @@ class Fleet:
 
     # Exits.
 
-    def _give_up(self, process: SupervisedProcess, now: float, stopping: bool) -> None:
+    def _give_up(self, process: SupervisedProcess, now: float) -> None:
         """In uninterruptible sleep SIGKILL stays pending, so the process never runs user code
         again: treats it as dead and releases its claims. So it does with one that has exited, and
         that a debugger holds."""
         process.undead = True
-        after = self._vacate_seat(
-            process, ExitStatus(signal.SIGKILL, 0), process.seat, now, stopping
-        )
+        after = self._vacate_seat(process, ExitStatus(signal.SIGKILL, 0), process.seat, now)
         if after.restart is not None:
             self._restarts.reasons[process.view.key] = after.restart
         if process.view.killed_at is None:
@@ -262,16 +262,14 @@ class Fleet:
             "has exited, but a debugger holds it" if held else "survived SIGKILL (disk wait?)",
         )
 
-    def _handle_exit(
-        self, process: SupervisedProcess, exit_status: ExitStatus, now: float, stopping: bool
-    ) -> None:
+    def _handle_exit(self, process: SupervisedProcess, exit_status: ExitStatus, now: float) -> None:
         del self._processes[process.view.index]
         if process.undead:
             logger.info("%s, pid %s, which was given up, has exited", process, process.pid)
             return
         # Read after the exit: everything that the process did counts.
         seat = process.seat
-        after = self._vacate_seat(process, exit_status, seat, now, stopping)
+        after = self._vacate_seat(process, exit_status, seat, now)
         key = process.view.key
         if after.ending is Ending.STOPPED:
             logger.info("%s has stopped, pid %s", process, process.pid)
@@ -288,15 +286,10 @@ class Fleet:
             logger.warning("%s exited early again: the next starts in %.1f s", process, pause)
 
     def _vacate_seat(
-        self,
-        process: SupervisedProcess,
-        exit_status: ExitStatus,
-        seat: SeatView,
-        now: float,
-        stopping: bool,
+        self, process: SupervisedProcess, exit_status: ExitStatus, seat: SeatView, now: float
     ) -> Aftermath:
         view = replace(process.view, commands=process.executed())
-        after = aftermath(view, exit_status, seat, now, stopping=stopping)
+        after = aftermath(view, exit_status, seat, now, stopping=self.stopping)
         self.unfinished |= after.unfinished
         if view.role is Role.STEWARD:
             # Leaders must not trust a dead listener.

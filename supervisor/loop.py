@@ -165,7 +165,7 @@ class Supervisor:
                 late,
                 _GRACE_SECONDS,
             )
-        fleet = self._fleet.observe(now, stopping=self._stop_by is not None)
+        fleet = self._fleet.observe(now)
         if self._stop_by is None:
             self._check_end(now)
         detects_hangs = now >= self._hang_detection_from
@@ -196,6 +196,7 @@ class Supervisor:
 
     def _stop(self, seconds: float, why: str) -> None:
         self._stop_by = time.monotonic() + seconds
+        self._fleet.stopping = True
         self._notifier.stopping(seconds + RESCUE_SECONDS + _EXITS_SECONDS)
         logger.info("stopping within %g s (%s)", seconds, why)
 
