@@ -197,6 +197,21 @@ def test_a_send_to_a_worker_at_rest_is_found_by_its_notification(dsn: str, bus: 
             bus.wait("payments", bus.send("payments", "Debit"))
 
 
+def test_a_waiting_command_runs_once_another_session_no_longer_locks_it(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Every claim has skipped it, and nothing notifies of the end of a lock."""
+    held = bus.send("payments", "Debit")
+    with psycopg.connect(dsn) as stranger, connect(dsn) as watcher:
+        stranger.execute("SELECT FROM cmdbus.ready FOR UPDATE")
+        with running(dsn, handling(), poll_interval=600) as worker:
+            eventually(lambda: armed(watcher))
+            looks = counts(worker)["empty"]
+            eventually(lambda: counts(worker)["empty"] >= looks + 4)
+            stranger.rollback()
+            bus.wait("payments", held, 5)
+
+
 def armed(watcher: psycopg.Connection) -> bool:
     return bool(scalar(watcher, "SELECT last_value FROM cmdbus.armed"))
 

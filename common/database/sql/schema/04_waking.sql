@@ -62,15 +62,16 @@ BEGIN
 END
 $$;
 
--- Transactions that may hold an insert which saw the flag down. After arming, a node claims
--- until all of these have ended. (Comparing xids or snapshots misses a sender that began after
--- the snapshot's latest completed transaction.)
+-- Transactions that may hold an insert which saw the flag down, or a lock on a row that claims
+-- have skipped. After arming, a node claims until all of these have ended. (Comparing xids or
+-- snapshots misses a sender that began after the snapshot's latest completed transaction.)
 CREATE FUNCTION {schema}.writers() RETURNS text[]
 LANGUAGE sql VOLATILE
 AS $$
     SELECT coalesce(array_agg(DISTINCT virtualtransaction), '{}')
     FROM pg_locks
-    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
+    WHERE locktype = 'relation' AND granted
+        AND mode IN ('RowShareLock', 'RowExclusiveLock')
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND relation IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass)
         AND pid IS DISTINCT FROM pg_backend_pid()
