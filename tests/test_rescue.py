@@ -4,8 +4,6 @@ is charged."""
 import os
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
@@ -20,6 +18,7 @@ from handlers import beside, connect, found, kinds
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from queries import SESSIONS, rows, scalar
 from roles import role
+from worker_process import WorkerProcess
 
 from cmdbus import CommandBus, SendRequest, TransientCommandError
 from cmdbus.board.board import Board
@@ -305,43 +304,34 @@ def test_another_schemas_worker_of_the_same_number_is_left_alone(dsn: str, bus: 
 def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
     dsn: str, bus: CommandBus, tmp_path: Path, how: signal.Signals
 ) -> None:
-    """And what they had written is not there; one that was only frozen lands
-    nothing when it is revived."""
-    program = str(Path(__file__).with_name("worker_process.py"))
-    board_at = tmp_path / "board"
-    worker = subprocess.Popen(
-        [sys.executable, program, dsn, "1000", str(board_at)], stdout=subprocess.PIPE, text=True
-    )
+    """And what they had written is not there; one that was only frozen lands nothing when it is
+    revived."""
+    worker = WorkerProcess(dsn, lease=1000, board=tmp_path / "board")
     try:
-        with closing(worker.stdout or sys.stdin) as told:
-            assert told.readline() == "ready\n"
         sent = bus.send("payments", "Debit", 1.0)
         effect = (
             "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'"
-            " AND datname = current_database() AND query LIKE 'INSERT INTO effect%%'"
+            " AND datname = current_database() AND query LIKE 'INSERT INTO effect%'"
         )
         eventually(lambda: rows(dsn, effect))
-        worker.send_signal(how)
+        worker.send(how)
         if how is signal.SIGKILL:
-            worker.wait()
-        board = Board.open(board_at)
-        result = rescued(dsn, _death(dsn, board.seat_view(0)))
-        board.close()
+            worker.end()
+        with closing(Board.open(tmp_path / "board")) as board:
+            result = rescued(dsn, _death(dsn, board.seat_view(0)))
         assert (ids(result.lost), result.released) == ({sent}, [])
         assert rows(dsn, "SELECT * FROM effect") == []
         with dead(dsn) as next_one:
             [again] = next_one.claim(1)
             assert (again.command_id, again.losses, again.attempts) == (sent, 1, 0)
-            worker.send_signal(signal.SIGCONT)
             if how is signal.SIGSTOP:
+                worker.send(signal.SIGCONT)
                 later = bus.send("payments", "Debit")
                 assert bus.wait("payments", later).status == "COMPLETED"
-                worker.terminate()
-                assert worker.wait(15) == 0
+                assert worker.end(signal.SIGTERM) == 0
             assert rows(dsn, "SELECT 1 FROM effect WHERE command_id = %s", sent) == []
     finally:
-        worker.kill()
-        worker.wait()
+        worker.end()
 
 
 def _death(dsn: str, seat: SeatView) -> Attribution:

@@ -2,60 +2,31 @@
 
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from eventually import eventually
 from handlers import await_drained
 from queries import rows
+from worker_process import WorkerProcess
 
 from cmdbus import CommandBus, SendRequest
 
 pytestmark = pytest.mark.process
 
 
-class Fleet:
-    """Worker processes of one database."""
-
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self.workers: list[subprocess.Popen[str]] = []
-
-    def add(self) -> "subprocess.Popen[str]":
-        program = str(Path(__file__).with_name("worker_process.py"))
-        worker = subprocess.Popen(
-            [sys.executable, program, self._dsn], stdout=subprocess.PIPE, text=True
-        )
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-        self.workers.append(worker)
-        return worker
-
-    def kill(self, worker: "subprocess.Popen[str]") -> None:
-        worker.send_signal(signal.SIGCONT)
-        worker.kill()
-        worker.communicate()
-        self.workers.remove(worker)
-
-
 @contextmanager
-def fleet(dsn: str, count: int) -> Iterator[Fleet]:
-    made = Fleet(dsn)
+def fleet(dsn: str, count: int) -> Iterator[list[WorkerProcess]]:
+    workers = [WorkerProcess(dsn) for _ in range(count)]
     try:
-        for _ in range(count):
-            made.add()
-        yield made
-        for worker in made.workers:
-            worker.send_signal(signal.SIGCONT)
-            worker.terminate()
-        assert [worker.wait(15) for worker in made.workers] == [0] * len(made.workers)
+        yield workers
+        for worker in workers:
+            worker.send(signal.SIGTERM)
+        assert {worker.end(signal.SIGTERM) for worker in workers} == {0}
     finally:
-        for worker in list(made.workers):
-            made.kill(worker)
+        for worker in workers:
+            worker.end()
 
 
 @pytest.mark.timeout(90)
@@ -66,14 +37,14 @@ def test_effects_land_once_while_workers_are_killed_and_frozen(dsn: str, bus: Co
         for _ in range(20):
             requests = [SendRequest("payments", "Debit", dice.random() < 0.01) for _ in range(150)]
             bus.send_many(requests)
-            victim = dice.choice(workers.workers)
+            index = dice.randrange(len(workers))
             if dice.random() < 0.5:
-                workers.kill(victim)
-                workers.add()
+                workers[index].end()
+                workers[index] = WorkerProcess(dsn)
             else:
-                victim.send_signal(dice.choice([signal.SIGSTOP, signal.SIGCONT]))
-        for worker in workers.workers:
-            worker.send_signal(signal.SIGCONT)
+                workers[index].send(dice.choice([signal.SIGSTOP, signal.SIGCONT]))
+        for worker in workers:
+            worker.send(signal.SIGCONT)
         await_drained(bus, 60)
     once = "SELECT count(*), count(DISTINCT command_id) FROM effect"
     done = "SELECT count(*), count(*) FROM cmdbus.finished WHERE status = 'COMPLETED'"
@@ -86,7 +57,7 @@ def test_effects_land_once_while_workers_are_killed_and_frozen(dsn: str, bus: Co
 
 def test_a_frozen_workers_effects_do_not_land_when_it_is_revived(dsn: str, bus: CommandBus) -> None:
     with fleet(dsn, 1) as workers:
-        frozen = workers.workers[0]
+        [frozen] = workers
         sent = bus.send("payments", "Debit", 1.5)
         eventually(lambda: bus.snapshot("payments")["in_progress"] == 1)
         active = (
@@ -94,10 +65,10 @@ def test_a_frozen_workers_effects_do_not_land_when_it_is_revived(dsn: str, bus: 
             " AND datname = current_database()"
         )
         eventually(lambda: rows(dsn, active))
-        frozen.send_signal(signal.SIGSTOP)
-        workers.add()
+        frozen.send(signal.SIGSTOP)
+        workers.append(WorkerProcess(dsn))
         bus.wait("payments", sent)
-        frozen.send_signal(signal.SIGCONT)
+        frozen.send(signal.SIGCONT)
         later = bus.send("payments", "Debit")
         assert bus.wait("payments", later).status == "COMPLETED"
     assert len(rows(dsn, "SELECT FROM effect WHERE command_id = %s", sent)) == 1

@@ -1,44 +1,68 @@
-"""A worker in a process of its own: python worker_process.py DSN [lease seconds [board]].
+"""A worker in a process of its own, which has no steward.
 
-Leaves one effect row for each command, in the command's transaction; TERM stops it.
+It leaves one effect row for each command, in the command's transaction; TERM stops it.
 """
 
 import os
 import signal
-import sys
 import time
+import traceback
+from contextlib import closing
 from pathlib import Path
 
-from cmdbus import Command, Context, HandlerRegistry, RetryPolicy, Timeouts
+from eventually import eventually
+from handlers import handling, leave_effect
+
+from cmdbus import Command, Context, RetryPolicy, Timeouts
 from cmdbus.board.board import Board
+from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.worker import Worker
 from cmdbus.worker.pipeline.telemetry import SLOTS, Telemetry
 
-registry = HandlerRegistry()
 
-
-@registry.handler("payments", "Debit", retry=RetryPolicy(max_attempts=50, backoff=(0.05,)))
 def debit(command: Command, context: Context) -> None:
-    context.connection.execute(
-        "INSERT INTO effect VALUES (%s, %s)", (command.command_id, context.attempt)
-    )
+    leave_effect(command, context)
     if command.data:
         time.sleep(command.data)
 
 
-def main() -> None:
-    lease = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
+class WorkerProcess:
+    """It is ready; the test ends it."""
+
+    def __init__(self, dsn: str, lease: float = 1.0, board: Path | None = None) -> None:
+        self._code: int | None = None
+        with closing(WakePipe(1)) as ready:
+            self.pid = os.fork()
+            if self.pid == 0:
+                try:
+                    _run(dsn, lease, board, ready)
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+            eventually(ready.take)
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Its exit code, or minus the number of the signal that killed it."""
+        if self._code is None:
+            self.send(signal.SIGCONT)
+            self.send(number)
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
+
+
+def _run(dsn: str, lease: float, path: Path | None, ready: WakePipe) -> None:
     timeouts = Timeouts(lease * 0.8, lease, lease, lease * 10, lease * 20)
-    worker = Worker(sys.argv[1], registry, concurrency=4, timeouts=timeouts)
-    if len(sys.argv) > 3:
-        board = Board.create(Path(sys.argv[3]), seats=1, slots=SLOTS)
+    registry = handling(debit, retry=RetryPolicy(max_attempts=50, backoff=(0.05,)))
+    worker = Worker(dsn, registry, concurrency=4, timeouts=timeouts)
+    if path is not None:
+        board = Board.create(path, seats=1, slots=SLOTS)
         seat = board.seat(0)
         seat.enter(pid=os.getpid(), generation=0, now=time.monotonic_ns())
         worker._telemetry = Telemetry(board, seat)
     signal.signal(signal.SIGTERM, lambda *_: worker.stop(timeout=10))
-    print("ready", flush=True)
+    ready.put()
     worker.run()
-
-
-if __name__ == "__main__":
-    main()
