@@ -49,8 +49,6 @@ class Fleet(Supervisor):
         #: Sessions of processes that were started; each supervisor has one.
         self._sessions: list[int] = []
 
-    # The supervisor.
-
     def start(self, *, stderr: int | None = None, shell: str = "") -> None:
         """`shell`: what a shell says before it becomes the supervisor, by exec "$@"."""
         program = [*self.program, *self._arguments()]
@@ -257,8 +255,6 @@ class Fleet(Supervisor):
             event = bus.audit("shop", id)[-1]
         assert record is not None and record.status == "IN_TROUBLESHOOTING_QUEUE", record
         return str(record.error_code), str(record.error_message), dict(event.details or {})
-
-    # The end.
 
     def living(self) -> list[int]:
         """Processes of the supervisor's session, zombies not counted."""

@@ -96,11 +96,12 @@ def test_several_scenarios_end_with_a_table(dsn: str) -> None:
         "bench", "enqueue", "enqueue-bulk", "--dsn", dsn, *TINY, "--repeat", "2", "--markdown"
     )
     assert done.returncode in (0, 1), done.stderr
-    *results, header, rule, one, two = done.stdout.splitlines()
-    assert [json.loads(line)["configuration"]["repeat"] for line in results] == [2, 2]
+    *results, header, rule, one, two, three = done.stdout.splitlines()
+    assert [json.loads(line)["configuration"]["repeat"] for line in results] == [2] * 3
     assert header.startswith("| scenario | figure | baseline |")
     assert set(rule) == set("| -")
-    assert [line.split(" | ")[0] for line in (one, two)] == ["| enqueue", "| enqueue-bulk"]
+    names = [line.split(" | ")[0] for line in (one, two, three)]
+    assert names == ["| enqueue", "| enqueue-cpu", "| enqueue-bulk"]
 
 
 @pytest.mark.process

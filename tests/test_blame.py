@@ -117,6 +117,8 @@ def losses_of(attribution: Attribution) -> list[int]:
     return [before + attribution.losses(claim(before)) for before in range(3)]
 
 
+#: Signals by which something else ends a process.
+OUTSIDE = ("KILL", "TERM", "INT", "HUP", "QUIT")
 ONE_MORE = [1, 2, 3]
 #: At least as many as make it run alone, and one more in any case.
 SUSPECT = [2, 2, 3]
@@ -174,35 +176,21 @@ def test_the_slot_that_a_process_is_stuck_by_is_charged_and_the_others_count_a_l
     assert losses_of(attribution) == ONE_MORE
 
 
-@pytest.mark.parametrize("ended", [STUCK, CRITICAL])
-def test_a_verdict_that_no_slot_is_known_for_counts_a_loss_for_all(ended: ExitRecord) -> None:
-    """A verdict is no order: nothing that had begun goes back as if it had not."""
+@pytest.mark.parametrize(
+    "ended",
+    [
+        *(STUCK, CRITICAL, STOPPED),
+        *(replace(LEFT, code=code) for code in (Exit.NO_RESOURCES, Exit.TERMINATED)),
+        *(replace(LEFT, signal=signal.Signals[f"SIG{name}"]) for name in OUTSIDE),
+        *(replace(LEFT, signal=signal.Signals[f"SIG{name}"], quarantined=True) for name in OUTSIDE),
+    ],
+)
+def test_an_exit_whose_cause_is_no_known_command_charges_nothing_and_counts_a_loss(
+    ended: ExitRecord,
+) -> None:
+    """A verdict without a slot, a lack of threads, or a signal from outside, even while a command
+    ran alone. The first loss runs again anywhere, the second alone, the third nowhere."""
     attribution = attribute(SEAT, ended, "")
-    assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
-
-
-@pytest.mark.parametrize("code", [Exit.NO_RESOURCES, Exit.TERMINATED])
-def test_a_cause_outside_of_its_commands_counts_a_loss_and_makes_nothing_a_suspect(
-    code: Exit,
-) -> None:
-    """A lack of threads, or a SIGTERM from outside whose claims could not all be settled."""
-    attribution = attribute(SEAT, replace(LEFT, code=code), "")
-    assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
-
-
-@pytest.mark.parametrize("number", ["KILL", "TERM", "INT", "HUP", "QUIT"])
-@pytest.mark.parametrize("ran_alone", [False, True])
-def test_a_signal_from_outside_blames_nobody_and_counts_a_loss(
-    number: str, ran_alone: bool
-) -> None:
-    """The first loss runs again anywhere, the second alone, the third nowhere."""
-    exit_record = replace(LEFT, signal=signal.Signals[f"SIG{number}"], quarantined=ran_alone)
-    attribution = attribute(SEAT, exit_record, "")
-    assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
-
-
-def test_one_that_was_stopped_from_outside_blames_nobody_and_counts_a_loss() -> None:
-    attribution = attribute(SEAT, STOPPED, "")
     assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
 
 
@@ -235,16 +223,11 @@ def test_whoever_came_into_the_guilty_slot_later_is_not_charged(ended: ExitRecor
 @pytest.mark.parametrize(
     "ended",
     [
-        HUNG,
-        CRASHED,
-        replace(CRASHED, signal=signal.SIGABRT),
-        replace(CRASHED, signal=signal.SIGBUS),
-        replace(CRASHED, signal=signal.SIGILL),
-        replace(CRASHED, signal=signal.SIGFPE),
-        replace(CRASHED, signal=signal.SIGALRM),
-        replace(CRASHED, signal=64),
-        LEFT,
-        replace(LEFT, code=3),
+        *(HUNG, CRASHED, LEFT, replace(LEFT, code=3), replace(CRASHED, signal=64)),
+        *(
+            replace(CRASHED, signal=signal.Signals[f"SIG{name}"])
+            for name in ("ABRT", "BUS", "ILL", "FPE", "ALRM")
+        ),
     ],
 )
 def test_of_a_crash_that_could_be_anybodys_all_are_suspects(ended: ExitRecord) -> None:

@@ -1,7 +1,7 @@
 """Canceling a command that is promoted or claimed in the same moment: one of the two happens."""
 
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from random import Random
 from time import perf_counter
@@ -10,8 +10,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from claiming import Claimer
-from eventually import eventually
-from handlers import connect, promote
+from handlers import beside, promote
+from queries import await_lock_waits
 
 from cmdbus import CommandBus, InvalidOperationError
 
@@ -27,43 +27,22 @@ def schedule(connection: psycopg.Connection, *ids: UUID, count: int = 1) -> list
     return list(ids)
 
 
-def start_cancel(bus: CommandBus, command_id: UUID, dsn: str) -> Callable[[], str]:
-    """Returns once the cancel waits for another session's lock; the result waits for its end
-    and says why it was refused."""
-    refusals: list[str] = []
-
-    def cancel() -> None:
-        try:
-            bus.cancel("payments", command_id)
-        except InvalidOperationError as error:
-            refusals.append(str(error))
-
-    def wait() -> str:
-        thread.join(20)
-        return "".join(refusals)
-
-    thread = threading.Thread(target=cancel)
-    with connect(dsn) as watcher:
-        thread.start()
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        eventually(lambda: watcher.execute(waiting).fetchone() == (1,))
-    return wait
-
-
 @pytest.mark.parametrize("promoted", [True, False], ids=["promoted and claimed", "claimed"])
 def test_a_command_that_is_claimed_while_its_cancel_waits_goes_on(
     dsn: str, bus: CommandBus, connection: psycopg.Connection, promoted: bool
 ) -> None:
     [id_] = schedule(connection)
-    with psycopg.connect(dsn, autocommit=True) as busy:
+    with psycopg.connect(dsn, autocommit=True) as busy, ThreadPoolExecutor(1) as executor:
         claimer = Claimer(busy)
         if not promoted:
             promote(claimer.claims, connection, 1)
         with busy.transaction():
             promote(claimer.claims, busy, 1)
             assert claimer.claim_one().command_id == id_
-            refusal = start_cancel(bus, id_, dsn)
-    assert "running=True" in refusal()
+            cancel = executor.submit(bus.cancel, "payments", id_)
+            await_lock_waits(dsn)
+        with pytest.raises(InvalidOperationError, match="running=True"):
+            cancel.result(20)
     assert [event.kind for event in bus.audit("payments", id_)] == ["SENT", "RECEIVED"]
     bus.cancel("payments", id_, running=True)
 
@@ -76,12 +55,14 @@ def test_a_claim_between_the_look_and_the_end_of_a_cancel_goes_on(
     [id_] = schedule(connection)
     promote(claimer.claims, connection, 1)
     schedule(connection, id_)
-    with psycopg.connect(dsn) as busy:
-        busy.execute("SELECT FROM cmdbus.ready FOR UPDATE")
-        refusal = start_cancel(bus, id_, dsn)
-        promote(claimer.claims, connection, 1)
-        claim = claimer.claim_one()
-    assert refusal() == ""
+    with ThreadPoolExecutor(1) as executor:
+        with psycopg.connect(dsn) as busy:
+            busy.execute("SELECT FROM cmdbus.ready FOR UPDATE")
+            cancel = executor.submit(bus.cancel, "payments", id_)
+            await_lock_waits(dsn)
+            promote(claimer.claims, connection, 1)
+            claim = claimer.claim_one()
+        cancel.result(20)
     left = connection.execute("SELECT id, token FROM cmdbus.ready").fetchall()
     assert left == [(claim.id, claim.token)]
 
@@ -103,10 +84,8 @@ def test_no_command_is_claimed_and_canceled(
                 canceled.append(id_)
             begin.wait(20)
 
-    thread = threading.Thread(target=cancel)
-    thread.start()
     pauses = Random(14)
-    with psycopg.connect(dsn) as busy:
+    with psycopg.connect(dsn) as busy, beside(cancel):
         claimer = Claimer(busy)
         for id_ in ids:
             promote(claimer.claims, busy, 1)
@@ -117,6 +96,5 @@ def test_no_command_is_claimed_and_canceled(
                 pass
             busy.commit()
             begin.wait(20)
-    thread.join(20)
     assert canceled == []
     assert connection.execute("SELECT count(*) FROM cmdbus.ready").fetchone() == (rounds,)

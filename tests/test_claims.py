@@ -1,13 +1,13 @@
 """What a claim takes: in which order, from where, how much, and for whom."""
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 import psycopg
 import pytest
 from claiming import Claimer, ended, want
 from eventually import eventually
-from handlers import connect, promote
+from handlers import connect
 from proxy import Proxy
 from senders import race
 
@@ -33,14 +33,6 @@ def test_a_claim_takes_what_it_wants_in_order_and_no_more(
     assert bus.snapshot("payments")["in_progress"] == 5
 
 
-def test_domains_are_served_in_the_order_that_is_asked_for(
-    bus: CommandBus, claimer: Claimer
-) -> None:
-    bus.send_many([DEBIT] * 3 + [SHIP] * 3)
-    found = claimer.step([], want(4, "orders", "payments"))
-    assert [claim.domain for claim in found] == ["orders"] * 3 + ["payments"]
-
-
 def test_ahead_of_the_free_slots_only_quick_types_are_claimed(
     bus: CommandBus, claimer: Claimer
 ) -> None:
@@ -64,21 +56,6 @@ def test_a_paused_domain_is_not_claimed(bus: CommandBus, claimer: Claimer) -> No
     assert claimer.claim(1) == []
     bus.resume("payments")
     assert len(claimer.claim(1)) == 1
-
-
-def test_promotion_brings_what_is_due_oldest_first_and_nothing_early(
-    bus: CommandBus, connection: psycopg.Connection, claimer: Claimer
-) -> None:
-    due = datetime.now(UTC) + timedelta(seconds=0.5)
-    ids = [
-        bus.send("payments", "Debit", run_at=due + timedelta(seconds=later))
-        for later in (0.02, 0.01, 60)
-    ]
-    assert promote(claimer.claims, connection, 100) == 0
-    connection.execute("SELECT pg_sleep_until(%s)", (due + timedelta(seconds=0.05),))
-    assert promote(claimer.claims, connection, 1) == 1
-    assert promote(claimer.claims, connection, 100) == 1
-    assert [claim.command_id for claim in claimer.claim(9)] == [ids[1], ids[0]]
 
 
 def test_claimers_never_share_and_never_fail(dsn: str, bus: CommandBus) -> None:

@@ -10,13 +10,14 @@ import psycopg
 import pytest
 from eventually import eventually
 from forks import said_by_child
-from handlers import connect
+from handlers import beside, connect
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
 from psycopg_pool import ConnectionPool
+from queries import await_lock_waits
 
 from cmdbus import CommandBus, DatabaseUnavailableError, DuplicateCommandError, SendRequest
-from cmdbus.producer.requests import Limits
+from cmdbus.producer.requests import Limits, Outgoing
 from cmdbus.producer.sending import SendAttempt, Sender, new_attempt
 from cmdbus.producer.store import Store
 
@@ -102,104 +103,86 @@ def test_a_repeated_send_cannot_double_while_its_first_try_is_on_its_way(
             else:
                 sent.append(bus.send("payments", "Debit", command_id=id_))
 
-        thread = threading.Thread(target=send)
-        thread.start()
-        with connect(dsn) as watcher:
-            waiting = (
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'"
-                " AND application_name = 'cmdbus:bus'"
-            )
-            eventually(lambda: watcher.execute(waiting).fetchone() == (1,))
+        with beside(send):
+            await_lock_waits(dsn)
             proxy.cut()
-            # The repetition waits for the first try.
-            blocked = (
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-                " AND application_name = 'cmdbus:bus'"
-            )
-            eventually(lambda: watcher.execute(blocked).fetchone() == (2,))
-        gate.rollback()
-        thread.join(20)
+            await_lock_waits(dsn, 2)  # the repetition for the first try
+            gate.rollback()
         assert [record.command_id for record in bus.query("payments")] == sent
         assert id_ is None or sent == [id_]
 
 
-def test_a_first_try_that_arrives_after_its_repetition_does_nothing(dsn: str) -> None:
+STORE = Store("cmdbus")
+
+
+def outgoing(own: UUID | None = None) -> Outgoing:
+    """With an id of the bus if it brings none of its own."""
+    spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
+    return Limits.of(None, 1000).check(SendRequest("payments", "Debit", command_id=own), spare)
+
+
+def refusals(
+    connection: psycopg.Connection, command: Outgoing, call: int, *again: bool
+) -> list[str | None]:
+    """Of each try of this call: whether it is a repetition."""
+    return [STORE.enqueue(connection, command, call=call, again=each).refusal for each in again]
+
+
+@pytest.mark.parametrize("own", [None, uuid4()], ids=["id of the bus", "own id"])
+def test_a_first_try_that_arrives_after_its_repetition_does_nothing(
+    bus: CommandBus, connection: psycopg.Connection, own: UUID | None
+) -> None:
     """Its bytes lay in a proxy meanwhile."""
-    store, limits = Store("cmdbus"), Limits.of(None, 1000)
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        for own in (None, uuid4()):
-            call = new_attempt()
-            spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
-            command = limits.check(SendRequest("payments", "Debit", command_id=own), spare)
-            answers = [
-                store.enqueue(connection, command, call=call, again=again).refusal
-                for again in (True, False, True)
-            ]
-            assert answers == [None, "repeated", "repeated"]
-            bus.cancel("payments", command.command_id)
-            assert store.enqueue(connection, command, call=call, again=True).refusal == "repeated"
-            assert bus.snapshot("payments")["depth"] == 0
+    command, call = outgoing(own), new_attempt()
+    tries = refusals(connection, command, call, True, False, True)
+    assert tries == [None, "repeated", "repeated"]
+    bus.cancel("payments", command.command_id)
+    assert refusals(connection, command, call, True) == ["repeated"]
+    assert bus.snapshot("payments")["depth"] == 0
 
 
+@pytest.mark.parametrize("own", [None, uuid4()], ids=["id of the bus", "own id"])
 @pytest.mark.parametrize("shut", [{"max_depth": 1}, {"accepting": False}], ids=["full", "closed"])
-def test_a_repetition_of_what_landed_is_not_refused(dsn: str, shut: dict[str, Any]) -> None:
+def test_a_repetition_of_what_landed_is_not_refused(
+    bus: CommandBus, connection: psycopg.Connection, shut: dict[str, Any], own: UUID | None
+) -> None:
     """What it has sent itself made the domain full, or somebody shut it meanwhile."""
-    store, limits = Store("cmdbus"), Limits.of(None, 1000)
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        for own in (None, uuid4()):
-            spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
-            command = limits.check(SendRequest("payments", "Debit", command_id=own), spare)
-            call = new_attempt()
-            bus.configure("payments", max_depth=None, accepting=True)
-            assert store.enqueue(connection, command, call=call, again=False).refusal is None
-            bus.configure("payments", **shut)
-            assert store.enqueue(connection, command, call=call, again=True).refusal == "repeated"
+    command, call = outgoing(own), new_attempt()
+    assert refusals(connection, command, call, False) == [None]
+    bus.configure("payments", **shut)
+    assert refusals(connection, command, call, True) == ["repeated"]
 
 
-def test_a_repetition_at_repeatable_read_sees_its_first_try(dsn: str) -> None:
+def test_a_repetition_at_repeatable_read_sees_its_first_try(dsn: str, bus: CommandBus) -> None:
     """In a pool whose sessions are not at READ COMMITTED."""
     options = "-c default_transaction_isolation=repeatable\\ read"
-    store, limits = Store("cmdbus"), Limits.of(None, 1000)
-    spare = UUID(int=uuid4().int & ~(0xFF << 72) | 0x8C << 72)
-    command = limits.check(SendRequest("payments", "Debit"), spare)
+    command, call = outgoing(), new_attempt()
     with (
         psycopg.connect(dsn) as first,
         ConnectionPool(dsn, kwargs={"options": options}, min_size=1, open=True) as pool,
     ):
-        call = new_attempt()
-        store.enqueue(first, command, call=call, again=False)
+        assert refusals(first, command, call, False) == [None]
         answers: list[object] = []
 
         def repeat() -> None:
             with pool.connection() as connection:
-                sender = Sender(store)
-                sender.send(connection, command, SendAttempt(call, True))
+                Sender(STORE).send(connection, command, SendAttempt(call, True))
                 answers.append("sent")
 
-        thread = threading.Thread(target=repeat)
-        thread.start()
-        with connect(dsn) as watcher:
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'"
-            eventually(lambda: watcher.execute(waiting).fetchone() == (1,))
-        first.commit()
-        thread.join(10)
+        with beside(repeat):
+            await_lock_waits(dsn)
+            first.commit()
         assert answers == ["sent"]
-    with CommandBus(dsn) as bus:
-        assert len(bus.query()) == 1
+    assert len(bus.query()) == 1
 
 
-def test_a_duplicate_stays_one_when_the_call_is_repeated(dsn: str) -> None:
-    """Even of an id that the bus made."""
-    store, limits = Store("cmdbus"), Limits.of(None, 1000)
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        for taken in (bus.send("payments", "D"), bus.send("payments", "D", command_id=uuid4())):
-            command = limits.check(SendRequest("payments", "Debit", command_id=taken), taken)
-            call = new_attempt()
-            answers = [
-                store.enqueue(connection, command, call=call, again=again).refusal
-                for again in (False, True)
-            ]
-            assert answers == ["duplicate", "duplicate"]
+@pytest.mark.parametrize("own", [None, uuid4()], ids=["id of the bus", "own id"])
+def test_a_duplicate_stays_one_when_the_call_is_repeated(
+    bus: CommandBus, connection: psycopg.Connection, own: UUID | None
+) -> None:
+    taken = bus.send("payments", "D", command_id=own)
+    tries = refusals(connection, outgoing(taken), new_attempt(), False, True)
+    assert tries == ["duplicate", "duplicate"]
 
 
 @pytest.mark.process

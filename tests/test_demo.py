@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.fleet, pytest.mark.timeout(60)]
 START = Path(__file__).resolve().parent.parent / "scripts" / "start"
 LADDER = ["--statement-timeout", "1", "--pool-timeout", "2", "--visibility-timeout", "2"]
 LADDER += ["--thread-timeout", "2.5", "--watchdog-timeout", "10"]
+#: How many commands of each type the demo sends.
+SENT = {"Quick": 500, "Slow": 8, "Transfer": 20, "Flaky": 12}
+SENT |= dict.fromkeys(["Overdraw", "Mistake", "Later", "Crash", "Hang"], 1)
 _WITHIN_S = 25.0
 
 
@@ -103,17 +106,7 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
     with running(home, "--procs", "2", "--threads", "4", *LADDER) as demo:
         demo.prints("With handlers and a database of your own")
         cases = {line.split()[1]: line.split(maxsplit=2) for line in demo.stdout.splitlines()[2:11]}
-        assert {name: int(count) for name, (count, _, _) in cases.items()} == {
-            "Quick": 500,
-            "Slow": 8,
-            "Transfer": 20,
-            "Flaky": 12,
-            "Overdraw": 1,
-            "Mistake": 1,
-            "Later": 1,
-            "Crash": 1,
-            "Hang": 1,
-        }
+        assert {name: int(count) for name, (count, _, _) in cases.items()} == SENT
         for name, words in (
             ("Transfer", "wrote 20 rows for 20 commands, though 5 failed"),
             ("Overdraw", "a business rule forbids it (LIMIT_EXCEEDED)"),

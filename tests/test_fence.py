@@ -8,8 +8,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 from claiming import Claimer, ended, want
-from eventually import eventually
 from handlers import connect
+from queries import await_lock_waits, count
 from senders import race
 
 from cmdbus import CommandBus, SendRequest, Status
@@ -103,19 +103,14 @@ def test_rows_that_have_moved_since_their_claim_are_settled(
     claimed = claimer.claim(5)
     assert claimer.settle_as_batch(ended(claimed[0])) == []
     connection.execute("VACUUM FULL cmdbus.ready")
-    with psycopg.connect(dsn) as renewing, connect(dsn) as watcher:
+    with psycopg.connect(dsn) as renewing:
         claimer.claims.renew(renewing, {claimer.incarnation: claimed[1:3]})
         with ThreadPoolExecutor(1) as executor:
             settling = executor.submit(claimer.settle_as_batch, *map(ended, claimed))
-            waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            waiting += " AND datname = current_database()"
-            eventually(lambda: watcher.execute(waiting.encode()).fetchone() is not None)
+            await_lock_waits(dsn)
             renewing.commit()
             assert settling.result(10) == [claimed[0]]
-    rest = connection.execute(
-        "SELECT (SELECT count(*) FROM cmdbus.ready), count(*) FROM cmdbus.finished"
-    )
-    assert rest.fetchall() == [(0, 5)]
+    assert (count(connection, "cmdbus.ready"), count(connection, "cmdbus.finished")) == (0, 5)
 
 
 @pytest.mark.parametrize("same", ["command", "claimer"])

@@ -129,21 +129,6 @@ def finished_in(fleet: Fleet, pid: int) -> bool:
     return any(key.state is ClaimState.FINISHED for seat in seats for key in seat.claims)
 
 
-def test_a_killed_steward_is_replaced_while_work_goes_on(fleet: Fleet) -> None:
-    """Nothing that was sent meanwhile waits for the fallback poll."""
-    before, workers = fleet.steward(), fleet.pids()
-    assert before is not None
-    kill(before)
-    ids = fleet.send("Noop", 50)
-    after = eventually(lambda: (pid := fleet.steward()) != before and pid)
-    fleet.await_completed(ids)
-    eventually(lambda: fleet.look().listening and fleet.look().armed)
-    more = [id for _ in range(3) for id in fleet.send("Noop")]
-    fleet.await_completed(more)
-    assert fleet.pids() == workers
-    assert fleet.steward() == after
-
-
 @pytest.mark.parametrize("everybody", [False, True], ids=["supervisor", "everybody"])
 def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
     fleet: Fleet, dsn: str, everybody: bool

@@ -91,15 +91,8 @@ CREATE FUNCTION public.make_interval(secs float8) RETURNS interval
     LANGUAGE plpgsql AS $$BEGIN RAISE 'hijacked'; END$$;
 """
 #: Called with one argument in the SQL files, by any type.
-FUNCTIONS = [
-    "isfinite",
-    "hashtext",
-    "pg_advisory_lock",
-    "pg_advisory_unlock",
-    "setval",
-    "right",
-    "to_jsonb",
-]
+FUNCTIONS = ["isfinite", "hashtext", "setval", "right", "to_jsonb"]
+FUNCTIONS += ["pg_advisory_lock", "pg_advisory_unlock"]
 
 
 def attack(dsn: str) -> None:
