@@ -98,13 +98,10 @@ class Seat:
 
     # For the process.
 
-    def enter(self, *, pid: int, generation: int, now: int) -> None:
-        """The first call of a process; its seat does not show it before."""
-        self._publish(pid=pid, generation=generation, since=now)
-
-    def starting(self, due: int) -> None:
-        """The process is overdue unless it is ready, or sends a heartbeat, by then."""
-        self._publish(due=due)
+    def enter(self, *, pid: int, generation: int, now: int, due: int | None = None) -> None:
+        """The first call of a process; its seat does not show it before. It is overdue unless it
+        is ready, or sends a heartbeat, by `due`."""
+        self._publish(pid=pid, generation=generation, since=now, due=due)
 
     def register(self, incarnation: int) -> None:
         self._publish(incarnation=incarnation)

@@ -86,9 +86,14 @@ def enter(node: Node, stacks: Path) -> int:
     """The first thing that a process of a fleet does. Returns where its stacks are written."""
     # TERM ends a handler's children, too.
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    node.seat.enter(pid=os.getpid(), generation=node.generation, now=time.monotonic_ns())
-    node.seat.starting(int((time.monotonic() + BOOT_SECONDS) * 1e9))
-    descriptor = _open_stacks(stacks)
+    now = time.monotonic_ns()
+    due = now + int(BOOT_SECONDS * 1e9)
+    node.seat.enter(pid=os.getpid(), generation=node.generation, now=now, due=due)
+    descriptor = _STDERR
+    try:
+        descriptor = open_stacks(stacks)  # open for the life of the process
+    except OSError as error:
+        logger.debug("stacks go to the log: %s cannot be made (%s)", stacks, error.strerror)
     _write_stacks_to(descriptor)
     return descriptor
 
@@ -100,15 +105,6 @@ def _write_stacks_to(descriptor: int) -> None:
     faulthandler.enable(descriptor, all_threads=True)
     faulthandler.unregister(signal.SIGUSR2)
     faulthandler.register(signal.SIGUSR2, descriptor, all_threads=True)
-
-
-def _open_stacks(stacks: Path) -> int:
-    """Kept open for the life of the process: the handlers write to its descriptor."""
-    try:
-        return open_stacks(stacks)
-    except OSError as error:
-        logger.debug("stacks go to the log: %s cannot be made (%s)", stacks, error.strerror)
-        return _STDERR
 
 
 def _worker(settings: Settings, node: Node, registry: HandlerRegistry) -> Worker:

@@ -180,13 +180,9 @@ class Demo:
                 dsns.connect(dsns.complete_producers(dsns.parse(dsn))) as connection,
                 CommandBus(dsn, schema=self._settings.schema) as bus,
             ):
-                DemoReport(self._settings, bus, connection, self._is_running).print(self._log)
+                DemoReport(self._settings, bus, connection, self._observe).print(self._log)
         except (CmdbusError, psycopg.Error) as error:
             logger.warning("the demo's report ends early: %s", error)
-
-    def _is_running(self) -> bool:
-        """After a moment."""
-        return self._observe() is SupervisorState.RUNNING
 
     def _finish(self, exit_status: ExitStatus) -> int:
         code = _KILLED + exit_status.signal if exit_status.signal else exit_status.code

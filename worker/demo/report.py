@@ -16,6 +16,7 @@ from uuid import UUID
 import psycopg
 
 from cmdbus.board.board import Board
+from cmdbus.board.records import SupervisorState
 from cmdbus.board.views import BoardView
 from cmdbus.clock import time
 from cmdbus.counting import count_of
@@ -78,8 +79,8 @@ class DemoReport:
     settings: Settings
     bus: CommandBus
     connection: psycopg.Connection
-    #: Waits a moment; returns False when the supervisor stops.
-    is_running: Callable[[], bool]
+    #: Returns the supervisor's state after a moment.
+    observe: Callable[[], SupervisorState]
     _ends: Counter[Status] = field(default_factory=Counter)
     #: The first command of the latest case: at the end, of the crash.
     _latest: UUID | None = None
@@ -126,10 +127,10 @@ class DemoReport:
             for case in list(waiting):
                 found = self.bus.query(DOMAIN, type=case.type, since=first.created_at, limit=1000)
                 records = [record for record in found if record.command_id in ids]
-                if late or all(map(_has_ended, records)):
+                if late or all(r.status.terminal or r.status is _TROUBLE for r in records):
                     waiting.remove(case)
                     self._report_case(case, records)
-            if not self.is_running():
+            if self.observe() is not SupervisorState.RUNNING:
                 return False
         return True
 
@@ -172,10 +173,6 @@ class DemoReport:
             yield f"  {what:19}  {command} {arguments}{options}"
         yield "With handlers and a database of your own (see README.md):"
         yield "  cmdbus-supervise --app MODULE:REGISTRY --dsn DSN"
-
-
-def _has_ended(record: CommandRecord) -> bool:
-    return record.status.terminal or record.status is _TROUBLE
 
 
 def _counted(ends: Counter[Status]) -> str:
