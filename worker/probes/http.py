@@ -55,8 +55,8 @@ class Server:
         #: Connections with their deadlines, the oldest first.
         self._clients: dict[socket.socket, float] = {}
         self._wake_pipe = WakePipe(1)
-        #: The latest warning, which is not repeated until a client is accepted.
-        self._last_warning = ""
+        #: The error of the latest warning, which is not repeated until a client is accepted.
+        self._last_warning: str | None = None
         self._stopping = False
         self.thread = threading.Thread(target=self._run, name="steward-http", daemon=True)
 
@@ -94,11 +94,13 @@ class Server:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-            self._last_warning = ""
+            self._last_warning = None
         except (BlockingIOError, ConnectionError):
             return  # Another process was faster, or the client has gone.
         except OSError as error:
-            self._warn_once(f"no further probe can be answered: {error.strerror}")
+            if self._last_warning != error.strerror:
+                logger.warning("no further probe can be answered: %s", error.strerror)
+            self._last_warning = error.strerror
             self._close_oldest()
             time.sleep(_PAUSE_SECONDS)
             return
@@ -108,11 +110,6 @@ class Server:
         self._clients[connection] = time.monotonic() + self._timeout
         steps = self._serve(connection)
         self._selector.register(connection, next(steps), steps)
-
-    def _warn_once(self, why: str) -> None:
-        if why != self._last_warning:
-            logger.warning("%s", why)
-        self._last_warning = why
 
     def _go_on(self, key: selectors.SelectorKey) -> None:
         connection = key.fileobj
