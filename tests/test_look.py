@@ -30,15 +30,14 @@ def test_the_fields_of_a_record_are_the_columns_of_the_view(dsn: str) -> None:
         assert [column.name for column in columns] == list(CommandRecord.__slots__)
 
 
-def test_unknown_commands(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        assert bus.get("payments", uuid4()) is None
-        assert bus.audit("payments", uuid4()) == []
-        for call in (bus.wait, bus.cancel):
-            with pytest.raises(CommandNotFoundError, match="domain 'payments' has no command"):
-                call("payments", uuid4())
-        with pytest.raises(ValueError, match="command_id must be a UUID"):
-            bus.get("payments", "seven")
+def test_unknown_commands(bus: CommandBus) -> None:
+    assert bus.get("payments", uuid4()) is None
+    assert bus.audit("payments", uuid4()) == []
+    for call in (bus.wait, bus.cancel):
+        with pytest.raises(CommandNotFoundError, match="domain 'payments' has no command"):
+            call("payments", uuid4())
+    with pytest.raises(ValueError, match="command_id must be a UUID"):
+        bus.get("payments", "seven")
 
 
 def test_a_claimed_command_is_in_progress_until_its_lease_ends(dsn: str) -> None:
@@ -81,28 +80,27 @@ def test_times_at_the_bounds_of_pythons_range_break_no_look(dsn: str) -> None:
         assert past.year <= 2 and future.year == 9998
 
 
-def test_commands_are_found_by_every_condition_newest_first(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        first = bus.send("payments", "Debit")
-        later = bus.send("payments", "Credit", delay=60)
-        ship = bus.send("orders", "Ship")
-        bus.cancel("payments", first)
-        boundary = datetime.now(UTC)
-        last = bus.send("payments", "Debit")
+def test_commands_are_found_by_every_condition_newest_first(bus: CommandBus) -> None:
+    first = bus.send("payments", "Debit")
+    later = bus.send("payments", "Credit", delay=60)
+    ship = bus.send("orders", "Ship")
+    bus.cancel("payments", first)
+    boundary = datetime.now(UTC)
+    last = bus.send("payments", "Debit")
 
-        def ids(**conditions: object) -> list[UUID]:
-            return [record.command_id for record in bus.query(**conditions)]  # type: ignore[arg-type]
+    def ids(**conditions: object) -> list[UUID]:
+        return [record.command_id for record in bus.query(**conditions)]  # type: ignore[arg-type]
 
-        assert ids() == [last, ship, later, first]
-        assert ids(domain="payments") == [last, later, first]
-        assert ids(status="CANCELED") == [first]
-        assert ids(status=Status.PENDING, type="Debit") == [last]
-        assert ids(since=boundary) == [last]
-        assert ids(until=boundary) == [ship, later, first]
-        assert ids(since=boundary, until=boundary) == []
-        assert ids(limit=2) == [last, ship]
-        assert ids(limit=2, offset=1) == [ship, later]
-        assert ids(domain="payments", status="PENDING", type="Debit", until=boundary) == []
+    assert ids() == [last, ship, later, first]
+    assert ids(domain="payments") == [last, later, first]
+    assert ids(status="CANCELED") == [first]
+    assert ids(status=Status.PENDING, type="Debit") == [last]
+    assert ids(since=boundary) == [last]
+    assert ids(until=boundary) == [ship, later, first]
+    assert ids(since=boundary, until=boundary) == []
+    assert ids(limit=2) == [last, ship]
+    assert ids(limit=2, offset=1) == [ship, later]
+    assert ids(domain="payments", status="PENDING", type="Debit", until=boundary) == []
 
 
 @pytest.mark.parametrize(
@@ -135,25 +133,24 @@ def test_since_leaves_older_partitions_of_history_unread(dsn: str) -> None:
         assert f"finished_{datetime.now(UTC):%Y%m%d}" not in plan
 
 
-def test_a_snapshot_counts_one_domain(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        empty = {
-            "depth": 0,
-            "ready": 0,
-            "scheduled": 0,
-            "in_progress": 0,
-            "troubleshooting": 0,
-            "oldest_age": 0.0,
-            "shutdown": False,
-        }
-        assert bus.snapshot("payments") == empty
-        bus.send("orders", "Ship")
-        bus.send_many([SendRequest("payments", "Debit", delay=delay) for delay in (0, 0, 60)])
-        eventually(lambda: bus.snapshot("payments")["oldest_age"] > 0.02)
-        snapshot = bus.snapshot("payments")
-        assert snapshot.pop("oldest_age") < 10
-        del empty["oldest_age"]
-        assert snapshot == {**empty, "depth": 3, "ready": 2, "scheduled": 1}
+def test_a_snapshot_counts_one_domain(bus: CommandBus) -> None:
+    empty = {
+        "depth": 0,
+        "ready": 0,
+        "scheduled": 0,
+        "in_progress": 0,
+        "troubleshooting": 0,
+        "oldest_age": 0.0,
+        "shutdown": False,
+    }
+    assert bus.snapshot("payments") == empty
+    bus.send("orders", "Ship")
+    bus.send_many([SendRequest("payments", "Debit", delay=delay) for delay in (0, 0, 60)])
+    eventually(lambda: bus.snapshot("payments")["oldest_age"] > 0.02)
+    snapshot = bus.snapshot("payments")
+    assert snapshot.pop("oldest_age") < 10
+    del empty["oldest_age"]
+    assert snapshot == {**empty, "depth": 3, "ready": 2, "scheduled": 1}
 
 
 def test_snapshots_agree_with_themselves_while_commands_move(dsn: str) -> None:
@@ -181,40 +178,38 @@ def test_snapshots_agree_with_themselves_while_commands_move(dsn: str) -> None:
     assert len({each["scheduled"] for each in snapshots}) > 2, "they have moved meanwhile"
 
 
-def test_waiting_ends_when_the_command_does(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        id_ = bus.send("payments", "Debit")
-        with pytest.raises(TimeoutError, match=r"is PENDING after 0\.05 s"):
-            bus.wait("payments", id_, timeout=0.05)
-        waited: list[CommandRecord] = []
-        with beside(lambda: waited.append(bus.wait("payments", id_))):
-            bus.cancel("payments", id_, reason="changed my mind")
-        assert waited[0].status is Status.CANCELED
-        assert waited[0].status.terminal
+def test_waiting_ends_when_the_command_does(bus: CommandBus) -> None:
+    id_ = bus.send("payments", "Debit")
+    with pytest.raises(TimeoutError, match=r"is PENDING after 0\.05 s"):
+        bus.wait("payments", id_, timeout=0.05)
+    waited: list[CommandRecord] = []
+    with beside(lambda: waited.append(bus.wait("payments", id_))):
+        bus.cancel("payments", id_, reason="changed my mind")
+    assert waited[0].status is Status.CANCELED
+    assert waited[0].status.terminal
 
 
-def test_a_waiting_command_is_canceled_with_its_reason_and_reply(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        for delay in (None, 60):
-            id_ = bus.send("payments", "Debit", delay=delay, reply_to="orders")
-            bus.cancel("payments", id_, reason="no money", operator="ann")
-            record = found(bus, id_)
-            assert (record.status, record.error_message) == (Status.CANCELED, "no money")
-            assert record.finished_at is not None
-            events = bus.audit("payments", id_)
-            assert [event.kind for event in events] == ["SENT", "CANCELED"]
-            assert (events[1].operator, events[1].message) == ("ann", "no money")
-            assert "operator=ann" in str(events[1])
-            [reply] = bus.query("orders", limit=1)
-            assert (reply.type, reply.correlation_id) == ("Reply", record.correlation_id)
-            assert reply.data == {
-                "command_id": str(id_),
-                "type": "Debit",
-                "outcome": "CANCELED",
-                "result": {"code": "CANCELED", "message": "no money", "details": None},
-            }
-            with pytest.raises(InvalidOperationError, match="cannot be canceled: it has finished"):
-                bus.cancel("payments", id_)
+def test_a_waiting_command_is_canceled_with_its_reason_and_reply(bus: CommandBus) -> None:
+    for delay in (None, 60):
+        id_ = bus.send("payments", "Debit", delay=delay, reply_to="orders")
+        bus.cancel("payments", id_, reason="no money", operator="ann")
+        record = found(bus, id_)
+        assert (record.status, record.error_message) == (Status.CANCELED, "no money")
+        assert record.finished_at is not None
+        events = bus.audit("payments", id_)
+        assert [event.kind for event in events] == ["SENT", "CANCELED"]
+        assert (events[1].operator, events[1].message) == ("ann", "no money")
+        assert "operator=ann" in str(events[1])
+        [reply] = bus.query("orders", limit=1)
+        assert (reply.type, reply.correlation_id) == ("Reply", record.correlation_id)
+        assert reply.data == {
+            "command_id": str(id_),
+            "type": "Debit",
+            "outcome": "CANCELED",
+            "result": {"code": "CANCELED", "message": "no money", "details": None},
+        }
+        with pytest.raises(InvalidOperationError, match="cannot be canceled: it has finished"):
+            bus.cancel("payments", id_)
 
 
 def test_a_running_command_is_canceled_only_on_request(dsn: str) -> None:

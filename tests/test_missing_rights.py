@@ -14,13 +14,7 @@ from handlers import ONCE, connect, do_nothing, handling, running
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 
-from cmdbus import (
-    Command,
-    CommandBus,
-    Context,
-    PermanentCommandError,
-    SendRequest,
-)
+from cmdbus import Command, CommandBus, Context, PermanentCommandError, SendRequest
 from cmdbus.board.health import Health
 from cmdbus.database.schema import install
 from cmdbus.readiness import Finding

@@ -19,61 +19,58 @@ def run(dsn: str) -> Run:
     return lambda *arguments, **more: here(*arguments, **{"CMDBUS_DSN": dsn, **more})
 
 
-def test_domains_are_listed_shown_and_configured(dsn: str, run: Run) -> None:
+def test_domains_are_listed_shown_and_configured(bus: CommandBus, run: Run) -> None:
     assert "no domain has settings" in done(run("domain", "list"))
-    with CommandBus(dsn) as bus:
-        bus.send("payments", "Debit")
-        arguments = ["--max-depth", "9", "--warn-depth", "5", "--keep", "36h", "--closed"]
-        shown = done(run("domain", "configure", "payments", *arguments, "--reason", "audit"))
-        assert "max depth   9" in shown and "keep        36h" in shown
-        assert f"operator={getpass.getuser()}" in shown and "audit" in shown
-        done(run("domain", "configure", "payments", "--max-depth", "none", "--accepting"))
-        [record] = bus.domains("payments")
-        assert (record.max_depth, record.warn_depth, record.accepting) == (None, 5, True)
-        lines = done(run("domain", "list")).splitlines()
-        assert lines[1].split() == ["payments", "accepted", "active", "1", "5", "-", "36h"]
-        listed = json.loads(done(run("domain", "list", "--json")))["domains"]
-        assert [(each["domain"], each["keep"]) for each in listed] == [("payments", 36 * 3600)]
-        shown = json.loads(done(run("domain", "show", "payments", "--json")))
-        assert [event["kind"] for event in shown["audit"]] == ["CONFIGURED"] * 2
-        assert shown["audit"][0]["details"]["before"]["keep"] == 7 * 86400
-        assert shown["audit"][0]["details"]["after"]["keep"] == 36 * 3600 == shown["keep"]
-        done(run("pause", "payments", "--operator", "ann", "--reason", "wrong prices"))
-        event = bus.domain_audit("payments")[-1]
-        assert (event.kind, event.operator, event.message) == ("PAUSED", "ann", "wrong prices")
-        assert "yes: cmdbus resume payments" in done(run("domain", "show", "payments"))
+    bus.send("payments", "Debit")
+    arguments = ["--max-depth", "9", "--warn-depth", "5", "--keep", "36h", "--closed"]
+    shown = done(run("domain", "configure", "payments", *arguments, "--reason", "audit"))
+    assert "max depth   9" in shown and "keep        36h" in shown
+    assert f"operator={getpass.getuser()}" in shown and "audit" in shown
+    done(run("domain", "configure", "payments", "--max-depth", "none", "--accepting"))
+    [record] = bus.domains("payments")
+    assert (record.max_depth, record.warn_depth, record.accepting) == (None, 5, True)
+    lines = done(run("domain", "list")).splitlines()
+    assert lines[1].split() == ["payments", "accepted", "active", "1", "5", "-", "36h"]
+    listed = json.loads(done(run("domain", "list", "--json")))["domains"]
+    assert [(each["domain"], each["keep"]) for each in listed] == [("payments", 36 * 3600)]
+    shown = json.loads(done(run("domain", "show", "payments", "--json")))
+    assert [event["kind"] for event in shown["audit"]] == ["CONFIGURED"] * 2
+    assert shown["audit"][0]["details"]["before"]["keep"] == 7 * 86400
+    assert shown["audit"][0]["details"]["after"]["keep"] == 36 * 3600 == shown["keep"]
+    done(run("pause", "payments", "--operator", "ann", "--reason", "wrong prices"))
+    event = bus.domain_audit("payments")[-1]
+    assert (event.kind, event.operator, event.message) == ("PAUSED", "ann", "wrong prices")
+    assert "yes: cmdbus resume payments" in done(run("domain", "show", "payments"))
 
 
-def test_commands_are_listed_newest_first(dsn: str, run: Run) -> None:
+def test_commands_are_listed_newest_first(bus: CommandBus, run: Run) -> None:
     assert done(run("list")) == "no command meets these conditions\n"
-    with CommandBus(dsn) as bus:
-        ids = bus.send_many([SendRequest("payments", "Debit", n) for n in range(3)])
-        other = bus.send("orders", "Ship", "secret data")
-        bus.cancel("payments", ids[0])
-        text = done(run("list", "--limit", "2"))
-        assert text.startswith(str(other)) and "secret" not in text
-        assert "2 commands shown, and there are more" in text
-        assert len(done(run("list")).splitlines()) == 4
-        for arguments, expected in (
-            (["payments", "--status", "canceled"], ids[:1]),
-            (["--domain", "payments", "--limit", "1", "--offset", "2"], ids[:1]),
-            (["--type", "Ship", "--since", "1h"], [other]),
-            (["--until", "2000-01-01T00:00Z"], []),
-        ):
-            value = json.loads(done(run("list", *arguments, "--json")))
-            assert [each["command_id"] for each in value["commands"]] == list(map(str, expected))
+    ids = bus.send_many([SendRequest("payments", "Debit", n) for n in range(3)])
+    other = bus.send("orders", "Ship", "secret data")
+    bus.cancel("payments", ids[0])
+    text = done(run("list", "--limit", "2"))
+    assert text.startswith(str(other)) and "secret" not in text
+    assert "2 commands shown, and there are more" in text
+    assert len(done(run("list")).splitlines()) == 4
+    for arguments, expected in (
+        (["payments", "--status", "canceled"], ids[:1]),
+        (["--domain", "payments", "--limit", "1", "--offset", "2"], ids[:1]),
+        (["--type", "Ship", "--since", "1h"], [other]),
+        (["--until", "2000-01-01T00:00Z"], []),
+    ):
+        value = json.loads(done(run("list", *arguments, "--json")))
+        assert [each["command_id"] for each in value["commands"]] == list(map(str, expected))
 
 
-def test_a_command_is_rescheduled_by_the_one_at_the_keyboard(dsn: str, run: Run) -> None:
-    with CommandBus(dsn) as bus:
-        id_ = str(bus.send("payments", "Debit", delay=3600))
-        assert "priority 0" in done(run("reschedule", "payments", id_, "--now", "--priority", "0"))
-        assert bus.snapshot("payments")["ready"] == 1
-        told = run("reschedule", "payments", id_, "--at", "2030-01-01T08:00:00+01:00", "--json")
-        assert json.loads(done(told))["due_at"] == "2030-01-01T07:00:00+00:00"
-        done(run("reschedule", "payments", id_, "--delay", "2h", "--reason", "busy"))
-        event = bus.audit("payments", id_)[-1]
-        assert (event.operator, event.message) == (getpass.getuser(), "busy")
+def test_a_command_is_rescheduled_by_the_one_at_the_keyboard(bus: CommandBus, run: Run) -> None:
+    id_ = str(bus.send("payments", "Debit", delay=3600))
+    assert "priority 0" in done(run("reschedule", "payments", id_, "--now", "--priority", "0"))
+    assert bus.snapshot("payments")["ready"] == 1
+    told = run("reschedule", "payments", id_, "--at", "2030-01-01T08:00:00+01:00", "--json")
+    assert json.loads(done(told))["due_at"] == "2030-01-01T07:00:00+00:00"
+    done(run("reschedule", "payments", id_, "--delay", "2h", "--reason", "busy"))
+    event = bus.audit("payments", id_)[-1]
+    assert (event.operator, event.message) == (getpass.getuser(), "busy")
 
 
 def test_all_of_a_domain_are_canceled_only_after_a_yes(dsn: str, run: Run) -> None:

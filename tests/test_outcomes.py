@@ -4,12 +4,7 @@ import json
 
 import pytest
 
-from cmdbus import (
-    BusinessRuleError,
-    PermanentCommandError,
-    RetryPolicy,
-    TransientCommandError,
-)
+from cmdbus import BusinessRuleError, PermanentCommandError, RetryPolicy, TransientCommandError
 from cmdbus.worker.claims.outcomes import (
     MAX_MESSAGE,
     Outcome,

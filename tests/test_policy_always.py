@@ -22,15 +22,7 @@ from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Restart, Role
 from cmdbus.settings import Settings
 from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, ProcessView
-from cmdbus.supervisor.policy import (
-    MAX_SURGE,
-    RSS_SAMPLES,
-    Dump,
-    Kill,
-    Start,
-    Stop,
-    decide,
-)
+from cmdbus.supervisor.policy import MAX_SURGE, RSS_SAMPLES, Dump, Kill, Start, Stop, decide
 from cmdbus.supervisor.stacks import DUMP_SECONDS
 
 

@@ -24,15 +24,7 @@ from cmdbus.board.health import Health, HealthReport
 from cmdbus.board.records import Restart, Role
 from cmdbus.settings import Settings
 from cmdbus.supervisor.fleet_view import FleetView, ProcessView
-from cmdbus.supervisor.policy import (
-    MAX_SURGE,
-    Action,
-    Dump,
-    Kill,
-    Start,
-    Stop,
-    decide,
-)
+from cmdbus.supervisor.policy import MAX_SURGE, Action, Dump, Kill, Start, Stop, decide
 from cmdbus.timeouts import Timeouts
 
 

@@ -12,13 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from queries import insert, rows
 from roles import role
 
-from cmdbus import (
-    Command,
-    CommandBus,
-    Context,
-    PermanentCommandError,
-    SendRequest,
-)
+from cmdbus import Command, CommandBus, Context, PermanentCommandError, SendRequest
 from cmdbus.producer.ids import new_id
 
 ROW: dict[str, Any] = {

@@ -97,7 +97,6 @@ def another(path: Path, due: float = 60) -> Iterator[int]:
 
 
 def ps(path: Path, *arguments: str, code: int = 0) -> str:
-    """The exit code is 1 if the supervisor is gone."""
     result = here("ps", "--runtime-dir", str(path.parent), *arguments)
     assert result.exit_code == code
     expected = "Error: the supervisor 'cmdbus' is " if code else ""

@@ -31,7 +31,6 @@ from cmdbus import (
     Context,
     HandlerRegistry,
     PermanentCommandError,
-    RetryPolicy,
     SendRequest,
     Status,
     Timeouts,
@@ -42,8 +41,7 @@ from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.pipeline.narrowing import Narrowing
 
 
-@pytest.fixture
-def registry() -> HandlerRegistry:
+def every_end() -> HandlerRegistry:
     """Four types: one completes, the others end in each other way."""
 
     made = handling(do_nothing, "Good")
@@ -90,28 +88,24 @@ def all_good_are_done(bus: CommandBus) -> None:
 
 
 def test_an_infinite_time_of_a_row_is_claimed_like_any_other(
-    dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
+    dsn: str, bus: CommandBus, admin: psycopg.Connection
 ) -> None:
     ids = [bus.send("payments", "Good") for _ in range(3)]
     admin.execute("ALTER DOMAIN cmdbus.finite_time DROP CONSTRAINT finite_time_check")
     admin.execute("UPDATE cmdbus.ready SET due_at = '-infinity' WHERE command_id = %s", (ids[0],))
     admin.execute("UPDATE cmdbus.ready SET due_at = 'infinity' WHERE command_id = %s", (ids[1],))
-    with running(dsn, registry) as worker:
+    with running(dsn, every_end()) as worker:
         assert [bus.wait("payments", id_).status for id_ in ids] == ["COMPLETED"] * 3
         assert failures(worker) == 0
 
 
 def test_a_row_that_cannot_be_claimed_goes_to_troubleshooting_and_the_others_run(
-    dsn: str,
-    bus: CommandBus,
-    admin: psycopg.Connection,
-    registry: HandlerRegistry,
-    caplog: pytest.LogCaptureFixture,
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     forbid(admin, "ready", "type = 'Bad' AND token > 0")
     bad = [bus.send("payments", "Bad", priority="high") for _ in range(2)]
     send_good(bus)
-    with running(dsn, registry) as worker:
+    with running(dsn, every_end()) as worker:
         for command_id in bad:
             record = bus.wait("payments", command_id)
             assert record.error_code == "NOT_CLAIMABLE"
@@ -125,17 +119,13 @@ def test_a_row_that_cannot_be_claimed_goes_to_troubleshooting_and_the_others_run
 
 
 def test_a_row_that_can_be_neither_claimed_nor_moved_is_skipped_with_pauses(
-    dsn: str,
-    bus: CommandBus,
-    admin: psycopg.Connection,
-    registry: HandlerRegistry,
-    caplog: pytest.LogCaptureFixture,
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     forbid(admin, "ready", "type = 'Bad' AND token > 0")
     forbid(admin, "troubleshooting", "type = 'Bad'")
     bad = bus.send("payments", "Bad", priority="high")
     send_good(bus)
-    with running(dsn, registry) as worker:
+    with running(dsn, every_end()) as worker:
         all_good_are_done(bus)
         seen = failures(worker)
         began = time.monotonic()
@@ -214,16 +204,12 @@ def test_a_lease_that_cannot_be_renewed_keeps_no_other_from_it(
 
 
 def test_an_outcome_that_is_rejected_goes_to_troubleshooting_and_the_others_are_settled(
-    dsn: str,
-    bus: CommandBus,
-    admin: psycopg.Connection,
-    registry: HandlerRegistry,
-    caplog: pytest.LogCaptureFixture,
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     forbid(admin, "finished", "type IN ('Bad', 'Fail')")
     rejected = [bus.send("payments", type, priority="high") for type in ("Bad", "Fail", "Bad")]
     send_good(bus)
-    with running(dsn, registry):
+    with running(dsn, every_end()):
         for command_id in rejected:
             record = bus.wait("payments", command_id)
             assert record.error_code == "OUTCOME_NOT_STORABLE"
@@ -233,16 +219,12 @@ def test_an_outcome_that_is_rejected_goes_to_troubleshooting_and_the_others_are_
 
 
 def test_an_outcome_that_cannot_be_stored_in_any_way_holds_up_no_others(
-    dsn: str,
-    bus: CommandBus,
-    admin: psycopg.Connection,
-    registry: HandlerRegistry,
-    caplog: pytest.LogCaptureFixture,
+    dsn: str, bus: CommandBus, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     forbid(admin, "finished", "type = 'Bad'")
     forbid(admin, "troubleshooting", "type = 'Bad'")
     bad = bus.send("payments", "Bad", priority="high")
-    with running(dsn, registry):
+    with running(dsn, every_end()):
         eventually(lambda: "nor moved to the troubleshooting queue" in caplog.text)
         send_good(bus)
         all_good_are_done(bus)
@@ -251,7 +233,7 @@ def test_an_outcome_that_cannot_be_stored_in_any_way_holds_up_no_others(
 
 
 def test_the_second_row_of_one_id_gets_another_id_in_troubleshooting(
-    dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
+    dsn: str, bus: CommandBus, admin: psycopg.Connection
 ) -> None:
     """Nothing but the functions keeps a session with their rights from inserting one twice."""
     first = bus.send("payments", "Trouble")
@@ -259,90 +241,13 @@ def test_the_second_row_of_one_id_gets_another_id_in_troubleshooting(
         "INSERT INTO cmdbus.ready (domain, priority, command_id, correlation_id, type, data)"
         " SELECT domain, priority, command_id, correlation_id, type, data FROM cmdbus.ready"
     )
-    with running(dsn, registry):
+    with running(dsn, every_end()):
         eventually(lambda: bus.troubleshooting.count("payments") == 2)
     codes = {record.command_id: record for record in bus.troubleshooting.list("payments")}
     assert codes.pop(first).error_code == "GONE"
     [other] = codes.values()
     assert other.error_code == "OUTCOME_NOT_STORABLE"
     assert (other.error_message or "").startswith(f"its id {first} is in troubleshooting already")
-
-
-def test_a_partition_of_history_that_is_missing_is_made(
-    dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
-) -> None:
-    registry.register("payments", "Pay", leave_effect, retry=ONCE)
-    with running(dsn, registry):
-        for type in ("Good", "Pay"):
-            drop_history(admin)
-            record = bus.wait("payments", bus.send("payments", type))
-            assert (record.status, record.attempts) == ("COMPLETED", 1)
-    assert effects(dsn) == 1
-
-
-def test_a_partition_of_history_that_the_server_refuses_to_make_charges_no_command(
-    dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
-) -> None:
-    """As where changes of schemas are forbidden for a while. Nor does it keep a worker from
-    starting."""
-    registry.register("payments", "Pay", leave_effect, retry=RetryPolicy(max_attempts=1))
-    ids = [bus.send("payments", type) for type in ("Pay", "Good")]
-    drop_history(admin)
-    admin.execute(
-        "CREATE FUNCTION public.refuse() RETURNS event_trigger LANGUAGE plpgsql"
-        " AS $$ BEGIN RAISE 'frozen'; END $$;"
-        " CREATE EVENT TRIGGER frozen ON ddl_command_start EXECUTE FUNCTION public.refuse()"
-    )
-    tried = "SELECT 1 FROM cmdbus.event WHERE code = 'SETTLEMENT_BLOCKED'"
-    with running(dsn, registry):
-        eventually(lambda: admin.execute(tried.encode()).fetchall())
-        admin.execute("DROP EVENT TRIGGER frozen")
-        records = [bus.wait("payments", id_) for id_ in ids]
-    assert [(record.status, record.attempts) for record in records] == [("COMPLETED", 1)] * 2
-    assert effects(dsn) == 1
-
-
-def test_a_schema_that_is_away_for_a_moment_charges_no_command(
-    dsn: str, bus: CommandBus, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As while it is restored."""
-
-    def pay(command: Command, context: Context) -> None:
-        leave_effect(command, context)
-        if "stored" not in caplog.text:
-            admin.execute("ALTER SCHEMA cmdbus RENAME TO away")
-
-    command_id = bus.send("payments", "Pay")
-    with running(dsn, handling(pay, "Pay", retry=ONCE), concurrency=1):
-        eventually(lambda: "can neither be stored nor moved" in caplog.text, 20)
-        admin.execute("ALTER SCHEMA away RENAME TO cmdbus")
-        record = bus.wait("payments", command_id, 15)
-    assert (record.status, record.attempts, effects(dsn)) == ("COMPLETED", 1, 1)
-
-
-def test_history_that_another_session_has_locked_keeps_no_worker_from_starting(
-    dsn: str, bus: CommandBus, admin: psycopg.Connection, registry: HandlerRegistry
-) -> None:
-    """As ANALYZE locks it."""
-    newest = "SELECT max(relname) FROM pg_class WHERE relname ~ '^finished_[0-9]{8}$'"
-    for lacks in (False, True):
-        if lacks:
-            [[name]] = admin.execute(newest.encode()).fetchall()
-            admin.execute(f"DROP TABLE cmdbus.{name}".encode())
-        with connect(dsn) as stranger, stranger.transaction():
-            stranger.execute("LOCK TABLE cmdbus.finished IN SHARE UPDATE EXCLUSIVE MODE")
-            with running(dsn, registry):
-                record = bus.wait("payments", bus.send("payments", "Good"))
-        assert record.status == "COMPLETED"
-
-
-def drop_history(admin: psycopg.Connection) -> None:
-    partitions = admin.execute(
-        "SELECT inhrelid::regclass::text FROM pg_inherits"
-        " WHERE inhparent = 'cmdbus.finished'::regclass"
-    ).fetchall()
-    for (name,) in partitions:
-        admin.execute(f"DROP TABLE {name}".encode())
 
 
 def test_a_command_that_another_session_holds_is_waited_for_and_not_set_aside(

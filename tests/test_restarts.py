@@ -6,11 +6,7 @@ from itertools import pairwise
 import pytest
 
 from cmdbus.board.records import Role
-from cmdbus.supervisor.restarts import (
-    QUIET_SECONDS,
-    WINDOW_SECONDS,
-    Restarts,
-)
+from cmdbus.supervisor.restarts import QUIET_SECONDS, WINDOW_SECONDS, Restarts
 
 A, B = (Role.WORKER, 0), (Role.WORKER, 1)
 NOW = 1_000.0

@@ -13,12 +13,7 @@ from psycopg.conninfo import make_conninfo
 from queries import move_to_troubleshooting
 from roles import refused, role
 
-from cmdbus import (
-    CommandBus,
-    QueueFullError,
-    SchemaError,
-    SendRequest,
-)
+from cmdbus import CommandBus, QueueFullError, SchemaError, SendRequest
 from cmdbus.database.schema import install
 from cmdbus.errors import MissingRightError
 

@@ -24,37 +24,35 @@ from cmdbus import (
 )
 
 
-def test_a_command_is_there_with_all_that_was_given(dsn: str) -> None:
+def test_a_command_is_there_with_all_that_was_given(bus: CommandBus) -> None:
     """No worker runs."""
     own, correlation = uuid4(), uuid4()
-    with CommandBus(dsn) as bus:
-        assert own == bus.send(
-            "payments",
-            "Debit",
-            {"amount": 5},
-            command_id=own,
-            priority="high",
-            correlation_id=correlation,
-            reply_to="orders",
-            max_attempts=5,
-        )
-        record = found(bus, own)
-        assert (record.data, record.priority, record.status) == ({"amount": 5}, 0, Status.PENDING)
-        assert (record.correlation_id, record.reply_to) == (correlation, "orders")
-        assert (record.attempts, record.max_attempts, record.result) == (0, 5, None)
-        assert record.created_at.tzinfo is UTC
-        assert kinds(bus, own) == ["SENT"]
-        assert str(correlation) in str(bus.audit("payments", own)[0])
+    assert own == bus.send(
+        "payments",
+        "Debit",
+        {"amount": 5},
+        command_id=own,
+        priority="high",
+        correlation_id=correlation,
+        reply_to="orders",
+        max_attempts=5,
+    )
+    record = found(bus, own)
+    assert (record.data, record.priority, record.status) == ({"amount": 5}, 0, Status.PENDING)
+    assert (record.correlation_id, record.reply_to) == (correlation, "orders")
+    assert (record.attempts, record.max_attempts, record.result) == (0, 5, None)
+    assert record.created_at.tzinfo is UTC
+    assert kinds(bus, own) == ["SENT"]
+    assert str(correlation) in str(bus.audit("payments", own)[0])
 
 
-def test_what_was_sent_comes_back_to_the_last_bit(dsn: str) -> None:
+def test_what_was_sent_comes_back_to_the_last_bit(bus: CommandBus) -> None:
     data = {"f": [1e23, 0.1, 5e-324], "i": 10**4000, "t": "ä€𝄞\\\t\n\"'\\N\\.\u2028", "n": None}
-    with CommandBus(dsn) as bus:
-        one = bus.send("payments", "Debit", data)
-        [many] = bus.send_many([SendRequest("payments", "Debit", data)])
-        for id_ in (one, many):
-            record = found(bus, id_)
-            assert record.data == data and type(record.data["f"][0]) is float
+    one = bus.send("payments", "Debit", data)
+    [many] = bus.send_many([SendRequest("payments", "Debit", data)])
+    for id_ in (one, many):
+        record = found(bus, id_)
+        assert record.data == data and type(record.data["f"][0]) is float
 
 
 def test_a_callers_transaction_takes_the_command_with_it(dsn: str) -> None:
@@ -85,7 +83,7 @@ def test_a_refusal_leaves_the_callers_transaction_usable(dsn: str) -> None:
         assert bus.snapshot("payments")["depth"] == 2
 
 
-def test_many_are_sent_in_order_with_all_that_was_given(dsn: str) -> None:
+def test_many_are_sent_in_order_with_all_that_was_given(bus: CommandBus) -> None:
     own = uuid4()
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     requests = [
@@ -94,30 +92,28 @@ def test_many_are_sent_in_order_with_all_that_was_given(dsn: str) -> None:
         SendRequest("payments", "Debit", {"n": 2}, delay=60),
         SendRequest("payments", "Debit", {"n": 3}, delay=0),
     ]
-    with CommandBus(dsn) as bus:
-        ids = bus.send_many(requests)
-        records = [found(bus, id_, r.domain) for r, id_ in zip(requests, ids, strict=True)]
-        assert [record.data["n"] for record in records] == [0, 1, 2, 3]
-        second = records[1]
-        assert second.command_id == own
-        assert (second.priority, second.due_at, second.correlation_id) == (10, tomorrow, own)
-        assert (second.reply_to, second.max_attempts) == ("replies", 9)
-        payments = bus.snapshot("payments")
-        assert (payments["ready"], payments["scheduled"], payments["depth"]) == (2, 1, 3)
-        assert bus.send_many([]) == []
+    ids = bus.send_many(requests)
+    records = [found(bus, id_, r.domain) for r, id_ in zip(requests, ids, strict=True)]
+    assert [record.data["n"] for record in records] == [0, 1, 2, 3]
+    second = records[1]
+    assert second.command_id == own
+    assert (second.priority, second.due_at, second.correlation_id) == (10, tomorrow, own)
+    assert (second.reply_to, second.max_attempts) == ("replies", 9)
+    payments = bus.snapshot("payments")
+    assert (payments["ready"], payments["scheduled"], payments["depth"]) == (2, 1, 3)
+    assert bus.send_many([]) == []
 
 
-def test_delays_are_counted_from_the_servers_clock(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        one = bus.send("payments", "Debit", delay=3600)
-        [many] = bus.send_many([SendRequest("payments", "Debit", delay=timedelta(hours=1))])
-        for id_ in (one, many):
-            record = found(bus, id_)
-            waits = record.due_at - record.created_at
-            assert timedelta(minutes=59, seconds=55) < waits <= timedelta(hours=1)
-        past = bus.send("payments", "Debit", run_at=datetime(1999, 1, 1, tzinfo=UTC))
-        assert found(bus, past).due_at == found(bus, past).created_at
-        assert bus.snapshot("payments")["ready"] == 1
+def test_delays_are_counted_from_the_servers_clock(bus: CommandBus) -> None:
+    one = bus.send("payments", "Debit", delay=3600)
+    [many] = bus.send_many([SendRequest("payments", "Debit", delay=timedelta(hours=1))])
+    for id_ in (one, many):
+        record = found(bus, id_)
+        waits = record.due_at - record.created_at
+        assert timedelta(minutes=59, seconds=55) < waits <= timedelta(hours=1)
+    past = bus.send("payments", "Debit", run_at=datetime(1999, 1, 1, tzinfo=UTC))
+    assert found(bus, past).due_at == found(bus, past).created_at
+    assert bus.snapshot("payments")["ready"] == 1
 
 
 def test_commands_of_one_priority_keep_their_order(dsn: str) -> None:
@@ -219,67 +215,63 @@ def test_only_requests_can_be_sent_in_bulk(dsn: str, requests: list[Any]) -> Non
 # What a domain allows.
 
 
-def test_a_full_domain_refuses_and_says_when_to_come_again(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        bus.configure("payments", max_depth=3)
+def test_a_full_domain_refuses_and_says_when_to_come_again(bus: CommandBus) -> None:
+    bus.configure("payments", max_depth=3)
+    bus.send("payments", "Debit")
+    bus.send("payments", "Debit", delay=60)
+    with pytest.raises(QueueFullError, match="2 commands wait, its max_depth is 3") as refused:
+        bus.send_many([SendRequest("payments", "Debit")] * 2)
+    assert (refused.value.depth, refused.value.max_depth) == (2, 3)
+    bus.send("payments", "Debit")
+    with pytest.raises(QueueFullError) as refused:
         bus.send("payments", "Debit")
-        bus.send("payments", "Debit", delay=60)
-        with pytest.raises(QueueFullError, match="2 commands wait, its max_depth is 3") as refused:
-            bus.send_many([SendRequest("payments", "Debit")] * 2)
-        assert (refused.value.depth, refused.value.max_depth) == (2, 3)
-        bus.send("payments", "Debit")
-        with pytest.raises(QueueFullError) as refused:
-            bus.send("payments", "Debit")
-        assert 1 <= refused.value.retry_after <= 60
-        bus.send("orders", "Ship")
-        bus.configure("payments", max_depth=None)
-        bus.send("payments", "Debit")
-        assert bus.snapshot("payments")["depth"] == 4
+    assert 1 <= refused.value.retry_after <= 60
+    bus.send("orders", "Ship")
+    bus.configure("payments", max_depth=None)
+    bus.send("payments", "Debit")
+    assert bus.snapshot("payments")["depth"] == 4
 
 
-def test_the_highest_limit_is_one(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        bus.configure("payments", max_depth=2**31 - 2, warn_depth=2**31 - 2)
-        bus.send("payments", "Debit")
-        with pytest.raises(ValueError, match="max_depth"):
-            bus.configure("payments", max_depth=2**31 - 1)
+def test_the_highest_limit_is_one(bus: CommandBus) -> None:
+    bus.configure("payments", max_depth=2**31 - 2, warn_depth=2**31 - 2)
+    bus.send("payments", "Debit")
+    with pytest.raises(ValueError, match="max_depth"):
+        bus.configure("payments", max_depth=2**31 - 1)
 
 
-def test_concurrent_senders_pass_the_limit_by_no_more_than_they_have_in_flight(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        bus.configure("payments", max_depth=50)
+def test_concurrent_senders_pass_the_limit_by_no_more_than_they_have_in_flight(
+    bus: CommandBus,
+) -> None:
+    bus.configure("payments", max_depth=50)
 
-        def send() -> int:
-            accepted = 0
-            for _ in range(40):
-                try:
-                    bus.send("payments", "Debit")
-                    accepted += 1
-                except QueueFullError:
-                    pass
-            return accepted
+    def send() -> int:
+        accepted = 0
+        for _ in range(40):
+            try:
+                bus.send("payments", "Debit")
+                accepted += 1
+            except QueueFullError:
+                pass
+        return accepted
 
-        accepted = [int(str(result)) for result in race([send] * 4)]
-        depth = bus.snapshot("payments")["depth"]
-        assert sum(accepted) == depth
-        assert 50 <= depth < 54
+    accepted = [int(str(result)) for result in race([send] * 4)]
+    depth = bus.snapshot("payments")["depth"]
+    assert sum(accepted) == depth
+    assert 50 <= depth < 54
 
 
-def test_a_domain_that_was_shut_refuses_until_it_is_opened(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        bus.configure("payments", accepting=False)
-        assert bus.snapshot("payments")["shutdown"] is True
-        for send in (
-            lambda: bus.send("payments", "Debit"),
-            lambda: bus.send_many(
-                [SendRequest("orders", "Ship"), SendRequest("payments", "Debit")]
-            ),
-        ):
-            with pytest.raises(ShutdownError, match="domain 'payments' does not accept"):
-                send()
-        assert bus.snapshot("orders")["depth"] == 0
-        bus.configure("payments", accepting=True)
-        bus.send("payments", "Debit")
+def test_a_domain_that_was_shut_refuses_until_it_is_opened(bus: CommandBus) -> None:
+    bus.configure("payments", accepting=False)
+    assert bus.snapshot("payments")["shutdown"] is True
+    for send in (
+        lambda: bus.send("payments", "Debit"),
+        lambda: bus.send_many([SendRequest("orders", "Ship"), SendRequest("payments", "Debit")]),
+    ):
+        with pytest.raises(ShutdownError, match="domain 'payments' does not accept"):
+            send()
+    assert bus.snapshot("orders")["depth"] == 0
+    bus.configure("payments", accepting=True)
+    bus.send("payments", "Debit")
 
 
 def test_a_long_queue_is_warned_of_once(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -293,15 +285,14 @@ def test_a_long_queue_is_warned_of_once(dsn: str, caplog: pytest.LogCaptureFixtu
         ]
 
 
-def test_an_id_that_is_in_a_call_twice_was_not_sent_before(dsn: str) -> None:
+def test_an_id_that_is_in_a_call_twice_was_not_sent_before(bus: CommandBus) -> None:
     twice = SendRequest("payments", "Debit", command_id=uuid4())
-    with CommandBus(dsn) as bus:
-        with pytest.raises(DuplicateCommandError, match="is in this call twice"):
-            bus.send_many([twice, SendRequest("payments", "Debit"), twice])
-        assert bus.query() == []
+    with pytest.raises(DuplicateCommandError, match="is in this call twice"):
+        bus.send_many([twice, SendRequest("payments", "Debit"), twice])
+    assert bus.query() == []
+    bus.send_many([twice])
+    with pytest.raises(DuplicateCommandError, match="was sent to domain 'payments' before"):
         bus.send_many([twice])
-        with pytest.raises(DuplicateCommandError, match="was sent to domain 'payments' before"):
-            bus.send_many([twice])
 
 
 @pytest.mark.parametrize("empty", ["", " "])

@@ -11,11 +11,7 @@ from psycopg.conninfo import make_conninfo
 from queries import await_lock_waits, scalar
 from senders import counts, race
 
-from cmdbus import (
-    CommandBus,
-    DuplicateCommandError,
-    SendRequest,
-)
+from cmdbus import CommandBus, DuplicateCommandError, SendRequest
 
 BACKSLASH_SPACE = "\\ "
 
@@ -87,25 +83,23 @@ def test_of_many_who_send_one_id_at_once_exactly_one_is_accepted(dsn: str, isola
         connection.close()
 
 
-def test_overlapping_batches_of_own_ids_do_not_deadlock(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        for _ in range(5):
-            ids = [uuid4() for _ in range(300)]
+def test_overlapping_batches_of_own_ids_do_not_deadlock(bus: CommandBus) -> None:
+    for _ in range(5):
+        ids = [uuid4() for _ in range(300)]
 
-            def send(step: int, ids: list[UUID] = ids) -> object:
-                requests = [SendRequest("payments", "D", command_id=id_) for id_ in ids[::step]]
-                return bus.send_many(requests)
+        def send(step: int, ids: list[UUID] = ids) -> object:
+            requests = [SendRequest("payments", "D", command_id=id_) for id_ in ids[::step]]
+            return bus.send_many(requests)
 
-            results = race([lambda s=step: send(s) for step in (1, -1, 2, 3)])  # type: ignore[misc]
-            assert sum(isinstance(result, list) for result in results) == 1, results
-            assert sum(isinstance(r, DuplicateCommandError) for r in results) == 3, results
+        results = race([lambda s=step: send(s) for step in (1, -1, 2, 3)])  # type: ignore[misc]
+        assert sum(isinstance(result, list) for result in results) == 1, results
+        assert sum(isinstance(r, DuplicateCommandError) for r in results) == 3, results
 
 
-def test_a_batch_of_twenty_thousand_own_ids_needs_no_locks_for_them(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        ids = [uuid4() for _ in range(20_000)]
-        bus.send_many([SendRequest("payments", "D", command_id=id_) for id_ in ids])
-        assert bus.snapshot("payments")["depth"] == 20_000
+def test_a_batch_of_twenty_thousand_own_ids_needs_no_locks_for_them(bus: CommandBus) -> None:
+    ids = [uuid4() for _ in range(20_000)]
+    bus.send_many([SendRequest("payments", "D", command_id=id_) for id_ in ids])
+    assert bus.snapshot("payments")["depth"] == 20_000
 
 
 def test_an_id_learnt_before_its_commit_can_be_sent_again_safely(dsn: str) -> None:
@@ -174,8 +168,7 @@ def test_numbers_of_calls_do_not_come_from_the_sessions_dice(dsn: str) -> None:
             connection.execute(query, (id_,))
 
 
-def test_ten_first_sends_to_a_new_domain_at_once_are_all_accepted(dsn: str) -> None:
-    with CommandBus(dsn) as bus:
-        results = race([lambda: bus.send("brand.new", "Debit") for _ in range(10)])
-        assert all(isinstance(result, UUID) for result in results), results
-        assert bus.snapshot("brand.new")["depth"] == 10
+def test_ten_first_sends_to_a_new_domain_at_once_are_all_accepted(bus: CommandBus) -> None:
+    results = race([lambda: bus.send("brand.new", "Debit") for _ in range(10)])
+    assert all(isinstance(result, UUID) for result in results), results
+    assert bus.snapshot("brand.new")["depth"] == 10

@@ -32,41 +32,39 @@ def refusal(result: Result, code: int) -> str:
     return result.stderr
 
 
-def test_a_command_is_sent_with_everything_that_can_be_said(dsn: str, run: Run) -> None:
+def test_a_command_is_sent_with_everything_that_can_be_said(bus: CommandBus, run: Run) -> None:
     id_, correlation_id = str(uuid4()), str(uuid4())
     text = f"--priority high --id {id_} --correlation-id {correlation_id} --reply-to orders"
     arguments = [*text.split(), "--max-attempts", "7", "--delay", "5m"]
     told = done(run("send", "payments", "Debit", '{"amount": 5}', *arguments))
     assert told == f"{id_}\n"
-    with CommandBus(dsn) as bus:
-        record = bus.get("payments", id_)
-        assert record is not None
-        assert (record.type, record.data, record.priority) == ("Debit", {"amount": 5}, 0)
-        assert (str(record.correlation_id), record.reply_to) == (correlation_id, "orders")
-        assert record.max_attempts == 7
-        assert timedelta(minutes=4) < record.due_at - record.created_at < timedelta(minutes=6)
-        told = done(run("send", "payments", "Debit", "--priority", "3", "--json"))
-        later = bus.get("payments", json.loads(told)["command_id"])
-        assert later is not None and (later.priority, later.data) == (3, None)
-        at = "2030-01-01T08:00:00+01:00"
-        third = bus.get("payments", done(run("send", "payments", "X", "--run-at", at)).strip())
-        assert third is not None and third.due_at == datetime(2030, 1, 1, 7, tzinfo=UTC)
+    record = bus.get("payments", id_)
+    assert record is not None
+    assert (record.type, record.data, record.priority) == ("Debit", {"amount": 5}, 0)
+    assert (str(record.correlation_id), record.reply_to) == (correlation_id, "orders")
+    assert record.max_attempts == 7
+    assert timedelta(minutes=4) < record.due_at - record.created_at < timedelta(minutes=6)
+    told = done(run("send", "payments", "Debit", "--priority", "3", "--json"))
+    later = bus.get("payments", json.loads(told)["command_id"])
+    assert later is not None and (later.priority, later.data) == (3, None)
+    at = "2030-01-01T08:00:00+01:00"
+    third = bus.get("payments", done(run("send", "payments", "X", "--run-at", at)).strip())
+    assert third is not None and third.due_at == datetime(2030, 1, 1, 7, tzinfo=UTC)
 
 
 def test_data_comes_from_the_line_a_file_or_standard_input(
-    dsn: str, run: Run, tmp_path: Path
+    bus: CommandBus, run: Run, tmp_path: Path
 ) -> None:
     file = tmp_path / "data.json"
     file.write_text('{"from": "ä file"}')
-    with CommandBus(dsn) as bus:
-        for source, stdin, data in (
-            ("[1, null]", "", [1, None]),
-            (f"@{file}", "", {"from": "ä file"}),
-            ("-", '"stdin"', "stdin"),
-        ):
-            id_ = done(run("send", "payments", "Debit", source, stdin=stdin)).strip()
-            record = bus.get("payments", id_)
-            assert record is not None and record.data == data
+    for source, stdin, data in (
+        ("[1, null]", "", [1, None]),
+        (f"@{file}", "", {"from": "ä file"}),
+        ("-", '"stdin"', "stdin"),
+    ):
+        id_ = done(run("send", "payments", "Debit", source, stdin=stdin)).strip()
+        record = bus.get("payments", id_)
+        assert record is not None and record.data == data
 
 
 @pytest.mark.parametrize(
@@ -137,20 +135,19 @@ def test_a_role_without_the_right_and_a_missing_schema_are_said(empty_dsn: str, 
         assert "retried 0 commands" in done(here("tsq", "retry", "--all", "--dsn", limited))
 
 
-def test_a_command_is_shown_with_all_that_happened(dsn: str, run: Run) -> None:
-    with CommandBus(dsn) as bus:
-        id_ = bus.send("payments", "Debit", {"amount": 5})
-        bus.cancel("payments", id_, reason="\x1b[31mred", operator="ann")
-        text = done(run("get", "payments", str(id_)))
-        assert f"payments/Debit  {id_}  CANCELED" in text
-        assert '{"amount": 5}' in text and "operator=ann" in text
-        # A terminal must not obey what others wrote.
-        assert "\\x1b[31mred" in text and "\x1b" not in text
-        value = json.loads(done(run("get", "payments", str(id_), "--json")))
-        assert (value["status"], value["data"]) == ("CANCELED", {"amount": 5})
-        assert [event["kind"] for event in value["audit"]] == ["SENT", "CANCELED"]
-        shown = json.loads(done(run("tsq", "show", "payments", str(id_), "--json")))
-        assert shown == value
+def test_a_command_is_shown_with_all_that_happened(bus: CommandBus, run: Run) -> None:
+    id_ = bus.send("payments", "Debit", {"amount": 5})
+    bus.cancel("payments", id_, reason="\x1b[31mred", operator="ann")
+    text = done(run("get", "payments", str(id_)))
+    assert f"payments/Debit  {id_}  CANCELED" in text
+    assert '{"amount": 5}' in text and "operator=ann" in text
+    # A terminal must not obey what others wrote.
+    assert "\\x1b[31mred" in text and "\x1b" not in text
+    value = json.loads(done(run("get", "payments", str(id_), "--json")))
+    assert (value["status"], value["data"]) == ("CANCELED", {"amount": 5})
+    assert [event["kind"] for event in value["audit"]] == ["SENT", "CANCELED"]
+    shown = json.loads(done(run("tsq", "show", "payments", str(id_), "--json")))
+    assert shown == value
 
 
 def test_a_command_is_canceled_by_the_one_at_the_keyboard(dsn: str, run: Run) -> None:
@@ -168,11 +165,10 @@ def test_a_command_is_canceled_by_the_one_at_the_keyboard(dsn: str, run: Run) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is somebody else behind sudo")
-def test_behind_sudo_the_operator_is_who_called_it(dsn: str, run: Run) -> None:
-    with CommandBus(dsn) as bus:
-        id_ = bus.send("payments", "Debit")
-        done(run("cancel", "payments", str(id_), SUDO_USER="ann"))
-        assert bus.audit("payments", id_)[-1].operator == "ann"
+def test_behind_sudo_the_operator_is_who_called_it(bus: CommandBus, run: Run) -> None:
+    id_ = bus.send("payments", "Debit")
+    done(run("cancel", "payments", str(id_), SUDO_USER="ann"))
+    assert bus.audit("payments", id_)[-1].operator == "ann"
 
 
 def test_status_counts_by_domain_and_type_also_what_nobody_handles(dsn: str, run: Run) -> None:
@@ -210,17 +206,16 @@ def test_status_counts_by_domain_and_type_also_what_nobody_handles(dsn: str, run
     assert (payments["paused"], set(payments["types"])) == (False, {"Debit", "Typo"})
 
 
-def test_domains_are_paused_and_resumed(dsn: str, run: Run) -> None:
-    with CommandBus(dsn) as bus:
-        bus.send("payments", "Debit")
-        assert done(run("pause", "payments", "orders")) == (
-            "paused payments\npaused orders, but no command was ever sent to it, or none is kept: "
-            "is that its name?\n"
-        )
-        assert [record.paused for record in bus.domains()] == [True, True]
-        told = json.loads(done(run("resume", "payments", "--json")))
-        assert told == {"domains": ["payments"], "paused": False, "unknown": []}
-        assert [record.paused for record in bus.domains("payments")] == [False]
+def test_domains_are_paused_and_resumed(bus: CommandBus, run: Run) -> None:
+    bus.send("payments", "Debit")
+    assert done(run("pause", "payments", "orders")) == (
+        "paused payments\npaused orders, but no command was ever sent to it, or none is kept: "
+        "is that its name?\n"
+    )
+    assert [record.paused for record in bus.domains()] == [True, True]
+    told = json.loads(done(run("resume", "payments", "--json")))
+    assert told == {"domains": ["payments"], "paused": False, "unknown": []}
+    assert [record.paused for record in bus.domains("payments")] == [False]
 
 
 def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:

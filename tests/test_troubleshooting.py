@@ -300,24 +300,3 @@ def test_a_call_whose_answer_is_lost_is_not_refused_when_it_is_repeated(
         assert kinds(direct, id_).count(kind) == 1
         with pytest.raises(InvalidOperationError):
             call(direct, id_)
-
-
-def test_operators_end_commands_where_no_fleet_has_made_partitions_for_weeks(dsn: str) -> None:
-    drop = (
-        "DO $$ DECLARE day text; BEGIN FOR day IN SELECT inhrelid::regclass::text FROM pg_inherits"
-        " WHERE inhparent = 'cmdbus.finished'::regclass LOOP"
-        " EXECUTE 'DROP TABLE ' || day; END LOOP; END $$"
-    )
-    with CommandBus(dsn) as bus, connect(dsn) as connection:
-        id_ = troubled(bus, dsn)
-        waiting = [bus.send("payments", "Debit", delay=60) for _ in range(2)]
-        ends: list[Callable[[], object]] = [
-            lambda: bus.cancel("payments", waiting[0]),
-            lambda: bus.cancel_all("payments"),
-            lambda: bus.troubleshooting.complete("payments", id_, operator="ann"),
-        ]
-        for end in ends:
-            connection.execute(drop)
-            end()
-        count = connection.execute("SELECT count(*) FROM cmdbus.finished").fetchone()
-        assert count == (1,), "the last one: the others were dropped with their partitions"

@@ -25,30 +25,31 @@ from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
 
 
 @pytest.mark.parametrize("delay", [None, 3600])
-def test_a_command_that_waits_gets_another_time_and_priority(dsn: str, delay: float | None) -> None:
+def test_a_command_that_waits_gets_another_time_and_priority(
+    bus: CommandBus, delay: float | None
+) -> None:
     options: dict[str, Any] = {"reply_to": "orders", "max_attempts": 7}
-    with CommandBus(dsn) as bus:
-        id_ = bus.send("payments", "Debit", {"n": 1}, delay=delay, **options)
-        before = found(bus, id_)
-        later = datetime.now(UTC) + timedelta(days=2)
-        bus.reschedule(
-            "payments", id_, run_at=later, priority="high", operator="ann", reason="not today"
-        )
-        after = found(bus, id_)
-        assert (after.due_at, after.priority) == (later, 0)
-        for name in ("data", "correlation_id", "reply_to", "created_at", "max_attempts"):
-            assert getattr(after, name) == getattr(before, name)
-        *_, event = bus.audit("payments", id_)
-        assert (event.kind, event.operator, event.message) == ("RESCHEDULED", "ann", "not today")
-        assert (event.details["priority_before"], event.details["priority"]) == (5, 0)
-        bus.reschedule("payments", id_, delay=0)
-        now = found(bus, id_)
-        assert timedelta(0) <= datetime.now(UTC) - now.due_at < timedelta(seconds=20)
-        assert bus.snapshot("payments")["ready"] == 1
-        bus.reschedule("payments", id_, priority="low")
-        assert (found(bus, id_).due_at, found(bus, id_).priority) == (now.due_at, 10)
-        bus.reschedule("payments", id_, delay=timedelta(hours=1))
-        assert bus.snapshot("payments")["scheduled"] == 1
+    id_ = bus.send("payments", "Debit", {"n": 1}, delay=delay, **options)
+    before = found(bus, id_)
+    later = datetime.now(UTC) + timedelta(days=2)
+    bus.reschedule(
+        "payments", id_, run_at=later, priority="high", operator="ann", reason="not today"
+    )
+    after = found(bus, id_)
+    assert (after.due_at, after.priority) == (later, 0)
+    for name in ("data", "correlation_id", "reply_to", "created_at", "max_attempts"):
+        assert getattr(after, name) == getattr(before, name)
+    *_, event = bus.audit("payments", id_)
+    assert (event.kind, event.operator, event.message) == ("RESCHEDULED", "ann", "not today")
+    assert (event.details["priority_before"], event.details["priority"]) == (5, 0)
+    bus.reschedule("payments", id_, delay=0)
+    now = found(bus, id_)
+    assert timedelta(0) <= datetime.now(UTC) - now.due_at < timedelta(seconds=20)
+    assert bus.snapshot("payments")["ready"] == 1
+    bus.reschedule("payments", id_, priority="low")
+    assert (found(bus, id_).due_at, found(bus, id_).priority) == (now.due_at, 10)
+    bus.reschedule("payments", id_, delay=timedelta(hours=1))
+    assert bus.snapshot("payments")["scheduled"] == 1
 
 
 def test_a_retry_in_its_backoff_runs_now_and_its_attempts_stay(dsn: str) -> None:

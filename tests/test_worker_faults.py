@@ -16,14 +16,7 @@ from handlers import ONCE, Gate, await_renewals, handling, leave_effect, running
 from queries import rows
 from tracing import ends_other_threads
 
-from cmdbus import (
-    Command,
-    CommandBus,
-    Context,
-    InvalidOperationError,
-    SendRequest,
-    Timeouts,
-)
+from cmdbus import Command, CommandBus, Context, InvalidOperationError, SendRequest, Timeouts
 from cmdbus.worker import Worker
 
 #: Short rungs: layer 4 after 0.4 s.

@@ -7,15 +7,7 @@ from handlers import SOON, Gate, await_drained, beside, connect, handling, runni
 from psycopg_pool import ConnectionPool
 from queries import SESSIONS, rows, scalar
 
-from cmdbus import (
-    Command,
-    CommandBus,
-    Context,
-    HandlerRegistry,
-    SchemaError,
-    SendRequest,
-    Timeouts,
-)
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, SchemaError, SendRequest, Timeouts
 from cmdbus.worker import Worker
 
 #: What a worker asks of the sessions of a pool that it is given.

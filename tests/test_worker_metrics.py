@@ -7,13 +7,7 @@ import pytest
 from eventually import eventually
 from handlers import ONCE, SOON, await_drained, connect, handling, leave_effect, running
 
-from cmdbus import (
-    BusinessRuleError,
-    Command,
-    CommandBus,
-    Context,
-    SendRequest,
-)
+from cmdbus import BusinessRuleError, Command, CommandBus, Context, SendRequest
 from cmdbus.worker import Worker
 from cmdbus.worker.pipeline.prefetch_policy import MAX_PREFETCH
 

@@ -10,12 +10,7 @@ from eventually import eventually
 from handlers import Gate, await_drained, beside, connect, handling, running, seat_of
 from queries import count, end_listening_sessions
 
-from cmdbus import (
-    Command,
-    CommandBus,
-    Context,
-    SendRequest,
-)
+from cmdbus import Command, CommandBus, Context, SendRequest
 from cmdbus.board.records import Phase
 
 

@@ -27,14 +27,7 @@ from handlers import (
 )
 from queries import end_sessions, rows
 
-from cmdbus import (
-    Command,
-    CommandBus,
-    Context,
-    HandlerRegistry,
-    SendRequest,
-    Timeouts,
-)
+from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest, Timeouts
 from cmdbus.worker.pipeline import local_queue as backlog
 
 

@@ -13,14 +13,7 @@ from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
 from queries import await_lock_waits, rows
 
-from cmdbus import (
-    Command,
-    CommandBus,
-    Context,
-    InvalidOperationError,
-    Status,
-    Timeouts,
-)
+from cmdbus import Command, CommandBus, Context, InvalidOperationError, Status, Timeouts
 
 
 def test_effects_and_completion_commit_together_or_not_at_all(dsn: str, bus: CommandBus) -> None:
