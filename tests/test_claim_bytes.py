@@ -209,7 +209,7 @@ def test_what_a_lost_reply_had_claimed_is_adopted_as_far_as_it_fits(
             requests = [SendRequest("payments", "Debit", "x" * size) for size in sizes]
             bus.send_many(requests, connection=other)
             assert len(claimed(theirs, 10_000 * KB)) == 9
-        threads.pipeline.leader.mark_in_doubt((0, 0))
+        threads.pipeline.leader.adoption.mark_in_doubt((0, 0))
         send(bus, "wake")
         eventually(lambda: sum(ran.values()) == 10)
     assert set(ran.values()) == {1}

@@ -17,12 +17,14 @@ from cmdbus import (
     SendRequest,
     Timeouts,
 )
+from cmdbus.board.board import Board
 from cmdbus.database.schema import install
 from cmdbus.errors import SchemaError
 from cmdbus.worker.claims.claim import ClaimRequest, key_of
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, with_ascii_texts
-from cmdbus.worker.pipeline.narrowing import Narrowing
+from cmdbus.worker.pipeline.adoption import Adoption
+from cmdbus.worker.pipeline.in_flight import RELEASED, InFlight
 
 ONCE = RetryPolicy(max_attempts=1)
 LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
@@ -131,8 +133,9 @@ def test_one_unreadable_claim_of_a_lost_reply_keeps_no_other_from_being_adopted(
         )
         # So that it is read before the others.
         admin.execute("UPDATE cmdbus.ready SET losses = 0 WHERE command_id <> %s", (sent[2],))
-        narrowing = Narrowing(claims)
-        adopted, released = narrowing.adopt(session, {key_of(running)}, 250)
+        in_flight = InFlight(claims, Board.in_memory(1, 8).seat(0))
+        adopted = Adoption(claims, in_flight, 250).adopt(session, {key_of(running)})
+        released = [entry.claim for entry in in_flight.in_state(RELEASED)]
         found = [claim.command_id for claim in adopted]
         assert found == [sent[1], sent[3]], "no more than 250 bytes"
         assert sent[4] in [claim.command_id for claim in released]

@@ -26,7 +26,7 @@ from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.records import Phase
 from cmdbus.board.views import SeatView
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.pipeline.narrowing import Narrowing
+from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
 
@@ -61,7 +61,7 @@ def test_what_the_board_shows_is_handed_back_however_many_rows_there_are(
         steward = Claims("cmdbus", 30)
         with crowded(connection, "others", lambda: steward.claimed(connection)):
             result = rescue(connection, steward, REGISTRY, gone.death())
-            assert Narrowing(gone.claims).orphans(connection, set()) == []
+            assert Adoption(gone.claims, gone.in_flight, 0).orphans(connection, set()) == []
     assert (ids(result.released), ids(result.lost)) == (ids([claimed]), ids([started]))
     assert result.sessions_ended and not result.left
 

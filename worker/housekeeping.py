@@ -190,7 +190,7 @@ class Housekeeping:
         trip has a timeout but its COMMIT, which may wait for a synchronous standby: the database
         counts as away until a round trip succeeds."""
         self._telemetry.health.database_away(time.monotonic())
-        self._pipeline.leader.mark_in_doubt(thread.connection.session)
+        self._pipeline.leader.adoption.mark_in_doubt(thread.connection.session)
         thread.connection.abort_io()
         thread.connection.take_away()
         self._pool.replace(thread, with_lead=with_lead)

@@ -27,7 +27,7 @@ class ThreadPool:
     def __init__(self, setup: Setup, concurrency: int) -> None:
         self._source, self._telemetry = setup.source, setup.telemetry
         self.pipeline = Pipeline(
-            setup, concurrency, lambda: len(self._threads) > self.pipeline.concurrency
+            setup, concurrency, lambda: len(self._threads) > self.pipeline.leader.concurrency
         )
         self.in_flight, self.unsettled = self.pipeline.in_flight, self.pipeline.unsettled
         self._queue, self._stopping = self.pipeline.queue, self.pipeline.stopping
@@ -40,10 +40,10 @@ class ThreadPool:
 
     def start(self) -> None:
         """Returns once each thread has prepared its session, or soon if some cannot."""
-        self.set_concurrency(self.pipeline.concurrency)
+        self.set_concurrency(self.pipeline.leader.concurrency)
         deadline = time.monotonic() + _PREPARES_SECONDS
         with suppress(Empty):
-            for _ in range(self.pipeline.concurrency):
+            for _ in range(self.pipeline.leader.concurrency):
                 self._prepared.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def claim(self) -> None:
@@ -52,7 +52,7 @@ class ThreadPool:
         self._queue.put(LEADERSHIP)
 
     def set_concurrency(self, threads: int) -> None:
-        self.pipeline.concurrency = threads
+        self.pipeline.leader.concurrency = threads
         for number in range(threads):
             if number not in self._threads:
                 self.fill(number)
@@ -78,7 +78,7 @@ class ThreadPool:
     @property
     def fault(self) -> str:
         """Why this process must be replaced; empty if it need not be."""
-        faults = self.pipeline.faults
+        faults = self.pipeline.leader.faults
         if len(faults) >= _MAX_FAULTS:
             return f"{len(faults)} round trips in a row have failed: {reason(faults[-1])}"
         error = self._ended_by
@@ -138,7 +138,7 @@ class ThreadPool:
     def _run_thread(self, thread: WorkerThread) -> None:
         thread.slot.occupy(thread.number, time.monotonic_ns())
         try:
-            stays = self.pipeline.prepare_session(thread)
+            stays = self.pipeline.leader.prepare_session(thread)
             self._prepared.put(None)
             while stays:
                 stays = self.pipeline.take_turn(thread)

@@ -2,19 +2,18 @@
 
 One thread leads at a time; which one, the queue decides.
 
-    settle_and_claim   one round trip
-    wait_for_work      after an empty claim: until a wake-up or a timer
-    recover            after an error: until the database answers again
-
-A round trip whose session died may have claimed, or may still: its session is in doubt. The next
-leader ends the session, waits until it is gone, and adopts the rows that the table shows as this
-worker's claims and that are not in flight here.
+    lead
+    ├── _settle_and_claim   one round trip: unsettled -> database -> in flight -> queue
+    │   ├── _adopt          before it: what round trips have claimed whose replies were lost
+    │   ├── _claim_apart    after an outcome or a row has made it fail
+    │   └── _wait_for_work  after an empty claim: until a wake-up or a timer
+    └── _recover            after an error: until the database answers again
 """
 
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -23,61 +22,56 @@ import psycopg
 from cmdbus.board.records import Phase
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_CLAIM, failpoint
-from cmdbus.worker.claims.claim import (
-    Claim,
-    ClaimRequest,
-    ClaimResult,
-    Connection,
-    Finished,
-    Key,
-    Session,
-)
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, ClaimResult, Connection, Finished
 from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.floors import Floors
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
-from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.claims.turns import Turns
+from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.pipeline.in_flight import InFlight
-from cmdbus.worker.pipeline.local_queue import LocalQueue
+from cmdbus.worker.pipeline.local_queue import LEADERSHIP, LocalQueue
 from cmdbus.worker.pipeline.narrowing import Narrowing
 from cmdbus.worker.pipeline.prefetch_policy import PrefetchPolicy
 from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.unsettled import Unsettled, first_part
-from cmdbus.worker.pipeline.worker_thread import WorkerThread
+from cmdbus.worker.pipeline.worker_thread import RoundTrip, WorkerThread
 
 logger = logging.getLogger(__name__)
 
+#: Seconds added to the statement timeout to get the deadline of a round trip.
+_SPARE_SECONDS = 5.0
 #: Seconds until the next round trip after one that failed.
 _AFTER_FAILURE = 1.0
 #: Seconds between round trips while the board has no place for another claim and there is nothing
 #: to settle.
 _FULL_SECONDS = 0.01
-#: Seconds to wait until a session in doubt is gone; after that the next leader asks again.
-_GONE_WITHIN = 2.0
 
 
 class Leader:
     def __init__(
         self,
         setup: Setup,
+        concurrency: int,
         in_flight: InFlight,
         queue: LocalQueue,
         unsettled: Unsettled,
-        prefetch: PrefetchPolicy,
-        stopping: threading.Event,
     ) -> None:
         self._claims = setup.claims
+        #: Number of threads for which the leader claims.
+        self.concurrency = concurrency
+        self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
         #: By domain.
         self._types = defaultdict[str, list[str]](list)
         for name in setup.claims.types:
             self._types[name.split(" ")[0]].append(name)
         self._narrowing = Narrowing(setup.claims)
+        self.adoption = Adoption(setup.claims, in_flight, setup.claim_bytes)
         self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
-        self._prefetch = prefetch
+        self.prefetch = PrefetchPolicy()
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self._turns = Turns(setup.domains)
         self._claim_bytes = setup.claim_bytes
-        self._stopping = stopping
+        self.stopping = threading.Event()
         self._floors = Floors()
         #: The types that are claimed ahead, and their floors, which begin again with other types.
         self._quick, self._quick_floors = set[str](), Floors()
@@ -85,15 +79,17 @@ class Leader:
         self._has_more = False
         #: The latest warning, which is not repeated.
         self._last_warning = ""
-        #: Housekeeping adds to it, too.
-        self.sessions_in_doubt: set[Session] = set()
+        #: Errors of the latest round trips, if all failed for a reason other than the database.
+        self.faults: list[Exception] = []
 
-    def mark_in_doubt(self, session: Session | None) -> None:
-        """The session's last round trip may have claimed."""
-        if session is not None:
-            self.sessions_in_doubt.add(session)
+    def prepare_session(self, thread: WorkerThread) -> bool:
+        """Before the first turn of a thread; if it fails, the thread prepares when it leads."""
+        thread.work = RoundTrip(time.monotonic() + self._round_trip_seconds, leads=False)
+        with suppress(Exception):
+            self._prepare(thread)
+        return thread.end()
 
-    def prepare(self, thread: WorkerThread) -> None:
+    def _prepare(self, thread: WorkerThread) -> None:
         """Registers the worker in each new session of a leader, and plans its statement."""
         connection = thread.connection.connection()
         if thread.connection.session != thread.registered:
@@ -101,20 +97,68 @@ class Leader:
             self._claims.plan(connection)
             thread.registered = thread.connection.session
 
-    def settle_and_claim(self, thread: WorkerThread, threads: int) -> bool:
-        """Settles everything finished and claims the next run; False if there was none."""
-        self.prepare(thread)
-        if self.sessions_in_doubt:
-            self.adopt(thread)
+    def lead(self, thread: WorkerThread) -> bool:
+        """Settles and claims, and waits while there is nothing to claim; then puts the leadership
+        back into the queue, whatever happens. False if the thread must end."""
+        thread.rename("")
+        if self._queue.needs_help:
+            self._queue.wake()
+        stays = True
+        try:
+            waited = True
+            while stays and waited:
+                waited = self._settle_and_claim(thread)
+                stays = thread.end()
+        except Exception as error:
+            stays = thread.end() and stays
+            self._telemetry.claim_failed(thread.slot)
+            if stays:
+                if not isinstance(error, psycopg.Error):
+                    self.faults.append(error)
+                self._recover(thread, error)
+        finally:
+            thread.slot.end(time.monotonic_ns())
+            if stays and not self.stopping.is_set():
+                self._queue.put_back(LEADERSHIP)
+        self._unsettled.log()
+        return stays
+
+    def _settle_and_claim(self, thread: WorkerThread) -> bool:
+        """True if there was nothing to claim: then the thread has waited for work."""
+        due = time.monotonic() + self._round_trip_seconds
+        thread.work = RoundTrip(due)
+        thread.slot.enter(Phase.LEADING, time.monotonic_ns(), int(due * 1e9))
+        if self.stopping.is_set():
+            self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
+            return False
+        thread.pauses = self._waiter.pauses
+        self._prepare(thread)
+        if self.adoption.sessions_in_doubt:
+            self._adopt(thread)
         self._waiter.before_claim()
         try:
-            return self._settle_and_claim(thread, threads)
+            found = self._make_round_trip(thread)
         except BaseException as error:
             if thread.connection.lost() or not isinstance(error, psycopg.Error):
-                self.mark_in_doubt(thread.connection.session)
+                self.adoption.mark_in_doubt(thread.connection.session)
             raise
+        # Adopted commands may wait for this very thread.
+        waits = not (found or self._queue) and thread.end()
+        if waits:
+            self._wait_for_work(thread)
+        self.faults.clear()
+        return waits
 
-    def _settle_and_claim(self, thread: WorkerThread, threads: int) -> bool:
+    def _adopt(self, thread: WorkerThread) -> None:
+        connection = thread.connection.connection()
+        gone, known = self.adoption.end_sessions(connection)
+        self._take_on(thread, self.adoption.adopt(connection, known))
+        self._in_flight.release(thread.connection)
+        if not thread.given_up:
+            self.adoption.sessions_in_doubt -= gone
+
+    def _make_round_trip(self, thread: WorkerThread) -> bool:
+        """Settles everything finished and claims the next run; False if there was none."""
         connection, slot = thread.connection, thread.slot
         done = self._unsettled.take()
         others = [finished for finished in done if not finished.plain]
@@ -124,9 +168,9 @@ class Leader:
         try:
             self._unsettled.settle(connection, slot, others)
             began = time.monotonic()
-            request = self._want(began, threads, self._in_flight.free_count + len(plain))
+            request = self._want(began, self._in_flight.free_count + len(plain))
             if not (request.free or done):
-                self._stopping.wait(_FULL_SECONDS)
+                self.stopping.wait(_FULL_SECONDS)
             lost, claims = self._step(connection.connection(), plain, request)
         except BaseException as error:
             self._unsettled.put_back(plain)
@@ -165,7 +209,7 @@ class Leader:
         payload = sum([len(claim.data) for claim in claims])
         thread.waited_for_cpu()  # from here on
         self._waiter.after_claim(full=self._has_more)
-        self._prefetch.claimed(len(claims), began, ended, payload)
+        self.prefetch.claimed(len(claims), began, ended, payload)
         if claims:
             failpoint(AFTER_CLAIM)
 
@@ -174,7 +218,7 @@ class Leader:
         self._queue.fill(self._in_flight.take(claims, lambda: thread.given_up), thread.pauses)
         if claims and wake:
             self._queue.wake()
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             # The main thread has already released the commands that were not started.
             self._queue.release()
             self._in_flight.release(thread.connection)
@@ -190,7 +234,8 @@ class Leader:
         connection = thread.connection.connection()
         try:
             if was_executed(error):
-                self._adopt(thread, connection, self._in_flight.known())
+                self._take_on(thread, self.adoption.adopt(connection, self._in_flight.known()))
+                self._in_flight.release(thread.connection)
             began = time.monotonic()
             _, claims = self._step(connection, [], request)
         except Exception as second:
@@ -207,49 +252,16 @@ class Leader:
         self._telemetry.claim_failed(thread.slot)
         return True
 
-    def adopt(self, thread: WorkerThread) -> None:
-        """Takes the claims of the sessions in doubt."""
-        sessions = set(self.sessions_in_doubt)
-        connection = thread.connection.connection()
-        gone, known = self._end_sessions(connection, sessions)
-        self._adopt(thread, connection, known)
-        if gone and not thread.given_up:
-            self.sessions_in_doubt -= sessions
-
-    def _adopt(self, thread: WorkerThread, connection: Connection, known: Container[Key]) -> None:
-        """As many of the orphans as the limit of payloads allows; the rest is released."""
-        adopted, rest = self._narrowing.adopt(connection, known, self._claim_bytes)
-        if adopted or rest:
-            count = len(adopted) + len(rest)
-            logger.info("%s commands were claimed by a round trip whose reply was lost", count)
-        self._in_flight.mark_released(rest)
-        self._take_on(thread, adopted)
-        self._in_flight.release(thread.connection)
-
-    def orphans(self, connection: Connection, sessions: Collection[Session]) -> list[Claim]:
-        """This worker's claims in the table that are not in flight, without payloads."""
-        _, known = self._end_sessions(connection, sessions)
-        return self._narrowing.orphans(connection, known)
-
-    def _end_sessions(
-        self, connection: Connection, sessions: Collection[Session]
-    ) -> tuple[bool, set[Key]]:
-        """Whether the sessions are gone, so that they cannot claim any more; and the claims that
-        were in flight then."""
-        gone = end_sessions(self._claims, connection, sessions, within=_GONE_WITHIN)
-        # Before the table is read: a claim that is settled in between is in neither.
-        return gone, self._in_flight.known()
-
-    def _want(self, now: float, threads: int, room: int) -> ClaimRequest:
+    def _want(self, now: float, room: int) -> ClaimRequest:
         floors = self._floors.for_claim(now)
         domains = self._turns.for_claim(now, all_domains=not floors)
         types = [name for domain in domains for name in self._types[domain]]
-        quick = [name for name in types if self._prefetch.is_quick(*name.split(" "))]
+        quick = [name for name in types if self.prefetch.is_quick(*name.split(" "))]
         bytes_ = self._claim_bytes - self._in_flight.prefetched_bytes
         if bytes_ <= 0:
             room = 0  # until a thread has started some of it
-        free = min(max(1, threads - len(self._in_flight)), room)
-        ahead = min(self._prefetch.prefetch(bytes_), room - free) if quick else 0
+        free = min(max(1, self.concurrency - len(self._in_flight)), room)
+        ahead = min(self.prefetch.prefetch(bytes_), room - free) if quick else 0
         if len(quick) == len(types):
             free, ahead = free + ahead, 0
         if quick != [name for name in types if name in self._quick]:
@@ -266,21 +278,26 @@ class Leader:
             quick_floors=self._quick_floors.for_claim(now),
         )
 
-    def wait_for_work(self, thread: WorkerThread) -> bool:
-        """True if only outcomes were waiting, which are settled now: the leader may wait on."""
-        thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
-        source = self._waiter.wait_for_work(
-            busy=lambda: bool(self._unsettled) or self._stopping.is_set(),
-            until=self._floors.look_again_at,
-        )
-        if source is not None:
-            thread.slot.counters.add(source)
-        if source is not None or self._stopping.is_set() or not self._waiter.only_own():
-            return False
-        self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
-        return True
+    def _wait_for_work(self, thread: WorkerThread) -> None:
+        """Outcomes of this worker that end the wait are settled, and the leader waits on."""
+        waits = True
+        while waits:
+            timeout = self._waiter.poll_interval + self._round_trip_seconds
+            thread.work = RoundTrip(time.monotonic() + timeout)
+            self._unsettled.log()
+            thread.slot.enter(Phase.RESTING, time.monotonic_ns(), 0)
+            source = self._waiter.wait_for_work(
+                busy=lambda: bool(self._unsettled) or self.stopping.is_set(),
+                until=self._floors.look_again_at,
+            )
+            if source is not None:
+                thread.slot.counters.add(source)
+            if source is not None or self.stopping.is_set() or not self._waiter.only_own():
+                return
+            self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
+            waits = thread.end()
 
-    def recover(self, thread: WorkerThread, error: Exception) -> None:
+    def _recover(self, thread: WorkerThread, error: Exception) -> None:
         """Replaces the session, however long that takes, unless the worker stops meanwhile."""
         read_only = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
         lost = isinstance(error, psycopg.Error) and (read_only or thread.connection.lost())
@@ -288,7 +305,7 @@ class Leader:
         if not lost:
             # A handler may have changed the session, the connection object or the process.
             self._warn_once(error, f"trying again every {_AFTER_FAILURE:g} s")
-            self._stopping.wait(_AFTER_FAILURE)
+            self.stopping.wait(_AFTER_FAILURE)
             return
         then = "the connection is lost: reconnecting until the database answers"
         self._warn_once(error, then, logging.WARNING)
@@ -297,11 +314,11 @@ class Leader:
             self._telemetry.health.database_away(time.monotonic())
         if read_only:
             # Where the DSN takes any server, the next session may lead to the same one.
-            self._stopping.wait(_AFTER_FAILURE)
-        while not self._stopping.is_set():
+            self.stopping.wait(_AFTER_FAILURE)
+        while not self.stopping.is_set():
             # Raises if the worker stops or the pool is exhausted; the loop's condition decides.
             with suppress(psycopg.OperationalError):
-                thread.connection.reconnect(self._stopping)
+                thread.connection.reconnect(self.stopping)
                 self._telemetry.database_back()
                 return
 

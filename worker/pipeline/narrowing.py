@@ -7,16 +7,12 @@ next claim. Keys are read without data.
 """
 
 import logging
-from bisect import bisect_right
-from collections.abc import Callable, Container
-from functools import partial
-from itertools import accumulate
+from collections.abc import Callable
 
-from cmdbus.worker.claims.claim import Claim, ClaimKey, ClaimRequest, Connection, Key, key_of
+from cmdbus.worker.claims.claim import Claim, ClaimRequest, Connection
 from cmdbus.worker.claims.claims import Claims
-from cmdbus.worker.claims.halving import in_halves
 from cmdbus.worker.claims.rejected_rows import RejectedRows
-from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason, was_executed
+from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, was_executed
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +50,7 @@ class Narrowing:
                     raise
                 if was_executed(error):
                     key = key._replace(token=key.token + 1, claimer=self._claims.incarnation)
-                count += self._set_aside(connection, key, error)
+                count += self._rejected.set_aside(connection, key, "cannot be claimed", error)
             else:
                 self._rejected.succeeded()
                 if claim is not None:
@@ -64,49 +60,3 @@ class Narrowing:
             if payload >= request.bytes:
                 break
         return count
-
-    def adopt(
-        self, connection: Connection, known: Container[Key], most: int
-    ) -> tuple[list[Claim], list[Claim]]:
-        """The orphans in two parts: with their payloads, of at most `most` bytes but for a
-        single larger one; and those that are to be released."""
-        orphans = self.orphans(connection, known)
-        adopted = in_halves(
-            lambda claims: self._claims.with_payloads(connection, claims, most),
-            orphans,
-            lambda claim, error: self._set_aside(connection, self._claims.key(claim), error),
-        )
-        # Each half had the limit to itself.
-        sizes = accumulate(len(claim.data) for claim in adopted)
-        adopted = adopted[: max(1, bisect_right(list(sizes), most))]
-        keys = {key_of(claim) for claim in adopted}
-        return adopted, [claim for claim in orphans if key_of(claim) not in keys]
-
-    def orphans(self, connection: Connection, known: Container[Key]) -> list[Claim]:
-        """This worker's claims in the table that are not `known`, without payloads."""
-        try:
-            claims = self._claims.claimed(connection)
-        except Exception as error:
-            if not may_be_of_one_row(error):
-                raise
-            if cause_of(error) is Cause.TIMEOUT:
-                # All rows are read, and there are too many.
-                logger.warning(
-                    "cannot look for claims whose reply was lost (%s): they can be claimed when "
-                    "their leases end",
-                    reason(error),
-                )
-                return []
-            claims = self._read_apart(connection, known)
-        return [claim for claim in claims if key_of(claim) not in known]
-
-    def _read_apart(self, connection: Connection, known: Container[Key]) -> list[Claim]:
-        keys = self._claims.keys_of(connection, self._claims.incarnation)
-        return in_halves(
-            lambda some: self._claims.claimed(connection, [key.command_id for key in some]),
-            [key for key in keys if key_of(key) not in known],
-            partial(self._set_aside, connection),
-        )
-
-    def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> bool:
-        return self._rejected.set_aside(connection, key, "cannot be claimed", error)

@@ -7,22 +7,18 @@ the queue, and the leadership behind them.
 
     take_turn           an item of the queue, until the thread must end
     ├── _run            a command:  in flight -> Execution.run -> finished -> unsettled
-    └── _lead           the leadership
-        ├── _settle_and_claim   Leader.settle_and_claim -> in flight -> queue
-        └── _wait_for_work      nothing to claim: the leader waits, with the leadership
+    └── Leader.lead     the leadership:  unsettled -> database -> in flight -> queue
 
 If all threads are busy, the leadership waits in the queue: that is backpressure. Only an
 empty claim makes the leader wait for a wake-up.
 """
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 import psycopg
 
-from cmdbus.board.records import Phase
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim
@@ -31,15 +27,12 @@ from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.pipeline.in_flight import Entry, InFlight
 from cmdbus.worker.pipeline.leader import Leader
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, STOP, LocalQueue
-from cmdbus.worker.pipeline.prefetch_policy import QUICK_SECONDS, PrefetchPolicy
+from cmdbus.worker.pipeline.prefetch_policy import QUICK_SECONDS
 from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.unsettled import Unsettled
-from cmdbus.worker.pipeline.worker_thread import RoundTrip, WorkerThread
+from cmdbus.worker.pipeline.worker_thread import WorkerThread
 
 logger = logging.getLogger(__name__)
-
-#: Seconds added to the statement timeout to get the deadline of a leader's round trip.
-_SPARE_SECONDS = 5.0
 
 
 class Pipeline:
@@ -48,20 +41,13 @@ class Pipeline:
     def __init__(self, setup: Setup, concurrency: int, is_surplus: Callable[[], bool]) -> None:
         """`is_surplus`: whether there are more threads than `concurrency`."""
         self._setup = setup
-        self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
-        self.concurrency = concurrency
         self._is_surplus = is_surplus
-        self._prefetch = PrefetchPolicy()
         self.in_flight = InFlight(setup.claims, setup.telemetry.seat)
         self.queue = LocalQueue(self.in_flight)
         self.unsettled = Unsettled(setup.claims, setup.telemetry, self.in_flight)
-        self.stopping = threading.Event()
-        self.leader = Leader(
-            setup, self.in_flight, self.queue, self.unsettled, self._prefetch, self.stopping
-        )
-        #: Errors of the latest round trips, if all failed for a reason other than the database.
-        self.faults: list[Exception] = []
+        self.leader = Leader(setup, concurrency, self.in_flight, self.queue, self.unsettled)
+        self._prefetch, self.stopping = self.leader.prefetch, self.leader.stopping
 
     def stop_claiming(self) -> None:
         """Lets the threads end once their commands have finished; releases the others."""
@@ -73,21 +59,12 @@ class Pipeline:
     def settle_all(self, connection: ThreadConnection, slot: Slot) -> None:
         """At the end: settles every outcome and releases every claim that is left."""
         self.unsettled.settle_all(connection, slot)
-        if self.leader.sessions_in_doubt:
-            orphans = self.leader.orphans(connection.connection(), self.leader.sessions_in_doubt)
-            self.in_flight.mark_released(orphans)
+        self.leader.adoption.release_all(connection)
         self.in_flight.release(connection)
 
     @property
     def busy(self) -> bool:
         return bool(self.in_flight or self.unsettled)
-
-    def prepare_session(self, thread: WorkerThread) -> bool:
-        """Before the first turn of a thread; if it fails, the thread prepares when it leads."""
-        thread.work = RoundTrip(time.monotonic() + self._round_trip_seconds, leads=False)
-        with suppress(Exception):
-            self.leader.prepare(thread)
-        return thread.end()
 
     def take_turn(self, thread: WorkerThread) -> bool:
         """Takes one item of the queue; False if the thread must end."""
@@ -101,7 +78,7 @@ class Pipeline:
             # A domain was paused since then. The next claim takes the commands of other domains.
             self.queue.release(item)
         elif item is LEADERSHIP:
-            return self._lead(thread)
+            return self.leader.lead(thread)
         elif item is STOP:
             self.queue.put(STOP)  # for the next one
             return False
@@ -176,53 +153,3 @@ class Pipeline:
             thread.slot.end(time.monotonic_ns())
             with suppress(psycopg.Error):
                 self.unsettled.settle(thread.connection, thread.slot, self.unsettled.take())
-
-    def _lead(self, thread: WorkerThread) -> bool:
-        """Puts the leadership back into the queue, whatever happens."""
-        thread.rename("")
-        if self.queue.needs_help:
-            self.queue.wake()
-        stays = True
-        try:
-            waited = True
-            while stays and waited:
-                waited = self._settle_and_claim(thread)
-                stays = thread.end()
-        except Exception as error:
-            stays = thread.end() and stays
-            self._telemetry.claim_failed(thread.slot)
-            if stays:
-                if not isinstance(error, psycopg.Error):
-                    self.faults.append(error)
-                self.leader.recover(thread, error)
-        finally:
-            thread.slot.end(time.monotonic_ns())
-            if stays and not self.stopping.is_set():
-                self.queue.put_back(LEADERSHIP)
-        self.unsettled.log()
-        return stays
-
-    def _settle_and_claim(self, thread: WorkerThread) -> bool:
-        """True if there was nothing to claim: then the thread has waited for work."""
-        due = time.monotonic() + self._round_trip_seconds
-        thread.work = RoundTrip(due)
-        thread.slot.enter(Phase.LEADING, time.monotonic_ns(), int(due * 1e9))
-        if self.stopping.is_set():
-            self.unsettled.settle(thread.connection, thread.slot, self.unsettled.take())
-            return False
-        thread.pauses = self._waiter.pauses
-        found = self.leader.settle_and_claim(thread, self.concurrency)
-        # Adopted commands may wait for this very thread.
-        waits = not (found or self.queue) and thread.end()
-        if waits:
-            self._wait_for_work(thread)
-        self.faults.clear()
-        return waits
-
-    def _wait_for_work(self, thread: WorkerThread) -> None:
-        waits = True
-        while waits:
-            timeout = self._waiter.poll_interval + self._round_trip_seconds
-            thread.work = RoundTrip(time.monotonic() + timeout)
-            self.unsettled.log()
-            waits = self.leader.wait_for_work(thread) and thread.end()

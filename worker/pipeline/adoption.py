@@ -1,0 +1,102 @@
+"""Adopts claims whose reply was lost.
+
+A round trip whose session died may have claimed, or may still: its session is in doubt. The next
+leader ends the session, waits until it is gone, and adopts the rows that the table shows as this
+worker's claims and that are not in flight here.
+"""
+
+import logging
+from bisect import bisect_right
+from collections.abc import Container
+from itertools import accumulate
+
+from cmdbus.worker.claims.claim import Claim, ClaimKey, Connection, Key, Session, key_of
+from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.connections import ThreadConnection
+from cmdbus.worker.claims.halving import in_halves
+from cmdbus.worker.claims.rejected_rows import RejectedRows
+from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason
+from cmdbus.worker.claims.sessions import end_sessions
+from cmdbus.worker.pipeline.in_flight import InFlight
+
+logger = logging.getLogger(__name__)
+
+#: Seconds to wait until a session in doubt is gone; after that the next leader asks again.
+_GONE_WITHIN = 2.0
+
+
+class Adoption:
+    """Used by one thread at a time: the leader, or the thread that stops the worker."""
+
+    def __init__(self, claims: Claims, in_flight: InFlight, max_bytes: int) -> None:
+        """`max_bytes` of payloads are adopted, or a single larger one."""
+        self._claims = claims
+        self._in_flight = in_flight
+        self._max_bytes = max_bytes
+        self._rejected = RejectedRows(claims)
+        #: Housekeeping adds to it, too.
+        self.sessions_in_doubt: set[Session] = set()
+
+    def mark_in_doubt(self, session: Session | None) -> None:
+        """The session's last round trip may have claimed."""
+        if session is not None:
+            self.sessions_in_doubt.add(session)
+
+    def end_sessions(self, connection: Connection) -> tuple[set[Session], set[Key]]:
+        """Returns the sessions that are gone, so that they cannot claim any more, and the claims
+        that were in flight then."""
+        sessions = set(self.sessions_in_doubt)
+        gone = end_sessions(self._claims, connection, sessions, within=_GONE_WITHIN)
+        # Before the table is read: a claim that is settled in between is in neither.
+        return sessions if gone else set(), self._in_flight.known()
+
+    def adopt(self, connection: Connection, known: Container[Key]) -> list[Claim]:
+        """Returns orphans with their payloads; marks those that exceed the limit as released."""
+        orphans = self.orphans(connection, known)
+        adopted = in_halves(
+            lambda some: self._claims.with_payloads(connection, some, self._max_bytes),
+            orphans,
+            lambda claim, error: self._set_aside(connection, self._claims.key(claim), error),
+        )
+        # Each half had the limit to itself.
+        sizes = accumulate(len(claim.data) for claim in adopted)
+        adopted = adopted[: max(1, bisect_right(list(sizes), self._max_bytes))]
+        keys = {key_of(claim) for claim in adopted}
+        self._in_flight.mark_released([claim for claim in orphans if key_of(claim) not in keys])
+        if orphans:
+            logger.info(
+                "%s commands were claimed by a round trip whose reply was lost", len(orphans)
+            )
+        return adopted
+
+    def release_all(self, connection: ThreadConnection) -> None:
+        """Marks all orphans of sessions in doubt as released."""
+        if self.sessions_in_doubt:
+            _, known = self.end_sessions(connection.connection())
+            self._in_flight.mark_released(self.orphans(connection.connection(), known))
+
+    def orphans(self, connection: Connection, known: Container[Key]) -> list[Claim]:
+        """This worker's claims in the table that are not `known`, without payloads."""
+        try:
+            claims = self._claims.claimed(connection)
+        except Exception as error:
+            if not may_be_of_one_row(error):
+                raise
+            if cause_of(error) is Cause.TIMEOUT:
+                # All rows are read, and there are too many.
+                logger.warning(
+                    "cannot look for claims whose reply was lost (%s): they can be claimed when "
+                    "their leases end",
+                    reason(error),
+                )
+                return []
+            keys = self._claims.keys_of(connection, self._claims.incarnation)
+            claims = in_halves(
+                lambda some: self._claims.claimed(connection, [key.command_id for key in some]),
+                [key for key in keys if key_of(key) not in known],
+                lambda key, error: self._set_aside(connection, key, error),
+            )
+        return [claim for claim in claims if key_of(claim) not in known]
+
+    def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> bool:
+        return self._rejected.set_aside(connection, key, "cannot be claimed", error)
