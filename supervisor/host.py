@@ -135,8 +135,7 @@ def pidfile_path(directory: Path, name: str) -> Path:
 
 
 def check_free(path: Path, name: str) -> None:
-    """Raises NameTakenError if a supervisor holds the pidfile or the board `path`. Keeps no
-    lock. A supervisor may live without its pidfile, which programs that remove old files remove."""
+    """NameTakenError if a supervisor holds the pidfile or the board `path`. Keeps no lock."""
     if os.path.lexists(path):
         os.close(_locked(path, name, os.O_RDONLY, fcntl.LOCK_SH))
 
@@ -178,7 +177,15 @@ class ListenError(CmdbusError):
 def listen(host: str, port: int) -> socket.socket:
     """A socket on which accept() never blocks."""
     listener = bound(host, port, backlog=_BACKLOG)
-    _log_address(listener)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{address_text(host, port)}"
+    logger.info("probes, metrics and status are at %s", url)
+    if not ipaddress.ip_address(host).is_loopback:
+        logger.warning(
+            "any client that reaches %s can read which commands run here, without their data: "
+            "restrict access to it",
+            url,
+        )
     return listener
 
 
@@ -209,18 +216,6 @@ def bound(host: str, port: int, backlog: int | None = None) -> socket.socket:
 
 def address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _log_address(listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    url = f"http://{address_text(host, port)}"
-    logger.info("probes, metrics and status are at %s", url)
-    if not ipaddress.ip_address(host).is_loopback:
-        logger.warning(
-            "any client that reaches %s can read which commands run here, without their data: "
-            "restrict access to it",
-            url,
-        )
 
 
 def check_host(settings: Settings) -> Iterator[Check]:

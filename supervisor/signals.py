@@ -6,22 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-#: The signals that the supervisor acts on, and SIGCHLD.
-NOTED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGHUP,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGUSR1,
-    signal.SIGCHLD,
-)
 STOPPING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
 #: A terminal suspends with them the processes in its background that read from it or change it,
 #: or that write to it after `stty tostop`; if they are ignored, a read is an error.
 _OF_TERMINAL = frozenset((signal.SIGTTIN, signal.SIGTTOU))
-_MAX_READ_BYTES = 4096
+#: The signals that the supervisor acts on, and SIGCHLD.
+NOTED = STOPPING | _OF_TERMINAL | {signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD}
 
 
 class Signals:
@@ -47,7 +37,7 @@ class Signals:
         """The signals received since the last call, each once."""
         # The pipe first: later signals wake the loop again.
         with suppress(BlockingIOError):
-            while os.read(self.descriptor, _MAX_READ_BYTES):
+            while os.read(self.descriptor, 4096):
                 pass
         noted, self._received = self._received, {}
         return [signal.Signals(number) for number in noted]

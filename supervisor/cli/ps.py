@@ -145,21 +145,19 @@ def _read(path: Path) -> PsSnapshot:
     with closing(Board.open(path)) as board:
         view, counters = board.snapshot(), board.counters()
     now = time.monotonic_ns()
+    gone = {
+        seat.pid
+        for seat in view.seats
+        if seat.pid is not None
+        and (not view.this_boot or pid_state(seat.pid, seat.since) is PidState.GONE)
+    }
     return PsSnapshot(
         view=view,
         now=now if view.this_boot else None,
         supervisor=_presence(view, now),
         counters=counters,
-        gone=frozenset(_gone(view)),
+        gone=frozenset(gone),
     )
-
-
-def _gone(view: BoardView) -> Iterator[int]:
-    for seat in view.seats:
-        if seat.pid is None:
-            continue
-        if not view.this_boot or pid_state(seat.pid, seat.since) is PidState.GONE:
-            yield seat.pid
 
 
 def _presence(view: BoardView, now: int) -> PidState:
