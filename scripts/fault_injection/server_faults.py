@@ -39,6 +39,7 @@ _END_ALL = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = %s AND pid <> pg_backend_pid()"
 )
+_NO_STANDBY = b"RESET synchronous_standby_names"
 _READ_ONLY = "default_transaction_read_only"
 _CROSSED = (
     "SELECT count(*) FROM cmdbus.event WHERE code = 'DeadlockDetected' AND command_id = ANY (%s)"
@@ -101,10 +102,11 @@ def hold_snapshot(rig: TestRig, fault: Fault) -> None:
 @fault("lock-table", "a stranger locks a table", weight=2, lasts=(0.3, 4.0), hurts=Hurts.ALL)
 def lock_table(rig: TestRig, fault: Fault) -> None:
     tables = (b"ready", b"scheduled", b"finished", b"event", b"waiter", b"identity")
+    tables += (b"lease", b"node", b"domain", b"incarnation")
     mode = b"ACCESS EXCLUSIVE" if fault.rand < 0.5 else b"EXCLUSIVE"
     with rig.connect() as connection, connection.transaction():
         connection.execute("SET LOCAL lock_timeout = '5s'")
-        connection.execute(_LOCK % (tables[int(fault.rand * len(tables) * 2) % 6], mode))
+        connection.execute(_LOCK % (tables[int(fault.rand * len(tables) * 2) % len(tables)], mode))
         time.sleep(fault.lasts)
 
 
@@ -222,6 +224,26 @@ def _fail_back(rig: TestRig) -> None:
     _alter(rig, f"RESET {_READ_ONLY}")
 
 
+@fault(
+    "no-standby",
+    "COMMITs wait for a standby that is gone",
+    lasts=(0.5, 5.0),
+    needs=Needs.OWN_SERVER,
+    hurts=Hurts.ALL,
+)
+def lose_standby(rig: TestRig, fault: Fault) -> None:
+    change = partial(_set_standby, rig, b"SET synchronous_standby_names = 'gone'")
+    with rig.undoing(change, lambda: _persist(rig, partial(_set_standby, rig))):
+        time.sleep(fault.lasts)
+
+
+def _set_standby(rig: TestRig, change: bytes = _NO_STANDBY) -> None:
+    """Writes no table: its COMMIT would wait, too."""
+    with rig.connect() as connection:
+        connection.execute(b"ALTER SYSTEM " + change)
+        connection.execute("SELECT pg_reload_conf()")
+
+
 @fault("deny", "the database refuses connections", lasts=(0.5, 5.0), hurts=Hurts.ALL)
 def deny(rig: TestRig, fault: Fault) -> None:
     with (
@@ -292,6 +314,7 @@ def repair(server: EmbeddedPostgres) -> None:
             if process.status() == psutil.STATUS_STOPPED:
                 process.resume()
     with connect(server.dsn) as connection:
+        connection.execute(b"ALTER SYSTEM " + _NO_STANDBY)
         reset_read_only(connection)
 
 
