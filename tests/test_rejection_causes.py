@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import psycopg
 import pytest
+from psycopg.pq import DiagnosticField
 
 from cmdbus.worker.claims.halving import in_halves
 from cmdbus.worker.claims.rejections import Cause, cause_of
@@ -50,6 +51,19 @@ def test_an_error_is_one_of_its_rows_unless_it_says_otherwise(
     error: type[Exception], cause: Cause
 ) -> None:
     assert cause_of(error("why")) is cause
+
+
+@pytest.mark.parametrize("function", ["GetNewTransactionId", "GetNewMultiXactId"])
+def test_a_server_that_gives_no_transaction_ids_says_nothing_about_a_row(function: str) -> None:
+    """Other errors of that SQLSTATE are about a row that is too long, for example."""
+    state, source = DiagnosticField.SQLSTATE, DiagnosticField.SOURCE_FUNCTION
+
+    def error(raised_by: str) -> psycopg.Error:
+        info: dict[int, bytes | None] = {state: b"54000", source: raised_by.encode()}
+        return psycopg.errors.ProgramLimitExceeded("why", info=info)
+
+    assert cause_of(error(function)) is Cause.ELSEWHERE
+    assert cause_of(error("index_form_tuple")) is Cause.ROWS
 
 
 def test_text_that_the_driver_cannot_send_or_read_is_an_error_of_its_row() -> None:

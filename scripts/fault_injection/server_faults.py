@@ -101,8 +101,10 @@ def hold_snapshot(rig: TestRig, fault: Fault) -> None:
 
 @fault("lock-table", "a stranger locks a table", weight=2, lasts=(0.3, 4.0), hurts=Hurts.ALL)
 def lock_table(rig: TestRig, fault: Fault) -> None:
-    tables = (b"ready", b"scheduled", b"finished", b"event", b"waiter", b"identity")
-    tables += (b"lease", b"node", b"domain", b"incarnation")
+    tables = (
+        *(b"ready", b"scheduled", b"finished", b"event", b"waiter", b"identity"),
+        *(b"lease", b"node", b"domain", b"incarnation"),
+    )
     mode = b"ACCESS EXCLUSIVE" if fault.rand < 0.5 else b"EXCLUSIVE"
     with rig.connect() as connection, connection.transaction():
         connection.execute("SET LOCAL lock_timeout = '5s'")

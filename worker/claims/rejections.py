@@ -25,6 +25,8 @@ _CONTENTION = ("40", "55P03")
 _TIMEOUT = ("57014", "53200", "53400")
 #: Disk full, and I/O errors.
 _STORAGE = ("53100", "58")
+#: Functions of the server that refuse to give a number, with the SQLSTATE of a row too long.
+_GIVE_NUMBERS = ("GetNewTransactionId", "GetNewMultiXactId")
 _INSUFFICIENT_PRIVILEGE = "42501"
 #: Functions of the server that raise it for a row: a policy of the table, a RAISE in a trigger.
 _REFUSE_A_ROW = ("ExecWithCheckOptions", "exec_stmt_raise")
@@ -45,7 +47,9 @@ def cause_of(error: BaseException) -> Cause:
         return Cause.TIMEOUT
     if state.startswith(_CONTENTION) or lacks_a_right(error):
         return Cause.CONTENTION
-    return Cause.ELSEWHERE if state.startswith(_ELSEWHERE) else Cause.ROWS
+    if state.startswith(_ELSEWHERE) or lacks_storage(error):
+        return Cause.ELSEWHERE
+    return Cause.ROWS
 
 
 def may_be_of_one_row(error: BaseException) -> bool:
@@ -63,8 +67,11 @@ def lacks_a_right(error: BaseException) -> bool:
 
 
 def lacks_storage(error: BaseException) -> bool:
-    """Whether the server's disk is full or fails."""
-    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_STORAGE)
+    """Whether the server's disk is full or fails, or it gives no transaction a number until an
+    operator has removed what keeps it from a VACUUM."""
+    return isinstance(error, psycopg.Error) and (
+        (error.sqlstate or "").startswith(_STORAGE) or error.diag.source_function in _GIVE_NUMBERS
+    )
 
 
 def lacks_partition(error: BaseException) -> bool:
