@@ -26,11 +26,10 @@ class ThreadPool:
 
     def __init__(self, setup: Setup, concurrency: int) -> None:
         self._source, self._telemetry = setup.source, setup.telemetry
-        self.pipeline = Pipeline(
-            setup, concurrency, lambda: len(self._threads) > self.pipeline.leader.concurrency
-        )
+        self.pipeline = Pipeline(setup, lambda: len(self._threads) > self._queue.threads)
         self.in_flight, self.unsettled = self.pipeline.in_flight, self.pipeline.unsettled
         self._queue, self._stopping = self.pipeline.queue, self.pipeline.stopping
+        self._queue.threads = concurrency
         #: One element for each thread that may have a turn.
         self._prepared: SimpleQueue[None] = SimpleQueue()
         #: By number. The main thread and housekeeping add threads, which remove themselves.
@@ -40,10 +39,10 @@ class ThreadPool:
 
     def start(self) -> None:
         """Returns once each thread has prepared its session, or soon if some cannot."""
-        self.set_concurrency(self.pipeline.leader.concurrency)
+        self.set_concurrency(self._queue.threads)
         deadline = time.monotonic() + _PREPARES_SECONDS
         with suppress(Empty):
-            for _ in range(self.pipeline.leader.concurrency):
+            for _ in range(self._queue.threads):
                 self._prepared.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def claim(self) -> None:
@@ -52,7 +51,7 @@ class ThreadPool:
         self._queue.put(LEADERSHIP)
 
     def set_concurrency(self, threads: int) -> None:
-        self.pipeline.leader.concurrency = threads
+        self._queue.threads = threads
         for number in range(threads):
             if number not in self._threads:
                 self.fill(number)

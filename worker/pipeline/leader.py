@@ -49,16 +49,9 @@ _FULL_SECONDS = 0.01
 
 class Leader:
     def __init__(
-        self,
-        setup: Setup,
-        concurrency: int,
-        in_flight: InFlight,
-        queue: LocalQueue,
-        unsettled: Unsettled,
+        self, setup: Setup, in_flight: InFlight, queue: LocalQueue, unsettled: Unsettled
     ) -> None:
         self._claims = setup.claims
-        #: Number of threads for which the leader claims.
-        self.concurrency = concurrency
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
         #: By domain.
         self._types = defaultdict[str, list[str]](list)
@@ -260,7 +253,7 @@ class Leader:
         bytes_ = self._claim_bytes - self._in_flight.prefetched_bytes
         if bytes_ <= 0:
             room = 0  # until a thread has started some of it
-        free = min(max(1, self.concurrency - len(self._in_flight)), room)
+        free = min(max(1, self._queue.threads - len(self._in_flight)), room)
         ahead = min(self.prefetch.prefetch(bytes_), room - free) if quick else 0
         if len(quick) == len(types):
             free, ahead = free + ahead, 0

@@ -35,6 +35,8 @@ class LocalQueue:
 
     def __init__(self, in_flight: InFlight) -> None:
         self._in_flight = in_flight
+        #: Number of threads that draw from it.
+        self.threads = 0
         self._items: deque[Item] = deque()
         #: One element for each thread that idles; the thread that wakes one removes it.
         self._idle: deque[None] = deque()

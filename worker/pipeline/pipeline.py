@@ -38,15 +38,15 @@ logger = logging.getLogger(__name__)
 class Pipeline:
     """The stages, and the state that the threads share: each operation on that is atomic."""
 
-    def __init__(self, setup: Setup, concurrency: int, is_surplus: Callable[[], bool]) -> None:
-        """`is_surplus`: whether there are more threads than `concurrency`."""
+    def __init__(self, setup: Setup, is_surplus: Callable[[], bool]) -> None:
+        """`is_surplus`: whether a thread may end, as there are too many."""
         self._setup = setup
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self._is_surplus = is_surplus
         self.in_flight = InFlight(setup.claims, setup.telemetry.seat)
         self.queue = LocalQueue(self.in_flight)
         self.unsettled = Unsettled(setup.claims, setup.telemetry, self.in_flight)
-        self.leader = Leader(setup, concurrency, self.in_flight, self.queue, self.unsettled)
+        self.leader = Leader(setup, self.in_flight, self.queue, self.unsettled)
         self._prefetch, self.stopping = self.leader.prefetch, self.leader.stopping
 
     def stop_claiming(self) -> None:
