@@ -1,4 +1,4 @@
-"""Child processes: forked, watched by pidfd, ended with what they started, reaped by id.
+"""Child processes: forked, watched by pidfd, reaped by id, each with its process group.
 
 Must be used while this process has one thread and holds no lock.
 """

@@ -20,7 +20,7 @@ from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Role, SupervisorState
 from cmdbus.clock import time
 from cmdbus.errors import BoardError, CmdbusError, EmbeddedError
-from cmdbus.exits import Exit
+from cmdbus.exits import Exit, ExitStatus
 from cmdbus.readiness import Finding, sentences
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child, fork, wait
@@ -46,7 +46,7 @@ _MAX_COMMAND_TYPES = 64
 
 
 class StartupProbes:
-    """Closed before the steward starts: probes in between wait a moment."""
+    """Answers probes in a child. Closed before the steward starts: probes in between wait."""
 
     def __init__(self, settings: Settings, listener: socket | None, close: Iterable[int]) -> None:
         """`close`: descriptors that the child must not keep. Without a listener no child starts."""
@@ -82,7 +82,7 @@ class StartupProbes:
             exited = self._child.reap() if self._child is not None else None
             if exited is not None:
                 self._child = None
-                no_thread = exited.signal == 0 and exited.code == Exit.NO_RESOURCES
+                no_thread = exited == ExitStatus(0, Exit.NO_RESOURCES)
                 why = "found no thread left" if no_thread else str(exited)
                 self._warn(f"the process that answers them {why}")
             if self._child is None:
@@ -142,7 +142,7 @@ def _install_schema(server: "EmbeddedPostgres", schema: str, signals: Signals) -
     except OSError as error:
         raise CmdbusError(f"cannot start a process ({error.strerror})") from None
     if exit_status.code == Exit.CANNOT_START:
-        sys.exit(Exit.CANNOT_START)
+        sys.exit(Exit.CANNOT_START)  # It has logged the reason.
     if exit_status.signal or exit_status.code:
         raise CmdbusError(f"the schema could not be installed: the process {exit_status}")
 
@@ -181,7 +181,7 @@ def make_board(settings: Settings, path: Path, stacks: Path, types: int) -> Boar
     try:
         check_free(path, settings.name)
         if path.exists():
-            # A dead supervisor left it: it says what its processes held, for the steward.
+            # A dead supervisor left it: the steward finds the claims of its processes there.
             _log_death(path, settings.name)
             path.rename(path.with_name(f"{path.name}.{time.time_ns()}"))
         stacks.mkdir(mode=0o700, exist_ok=True)

@@ -42,7 +42,7 @@ class Account:
         """Runs a program as this user, with stdout and stderr captured together.
 
         Its environment is a new one: PGOPTIONS and similar variables would change what the
-        programs do, and a server of another user must not read a DSN from ours.
+        programs do, and a server of another user must not read our DSN.
         `in_terminal`: whether signals of the terminal, like that of Ctrl-C, reach the program.
         """
         root = os.geteuid() == 0

@@ -22,7 +22,7 @@ _SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "KEEP")
 
 
 @click.command(
-    help="""Show what waits, runs and needs an operator, by domain and type.
+    help="""Count the commands that wait, run or need an operator, by domain and type.
 
     READY could be claimed now, LATER waits for its time, TROUBLE for a person. OLDEST
     is how long the first of the ready ones has waited.

@@ -1,4 +1,4 @@
-"""The operator's command, `cmdbus`. Each sub-command imports what it needs.
+"""The operator's command, `cmdbus`. Each sub-command does its own imports.
 
 Exit codes: 0 done, 1 it could not be done (one sentence on stderr), 2 usage.
 """

@@ -174,7 +174,7 @@ def _missing(path: Path) -> str:
     except NameTakenError as taken:
         return (
             f"the supervisor {path.stem!r} (pid {taken.pid or 'unknown'}) is starting and has no "
-            f"board yet: its log says what it waits for"
+            f"board yet: its log has the reason"
         )
     others = sorted(found.stem for found in path.parent.glob("*.board"))
     hint = (

@@ -117,7 +117,7 @@ def ignored_options(*names: str) -> Callable[[Any], Any]:
 
 
 def with_bus(command: Callable[..., Shown]) -> Any:
-    """Gives a command the bus as its first argument, and shows what it returns."""
+    """Gives a command the bus as its first argument, and shows its result."""
 
     @database_options
     @json_option

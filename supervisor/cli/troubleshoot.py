@@ -46,7 +46,7 @@ _targets = stacked(
 
 @tsq.command(
     "list",
-    help="""Show what waits for an operator, the latest first.
+    help="""List the commands that wait for an operator, the latest first.
 
     \b
     Examples:
@@ -69,7 +69,7 @@ def list_(bus: "CommandBus", limit: int, offset: int, **filters: Any) -> Shown:
 
 
 @tsq.command(
-    help="""Count what waits for an operator by domain, type and error, the most frequent first.
+    help="""Count these commands by domain, type and error, the most frequent first.
 
     \b
     Examples:
