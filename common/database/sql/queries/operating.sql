@@ -17,24 +17,20 @@ WHERE domain = %(domain)s
 -- name: purge
 -- Removes waiting commands of a domain with every trace, up to a count from each table; for tests.
 -- Skips locked rows.
-WITH waiting AS MATERIALIZED (
-    SELECT priority, id FROM {schema}.ready
-    WHERE domain = %(domain)s
-        AND (lease_until IS NULL OR {schema}.lease_is_over(claimer, lease_until))
-    LIMIT %(count)s
-    FOR UPDATE SKIP LOCKED
-), from_ready AS (
-    DELETE FROM {schema}.ready r USING waiting w
-    WHERE r.domain = %(domain)s AND r.priority = w.priority AND r.id = w.id
-    RETURNING r.command_id
-), later AS MATERIALIZED (
-    SELECT due_at, id FROM {schema}.scheduled WHERE domain = %(domain)s
-    LIMIT %(count)s
-    FOR UPDATE SKIP LOCKED
+WITH from_ready AS (
+    DELETE FROM {schema}.ready WHERE ctid = ANY (ARRAY(
+        SELECT r.ctid FROM {schema}.ready r
+        WHERE r.domain = %(domain)s
+            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+        LIMIT %(count)s
+        FOR UPDATE SKIP LOCKED))
+    RETURNING command_id
 ), from_scheduled AS (
-    DELETE FROM {schema}.scheduled s USING later l
-    WHERE s.due_at = l.due_at AND s.id = l.id
-    RETURNING s.command_id
+    DELETE FROM {schema}.scheduled WHERE ctid = ANY (ARRAY(
+        SELECT s.ctid FROM {schema}.scheduled s WHERE s.domain = %(domain)s
+        LIMIT %(count)s
+        FOR UPDATE SKIP LOCKED))
+    RETURNING command_id
 ), gone AS (
     SELECT command_id FROM from_ready UNION ALL SELECT command_id FROM from_scheduled
 ), identities AS (

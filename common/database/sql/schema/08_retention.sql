@@ -100,21 +100,18 @@ END
 $$;
 
 -- Whether the caller is to sweep a domain: true for one steward in p_seconds, whatever the clock
--- does. Skips a locked row.
+-- does, and NULL for the others. Skips a locked row.
 CREATE FUNCTION {schema}.begin_sweep(p_domain text, p_seconds double precision) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER
 AS $$
-    WITH due AS MATERIALIZED (
+    UPDATE {schema}.domain SET swept_at = clock_timestamp()
+    WHERE name = (
         SELECT d.name FROM {schema}.domain d
         WHERE d.name = p_domain
             AND (d.swept_at > clock_timestamp()
                 OR d.swept_at <= clock_timestamp() - make_interval(secs => p_seconds)) IS NOT FALSE
-        FOR UPDATE SKIP LOCKED
-    ), begun AS (
-        UPDATE {schema}.domain d SET swept_at = clock_timestamp() FROM due
-        WHERE d.name = due.name RETURNING 1
-    )
-    SELECT EXISTS (SELECT FROM begun)
+        FOR UPDATE SKIP LOCKED)
+    RETURNING true
 $$;
 
 -- Deletes from a day what a domain keeps for a shorter time than others, up to p_size commands,
@@ -133,16 +130,13 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'not a day of history: ' || p_partition;
     END IF;
     EXECUTE format('
-        WITH old AS MATERIALIZED (
-            SELECT f.domain, f.command_id, f.finished_at FROM {schema}.%1$I f
-            WHERE f.domain = $1 AND f.finished_at <= $2
-            LIMIT $3
-            FOR UPDATE SKIP LOCKED
-        ), gone AS (
-            DELETE FROM {schema}.%1$I f USING old o
-            WHERE f.domain = o.domain AND f.command_id = o.command_id
-                AND f.finished_at = o.finished_at
-            RETURNING f.domain, f.command_id
+        WITH gone AS (
+            DELETE FROM {schema}.%1$I WHERE ctid = ANY (ARRAY(
+                SELECT f.ctid FROM {schema}.%1$I f
+                WHERE f.domain = $1 AND f.finished_at <= $2
+                LIMIT $3
+                FOR UPDATE SKIP LOCKED))
+            RETURNING domain, command_id
         ), identities AS (
             DELETE FROM {schema}.identity i USING gone g
             WHERE i.domain = g.domain AND i.command_id = g.command_id
