@@ -1,24 +1,4 @@
-"""Everything that cmdbus raises by name. Bad arguments are ValueErrors.
-
-CmdbusError
-├── CommandError                      raised by handlers
-│   ├── TransientCommandError         try again later
-│   ├── PermanentCommandError         never try again: to troubleshooting
-│   └── BusinessRuleError             the command failed, and that is its outcome
-├── SendRefusedError                  nothing was sent
-│   ├── DuplicateCommandError
-│   ├── QueueFullError
-│   └── ShutdownError
-├── CommandNotFoundError
-├── InvalidOperationError             not in the command's present state
-├── HandlerAlreadyRegisteredError
-├── AppError                          the handlers cannot be loaded
-├── BoardError                        cannot be made or read
-├── SchemaError                       missing, of another version, or cannot be installed
-├── MissingRightError                 the database role may not do this
-├── DatabaseUnavailableError          no connection could be made
-└── EmbeddedError                     the private PostgreSQL cannot be had
-"""
+"""Everything that cmdbus raises by name. Bad arguments are ValueErrors."""
 
 from collections.abc import Sequence
 from uuid import UUID

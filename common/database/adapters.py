@@ -13,14 +13,9 @@ from psycopg.types.array import register_all_arrays
 Row = tuple[Any, ...]
 
 
-def _default() -> AdaptersMap:
-    adapters = AdaptersMap(types=TypesRegistry(postgres.types))
-    postgres.register_default_adapters(adapters)
-    register_all_arrays(adapters)
-    return adapters
-
-
-ADAPTERS = _default()
+ADAPTERS = AdaptersMap(types=TypesRegistry(postgres.types))
+postgres.register_default_adapters(ADAPTERS)
+register_all_arrays(ADAPTERS)
 
 
 def own_cursor(connection: psycopg.Connection[Any]) -> psycopg.Cursor[Row]:

@@ -171,7 +171,8 @@ def connect(parts: Parts, within: float | None = None) -> Session:
     try:
         return open_session(parts, within)
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(unavailable(parts, error)) from None
+        reason = redact(joined(str(error)) or type(error).__name__, parts)
+        raise DatabaseUnavailableError(f"cannot connect to {describe(parts)}: {reason}") from None
 
 
 def open_session(parts: Parts, within: float | None = None) -> Session:
@@ -181,11 +182,6 @@ def open_session(parts: Parts, within: float | None = None) -> Session:
     if within is not None and (not given.isdecimal() or int(given) == 0 or within < int(given)):
         parts = {**parts, "connect_timeout": str(max(2, math.ceil(within)))}
     return Session.connect(**parts, autocommit=True)
-
-
-def unavailable(parts: Parts, error: BaseException) -> str:
-    reason = joined(str(error)) or type(error).__name__
-    return f"cannot connect to {describe(parts)}: {redact(reason, parts)}"
 
 
 def redact(text: str, parts: Parts) -> str:

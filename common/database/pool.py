@@ -110,7 +110,7 @@ class SessionPool:
         """PoolTimeout if none was free in time; its cause is why none could be opened."""
         with self._lock:
             if self._kept.idle and not self._waiters and not self._closed:
-                return self._kept.latest()
+                return self._kept.idle.pop()[1]
         waiter = _Waiter(time.monotonic() + (self.timeout if timeout is None else timeout))
         try:
             while True:
@@ -179,7 +179,7 @@ class SessionPool:
                 self._join(waiter, now)
                 if self._waiters[0] is waiter:
                     if self._kept.idle:
-                        return self._kept.latest()
+                        return self._kept.idle.pop()[1]
                     if self._may_open(now):
                         self._connector = waiter
                         self._waiters.popleft()
@@ -265,9 +265,6 @@ class _Kept:
         self.opened: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
         #: Times of the last use; the latest used one last.
         self.idle: list[tuple[float, Connection]] = []
-
-    def latest(self) -> Connection:
-        return self.idle.pop()[1]
 
     def unused(self, since: float, least: int) -> list[Connection]:
         """Takes out those that were not used since then, as long as `least` are left."""
