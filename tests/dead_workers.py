@@ -65,7 +65,6 @@ class Dead:
 
     def death(self, gil_holder: dict[Claim, TransientCommandError] | None = None) -> Attribution:
         return Attribution(
-            incarnation=self.claims.incarnation,
             seat=self.board.seat_view(0),
             why=WHY,
             causes={key_of(c): error for c, error in (gil_holder or {}).items()},
@@ -78,8 +77,10 @@ def dead(dsn: str) -> Iterator[Dead]:
     with connect(dsn) as connection:
         claims.register(connection, "dead")
     board = Board.in_memory(1, 8)
+    seat = board.seat(0)
+    seat.register(claims.incarnation)
     with connect(dsn, application_name=claims.application_name) as session:
-        yield Dead(claims, board, InFlight(claims, board.seat(0)), session)
+        yield Dead(claims, board, InFlight(claims, seat), session)
 
 
 def rescued(dsn: str, attribution: Attribution, within: float = 10.0) -> Rescued:

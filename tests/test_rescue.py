@@ -24,7 +24,6 @@ from cmdbus import CommandBus, SendRequest, TransientCommandError
 from cmdbus.board.board import Board
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.records import Phase
-from cmdbus.board.views import SeatView
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.steward.attribution import Attribution
@@ -318,7 +317,9 @@ def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
         if how is signal.SIGKILL:
             worker.end()
         with closing(Board.open(tmp_path / "board")) as board:
-            result = rescued(dsn, _death(dsn, board.seat_view(0)))
+            seat = board.seat_view(0)
+            assert [slot.phase for slot in seat.slots if slot.command] == [Phase.RUNNING]
+            result = rescued(dsn, Attribution(seat=seat, why=WHY))
         assert (ids(result.lost), result.released) == ({sent}, [])
         assert rows(dsn, "SELECT * FROM effect") == []
         with dead(dsn) as next_one:
@@ -332,9 +333,3 @@ def test_the_commands_of_a_process_that_went_run_again_before_their_leases_end(
             assert rows(dsn, "SELECT 1 FROM effect WHERE command_id = %s", sent) == []
     finally:
         worker.end()
-
-
-def _death(dsn: str, seat: SeatView) -> Attribution:
-    assert [slot.phase for slot in seat.slots if slot.command] == [Phase.RUNNING]
-    [(incarnation,)] = rows(dsn, "SELECT id FROM cmdbus.incarnation")
-    return Attribution(incarnation=int(str(incarnation)), seat=seat, why=WHY)

@@ -47,7 +47,6 @@ _DUMP_END = re.compile(r"\n\n|\nFatal Python error")
 class Attribution:
     """`seat` as it was read after the process had died, and before its seat is assigned again."""
 
-    incarnation: int
     seat: SeatView
     #: A sentence for the audit of the commands.
     why: str
@@ -62,7 +61,6 @@ class Attribution:
 
 def attribute(seat: SeatView, exit_record: ExitRecord, dump: str) -> Attribution:
     """`dump`: the stacks that the process wrote when it crashed or was asked for them."""
-    assert seat.incarnation is not None, "a process without one has claimed nothing"
     why = f"its process {exit_record.pid} {exit_reason(exit_record)}"
     stack = _stack_of(dump, _ident(seat, exit_record))
     details = {
@@ -72,7 +70,6 @@ def attribute(seat: SeatView, exit_record: ExitRecord, dump: str) -> Attribution
         "stack": _end(stack),
     }
     return Attribution(
-        incarnation=seat.incarnation,
         seat=seat,
         why=why,
         losses=_losses(exit_record),

@@ -84,7 +84,8 @@ def rescue(
         for slot in attribution.seat.slots
         if slot.backend_pid and slot.backend_start
     ]
-    dead = attribution.incarnation
+    dead = attribution.seat.incarnation
+    assert dead is not None, "a process without one has claimed nothing"
     if not end_sessions(claims, connection, sessions, incarnation=dead, within=within / 2):
         return Rescued(sessions_ended=False)
     failpoint(IN_RESCUE)
