@@ -15,6 +15,7 @@ from guarded import SECRET, Guarded
 from proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
+from queries import rows
 
 from cmdbus.database.schema import install
 from cmdbus.database.session_names import session_name
@@ -79,6 +80,20 @@ def test_a_database_that_is_ready_passes_every_check(dsn: str) -> None:
         found["connections"].sentence
     )
     assert "listen" not in checks(dsn, listen=False)
+
+
+def test_more_days_of_history_than_the_server_has_locks_for_are_a_warning(dsn: str) -> None:
+    [[locks]] = rows(
+        dsn,
+        "SELECT current_setting('max_locks_per_transaction')::int"
+        " * current_setting('max_connections')::int",
+    )
+    days = locks // 30
+    rows(dsn, "SELECT cmdbus.make_partitions(%s)", days)
+    found = checks(dsn)["history"]
+    assert found.finding is WARNING
+    assert f"history has {days + 1} days" in found.sentence
+    assert f"max_locks_per_transaction to {3 * (days + 1)}" in (found.fix or "")
 
 
 @pytest.mark.parametrize(("encoding", "finding"), [("SQL_ASCII", FATAL), ("LATIN1", WARNING)])

@@ -32,6 +32,8 @@ _APPLICATION = "cmdbus:check"
 _POOLING_ROUNDS = 5
 #: Seconds to wait for a notification, which takes milliseconds unless a pooler swallows it.
 _NOTIFY_SECONDS = 2.0
+#: A day's table and its indexes; and looks at all days that should be possible at a time.
+_LOCKS_A_DAY, _MIN_LOOKS = 3, 10
 _THIS_MACHINE = ("127.", "localhost", "::1")
 
 
@@ -135,6 +137,7 @@ def _check_database(
     yield schema
     if schema.finding is Finding.OK:
         yield try_claim(connection, settings.dsn or "", settings.schema)
+        yield from _check_history(connection, settings.schema)
     max_thread = max([settings.timeouts.thread, *(handler.timeout or 0.0 for handler in handlers)])
     session = _session(connection, settings, role, database)
     yield from effective.check_timeouts(session, settings.timeouts, max_thread)
@@ -216,6 +219,19 @@ def _check_schema(connection: Connection, schema: str, role: str) -> Check:
     except SchemaError as error:
         return Check("schema", Finding.FATAL, str(error))
     return Check("schema", Finding.OK, f"{schema}, of this version, and {role!r} has its rights")
+
+
+def _check_history(connection: Connection, schema: str) -> Iterator[Check]:
+    """A look for a command locks each day of history."""
+    [(days, locks)] = connection.execute(statement("read_locks", schema)).fetchall()
+    looks = locks // max(1, days * _LOCKS_A_DAY)
+    if looks < _MIN_LOOKS:
+        sentence = (
+            f"history has {count_of(days, 'day')}: the server has locks for {looks} looks at all "
+            f"of them at a time (get, wait, cancel), and the next one fails"
+        )
+        fix = f"raise max_locks_per_transaction to {days * _LOCKS_A_DAY}, or keep history for less"
+        yield Check("history", Finding.WARNING, sentence, fix)
 
 
 def _check_budget(connection: Connection, settings: Settings) -> Check:

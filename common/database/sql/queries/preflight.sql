@@ -40,6 +40,13 @@ SELECT 'BYPASSRLS for the row security of ' || c.relname::text
 FROM home JOIN pg_class c ON c.relnamespace = home.oid JOIN wanted w ON w.relname = c.relname::text
 WHERE row_security_active(c.oid);
 
+-- name: read_locks
+-- Days of history, and the number of locks that the server has for all sessions together.
+SELECT count(*), current_setting('max_locks_per_transaction')::bigint
+    * (current_setting('max_connections')::bigint
+        + current_setting('max_prepared_transactions')::bigint)
+FROM pg_inherits WHERE inhparent = '{schema}.finished'::regclass;
+
 -- name: read_budget
 -- The limits on connections for this role, -1 for none, and the number of other connections.
 WITH role AS (SELECT oid, rolsuper, rolconnlimit FROM pg_roles WHERE rolname = session_user),
