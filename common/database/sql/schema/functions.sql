@@ -9,21 +9,18 @@ BEGIN
         SELECT p.oid::regprocedure, string_agg(kind.settings, ' ')
         FROM pg_proc p JOIN (VALUES
             -- Finds rows by key, whatever the statistics say.
-            ('claim_row claim_suspect complete fitting note_lost release renew'
-             ' resolve_keys retain_day set_aside settle suspect_waits take',
+            ('claim claim_row claim_suspect complete find_due fitting note_lost promote release'
+             ' renew resolve_keys retain_day set_aside settle suspect_waits take',
              'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
              ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off'),
-            -- The same, in the order of an index.
-            ('claim find_due promote',
-             'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
-             ' SET enable_mergejoin = off SET enable_sort = off'
-             ' SET plan_cache_mode = force_generic_plan SET jit = off'),
+            -- In the order of an index.
+            ('cancel_ready cancel_scheduled claim find_due promote', 'SET enable_sort = off'),
             -- An error, and not an empty queue, if row security hides commands from the role.
             ('claim claim_suspect complete promote release renew settle suspect_waits',
              'SET row_security = off'),
-            -- The conditions that are given choose the index, and a chunk sorts nothing.
+            -- The conditions that are given choose the index.
             ('cancel_ready cancel_scheduled',
-             'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off'
+             'SET enable_seqscan = off SET enable_bitmapscan = off'
              ' SET plan_cache_mode = force_custom_plan SET jit = off'),
             ('resolve_batch', 'SET plan_cache_mode = force_custom_plan'),
             -- Gives up where settlements would wait behind it; days begin in UTC.
