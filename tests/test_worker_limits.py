@@ -146,7 +146,7 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server(dsn: str, bus: C
     ("options", "sentence"),
     [
         ({"concurrency": 0}, "concurrency must be a whole number from 1"),
-        ({"concurrency": 129}, "concurrency must be at most 128"),
+        ({"concurrency": 129}, "concurrency must be a whole number from 1 to 128"),
         ({"poll_interval": 0.099}, r"poll_interval must be at least 0\.1 s"),
         ({"domains": ["orders"]}, "no handler for domain 'orders'"),
         ({"domains": []}, "domains must name at least one"),

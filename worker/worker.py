@@ -87,7 +87,7 @@ class Worker:
         self._pool_or_dsn = pool_or_dsn
         self._registry = registry
         self._domains = _check_domains(domains, registry)
-        self._concurrency = _check_threads(concurrency)
+        self._concurrency = check_whole("concurrency", concurrency, 1, MAX_THREADS)
         self._poll_interval = check_poll_interval(poll_interval)
         self._timeouts = timeouts or Timeouts()
         self._claim_bytes = check_whole("claim_bytes", claim_bytes, 1)
@@ -137,7 +137,7 @@ class Worker:
 
     def set_concurrency(self, threads: int) -> None:
         """Changes the number of threads; surplus threads end after their current command."""
-        self._concurrency = _check_threads(threads)
+        self._concurrency = check_whole("concurrency", threads, 1, MAX_THREADS)
         if self._threads is not None:
             if isinstance(self._opened, SessionPool):
                 self._opened.resize(threads, threads + HEADROOM)
@@ -292,12 +292,6 @@ def _node_of_one(telemetry: Telemetry, opened: ExitStack) -> Node:
         worker_pipe=worker_pipe,
         steward_pipe=steward_pipe,
     )
-
-
-def _check_threads(threads: int) -> int:
-    if check_whole("concurrency", threads, 1) > MAX_THREADS:
-        raise ValueError(f"concurrency must be at most {MAX_THREADS}, not {threads}")
-    return threads
 
 
 def _check_domains(domains: Sequence[str] | None, registry: HandlerRegistry) -> list[str]:

@@ -105,7 +105,7 @@ def _counts(waiting: "Waiting") -> tuple[object, ...]:
 
 def _remarks(found: "list[DomainRecord]") -> Iterator[str]:
     for record in found:
-        name, depth = record.domain, record.all.ready + record.all.scheduled
+        name, depth = record.domain, record.all.depth
         if record.paused:
             yield f"{name} is paused: cmdbus resume {name}"
         if not record.accepting:
@@ -220,7 +220,7 @@ def _row(record: "DomainRecord") -> tuple[object, ...]:
         record.domain,
         "accepted" if record.accepting else "refused",
         "paused" if record.paused else "active",
-        record.all.ready + record.all.scheduled,
+        record.all.depth,
         "-" if record.warn_depth is None else record.warn_depth,
         "-" if record.max_depth is None else record.max_depth,
         _kept(record.keep),
@@ -233,7 +233,7 @@ def _facts(record: "DomainRecord") -> Iterator[tuple[str, object]]:
     yield "max depth", "none" if record.max_depth is None else record.max_depth
     yield "warn depth", _warned(record)
     yield "keep", f"{_kept(record.keep)} after they finish, commands and their ids are removed"
-    yield "depth", record.all.ready + record.all.scheduled
+    yield "depth", record.all.depth
 
 
 def _warned(record: "DomainRecord") -> str:
