@@ -17,6 +17,7 @@ from cmdbus.supervisor.cli.values import payload_size
 from cmdbus.worker import Worker
 from cmdbus.worker.claims.claim import Claim, key_of
 from cmdbus.worker.claims.connections import ThreadConnection
+from cmdbus.worker.execution.handler_connection import EndedConnection
 from cmdbus.worker.pipeline.in_flight import InFlight
 
 KB = 1024
@@ -153,22 +154,33 @@ def test_payloads_of_finished_commands_are_freed_without_the_garbage_collector(
     def fail(command: Command, context: Context) -> None:
         raise RuntimeError(command.type)
 
+    def query(command: Command, context: Context) -> None:
+        context.connection.execute("SELECT")
+
     registry.register("payments", "Debit", lambda command, context: context.extend(1))
+    registry.register("payments", "Query", query)
     registry.register("payments", "Ship", fail, retry=RetryPolicy(max_attempts=1))
+    gc.collect()
     gc.disable()
     try:
         with running(dsn, registry, concurrency=threads):
-            for type in ("Debit", "Ship"):
+            for type in ("Debit", "Ship", "Query"):
                 send(bus, *[packed(64 * KB)] * 20, type=type)
             eventually(lambda: bus.snapshot("payments")["depth"] == 0)
             # Each thread has its latest one, and the leader what it claimed last.
             eventually(lambda: held_payloads() <= 2 * threads)
+            eventually(lambda: held_connections() <= threads)
     finally:
         gc.enable()
 
 
 def held_payloads() -> int:
-    return sum(isinstance(o, Claim) and len(o.data) >= 64 * KB - 2 for o in gc.get_objects())
+    claims = [o for o in gc.get_objects() if type(o) is Claim]
+    return sum(len(claim.data) >= 64 * KB - 2 for claim in claims)
+
+
+def held_connections() -> int:
+    return sum(type(o) is EndedConnection for o in gc.get_objects())
 
 
 def test_what_a_worker_has_claimed_is_found_and_given_back_without_its_payload(

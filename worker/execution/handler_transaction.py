@@ -169,6 +169,7 @@ class HandlerTransaction:
     def _retire(self) -> None:
         if self._at_rest is None:
             self._at_rest = self.connection.retire()
+            del self.connection  # It refers to this object.
 
     def _check_finished(self) -> None:
         if not self._at_rest:
