@@ -52,10 +52,9 @@ class EmbeddedPostgres:
     durability for a durable one is an error. A server without durability may lose all data
     with the machine's power, but none with a killed process.
 
-    Fork: a child inherits the parent's handle without being a user. close() does nothing in
-    the child, and when the parent is the last user and closes, the server stops under the
-    child. If the parent is killed, its children keep the server until they end. A child that
-    needs the server for itself opens an EmbeddedPostgres of its own.
+    Fork: a child inherits the handle without being a user: close() does nothing there, and when
+    the last user closes, the server stops under the child. A child that needs the server opens an
+    EmbeddedPostgres of its own. If the parent is killed, its children keep the server.
 
     Not thread-safe: one thread opens and closes.
     """

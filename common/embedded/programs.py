@@ -109,8 +109,7 @@ def _candidates() -> Iterator[Path]:
     yield from _newest_first(Path("/usr"), "pgsql-*/bin")  # postgresql.org's RPMs
     if text := _output("pg_config", "--bindir"):
         yield Path(text)
-    for prefix in ("/opt/homebrew", "/usr/local", "/home/linuxbrew/.linuxbrew"):
-        yield from _newest_first(Path(prefix), "opt/postgresql@*/bin")
+    yield from _newest_first(Path("/home/linuxbrew/.linuxbrew"), "opt/postgresql@*/bin")
     if initdb := shutil.which("initdb"):
         yield Path(initdb).parent
     yield from _wheel()

@@ -224,10 +224,9 @@ def reschedule(
 
 
 def _row(record: "CommandRecord") -> str:
-    when = ago(record.created_at)
-    line = f"{record.command_id}  {record.status.value:<11}  {when:>8}"
-    line = f"{line}  {record.domain}/{record.type}"
-    return f"{line}  {record.error_code}" if record.error_code is not None else line
+    line = f"{record.command_id}  {record.status.value:<11}  {ago(record.created_at):>8}"
+    error = f"  {record.error_code}" if record.error_code is not None else ""
+    return f"{line}  {record.domain}/{record.type}{error}"
 
 
 def _lines(record: "CommandRecord") -> Iterator[str]:

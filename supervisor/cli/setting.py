@@ -10,17 +10,9 @@ from typing import Any
 import click
 
 from cmdbus.proc import usable_cpus
-from cmdbus.settings import Settings
+from cmdbus.settings import MIN_POLL_SECONDS, Settings
 from cmdbus.supervisor.cli.options import database_options, key, option, stacked
-from cmdbus.supervisor.cli.values import (
-    address,
-    domain,
-    payload_size,
-    poll_seconds,
-    seconds,
-    size,
-    whole,
-)
+from cmdbus.supervisor.cli.values import address, domain, payload_size, seconds, size, whole
 from cmdbus.supervisor.runtime import check_supervisor_name
 from cmdbus.timeouts import Timeouts
 
@@ -102,7 +94,7 @@ SETTINGS = (
     _time(
         "--poll-interval",
         "Between two polls without a notification.",
-        parse=poll_seconds,
+        parse=partial(seconds, at_least=MIN_POLL_SECONDS),
         show_default="60; 1 with --wake poll",
     ),
     Setting(

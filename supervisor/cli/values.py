@@ -4,7 +4,6 @@ import re
 from typing import BinaryIO
 
 from cmdbus.checks import check_name, check_seconds
-from cmdbus.settings import MIN_POLL_SECONDS
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)(ms|[smhd]?)", re.ASCII)
@@ -24,14 +23,10 @@ def duration(text: str) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
-def seconds(text: str) -> float:
-    return check_seconds("it", duration(text))
-
-
-def poll_seconds(text: str) -> float:
-    found = seconds(text)
-    if found < MIN_POLL_SECONDS:
-        raise ValueError(f"it must be at least {MIN_POLL_SECONDS} seconds, not {text}")
+def seconds(text: str, *, at_least: float = 0.0) -> float:
+    found = check_seconds("it", duration(text))
+    if found < at_least:
+        raise ValueError(f"it must be at least {at_least} seconds, not {text}")
     return found
 
 
