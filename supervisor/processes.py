@@ -222,6 +222,7 @@ class Spawner:
             worker_pipe=self._worker_pipe,
             steward_pipe=self._steward_pipe,
             http=self._http,
+            listens=self._settings.listen,
             quarantine=view.role is Role.QUARANTINE,
         )
         run = process.run_steward if view.role is Role.STEWARD else process.run

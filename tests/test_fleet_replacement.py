@@ -72,7 +72,6 @@ def test_a_reload_replaces_one_process_after_another(fleet: Fleet, tmp_path: Pat
     write_app(tmp_path, APP)
 
 
-@pytest.mark.fleet(poll_interval=0.2)
 def test_a_fleet_goes_on_while_its_successors_cannot_import_the_application(
     fleet: Fleet, tmp_path: Path
 ) -> None:

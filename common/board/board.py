@@ -137,6 +137,8 @@ class Node:
     http: socket | None = None
     #: Runs nothing but commands that may kill their process.
     quarantine: bool = False
+    #: Whether its steward should listen.
+    listens: bool = True
 
 
 def _reserve(path: Path, size: int) -> mmap.mmap:

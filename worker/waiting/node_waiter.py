@@ -6,7 +6,8 @@ shake hands over the board, so that no arming is missed: the leader shows that i
 then reads whether the node is armed; the steward clears the arming's number on the board, takes
 the flag down, and then reads whether a leader is parked.
 
-While the board shows a listening steward no worker polls; while it does not, all do.
+While the board shows a listening steward no worker polls; while it does not, all do: each second
+if it should listen.
 """
 
 import random
@@ -23,6 +24,9 @@ from cmdbus.settings import MIN_POLL_SECONDS
 
 #: Seconds between a leader's checks whether a steward listens.
 _CHECK_SECONDS = 5.0
+#: Seconds between two polls while no steward listens that should: it reconnects, or its successor
+#: imports the application.
+_UNHEARD_SECONDS = 1.0
 
 
 def check_poll_interval(seconds: float) -> float:
@@ -44,6 +48,7 @@ class NodeWaiter:
     ) -> None:
         """`leave` stops a quarantine process, which ends once it has nothing more to run."""
         self._board = node.board
+        self._listens = node.listens
         self._leave = leave
         self._has_neighbours = node.parent is not None
         self._seat = node.seat
@@ -125,12 +130,15 @@ class NodeWaiter:
 
     def _wait(self, busy: Callable[[], bool], since: int, until: float) -> Counter | None:
         began = time.monotonic()
-        polls_at, ends_at = began + self.poll_interval, began + max(self.poll_interval, self._look)
+        ends_at = began + max(self.poll_interval, self._look)
         while True:
             if not self._board.armed:
                 self._steward_pipe.put()
-            now = time.monotonic()
-            if now >= polls_at and not self._board.listening:
+            now, listening = time.monotonic(), self._board.listening
+            polls_at = began + self.poll_interval
+            if self._listens and not listening:
+                polls_at = min(polls_at, began + _UNHEARD_SECONDS)
+            if now >= polls_at and not listening:
                 return Counter.WAKEUPS_POLL
             if now >= until:
                 return Counter.WAKEUPS_TIMER
