@@ -105,7 +105,7 @@ def test_a_supervisor_that_can_start_no_process_waits_until_it_can(fleet: Fleet)
         group.limit(1)
         fleet.start(shell=f'echo 0 > {group.entrance}; exec "$@"')
         none = "cannot start a process (Resource temporarily unavailable)"
-        fleet.await_saying(f"{none}: waiting")
+        fleet.await_saying(f"{none}: trying again every")
         assert len(fleet.said(f"not answered for the moment: {none}")) == 1
         group.limit(2)
         fleet.await_saying("the process that answers them found no thread left")
