@@ -45,7 +45,7 @@ WHERE row_security_active(c.oid);
 SELECT count(*), current_setting('max_locks_per_transaction')::bigint
     * (current_setting('max_connections')::bigint
         + current_setting('max_prepared_transactions')::bigint)
-FROM pg_inherits WHERE inhparent = '{schema}.finished'::regclass;
+FROM pg_inherits WHERE inhparent = '{schema}.finished'::regclass::oid;
 
 -- name: read_budget
 -- The limits on connections for this role, -1 for none, and the number of other connections.
