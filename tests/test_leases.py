@@ -72,6 +72,22 @@ def test_a_clock_that_is_set_takes_no_lease_from_a_living_node(
     assert owner.renew(claim) == []
 
 
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+def test_nor_does_one_that_is_set_soon_after_the_nodes_had_nothing_to_renew(
+    nodes: tuple[Node, Node, Claim], seconds: float
+) -> None:
+    """Their first renewal begins a wait, and the clock is set beyond its end."""
+    owner, other, claim = nodes
+    pass_time(other.session, 2 * LEASE)
+    assert owner.renew(claim) == []
+    pass_time(other.session, LEASE / 10)
+    pass_time(other.session, seconds)
+    assert other.claim() == []
+    assert owner.renew(claim) == []
+    pass_time(other.session, LEASE / 2)
+    assert other.claim() == []
+
+
 @pytest.mark.parametrize("to", ["1 hour", "-1 hour"])
 def test_what_a_dead_node_held_is_taken_over_soon_after_the_clock_was_set(
     nodes: tuple[Node, Node, Claim], to: str

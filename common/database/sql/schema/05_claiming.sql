@@ -17,7 +17,8 @@ RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
 
 -- Until when ended leases stay claimed: NULL if they do not, 'infinity' if a wait has to begin.
 -- If no node has renewed for two thirds of a lease, the cause is the server (its clock was set,
--- ready was locked). Then the nodes have half a lease for a renewal, which is due each third.
+-- ready was locked). Then the nodes have half a lease for a renewal, which is due each third. A
+-- wait that ended long ago does not count: the clock may have been set since, beyond its end.
 CREATE FUNCTION {schema}.renewals_awaited_until() RETURNS timestamptz
 LANGUAGE plpgsql STABLE
 AS $$
@@ -25,21 +26,19 @@ DECLARE
     present timestamptz;
     latest timestamptz;
     longest interval;
-    set_back boolean;
     ends timestamptz;
 BEGIN
-    -- A renewal at a future time is from before the clock was set back. Until a node renews,
-    -- which removes it, a wait that ended before the latest lease may be from then, too.
+    -- A renewal at a future time is from before the clock was set back.
     SELECT coalesce(max(n.renewed_at) FILTER (WHERE n.renewed_at <= clock_timestamp()),
-                    '-infinity'), max(n.lease), bool_or(n.renewed_at > clock_timestamp())
-    INTO latest, longest, set_back FROM {schema}.node n;
+                    '-infinity'), max(n.lease)
+    INTO latest, longest FROM {schema}.node n;
     SELECT to_timestamp(last_value / 1000000.0::float8) INTO ends FROM {schema}.patience;
     present := clock_timestamp();
     RETURN CASE
         WHEN longest IS NULL THEN NULL
         WHEN ends > present AND ends <= present + longest / 2 THEN ends
         WHEN latest >= present - longest * (2 / 3.0::float8) THEN NULL
-        WHEN ends BETWEEN latest AND present AND (NOT set_back OR ends > present - longest)
+        WHEN ends BETWEEN latest AND present AND ends > present - greatest(longest, '10 s')
             THEN NULL
         ELSE 'infinity' END;
 END
