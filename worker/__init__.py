@@ -1,4 +1,4 @@
-"""What runs inside the children: the command workers. Start reading at pipeline/."""
+"""The processes that run commands, and the steward. Start reading at pipeline/."""
 
 if __name__ != "cmdbus.worker":
     raise ImportError(f"this directory is cmdbus.worker, not {__name__}: pip install -e .")

@@ -32,7 +32,8 @@ class ThreadPool:
         self._queue.threads = concurrency
         #: One element for each thread that may have a turn.
         self._prepared: SimpleQueue[None] = SimpleQueue()
-        #: By number. The main thread and housekeeping add threads, which remove themselves.
+        #: The key is the number. The main thread and housekeeping add threads, which remove
+        #: themselves.
         self._threads: dict[int, WorkerThread] = {}
         #: The exception that ended a thread unexpectedly.
         self._ended_by: BaseException | None = None

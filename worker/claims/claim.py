@@ -163,7 +163,7 @@ class ClaimScope(Enum):
     """Which commands a worker claims: the least and the most losses of their rows, including one
     that the claim itself counts."""
 
-    #: Where there is no quarantine.
+    #: For a worker without a fleet, which has no quarantine.
     ANY = (0, _MAX_LOSSES)
     INNOCENT = (0, SUSPECT_LOSSES - 1)
     #: In quarantine, where only one is claimed.

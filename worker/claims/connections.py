@@ -35,10 +35,7 @@ class PooledConnections:
     """A pool that may be used up, or cut off."""
 
     def __init__(
-        self,
-        pool: Pool | SessionPool,
-        parts: dsns.Parts,
-        exhausted: Callable[[], None],
+        self, pool: Pool | SessionPool, parts: dsns.Parts, exhausted: Callable[[], None]
     ) -> None:
         """`exhausted` is called when the pool has no connection to give, although the database
         answers."""

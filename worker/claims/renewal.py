@@ -3,7 +3,7 @@
 a statement fails     its claims are tried again last, half as many at once
 a call had a failure  the next one begins with the largest size that worked
 a call had none       the next one begins with twice the size, if it was quick
-a call is cut off     the next one begins with what was tried the longest ago
+a call is cut off     the next one begins with the claims tried the longest ago
 """
 
 import logging

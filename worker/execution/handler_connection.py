@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
 _INTRANS = psycopg.pq.TransactionStatus.INTRANS
-#: Seconds that the end of a handler waits for another thread that is sending new limits.
+#: Seconds to wait at the end of a handler for another thread that is sending new limits.
 _LIMITS_SENT_WITHIN = 1.0
 
 USED_AFTER_RETURN = (
@@ -40,7 +40,7 @@ USED_AFTER_FORK = (
 
 
 class HandlerConnection(psycopg.Connection[Any]):
-    """Refuses what would separate the handler's effects from its command's completion."""
+    """Refuses to separate the handler's effects from its command's completion."""
 
     has_default_adapters = False
     _session_lock: Lock
@@ -52,7 +52,7 @@ class HandlerConnection(psycopg.Connection[Any]):
     _limits_lock: Lock
 
     def __del__(self, _: Any = None) -> None:
-        """The session is not this object's to close, so leaving it open is no leak."""
+        """No leak: the session is the thread's."""
 
     def commit(self) -> None:
         self._refuse("commit")
@@ -69,8 +69,8 @@ class HandlerConnection(psycopg.Connection[Any]):
     def wait(
         self, gen: Generator[Any, Any, T], interval: float = 0.1, timeout: float | None = None
     ) -> T:
-        """Every exchange with the server comes through here. Holds the session's own lock, so
-        that another thread can see that the session is in use, whatever the statement is."""
+        """Every exchange with the server passes here. Holds the session's own lock, which shows
+        other threads that the session is in use."""
         with self._session_lock:
             self._check_process()
             result = super().wait(gen, interval, timeout)
@@ -80,7 +80,7 @@ class HandlerConnection(psycopg.Connection[Any]):
 
     def limit(self, command: bytes) -> None:
         """Gives the transaction new limits: immediately if the session is free, else after the
-        statement, pipeline or failed part that it is in. From any thread."""
+        current statement, pipeline or failed part. Called by any thread."""
         self._limits, self._limits_depth = command, None
         self._send_limits(command)
 
@@ -103,8 +103,8 @@ class HandlerConnection(psycopg.Connection[Any]):
         return self._limits_depth is None or self._num_transactions < self._limits_depth
 
     def retire(self) -> bool:
-        """Ends every further use; False if the session is still in use, in another thread or
-        by a copy, a stream or a pipeline that is not finished: then it must be dropped."""
+        """Ends every further use; False if another thread or an unfinished copy, stream or
+        pipeline still uses the session: then it must be dropped."""
         lock, limits_lock = self._session_lock, self._limits_lock
         limits_sent = limits_lock.acquire(timeout=_LIMITS_SENT_WITHIN)
         free = lock.acquire(blocking=False)
@@ -149,7 +149,7 @@ class HandlerConnection(psycopg.Connection[Any]):
 
 
 class EndedConnection(psycopg.Connection[Any]):
-    """What a HandlerConnection becomes: still a connection by its type, and of no use."""
+    """A HandlerConnection after its execution: it refuses every use."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "closed":
@@ -172,7 +172,7 @@ _classes: dict[type[Connection], type[HandlerConnection]] = {psycopg.Connection:
 def handler_connection(
     connection: Connection, noticed: Callable[[Diagnostic], None]
 ) -> HandlerConnection:
-    """A new object for the session of `connection`, which nothing else uses until `retire`.
+    """Makes an object for the session of `connection`, which nothing else uses until `retire`.
     `noticed` is called with each notice of the server."""
     pgconn, prepared = connection.pgconn, connection._prepared
     made = HandlerConnection.__new__(_class_for(type(connection)))
@@ -206,7 +206,7 @@ def handler_connection(
 
 
 def _class_for(kind: type[Connection]) -> type[HandlerConnection]:
-    """A pool of the application's may have connections of a class of its own."""
+    """The application's pool may have connections of another class."""
     if kind not in _classes:
         _classes[kind] = type("HandlerConnection", (HandlerConnection, kind), {})
     return _classes[kind]

@@ -25,7 +25,7 @@ _BLOCKED, _ROLE_CHANGED = "SETTLEMENT_BLOCKED", "ROLE_CHANGED"
 #: The server's function that announces the end of all sessions.
 _ENDS_ALL = "quickdie"
 
-#: Where no function of the server called it: the schema is being restored, or renamed.
+#: Errors of a schema that is being restored or renamed, unless they come from one of its functions.
 _SCHEMA_AWAY = (
     psycopg.errors.InvalidSchemaName,
     psycopg.errors.UndefinedFunction,
@@ -97,10 +97,9 @@ class HandlerTransaction:
                 raise self._refusal(error, finished.claim) from error
             if lacks_partition(error):
                 self._make_partitions()
-                raise SettlementBlockedError(_BLOCKED, reason(error)) from error
-            if _is_blocked(error):
-                raise SettlementBlockedError(_BLOCKED, reason(error)) from error
-            raise
+            elif not _is_blocked(error):
+                raise
+            raise SettlementBlockedError(_BLOCKED, reason(error)) from error
         if settled is None:
             raise PermanentCommandError(
                 "TRANSACTION_ENDED",

@@ -53,7 +53,7 @@ class Leader:
     ) -> None:
         self._claims = setup.claims
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
-        #: By domain.
+        #: The command types of each domain.
         self._types = defaultdict[str, list[str]](list)
         for name in setup.claims.types:
             self._types[name.split(" ")[0]].append(name)
