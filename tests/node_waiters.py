@@ -21,8 +21,8 @@ def busy() -> bool:
     return True
 
 
-class CountingWire(WakePipe):
-    """Says how many bytes were put into it."""
+class CountingPipe(WakePipe):
+    """Counts the bytes that were put into it."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -38,10 +38,10 @@ class Fleet:
     """Workers of one node, each of which is only its leader."""
 
     board: Board
-    worker_pipe: CountingWire
+    worker_pipe: CountingPipe
     steward_pipe: WakePipe
     opened: ExitStack
-    #: What rests on threads of the test ended with.
+    #: What woke the waits on threads of the test.
     ended: list[Counter | None] = field(default_factory=list)
 
     def worker(
@@ -74,7 +74,7 @@ class Fleet:
         return self.board.seat_view(index).parked is not None
 
     @contextmanager
-    def resting(self, worker: NodeWaiter, index: int = 0) -> Iterator[None]:
+    def waiting(self, worker: NodeWaiter, index: int = 0) -> Iterator[None]:
         """On a thread, which must have ended at the end."""
 
         with beside(lambda: self.ended.append(worker.wait_for_work(idle))) as thread:
@@ -91,7 +91,7 @@ class Fleet:
 def waiting_fleet() -> Iterator[Fleet]:
     """With seats for four workers."""
     with ExitStack() as opened:
-        board, worker_pipe, steward_pipe = Board.in_memory(4, 2), CountingWire(8), WakePipe(1)
+        board, worker_pipe, steward_pipe = Board.in_memory(4, 2), CountingPipe(8), WakePipe(1)
         for what in (board, worker_pipe, steward_pipe):
             opened.callback(what.close)
         for index in range(4):

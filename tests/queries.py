@@ -5,6 +5,8 @@ from typing import Any
 import psycopg
 from eventually import eventually
 
+#: A DSN for what is refused before a connection is made.
+NOWHERE = "host=nowhere.invalid"
 #: The sessions of workers and stewards.
 SESSIONS = (
     "FROM pg_stat_activity WHERE datname = current_database()"

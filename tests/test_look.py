@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from handlers import beside, claim, connect, found, kinds, promote
-from queries import await_lock_waits, claim_by_hand, scalar
+from queries import NOWHERE, await_lock_waits, claim_by_hand, scalar
 
 from cmdbus import (
     CommandBus,
@@ -114,10 +114,8 @@ def test_commands_are_found_by_every_condition_newest_first(bus: CommandBus) -> 
         ({"domain": "a b"}, "domain must be a letter"),
     ],
 )
-def test_impossible_conditions_are_refused(
-    dsn: str, conditions: dict[str, object], sentence: str
-) -> None:
-    with CommandBus(dsn) as bus, pytest.raises(ValueError, match=sentence):
+def test_impossible_conditions_are_refused(conditions: dict[str, object], sentence: str) -> None:
+    with CommandBus(NOWHERE) as bus, pytest.raises(ValueError, match=sentence):
         bus.query(**conditions)  # type: ignore[arg-type]
 
 
@@ -234,9 +232,9 @@ def test_a_running_command_is_canceled_only_on_request(dsn: str) -> None:
     ],
 )
 def test_a_remark_that_cannot_be_kept_is_refused(
-    dsn: str, arguments: dict[str, object], sentence: str
+    arguments: dict[str, object], sentence: str
 ) -> None:
-    with CommandBus(dsn) as bus, pytest.raises(ValueError, match=sentence):
+    with CommandBus(NOWHERE) as bus, pytest.raises(ValueError, match=sentence):
         bus.cancel("payments", uuid4(), **arguments)  # type: ignore[arg-type]
 
 
@@ -291,10 +289,8 @@ def test_settings_change_one_by_one_and_the_rest_stays(dsn: str) -> None:
         ({"accepting": 1}, "accepting must be True or False"),
     ],
 )
-def test_impossible_settings_are_refused(
-    dsn: str, settings: dict[str, object], sentence: str
-) -> None:
-    with CommandBus(dsn) as bus, pytest.raises(ValueError, match=sentence):
+def test_impossible_settings_are_refused(settings: dict[str, object], sentence: str) -> None:
+    with CommandBus(NOWHERE) as bus, pytest.raises(ValueError, match=sentence):
         bus.configure("payments", **settings)  # type: ignore[arg-type]
 
 

@@ -25,7 +25,7 @@ def fleet() -> Iterator[Fleet]:
 # Parking.
 
 
-def test_whoever_rests_shows_it_before_it_looks_for_the_last_time(fleet: Fleet) -> None:
+def test_a_worker_shows_that_it_waits_before_its_last_look(fleet: Fleet) -> None:
     """First parked, then whether there is something to do, then the number."""
     fleet.board.armed = 0
     seen = []
@@ -40,7 +40,7 @@ def test_whoever_rests_shows_it_before_it_looks_for_the_last_time(fleet: Fleet) 
 
 
 @pytest.mark.parametrize(("number", "calls"), [(0, 1), (7, 0)])
-def test_whoever_parks_while_nothing_is_armed_calls_the_steward(
+def test_a_worker_that_parks_while_nothing_is_armed_calls_the_steward(
     fleet: Fleet, number: int, calls: int
 ) -> None:
     fleet.board.armed = number
@@ -50,7 +50,7 @@ def test_whoever_parks_while_nothing_is_armed_calls_the_steward(
     assert fleet.steward_pipe.pending == calls
 
 
-def test_a_rest_that_fails_leaves_nobody_parked(fleet: Fleet) -> None:
+def test_a_wait_that_fails_leaves_no_worker_parked(fleet: Fleet) -> None:
     def look() -> bool:
         raise RuntimeError
 
@@ -59,11 +59,11 @@ def test_a_rest_that_fails_leaves_nobody_parked(fleet: Fleet) -> None:
     assert not fleet.parked()
 
 
-def test_whoever_rests_says_so_again_where_it_was_written_over(fleet: Fleet) -> None:
+def test_a_parked_worker_shows_it_again_if_that_was_overwritten(fleet: Fleet) -> None:
     """The steward would disarm, and what is sent then would wait for the poll."""
     fleet.board.armed = 0
     worker = fleet.worker()
-    with fleet.resting(worker):
+    with fleet.waiting(worker):
         since = fleet.board.seat_view(0).parked
         fleet.steward_pipe.drain()
         fleet.board.seat(0).parked = 0
@@ -75,10 +75,9 @@ def test_whoever_rests_says_so_again_where_it_was_written_over(fleet: Fleet) -> 
 # Bytes.
 
 
-def test_a_byte_wakes_one_and_it_is_that_ones(fleet: Fleet) -> None:
-    """A competing consumer."""
+def test_a_byte_wakes_one_worker_which_takes_it(fleet: Fleet) -> None:
     first, second = fleet.worker(0), fleet.worker(1)
-    with fleet.resting(first, 0), fleet.resting(second, 1):
+    with fleet.waiting(first, 0), fleet.waiting(second, 1):
         fleet.worker_pipe.put()
         eventually(lambda: fleet.ended == [Counter.WAKEUPS_PIPE])
         assert [fleet.parked(0), fleet.parked(1)].count(True) == 1
@@ -87,7 +86,7 @@ def test_a_byte_wakes_one_and_it_is_that_ones(fleet: Fleet) -> None:
     assert fleet.ended == [Counter.WAKEUPS_PIPE] * 2
 
 
-def test_woken_and_with_a_full_claim_one_passes_one_on(fleet: Fleet) -> None:
+def test_a_woken_worker_that_claims_all_it_can_wakes_another(fleet: Fleet) -> None:
     """And only the first claim after the wake does."""
     worker = fleet.woken()
     for _ in range(5):
@@ -96,7 +95,7 @@ def test_woken_and_with_a_full_claim_one_passes_one_on(fleet: Fleet) -> None:
     assert fleet.worker_pipe.pending == 1
 
 
-def test_woken_and_with_less_than_a_full_claim_one_passes_none_on(fleet: Fleet) -> None:
+def test_a_woken_worker_that_claims_less_wakes_no_other(fleet: Fleet) -> None:
     """A wake that finds no more than it can do itself ends there."""
     worker = fleet.woken()
     worker.after_claim(full=False)
@@ -104,7 +103,7 @@ def test_woken_and_with_less_than_a_full_claim_one_passes_none_on(fleet: Fleet) 
     assert fleet.worker_pipe.pending == 0
 
 
-def test_a_tight_loop_sends_nothing(fleet: Fleet) -> None:
+def test_a_worker_that_goes_on_claiming_wakes_no_other(fleet: Fleet) -> None:
     worker = fleet.worker()
     for _ in range(1_000):
         worker.before_claim()
@@ -112,14 +111,13 @@ def test_a_tight_loop_sends_nothing(fleet: Fleet) -> None:
     assert fleet.worker_pipe.put_so_far == 0
 
 
-def test_whoever_is_busy_does_not_take_a_byte(fleet: Fleet) -> None:
+def test_a_busy_worker_takes_no_byte(fleet: Fleet) -> None:
     fleet.worker_pipe.put()
     assert fleet.worker().wait_for_work(busy) is None
     assert fleet.worker_pipe.pending == 1
 
 
-def test_a_byte_taken_by_one_that_got_busy_meanwhile_goes_back(fleet: Fleet) -> None:
-    """Claim, or write it back."""
+def test_a_byte_taken_by_a_worker_that_became_busy_goes_back(fleet: Fleet) -> None:
     answers = iter([False, True])
     worker = fleet.worker()
     fleet.worker_pipe.put()
@@ -138,7 +136,7 @@ def test_a_byte_whose_claim_was_not_made_before_the_stop_goes_back(fleet: Fleet)
     assert fleet.worker_pipe.pending == 1
 
 
-def test_a_byte_whose_claim_failed_is_still_to_be_passed_on_by_the_next(fleet: Fleet) -> None:
+def test_after_a_claim_that_failed_the_next_one_wakes_another(fleet: Fleet) -> None:
     worker = fleet.woken()
     worker.before_claim()  # And the statement fails.
     worker.before_claim()
@@ -147,7 +145,7 @@ def test_a_byte_whose_claim_failed_is_still_to_be_passed_on_by_the_next(fleet: F
 
 
 def test_jitter_spreads_claims_after_a_wake_up_over_its_whole_length(fleet: Fleet) -> None:
-    """Each claim waits for what the dice say, which a busy machine only adds to."""
+    """Each claim waits for its random number, to which a busy machine only adds."""
     worker = fleet.worker(jitter_ms=20)
     dice = random.getstate()
     drawn = [random.uniform(0, 0.020) for _ in range(50)]
@@ -163,10 +161,10 @@ def test_jitter_spreads_claims_after_a_wake_up_over_its_whole_length(fleet: Flee
     assert min(pauses) < 0.020, "it is the longest pause, not the shortest"
 
 
-# The own bell.
+# A worker's own wake.
 
 
-def test_whoever_rings_after_the_claim_ends_the_rest_that_follows(fleet: Fleet) -> None:
+def test_a_wake_after_the_claim_ends_the_wait_that_follows(fleet: Fleet) -> None:
     worker = fleet.worker()
     worker.before_claim()
     worker.wake()
@@ -175,7 +173,7 @@ def test_whoever_rings_after_the_claim_ends_the_rest_that_follows(fleet: Fleet) 
     assert fleet.worker_pipe.pending == 1, "the byte is left to another one"
 
 
-def test_whoever_rang_before_the_claim_has_been_heard_by_it(fleet: Fleet) -> None:
+def test_a_wake_before_the_claim_is_answered_by_the_claim(fleet: Fleet) -> None:
     worker = fleet.worker()
     worker.wake()
     worker.wake()
@@ -184,16 +182,16 @@ def test_whoever_rang_before_the_claim_has_been_heard_by_it(fleet: Fleet) -> Non
     assert worker.wait_for_work(idle) is Counter.WAKEUPS_PIPE
 
 
-def test_the_bell_for_one_that_rests_is_only_for_one_that_rests(fleet: Fleet) -> None:
+def test_wake_if_waiting_does_nothing_for_a_busy_worker(fleet: Fleet) -> None:
     worker = fleet.worker()
     worker.wake_if_waiting()
-    with fleet.resting(worker):
+    with fleet.waiting(worker):
         assert fleet.ended == []
         worker.wake_if_waiting()
     assert fleet.ended == [None]
 
 
-def test_after_the_stop_nobody_is_rung_and_no_other_file_gets_the_byte(fleet: Fleet) -> None:
+def test_after_the_stop_a_wake_writes_into_no_file(fleet: Fleet) -> None:
     worker = fleet.worker()
 
     def stopped_meanwhile() -> bool:
@@ -208,7 +206,7 @@ def test_after_the_stop_nobody_is_rung_and_no_other_file_gets_the_byte(fleet: Fl
 # Polling.
 
 
-def test_a_rest_is_over_when_something_is_to_be_looked_at_again(fleet: Fleet) -> None:
+def test_a_wait_ends_when_something_is_due(fleet: Fleet) -> None:
     """Though the node is armed, and no byte comes."""
     worker = fleet.worker()
     until = time.monotonic() + 0.02
@@ -217,7 +215,7 @@ def test_a_rest_is_over_when_something_is_to_be_looked_at_again(fleet: Fleet) ->
     assert not fleet.parked()
 
 
-def test_until_then_it_counts_as_a_worker_that_has_something_to_do(fleet: Fleet) -> None:
+def test_until_then_the_board_shows_that_the_worker_has_something_to_do(fleet: Fleet) -> None:
     """--drain ends a fleet whose workers have been parked for a second."""
     worker = fleet.worker()
     until = time.monotonic() + 60
@@ -228,23 +226,23 @@ def test_until_then_it_counts_as_a_worker_that_has_something_to_do(fleet: Fleet)
     assert parked == int(until * 1e9)
 
 
-def test_while_nobody_listens_everybody_polls(fleet: Fleet) -> None:
+def test_while_the_steward_does_not_listen_workers_poll(fleet: Fleet) -> None:
     """The listener's connection died."""
     fleet.board.listening = False
     assert fleet.worker(poll=POLL).wait_for_work(idle) is Counter.WAKEUPS_POLL
 
 
-def test_while_the_steward_listens_nobody_polls_and_when_it_does_not_any_more_all_do(
+def test_while_the_steward_listens_workers_do_not_poll(
     fleet: Fleet,
 ) -> None:
-    """Each rest ends within its bound, or its leader would look like one that hangs."""
+    """Each wait ends within its bound, or its leader would look like one that hangs."""
     fleet.board.armed = 1
     worker = fleet.worker(poll=POLL)
     for _ in range(3):
         began = time.monotonic()
         assert worker.wait_for_work(idle) is None
         assert POLL <= time.monotonic() - began < POLL + 5
-        assert worker.only_own(), "it rests on, and claims nothing"
+        assert worker.only_own(), "it waits on, and claims nothing"
     fleet.board.listening = False
     assert worker.wait_for_work(idle) is Counter.WAKEUPS_POLL
 
@@ -303,7 +301,7 @@ class Leaders:
                     waiter.wake()
 
 
-def test_a_burst_wakes_all_in_a_chain_and_not_one_for_each_command(fleet: Fleet) -> None:
+def test_a_burst_wakes_all_workers_in_a_chain_and_not_one_for_each_command(fleet: Fleet) -> None:
     """4 workers, 100 commands: at most 8 bytes, and all of them work."""
     leaders = Leaders(fleet, 4, 100, 5, together=4)
     leaders.drain()
@@ -314,17 +312,17 @@ def test_a_burst_wakes_all_in_a_chain_and_not_one_for_each_command(fleet: Fleet)
 
 
 def test_a_single_command_wakes_one_worker(fleet: Fleet) -> None:
-    """It looks once more, and nobody else does."""
+    """It looks once more, and no other does."""
     leaders = Leaders(fleet, 4, 1, 5, together=1)
     leaders.drain()
     assert sorted(leaders.got) == [0, 0, 0, 1]
     assert (fleet.worker_pipe.put_so_far, sum(leaders.empty)) == (1, 1)
 
 
-# Those that run suspects.
+# Quarantine processes.
 
 
-def test_a_process_for_suspects_leaves_when_there_are_no_more(fleet: Fleet) -> None:
+def test_a_quarantine_process_leaves_when_there_are_no_more_suspects(fleet: Fleet) -> None:
     """And takes no byte that is meant for a worker."""
     left: list[str] = []
     waiter = fleet.worker(leave=lambda: left.append("left"))

@@ -152,8 +152,7 @@ def assert_nothing_lost_or_doubled(fleet: Fleet, ids: list[UUID]) -> None:
 def test_who_is_killed_at_a_point_loses_nothing_and_doubles_nothing(fleet: Fleet) -> None:
     """No end is counted twice; a killed process loses the counts of its last round trip."""
     busy = BusyFleet(fleet)
-    for _ in range(2):
-        busy.hit("kill", *OF_WORKERS, *OF_STEWARDS)
+    busy.hit("kill", *OF_WORKERS, *OF_STEWARDS)
     ended = busy.ended()
     assert_nothing_lost_or_doubled(fleet, busy.sent)
 

@@ -8,7 +8,15 @@ import psycopg
 import pytest
 from eventually import eventually
 from handlers import beside, connect, found, handling, kinds, running
-from queries import CLAIM, await_lock_waits, claim_by_hand, count, scalar, slow_down_inserts
+from queries import (
+    CLAIM,
+    NOWHERE,
+    await_lock_waits,
+    claim_by_hand,
+    count,
+    scalar,
+    slow_down_inserts,
+)
 
 from cmdbus import (
     Command,
@@ -105,10 +113,8 @@ def test_what_runs_and_what_has_ended_is_not_rescheduled(dsn: str) -> None:
         ({"delay": 1, "operator": " "}, "operator must be 1 to 200"),
     ],
 )
-def test_bad_arguments_of_reschedule_are_refused(
-    dsn: str, arguments: dict[str, Any], sentence: str
-) -> None:
-    with CommandBus(dsn) as bus, pytest.raises(ValueError, match=sentence):
+def test_bad_arguments_of_reschedule_are_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with CommandBus(NOWHERE) as bus, pytest.raises(ValueError, match=sentence):
         bus.reschedule("payments", uuid4(), **arguments)
 
 
