@@ -15,8 +15,8 @@ run_in_parts() {
         pids+=("$!")
     }
     begin processes -m "process and not fleet and not long"
-    begin fleets -m "$fleets" "$root"/tests/test_fleet_[a-l]*.py
-    begin more-fleets -m "$fleets" --ignore-glob "$root/tests/test_fleet_[a-l]*.py" "$root/tests"
+    begin fleets -m "$fleets" "$root"/tests/test_fleet_[a-r]*.py
+    begin more-fleets -m "$fleets" --ignore-glob "$root/tests/test_fleet_[a-r]*.py" "$root/tests"
     "${pytest[@]}" -m "not process and not fleet and not long" || failures+=" others"
     for place in "${!names[@]}"; do
         wait "${pids[place]}" || failures+=" ${names[place]}"

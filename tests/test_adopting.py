@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import running
+from handlers import handling, running
 from proxy import Proxy
 
-from cmdbus import CommandBus, HandlerRegistry
+from cmdbus import CommandBus
 from cmdbus.board.board import Board, Node
 from cmdbus.board.records import Role
 from cmdbus.board.wake_pipe import WakePipe
@@ -43,13 +43,11 @@ def node() -> Iterator[Node]:
 def test_the_only_thread_does_not_rest_while_what_it_has_adopted_waits(
     dsn: str, bus: CommandBus, node: Node
 ) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
     claimed = "SELECT count(*) FROM cmdbus.ready WHERE claimer IS NOT NULL"
     with (
         Proxy(dsn) as proxy,
         psycopg.connect(dsn, autocommit=True) as watcher,
-        running(proxy.dsn, registry, concurrency=1, node=node),
+        running(proxy.dsn, handling(), concurrency=1, node=node),
     ):
         eventually(lambda: node.board.seat_view(0).parked)
         proxy.mute()

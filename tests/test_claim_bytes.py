@@ -9,9 +9,10 @@ import psycopg
 import pytest
 from claiming import Claimer, want
 from eventually import eventually
-from handlers import connect, running
+from handlers import ONCE, connect, handling, running
+from queries import scalar
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, RetryPolicy, SendRequest
+from cmdbus import Command, CommandBus, Context, SendRequest
 from cmdbus.board.board import Board
 from cmdbus.supervisor.cli.values import payload_size
 from cmdbus.worker import Worker
@@ -118,17 +119,15 @@ def test_a_worker_holds_no_more_payload_than_it_may_and_one_command(
     dsn: str, bus: CommandBus
 ) -> None:
     """At full speed, when the type is known to be quick."""
-    registry, seen = HandlerRegistry(), []
-    running_worker: list[Worker] = []
+    running_worker, seen = list[Worker](), list[int]()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         threads = running_worker[0]._threads
         assert threads is not None
         seen.append(threads.in_flight.prefetched_bytes)
 
     send(bus, *["warm"] * 100)
-    with running(dsn, registry, concurrency=2, claim_bytes=100 * KB) as worker:
+    with running(dsn, handling(debit), concurrency=2, claim_bytes=100 * KB) as worker:
         running_worker.append(worker)
         eventually(lambda: len(seen) == 100)
         send(bus, *[plain(20 * KB) for _ in range(100)])
@@ -138,18 +137,14 @@ def test_a_worker_holds_no_more_payload_than_it_may_and_one_command(
 
 def toast_pages(connection: psycopg.Connection) -> int:
     """Pages of large payloads that this transaction's session has read so far."""
-    row = connection.execute(
-        "SELECT pg_stat_get_xact_blocks_fetched(reltoastrelid)"
-        " FROM pg_class WHERE oid = 'cmdbus.ready'::regclass"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+    query = "SELECT pg_stat_get_xact_blocks_fetched(reltoastrelid) FROM pg_class WHERE oid = %s"
+    return int(scalar(connection, f"{query}::regclass", "cmdbus.ready"))
 
 
 def test_payloads_of_finished_commands_are_freed_without_the_garbage_collector(
     dsn: str, bus: CommandBus
 ) -> None:
-    registry, threads = HandlerRegistry(), 2
+    threads = 2
 
     def fail(command: Command, context: Context) -> None:
         raise RuntimeError(command.type)
@@ -157,9 +152,9 @@ def test_payloads_of_finished_commands_are_freed_without_the_garbage_collector(
     def query(command: Command, context: Context) -> None:
         context.connection.execute("SELECT")
 
-    registry.register("payments", "Debit", lambda command, context: context.extend(1))
+    registry = handling(lambda command, context: context.extend(1))
     registry.register("payments", "Query", query)
-    registry.register("payments", "Ship", fail, retry=RetryPolicy(max_attempts=1))
+    registry.register("payments", "Ship", fail, retry=ONCE)
     gc.collect()
     gc.disable()
     try:
@@ -205,13 +200,13 @@ def test_what_a_lost_reply_had_claimed_is_adopted_as_far_as_it_fits(
     dsn: str, bus: CommandBus
 ) -> None:
     """The rest goes back, and each runs once."""
-    registry, ran = HandlerRegistry(), Counter[int]()
+    ran = Counter[int]()
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         ran[len(str(command.data))] += 1
 
     sizes = [10_000 + number for number in range(9)]
+    registry = handling(debit)
     with running(dsn, registry, concurrency=1, claim_bytes=35_000) as worker, connect(dsn) as other:
         eventually(lambda: worker._threads is not None)
         threads, theirs = worker._threads, Claimer(other)
@@ -232,7 +227,5 @@ def test_the_bytes_of_a_claim_are_checked() -> None:
     for text in ("8", "2G", "1023"):
         with pytest.raises(ValueError, match=f"from 1K to 1G, not {text}"):
             payload_size(text)
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
     with pytest.raises(ValueError, match="claim_bytes must be a whole number from 1"):
-        Worker("host=nowhere", registry, claim_bytes=0)
+        Worker("host=nowhere", handling(), claim_bytes=0)

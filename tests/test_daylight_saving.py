@@ -4,9 +4,10 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import psycopg
-from handlers import running
+from handlers import run
+from queries import scalar
 
-from cmdbus import Command, CommandBus, CommandRecord, Context, HandlerRegistry, SendRequest
+from cmdbus import CommandBus, CommandRecord, SendRequest
 from cmdbus.worker.claims.claims import Claims
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -60,19 +61,10 @@ def test_a_time_means_the_same_in_bulk_as_alone(bus: CommandBus) -> None:
 def test_a_lease_of_days_is_exact(connection: psycopg.Connection) -> None:
     days = across_a_change()
     claims = Claims("cmdbus", days.total_seconds())
-    row = connection.execute(
-        "SELECT extract(epoch FROM clock_timestamp() + %s - clock_timestamp())",
-        (claims.lease,),
-    ).fetchone()
-    assert row is not None and abs(float(row[0]) - days.total_seconds()) < 1.0
+    query = "SELECT extract(epoch FROM clock_timestamp() + %s - clock_timestamp())"
+    assert abs(float(scalar(connection, query, claims.lease)) - days.total_seconds()) < 1.0
 
 
 def test_a_handler_sees_times_in_utc(dsn: str, bus: CommandBus) -> None:
-    registry = HandlerRegistry()
-
-    @registry.handler("payments", "Debit")
-    def debit(command: Command, context: Context) -> str:
-        return str(command.created_at.tzinfo)
-
-    with running(dsn, registry, concurrency=1):
-        assert bus.wait("payments", bus.send("payments", "Debit"), 10).result == "UTC"
+    [record] = run(dsn, bus, lambda command, context: str(command.created_at.tzinfo))
+    assert record.result == "UTC"

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from eventually import eventually
-from handlers import connect, running
+from handlers import connect, handling, running
 
-from cmdbus import Command, CommandBus, Context, HandlerRegistry, SendRequest
+from cmdbus import Command, CommandBus, Context, SendRequest
 
 THREADS = 4
 
@@ -47,10 +47,9 @@ def by_bare_threads(count: int, seconds: float) -> float:
 def by_worker(
     dsn: str, bus: CommandBus, count: int, seconds: float, threads: int = THREADS
 ) -> Sleeper:
-    registry, sleeper = HandlerRegistry(), Sleeper(seconds)
-    registry.register("payments", "Debit", sleeper)
+    sleeper = Sleeper(seconds)
     bus.send_many([SendRequest("payments", "Debit")] * count)
-    with running(dsn, registry, concurrency=threads, poll_interval=60):
+    with running(dsn, handling(sleeper), concurrency=threads, poll_interval=60):
         eventually(lambda: len(sleeper.ended) == count, 60)
     return sleeper
 
@@ -132,10 +131,8 @@ def test_a_full_worker_claims_one_command_for_each_thread_that_gets_free(
     dsn: str, bus: CommandBus
 ) -> None:
     """While it is full it claims nothing; and then what it has a thread for, and no more."""
-    registry, leave = HandlerRegistry(), threading.Semaphore(0)
-    entered = threading.Semaphore(0)
+    entered, leave = threading.Semaphore(0), threading.Semaphore(0)
 
-    @registry.handler("payments", "Debit")
     def debit(command: Command, context: Context) -> None:
         entered.release()
         assert leave.acquire(timeout=20)
@@ -144,7 +141,7 @@ def test_a_full_worker_claims_one_command_for_each_thread_that_gets_free(
         found = bus.snapshot("payments")
         return int(found["in_progress"]), int(found["ready"])
 
-    with running(dsn, registry, concurrency=THREADS, poll_interval=60) as worker:
+    with running(dsn, handling(debit), concurrency=THREADS, poll_interval=60) as worker:
 
         def claims() -> int:
             return int(str(worker.metrics()["cmdbus_batches_processed_total"]))

@@ -9,12 +9,12 @@ import psycopg
 import pytest
 from eventually import eventually
 from guarded import Guarded
-from handlers import running
+from handlers import handling, running
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 from test_preflight import checks
 
-from cmdbus import CommandBus, HandlerRegistry, Status
+from cmdbus import CommandBus, Status
 from cmdbus.database.schema import install
 from cmdbus.readiness import Finding
 
@@ -72,12 +72,10 @@ def waits_for(change: Callable[[], object], bus: CommandBus) -> None:
 def test_a_standby_is_passed_by_and_waited_for(dsn: str, guarded: Guarded) -> None:
     """After a switchover the first host of the DSN is the standby."""
     parts = conninfo_to_dict(dsn)
-    registry = HandlerRegistry()
-    registry.register("payments", "Debit", lambda command, context: None)
     with database(guarded, str(parts["dbname"])) as alone, standby(guarded) as promote:
         hosts = f"{conninfo_to_dict(alone)['host']},{parts['host']}"
         both = plain(dsn, host=hosts)
-        with CommandBus(both) as bus, running(both, registry, concurrency=1):
+        with CommandBus(both) as bus, running(both, handling(), concurrency=1):
             id_ = bus.send("payments", "Debit")
             assert bus.wait("payments", id_, 20).status is Status.COMPLETED
         assert checks(both)["connection"].finding is Finding.OK

@@ -3,24 +3,25 @@ the server walks over."""
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from claiming import Claimer, ended, want
 from eventually import eventually
-from handlers import connect, running
+from handlers import connect, handling, running
+from queries import scalar
 
-from cmdbus import CommandBus, HandlerRegistry, SendRequest
-from cmdbus.worker.claims.claim import Claim, ClaimRequest, ClaimResult, Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus import CommandBus, SendRequest
+from cmdbus.worker.claims.claim import Claim, ClaimResult, Finished
 from cmdbus.worker.claims.floors import OVERLAP, Floors
-from cmdbus.worker.claims.outcomes import completed
 
 HIGH, NORMAL, ORDERS = ("payments", 0), ("payments", 5), ("orders", 5)
 QUEUES = [HIGH, NORMAL, ORDERS]
-TYPES = ["payments Debit", "payments Ship"]
+DEBIT = SendRequest("payments", "Debit")
 
 
 def claim(queue: tuple[str, int], id_: int) -> Claim:
@@ -109,19 +110,20 @@ class Leader:
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self.connection = connection
-        self.claims = Claims("cmdbus", 30)
-        self.claims.register(connection, "tester")
+        self.claims = Claimer(connection).claims
         self.floors, self.quick_floors = Floors(), Floors()
         self.done: list[Finished] = []
         self.now = 100.0
 
     def step(self, free: int = 5, ahead: int = 0, quick: Sequence[str] = ()) -> list[Claim]:
         self.now += 0.001
-        request = ClaimRequest(
-            free, ahead, ["payments"], TYPES, quick, self.floors.for_claim(self.now)
-        )
-        request = request._replace(
-            below=self.floors.below(self.now), quick_floors=self.quick_floors.for_claim(self.now)
+        request = want(
+            free,
+            prefetch=ahead,
+            quick_types=quick,
+            floors=self.floors.for_claim(self.now),
+            below=self.floors.below(self.now),
+            quick_floors=self.quick_floors.for_claim(self.now),
         )
         looks: list[ClaimResult] = []
         _, claims = self.claims.settle_and_claim(self.connection, self.done, request, looks.append)
@@ -132,90 +134,88 @@ class Leader:
             if result.prefetched:
                 floors, asked = self.quick_floors, request.quick_floors
             floors.looked(asked, request.below, request.queues, result, self.now)
-        self.done = [Finished(each, completed(None), 3, 0.0) for each in claims]
+        self.done = [ended(each) for each in claims]
         return claims
 
 
 UNKNOWN = 5_000
 
 
-def rows_read(connection: psycopg.Connection) -> int:
-    """Of ready, by this session and not yet reported."""
-    row = connection.execute(
-        "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables"
-        " WHERE relid = 'cmdbus.ready'::regclass"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+#: Of ready: by a session and not yet reported, and by all sessions.
+ROWS_READ = (
+    "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_{}user_tables"
+    " WHERE relid = 'cmdbus.ready'::regclass"
+)
+
+
+@contextmanager
+def reading_little(connection: psycopg.Connection, claims: int) -> Iterator[None]:
+    """Asserts that these claims walk over hardly more than the overlap of two looks."""
+    before = scalar(connection, ROWS_READ.format("xact_"))
+    yield
+    assert scalar(connection, ROWS_READ.format("xact_")) - before < claims * (OVERLAP + 100)
 
 
 @pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed when empty"])
 @pytest.mark.parametrize("priority", ["high", "normal", "low"])
 def test_claims_walk_once_over_what_they_cannot_run(
-    dsn: str, connection: psycopg.Connection, priority: str, analysed: bool
+    bus: CommandBus, connection: psycopg.Connection, priority: str, analysed: bool
 ) -> None:
     """In front of what they can, in a queue of its own before that, or behind it."""
     if analysed:
         connection.execute("ANALYZE cmdbus.ready")
-    with CommandBus(dsn) as bus, connection.transaction():
+    unknown = SendRequest("payments", "Typo", priority=priority)
+    with connection.transaction():
         leader = Leader(connection)
-        bus.send_many(
-            [SendRequest("payments", "Typo", priority=priority)] * UNKNOWN, connection=connection
-        )
+        bus.send_many([unknown] * UNKNOWN, connection=connection)
         leader.step()
-        before = rows_read(connection)
-        for number in range(20):
-            known = [SendRequest("payments", "Debit", number)] * (number % 3)
-            unknown = [SendRequest("payments", "Typo", priority=priority)]
-            bus.send_many(unknown + known, connection=connection)
-            assert len(leader.step()) == len(known)
-        assert rows_read(connection) - before < 20 * (OVERLAP + 100)
+        with reading_little(connection, 20):
+            for number in range(20):
+                known = [DEBIT] * (number % 3)
+                bus.send_many([unknown, *known], connection=connection)
+                assert len(leader.step()) == len(known)
         assert bus.snapshot("payments", connection=connection)["depth"] == UNKNOWN + 20
 
 
 def test_full_claims_walk_once_over_a_queue_before_theirs(
-    dsn: str, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    with CommandBus(dsn) as bus, connection.transaction():
+    with connection.transaction():
         leader = Leader(connection)
         unknown = [SendRequest("payments", "Typo", priority="high")] * UNKNOWN
-        known = [SendRequest("payments", "Debit")] * 200
-        bus.send_many(unknown + known, connection=connection)
+        bus.send_many(unknown + [DEBIT] * 200, connection=connection)
         leader.step()
-        before = rows_read(connection)
-        for _ in range(20):
-            assert len(leader.step()) == 5
-        assert rows_read(connection) - before < 20 * (OVERLAP + 100)
+        with reading_little(connection, 20):
+            for _ in range(20):
+                assert len(leader.step()) == 5
 
 
 def test_what_is_claimed_ahead_walks_once_over_slow_types(
-    dsn: str, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    with CommandBus(dsn) as bus, connection.transaction():
+    with connection.transaction():
         leader = Leader(connection)
-        bus.send_many([SendRequest("payments", "Debit")] * UNKNOWN, connection=connection)
+        bus.send_many([DEBIT] * UNKNOWN, connection=connection)
         leader.step(1, 5, ["payments Ship"])
-        before = rows_read(connection)
-        for _ in range(20):
-            bus.send("payments", "Ship", connection=connection)
-            types = [claim.type for claim in leader.step(1, 5, ["payments Ship"])]
-            assert types == ["Debit", "Ship"]
-        assert rows_read(connection) - before < 20 * (OVERLAP + 100)
+        with reading_little(connection, 20):
+            for _ in range(20):
+                bus.send("payments", "Ship", connection=connection)
+                types = [claim.type for claim in leader.step(1, 5, ["payments Ship"])]
+                assert types == ["Debit", "Ship"]
 
 
 def test_claims_walk_once_over_what_others_are_running(
-    dsn: str, connection: psycopg.Connection
+    bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    with CommandBus(dsn) as bus, connection.transaction():
+    with connection.transaction():
         other, leader = Leader(connection), Leader(connection)
-        bus.send_many([SendRequest("payments", "Debit")] * UNKNOWN, connection=connection)
+        bus.send_many([DEBIT] * UNKNOWN, connection=connection)
         assert len(other.step(UNKNOWN)) == UNKNOWN
         leader.step()
-        before = rows_read(connection)
-        for _ in range(20):
-            bus.send("payments", "Debit", connection=connection)
-            assert len(leader.step()) == 1
-        assert rows_read(connection) - before < 20 * (OVERLAP + 100)
+        with reading_little(connection, 20):
+            for _ in range(20):
+                bus.send("payments", "Debit", connection=connection)
+                assert len(leader.step()) == 1
 
 
 def test_a_worker_behind_an_unhandled_type_is_quick_and_reads_little(
@@ -223,22 +223,16 @@ def test_a_worker_behind_an_unhandled_type_is_quick_and_reads_little(
 ) -> None:
     """Each arrival of an unknown type wakes it, too. It looks at all rows, and at all leases,
     less than 10 times a second."""
-    registry, arrivals, unknown = HandlerRegistry(), 100, 50_000
-    registry.register("payments", "Debit", lambda command, context: None)
+    arrivals, unknown = 100, 50_000
     bus.send_many([SendRequest("payments", "Typo")] * unknown)
-    total = (
-        "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_user_tables"
-        " WHERE relid = 'cmdbus.ready'::regclass"
-    )
     began = time.monotonic()
-    with running(dsn, registry):
+    with running(dsn, handling()):
         for _ in range(arrivals):
             bus.send("payments", "Typo")
             bus.wait("payments", bus.send("payments", "Debit"), 5)
     walks = 10 + 2 * 10 * (time.monotonic() - began)
     with connect(dsn) as watcher:
-        row = watcher.execute(total).fetchone()
-        assert row is not None and row[0] < walks * unknown
+        assert scalar(watcher, ROWS_READ.format("")) < walks * unknown
     assert bus.snapshot("payments")["depth"] == unknown + arrivals
 
 
@@ -246,9 +240,9 @@ def test_what_comes_below_the_floors_is_found_though_looking_there_is_expensive(
     dsn: str, bus: CommandBus
 ) -> None:
     """Committed late, or given back: nothing else wakes the worker after that."""
-    registry, ran = HandlerRegistry(), threading.Event()
-    registry.register("payments", "Debit", lambda command, context: ran.set())
+    ran = threading.Event()
     bus.send_many([SendRequest("payments", "Typo")] * 20_000)
+    registry = handling(lambda command, context: ran.set())
     with running(dsn, registry, poll_interval=60), connect(dsn) as other:
         bus.wait("payments", bus.send("payments", "Debit"), 5)
         ran.clear()

@@ -11,20 +11,19 @@ from threading import Event
 from uuid import uuid4
 
 import psycopg
+import pytest
+from claiming import Claimer, ended, want
 from handlers import connect, promote
-from psycopg.sql import SQL, Literal
+from psycopg.sql import SQL, Identifier, Literal
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.database.schema import install
 from cmdbus.database.statements import load, render
-from cmdbus.worker.claims.claim import ClaimRequest, Finished
-from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
 from cmdbus.worker.waiting.timers import Timers
 
-KINDS = ["payments Debit"]
 OUTCOMES = [
     completed({"ok": True}),
     Outcome(kind=OutcomeKind.RETRY, delay=60, code="BUSY", message="later", details="{}"),
@@ -124,47 +123,37 @@ WHERE classid <> 'pg_operator'::regclass AND (
 """
 
 
-def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
-    """With every trigger and function on its way; where PL/pgSQL checks as much as it can."""
+@pytest.fixture
+def attacked(dsn: str) -> str:
+    """Its new sessions let PL/pgSQL check as much as it can."""
     attack(dsn)
-    with connect(dsn) as connection, connection.transaction():
-        [[name]] = connection.execute("SELECT quote_ident(current_database())").fetchall()
-        strict = f"ALTER DATABASE {name} SET plpgsql.extra_errors = 'all'"
-        connection.execute(strict.encode())
-    with (
-        CommandBus(dsn, purge_allowed=True) as bus,
-        psycopg.connect(dsn, autocommit=True) as connection,
-    ):
-        worker = Claims("cmdbus", 30)
-        worker.register(connection, "tester")
+    with connect(dsn) as connection:
+        name = Identifier(connection.info.dbname)
+        strict = SQL("ALTER DATABASE {} SET plpgsql.extra_errors = 'all'")
+        connection.execute(strict.format(name))
+    return dsn
+
+
+def test_a_commands_life_calls_nothing_of_another_role(attacked: str, claimer: Claimer) -> None:
+    """With every trigger and function on its way."""
+    worker, connection = claimer.claims, claimer.connection
+    with CommandBus(attacked, purge_allowed=True) as bus:
         values = {"node": worker.incarnation, "looks_in": 0.5, "lasts": 60.0}
         worker.value(connection, "arm", domains=["payments"], **values)
         bus.configure("payments", max_depth=100, keep=timedelta(days=1))
         ids = bus.send_many([SendRequest("payments", "Debit", reply_to="orders")] * 9)
         later = [bus.send("payments", "Debit", delay=60, command_id=uuid4()) for _ in range(2)]
         connection.execute("SELECT cmdbus.send('payments', 'Debit')")
-        _, claims = worker.settle_and_claim(
-            connection, [], ClaimRequest(6, 2, ["payments"], KINDS, KINDS, {})
-        )
-        finished = [
-            Finished(claim, outcome, 3, 0.0)
-            for claim, outcome in zip(claims, OUTCOMES, strict=False)
-        ]
-        assert worker.renew(connection, {worker.incarnation: claims}) == []
-        assert worker.settle(connection, finished) == []
-        assert len(worker.release(connection, claims[len(finished) :], [1] * 4, "why")) == 4
-        Timers(worker, ["payments"], KINDS).read(connection, leases=True)
+        settle_in_all_ways(claimer)
         assert bus.troubleshooting.count() == 1
-        bus.troubleshooting.retry(
-            "payments", bus.troubleshooting.list()[0].command_id, operator="ann"
-        )
+        [trouble] = bus.troubleshooting.list()
+        bus.troubleshooting.retry("payments", trouble.command_id, operator="ann")
         bus.cancel("payments", later[0])
         promote(worker, connection, 10)
         retention = Retention(worker, Event())
         retention.remove_days(connection)
         retention.sweep(connection)
         assert 0 < retention.sweep_in(connection) <= MIN_SWEEP_SECONDS
-        worker.ends(connection, claims)
         end_sessions(worker, connection, [(1, 1)])
         assert all(bus.get("payments", id_) for id_ in ids)
         assert bus.query(domain="payments") and bus.audit("payments", later[0])
@@ -175,12 +164,22 @@ def test_a_commands_life_calls_nothing_of_another_role(dsn: str) -> None:
         worker.value(connection, "leave", node=worker.incarnation)
 
 
-def test_statements_use_postgresqls_own_operators_and_functions(dsn: str) -> None:
-    attack(dsn)
+def settle_in_all_ways(claimer: Claimer) -> None:
+    worker, connection = claimer.claims, claimer.connection
+    claims = claimer.step([], want(6, prefetch=2, quick_types=["payments Debit"]))
+    settled, rest = claims[: len(OUTCOMES)], claims[len(OUTCOMES) :]
+    assert claimer.renew(*claims) == []
+    assert claimer.settle(*map(ended, settled, OUTCOMES)) == []
+    assert len(worker.release(connection, rest, [1] * 4, "why")) == 4
+    Timers(worker, ["payments"], ["payments Debit"]).read(connection, leases=True)
+    worker.ends(connection, claims)
+
+
+def test_statements_use_postgresqls_own_operators_and_functions(attacked: str) -> None:
     foreign: dict[str, list[str]] = {}
     for name in sorted(set(load()) - {"call"}):  # It names a function of the schema.
         text = re.sub(r"--.*", "", render(name, "cmdbus")).strip()
-        if text.startswith(WITH_EXPRESSIONS) and (found := foreign_dependencies(dsn, text)):
+        if text.startswith(WITH_EXPRESSIONS) and (found := foreign_dependencies(attacked, text)):
             foreign[name] = found
     assert foreign == {}
 
