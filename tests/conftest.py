@@ -27,6 +27,7 @@ from fleet import Fleet, make_effects, unstarted
 from guarded import Guarded, guarded_server
 from leftovers import assert_soon_empty, children, names_in, open_files
 from psycopg.sql import SQL, Identifier, Literal
+from stewards import Steward, stewarding
 
 from cmdbus import CommandBus
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
@@ -216,6 +217,13 @@ def sender(dsn: str) -> Iterator[psycopg.Connection]:
 @pytest.fixture
 def claimer(connection: psycopg.Connection) -> Claimer:
     return Claimer(connection)
+
+
+@pytest.fixture
+def steward(dsn: str) -> Iterator[Steward]:
+    """The part of one that arms its node."""
+    with stewarding(dsn) as steward:
+        yield steward
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """The programs of the checkout's scripts, as processes, and the databases that they make."""
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -23,6 +25,22 @@ def run(
         timeout=within,
         check=False,
     )
+
+
+def interrupt(
+    program: str, *arguments: str, when: "Callable[[subprocess.Popen[bytes]], object]"
+) -> tuple[int, str]:
+    """A Ctrl-C once `when` returns: the pid of what has ended in order, and its last words."""
+    pipe, command = subprocess.PIPE, [sys.executable, str(SCRIPTS / program), *arguments]
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:
+        try:
+            when(process)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=WITHIN_S)[1].decode()
+        finally:
+            process.kill()
+    assert process.returncode == 130, said
+    return process.pid, said
 
 
 def databases(dsn: str, pattern: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from handlers import connect
+from queries import scalar
 
 from cmdbus.board.board import Board
 from cmdbus.board.wake_pipe import WakePipe
@@ -49,9 +50,7 @@ class Steward:
         return self.board.armed
 
     def scalar(self, query: str) -> Any:
-        row = self.connection.execute(query.encode()).fetchone()
-        assert row is not None
-        return row[0]
+        return scalar(self.connection, query)
 
     @property
     def flag(self) -> bool:

@@ -4,21 +4,15 @@ Each test holds one interleaving of sender and steward open by hand.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psycopg
 import pytest
 from eventually import eventually
 from handlers import connect
-from stewards import LOOKS_AT, NOW, Steward, failing, stewarding
+from stewards import LOOKS_AT, NOW, Steward, failing
 
 from cmdbus import CommandBus
-
-
-@pytest.fixture
-def steward(dsn: str) -> Iterator[Steward]:
-    with stewarding(dsn) as steward:
-        yield steward
 
 
 def test_who_parks_while_nobody_sends_is_armed_in_one_step(

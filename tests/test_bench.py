@@ -1,9 +1,7 @@
 """scripts/bench: what it prints and how it ends. How fast anything is, is not for a test."""
 
 import json
-import signal
 import subprocess
-import sys
 import time
 from contextlib import closing
 from importlib.util import find_spec
@@ -16,7 +14,7 @@ from benches.peers.comparing import PEERS
 from benches.peers.ours import Cmdbus
 from benches.peers.times import SENT, SLEEP, count_times, read_times
 from eventually import eventually
-from programs import SCRIPTS, WITHIN_S, databases, run
+from programs import SCRIPTS, WITHIN_S, databases, interrupt, run
 
 from cmdbus.database import schema
 
@@ -142,18 +140,12 @@ def test_cmdbus_does_the_work_that_it_is_compared_by(dsn: str, tmp_path: Path) -
 
 def test_an_interrupted_bench_drops_its_database(dsn: str) -> None:
     arguments = ["enqueue-concurrent", "--dsn", dsn, *TINY, "--rounds", "100000"]
-    with subprocess.Popen(
-        [sys.executable, BENCH, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            name = f"cmdbus_bench_{process.pid}_%"
-            eventually(lambda: databases(dsn, name), WITHIN_S)
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=WITHIN_S)
-        finally:
-            process.kill()
-    assert process.returncode == 130, said.decode()
-    assert not databases(dsn, name)
+
+    def await_database(process: "subprocess.Popen[bytes]") -> None:
+        eventually(lambda: databases(dsn, f"cmdbus_bench_{process.pid}_%"), WITHIN_S)
+
+    pid, _ = interrupt("bench", *arguments, when=await_database)
+    assert not databases(dsn, f"cmdbus_bench_{pid}_%")
 
 
 def test_a_server_that_is_not_there_is_said_in_a_sentence(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from dataclasses import fields
@@ -28,7 +26,7 @@ from fault_injection.kinds import KINDS, Needs
 from fault_injection.proxy import Proxy
 from fault_injection.schedule import GROUPS, make
 from fault_injection.undoing import RunEndsError, Undoing
-from programs import SCRIPTS, WITHIN_S, databases, run
+from programs import SCRIPTS, WITHIN_S, databases, interrupt, run
 
 CHAOS = SCRIPTS / "chaos"
 #: One short run each. This one: one instance is frozen for longer than its leases last.
@@ -217,63 +215,50 @@ def test_a_bus_survives_a_short_run(dsn: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(WITHIN_S + 10)
-def test_a_bus_without_its_fence_does_not_pass(dsn: str) -> None:
-    """Each settlement, release and renewal loses its comparisons of tokens and claimers; a
-    frozen instance comes back when others have its commands."""
-    found = the_object_of(run("chaos", *FREEZE, "--dsn", dsn, "--sabotage", "fence", "--json"), 1)
-    assert set(found["violations"]) >= {"only-the-claimer-ends-a-claim"}
-    assert any(
-        " did ready- on the claim of " in text
-        for text in found["violations"]["only-the-claimer-ends-a-claim"]
-    )
+@pytest.mark.timeout(3 * WITHIN_S)
+@pytest.mark.parametrize(
+    ("sabotage", "faults", "check", "text"),
+    [
+        ("fence", FREEZE, "only-the-claimer-ends-a-claim", " did ready- on the claim of "),
+        pytest.param(
+            *("losses", KILLS, "runs-are-explained", " times, and "), marks=pytest.mark.long
+        ),
+        pytest.param(
+            *("renewals", CALM, "leases-of-the-living-are-renewed", "and its steward lived"),
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["fence", "losses", "renewals"],
+)
+def test_a_bus_with_a_defect_does_not_pass(
+    dsn: str, sabotage: str, faults: list[str], check: str, text: str
+) -> None:
+    """Without a fence each settlement, release and renewal loses its comparisons of tokens and
+    claimers: a frozen instance comes back when others have its commands. Without losses, what ran
+    in a killed process is released as if it had not begun. Without renewals, leases end of claims
+    whose processes, stewards and database all work."""
+    for _ in range(3):  # on a busy machine the faults may hit an instance that holds nothing
+        done = run("chaos", *faults, "--dsn", dsn, "--sabotage", sabotage, "--json")
+        if done.returncode != 0:
+            break
+    found = the_object_of(done, 1)
+    assert any(text in each for each in found["violations"][check])
     assert found["ok"] is False
     [kept] = Path(tempfile.gettempdir()).glob("cmdbus-chaos-*")
     assert (kept / "history.pickle").exists()
     shutil.rmtree(kept)
 
 
-@pytest.mark.long
-@pytest.mark.process
-@pytest.mark.timeout(WITHIN_S + 10)
-def test_a_bus_that_counts_no_losses_does_not_pass(dsn: str) -> None:
-    """What ran in a killed process is released as if it had not begun."""
-    found = the_object_of(run("chaos", *KILLS, "--dsn", dsn, "--sabotage", "losses", "--json"), 1)
-    assert any(" times, and " in text for text in found["violations"]["runs-are-explained"])
-    for kept in Path(tempfile.gettempdir()).glob("cmdbus-chaos-*"):
-        shutil.rmtree(kept)
-
-
-@pytest.mark.long
-@pytest.mark.process
-@pytest.mark.timeout(WITHIN_S + 10)
-def test_a_bus_that_forgets_renewals_does_not_pass(dsn: str) -> None:
-    """Of claims whose processes, stewards and database all work."""
-    found = the_object_of(run("chaos", *CALM, "--dsn", dsn, "--sabotage", "renewals", "--json"), 1)
-    assert any(
-        "and its steward lived" in text
-        for text in found["violations"]["leases-of-the-living-are-renewed"]
-    )
-    for kept in Path(tempfile.gettempdir()).glob("cmdbus-chaos-*"):
-        shutil.rmtree(kept)
-
-
 @pytest.mark.process
 @pytest.mark.timeout(WITHIN_S + 10)
 def test_an_interrupted_run_leaves_nothing(dsn: str) -> None:
+    def await_fault(process: "subprocess.Popen[bytes]") -> None:
+        assert process.stderr is not None
+        next(line for line in process.stderr if b"SIGSTOP" in line)
+
     arguments = ["--dsn", dsn, "--seed", "5", "--minutes", "5", "--only", "stop-worker"]
-    with subprocess.Popen(
-        [sys.executable, CHAOS, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            assert process.stderr is not None
-            resolution = next(line for line in process.stderr if b"SIGSTOP" in line)
-            process.send_signal(signal.SIGINT)
-            resolution += process.communicate(timeout=WITHIN_S)[1]
-        finally:
-            process.kill()
-    assert process.returncode == 130, resolution.decode()
-    assert databases(dsn, f"cmdbus_chaos_{process.pid}_%") == []
+    pid, _ = interrupt("chaos", *arguments, when=await_fault)
+    assert databases(dsn, f"cmdbus_chaos_{pid}_%") == []
 
 
 def the_object_of(done: "subprocess.CompletedProcess[str]", code: int) -> Any:

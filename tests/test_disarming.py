@@ -20,12 +20,6 @@ from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.worker.waiting.node_waiter import NodeWaiter
 
 
-@pytest.fixture
-def steward(dsn: str) -> Iterator[Steward]:
-    with stewarding(dsn) as steward:
-        yield steward
-
-
 def test_after_a_second_in_which_nobody_was_parked_it_is_disarmed_and_not_before(
     steward: Steward, bus: CommandBus
 ) -> None:

@@ -16,6 +16,7 @@ from eventually import eventually, stays
 from fleet import Fleet, kill, supervised, write_app
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
+from queries import scalar
 
 from cmdbus import CommandBus
 from cmdbus.board.records import Role
@@ -125,9 +126,7 @@ def test_an_idle_fleet_uses_neither_its_database_nor_its_cpus(
     name = str(conninfo_to_dict(dsn)["dbname"])
 
     def transactions() -> int:
-        row = databases.admin.execute(_TRANSACTIONS, (name,)).fetchone()
-        assert row is not None
-        return int(row[0])
+        return int(scalar(databases.admin, _TRANSACTIONS, name))
 
     # The sessions' own counts of the start arrive within seconds.
     seen = [(time.monotonic(), transactions(), cpu_seconds(fleet))]

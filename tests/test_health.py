@@ -63,25 +63,20 @@ def test_failures_in_a_row_do_not_leave_with_the_window() -> None:
     assert health_of(process, 10 * WINDOW) is Health.DEGRADED
 
 
-def test_a_fourth_stuck_thread_is_critical_until_the_first_leaves_the_window() -> None:
+@pytest.mark.parametrize(
+    ("happens", "tolerated"), [(ProcessHealth.stuck, 3), (ProcessHealth.pool_exhausted, 5)]
+)
+def test_one_event_too_many_is_critical_until_the_first_leaves_the_window(
+    happens: Callable[[ProcessHealth, float], object], tolerated: int
+) -> None:
     process = ProcessHealth()
-    for second in range(3):
-        process.stuck(second)
-    assert health_of(process, 3) is Health.HEALTHY
-    process.stuck(3)
+    for second in range(tolerated):
+        happens(process, second)
+    assert health_of(process, tolerated) is Health.HEALTHY
+    happens(process, tolerated)
     assert health_of(process, WINDOW - 0.001) is Health.CRITICAL
     assert health_of(process, WINDOW) is Health.HEALTHY
-    assert process.levels(WINDOW + 3).stuck_threads == 0
-
-
-def test_a_sixth_pool_exhaustion_is_critical_until_the_first_leaves_the_window() -> None:
-    process = ProcessHealth()
-    for second in range(5):
-        process.pool_exhausted(second)
-    assert health_of(process, 5) is Health.HEALTHY
-    process.pool_exhausted(5)
-    assert health_of(process, WINDOW - 0.001) is Health.CRITICAL
-    assert health_of(process, WINDOW) is Health.HEALTHY
+    assert process.levels(WINDOW + tolerated) == HealthReport()
 
 
 def test_events_further_apart_than_the_window_never_add_up() -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from eventually import eventually
 from loads import handlers, runs, verdict, workloads
 from loads.connection_budget import ConnectionBudget, need, wanted
 from loads.runs import Execution
-from programs import SCRIPTS, WITHIN_S, databases, run
+from programs import SCRIPTS, WITHIN_S, databases, interrupt, run
 from queries import insert
 
 from cmdbus import Command
@@ -85,19 +84,13 @@ def test_failures_come_to_the_ends_that_were_expected(dsn: str) -> None:
 @pytest.mark.process
 def test_an_interrupted_load_ends_its_instances_and_drops_its_database(dsn: str) -> None:
     arguments = ["--dsn", dsn, *TINY, "--commands", "100000", "--rate", "10"]
-    with subprocess.Popen(
-        [sys.executable, LOADTEST, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            name = f"cmdbus_load_{process.pid}_%"
-            eventually(lambda: commands_in(dsn, name), WITHIN_S)
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=WITHIN_S)
-        finally:
-            process.kill()
-    assert process.returncode == 130, said.decode()
-    assert b"interrupted" in said
-    assert databases(dsn, name) == []
+
+    def await_commands(process: "subprocess.Popen[bytes]") -> None:
+        eventually(lambda: commands_in(dsn, f"cmdbus_load_{process.pid}_%"), WITHIN_S)
+
+    pid, said = interrupt("loadtest", *arguments, when=await_commands)
+    assert "interrupted" in said
+    assert databases(dsn, f"cmdbus_load_{pid}_%") == []
 
 
 def test_what_is_lost_doubled_or_invented_is_counted(dsn: str) -> None:
