@@ -53,7 +53,7 @@ FROM unnest(%(domains)s::text[], %(priorities)s::smallint[]) q (domain, priority
         SELECT r.domain, r.priority, r.id, r.token, r.command_id, r.claimer
         FROM {schema}.ready r
         WHERE r.domain = q.domain AND r.priority = q.priority
-            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+            AND {schema}.is_claimable(r.claimer, r.lease_until)
             AND (r.domain || ' ' || r.type) = ANY (%(types)s::text[])
             AND r.losses + (r.claimer IS NOT NULL)::integer
                 BETWEEN %(least_losses)s AND %(most_losses)s

@@ -21,7 +21,7 @@ WITH from_ready AS (
     DELETE FROM {schema}.ready WHERE ctid = ANY (ARRAY(
         SELECT r.ctid FROM {schema}.ready r
         WHERE r.domain = %(domain)s
-            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+            AND {schema}.is_claimable(r.claimer, r.lease_until)
         LIMIT %(count)s
         FOR UPDATE SKIP LOCKED))
     RETURNING command_id

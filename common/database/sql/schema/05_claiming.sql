@@ -76,18 +76,18 @@ BEGIN
 END
 $$;
 
--- Whether a claim's lease has ended, so that its command can be claimed by another worker.
-CREATE FUNCTION {schema}.lease_is_over(p_claimer bigint, p_lease_until timestamptz)
+-- Whether a row has no claim, or one whose lease has ended.
+CREATE FUNCTION {schema}.is_claimable(p_claimer bigint, p_lease_until timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
-    RETURN {schema}.lease_time_is_over(p_claimer, p_lease_until)
+    RETURN p_lease_until IS NULL OR {schema}.lease_time_is_over(p_claimer, p_lease_until)
         AND NOT {schema}.waits_for_renewals();
 END
 $$;
 
--- The same for statements that only read, and for rows without a claim.
+-- The same for statements that only read.
 CREATE FUNCTION {schema}.is_waiting(p_claimer bigint, p_lease_until timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -191,7 +191,7 @@ BEGIN
                                  AND (SELECT age(pg_snapshot_xmax(pg_current_snapshot())::xid)))
                         AND (r.lease_until IS NULL
                              OR r.lease_until NOT BETWEEN present AND latest_end
-                             AND {schema}.lease_is_over(r.claimer, r.lease_until))
+                             AND {schema}.is_claimable(r.claimer, r.lease_until))
                         AND (r.domain || ' ' || r.type) = ANY (p_types)
                         AND r.losses + (r.claimer IS NOT NULL)::integer <= p_most_losses
                     ORDER BY r.domain, r.priority, r.id
@@ -312,8 +312,7 @@ AS $$
         SELECT FROM {schema}.ready r
         WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
             AND (r.domain || ' ' || r.type) = ANY (p_types)
-            AND (r.lease_until IS NULL
-                 OR {schema}.lease_is_over(r.claimer, r.lease_until))
+            AND {schema}.is_claimable(r.claimer, r.lease_until)
             AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused))
 $$;
 
@@ -352,7 +351,7 @@ AS $$
         WHERE r.losses > 0 AND r.losses + (r.claimer IS NOT NULL)::integer >= p_losses
             AND r.domain = ANY (p_domains)
             AND (r.domain || ' ' || r.type) = ANY (p_types)
-            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+            AND {schema}.is_claimable(r.claimer, r.lease_until)
             AND NOT EXISTS (SELECT FROM {schema}.domain d WHERE d.name = r.domain AND d.paused)
         ORDER BY r.id
         LIMIT 1
@@ -372,7 +371,7 @@ AS $$
         SELECT r.ctid FROM {schema}.ready r
         WHERE r.domain = p_domain AND r.priority = p_priority AND r.id = p_id
             AND r.token = p_token AND r.command_id = p_command_id
-            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+            AND {schema}.is_claimable(r.claimer, r.lease_until)
         FOR UPDATE SKIP LOCKED
     )
     SELECT c.* FROM picked p, LATERAL {schema}.claim_locked(p.ctid, p_claimer, p_lease) c

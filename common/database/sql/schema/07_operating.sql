@@ -42,8 +42,7 @@ BEGIN
             WHEN EXISTS (
                 SELECT FROM {schema}.ready r
                 WHERE r.domain || '' = p_domain AND r.command_id = p_command_id
-                    AND r.lease_until IS NOT NULL
-                    AND NOT {schema}.lease_is_over(r.claimer, r.lease_until))
+                    AND NOT {schema}.is_claimable(r.claimer, r.lease_until))
             THEN 'running' END
         FROM {schema}.command c
         WHERE c.domain = p_domain AND c.command_id = p_command_id
@@ -77,8 +76,7 @@ BEGIN
     DELETE FROM {schema}.ready r USING unnest(p_command_ids) k (command_id)
     -- Not by the primary key, as a plan made on an empty queue would read a whole domain.
     WHERE r.domain || '' = p_domain AND r.command_id = k.command_id
-        AND (p_running OR r.lease_until IS NULL
-            OR {schema}.lease_is_over(r.claimer, r.lease_until))
+        AND (p_running OR {schema}.is_claimable(r.claimer, r.lease_until))
     RETURNING r.*;
     RETURN QUERY
     DELETE FROM {schema}.scheduled s USING unnest(p_command_ids) k (command_id)
@@ -178,7 +176,7 @@ BEGIN
             AND (p_type IS NULL OR r.type = p_type)
             AND (p_since IS NULL OR r.created_at >= p_since)
             AND r.created_at < p_until
-            AND (r.lease_until IS NULL OR {schema}.lease_is_over(r.claimer, r.lease_until))
+            AND {schema}.is_claimable(r.claimer, r.lease_until)
         ORDER BY r.domain, r.priority, r.id
         LIMIT p_count
         FOR UPDATE SKIP LOCKED
