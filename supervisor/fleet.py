@@ -21,6 +21,7 @@ from cmdbus.exits import ExitStatus
 from cmdbus.failpoints import IN_REAP, failpoint
 from cmdbus.settings import Settings
 from cmdbus.supervisor.aftermath import Aftermath, BootFailure, Ending, aftermath, boot_failure
+from cmdbus.supervisor.children import Child
 from cmdbus.supervisor.fleet_view import (
     UNDEAD_SECONDS,
     FleetView,
@@ -158,18 +159,8 @@ class Fleet:
         logger.info("the board: %s", json.dumps(board))
 
     @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes.values()]
-
-    @property
-    def descriptors(self) -> list[int]:
-        return [process.child.descriptor for process in self._processes.values()]
-
-    @property
-    def exits(self) -> list[int]:
-        """Descriptors that are readable when their child has exited. That of one that a debugger
-        holds stays readable, and would end each wait."""
-        return [p.child.descriptor for p in self._processes.values() if not p.child.held]
+    def children(self) -> list[Child]:
+        return [process.child for process in self._processes.values()]
 
     # Act.
 
@@ -211,7 +202,7 @@ class Fleet:
             spread=random.uniform(0, _SPREAD),
         )
         try:
-            process = self._spawner.spawn(view, self.descriptors)
+            process = self._spawner.spawn(view, self.children)
         except OSError as error:
             pause = self._restarts.not_started(key, now, random.random())
             logger.error(

@@ -126,7 +126,9 @@ class Supervisor:
                 self._fleet.act(action, now)
             self._publish_status(fleet, now)
             self._keep_name(now)
-            wait([self._signals.descriptor, *self._fleet.exits], _ROUND_SECONDS)
+            # The descriptor of one that a debugger holds stays readable, and would end each wait.
+            exits = [child.descriptor for child in self._fleet.children if not child.held]
+            wait([self._signals.descriptor, *exits], _ROUND_SECONDS)
         self._show(SupervisorState.STOPPED, time.monotonic())
         if self._code is Exit.DONE and self._fleet.unfinished:
             self._code = Exit.UNFINISHED
@@ -151,8 +153,8 @@ class Supervisor:
                     self._fleet.report()
                 case _:
                     pass  # SIGCHLD: each round reaps exited children in any case.
-        preflight = [self._preflight.child.pid] if self._preflight is not None else []
-        reap_orphans([*self._fleet.pids, *preflight])
+        preflight = [self._preflight.child] if self._preflight is not None else []
+        reap_orphans(child.pid for child in [*self._fleet.children, *preflight])
 
     def _observe(self, now: float) -> FleetView:
         # This covers a whole round, so it does not matter where the supervisor stalled.

@@ -181,14 +181,14 @@ class Spawner:
         self._worker_pipe = WakePipe(2 * settings.procs)
         self._steward_pipe = WakePipe(1)
 
-    def spawn(self, view: ProcessView, siblings: Iterable[int]) -> SupervisedProcess:
-        """OSError if the system has no process left. `siblings`: the descriptors of the other
-        children, which this one must not keep."""
+    def spawn(self, view: ProcessView, siblings: Iterable[Child]) -> SupervisedProcess:
+        """OSError if the system has none left. The child keeps no descriptor of its siblings."""
         seat = self._board.seat(view.index)
         seat.assign(view.role, number=view.number, generation=view.generation)
         failpoint(BEFORE_FORK)
         try:
-            child = fork(lambda: self._main(view), close=[*self._private, *siblings])
+            others = [sibling.descriptor for sibling in siblings]
+            child = fork(lambda: self._main(view), close=[*self._private, *others])
         except OSError:
             seat.clear()
             raise
