@@ -127,6 +127,19 @@ def test_a_pause_is_counted_on_the_board_for_the_workers(idle: Idle, dsn: str) -
         eventually(lambda: idle.board.pauses == 2)
 
 
+def test_a_stranger_who_notifies_of_pauses_makes_few_of_them_count(idle: Idle, dsn: str) -> None:
+    """Each makes workers release what they have claimed ahead. The last one counts, too."""
+    with psycopg.connect(dsn, autocommit=True) as stranger:
+        idle.start()
+        eventually(lambda: idle.board.listening)
+        began = time.monotonic()
+        while time.monotonic() < began + 1.2:
+            stranger.execute("NOTIFY cmdbus_pause")
+        counted = idle.board.pauses
+        assert 2 <= counted <= 2 * (time.monotonic() - began) + 1
+        eventually(lambda: idle.board.pauses == counted + 1, 2)
+
+
 def test_the_timers_are_read_50_ms_early_and_a_worker_is_woken_at_the_time(
     idle: Idle, dsn: str
 ) -> None:

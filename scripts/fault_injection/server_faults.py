@@ -65,7 +65,7 @@ def end_sessions(rig: TestRig, fault: Fault) -> None:
 def notify(rig: TestRig, fault: Fault) -> None:
     with rig.connect() as connection:
         connection.execute(
-            "SELECT pg_notify(CASE WHEN n %% 2 = 0 THEN 'cmdbus_ready' ELSE 'cmdbus_due' END,"
+            "SELECT pg_notify((ARRAY['cmdbus_ready', 'cmdbus_due', 'cmdbus_pause'])[1 + n %% 3],"
             " n::text) FROM generate_series(1, %s) n",
             (_NOTIFIES,),
         )

@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 #: The part of the server's queue of notifications above which this node asks for none.
 _MAX_QUEUE_USAGE = 0.5
+#: Seconds from one pause of domains that counts to the next. Each releases what is claimed and not
+#: started, and any role may send such a notification.
+_NEXT_PAUSE_SECONDS = 0.5
 
 
 class Listening(Listener):
@@ -43,6 +46,10 @@ class Listening(Listener):
         self.ready = threading.Event()
         #: The same, for `run`: this session has ended, so the one of the rounds may have, too.
         self._session_ended = threading.Event()
+        #: Monotonic time from which another pause counts; and whether there was one before that,
+        #: which `run` counts.
+        self._next_pause_at = float("-inf")
+        self._paused = threading.Event()
 
     @property
     def is_on(self) -> bool:
@@ -62,7 +69,18 @@ class Listening(Listener):
         if self._session_ended.is_set():
             self._session_ended.clear()
             self._claims.execute(connection, "ping")
-        return float("inf")
+        now = time.monotonic()
+        if not self._paused.is_set():
+            return float("inf")
+        if now >= self._next_pause_at:
+            self._paused.clear()
+            self._count_pause(now)
+            return float("inf")
+        return self._next_pause_at - now
+
+    def _count_pause(self, now: float) -> None:
+        self._next_pause_at = now + _NEXT_PAUSE_SECONDS
+        self._board.pauses += 1
 
     def watch_queue(self, usage: float) -> None:
         """The server has one queue of notifications for all databases; a full one makes the
@@ -96,7 +114,12 @@ class Listening(Listener):
             self.due_earlier.set()
             self._node.steward_pipe.put()
         if any(channel.endswith("_pause") for channel in channels):
-            self._board.pauses += 1
+            now = time.monotonic()
+            if now >= self._next_pause_at:
+                self._count_pause(now)
+            elif not self._paused.is_set():
+                self._paused.set()
+                self._node.steward_pipe.put()
 
     def ended(self) -> None:
         self._session_is_open = False
