@@ -32,8 +32,8 @@ RIGHTS = {
     "producer": {
         "SELECT": ["alarm", "armed", "migration"],
         "EXECUTE": [
-            *("admit", "cancel", "domain_bit", "enqueue", "identify", "landed", "notify", "send"),
-            "wake",
+            *("admit", "already_sent", "cancel", "domain_bit", "enqueue"),
+            *("identify", "notify", "send", "wake"),
         ],
         "INSERT": [
             *[f"ready.{column}" for column in SENDERS],

@@ -110,7 +110,7 @@ class Sender:
         domain, command_id = (bulk.brought or bulk.keys)[0]
         values = {"domain": domain, "command_id": command_id, "brought": bool(bulk.brought)}
         call, again = attempt
-        return bool(self._store.value(connection, "landed", **values, call=call, again=again))
+        return bool(self._store.value(connection, "already_sent", **values, call=call, again=again))
 
     def _identify(self, connection: Connection, bulk: BulkSend, attempt: SendAttempt) -> None:
         """Takes the ids that the caller brought and, in the caller's transaction, also the

@@ -24,8 +24,9 @@ FROM {schema}.complete(
         UNION ALL
         SELECT * FROM {schema}.claim(
             %(claim_domains)s::text[], %(claim_priorities)s::smallint[], %(quick_floors)s::bigint[],
-            false, %(quick_types)s::text[], CASE WHEN s.lost IS NOT NULL THEN %(ahead)s::integer END,
-            0, %(bytes_ahead)s, %(most_losses)s::smallint, %(claimer)s, %(lease)s)
+            false, %(quick_types)s::text[],
+            CASE WHEN s.lost IS NOT NULL THEN %(ahead)s::integer END, 0, %(bytes_ahead)s,
+            %(most_losses)s::smallint, %(claimer)s, %(lease)s)
     ) c ON true;
 
 -- name: settle

@@ -10,7 +10,8 @@ SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- name: lock_migrations
 -- One process at a time migrates a schema; released when its transaction ends.
-SELECT pg_advisory_xact_lock('pg_catalog.pg_namespace'::regclass::oid::integer, hashtext(%(schema)s));
+SELECT pg_advisory_xact_lock(
+    'pg_catalog.pg_namespace'::regclass::oid::integer, hashtext(%(schema)s));
 
 -- name: find_migrations
 SELECT to_regclass('{schema}.migration')::text;
@@ -23,8 +24,8 @@ ORDER BY version;
 
 -- name: read_foreign_schema
 -- Why a schema of this name cannot be used; no row if it can.
-SELECT CASE WHEN n.nspowner <> current_user::regrole::oid THEN 'belongs to ' || n.nspowner::regrole::text
-            ELSE 'holds something else' END
+SELECT CASE WHEN n.nspowner <> current_user::regrole::oid
+    THEN 'belongs to ' || n.nspowner::regrole::text ELSE 'holds something else' END
 FROM pg_namespace n
 WHERE n.nspname = %(schema)s
     AND (n.nspowner <> current_user::regrole::oid
@@ -70,7 +71,7 @@ GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
 -- name: grant_producer
 -- May send and cancel; may read nothing of what others sent.
 GRANT EXECUTE ON FUNCTION
-    {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.identify, {schema}.landed,
+    {schema}.send, {schema}.enqueue, {schema}.admit, {schema}.identify, {schema}.already_sent,
     {schema}.cancel, {schema}.wake, {schema}.notify, {schema}.domain_bit TO {role};
 GRANT SELECT ON SEQUENCE {schema}.armed, {schema}.alarm TO {role};
 -- For bulk sends, which COPY; without the columns of claims and attempts.

@@ -20,7 +20,8 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
     wanted AS (
         SELECT unnest(tables) AS relname, privileges
         FROM (VALUES
-            ('{ready,scheduled,lease,waiter,node}'::text[], '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
+            ('{ready,scheduled,lease,waiter,node}'::text[],
+             '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
             ('{troubleshooting,finished,event,incarnation}', '{SELECT,INSERT}'),
             ('{command,domain,domain_event,migration,ready_id_seq}', '{SELECT}'),
             ('{armed,alarm,patience}', '{SELECT,UPDATE}')) v (tables, privileges)

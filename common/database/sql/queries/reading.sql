@@ -34,9 +34,9 @@ WITH c AS MATERIALIZED (
     SELECT * FROM {schema}.command
     WHERE domain = %(domain)s AND command_id = %(command_id)s
 ), e AS MATERIALIZED (
-    SELECT e.id, e.at, e.claimed_at, e.kind, e.attempt + u.uncharged::integer AS attempt, e.operator,
-        e.code, e.message || CASE WHEN u.uncharged THEN ' (does not count as an attempt)' ELSE '' END
-            AS message,
+    SELECT e.id, e.at, e.claimed_at, e.kind, e.attempt + u.uncharged::integer AS attempt,
+        e.operator, e.code, e.message
+            || CASE WHEN u.uncharged THEN ' (does not count as an attempt)' ELSE '' END AS message,
         e.details, i.worker
     FROM {schema}.event e
     LEFT JOIN {schema}.incarnation i ON i.id = e.claimer,
@@ -64,7 +64,8 @@ FROM (
     SELECT at, 2, id, kind, attempt, worker, operator, code, message, details FROM e
     UNION ALL
     SELECT finished_at, 3, 0, 'COMPLETED', attempts, worker, NULL, NULL, NULL, NULL
-    FROM c WHERE status = 'COMPLETED' AND NOT EXISTS (SELECT FROM e WHERE kind = 'OPERATOR_COMPLETE')
+    FROM c WHERE status = 'COMPLETED'
+        AND NOT EXISTS (SELECT FROM e WHERE kind = 'OPERATOR_COMPLETE')
 ) audit
 ORDER BY at, rank, id;
 

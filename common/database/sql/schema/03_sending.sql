@@ -125,7 +125,7 @@ $$;
 -- Whether a call has been carried out before: it is repeated if its connection dies, while the
 -- first try may still run. The call's advisory lock makes the two take turns, and the later one
 -- finds the other's trace in identity or in the tables.
-CREATE FUNCTION {schema}.landed(
+CREATE FUNCTION {schema}.already_sent(
     p_domain text, p_command_id uuid, p_brought boolean, p_call bigint, p_again boolean
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -162,21 +162,21 @@ AS $$
 DECLARE
     due timestamptz := coalesce(p_run_at, clock_timestamp() + make_interval(secs => p_delay));
     locked text;
-    has_landed boolean;
+    was_sent boolean;
     has_settings boolean;
 BEGIN
     IF p_again THEN
-        has_landed := {schema}.landed(p_domain, p_command_id, p_own, p_call, true);
+        was_sent := {schema}.already_sent(p_domain, p_command_id, p_own, p_call, true);
     ELSIF p_call IS NOT NULL AND NOT p_own THEN
-        -- As in landed; an assignment costs less than PERFORM or a function.
+        -- As in already_sent; an assignment costs less than PERFORM or a function.
         locked := pg_advisory_xact_lock(p_call);
     END IF;
-    SELECT coalesce(has_landed, EXISTS (SELECT FROM {schema}.identity i
+    SELECT coalesce(was_sent, EXISTS (SELECT FROM {schema}.identity i
                                         WHERE i.domain = p_domain
                                             AND i.command_id = p_command_id AND i.call = p_call)),
         EXISTS (SELECT FROM {schema}.domain d WHERE d.name = p_domain)
-    INTO has_landed, has_settings;
-    IF has_landed THEN
+    INTO was_sent, has_settings;
+    IF was_sent THEN
         refusal := 'repeated';
         RETURN;
     END IF;
