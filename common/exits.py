@@ -37,8 +37,7 @@ class ExitStatus:
 
     def __str__(self) -> str:
         if not self.signal:
-            no_thread = self.code == Exit.NO_RESOURCES
-            return "found no thread left" if no_thread else f"exited with code {self.code}"
+            return f"exited with code {self.code}"
         try:
             return f"was killed by {Signals(self.signal).name}"
         except ValueError:

@@ -20,7 +20,7 @@ from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Role, SupervisorState
 from cmdbus.clock import time
 from cmdbus.errors import BoardError, CmdbusError, EmbeddedError
-from cmdbus.exits import Exit
+from cmdbus.exits import Exit, ExitStatus
 from cmdbus.readiness import Finding, sentences
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child, fork, wait
@@ -82,7 +82,9 @@ class StartupProbes:
             exited = self._child.reap() if self._child is not None else None
             if exited is not None:
                 self._child = None
-                self._warn(f"the process that answers them {exited}")
+                no_thread = exited == ExitStatus(0, Exit.NO_RESOURCES)
+                why = "found no thread left" if no_thread else str(exited)
+                self._warn(f"the process that answers them {why}")
             if self._child is None:
                 self._child = fork(lambda: self._answer(listener), close=self._close)
         except OSError as error:
