@@ -31,7 +31,7 @@ from cmdbus.producer.store import Store
 from cmdbus.producer.troubleshooting import Troubleshooting
 
 #: Seconds between two reads of `wait`.
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.005, 0.2
 #: Rows of each table that one statement of a purge removes.
 _PURGED_ROWS = 1000
 
@@ -148,7 +148,7 @@ class CommandBus(Steering):
         CommandNotFoundError for an unknown command.
         """
         deadline = time.monotonic() + check_seconds("timeout", timeout)
-        backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while True:
             record = self.get(domain, command_id)
             if record is None:

@@ -10,11 +10,7 @@ from cmdbus.checks import check_operator, check_text, check_whole
 from cmdbus.data import encode
 from cmdbus.database.pool import Connection
 from cmdbus.producer.connections import Connections
-from cmdbus.producer.records import (
-    Status,
-    TroubleCount,
-    TroubleRecord,
-)
+from cmdbus.producer.records import Status, TroubleCount, TroubleRecord
 from cmdbus.producer.requests import check_conditions, check_key
 from cmdbus.producer.steering import CHUNK, CHUNK_BYTES
 
