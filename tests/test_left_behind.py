@@ -28,7 +28,7 @@ def leave_a_board(path: Path, incarnation: int, pid: int = NOBODY) -> None:
 
 
 def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Path) -> None:
-    """races.md 7: nothing is handed back before the sessions of the dead are gone."""
+    """Nothing is released before the sessions of the dead are gone."""
     answers, asked = [False, True], []
 
     def hand_back(connection: Connection, seat: SeatView) -> Rescued:

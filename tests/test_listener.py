@@ -69,7 +69,9 @@ def sessions(other: psycopg.Connection) -> list[tuple[Any, ...]]:
     return other.execute(query, (NAME,)).fetchall()
 
 
-def test_it_says_on_which_channels_it_heard_something(dsn: str, other: psycopg.Connection) -> None:
+def test_a_listener_reports_the_channels_of_its_notifications(
+    dsn: str, other: psycopg.Connection
+) -> None:
     with listening(lambda: connect(dsn)) as ear:
         eventually(lambda: ear.is_on)
         assert ear.sessions == 1

@@ -19,7 +19,7 @@ logger = logging.getLogger("cmdbus.test_logs")
 pytestmark = pytest.mark.process
 
 
-def test_a_pipe_that_nobody_reads_drops_lines_and_later_says_how_many() -> None:
+def test_a_pipe_that_is_not_read_drops_lines_and_later_counts_them() -> None:
     with pipe() as (reader, writer), pipe() as (going_on, go_on):
 
         def run() -> None:
@@ -46,7 +46,7 @@ def test_a_pipe_that_nobody_reads_drops_lines_and_later_says_how_many() -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "text"])
-def test_who_reads_may_go_away(format: str) -> None:
+def test_the_reader_of_a_pipe_may_go_away(format: str) -> None:
     """Head -1."""
     reader, writer = os.pipe()
 
@@ -101,7 +101,7 @@ def test_many_that_write_into_the_last_room_of_a_pipe_do_not_wait_for_each_other
         assert [ended(child, 5) for child in children] == [ExitStatus(0, 0)] * 4
 
 
-def test_a_socket_that_nobody_reads_drops_lines_too() -> None:
+def test_a_socket_that_is_not_read_drops_lines_too() -> None:
     """What stderr is under a service manager."""
     ours, theirs = socket.socketpair()
 

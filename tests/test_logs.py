@@ -104,7 +104,7 @@ def test_any_text_can_be_logged(capfd: pytest.CaptureFixture[str], said: str) ->
     assert capfd.readouterr().err.endswith(f"{printable(said)}\n")
 
 
-def test_a_line_that_cannot_be_formatted_says_where_it_is(
+def test_a_line_that_cannot_be_formatted_names_its_place_in_the_code(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     class Broken:

@@ -262,7 +262,7 @@ def test_a_command_that_moves_while_it_is_canceled_is_canceled(dsn: str) -> None
         assert found(bus, id_).status is Status.CANCELED
 
 
-def test_settings_change_one_by_one_and_the_rest_stays(dsn: str) -> None:
+def test_a_domains_settings_change_one_by_one(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         bus.configure("payments", max_depth=10, warn_depth=5)
         bus.configure("payments", keep=timedelta(days=1))

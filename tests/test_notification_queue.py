@@ -51,7 +51,7 @@ def usage(connection: psycopg.Connection) -> float:
     return float(scalar(connection, "SELECT pg_notification_queue_usage()"))
 
 
-def test_a_full_queue_of_notifications_fails_nobody(small_dsn: str, tmp_path: Path) -> None:
+def test_a_full_queue_of_notifications_fails_no_sender(small_dsn: str, tmp_path: Path) -> None:
     """Senders, whatever becomes due, and replies. Workers poll meanwhile."""
     with supervised(small_dsn, tmp_path, poll_interval=2, procs=1) as fleet:
         due = fleet.send("Noop", 5, delay=2)

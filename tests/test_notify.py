@@ -110,7 +110,7 @@ def test_a_manager_that_does_not_read_is_not_waited_for(monkeypatch: pytest.Monk
         assert heard(ours) == ["STATUS=number 0"]
 
 
-def test_a_child_says_nothing_in_the_services_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_sends_the_service_manager_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "10000000")
     with manager(monkeypatch) as ours:
         text = "from cmdbus.supervisor.systemd_notifier import *; clear_notify_env();"

@@ -26,7 +26,7 @@ GROUPS = {
 ALL_TAKE = {"--dsn", "--dsn-file", "--schema", "--runtime-dir", "--name", "--json"}
 
 
-def test_init_installs_the_schema_and_says_so(empty_dsn: str) -> None:
+def test_init_installs_the_schema_and_reports_its_version(empty_dsn: str) -> None:
     first = cmdbus("init", "--dsn", empty_dsn)
     version = len(versions())
     assert first.stdout.startswith(f"schema cmdbus: installed, version {version}, in database")
@@ -38,7 +38,7 @@ def test_init_installs_the_schema_and_says_so(empty_dsn: str) -> None:
     assert json.loads(other.stdout)["grants"] == {}
 
 
-def test_init_says_which_roles_it_gave_rights(dsn: str) -> None:
+def test_init_lists_the_roles_that_got_rights(dsn: str) -> None:
     with role(dsn, "monitor") as connection:
         [[name]] = connection.execute("SELECT current_user").fetchall()
         granted = ["--dsn", dsn, "--monitor", name, "--producer", name]
@@ -119,7 +119,7 @@ def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:
         ("pause", "DOMAIN is missing, as in: cmdbus pause payments"),
     ],
 )
-def test_what_is_missing_is_said_in_one_sentence_with_an_example(typed: str, sentence: str) -> None:
+def test_a_missing_argument_gets_one_sentence_with_an_example(typed: str, sentence: str) -> None:
     result = here(*typed.split())
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()

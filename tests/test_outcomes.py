@@ -55,7 +55,7 @@ def test_what_an_error_means(
     assert json.loads(outcome.details or "")["reason"] == reason
 
 
-def test_a_handler_may_say_when_it_wants_to_be_tried_again() -> None:
+def test_a_handler_may_choose_the_time_of_its_retry() -> None:
     assert fate(ValueError("x"), retry_after=4).delay == 4
 
 
@@ -84,7 +84,7 @@ def test_any_error_can_be_stored(error: BaseException, message: str) -> None:
     assert fate(error).message == message
 
 
-def test_details_that_cannot_be_stored_are_said_to_be_so() -> None:
+def test_details_that_cannot_be_stored_are_replaced_by_the_reason() -> None:
     outcome = fate(PermanentCommandError("C", "m", {"when": object()}))
     assert "details.when is of type object" in json.loads(outcome.details or "")["details"]
 

@@ -77,7 +77,7 @@ def test_where_steps_are_slow_claims_are_large() -> None:
     assert steps.step(after=0.02, takes=0.1, claims=16) == 80, "what is started during a step"
 
 
-def test_the_first_claim_after_a_rest_goes_less_far() -> None:
+def test_the_first_claim_after_a_wait_prefetches_less() -> None:
     """Others may be idle, too."""
     steps = Steps()
     steps.step(after=0, takes=0.001, claims=16)

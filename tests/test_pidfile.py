@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "cmdbus.pid"
 
 
-def test_it_says_whose_it_is_and_is_gone_afterwards(path: Path) -> None:
+def test_a_pidfile_holds_its_processs_id_and_is_removed_at_the_end(path: Path) -> None:
     with closing(Pidfile(path, "cmdbus")):
         assert path.read_text() == f"{os.getpid()}\n"
         assert path.stat().st_mode & 0o777 == 0o600
@@ -32,14 +32,14 @@ def test_it_says_whose_it_is_and_is_gone_afterwards(path: Path) -> None:
 @pytest.mark.parametrize(
     "left", ["", "1\n", f"{os.getppid()}\n", "999999999\n", "garbage", "\0\0\n", "x" * 10_000]
 )
-def test_what_somebody_left_in_it_is_no_obstacle(path: Path, left: str) -> None:
+def test_what_an_earlier_process_left_in_a_pidfile_is_no_obstacle(path: Path, left: str) -> None:
     """Neither garbage nor the number of a program that lives."""
     path.write_text(left)
     with closing(Pidfile(path, "cmdbus")):
         assert path.read_text() == f"{os.getpid()}\n"
 
 
-def test_a_second_one_is_refused_and_told_whom_it_meets(path: Path) -> None:
+def test_a_second_supervisor_is_refused_with_the_pid_of_the_first(path: Path) -> None:
     with closing(Pidfile(path, "ours")):
         sentence = f"a supervisor named 'ours' runs already (pid {os.getpid()}): stop it, or "
         with pytest.raises(BoardError, match=re.escape(sentence)):
@@ -200,7 +200,7 @@ def test_one_whose_directory_was_removed_closes_and_leaves_the_next_ones_file(pa
 
 
 @pytest.mark.process
-def test_of_those_who_race_for_it_never_two_have_it(path: Path, tmp_path: Path) -> None:
+def test_of_processes_that_race_for_a_pidfile_never_two_hold_it(path: Path, tmp_path: Path) -> None:
     """Each of four takes it 100 times, while the others do; who has it has it alone."""
     alone = tmp_path / "alone"
 

@@ -149,7 +149,7 @@ def assert_nothing_lost_or_doubled(fleet: Fleet, ids: list[UUID]) -> None:
     assert fleet.query("SELECT count(*) FROM cmdbus.ready") == [(0,)]
 
 
-def test_who_is_killed_at_a_point_loses_nothing_and_doubles_nothing(fleet: Fleet) -> None:
+def test_a_process_killed_at_a_failpoint_loses_and_doubles_nothing(fleet: Fleet) -> None:
     """No end is counted twice; a killed process loses the counts of its last round trip."""
     busy = BusyFleet(fleet)
     busy.hit("kill", *OF_WORKERS, *OF_STEWARDS)
@@ -170,13 +170,13 @@ def test_who_is_killed_at_a_point_loses_nothing_and_doubles_nothing(fleet: Fleet
     assert_nothing_lost_or_doubled(fleet, busy.sent)
 
 
-def test_who_stays_at_a_point_goes_on_there(fleet: Fleet) -> None:
+def test_a_process_frozen_at_a_failpoint_goes_on_there(fleet: Fleet) -> None:
     busy = BusyFleet(fleet)
     busy.hit("freeze", *OF_WORKERS, *OF_STEWARDS, *OF_SUPERVISORS)
     busy.ended()
     assert_nothing_lost_or_doubled(fleet, busy.sent)
 
 
-def test_each_point_is_tried() -> None:
+def test_each_failpoint_is_tried() -> None:
     named = {value for name, value in vars(points).items() if name.isupper()}
     assert named == {*OF_WORKERS, *OF_STEWARDS, *OF_SUPERVISORS}

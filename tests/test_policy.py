@@ -38,7 +38,7 @@ def test_a_fleet_begins_with_its_steward_and_all_its_workers() -> None:
     assert decided(empty) == [steward, started(0), started(1), started(2)]
 
 
-def test_who_was_told_to_leave_is_killed_at_its_deadline_and_not_before() -> None:
+def test_a_stopping_process_is_killed_at_its_deadline_and_not_before() -> None:
     """Also after a round that came late: it was told when."""
     for judging in (True, False):
         leaving = worker(0, stop_by=NOW, due=NOW - 50)
@@ -48,7 +48,7 @@ def test_who_was_told_to_leave_is_killed_at_its_deadline_and_not_before() -> Non
 
 
 @pytest.mark.parametrize("verdict", [Verdict.STUCK, Verdict.CRITICAL])
-def test_a_process_told_to_leave_for_a_verdict_is_killed_for_that_verdict(
+def test_a_process_that_stops_for_a_verdict_is_killed_for_that_verdict(
     verdict: Verdict,
 ) -> None:
     """A verdict is no order: its commands do not go back as if nothing had been."""
@@ -98,7 +98,7 @@ def test_a_process_that_has_not_promised_anything_is_not_late() -> None:
     assert decided(fleet(worker(0, due=None))) == []
 
 
-def test_nobody_is_killed_twice() -> None:
+def test_no_process_is_killed_twice() -> None:
     killed = worker(0, due=NOW - 9, stop_by=NOW - 9, dumped_at=NOW - 9, killed_at=NOW - 1)
     assert not [a for a in decided(fleet(killed)) if not isinstance(a, Start)]
 
@@ -154,12 +154,12 @@ def test_a_number_without_a_process_gets_one_at_once_or_after_its_pause() -> Non
         assert decided(replace(there, not_before={(Role.WORKER, 0): NOW + pause})) == expected
 
 
-def test_another_numbers_pause_and_another_roles_keep_nobody_waiting() -> None:
+def test_the_pause_of_another_number_or_role_delays_no_start() -> None:
     later = {(Role.WORKER, 1): NOW + 9, (Role.QUARANTINE, 0): NOW + 9, (Role.STEWARD, 0): NOW + 9}
     assert decided(fleet(worker(1), wanted=2, not_before=later)) == [started(0)]
 
 
-def test_who_leaves_for_good_reason_has_its_successor_beside_it() -> None:
+def test_a_stopping_process_has_its_successor_at_the_same_time() -> None:
     leaving = worker(0, stop_by=NOW + 9)
     assert decided(fleet(leaving, worker(1))) == [started(0)]
     # A second one waits until one of them is gone: no more live than wanted and one.
@@ -196,7 +196,7 @@ def test_suspects_get_one_process_of_their_own() -> None:
         assert decided(fleet(worker(0), there_already, suspects=True)) == []
 
 
-def test_numbers_that_nobody_wants_leave() -> None:
+def test_processes_above_the_wanted_number_stop() -> None:
     surplus = [worker(1), worker(2, ready=False)]
     expected = [left(process) for process in surplus]
     assert decided(fleet(worker(0), *surplus, wanted=1)) == expected
@@ -236,7 +236,7 @@ def test_numbers_that_nobody_wants_leave() -> None:
         ({}, {"app": 1}, {"app": 0}, Restart.RELOADED),
     ],
 )
-def test_who_is_outdated_gets_a_successor_first(
+def test_an_outdated_process_gets_a_successor_first(
     limits: dict[str, Any], below: dict[str, Any], at: dict[str, Any], reason: Restart
 ) -> None:
     """Recycled at a limit, reloaded, or degraded for longer than layer 5."""
@@ -253,7 +253,7 @@ def test_who_is_outdated_gets_a_successor_first(
     assert with_second({**at, "ready": False}) == [], "it is not even there yet"
 
 
-def test_who_has_a_ready_successor_leaves() -> None:
+def test_a_process_with_a_ready_successor_stops() -> None:
     old, young = worker(0), worker(0, index=1, generation=2)
     assert decided(fleet(old, replace(young, ready=False))) == []
     assert decided(fleet(old, young)) == [left(old)]
@@ -285,14 +285,14 @@ def test_a_successor_that_died_early_is_followed_by_the_next_after_its_pause() -
     assert decided(replace(there, not_before=later), now=NOW + 2) == [started(0, Restart.RELOADED)]
 
 
-def test_nobody_is_replaced_gently_while_somebody_is_missing_or_starts() -> None:
+def test_no_process_is_replaced_gently_while_another_is_missing_or_starts() -> None:
     there = fleet(worker(0), worker(1, ready=False), app=1)
     assert decided(there) == []
     paused = {(Role.WORKER, 1): NOW + 1}
     assert decided(fleet(worker(0), wanted=2, app=1, not_before=paused)) == []
 
 
-def test_all_degraded_or_the_rest_away_and_nobody_is_replaced() -> None:
+def test_when_all_are_degraded_or_the_others_away_none_is_replaced() -> None:
     """The cause is outside."""
     for others in (DEGRADED, AWAY):
         first = worker(0, levels=DEGRADED, degraded_since=NOW - 600)

@@ -123,7 +123,7 @@ def test_there_are_never_two_stewards_or_two_that_run_suspects(role: Role) -> No
     assert seen > MANY / 50
 
 
-def test_on_a_round_that_does_not_judge_only_told_deadlines_are_kept() -> None:
+def test_a_round_that_detects_no_hangs_keeps_only_announced_deadlines() -> None:
     seen = 0
     for there, settings in random_fleets(MANY, 3):
         if there.detects_hangs:
@@ -139,7 +139,7 @@ def test_on_a_round_that_does_not_judge_only_told_deadlines_are_kept() -> None:
     assert seen > MANY / 50
 
 
-def test_nobody_is_killed_who_was_not_warned() -> None:
+def test_no_process_is_killed_without_a_warning() -> None:
     """By a deadline that has passed, or by the order to write its stacks."""
     for there, settings in random_fleets(MANY, 4):
         for action in decide(there, settings, NOW):
@@ -149,7 +149,7 @@ def test_nobody_is_killed_who_was_not_warned() -> None:
                 assert late or (dumped_at is not None and dumped_at + DUMP_SECONDS <= NOW)
 
 
-def test_a_stopping_fleet_starts_nobody() -> None:
+def test_a_stopping_fleet_starts_no_process() -> None:
     for there, settings in random_fleets(MANY, 5):
         assert there.stop_by is None or not any(
             isinstance(action, Start) for action in decide(there, settings, NOW)
@@ -194,7 +194,7 @@ def test_one_at_a_time_is_replaced_gently_and_its_successor_comes_first() -> Non
     assert seen > MANY / 100
 
 
-def test_nobody_is_replaced_for_being_degraded_when_all_are() -> None:
+def test_when_all_are_degraded_none_is_replaced_for_it() -> None:
     for there, settings in random_fleets(MANY, 9):
         sick = [
             replace(p, levels=DEGRADED, degraded_since=NOW - 600, latest_due=None)

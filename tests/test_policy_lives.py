@@ -195,7 +195,7 @@ def test_health_is_what_the_policy_reads_of_it() -> None:
     ]
 
 
-def test_who_alone_cannot_reach_the_database_is_replaced_and_nobody_when_all_cannot() -> None:
+def test_a_process_that_alone_cannot_reach_the_database_is_replaced() -> None:
     """Out of descriptors, say: another one had success since, or the steward goes on working."""
     away = worker(levels=HealthReport(database_away=True), degraded_since=NOW - 100)
     idle = worker(1)

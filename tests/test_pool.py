@@ -123,7 +123,7 @@ def test_connections_go_round_first_come_first_served(dsn: str) -> None:
     pool.close()
 
 
-def test_a_pool_that_is_used_up_says_so_in_time(dsn: str) -> None:
+def test_a_pool_that_is_used_up_raises_at_the_timeout(dsn: str) -> None:
     pool = pool_of(dsn, max_size=1)
     with pool.connection(), pytest.raises(PoolTimeout) as told:
         pool.getconn(timeout=0.1)
@@ -251,7 +251,7 @@ def test_a_signal_handler_can_borrow_while_its_thread_connects(dsn: str) -> None
     pool.close()
 
 
-def test_a_closed_pool_ends_who_waits_and_what_is_lent(dsn: str) -> None:
+def test_closing_a_pool_ends_its_waits_and_its_borrowed_connections(dsn: str) -> None:
     pool = pool_of(dsn, max_size=1)
     lent = pool.getconn()
     ends: list[object] = []
@@ -263,7 +263,7 @@ def test_a_closed_pool_ends_who_waits_and_what_is_lent(dsn: str) -> None:
     assert lent.closed
 
 
-def test_nobody_is_forgotten_under_load_with_a_network_that_breaks(dsn: str) -> None:
+def test_no_thread_waits_for_ever_under_load_with_a_network_that_breaks(dsn: str) -> None:
     with Proxy(dsn) as proxy, CommandBus(proxy.dsn) as bus:
         bus.send("payments", "Debit")
         sent: list[object] = []

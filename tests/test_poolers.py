@@ -65,7 +65,7 @@ def use_bus(bus: CommandBus) -> None:
     assert bus.snapshot("payments")["depth"] == 4 * 12 * 3
 
 
-def test_a_bus_works_behind_transaction_pooling_without_being_told(dsn: str) -> None:
+def test_a_bus_works_behind_transaction_pooling_without_an_option(dsn: str) -> None:
     with (
         pgbouncer(dsn, "transaction", server_round_robin=True) as pooled,
         CommandBus(pooled) as bus,
@@ -73,7 +73,7 @@ def test_a_bus_works_behind_transaction_pooling_without_being_told(dsn: str) -> 
         use_bus(bus)
 
 
-def test_a_bus_with_a_pool_of_the_callers_prepares_nothing_when_it_is_told(dsn: str) -> None:
+def test_a_bus_with_a_pool_of_the_callers_can_prepare_no_statements(dsn: str) -> None:
     with (
         pgbouncer(dsn, "transaction", server_round_robin=True) as pooled,
         ConnectionPool(pooled, min_size=4, kwargs={"autocommit": True}, open=True) as pool,

@@ -169,7 +169,7 @@ def test_behind_a_pooler_the_settings_of_role_and_database_are_found(
             assert troubles(pooler.dsn) == []
 
 
-def test_a_role_that_may_only_read_is_refused_with_who_says_so(guarded: Guarded) -> None:
+def test_a_read_only_role_is_refused_with_the_source_of_the_setting(guarded: Guarded) -> None:
     with guarded.role("worker") as dsn:
         guarded.alter("ROLE", dsn, "SET default_transaction_read_only = on")
         found = checks(dsn)["timeouts"]
@@ -222,7 +222,9 @@ def test_the_sessions_of_others_are_a_warning_and_a_full_house_is_waited_for(
             assert "no free connection" in full["connection"].sentence
 
 
-def test_a_role_without_a_workers_rights_is_told_how_to_get_them(guarded: Guarded) -> None:
+def test_a_role_without_a_workers_rights_is_refused_with_the_command_that_grants_them(
+    guarded: Guarded,
+) -> None:
     for grants, text in (((), "lacks USAGE on"), (("producer",), "lacks [A-Z]+ on [a-z]+, ")):
         with guarded.role(*grants) as dsn:
             name = conninfo_to_dict(dsn)["user"]
@@ -279,7 +281,7 @@ def test_a_server_without_tls_or_one_that_starts_is_recognised() -> None:
         assert (found.finding, "is not ready" in found.sentence) == (AWAY, True)
 
 
-def test_a_dsn_that_means_nothing_is_said_without_it() -> None:
+def test_a_dsn_that_means_nothing_is_refused_without_showing_it() -> None:
     for dsn in (f"mysql://ann:{SECRET}@db/x", f"host=db {SECRET}"):
         found = checks(dsn)["connection"]
         assert (found.finding, "DSN" in found.sentence) == (FATAL, True)

@@ -280,7 +280,7 @@ def test_a_command_that_another_node_sets_aside_takes_no_other_with_it(
     assert ready(connection) == {("payments", 9): 3}
 
 
-def test_two_that_promote_at_once_move_each_command_once(
+def test_two_concurrent_promotions_move_each_command_once(
     dsn: str, connection: psycopg.Connection
 ) -> None:
     fill(connection, "payments", 5, 5_000)

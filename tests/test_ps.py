@@ -154,7 +154,7 @@ def test_the_quarantine_is_shown(place: Path, board: Board) -> None:
     assert json.loads(ps(place, "--json"))["quarantine"]["slots"][0]["type"] == "Debit"
 
 
-def test_who_leaves_and_who_has_died_are_shown(place: Path, board: Board) -> None:
+def test_stopping_and_dead_processes_are_shown(place: Path, board: Board) -> None:
     command_id, now = uuid4(), time.monotonic_ns()
     begin(board, 1, taken(board, 1, Role.WORKER), command_id)
     board.seat(1).order_to_stop(0, 2, now + 3600 * SECOND)
@@ -206,7 +206,7 @@ def test_a_supervisor_that_is_gone_is_dead_whatever_it_wrote_last(place: Path) -
     assert "Its process is gone; this is its last state" in ps(place, code=1)
 
 
-def test_a_frozen_supervisor_is_said_to_be_frozen_at_once(place: Path) -> None:
+def test_a_frozen_supervisor_is_shown_as_frozen_at_once(place: Path) -> None:
     with another(place) as supervisor:
         os.kill(supervisor, signal.SIGSTOP)
         os.waitid(os.P_PID, supervisor, os.WSTOPPED | os.WNOWAIT)
@@ -216,7 +216,7 @@ def test_a_frozen_supervisor_is_said_to_be_frozen_at_once(place: Path) -> None:
         assert text.startswith("A signal has suspended it")
 
 
-def test_a_supervisor_that_does_not_come_back_is_said_to_be_late(place: Path) -> None:
+def test_a_supervisor_whose_heartbeat_is_overdue_is_shown_as_late(place: Path) -> None:
     with another(place, due=-5):
         assert state(place) == "running"
         head, text, *_ = ps(place).splitlines()
@@ -230,7 +230,7 @@ def test_one_that_has_stopped_is_neither_dead_nor_late(place: Path, board: Board
     assert "Hung" not in ps(place, code=1)
 
 
-def test_a_number_that_somebody_else_has_now_is_not_the_supervisor(
+def test_a_pid_that_another_process_has_now_is_not_the_supervisor(
     place: Path, board: Board
 ) -> None:
     board.supervise(
@@ -268,7 +268,7 @@ def test_a_process_that_is_gone_is_not_healthy(place: Path, board: Board) -> Non
     assert (seat["pid"], seat["health"]) == (ended.pid, None)
 
 
-def test_a_missing_board_is_said_with_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_a_missing_board_is_reported_with_its_directory(tmp_path: Path) -> None:
     def refusal(*arguments: str) -> str:
         result = here("ps", "--runtime-dir", str(tmp_path), *arguments)
         assert (result.exit_code, result.stdout) == (1, "")

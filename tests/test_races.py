@@ -83,7 +83,7 @@ def end_sessions_at_once(dsn: str) -> None:
     eventually(lambda: not rows(dsn, left, [pid for pid, _ in ended]))
 
 
-def test_who_saw_the_flag_down_and_commits_before_its_barrier_is_found(
+def test_a_send_that_commits_between_the_flag_and_the_barrier_is_found(
     dsn: str, bus: CommandBus, registry: HandlerRegistry
 ) -> None:
     """Of a worker that has no steward: that sender is no writer any more."""

@@ -90,7 +90,7 @@ def test_with_several_hosts_the_one_that_may_come_back_is_waited_for() -> None:
             assert classify(text).finding is finding, text
 
 
-def test_a_sqlstate_says_it_in_every_language() -> None:
+def test_a_sqlstate_decides_whatever_the_language_of_the_message() -> None:
     assert classify("FATAL:  ...", "28P01").finding is FATAL
     assert classify("FATAL:  ...", "57P03").finding is AWAY
 
@@ -139,7 +139,7 @@ def test_the_budget_counts_threads_steward_housekeeping_and_a_replacement(
     assert (f"run with {fitting}, which fits, or " in found.fix) == bool(fitting)
 
 
-def test_what_is_said_to_fit_fits() -> None:
+def test_the_advised_size_fits() -> None:
     for size in range(6, 60):
         procs, threads = 4, 8
         match NEED.fitting(size).split():

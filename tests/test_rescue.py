@@ -48,7 +48,7 @@ def test_a_command_that_has_the_id_and_token_of_one_that_ran_counts_no_loss(
     assert rows(dsn, "SELECT losses, attempts FROM cmdbus.ready") == [(0, 0)]
 
 
-def test_what_the_board_shows_is_handed_back_however_many_rows_there_are(
+def test_claims_on_the_board_are_released_however_many_rows_there_are(
     dsn: str, bus: CommandBus
 ) -> None:
     """What it does not show is left to the ends of the leases: there is no index to find it by."""
@@ -81,9 +81,7 @@ def test_another_roles_session_with_a_dead_workers_name_keeps_nothing_from_being
                 session.execute("SELECT 1")
 
 
-def test_a_row_that_somebody_holds_keeps_nothing_else_from_being_handed_back(
-    dsn: str, bus: CommandBus
-) -> None:
+def test_a_locked_row_keeps_no_other_claim_from_being_released(dsn: str, bus: CommandBus) -> None:
     """Also not what the board does not show."""
     bus.send_many([SendRequest("payments", "Debit") for _ in range(2)])
     with dead(dsn) as gone, psycopg.connect(dsn) as holder:
@@ -128,7 +126,7 @@ def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
     assert kinds(bus, claimed.command_id) == ["SENT", "RECEIVED"]
 
 
-def test_the_guilty_command_is_charged_and_logged_with_what_is_known(
+def test_the_command_that_crashed_its_process_is_charged_and_logged(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its last attempt leads to troubleshooting."""
@@ -230,7 +228,7 @@ def test_a_session_that_waits_for_a_lock_is_ended_and_one_of_a_later_pid_is_not(
             unnamed.execute("SELECT 1")
 
 
-def test_rows_that_somebody_holds_are_waited_for_no_longer_than_it_may_take(
+def test_locked_rows_are_waited_for_no_longer_than_the_rescue_may_take(
     dsn: str, bus: CommandBus
 ) -> None:
     bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])
@@ -249,7 +247,7 @@ def test_rows_that_somebody_holds_are_waited_for_no_longer_than_it_may_take(
         assert (ids(result.released), ids(result.charged)) == (ids([claims[1]]), ids([claims[0]]))
 
 
-def test_a_row_that_the_database_rejects_keeps_no_others_from_being_handed_back(
+def test_a_row_that_the_database_rejects_keeps_no_other_claim_from_being_released(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus.send_many([SendRequest("payments", "Debit") for _ in range(6)])

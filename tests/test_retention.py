@@ -83,7 +83,7 @@ def age(connection: psycopg.Connection, domain: str, days: int) -> None:
     connection.execute(_AGE, {"days": days, "domain": domain})
 
 
-def test_a_day_that_nobody_wants_to_keep_is_dropped_with_its_ids_and_events(
+def test_a_day_beyond_its_retention_is_dropped_with_its_ids_and_events(
     bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     """Until then the id stays taken."""

@@ -102,7 +102,7 @@ def test_a_role_has_these_rights_and_no_others(dsn: str, kind: str) -> None:
     }
 
 
-def test_nobody_may_make_operators_for_the_types_of_the_schema(dsn: str) -> None:
+def test_no_role_may_make_operators_for_the_types_of_the_schema(dsn: str) -> None:
     """They would match better than PostgreSQL's own."""
     with role(dsn, "producer") as producer, connect(dsn) as admin:
         admin.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")

@@ -43,7 +43,7 @@ def test_without_it_the_place_is_that_of_the_user(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's directory")
-def test_somebody_elses_runtime_directory_is_not_used(
+def test_another_users_runtime_directory_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after su, which keeps the variable."""

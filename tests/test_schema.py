@@ -74,7 +74,7 @@ def test_a_newer_database_is_refused(dsn: str) -> None:
             check(connection, "cmdbus")
 
 
-def test_a_missing_schema_is_said_with_the_command_that_helps(empty_dsn: str) -> None:
+def test_a_missing_schema_is_reported_with_the_command_that_installs_it(empty_dsn: str) -> None:
     calls: list[Callable[[CommandBus], object]] = [
         lambda bus: bus.send("payments", "Debit"),
         lambda bus: bus.send_many([SendRequest("payments", "Debit")]),
@@ -168,7 +168,7 @@ def test_partitions_do_not_queue_behind_a_lock(dsn: str) -> None:
             connection.execute("SELECT cmdbus.make_partitions(16)")
 
 
-def test_nobody_may_execute_a_function_unless_it_is_granted(dsn: str) -> None:
+def test_no_role_may_execute_a_function_unless_it_is_granted(dsn: str) -> None:
     open_to_all = (
         "SELECT proname FROM pg_proc WHERE pronamespace = 'cmdbus'::regnamespace"
         " AND (proacl IS NULL OR EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0))"

@@ -218,7 +218,7 @@ def test_only_requests_can_be_sent_in_bulk(requests: list[Any]) -> None:
 # What a domain allows.
 
 
-def test_a_full_domain_refuses_and_says_when_to_come_again(bus: CommandBus) -> None:
+def test_a_full_domain_refuses_with_the_time_of_the_next_try(bus: CommandBus) -> None:
     bus.configure("payments", max_depth=3)
     bus.send("payments", "Debit")
     bus.send("payments", "Debit", delay=60)

@@ -48,7 +48,9 @@ def test_an_id_that_the_bus_made_is_taken_too(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
-def test_of_many_who_send_one_id_at_once_exactly_one_is_accepted(dsn: str, isolation: str) -> None:
+def test_of_many_concurrent_sends_of_one_id_exactly_one_is_accepted(
+    dsn: str, isolation: str
+) -> None:
     """Some delayed, some not, some in bulk; again and again."""
     settings = f"-c default_transaction_isolation={isolation.replace(' ', BACKSLASH_SPACE)}"
     dsn = make_conninfo(dsn, options=settings)

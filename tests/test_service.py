@@ -55,7 +55,7 @@ def analyze(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @needs_systemd
-def test_systemd_finds_nothing_to_say_about_the_unit(unit: Path) -> None:
+def test_systemd_verifies_the_unit_without_a_warning(unit: Path) -> None:
     """A key that it does not know is only a line on stderr, with exit code 0."""
     done = analyze("verify", "--man=no", str(unit))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -60,7 +60,7 @@ def test_a_trigger_sends(dsn: str) -> None:
         ("'payments', 'Debit', to_jsonb(repeat('x', 1048576))", "p_data has 1048578 bytes"),
     ],
 )
-def test_sql_is_told_what_is_wrong(dsn: str, arguments: str, sentence: str) -> None:
+def test_a_wrong_argument_in_sql_is_named(dsn: str, arguments: str, sentence: str) -> None:
     before = counts(dsn)
     invalid = pytest.raises(psycopg.errors.InvalidParameterValue, match=sentence)
     with connect(dsn) as connection, invalid:
@@ -68,7 +68,7 @@ def test_sql_is_told_what_is_wrong(dsn: str, arguments: str, sentence: str) -> N
     assert counts(dsn) == before
 
 
-def test_sql_is_refused_like_everybody(dsn: str) -> None:
+def test_a_send_in_sql_is_refused_like_any_other(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         id_ = bus.send("payments", "Debit")
         with pytest.raises(psycopg.errors.UniqueViolation, match=f"command {id_} was sent"):

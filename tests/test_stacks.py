@@ -31,7 +31,7 @@ def test_of_a_file_without_end_the_end_is_read(tmp_path: Path) -> None:
     assert stacks.endswith("the latest") and len(stacks) <= MAX_BYTES
 
 
-def test_nobody_waits_for_a_pipe_or_follows_a_link(tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for_and_a_link_not_followed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     (tmp_path / "file").write_text("a secret")

@@ -31,7 +31,7 @@ def refusal(result: Result, code: int) -> str:
     return result.stderr
 
 
-def test_a_command_is_sent_with_everything_that_can_be_said(bus: CommandBus, run: Run) -> None:
+def test_a_command_is_sent_with_every_option(bus: CommandBus, run: Run) -> None:
     id_, correlation_id = str(uuid4()), str(uuid4())
     text = f"--priority high --id {id_} --correlation-id {correlation_id} --reply-to orders"
     arguments = [*text.split(), "--max-attempts", "7", "--delay", "5m"]
@@ -121,7 +121,7 @@ def test_a_command_or_domain_that_is_unknown_gets_one_sentence(run: Run) -> None
         assert "domain nothing has no settings" in refusal(run(*typed.split()), 1)
 
 
-def test_a_role_without_the_right_and_a_missing_schema_are_said(empty_dsn: str, dsn: str) -> None:
+def test_a_missing_right_and_a_missing_schema_are_reported(empty_dsn: str, dsn: str) -> None:
     assert "run cmdbus init" in refusal(here("status", "--dsn", empty_dsn), 1)
     with role(dsn, "producer") as connection:
         name = scalar(connection, "SELECT current_user::text")
@@ -166,13 +166,13 @@ def test_a_command_is_canceled_by_the_one_at_the_keyboard(dsn: str, run: Run) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is somebody else behind sudo")
-def test_behind_sudo_the_operator_is_who_called_it(bus: CommandBus, run: Run) -> None:
+def test_behind_sudo_the_operator_is_the_user_that_called_it(bus: CommandBus, run: Run) -> None:
     id_ = bus.send("payments", "Debit")
     done(run("cancel", "payments", str(id_), SUDO_USER="ann"))
     assert bus.audit("payments", id_)[-1].operator == "ann"
 
 
-def test_status_counts_by_domain_and_type_also_what_nobody_handles(dsn: str, run: Run) -> None:
+def test_status_counts_by_domain_and_type_also_types_without_a_handler(dsn: str, run: Run) -> None:
     assert done(run("status")) == "nothing waits, nothing runs\n"
     with CommandBus(dsn) as bus:
         bus.send_many([SendRequest("payments", "Debit")] * 2)
@@ -290,7 +290,7 @@ def test_many_are_resolved_only_after_a_yes(dsn: str, run: Run) -> None:
         assert done(run(*asked)) == "retried 0 commands\n"
 
 
-def test_the_supervisors_settings_file_says_where_the_database_and_the_board_are(
+def test_commands_find_database_and_board_by_the_supervisors_settings_file(
     dsn: str, empty_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a send from the supervisor's directory would go to the embedded server."""

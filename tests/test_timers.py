@@ -9,7 +9,7 @@ from eventually import eventually
 from handlers import claim
 from queries import count, scalar
 
-from cmdbus import CommandBus, SendRequest
+from cmdbus import CommandBus
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.waiting.timers import GRACE_SECONDS, Timers, seconds_to_look
 
@@ -90,7 +90,7 @@ def test_the_ends_of_more_leases_than_can_be_read_keep_nothing_else_from_being_l
     assert count(connection, "cmdbus.scheduled") == 0
 
 
-def test_it_says_how_long_it_is_until_the_earliest(
+def test_a_look_returns_the_time_until_the_earliest_command(
     connection: psycopg.Connection, bus: CommandBus, timers: Timers
 ) -> None:
     for delay in (2 * HOUR, HOUR, 3 * HOUR):
@@ -115,18 +115,7 @@ def test_what_is_due_is_moved_and_the_next_one_is_not_forgotten(
     assert 2 * HOUR - 30 < timers.read(connection, leases=False) <= 2 * HOUR
 
 
-def test_more_than_are_moved_at_once_are_moved_by_the_next_looks(
-    connection: psycopg.Connection, bus: CommandBus, timers: Timers
-) -> None:
-    bus.send_many([SendRequest("payments", "Debit", delay=HOUR) for _ in range(1_500)])
-    due_now(connection)
-    assert timers.read(connection, leases=False) == 0.0
-    assert count(connection, "cmdbus.scheduled") == 500
-    assert timers.read(connection, leases=False) == 0.0
-    assert timers.read(connection, leases=False) == float("inf")
-
-
-def test_one_that_somebody_holds_is_looked_for_again_less_and_less_often(
+def test_a_locked_command_is_looked_for_less_and_less_often(
     connection: psycopg.Connection, bus: CommandBus, timers: Timers, dsn: str
 ) -> None:
     """Promotion waits for nobody, and is no loop without a pause."""
@@ -147,7 +136,7 @@ def test_one_that_somebody_holds_is_looked_for_again_less_and_less_often(
         holder.rollback()
 
 
-def test_one_that_somebody_holds_hides_none_that_is_due_after_it(
+def test_a_locked_command_hides_none_that_is_due_after_it(
     dsn: str, bus: CommandBus, connection: psycopg.Connection, timers: Timers
 ) -> None:
     bus.send("payments", "Debit", delay=HOUR)
@@ -161,7 +150,7 @@ def test_one_that_somebody_holds_hides_none_that_is_due_after_it(
         assert count(connection, "cmdbus.scheduled") == 1
 
 
-def test_a_lease_of_another_worker_is_a_timer_for_whoever_asks(
+def test_a_lease_of_another_worker_is_a_timer_of_an_idle_node(
     connection: psycopg.Connection, bus: CommandBus, timers: Timers
 ) -> None:
     """An idle node takes over a dead one's commands on time; until then it

@@ -102,7 +102,7 @@ def test_a_retried_command_runs_under_its_senders_limit_or_todays_policy(dsn: st
         assert [found(bus, id_).max_attempts for id_ in ids] == [None, 2]
 
 
-def test_a_retried_command_begins_anew(dsn: str) -> None:
+def test_a_retried_command_starts_again_with_no_attempts(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         id_ = troubled(bus, dsn, {"amount": 5}, priority="high", reply_to="orders")
         before = found(bus, id_)
@@ -198,7 +198,7 @@ def test_only_what_is_in_the_queue_can_be_resolved(dsn: str, done: str) -> None:
         ({"command_id": "seven"}, "command_id must be a UUID"),
     ],
 )
-def test_what_an_operator_says_is_checked_before_anything_is_written(
+def test_an_operators_arguments_are_checked_before_anything_is_written(
     dsn: str, arguments: dict[str, Any], sentence: str
 ) -> None:
     with CommandBus(dsn) as bus:

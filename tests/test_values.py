@@ -183,7 +183,7 @@ def test_a_full_queue_is_worth_another_try_sooner_if_it_moves(age: float, second
     assert retry_after(age) == seconds
 
 
-def test_errors_say_what_they_are_about() -> None:
+def test_errors_carry_what_they_are_about() -> None:
     id_ = uuid4()
     assert DuplicateCommandError("payments", [id_, uuid4()]).command_id == id_
     assert "(and 1 others)" in str(DuplicateCommandError("payments", [id_, uuid4()]))

@@ -53,7 +53,7 @@ def heard(connection: psycopg.Connection) -> list[tuple[str, str]]:
     raise AssertionError("the mark never came")
 
 
-def test_nobody_is_told_while_nobody_waits(dsn: str) -> None:
+def test_no_notification_is_sent_while_no_worker_waits(dsn: str) -> None:
     with CommandBus(dsn) as bus, listening(dsn) as listener:
         bus.send("payments", "Debit")
         bus.send("payments", "Debit", delay=60)
@@ -74,7 +74,7 @@ def test_a_thousand_commands_in_one_transaction_are_one_notification(dsn: str) -
         assert heard(listener) == [("cmdbus_ready", "payments")] * 3
 
 
-def test_only_those_domains_are_told_of_that_somebody_waits_for(dsn: str) -> None:
+def test_only_domains_for_which_a_worker_waits_are_notified(dsn: str) -> None:
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         arm(steward, "payments", "orders")
         bus.send_many([SendRequest(d, "T") for d in ("payments", "orders", "payments", "mail")])
@@ -84,7 +84,7 @@ def test_only_those_domains_are_told_of_that_somebody_waits_for(dsn: str) -> Non
         assert heard(listener) == []
 
 
-def test_a_rolled_back_send_tells_nobody(dsn: str) -> None:
+def test_a_rolled_back_send_notifies_no_worker(dsn: str) -> None:
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         arm(steward, "payments")
         with psycopg.connect(dsn) as sender:
@@ -94,7 +94,7 @@ def test_a_rolled_back_send_tells_nobody(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("isolation", list(psycopg.IsolationLevel), ids=lambda level: level.name)
-def test_a_sender_whose_snapshot_is_older_than_the_arming_tells(
+def test_a_sender_whose_snapshot_is_older_than_the_arming_notifies(
     dsn: str, isolation: psycopg.IsolationLevel
 ) -> None:
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
@@ -122,7 +122,7 @@ def test_a_sender_that_saw_the_flag_down_is_among_the_writers_until_it_ends(dsn:
         assert heard(listener) == []
 
 
-def test_who_only_reads_or_writes_elsewhere_is_no_writer(dsn: str) -> None:
+def test_a_session_that_only_reads_or_writes_elsewhere_is_no_writer(dsn: str) -> None:
     with connect(dsn) as steward, psycopg.connect(dsn) as other:
         other.execute("SELECT * FROM cmdbus.ready")
         other.execute("CREATE TABLE elsewhere (a int); INSERT INTO elsewhere VALUES (1)")
@@ -204,7 +204,7 @@ def test_a_session_in_which_triggers_are_off_notifies_all_the_same(dsn: str) -> 
         assert [channel for channel, _ in heard(listener)] == ["cmdbus_ready", "cmdbus_due"]
 
 
-def test_what_is_due_before_anybody_looks_is_told_of_even_while_all_are_busy(dsn: str) -> None:
+def test_a_command_due_before_the_next_look_is_notified_even_while_all_are_busy(dsn: str) -> None:
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         arm(steward, looks_at=datetime.now(UTC) + timedelta(minutes=30))
         bus.send("payments", "Debit", delay=HOUR)
@@ -253,7 +253,7 @@ def test_the_look_of_a_node_that_is_gone_hides_nothing_from_the_others(dsn: str)
         assert heard(listener) == [], "nobody looks"
 
 
-def test_resuming_a_domain_wakes_who_waits_for_it(dsn: str) -> None:
+def test_resuming_a_domain_wakes_the_workers_that_wait_for_it(dsn: str) -> None:
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         arm(steward, "payments")
         bus.pause("payments")
@@ -288,7 +288,7 @@ def test_arming_waits_for_no_sender(dsn: str) -> None:
         eventually(lambda: scalar(steward, "SELECT last_value FROM cmdbus.armed") == 0)
 
 
-def test_what_is_given_back_wakes_who_waits_for_it(dsn: str) -> None:
+def test_a_released_claim_wakes_the_workers_that_wait_for_it(dsn: str) -> None:
     """No row arrives then."""
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as worker:
         claims = Claims("cmdbus", 30)

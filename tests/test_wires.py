@@ -77,7 +77,7 @@ def test_an_exec_leaves_it_closed() -> None:
 
 
 @pytest.mark.process
-def test_of_many_processes_each_byte_has_one_reader() -> None:
+def test_among_many_processes_each_byte_has_one_reader() -> None:
     """The channel is shared, and what one takes the others do not get."""
     count = 500
     with wire(8) as ours, wire(8) as over:
@@ -109,7 +109,7 @@ def test_of_many_processes_each_byte_has_one_reader() -> None:
 
 
 @pytest.mark.process
-def test_who_is_killed_with_it_in_hand_keeps_nobody_from_it() -> None:
+def test_a_process_killed_while_it_uses_a_pipe_keeps_no_other_from_it() -> None:
     """There is no lock on it."""
     with wire(4) as ours:
 

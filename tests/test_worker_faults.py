@@ -19,7 +19,7 @@ from tracing import ends_other_threads
 from cmdbus import Command, CommandBus, Context, InvalidOperationError, SendRequest, Timeouts
 from cmdbus.worker import Worker
 
-#: Short rungs: layer 4 after 0.4 s.
+#: With it a thread is given up after 0.4 s.
 LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
 
 

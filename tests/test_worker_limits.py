@@ -45,7 +45,7 @@ def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: Comman
     assert (sizes, ages) == ((7, 9, 30.0), (3600.0, 60.0))
 
 
-@pytest.mark.parametrize("threads", [1, 4, 8, 16])
+@pytest.mark.parametrize("threads", [1, 4, 16])
 def test_no_more_connections_are_held_than_for_threads_and_housekeeping(
     dsn: str, bus: CommandBus, threads: int
 ) -> None:

@@ -32,7 +32,7 @@ def ends(worker: Worker) -> dict[str, int]:
 def test_what_a_step_claimed_whose_reply_was_lost_runs_at_once_and_once(
     dsn: str, bus: CommandBus
 ) -> None:
-    """4: adopted, not claimed again; and what it had settled is not lost."""
+    """It is adopted, not claimed again; and what was settled with it is not lost."""
     gate = Gate()
     registry = handling(gate)
     with Proxy(dsn) as proxy, running(proxy.dsn, registry, concurrency=1, timeouts=PATIENT) as one:
