@@ -25,6 +25,8 @@ _BLIND_SECONDS = 0.1
 _WAIT_SECONDS = 1.0
 #: Seconds that the application's handlers have for the last lines of a child's log.
 _LOGS_SECONDS = 1.0
+#: Seconds that a killed process has to die.
+_DIES_SECONDS = 1.0
 _STDIN = 0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -71,6 +73,18 @@ class Child:
         while (exit_status := self.reap()) is None:
             wait([self.descriptor], _WAIT_SECONDS)
         return exit_status
+
+    def kill(self) -> None:
+        """With its group. Returns once it is dead, or soon: one in disk wait dies later, and
+        stays a zombie."""
+        if self.reap() is not None:
+            return  # Other processes may have its numbers.
+        self.send(signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _DIES_SECONDS
+        while self.reap() is None and (seconds := deadline - time.monotonic()) > 0:
+            wait([self.descriptor], seconds)
 
 
 def fork(

@@ -201,6 +201,7 @@ class Supervisor:
         self._fleet.stopping = True
         self._notifier.stopping(seconds + RESCUE_SECONDS + _EXITS_SECONDS)
         logger.info("stopping within %g s (%s)", seconds, why)
+        self._close_preflight()
 
     def _reload(self) -> None:
         """Checks the application first: a broken one leaves the fleet as it is."""
@@ -217,14 +218,18 @@ class Supervisor:
     def _end_preflight(self) -> None:
         if self._preflight is None or (checks := self._preflight.checks()) is None:
             return
-        self._preflight.close()
-        self._preflight = None
+        self._close_preflight()
         if fatal := sentences(checks, Finding.FATAL):
             logger.error("not reloaded, the fleet goes on as it is: %s", fatal)
             self._notifier.ready()
             return
         logger.info("reloading: all processes are replaced, one after another")
         self._fleet.app += 1
+
+    def _close_preflight(self) -> None:
+        if self._preflight is not None:
+            self._preflight.close()
+            self._preflight = None
 
     def _publish_status(self, fleet: FleetView, now: float) -> None:
         """The log, the board and the service manager."""

@@ -39,19 +39,20 @@ def run_preflight(
         return [Check("preflight", Finding.AWAY, reason)]
     with closing(preflight):
         while (checks := preflight.checks()) is None:
-            wait([preflight.pipe, *wake], preflight.deadline - time.monotonic())
+            wait([preflight.awaited, *wake], preflight.deadline - time.monotonic())
             on_wake()
         return checks
 
 
 class PreflightProcess:
-    """Starts the preflight; OSError if the system has no process left. Its `pipe` is readable when
-    `checks` may have more."""
+    """Starts the preflight; OSError if the system has no process left."""
 
     def __init__(self, settings: Settings, timeout: float = TIMEOUT_SECONDS) -> None:
         self._settings = settings
         self._timeout = timeout
         self._received = b""
+        #: The pipe has ended, perhaps because the application has closed it.
+        self._ended = False
         #: Monotonic seconds; from then on `checks` is complete.
         self.deadline = time.monotonic() + timeout
         self.pipe, writer = os.pipe()
@@ -64,6 +65,11 @@ class PreflightProcess:
         finally:
             os.close(writer)
 
+    @property
+    def awaited(self) -> int:
+        """The descriptor that is readable when `checks` may have more."""
+        return self.child.descriptor if self._ended else self.pipe
+
     def checks(self) -> list[Check] | None:
         """All checks, or None while the preflight runs. Never waits for it."""
         ended = self._read()
@@ -71,8 +77,9 @@ class PreflightProcess:
         checks = [_decoded(line) for line in lines if line != _END]
         if _END in lines:
             return checks
-        if ended:
-            return [*checks, self._broken_off(checks, f"its check {self.child.wait()}")]
+        self._ended = ended
+        if ended and (exit_status := self.child.reap()) is not None:
+            return [*checks, self._broken_off(checks, f"its check {exit_status}")]
         if time.monotonic() < self.deadline:
             return None
         what = f"no answer within {self._timeout:g} s"
@@ -80,8 +87,7 @@ class PreflightProcess:
 
     def close(self) -> None:
         """Kills the preflight if it still runs."""
-        self.child.send(signal.SIGKILL)
-        self.child.wait()
+        self.child.kill()
         os.close(self.pipe)
 
     def _read(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGCHLD
 from socket import socket
 from typing import TYPE_CHECKING
 
@@ -97,8 +97,7 @@ class StartupProbes:
 
     def close(self) -> None:
         if self._child is not None:
-            self._child.send(SIGKILL)
-            self._child.wait()
+            self._child.kill()
 
     def _answer(self, listener: socket) -> int:
         """In the child."""
@@ -172,9 +171,13 @@ def pass_preflight(settings: Settings, signals: Signals, probes: StartupProbes) 
 
 
 def _exit_if_stopped(signals: Signals) -> None:
-    if STOPPING.intersection(signals.read()):
+    received = signals.read()
+    if STOPPING.intersection(received):
         logger.info("stopped by a signal before the fleet was started")
         sys.exit(Exit.DONE)
+    for number in received:
+        if number is not SIGCHLD:
+            logger.warning("%s is ignored until the fleet is started", number.name)
 
 
 def make_board(settings: Settings, path: Path, stacks: Path, types: int) -> Board:

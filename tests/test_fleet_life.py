@@ -2,13 +2,16 @@
 
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from cli import here
 from eventually import eventually
 from fleet import Fleet, kill, unstarted, write_app
+from surroundings import control_group
 
 pytestmark = pytest.mark.fleet
 
@@ -213,10 +216,43 @@ def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None
         shown = here("ps", "--runtime-dir", str(fleet.directory), "--name", fleet.name)
         assert shown.exit_code == 1
         assert f"(pid {fleet.pid}) is starting and has no board yet" in shown.stderr
+        fleet.send_signal(signal.SIGTTIN)
+        fleet.await_saying("SIGTTIN is ignored until the fleet is started")
         assert fleet.stop() == 0
         assert fleet.said("stopped by a signal before the fleet was started")
         fleet.assert_nothing_left()
         fleet.dsn = dsn
+
+
+SLOW_APP = """
+import subprocess, time
+from pathlib import Path
+from fleet_app import registry as registry
+if Path("slow").exists():
+    subprocess.Popen(["sleep", "1000"])
+    Path("imports").touch()
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.fleet(procs=1)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_stop_during_a_reload_ends_the_check_of_the_application(
+    fleet: Fleet, tmp_path: Path, frozen: bool
+) -> None:
+    """With what it has started; a check that does not die is not waited for."""
+    write_app(tmp_path, SLOW_APP)
+    (tmp_path / "slow").touch()
+    before = {child.pid for child in psutil.Process(fleet.pid).children()}
+    fleet.send_signal(signal.SIGHUP)
+    eventually(lambda: (tmp_path / "imports").exists())
+    [check] = {child.pid for child in psutil.Process(fleet.pid).children()} - before
+    with control_group("freezer") if frozen else nullcontext() as group:
+        if group is not None:
+            group.add(check)
+            group.freeze()
+        assert fleet.stop() == 0
+    fleet.assert_nothing_left()
 
 
 def test_a_worker_that_is_told_to_leave_by_somebody_else_is_replaced(fleet: Fleet) -> None:

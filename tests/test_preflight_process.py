@@ -59,6 +59,7 @@ def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
 ) -> None:
     for line, text in (
         ("threading.Event().wait()", "no answer within 1 s"),
+        ("os.closerange(3, 99); signal.alarm(0); threading.Event().wait()", "no answer within 1 s"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "its check was killed by SIGKILL"),
         ("os._exit(7)", "its check exited with code 7"),
     ):
