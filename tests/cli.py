@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import IO
 
 from click.testing import CliRunner, Result
 
@@ -13,14 +15,20 @@ CALL = "from cmdbus.supervisor.cli.operate import main; main()"
 
 
 def cmdbus(
-    *arguments: str, stdin: str = "", **environment: str
+    *arguments: str,
+    stdin: str = "",
+    stdout: int | IO[str] = subprocess.PIPE,
+    cwd: Path | None = None,
+    **environment: str,
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-c", CALL, *arguments],
         input=stdin,
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=25,
+        cwd=cwd,
         env={**environment_without_ours(), **environment},
     )
 

@@ -25,7 +25,7 @@ WHY = "its process (pid 4711) was killed by SIGKILL"
 
 @dataclass
 class Dead:
-    """A worker that has claimed, and of which nobody will hear again."""
+    """A worker that has claimed, and whose process is gone."""
 
     claims: Claims
     board: Board

@@ -30,7 +30,7 @@ def with_stderr(run: Callable[[], None], stderr: int, format: str = "json") -> C
 
 
 def ended(child: Child, within: float = 20.0) -> ExitStatus:
-    """Killed if it has not ended by then: it waits for somebody."""
+    """It is killed if it has not ended by then."""
     wait([child.descriptor], within)
     child.send(signal.SIGKILL)
     wait([child.descriptor], 5)

@@ -1,4 +1,4 @@
-"""Boards of dead supervisors, and what their processes held."""
+"""Boards of dead supervisors, and the claims of their processes."""
 
 import subprocess
 import time

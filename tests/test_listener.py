@@ -1,4 +1,4 @@
-"""The listening session on a real server: kept alive, missed when it is gone, and made anew."""
+"""The listening session on a real server: it is kept alive, and replaced when it is lost."""
 
 import os
 import resource
@@ -87,7 +87,7 @@ def test_a_listener_reports_the_channels_of_its_notifications(
 def test_a_thousand_notifications_at_once_are_all_heard(
     dsn: str, other: psycopg.Connection
 ) -> None:
-    """They may be told together, and none stays in the driver."""
+    """They may arrive together, and none stays in the driver."""
     with listening(lambda: connect(dsn)) as ear:
         eventually(lambda: ear.is_on)
         other.execute("SELECT pg_notify('cmdbus_ready', n::text) FROM generate_series(1, 999) n")
@@ -98,7 +98,7 @@ def test_a_thousand_notifications_at_once_are_all_heard(
 def test_a_session_that_was_ended_is_followed_by_the_next_at_once(
     dsn: str, other: psycopg.Connection
 ) -> None:
-    """It listens again, and says so: what was sent in the gap notified nobody."""
+    """It reports that it listens again: what was sent in the gap notified no session."""
     with listening(lambda: connect(dsn)) as ear:
         for session in (1, 2, 3):
             eventually(lambda s=session: ear.sessions == s and ear.is_on)  # type: ignore[misc]

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
-from cli import CALL, cmdbus, here
+from cli import cmdbus, here
 from click.testing import CliRunner
 from roles import role
 
@@ -66,21 +67,13 @@ def test_files_and_spans_without_an_end_get_one_sentence(tmp_path: Path) -> None
     ):
         wrong = here(*arguments)
         assert wrong.exit_code == 2 and sentence in wrong.stderr, (arguments, wrong.stderr)
-    told = subprocess.run(
-        [sys.executable, "-c", CALL, "ps"], cwd=tmp_path, capture_output=True, text=True, timeout=25
-    )
+    told = cmdbus("ps", cwd=tmp_path)
     assert told.returncode == 2 and "it has more than 1048576 bytes" in told.stderr, told.stderr
 
 
 def test_an_output_that_cannot_be_written_gets_one_sentence(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        told = subprocess.run(
-            [sys.executable, "-c", CALL, "ps", "--watch", "--json", "--runtime-dir", str(tmp_path)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=25,
-        )
+        told = cmdbus("ps", "--watch", "--json", "--runtime-dir", str(tmp_path), stdout=full)
     assert told.stderr == "Error: the output cannot be written: No space left on device\n"
     assert told.returncode == 1
 
@@ -209,7 +202,7 @@ def test_a_working_directory_that_is_gone_is_one_sentence(tmp_path: Path) -> Non
 
 
 def test_a_locale_without_utf_8_changes_no_data(dsn: str) -> None:
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "CMDBUS_DSN": dsn}
+    plain: Any = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "CMDBUS_DSN": dsn}
     sent = cmdbus("send", "shop", "Debit", '"grün"', **plain)
     assert (sent.returncode, sent.stderr) == (0, "")
     id_ = sent.stdout.strip()
@@ -221,14 +214,9 @@ def test_a_locale_without_utf_8_changes_no_data(dsn: str) -> None:
 
 def test_completion_knows_the_commands() -> None:
     script = Path(sys.executable).with_name("cmdbus")
-    done = subprocess.run(
-        [script],
-        env={**os.environ, "_CMDBUS_COMPLETE": "bash_complete", "COMP_WORDS": "cmdbus ts"}
-        | {"COMP_CWORD": "1"},
-        capture_output=True,
-        text=True,
-        timeout=25,
-    )
+    words = {"COMP_WORDS": "cmdbus ts", "COMP_CWORD": "1"}
+    environment = {**os.environ, "_CMDBUS_COMPLETE": "bash_complete", **words}
+    done = subprocess.run([script], env=environment, capture_output=True, text=True, timeout=25)
     assert done.stdout == "plain,tsq\n"
 
 

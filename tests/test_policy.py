@@ -39,7 +39,7 @@ def test_a_fleet_begins_with_its_steward_and_all_its_workers() -> None:
 
 
 def test_a_stopping_process_is_killed_at_its_deadline_and_not_before() -> None:
-    """Also after a round that came late: it was told when."""
+    """Also after a round that came late: the deadline was announced."""
     for judging in (True, False):
         leaving = worker(0, stop_by=NOW, due=NOW - 50)
         there = fleet(leaving, worker(0, index=1, generation=2), detects_hangs=judging)
@@ -105,7 +105,7 @@ def test_no_process_is_killed_twice() -> None:
 
 @pytest.mark.parametrize("role", [Role.WORKER, Role.QUARANTINE])
 def test_a_slot_as_late_as_layer_5_is_above_layer_4_makes_its_process_leave(role: Role) -> None:
-    """Layer 5 for the slot is its due and watchdog - thread."""
+    """The slot's deadline is its due time plus watchdog - thread."""
     stuck = ProcessView(index=5, role=role, number=0, generation=1, latest_due=NOW - LAYER_5)
     others = [STEWARD] if role is Role.WORKER else [STEWARD, worker(0)]
     there = FleetView(processes=[stuck, *others], wanted=1)
@@ -142,7 +142,7 @@ def test_critical_is_replaced_at_once_and_degraded_is_not(
 
 
 def test_while_the_database_is_away_no_slot_and_no_level_is_judged() -> None:
-    """An outage restarts nobody."""
+    """An outage restarts no process."""
     away = worker(0, levels=AWAY, latest_due=NOW - 1_000)
     assert decided(fleet(away, worker(1))) == []
 
@@ -239,7 +239,7 @@ def test_processes_above_the_wanted_number_stop() -> None:
 def test_an_outdated_process_gets_a_successor_first(
     limits: dict[str, Any], below: dict[str, Any], at: dict[str, Any], reason: Restart
 ) -> None:
-    """Recycled at a limit, reloaded, or degraded for longer than layer 5."""
+    """Recycled at a limit, reloaded, or degraded for longer than the watchdog timeout."""
     those = replace(SETTINGS, **limits)
     steward = replace(STEWARD, app=1)
     healthy = worker(0, app=1, born=NOW)

@@ -48,7 +48,7 @@ def troubles(dsn: str, **changes: object) -> list[str]:
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[str]:
-    """A DSN of a server that says the same to everybody."""
+    """A DSN of a server that gives every client the same answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

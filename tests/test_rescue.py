@@ -1,5 +1,5 @@
-"""What a dead worker process leaves is handed back: all of it, at once, and nobody innocent
-is charged."""
+"""The claims of a dead worker process are released: all of them, at once, and only the command
+that caused the crash is charged."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def test_a_command_that_has_the_id_and_token_of_one_that_ran_counts_no_loss(
 def test_claims_on_the_board_are_released_however_many_rows_there_are(
     dsn: str, bus: CommandBus
 ) -> None:
-    """What it does not show is left to the ends of the leases: there is no index to find it by."""
+    """Other claims are left to the ends of their leases: no index finds them."""
     bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])
     with dead(dsn) as gone, connect(dsn, options="-c lock_timeout=100ms") as connection:
         claimed, started, _ = gone.claim(3)
@@ -82,7 +82,7 @@ def test_another_roles_session_with_a_dead_workers_name_keeps_nothing_from_being
 
 
 def test_a_locked_row_keeps_no_other_claim_from_being_released(dsn: str, bus: CommandBus) -> None:
-    """Also not what the board does not show."""
+    """Nor one that the board does not show."""
     bus.send_many([SendRequest("payments", "Debit") for _ in range(2)])
     with dead(dsn) as gone, psycopg.connect(dsn) as holder:
         shown, unshown = gone.claim(2)
@@ -167,7 +167,7 @@ def test_the_command_that_crashed_its_process_is_charged_and_logged(
 def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
     dsn: str, bus: CommandBus
 ) -> None:
-    """Released first, the backend goes on and its step claims: nobody would look again."""
+    """Were the claims released first, the backend would go on and claim for the dead process."""
     bus.send_many([SendRequest("payments", "Debit") for _ in range(5)])
     with dead(dsn) as gone:
         [claim] = gone.claim(1)

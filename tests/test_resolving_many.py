@@ -50,7 +50,7 @@ def test_many_large_ones_are_resolved_in_batches_bounded_by_bytes(dsn: str) -> N
 
 
 def test_what_fails_again_while_many_are_retried_is_not_retried_twice(dsn: str) -> None:
-    """A worker brings each batch back at once."""
+    """A worker fails each batch again at once."""
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         bus.send_many([SendRequest("payments", "Debit")] * (CHUNK + 1))
         move_to_troubleshooting(dsn)

@@ -1,4 +1,4 @@
-"""History goes when nobody wants to keep it any more, and its ids with it."""
+"""History is removed at the end of its retention, and its ids with it."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -175,7 +175,7 @@ def test_an_id_that_was_sent_again_stays_taken_when_another_steward_removes_the_
 def test_a_report_that_reads_history_is_not_waited_for(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    """Every settle would queue behind whoever waits for that lock."""
+    """Every settlement would queue behind the session that waits for that lock."""
     finish(bus, "old")
     age(connection, "old", 9)
     with psycopg.connect(dsn) as report:

@@ -35,7 +35,7 @@ def test_many_starters_install_it_once(empty_dsn: str) -> None:
 
 
 def test_a_schema_that_holds_something_else_is_refused(empty_dsn: str) -> None:
-    """What somebody put there would run with the owner's rights; and REVOKEs would hit it."""
+    """Its functions would run with the owner's rights, and REVOKE would change its tables."""
     with connect(empty_dsn) as connection:
         connection.execute("CREATE SCHEMA cmdbus; CREATE TABLE cmdbus.identity (a int)")
         connection.execute("CREATE FUNCTION public.app() RETURNS int LANGUAGE sql RETURN 1")

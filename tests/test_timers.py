@@ -1,4 +1,4 @@
-"""What is due is moved, and the next time that something will be is read anew each time."""
+"""Due commands are promoted, and each look returns when the next one is due."""
 
 from collections.abc import Iterator
 
@@ -118,7 +118,7 @@ def test_what_is_due_is_moved_and_the_next_one_is_not_forgotten(
 def test_a_locked_command_is_looked_for_less_and_less_often(
     connection: psycopg.Connection, bus: CommandBus, timers: Timers, dsn: str
 ) -> None:
-    """Promotion waits for nobody, and is no loop without a pause."""
+    """Promotion waits for no lock, and is no loop without a pause."""
     bus.send("payments", "Debit", delay=HOUR)
     due_now(connection)
     with psycopg.connect(dsn) as holder:

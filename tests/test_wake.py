@@ -1,4 +1,4 @@
-"""The flag, the trigger and the writers' barrier: who is armed hears of every send.
+"""The flag, the trigger and the writers' barrier: an armed node is notified of every send.
 
 Each test is a race that lost a wake-up in an earlier protocol, held open by hand.
 """
@@ -232,7 +232,7 @@ def test_with_several_nodes_the_earliest_look_counts(dsn: str) -> None:
 
 
 def test_the_look_of_a_node_that_is_gone_hides_nothing_from_the_others(dsn: str) -> None:
-    """It is over: what is due sooner than the others look is told of, whoever set the alarm."""
+    """Its look is over: what is due before the next look of another node is notified."""
     now = datetime.now(UTC)
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         arm(steward, node=1, looks_at=now + HOUR)

@@ -1,4 +1,4 @@
-"""What a worker shows on the board, for whoever hands back what it leaves."""
+"""What a worker shows on the board, for the rescue of its claims."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def claims(dsn: str, where: str) -> set[Any]:
 def test_the_board_shows_what_runs_what_waits_for_it_and_what_waits_for_its_settlement(
     dsn: str, bus: CommandBus
 ) -> None:
-    """And nothing of it once all is settled or given back."""
+    """And nothing of it once all is settled or released."""
     gate = Gate()
 
     def debit(command: Command, context: Context) -> None:

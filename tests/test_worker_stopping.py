@@ -45,7 +45,7 @@ def test_a_slow_handler_is_not_run_twice_while_its_worker_lives(dsn: str, bus: C
 
 
 def test_what_was_claimed_ahead_and_is_not_started_goes_back(dsn: str, bus: CommandBus) -> None:
-    """A type that was quick hangs: nobody waits behind it."""
+    """A type that was quick hangs: no command waits behind it."""
     gate = Gate()
     with running(dsn, hanging(gate), concurrency=1):
         hang(bus, gate)
@@ -224,7 +224,7 @@ def test_a_process_that_a_handler_forks_is_no_worker(dsn: str, bus: CommandBus) 
 
 
 def test_what_hangs_while_the_worker_stops_is_given_up_as_ever(dsn: str, bus: CommandBus) -> None:
-    """Its time is over before the stop's is; the stop waits for nobody who is given up."""
+    """Its timeout ends before the stop's does; the stop waits for no thread that is given up."""
     gate = Gate()
     with running(dsn, handling(gate, timeout=0.6, retry=ONCE), concurrency=2) as worker:
         hung = bus.send("payments", "Debit")

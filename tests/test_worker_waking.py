@@ -219,7 +219,7 @@ def armed(watcher: psycopg.Connection) -> bool:
 def test_a_delayed_send_that_commits_after_the_look_at_its_time_is_on_time(
     dsn: str, bus: CommandBus
 ) -> None:
-    """It compared with a look that the worker has had meanwhile, and told nobody."""
+    """Its sender compared with a look that has passed meanwhile, and notified no worker."""
     with (
         running(dsn, handling(lambda command, context: time.time()), poll_interval=60),
         psycopg.connect(dsn) as slow,
@@ -242,7 +242,7 @@ def test_a_delayed_send_that_commits_after_the_look_at_its_time_is_on_time(
 
 
 def test_what_is_due_is_not_late_for_a_worker_that_never_rests(dsn: str, bus: CommandBus) -> None:
-    """It looks often enough, whoever tells it."""
+    """It looks often enough without a notification."""
     going = True
 
     def again(command: Command, context: Context) -> None:
