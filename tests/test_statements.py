@@ -1,5 +1,6 @@
 """The files of SQL, as a process has them."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -7,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import cmdbus.worker
 from cmdbus.database import statements
+
+#: Methods of an Executor, or of the producer's Connections.
+EXECUTING = {"execute", "rows", "row", "value", "records", "change"}
 
 WITHOUT_DESCRIPTORS = """
 import os, resource
@@ -28,6 +33,19 @@ def test_each_statement_has_a_name_of_its_own() -> None:
     queries = Path(statements.__file__).parent / "sql/queries"
     names = re.findall(r"^-- name: (.+)$", "".join(map(Path.read_text, queries.iterdir())), re.M)
     assert len(names) == len(set(names)) and set(names) <= set(statements.load())
+
+
+def test_each_name_that_is_executed_is_a_statement_or_a_function() -> None:
+    texts = statements.load()
+    known = {*texts, *re.findall(r"CREATE FUNCTION {schema}\.(\w+)", texts["baseline"])}
+    package = Path(statements.__file__).parent.parent
+    executed = set()
+    for file in [*package.rglob("*.py"), *Path(cmdbus.worker.__file__).parent.rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in EXECUTING:
+                constants = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+                executed |= {value for value in constants[:1] if str(value).isidentifier()}
+    assert len(executed) > 40 and executed <= known
 
 
 @pytest.mark.process
