@@ -151,7 +151,7 @@ def cpu_seconds(fleet: Fleet) -> float:
 def test_what_is_due_runs_on_time_and_never_before(fleet: Fleet, other: Fleet) -> None:
     """Also a second timer, an earlier one, and a retry; with another node beside."""
     await_rest(fleet, other)
-    ids = [id for delay in (2.0, 1.0, 1.5, 0.3) for id in fleet.send("Noop", delay=delay)]
+    ids = [id for delay in (1.2, 0.6, 0.9, 0.3) for id in fleet.send("Noop", delay=delay)]
     fleet.await_completed(ids)
     latest, earliest = fleet.query(_WAITED)[0]
     assert earliest >= 0
@@ -294,7 +294,7 @@ def test_a_command_that_outlasts_its_lease_is_renewed_and_runs_once(
     fleet: Fleet, other: Fleet
 ) -> None:
     """By the steward, for its node."""
-    ids = fleet.send("Debit", 2, 2.5)
+    ids = fleet.send("Debit", 2, 2.0)
     fleet.await_completed(ids)
     assert fleet.effects(ids) == {1: 2}
     assert fleet.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
