@@ -17,6 +17,8 @@ from cmdbus.worker import Worker
 from cmdbus.worker.claims.claim import Claim, ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 
+Function = Callable[[Command, Context], object]
+
 ONCE = RetryPolicy(max_attempts=1)
 SOON = RetryPolicy(max_attempts=3, backoff=(0.01,), jitter=0.0)
 
@@ -26,7 +28,7 @@ def do_nothing(command: Command, context: Context) -> None:
 
 
 def handling(
-    function: Callable[[Command, Context], object] = do_nothing, type: str = "Debit", **options: Any
+    function: Function = do_nothing, type: str = "Debit", **options: Any
 ) -> HandlerRegistry:
     """A registry of `payments` with this handler, and one of Noop, which does nothing."""
     registry = HandlerRegistry()
@@ -150,9 +152,10 @@ def leave_effect(command: Command, context: Context) -> None:
 
 
 class Gate:
-    """A handler that waits until the test lets it go on."""
+    """A handler that does something first, and waits until the test lets it go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Function = do_nothing) -> None:
+        self._first = first
         self.entered = threading.Semaphore(0)
         self.open = threading.Event()
         self.inside = 0
@@ -160,6 +163,7 @@ class Gate:
         self._lock = threading.Lock()
 
     def __call__(self, command: Command, context: Context) -> str:
+        self._first(command, context)
         with self._lock:
             self.inside += 1
             self.most = max(self.most, self.inside)

@@ -134,13 +134,8 @@ def test_a_slot_shows_its_session_and_the_one_that_comes_after_it(
 
 
 def test_an_extended_deadline_is_shown(dsn: str, bus: CommandBus) -> None:
-    gate = Gate()
-
-    def debit(command: Command, context: Context) -> None:
-        context.extend(500)
-        gate(command, context)
-
-    with running(dsn, handling(debit, timeout=30)) as worker:
+    gate = Gate(lambda command, context: context.extend(500))
+    with running(dsn, handling(gate, timeout=30)) as worker:
         bus.send("payments", "Debit")
         gate.wait_for(1)
         [slot] = [slot for slot in seat_of(worker).slots if slot.phase is Phase.RUNNING]

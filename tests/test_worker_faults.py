@@ -12,7 +12,16 @@ from contextlib import contextmanager, nullcontext
 import psycopg
 import pytest
 from eventually import eventually
-from handlers import ONCE, Gate, await_renewals, handling, leave_effect, running
+from handlers import (
+    ONCE,
+    Function,
+    Gate,
+    await_renewals,
+    do_nothing,
+    handling,
+    leave_effect,
+    running,
+)
 from queries import rows
 from tracing import ends_other_threads
 
@@ -23,21 +32,20 @@ from cmdbus.worker import Worker
 LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
 
 
-@pytest.mark.parametrize("touches", ["nothing", "its connection", "a table"])
+TOUCHES: dict[str, Function] = {
+    "nothing": do_nothing,
+    "its connection": lambda command, context: context.connection,
+    "a table": leave_effect,
+}
+
+
+@pytest.mark.parametrize("touches", TOUCHES)
 def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
     dsn: str, bus: CommandBus, touches: str
 ) -> None:
     """With its stack and its own SQL, charged, once, and nothing of it lands."""
-    gate = Gate()
-
-    def hang(command: Command, context: Context) -> None:
-        if touches == "its connection":
-            assert context.connection
-        elif touches == "a table":
-            leave_effect(command, context)
-        gate(command, context)
-
-    with running(dsn, handling(hang, "Hang", retry=ONCE), concurrency=1, timeouts=LADDER):
+    gate = Gate(TOUCHES[touches])
+    with running(dsn, handling(gate, "Hang", retry=ONCE), concurrency=1, timeouts=LADDER):
         hung = bus.send("payments", "Hang")
         gate.wait_for(1)
         assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
@@ -50,7 +58,7 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
         gate.open.set()
         bus.wait("payments", bus.send("payments", "Noop"))
     [event] = [event for event in bus.audit("payments", hung) if event.code == "TIMEOUT"]
-    assert "gate(command, context)" in str(event)
+    assert "self.open.wait(20)" in str(event)
     statement = event.details["details"].get("statement")
     if touches == "a table":
         assert statement.startswith("idle in transaction: INSERT INTO effect")

@@ -50,14 +50,9 @@ def test_no_more_connections_are_held_than_for_threads_and_housekeeping(
     dsn: str, bus: CommandBus, threads: int
 ) -> None:
     """At full load, each handler with a session of its own; and no handler is refused one."""
-    gate = Gate()
     sessions: set[int] = set()
-
-    def debit(command: Command, context: Context) -> None:
-        sessions.add(context.connection.info.backend_pid)
-        gate(command, context)
-
-    with running(dsn, handling(debit), concurrency=threads) as worker, connect(dsn) as watcher:
+    gate = Gate(lambda command, context: sessions.add(context.connection.info.backend_pid))
+    with running(dsn, handling(gate), concurrency=threads) as worker, connect(dsn) as watcher:
         bus.send_many([SendRequest("payments", "Debit")] * threads * 2)
         gate.wait_for(threads)
         assert len(sessions) == threads
@@ -78,18 +73,13 @@ def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attemp
     dsn: str, bus: CommandBus
 ) -> None:
     """Tried three times; the database is there."""
-    gate = Gate()
-
-    def debit(command: Command, context: Context) -> None:
-        context.connection.execute("SELECT 1")
-        gate(command, context)
-
+    gate = Gate(lambda command, context: context.connection.execute("SELECT 1"))
     with ConnectionPool(
         dsn, kwargs=FITTING, min_size=1, max_size=4, timeout=0.1, open=True
     ) as pool:
         leaked = [pool.getconn(timeout=5) for _ in range(3)]
         ids = bus.send_many([SendRequest("payments", "Debit")] * 2)
-        with running(pool, handling(debit), concurrency=2) as worker:
+        with running(pool, handling(gate), concurrency=2) as worker:
             gate.wait_for(1)
             eventually(lambda: worker.health.health == "CRITICAL")
             assert "pool exhaustions" in worker.health.reasons[0]

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
+from uuid import UUID
 
 import psycopg
 from eventually import eventually
@@ -18,14 +19,9 @@ def test_workers_share_the_load_and_nothing_runs_twice_while_they_come_and_go(
     dsn: str, bus: CommandBus
 ) -> None:
     """Five of them, none knows of another."""
-    gate = Gate()
-    ran: Counter[str] = Counter()
-
-    def debit(command: Command, context: Context) -> None:
-        ran[str(command.command_id)] += 1
-        gate(command, context)
-
-    registry = handling(debit)
+    ran: Counter[UUID] = Counter()
+    gate = Gate(lambda command, context: ran.update([command.command_id]))
+    registry = handling(gate)
     with ExitStack() as stack:
         workers = [stack.enter_context(running(dsn, registry, concurrency=1)) for _ in range(5)]
         bus.send_many([SendRequest("payments", "Debit")] * 200)

@@ -140,13 +140,8 @@ def test_stopping_lets_running_commands_end_and_gives_the_others_back(
 
 
 def test_a_hung_handler_cannot_keep_the_worker(dsn: str, bus: CommandBus) -> None:
-    gate = Gate()
-
-    def hang(command: Command, context: Context) -> None:
-        leave_effect(command, context)
-        gate(command, context)
-
-    with running(dsn, handling(hang)) as worker:
+    gate = Gate(leave_effect)
+    with running(dsn, handling(gate)) as worker:
         sent = bus.send("payments", "Debit")
         gate.wait_for(1)
         began = time.monotonic()

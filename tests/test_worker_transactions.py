@@ -8,7 +8,18 @@ from uuid import UUID
 import psycopg
 import pytest
 from eventually import eventually, stays
-from handlers import ONCE, SOON, Gate, connect, effects, found, handling, leave_effect, running
+from handlers import (
+    ONCE,
+    SOON,
+    Gate,
+    connect,
+    do_nothing,
+    effects,
+    found,
+    handling,
+    leave_effect,
+    running,
+)
 from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
 from queries import await_lock_waits, rows
@@ -58,13 +69,8 @@ def lose(dsn: str, command_id: UUID) -> None:
 def test_effects_of_an_execution_that_lost_its_lease_do_not_land(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = Gate()
-
-    def debit(command: Command, context: Context) -> None:
-        leave_effect(command, context)
-        gate(command, context)
-
-    with running(dsn, handling(debit)), caplog.at_level(logging.WARNING):
+    gate = Gate(leave_effect)
+    with running(dsn, handling(gate)), caplog.at_level(logging.WARNING):
         sent = bus.send("payments", "Debit")
         gate.wait_for(1)
         lose(dsn, sent)
@@ -78,14 +84,8 @@ def test_effects_of_an_execution_that_lost_its_lease_do_not_land(
 def test_a_command_canceled_while_it_runs_lands_nothing_and_is_no_lost_lease(
     dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture, writes: bool
 ) -> None:
-    gate = Gate()
-
-    def debit(command: Command, context: Context) -> None:
-        if writes:
-            leave_effect(command, context)
-        gate(command, context)
-
-    with running(dsn, handling(debit)) as worker, caplog.at_level(logging.INFO, "cmdbus"):
+    gate = Gate(leave_effect if writes else do_nothing)
+    with running(dsn, handling(gate)) as worker, caplog.at_level(logging.INFO, "cmdbus"):
         sent = bus.send("payments", "Debit")
         gate.wait_for(1)
         bus.cancel("payments", sent, running=True)
@@ -287,14 +287,9 @@ def test_a_settlement_that_a_locked_table_blocks_costs_no_attempt(
     dsn: str, bus: CommandBus
 ) -> None:
     """The handler has returned in order; its effects are rolled back, and it runs again."""
-    gate = Gate()
+    gate = Gate(leave_effect)
     ladder = Timeouts(statement=0.5, pool=2, lease=2, thread=15, watchdog=30)
-
-    def debit(command: Command, context: Context) -> None:
-        leave_effect(command, context)
-        gate(command, context)
-
-    registry = handling(debit, retry=ONCE)
+    registry = handling(gate, retry=ONCE)
     with running(dsn, registry, timeouts=ladder), psycopg.connect(dsn) as stranger:
         id_ = bus.send("payments", "Debit")
         gate.wait_for(1)
