@@ -148,6 +148,8 @@ def test_a_fleet_waits_for_a_server_that_waits_for_its_synchronous_standby(
     local = make_conninfo(own.dsn, options="-c synchronous_commit=local")
     with supervised(own.dsn, tmp_path, procs=1) as fleet, connect(local) as admin:
         before = fleet.pids()
+        # Else the steward waits with its arming, and nothing wakes the worker.
+        eventually(lambda: fleet.look().listening and fleet.look().armed)
         admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         admin.execute("SELECT pg_reload_conf()")
         eventually(lambda: fleet.query("SHOW synchronous_standby_names") == [("nobody",)])
