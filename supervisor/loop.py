@@ -86,7 +86,8 @@ def supervise(settings: Settings) -> Exit:
         if code is Exit.DONE:
             with suppress(OSError):  # Their directory may be gone, or read-only by now.
                 path.unlink()
-            shutil.rmtree(stacks, ignore_errors=True)
+            if stacks.is_dir():  # A pipe in its place would make us wait for a writer.
+                shutil.rmtree(stacks, ignore_errors=True)
         return code
 
 

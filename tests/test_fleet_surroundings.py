@@ -73,7 +73,8 @@ def test_a_fleet_whose_runtime_directory_is_removed_goes_on(fleet: Fleet) -> Non
 
 def test_pipes_and_huge_files_where_stacks_are_written_keep_nobody_waiting(fleet: Fleet) -> None:
     """Neither the supervisor, which reads them, nor a process that is to write them."""
-    for number, path in enumerate(sorted((fleet.directory / "cmdbus.stacks").iterdir())):
+    stacks = fleet.directory / "cmdbus.stacks"
+    for number, path in enumerate(sorted(stacks.iterdir())):
         if number % 2:
             path.unlink()
             os.mkfifo(path)
@@ -83,6 +84,10 @@ def test_pipes_and_huge_files_where_stacks_are_written_keep_nobody_waiting(fleet
     fleet.await_saying("the stacks of worker", 2)
     kill(fleet.pids()[1], signal.SIGABRT)
     assert_goes_on(fleet)
+    shutil.rmtree(stacks)
+    os.mkfifo(stacks)
+    assert fleet.stop() == 0
+    stacks.unlink()
 
 
 def test_fleets_of_different_names_share_a_database_and_a_directory(

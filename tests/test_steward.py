@@ -1,5 +1,6 @@
 """A steward with a worker that is only its seat on the board."""
 
+import errno
 import os
 import threading
 import time
@@ -24,6 +25,7 @@ from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import ClaimRequest
 from cmdbus.worker.claims.claims import Claims
 from cmdbus.worker.pipeline.in_flight import InFlight
+from cmdbus.worker.steward.steward import Steward
 from cmdbus.worker.steward.steward_process import StewardProcess
 
 TIMEOUTS = Timeouts(statement=5, pool=5, lease=6, thread=7, watchdog=8)
@@ -240,3 +242,32 @@ def test_what_cannot_be_handed_back_keeps_nothing_else_from_being_done(
         assert not idle.board.seat_view(1).rescued
         other.execute("ALTER FUNCTION cmdbus.finite_once RENAME TO finite")
         eventually(lambda: idle.board.seat_view(1).rescued)
+
+
+def test_a_system_that_lets_it_open_no_session_is_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def connect() -> psycopg.Connection:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with ExitStack() as opened:
+        board, worker_pipe, steward_pipe = Board.in_memory(1, 2), WakePipe(1), WakePipe(1)
+        for what in (board, worker_pipe, steward_pipe):
+            opened.callback(what.close)
+        seat = board.seat(0)
+        seat.assign(Role.STEWARD, number=0, generation=1)
+        node = Node(board=board, seat=seat, worker_pipe=worker_pipe, steward_pipe=steward_pipe)
+        steward = Steward(
+            node,
+            Claims("cmdbus", 1.0),
+            connect,
+            domains=[],
+            poll_interval=POLL,
+            slots=(seat.slot(0), seat.slot(1)),
+            listen=False,
+        )
+        steward.start()
+        opened.callback(steward.stop)
+        eventually(lambda: "keeps trying: [Errno 24] Too many open files" in caplog.text)
+        assert steward.threads[0].is_alive()
+    assert not [record for record in caplog.records if record.exc_info]

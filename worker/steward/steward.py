@@ -181,6 +181,9 @@ class Steward:
         except (psycopg.Error, CmdbusError) as error:
             self._warn_once(reason(error))
             self._session.discard_if_read_only(error)
+        except OSError as error:  # no descriptor is left, or no memory
+            self._warn_once(reason(error))
+            self._session.drop()
         except Exception as error:
             if cannot_start_thread(error):
                 raise
