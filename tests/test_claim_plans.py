@@ -46,6 +46,23 @@ def test_a_claim_reads_what_it_claims_and_not_the_backlog(
     assert pages_read(connection) - before < 20 * 20 * 15
 
 
+def test_rows_of_one_id_that_a_sender_has_written_are_renewed_and_settled_by_their_own(
+    connection: psycopg.Connection, claimer: Claimer
+) -> None:
+    """By as many reads as others, although each is found by its command's id."""
+    connection.execute(
+        "INSERT INTO cmdbus.ready (domain, priority, command_id, correlation_id, type, data)"
+        " SELECT 'payments', 5, gen, gen, 'Debit', 'null'::json"
+        " FROM gen_random_uuid() gen, generate_series(1, 20000)"
+    )
+    connection.execute("ANALYZE cmdbus.ready")
+    claimed = claimer.claim(10)
+    before = pages_read(connection)
+    assert claimer.renew(*claimed) == []
+    assert claimer.step([ended(claim) for claim in claimed], want(0)) == []
+    assert pages_read(connection) - before < 500
+
+
 def test_urgent_commands_of_the_future_slow_and_starve_nobody(
     dsn: str, connection: psycopg.Connection, claimer: Claimer
 ) -> None:

@@ -200,7 +200,7 @@ def test_a_claim_writes_each_row_once_and_a_settlement_moves_it(
         (
             "ready",
             [
-                "USING btree (command_id)",
+                "USING btree (command_id, id)",
                 "USING btree (domain, priority, id) WHERE (losses > 0)",
                 "USING btree (domain, priority, id)",
             ],
