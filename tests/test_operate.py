@@ -206,7 +206,6 @@ def test_a_locale_without_utf_8_changes_no_data(dsn: str) -> None:
     sent = cmdbus("send", "shop", "Debit", '"grün"', **plain)
     assert (sent.returncode, sent.stderr) == (0, "")
     id_ = sent.stdout.strip()
-    assert json.loads(cmdbus("get", "shop", id_, "--json", **plain).stdout)["data"] == "grün"
     shown = cmdbus("get", "shop", id_, **plain)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert '"grün"' in shown.stdout
