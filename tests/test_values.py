@@ -132,11 +132,10 @@ def test_more_labels_can_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delay", "kept"),
-    [(0, None), (1.5, timedelta(seconds=1.5)), (timedelta(hours=1), timedelta(hours=1))],
+    ("delay", "seconds"), [(None, None), (0, 0), (1.5, 1.5), (timedelta(hours=1), 3600)]
 )
-def test_delays_in_seconds_or_timedeltas(delay: float, kept: timedelta | None) -> None:
-    assert LIMITS.check(SendRequest("d", "t", delay=delay), SPARE).delay == kept
+def test_delays_in_seconds_or_timedeltas(delay: float | None, seconds: float | None) -> None:
+    assert LIMITS.check(SendRequest("d", "t", delay=delay), SPARE).delay == seconds
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ class Outgoing(NamedTuple):
     #: The caller brought the id.
     own: bool
     priority: int
-    delay: timedelta | None
+    #: Seconds.
+    delay: float | None
     run_at: datetime | None
     correlation_id: UUID
     reply_to: str | None
@@ -101,8 +102,8 @@ def check_priority(priority: str | int, labels: Mapping[str, int]) -> int:
     )
 
 
-def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> timedelta | None:
-    """As a timedelta; None also for no delay at all."""
+def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> float | None:
+    """In seconds."""
     if delay is None:
         return None
     if run_at is not None:
@@ -114,7 +115,7 @@ def check_delay(delay: float | timedelta | None, run_at: datetime | None) -> tim
         raise ValueError(
             f"delay must be from 0 seconds to {MAX_DELAY.days} days, not {shown(delay)}"
         )
-    return timedelta(seconds=seconds) or None
+    return float(seconds)
 
 
 def check_key(domain: str, command_id: UUID | str) -> dict[str, Any]:

@@ -143,10 +143,9 @@ class Steering:
         """
         if run_at is None and delay is None and priority is None:
             raise ValueError("reschedule needs a time (run_at or delay), a priority, or both")
-        after = None if delay is None else (check_delay(delay, run_at) or timedelta(0))
         values = {
             **check_key(domain, command_id),
-            "delay": None if after is None else after.total_seconds(),
+            "delay": check_delay(delay, run_at),
             "run_at": check_aware("run_at", run_at),
             "priority": None if priority is None else check_priority(priority, self._priorities),
             **_remark(operator, reason),

@@ -1,7 +1,7 @@
 """How the producer's side executes statements. Decides nothing."""
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import NamedTuple
 
@@ -40,8 +40,7 @@ class Store(Executor):
         self, connection: Connection, command: Outgoing, *, call: int | None, again: bool
     ) -> AdmissionResult:
         """Sends one. `call` and `again` make a repetition harmless; see the schema's enqueue."""
-        delay = None if command.delay is None else command.delay.total_seconds()
-        values = {**command._asdict(), "delay": delay, "call": call, "again": again}
+        values = {**command._asdict(), "call": call, "again": again}
         [row] = self.rows(connection, "enqueue", **values)
         return AdmissionResult(*row)
 
@@ -77,7 +76,7 @@ def _lines_for_ready(
             f"\t{reply_to or _COPY_NULL}\t{most or _COPY_NULL}"
         )
         if delay is not None:
-            due = now + delay
+            due = now + timedelta(seconds=delay)
         if due is not None and due > now:
             later.append(f"{line}\t{due.isoformat()}\n")
         else:
