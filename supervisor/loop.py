@@ -5,6 +5,7 @@ holds no lock: so it may fork at any moment, and nothing can hang it. What needs
 is done in a child, and the loop never waits for one.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -82,6 +83,11 @@ def supervise(settings: Settings) -> Exit:
             code = Supervisor(settings, board, fleet, signals, pidfile).run()
         except CmdbusError as error:
             logger.error("%s", error)
+            return Exit.CANNOT_START
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            logger.error("%s: raise the limit (ulimit -n, LimitNOFILE=)", error.strerror)
             return Exit.CANNOT_START
         if code is Exit.DONE:
             with suppress(OSError):  # Their directory may be gone, or read-only by now.

@@ -109,6 +109,10 @@ class PreflightProcess:
         return Check("app", Finding.FATAL, sentence, fix)
 
 
+def _encoded(check: Check) -> bytes:
+    return json.dumps(asdict(check)).encode() + b"\n"
+
+
 def _decoded(line: bytes) -> Check:
     fields = json.loads(line)
     return Check(**{**fields, "finding": Finding(fields["finding"])})
@@ -122,7 +126,11 @@ def _run(settings: Settings, pipe: int, timeout: float) -> int:
     from cmdbus.worker.boot.preflight import preflight
 
     with os.fdopen(pipe, "wb", buffering=0) as lines:
-        for check in preflight(settings):
-            lines.write(json.dumps(asdict(check)).encode() + b"\n")
+        try:
+            for check in preflight(settings):
+                lines.write(_encoded(check))
+        except OSError as error:  # no descriptor is left, or no memory
+            away = f"the checks cannot go on ({error.strerror})"
+            lines.write(_encoded(Check("preflight", Finding.AWAY, away)))
         lines.write(_END + b"\n")
     return Exit.DONE

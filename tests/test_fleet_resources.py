@@ -103,6 +103,16 @@ def test_a_steward_without_descriptors_works_again_when_it_has_some(
     assert fleet.steward() == steward
 
 
+@pytest.mark.fleet(started=False)
+def test_a_start_with_too_few_descriptors_says_so(fleet: Fleet) -> None:
+    """Wherever it meets that; it waits where the cause may pass."""
+    for descriptors in range(9, 13):
+        before = len(fleet.said("Too many open files")) if fleet.log.exists() else 0
+        fleet.start(shell=f'ulimit -n {descriptors}; exec "$@"')
+        fleet.await_saying("Too many open files", count=before + 1)
+        assert fleet.stop() in (0, 3)
+
+
 @pytest.mark.fleet(started=False, http="127.0.0.1:0")
 def test_a_supervisor_that_can_start_no_process_waits_until_it_can(fleet: Fleet) -> None:
     """Also for the process that answers probes meanwhile, and for its threads."""

@@ -70,6 +70,19 @@ def test_an_app_that_hangs_or_dies_while_it_is_imported_is_named(
     capfd.readouterr()
 
 
+def test_a_lack_of_descriptors_is_waited_for(
+    app: Path, dsn: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    narrow = (
+        "n = os.dup(0); os.close(n); resource.setrlimit(resource.RLIMIT_NOFILE, (n + 1, n + 1))"
+    )
+    app.write_text(f"{APP}import resource\n{narrow}\n")
+    found = in_child(dsn)["preflight"]
+    assert found.finding is AWAY
+    assert found.sentence == "the checks cannot go on (Too many open files)"
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_database_that_hangs_is_waited_for(app: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} sslmode=disable"
