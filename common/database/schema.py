@@ -122,7 +122,7 @@ def _migrate(connection: psycopg.Connection, schema: str) -> int:
         connection.execute(render(name, schema))
         recorded = {"version": number, "name": name, "digest": digest(name)}
         executor.execute(connection, "insert_migration", recorded)
-    connection.execute(render("functions", schema))
+    connection.execute(render("function_settings", schema))
     return version
 
 

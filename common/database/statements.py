@@ -1,7 +1,8 @@
 """The SQL of the project, rendered for a schema. No other module holds SQL.
 
-sql/schema/ holds the schema in chapters, which together are version 1. Each later version is a
-file of sql/migrations/. sql/queries/ holds statements, each below a line "-- name: x".
+sql/schema/ holds the schema in chapters, which together are version 1: until the first release,
+edit them. From then on each later version is a file of sql/migrations/. sql/queries/ holds
+statements, each below a line "-- name: x".
 """
 
 import re
@@ -12,7 +13,7 @@ from importlib import resources
 from cmdbus.checks import check_schema
 
 _FOLDER = resources.files("cmdbus.database") / "sql"
-_BASELINE = "baseline"
+_BASELINE, _SETTINGS = "baseline", "function_settings"
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
@@ -21,7 +22,7 @@ def load() -> dict[str, str]:
     """Reads all files at once: later the process may have no descriptor left, or another version
     may have been installed over this one."""
     chapters = _files("schema")
-    texts = {"functions": chapters.pop("functions"), _BASELINE: "\n".join(chapters.values())}
+    texts = {_SETTINGS: chapters.pop(_SETTINGS), _BASELINE: "\n".join(chapters.values())}
     for queries in _files("queries").values():
         _, *named = _NAME.split(queries)
         texts.update(zip(named[::2], named[1::2], strict=True))

@@ -5,9 +5,8 @@
 -- tokens again, to other commands. (IS NOT DISTINCT FROM is an = that no index can answer: a
 -- plan by ready_command would find the same rows in random order.)
 --
--- The planner settings (see functions.sql) make plans independent of statistics, which right
--- after a burst still say "empty": a claim that sorts the backlog falls from 80,000 commands/s to
--- 2,000.
+-- The settings in function_settings.sql make plans independent of statistics, which right after
+-- a burst still say "empty": a claim that sorts the backlog falls from 80,000 commands/s to 2,000.
 
 -- The nearest time that Python's datetime can hold in every time zone.
 CREATE FUNCTION {schema}.finite(p_time timestamptz) RETURNS timestamptz

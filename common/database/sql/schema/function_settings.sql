@@ -1,5 +1,5 @@
--- The settings of functions, and the roles that may call them. Run at the end of each
--- installation, as a function that an upgrade replaces loses its settings.
+-- The settings of functions, which no role may call until queries/installing.sql grants it. Run
+-- at the end of each installation, as a function that an upgrade replaces loses its settings.
 DO $$
 DECLARE
     function regprocedure;
