@@ -104,7 +104,6 @@ def test_a_mistake_is_said_in_a_sentence_with_the_nearest_name(app: str, sentenc
     ],
 )
 def test_what_the_users_code_raises_is_shown_with_its_traceback(app: str, lines: list[str]) -> None:
-    """A bad import is said once, clearly."""
     with pytest.raises(AppError) as error:
         load(f"shop_app.{app}")
     text = str(error.value)

@@ -197,7 +197,6 @@ def test_no_module_of_the_supervisor_loads_a_database_driver_or_starts_a_thread(
 
 
 def test_sql_lives_in_its_files() -> None:
-    """No SQL string elsewhere."""
     # Not ALTER and GRANT: sentences advise those.
     verbs = "SELECT|INSERT INTO|UPDATE|DELETE FROM|CREATE|DROP|COPY|WITH|BEGIN|COMMIT|ROLLBACK"
     verbs += "|TRUNCATE|LOCK TABLE|SET LOCAL|SET SESSION|NOTIFY|VACUUM"

@@ -15,7 +15,7 @@ from stewards import LOOKS_AT, NOW, Steward, failing
 from cmdbus import CommandBus
 
 
-def test_who_parks_while_nobody_sends_is_armed_in_one_step(
+def test_a_node_that_parks_while_nobody_sends_is_armed_in_one_step(
     steward: Steward, bus: CommandBus
 ) -> None:
     steward.step()
@@ -158,13 +158,13 @@ def test_a_renewal_in_time_is_no_new_arming(
     assert steward.board.armed == number and steward.bytes() == 0
 
 
-def test_it_outlives_the_longest_time_until_its_renewal(steward: Steward) -> None:
+def test_an_arming_outlives_the_longest_time_until_its_renewal(steward: Steward) -> None:
     steward.step(looks_at=NOW + 3600)
     lasts = "SELECT extract(epoch FROM armed_until - clock_timestamp()) FROM cmdbus.waiter"
     assert steward.scalar(lasts) > 3600 + 30
 
 
-def test_with_the_session_lost_nobody_trusts_the_arming_and_no_sender_notifies(
+def test_without_its_listening_session_a_node_is_not_armed_and_no_sender_notifies(
     steward: Steward,
 ) -> None:
     number = steward.arm()

@@ -20,7 +20,6 @@ from cmdbus.errors import BoardError
 
 
 def test_garbage_is_shown_as_unknown_and_breaks_no_reader(tmp_path: Path) -> None:
-    """No exception in the supervisor, whatever somebody wrote into its memory."""
     dice = random.Random(3)
     board = Board.create(tmp_path / "board", seats=2, slots=2, command_types=2)
     size, head = board.layout.size, HEAD_CELLS * CELL

@@ -162,7 +162,6 @@ def test_what_was_done_is_undone_once_by_whoever_comes_first() -> None:
 def test_a_reply_that_is_lost_belongs_to_a_request_that_was_carried_out(
     tmp_path_factory: pytest.TempPathFactory, dsn: str
 ) -> None:
-    """As prepared and as plain statements."""
     with tempfile.TemporaryDirectory(prefix="p") as directory:
         proxy = Proxy(dsn, Path(directory))
         try:

@@ -226,8 +226,7 @@ def has_ended(descriptor: int) -> bool:
     return bool(select.select([descriptor], [], [], 0)[0])
 
 
-def test_who_loses_its_parent_is_gone() -> None:
-    """Kill -9 of the supervisor, and no child of it survives."""
+def test_a_child_that_loses_its_parent_is_killed() -> None:
     reader, writer = os.pipe()
 
     def supervise() -> int:
@@ -246,7 +245,7 @@ def test_who_loses_its_parent_is_gone() -> None:
             os.close(orphan)
 
 
-def test_the_exit_code_of_somebody_elses_child_is_left_to_him() -> None:
+def test_the_exit_code_of_a_librarys_child_is_left_to_the_library() -> None:
     """A subprocess of a library beside ours."""
     strangers = [subprocess.Popen([sys.executable, "-c", "exit(41)"]) for _ in range(3)]
     for stranger in strangers:

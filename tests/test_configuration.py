@@ -323,7 +323,6 @@ def test_values_are_what_people_write() -> None:
 
 
 def test_a_jitter_of_more_than_10_ms_is_refused() -> None:
-    """Off unless it is asked for."""
     assert told().wake_jitter_ms == 0
     assert "from 0 to 10, not '11'" in refused("--wake-jitter", "11")
 

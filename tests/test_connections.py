@@ -254,7 +254,6 @@ def test_a_bus_needs_either_a_dsn_or_a_pool() -> None:
 
 
 def test_a_server_that_is_not_there_is_said_at_once_without_the_password() -> None:
-    """Secrets never appear."""
     bus = CommandBus(f"postgresql://ann:{SECRET}@127.0.0.1:1/shop")
     sentence = r"cannot connect to database 'shop' at 127\.0\.0\.1 port 1 as ann: .*refused"
     with pytest.raises(DatabaseUnavailableError, match=sentence) as refused:

@@ -20,7 +20,7 @@ from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.worker.waiting.node_waiter import NodeWaiter
 
 
-def test_after_a_second_in_which_nobody_was_parked_it_is_disarmed_and_not_before(
+def test_a_node_is_disarmed_after_a_second_in_which_no_thread_was_parked_and_not_before(
     steward: Steward, bus: CommandBus
 ) -> None:
     steward.arm()
@@ -33,7 +33,7 @@ def test_after_a_second_in_which_nobody_was_parked_it_is_disarmed_and_not_before
     assert steward.heard() == []
 
 
-def test_each_time_somebody_parks_the_second_begins_anew(steward: Steward) -> None:
+def test_each_time_a_thread_parks_the_second_begins_again(steward: Steward) -> None:
     number = steward.arm()
     for now in (NOW + 0.9, NOW + 1.8, NOW + 2.7):
         steward.step(now, parked=True)
@@ -187,7 +187,7 @@ def test_a_flag_that_could_not_be_taken_down_is_taken_down_with_the_next_step(
     assert not steward.flag
 
 
-def test_one_that_could_not_be_taken_down_is_armed_anew_when_somebody_parks(
+def test_a_flag_that_could_not_be_taken_down_is_armed_again_when_a_thread_parks(
     steward: Steward,
 ) -> None:
     number = steward.arm()

@@ -39,7 +39,6 @@ def test_uris_and_keywords_mean_the_same() -> None:
     ],
 )
 def test_a_mistake_in_a_dsn_is_named_without_showing_the_password(dsn: str, sentence: str) -> None:
-    """Secrets never appear."""
     with pytest.raises(ValueError, match=sentence) as refused:
         parse(dsn)
     assert SECRET not in str(refused.value)

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from claiming import Claimer
 from databases import Databases
-from handlers import Gate, connect, running
+from handlers import Gate, connect, handling, running
 
 from cmdbus import (
     Command,
@@ -20,8 +21,7 @@ from cmdbus import (
 from cmdbus.board.board import Board
 from cmdbus.database.schema import install
 from cmdbus.errors import SchemaError
-from cmdbus.worker.claims.claim import ClaimRequest, key_of
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim import key_of
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, with_ascii_texts
 from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.pipeline.in_flight import RELEASED, InFlight
@@ -82,8 +82,7 @@ def test_a_hang_in_a_line_that_the_encoding_lacks_is_charged(latin: str) -> None
 
 
 def test_a_result_that_the_encoding_lacks_goes_to_troubleshooting(latin: str) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Echo", lambda command, context: "é" if command.data else "☃")
+    registry = handling(lambda command, context: "é" if command.data else "☃", "Echo")
     with CommandBus(latin) as bus, running(latin, registry):
         bad, good = bus.send("payments", "Echo", False), bus.send("payments", "Echo", True)
         assert bus.wait("payments", bad, 10).error_code == "OUTCOME_NOT_STORABLE"
@@ -91,8 +90,6 @@ def test_a_result_that_the_encoding_lacks_goes_to_troubleshooting(latin: str) ->
 
 
 def test_bytes_that_are_no_text_stop_no_worker(unchecked: str) -> None:
-    registry = HandlerRegistry()
-    registry.register("payments", "Good", lambda command, context: None)
     with CommandBus(unchecked) as bus, connect(unchecked) as admin:
         bad = bus.send("payments", "Good", priority="high")
         admin.execute("SET client_encoding = SQL_ASCII")
@@ -102,7 +99,7 @@ def test_bytes_that_are_no_text_stop_no_worker(unchecked: str) -> None:
             (bad,),
         )
         good = [bus.send("payments", "Good") for _ in range(5)]
-        with running(unchecked, registry):
+        with running(unchecked, handling(type="Good")):
             for command_id in good:
                 assert bus.wait("payments", command_id, 10).attempts == 1
             code = "SELECT error_code FROM cmdbus.troubleshooting WHERE command_id = %s"
@@ -114,16 +111,14 @@ def test_one_unreadable_claim_of_a_lost_reply_keeps_no_other_from_being_adopted(
     unchecked: str, column: str
 ) -> None:
     """The payload is read apart from the rest of a claim: each may be what cannot be read."""
-    claims = Claims("cmdbus", 30)
     with (
         CommandBus(unchecked) as bus,
         connect(unchecked) as admin,
         psycopg.connect(unchecked, autocommit=True, client_encoding="utf8") as session,
     ):
-        claims.register(session, "tester")
-        sent = bus.send_many([SendRequest("payments", "Good", "x" * 100)] * 5)
-        request = ClaimRequest(5, 0, ["payments"], ["payments Good"], [], {})
-        _, [running, *_] = claims.settle_and_claim(session, [], request)
+        sent = bus.send_many([SendRequest("payments", "Debit", "x" * 100)] * 5)
+        claimer = Claimer(session)
+        running, *_ = claimer.claim(5)
         admin.execute("ALTER DOMAIN cmdbus.name DROP CONSTRAINT name_check")
         admin.execute("SET client_encoding = SQL_ASCII")
         spoiled = "convert_from('\\x22ff22', 'SQL_ASCII')" + ("::json" if column == "data" else "")
@@ -133,8 +128,8 @@ def test_one_unreadable_claim_of_a_lost_reply_keeps_no_other_from_being_adopted(
         )
         # So that it is read before the others.
         admin.execute("UPDATE cmdbus.ready SET losses = 0 WHERE command_id <> %s", (sent[2],))
-        in_flight = InFlight(claims, Board.in_memory(1, 8).seat(0))
-        adopted = Adoption(claims, in_flight, 250).adopt(session, {key_of(running)})
+        in_flight = InFlight(claimer.claims, Board.in_memory(1, 8).seat(0))
+        adopted = Adoption(claimer.claims, in_flight, 250).adopt(session, {key_of(running)})
         released = [entry.claim for entry in in_flight.in_state(RELEASED)]
         found = [claim.command_id for claim in adopted]
         assert found == [sent[1], sent[3]], "no more than 250 bytes"

@@ -86,7 +86,6 @@ def values(family: Metric, name: str = "") -> dict[tuple[str, ...], float]:
 
 
 def test_it_is_live_while_the_supervisor_comes_back_in_time(board: Board) -> None:
-    """Whatever its processes and the database do."""
     for state in SupervisorState:
         show(board, state)
         good = state not in (SupervisorState.STOPPED, SupervisorState.GIVING_UP)
@@ -101,7 +100,6 @@ def test_it_is_live_while_the_supervisor_comes_back_in_time(board: Board) -> Non
 
 
 def test_it_is_ready_when_a_worker_can_run_commands(board: Board) -> None:
-    """Reasons are told also then."""
     assert readiness(board) == (503, ["worker 0 has no process", "worker 1 has no process"])
     worker(board, 0, is_ready=False)
     assert readiness(board) == (503, ["worker 0 is starting", "worker 1 has no process"])
@@ -138,7 +136,6 @@ def test_degraded_is_ready_and_critical_is_not(board: Board) -> None:
 
 
 def test_workers_that_do_not_come_back_are_not_ready(board: Board) -> None:
-    """All of them are stopped."""
     for number in (0, 1):
         worker(board, number, due=NOW - 2 * SECOND)
     assert readiness(board) == (503, ["worker 0 is late by 2 s", "worker 1 is late by 2 s"])

@@ -74,14 +74,13 @@ def test_each_outcome_goes_where_it_belongs(
 
 
 @pytest.mark.parametrize("outcome", [None, RETRY, FAILED, TROUBLE], ids=str)
-def test_whoever_lost_a_claim_settles_nothing(
+def test_a_worker_that_lost_a_claim_settles_nothing(
     bus: CommandBus,
     connection: psycopg.Connection,
     slow: Claimer,
     claimer: Claimer,
     outcome: Outcome | None,
 ) -> None:
-    """At its lease's end it is there for others, and fenced."""
     id_ = bus.send("payments", "Debit")
     lost = slow.claim_one()
     let_lease_end(connection)
@@ -232,7 +231,7 @@ def test_a_release_with_neither_a_loss_nor_a_reason_is_refused(
 
 
 @pytest.mark.parametrize("losses", [0, 1], ids=["claim", "suspect"])
-def test_a_claim_after_a_lease_ended_writes_who_had_lost_it(
+def test_a_claim_after_a_lease_ended_records_the_worker_that_lost_it(
     bus: CommandBus, connection: psycopg.Connection, slow: Claimer, claimer: Claimer, losses: int
 ) -> None:
     """Only such a claim: neither a first one nor one after a release writes an event."""
@@ -303,7 +302,7 @@ def test_settlements_and_renewals_of_the_same_rows_never_deadlock(
     assert bus.snapshot("payments")["in_progress"] == 0
 
 
-def test_a_settlement_waits_for_a_strangers_lock_no_longer_than_its_limit(
+def test_a_settlement_waits_for_another_sessions_lock_no_longer_than_its_limit(
     dsn: str, bus: CommandBus, connection: psycopg.Connection, claimer: Claimer
 ) -> None:
     bus.send("payments", "Debit")

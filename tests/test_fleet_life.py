@@ -30,7 +30,6 @@ if "cmdbus.worker.boot.process" in sys.modules:
 
 
 def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(fleet: Fleet) -> None:
-    """Invariants A to E: the board, the pidfile, processes, sessions."""
     ids = fleet.send("Debit", 100)
     fleet.await_completed(ids)
     assert fleet.effects(ids) == {1: 100}

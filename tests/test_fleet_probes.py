@@ -184,7 +184,6 @@ def test_no_client_is_refused_while_one_steward_follows_another(fleet: Fleet) ->
 def test_what_keeps_it_from_listening_is_one_sentence(
     fleet: Fleet, dsn: str, tmp_path: Path
 ) -> None:
-    """Exit code 3."""
     [text] = fleet.said("probes, metrics and status are at")
     taken = text.rpartition("/")[2]
     with unstarted(dsn, tmp_path, alone=False, http=taken, name="second") as second:

@@ -85,7 +85,6 @@ def test_a_page_says_its_length_and_ends_the_connection(port: int) -> None:
 
 
 def test_only_get_and_head_of_what_is_there_are_answered(port: int) -> None:
-    """Read-only, and nothing else than these paths."""
     assert get(port, "/").startswith(b"HTTP/1.1 404 ")
     assert get(port, "/livez/").startswith(b"HTTP/1.1 404 ")
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT"):
@@ -195,7 +194,7 @@ def test_a_client_that_goes_away_harms_nobody(port: int) -> None:
     assert get(port).startswith(b"HTTP/1.1 200 ")
 
 
-def test_who_follows_answers_those_that_came_before_it() -> None:
+def test_a_successor_answers_the_clients_that_came_before_it() -> None:
     """A steward dies, the socket stays."""
     with closing(listen("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -237,7 +236,9 @@ def test_a_port_that_cannot_be_had_is_one_clear_sentence() -> None:
         listen("no.such.host.invalid", 80)
 
 
-def test_who_lets_others_than_this_machine_in_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_address_that_lets_other_machines_in_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     listen("127.0.0.1", 0).close()
     assert not caplog.records
     listen("0.0.0.0", 0).close()

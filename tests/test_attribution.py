@@ -1,4 +1,4 @@
-"""Each way in which a process ends, and who of those that it ran is to blame."""
+"""Each way in which a process ends, and which of its commands is the cause."""
 
 import json
 import signal
@@ -152,7 +152,7 @@ def test_a_command_on_a_slot_without_a_key_counts_as_begun() -> None:
 
 
 @pytest.mark.parametrize("ran_alone", [False, True])
-def test_who_was_ordered_to_leave_and_killed_at_its_deadline_is_blamed_for_nothing(
+def test_a_process_that_is_killed_at_its_stop_deadline_charges_nothing(
     ran_alone: bool,
 ) -> None:
     attribution = attribute(SEAT, replace(ORDERED, quarantined=ran_alone), "")
@@ -194,7 +194,7 @@ def test_an_exit_whose_cause_is_no_known_command_charges_nothing_and_counts_a_lo
     assert attribution.causes == {} and losses_of(attribution) == ONE_MORE
 
 
-def test_who_held_the_gil_is_charged_and_the_others_count_a_loss() -> None:
+def test_the_command_that_held_the_gil_is_charged_and_the_others_count_a_loss() -> None:
     attribution = attribute(SEAT, HOLDS_GIL, "File regex.py")
     assert losses_of(attribution) == ONE_MORE
     assert list(attribution.causes) == [SECOND]
@@ -213,7 +213,7 @@ def test_who_held_the_gil_is_charged_and_the_others_count_a_loss() -> None:
         replace(HOLDS_GIL, slot=7),
     ],
 )
-def test_whoever_came_into_the_guilty_slot_later_is_not_charged(ended: ExitRecord) -> None:
+def test_a_command_that_came_into_the_slot_later_is_not_charged(ended: ExitRecord) -> None:
     """Compare and kill: the verdict names slot, token and command. Another command's first claim
     has the same token."""
     attribution = attribute(SEAT, ended, "")
@@ -230,14 +230,14 @@ def test_whoever_came_into_the_guilty_slot_later_is_not_charged(ended: ExitRecor
         ),
     ],
 )
-def test_of_a_crash_that_could_be_anybodys_all_are_suspects(ended: ExitRecord) -> None:
+def test_all_commands_of_a_crash_without_a_known_cause_are_suspects(ended: ExitRecord) -> None:
     """They run alone next time; innocents are never charged."""
     attribution = attribute(SEAT, ended, "")
     assert attribution.causes == {} and losses_of(attribution) == SUSPECT
 
 
 @pytest.mark.parametrize("ended", [HOLDS_GIL, HUNG, STUCK, KEEPS_IT, CRASHED, LEFT])
-def test_who_crashes_alone_is_guilty(ended: ExitRecord) -> None:
+def test_a_command_that_crashes_its_process_alone_is_charged(ended: ExitRecord) -> None:
     """And goes to a person, with all that is known of it."""
     attribution = attribute(SEAT, replace(ended, quarantined=True), "the stack")
     assert set(attribution.causes) == {FIRST, SECOND, FINISHED}
@@ -292,7 +292,7 @@ def dump(*idents: int, current: int, of: str) -> str:
         ),
     ],
 )
-def test_of_all_stacks_the_latest_of_the_guilty_thread_is_kept(
+def test_of_all_stacks_the_latest_of_the_thread_that_is_the_cause_is_kept(
     ended: ExitRecord, kept: str
 ) -> None:
     earlier = dump(0xAB1, 0xAB2, 0xAB0, current=0xAB1, of="first")

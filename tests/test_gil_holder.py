@@ -48,17 +48,17 @@ RUNNING = {0: 11, 1: 12}
         "gone",
     ],
 )
-def test_guilty_is_the_slot_whose_thread_burnt_what_its_process_did(
+def test_the_gil_holder_is_the_slot_whose_thread_used_the_cpu_of_its_process(
     after: dict[int, float], slot: int | None
 ) -> None:
     assert gil_holder({10: 3.0, 11: 5.0, 12: 7.0}, after, 1.0, RUNNING) == slot
 
 
-def test_a_thread_that_is_new_since_the_first_look_has_burnt_all_of_its_time() -> None:
+def test_a_thread_that_is_new_since_the_first_look_has_used_all_of_its_time_since() -> None:
     assert gil_holder({}, {12: 0.6}, 1.0, RUNNING) == 1
 
 
-def test_who_runs_nothing_is_not_guilty() -> None:
+def test_a_thread_that_runs_no_command_is_not_the_gil_holder() -> None:
     assert gil_holder({11: 0.0}, {11: 1.0}, 1.0, {}) is None
 
 
@@ -117,7 +117,7 @@ def test_the_slot_that_keeps_a_process_from_ending(
 
 
 @pytest.mark.process
-def test_the_thread_that_burns_the_processor_is_found_in_another_process() -> None:
+def test_the_thread_that_uses_the_cpu_is_found_in_another_process() -> None:
     reader, writer = os.pipe()
 
     def work() -> None:
@@ -145,7 +145,7 @@ def test_the_thread_that_burns_the_processor_is_found_in_another_process() -> No
 
 
 @pytest.mark.process
-def test_of_a_process_that_is_gone_nothing_is_known() -> None:
+def test_nothing_is_known_of_a_process_that_is_gone() -> None:
     with forked(signal.pause) as pid:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -154,8 +154,7 @@ def test_of_a_process_that_is_gone_nothing_is_known() -> None:
 
 
 @pytest.mark.process
-def test_stopped_is_who_got_a_signal_for_that_and_no_other() -> None:
-    """It was no command of its own."""
+def test_a_process_counts_as_stopped_only_if_a_signal_has_stopped_it() -> None:
     with forked(signal.pause) as pid:
         assert pid_state(pid) is PidState.RUNNING
         os.kill(pid, signal.SIGSTOP)
