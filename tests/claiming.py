@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 
 from cmdbus.worker.claims.claim import Claim, ClaimRef, ClaimRequest, ClaimScope, Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import Outcome, completed
 
 TYPES = ("payments Debit", "payments Ship", "orders Ship")
@@ -34,16 +34,16 @@ class Claimer:
         name: str = "tester",
     ) -> None:
         self.connection = connection
-        self.claims = Claims("cmdbus", lease, scope)
-        self.claims.register(connection, name)
+        self.statements = ClaimStatements("cmdbus", lease, scope)
+        self.statements.register(connection, name)
 
     @property
     def incarnation(self) -> int:
-        return self.claims.incarnation
+        return self.statements.incarnation
 
     def step(self, done: Sequence[Finished], request: ClaimRequest) -> list[Claim]:
         """Settles all of `done`, and claims in the same round trip."""
-        lost, claimed = self.claims.settle_and_claim(self.connection, done, request)
+        lost, claimed = self.statements.settle_and_claim(self.connection, done, request)
         assert lost == []
         return claimed
 
@@ -56,17 +56,17 @@ class Claimer:
 
     def settle(self, *done: Finished) -> list[Claim]:
         """Those that were lost, each outcome by itself."""
-        return self.claims.settle(self.connection, done)
+        return self.statements.settle(self.connection, done)
 
     def settle_as_batch(self, *done: Finished) -> list[Claim]:
         """Those that were lost, all in one statement."""
-        lost, claimed = self.claims.settle_and_claim(self.connection, done, want(0))
+        lost, claimed = self.statements.settle_and_claim(self.connection, done, want(0))
         assert claimed == []
         return lost
 
     def renew(self, *claims: Claim) -> list[ClaimRef]:
         """Those that were lost."""
-        return self.claims.renew(self.connection, {self.incarnation: claims})
+        return self.statements.renew(self.connection, {self.incarnation: claims})
 
     def release(self, *claims: Claim) -> None:
-        self.claims.release(self.connection, claims)
+        self.statements.release(self.connection, claims)

@@ -12,7 +12,7 @@ from handlers import claim, connect, handling
 from cmdbus import RetryPolicy, TransientCommandError
 from cmdbus.board.board import Board
 from cmdbus.worker.claims.claim import Claim, key_of
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.pipeline.in_flight import Entry, EntryState, InFlight
 from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
@@ -27,13 +27,13 @@ WHY = "its process (pid 4711) was killed by SIGKILL"
 class Dead:
     """A worker that has claimed, and whose process is gone."""
 
-    claims: Claims
+    statements: ClaimStatements
     board: Board
     in_flight: InFlight
     session: psycopg.Connection
 
     def claim(self, count: int) -> list[Claim]:
-        return claim(self.claims, self.session, count)
+        return claim(self.statements, self.session, count)
 
     def take(self, *claims: Claim) -> None:
         self.in_flight.take(list(claims), lambda: False)
@@ -73,19 +73,19 @@ class Dead:
 
 @contextmanager
 def dead(dsn: str) -> Iterator[Dead]:
-    claims = Claims("cmdbus", 30)
+    statements = ClaimStatements("cmdbus", 30)
     with connect(dsn) as connection:
-        claims.register(connection, "dead")
+        statements.register(connection, "dead")
     board = Board.in_memory(1, 8)
     seat = board.seat(0)
-    seat.register(claims.incarnation)
-    with connect(dsn, application_name=claims.application_name) as session:
-        yield Dead(claims, board, InFlight(claims, seat), session)
+    seat.register(statements.incarnation)
+    with connect(dsn, application_name=statements.application_name) as session:
+        yield Dead(statements, board, InFlight(statements, seat), session)
 
 
 def rescued(dsn: str, attribution: Attribution, within: float = 10.0) -> Rescued:
     with connect(dsn, options="-c lock_timeout=100ms") as connection:
-        steward = Claims("cmdbus", 30)
+        steward = ClaimStatements("cmdbus", 30)
         steward.register(connection, "steward")
         return rescue(connection, steward, REGISTRY, attribution, within=within)
 

@@ -15,7 +15,7 @@ from cmdbus import Command, CommandBus, CommandRecord, Context, HandlerRegistry,
 from cmdbus.board.views import SeatView
 from cmdbus.worker import Worker
 from cmdbus.worker.claims.claim import Claim, ClaimRequest
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 
 Function = Callable[[Command, Context], object]
 
@@ -128,16 +128,18 @@ def connect(dsn: str, **settings: Any) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True, **settings)
 
 
-def claim(claims: Claims, connection: psycopg.Connection, count: int = 1) -> list[Claim]:
+def claim(
+    statements: ClaimStatements, connection: psycopg.Connection, count: int = 1
+) -> list[Claim]:
     """At most so many of type Debit of `payments`."""
     request = ClaimRequest(count, 0, ["payments"], ["payments Debit"], [], {})
-    return claims.settle_and_claim(connection, [], request)[1]
+    return statements.settle_and_claim(connection, [], request)[1]
 
 
-def promote(claims: Claims, connection: psycopg.Connection, rows: int = 100) -> int:
+def promote(statements: ClaimStatements, connection: psycopg.Connection, rows: int = 100) -> int:
     """Moves due commands to the queue, as a steward does; returns how many."""
     values = {"count": rows, "bytes": 10**8, "skipped": "{}"}
-    return int(claims.value(connection, "promote", **values))
+    return int(statements.value(connection, "promote", **values))
 
 
 def effects(dsn: str) -> int:

@@ -12,7 +12,7 @@ from queries import scalar
 
 from cmdbus.board.board import Board
 from cmdbus.board.wake_pipe import WakePipe
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.waiting.arming import Arming
 
 NOW = 1_000.0
@@ -27,7 +27,7 @@ class Steward:
     listener: psycopg.Connection
     board: Board
     worker_pipe: WakePipe
-    claims: Claims
+    statements: ClaimStatements
     arming: Arming
     #: One for each that was asked for.
     looks: list[int]
@@ -76,11 +76,11 @@ def stewarding(dsn: str) -> Iterator[Steward]:
     board, worker_pipe = Board.in_memory(2, 2), WakePipe(8)
     with connect(dsn) as connection, connect(dsn) as listener:
         listener.execute("LISTEN cmdbus_ready; LISTEN cmdbus_due")
-        claims = Claims("cmdbus", 30)
-        claims.register(connection, "steward")
+        statements = ClaimStatements("cmdbus", 30)
+        statements.register(connection, "steward")
         looks: list[int] = []
-        arming = Arming(claims, board, worker_pipe, ["payments"], look=lambda: looks.append(1))
-        yield Steward(connection, listener, board, worker_pipe, claims, arming, looks)
+        arming = Arming(statements, board, worker_pipe, ["payments"], look=lambda: looks.append(1))
+        yield Steward(connection, listener, board, worker_pipe, statements, arming, looks)
     worker_pipe.close()
     board.close()
 

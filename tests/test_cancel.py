@@ -35,9 +35,9 @@ def test_a_command_that_is_claimed_while_its_cancel_waits_goes_on(
     with psycopg.connect(dsn, autocommit=True) as busy, ThreadPoolExecutor(1) as executor:
         claimer = Claimer(busy)
         if not promoted:
-            promote(claimer.claims, connection, 1)
+            promote(claimer.statements, connection, 1)
         with busy.transaction():
-            promote(claimer.claims, busy, 1)
+            promote(claimer.statements, busy, 1)
             assert claimer.claim_one().command_id == id_
             cancel = executor.submit(bus.cancel, "payments", id_)
             await_lock_waits(dsn)
@@ -53,14 +53,14 @@ def test_a_claim_between_the_look_and_the_end_of_a_cancel_goes_on(
     """The cancel waits for one row of an id while another row of that id is promoted and
     claimed."""
     [id_] = schedule(connection)
-    promote(claimer.claims, connection, 1)
+    promote(claimer.statements, connection, 1)
     schedule(connection, id_)
     with ThreadPoolExecutor(1) as executor:
         with psycopg.connect(dsn) as busy:
             busy.execute("SELECT FROM cmdbus.ready FOR UPDATE")
             cancel = executor.submit(bus.cancel, "payments", id_)
             await_lock_waits(dsn)
-            promote(claimer.claims, connection, 1)
+            promote(claimer.statements, connection, 1)
             claim = claimer.claim_one()
         cancel.result(20)
     left = connection.execute("SELECT id, token FROM cmdbus.ready").fetchall()
@@ -88,7 +88,7 @@ def test_no_command_is_claimed_and_canceled(
     with psycopg.connect(dsn) as busy, beside(cancel):
         claimer = Claimer(busy)
         for id_ in ids:
-            promote(claimer.claims, busy, 1)
+            promote(claimer.statements, busy, 1)
             assert claimer.claim_one().command_id == id_
             begin.wait(20)
             until = perf_counter() + pauses.uniform(0, 0.001)

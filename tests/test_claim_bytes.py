@@ -81,7 +81,7 @@ def test_what_is_claimed_ahead_of_free_slots_must_fit(bus: CommandBus, claimer: 
 def test_payload_counts_as_ahead_until_a_thread_starts_with_it(
     bus: CommandBus, connection: psycopg.Connection, claimer: Claimer
 ) -> None:
-    in_flight = InFlight(claimer.claims, Board.in_memory(1, 8).seat(0))
+    in_flight = InFlight(claimer.statements, Board.in_memory(1, 8).seat(0))
     send(bus, "ä" * 10_000, plain(5 * KB), plain(5 * KB), plain(5 * KB))
     one, two, three, four = claimed(claimer, 100 * KB)
     first = in_flight.take([one, two, three, four], lambda: False)[0]
@@ -100,7 +100,7 @@ def test_a_claim_is_held_until_its_row_is_not_locked(
     dsn: str, bus: CommandBus, connection: psycopg.Connection, claimer: Claimer
 ) -> None:
     """The claim of another worker whose snapshot is older locks rows that were just claimed."""
-    in_flight = InFlight(claimer.claims, Board.in_memory(1, 8).seat(0))
+    in_flight = InFlight(claimer.statements, Board.in_memory(1, 8).seat(0))
     send(bus, "one", "two")
     one, two = claimed(claimer, 10 * KB)
     in_flight.take([one, two], lambda: False)
@@ -187,7 +187,7 @@ def test_what_a_worker_has_claimed_is_found_and_given_back_without_its_payload(
     assert len(claimed(dead, 10_000 * KB)) == 2
     with connection.transaction():
         before = toast_pages(connection)
-        rescue = steward.claims.of(dead.incarnation)
+        rescue = steward.statements.of(dead.incarnation)
         found = rescue.claimed(connection)
         assert [claim.data for claim in found] == ["", ""]
         given = rescue.release(connection, found, [None, 1], "gone")
@@ -211,7 +211,7 @@ def test_what_a_lost_reply_had_claimed_is_adopted_as_far_as_it_fits(
         eventually(lambda: worker._threads is not None)
         threads, theirs = worker._threads, Claimer(other)
         assert threads is not None
-        theirs.claims.incarnation = worker._claims.incarnation
+        theirs.statements.incarnation = worker._statements.incarnation
         with other.transaction():
             requests = [SendRequest("payments", "Debit", "x" * size) for size in sizes]
             bus.send_many(requests, connection=other)

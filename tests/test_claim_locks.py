@@ -37,7 +37,7 @@ def test_a_claim_does_not_lock_what_was_claimed_since_its_snapshot(
     """At the first row, whose lease has ended, it waits for the table of nodes. Meanwhile another
     worker's claim of the second row is committed, which began before its snapshot or after it."""
     send(dsn, 2)
-    late, owner = Claimer(connection).claims, Claimer(connection).claims
+    late, owner = Claimer(connection).statements, Claimer(connection).statements
     over, free = keys(connection)
     assert late.claim_row(connection, over) is not None
     connection.execute(

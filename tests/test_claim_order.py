@@ -96,7 +96,7 @@ class Scenario:
         )
 
     def promote(self) -> None:
-        assert promote(self.claimer.claims, self.connection, 1000) == self.model.promote()
+        assert promote(self.claimer.statements, self.connection, 1000) == self.model.promote()
 
     def claim(self) -> None:
         domains = self.rand.sample(DOMAINS, self.rand.randint(1, len(DOMAINS)))

@@ -126,16 +126,16 @@ def test_a_process_for_suspects_claims_only_one(
 def test_a_process_for_suspects_claims_no_other_when_the_reply_is_lost(
     suspects: list[str], dsn: str, connection: psycopg.Connection, quarantine: Claimer
 ) -> None:
-    claims = quarantine.claims
+    statements = quarantine.statements
     with Proxy(dsn) as proxy, connect(proxy.dsn) as cut, ThreadPoolExecutor() as threads:
         proxy.mute()
-        step = threads.submit(claims.settle_and_claim, cut, [], want(5))
-        eventually(lambda: claims.claimed(connection))
+        step = threads.submit(statements.settle_and_claim, cut, [], want(5))
+        eventually(lambda: statements.claimed(connection))
         proxy.cut()
         with pytest.raises(psycopg.OperationalError):
             step.result(10)
     assert quarantine.claim(5) == []
-    assert len(claims.claimed(connection)) == 1
+    assert len(statements.claimed(connection)) == 1
 
 
 def test_a_suspect_that_cannot_be_claimed_is_set_aside_and_the_next_one_is_claimed(
@@ -149,7 +149,7 @@ def test_a_suspect_that_cannot_be_claimed_is_set_aside_and_the_next_one_is_claim
     for _ in range(2):
         with pytest.raises(psycopg.errors.CheckViolation):
             quarantine.claim(1)
-    narrowing, taken = Narrowing(quarantine.claims), list[Claim]()
+    narrowing, taken = Narrowing(quarantine.statements), list[Claim]()
     assert narrowing.claim(connection, want(1), taken.extend) == 1 and not taken
     aside = connection.execute("SELECT command_id::text FROM cmdbus.troubleshooting")
     assert aside.fetchall() == [(suspects[0],)]

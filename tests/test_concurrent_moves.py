@@ -13,7 +13,7 @@ from handlers import connect, promote
 
 from cmdbus import CommandBus, CommandNotFoundError, InvalidOperationError, SendRequest
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 
 DOMAINS = ["orders", "payments"]
@@ -50,24 +50,28 @@ class Traffic:
             thread.join()
 
     def _repeat(self, move: Callable[..., None], until: float, rand: random.Random) -> None:
-        claims = Claims("cmdbus", LEASE)
+        statements = ClaimStatements("cmdbus", LEASE)
         with connect(self._dsn) as connection, CommandBus(self._dsn) as bus:
             connection.execute("SET lock_timeout = '1s'")
-            claims.register(connection, "tester")
+            statements.register(connection, "tester")
             while time.monotonic() < until and not self.errors:
                 try:
-                    move(connection, bus, claims, rand)
+                    move(connection, bus, statements, rand)
                 except Exception as error:
                     self.errors.append(error)
 
     def work(
-        self, connection: psycopg.Connection, bus: CommandBus, claims: Claims, rand: random.Random
+        self,
+        connection: psycopg.Connection,
+        bus: CommandBus,
+        statements: ClaimStatements,
+        rand: random.Random,
     ) -> None:
         """Ends each claim in one of all ways, some after their leases."""
         request = ClaimRequest(
             rand.choice([1, 5, 20]), rand.choice([0, 5]), DOMAINS, TYPES, TYPES, {}
         )
-        _, claimed = claims.settle_and_claim(connection, [], request)
+        _, claimed = statements.settle_and_claim(connection, [], request)
         ways: tuple[list[Claim], ...] = ([], [], [])
         for claim in claimed:
             ways[
@@ -76,24 +80,32 @@ class Traffic:
         complete, fail, release = (sorted(way, key=lambda claim: claim[:3]) for way in ways)
         if rand.random() < 0.1:
             connection.execute("SELECT pg_sleep(%s)", (rand.random() * LEASE * 1.3,))
-        claims.renew(connection, {claims.incarnation: release})
+        statements.renew(connection, {statements.incarnation: release})
         nothing = ClaimRequest(0, 0, DOMAINS, TYPES, TYPES, {})
-        claims.settle_and_claim(
+        statements.settle_and_claim(
             connection, [Finished(c, completed(None), 3, 0.0) for c in complete], nothing
         )
         kind = rand.choice([OutcomeKind.RETRY, OutcomeKind.TROUBLE, OutcomeKind.FAILED])
         outcome = Outcome(kind=kind, delay=rand.random() * 0.3, code="C", message="", details="{}")
-        claims.settle(connection, [Finished(c, outcome, 3, 0.0) for c in fail])
-        claims.release(connection, release, [rand.choice([None, 1]) for _ in release], "why")
+        statements.settle(connection, [Finished(c, outcome, 3, 0.0) for c in fail])
+        statements.release(connection, release, [rand.choice([None, 1]) for _ in release], "why")
 
     def promote(
-        self, connection: psycopg.Connection, bus: CommandBus, claims: Claims, rand: random.Random
+        self,
+        connection: psycopg.Connection,
+        bus: CommandBus,
+        statements: ClaimStatements,
+        rand: random.Random,
     ) -> None:
-        promote(claims, connection, rand.choice([1, 10, 1000]))
-        claims.renew(connection, {})
+        promote(statements, connection, rand.choice([1, 10, 1000]))
+        statements.renew(connection, {})
 
     def send(
-        self, connection: psycopg.Connection, bus: CommandBus, claims: Claims, rand: random.Random
+        self,
+        connection: psycopg.Connection,
+        bus: CommandBus,
+        statements: ClaimStatements,
+        rand: random.Random,
     ) -> None:
         self._sent += bus.send_many(
             SendRequest(
@@ -107,7 +119,11 @@ class Traffic:
         )
 
     def operate(
-        self, connection: psycopg.Connection, bus: CommandBus, claims: Claims, rand: random.Random
+        self,
+        connection: psycopg.Connection,
+        bus: CommandBus,
+        statements: ClaimStatements,
+        rand: random.Random,
     ) -> None:
         domain, id_ = rand.choice(DOMAINS), rand.choice(self._sent[-2000:])
         with suppress(CommandNotFoundError, InvalidOperationError):

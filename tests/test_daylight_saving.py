@@ -8,7 +8,7 @@ from handlers import run
 from queries import scalar
 
 from cmdbus import CommandBus, CommandRecord, SendRequest
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 
 BERLIN = ZoneInfo("Europe/Berlin")
 #: A command is created and due by two readings of the server's clock.
@@ -60,9 +60,9 @@ def test_a_time_means_the_same_in_bulk_as_alone(bus: CommandBus) -> None:
 
 def test_a_lease_of_days_is_exact(connection: psycopg.Connection) -> None:
     days = across_a_change()
-    claims = Claims("cmdbus", days.total_seconds())
+    statements = ClaimStatements("cmdbus", days.total_seconds())
     query = "SELECT extract(epoch FROM clock_timestamp() + %s - clock_timestamp())"
-    assert abs(float(scalar(connection, query, claims.lease)) - days.total_seconds()) < 1.0
+    assert abs(float(scalar(connection, query, statements.lease)) - days.total_seconds()) < 1.0
 
 
 def test_a_handler_sees_times_in_utc(dsn: str, bus: CommandBus) -> None:

@@ -14,14 +14,14 @@ from proxy import Proxy
 from cmdbus import CommandBus, SendRequest
 from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind
 from cmdbus.worker.probes.database import DepthGauge
 
 
 @contextmanager
 def gauge(connect: Callable[[], Connection], within: float = 10.0) -> Iterator[DepthGauge]:
-    made = DepthGauge(connect, Claims("cmdbus", 30), within)
+    made = DepthGauge(connect, ClaimStatements("cmdbus", 30), within)
     made.start()
     try:
         yield made
@@ -55,14 +55,14 @@ def test_a_flood_of_domains_does_not_fill_the_memory_of_who_counts_them(
         " SELECT 'd' || n, 5, gen_random_uuid(), 'Debit', '1', gen_random_uuid()"
         " FROM generate_series(1, 10001) n"
     )
-    depths = Claims("cmdbus", 30).rows(connection, "read_depths")
+    depths = ClaimStatements("cmdbus", 30).rows(connection, "read_depths")
     assert len(depths) == 10_000
     assert ("payments", "ready", 2) in depths
 
 
 def test_the_oldest_snapshot_is_measured(dsn: str) -> None:
     """It keeps dead rows, which slow everybody down; a transaction without does not."""
-    claims = Claims("cmdbus", 30)
+    statements = ClaimStatements("cmdbus", 30)
     with (
         psycopg.connect(dsn, autocommit=True) as connection,
         psycopg.connect(dsn) as harmless,
@@ -70,11 +70,11 @@ def test_the_oldest_snapshot_is_measured(dsn: str) -> None:
         gauge(lambda: psycopg.connect(dsn, autocommit=True)) as asked,
     ):
         harmless.execute("SELECT 1")
-        assert claims.value(connection, "read_oldest_snapshot") == 0
+        assert statements.value(connection, "read_oldest_snapshot") == 0
         report.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         report.execute("SELECT 1")
-        first = claims.value(connection, "read_oldest_snapshot")
-        assert 0 < first < claims.value(connection, "read_oldest_snapshot") < 30
+        first = statements.value(connection, "read_oldest_snapshot")
+        assert 0 < first < statements.value(connection, "read_oldest_snapshot") < 30
         eventually(lambda: asked.read()[0] is not None)
         oldest = asked.read()[1]
         assert oldest is not None and first < oldest < 30

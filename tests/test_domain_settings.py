@@ -8,7 +8,7 @@ import pytest
 from roles import role
 
 from cmdbus import CommandBus
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.steward.retention import Retention
 
 
@@ -81,6 +81,6 @@ def test_the_longest_and_the_shortest_time_to_keep_history_work(
 ) -> None:
     for days in (0, 36525):
         bus.configure("payments", keep=timedelta(days=days))
-        retention = Retention(Claims("cmdbus", 30), Event())
+        retention = Retention(ClaimStatements("cmdbus", 30), Event())
         retention.remove_days(connection)
         retention.sweep(connection)

@@ -103,7 +103,7 @@ def test_rows_that_have_moved_since_their_claim_are_settled(
     assert claimer.settle_as_batch(ended(claimed[0])) == []
     connection.execute("VACUUM FULL cmdbus.ready")
     with psycopg.connect(dsn) as renewing:
-        claimer.claims.renew(renewing, {claimer.incarnation: claimed[1:3]})
+        claimer.statements.renew(renewing, {claimer.incarnation: claimed[1:3]})
         with ThreadPoolExecutor(1) as executor:
             settling = executor.submit(claimer.settle_as_batch, *map(ended, claimed))
             await_lock_waits(dsn)
@@ -124,7 +124,7 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
 ) -> None:
     """Same domain, priority, id and token: of another command, or claimed by another worker."""
     bus.send("payments", "Debit")
-    lost, claims = claimer.claim_one(), claimer.claims
+    lost, statements = claimer.claim_one(), claimer.statements
     if same == "command":
         again, incarnation = lost.command_id, Claimer(connection).incarnation
     else:
@@ -139,11 +139,11 @@ def test_a_key_that_a_restored_server_gave_again_belongs_to_its_new_claim(
             assert claimer.settle_as_batch(ended(each)) == [each]
     assert claimer.settle(ended(lost, outcome)) == [lost]
     with connect(dsn) as within:
-        begin(claims, within, statement=5, idle=5, marker="x")
-        assert claims.settle_within(within, ended(lost, outcome), "x")[0] is False
-        roll_back(claims, within)
+        begin(statements, within, statement=5, idle=5, marker="x")
+        assert statements.settle_within(within, ended(lost, outcome), "x")[0] is False
+        roll_back(statements, within)
     assert claimer.renew(lost) == [lost]
-    assert claims.release(connection, [lost], [1], "why") == []
+    assert statements.release(connection, [lost], [1], "why") == []
     assert connection.execute("SELECT * FROM cmdbus.ready").fetchall() == before
 
 
@@ -154,7 +154,7 @@ def test_of_two_claims_with_one_id_only_the_lost_one_is_reported(
     """A server that was restored to an earlier point gives an id and a token again, and one
     batch has both claims."""
     bus.send("payments", "Debit")
-    lost, claims = claimer.claim_one(), claimer.claims
+    lost, statements = claimer.claim_one(), claimer.statements
     connection.execute(
         "UPDATE cmdbus.ready SET command_id = %s, token = 0, claimer = NULL, lease_until = NULL",
         (uuid4(),),
@@ -162,9 +162,9 @@ def test_of_two_claims_with_one_id_only_the_lost_one_is_reported(
     again = claimer.claim_one()
     assert again[:4] == lost[:4]
     assert claimer.renew(again, lost) == [lost]
-    assert claims.still_held(connection, [again, lost]) == [again]
+    assert statements.still_held(connection, [again, lost]) == [again]
     with connection.transaction(force_rollback=True):
-        assert claims.release(connection, [again, lost], [1, 1], "why") == [again]
+        assert statements.release(connection, [again, lost], [1, 1], "why") == [again]
     settle = claimer.settle_as_batch if outcome is None else claimer.settle
     assert settle(ended(again, outcome), ended(lost, outcome)) == [lost]
 
@@ -207,7 +207,7 @@ def test_a_command_that_has_begun_is_released_with_a_loss_or_a_reason(
     """And each leaves an event; what had not begun leaves none."""
     bus.send("payments", "Debit")
     claim = claimer.claim_one()
-    released = claimer.claims.release(connection, [claim], [losses], "why", reason)
+    released = claimer.statements.release(connection, [claim], [losses], "why", reason)
     assert released == [claim]
     events = connection.execute("SELECT kind, code, message FROM cmdbus.event").fetchall()
     assert events == ([] if code is None else [("LOST", code, "why")])
@@ -226,8 +226,8 @@ def test_a_release_with_neither_a_loss_nor_a_reason_is_refused(
     bus.send("payments", "Debit")
     claim = claimer.claim_one()
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="without a loss"):
-        claimer.claims.release(connection, [claim] * 2, [None, losses], "why", reason)
-    assert claimer.claims.still_held(connection, [claim]) == [claim]
+        claimer.statements.release(connection, [claim] * 2, [None, losses], "why", reason)
+    assert claimer.statements.still_held(connection, [claim]) == [claim]
 
 
 @pytest.mark.parametrize("losses", [0, 1], ids=["claim", "suspect"])
@@ -243,8 +243,8 @@ def test_a_claim_after_a_lease_ended_records_the_worker_that_lost_it(
     let_lease_end(connection)
     next_one = Claimer(connection, scope=ClaimScope.SUSPECT) if losses else claimer
     assert next_one.claim_one().losses == losses + 1
-    assert slow.claims.ends(connection, [lost]) == [OutcomeLabel.LOST]
-    assert claimer.claims.ends(connection, [lost]) == [None]
+    assert slow.statements.ends(connection, [lost]) == [OutcomeLabel.LOST]
+    assert claimer.statements.ends(connection, [lost]) == [None]
     received = ("RECEIVED", None)
     audit = [(event.kind, event.code) for event in bus.audit("payments", id_)]
     assert audit == [("SENT", None), received, ("LOST", "LEASE_ENDED"), received]
@@ -278,7 +278,7 @@ def test_a_renewal_passes_by_what_is_being_settled_and_waits_for_nobody(
     bus.send_many([DEBIT] * 2)
     one, two = claimer.claim(2)
     with psycopg.connect(dsn) as settling:
-        claimer.claims.settle(settling, [ended(one)])
+        claimer.statements.settle(settling, [ended(one)])
         connection.execute("SET lock_timeout = '100ms'")
         assert claimer.renew(one, two) == []
 
@@ -293,7 +293,7 @@ def test_settlements_and_renewals_of_the_same_rows_never_deadlock(
 
             def renew(found: list[Claim] = found) -> None:
                 for _ in range(3):
-                    claimer.claims.renew(keeper, {claimer.incarnation: found[::-1]})
+                    claimer.statements.renew(keeper, {claimer.incarnation: found[::-1]})
 
             def settle(found: list[Claim] = found) -> list[Claim]:
                 return claimer.settle_as_batch(*map(ended, found))

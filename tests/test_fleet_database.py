@@ -37,7 +37,7 @@ from cmdbus.database.schema import install
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.embedded.account import server_account
 from cmdbus.worker.claims.claim import ClaimRequest
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 
 pytestmark = pytest.mark.fleet
 
@@ -175,7 +175,7 @@ def test_no_command_completes_without_its_effect_after_a_restore_to_an_earlier_p
     own.stop("fast")
     subprocess.run(["cp", "-a", data, earlier], check=True)
     own.start()
-    registry, gate, other = HandlerRegistry(), Gate(), Claims("cmdbus", 30)
+    registry, gate, other = HandlerRegistry(), Gate(), ClaimStatements("cmdbus", 30)
     registry.register("shop", "Gate", gate)
     registry.register("shop", "Debit", leave_own_effect)
     with running(own.dsn, registry, name="survivor") as worker:

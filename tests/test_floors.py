@@ -110,7 +110,7 @@ class Leader:
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self.connection = connection
-        self.claims = Claimer(connection).claims
+        self.statements = Claimer(connection).statements
         self.floors, self.quick_floors = Floors(), Floors()
         self.done: list[Finished] = []
         self.now = 100.0
@@ -126,7 +126,9 @@ class Leader:
             quick_floors=self.quick_floors.for_claim(self.now),
         )
         looks: list[ClaimResult] = []
-        _, claims = self.claims.settle_and_claim(self.connection, self.done, request, looks.append)
+        _, claims = self.statements.settle_and_claim(
+            self.connection, self.done, request, looks.append
+        )
         for result in looks:
             # Its number is that of many more rows.
             result = result._replace(pages=10_000)

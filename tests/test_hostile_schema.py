@@ -136,7 +136,7 @@ def attacked(dsn: str) -> str:
 
 def test_a_commands_life_calls_nothing_of_another_role(attacked: str, claimer: Claimer) -> None:
     """With every trigger and function on its way."""
-    worker, connection = claimer.claims, claimer.connection
+    worker, connection = claimer.statements, claimer.connection
     with CommandBus(attacked, purge_allowed=True) as bus:
         values = {"node": worker.incarnation, "looks_in": 0.5, "lasts": 60.0}
         worker.value(connection, "arm", domains=["payments"], **values)
@@ -165,7 +165,7 @@ def test_a_commands_life_calls_nothing_of_another_role(attacked: str, claimer: C
 
 
 def settle_in_all_ways(claimer: Claimer) -> None:
-    worker, connection = claimer.claims, claimer.connection
+    worker, connection = claimer.statements, claimer.connection
     claims = claimer.step([], want(6, prefetch=2, quick_types=["payments Debit"]))
     settled, rest = claims[: len(OUTCOMES)], claims[len(OUTCOMES) :]
     assert claimer.renew(*claims) == []

@@ -150,16 +150,20 @@ def test_a_command_with_a_transaction_has_two_round_trips_of_its_own_beside_the_
     send(dsn, WARM + 1)
     with connect(wire.dsn) as connection:
         claimer = Claimer(connection)
-        claims = claimer.claims
+        statements = claimer.statements
         for _ in range(WARM + 1):
             claim = claimer.claim_one()
             wire.counts.clear()
             begin(
-                claims, connection, statement=TIMEOUTS.statement, idle=TIMEOUTS.thread, marker="1:1"
+                statements,
+                connection,
+                statement=TIMEOUTS.statement,
+                idle=TIMEOUTS.thread,
+                marker="1:1",
             )
-            settled, prepared = claims.settle_within(connection, ended(claim), "1:1")
+            settled, prepared = statements.settle_within(connection, ended(claim), "1:1")
             assert settled
-            commit(claims, connection, prepared)
+            commit(statements, connection, prepared)
         assert (wire.statements, wire.round_trips) == (3, 3)
 
 

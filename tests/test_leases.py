@@ -14,30 +14,33 @@ from handlers import claim, connect
 
 from cmdbus import CommandBus, InvalidOperationError
 from cmdbus.worker.claims.claim import Claim, ClaimRef
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 
 LEASE = 60.0
 
 
 @dataclass
 class Node:
-    claims: Claims
+    statements: ClaimStatements
     session: psycopg.Connection
 
     def claim(self) -> list[Claim]:
-        return claim(self.claims, self.session, 9)
+        return claim(self.statements, self.session, 9)
 
     def renew(self, *held: Claim) -> list[ClaimRef]:
-        return self.claims.renew(self.session, {self.claims.incarnation: held})
+        return self.statements.renew(self.session, {self.statements.incarnation: held})
 
 
 @pytest.fixture
 def nodes(dsn: str) -> Iterator[tuple[Node, Node, Claim]]:
     """The first has a claim, and has renewed it."""
     with CommandBus(dsn) as bus, connect(dsn) as one, connect(dsn) as two:
-        owner, other = Node(Claims("cmdbus", LEASE), one), Node(Claims("cmdbus", LEASE), two)
+        owner, other = (
+            Node(ClaimStatements("cmdbus", LEASE), one),
+            Node(ClaimStatements("cmdbus", LEASE), two),
+        )
         for node in (owner, other):
-            node.claims.register(node.session, "tester")
+            node.statements.register(node.session, "tester")
         bus.send("payments", "Debit")
         [held] = owner.claim()
         assert owner.renew(held) == []
@@ -161,9 +164,12 @@ def test_a_lease_ends_on_time_while_another_node_can_renew(
 
 def test_a_lease_that_is_longer_than_the_claimers_own_is_kept(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as one, connect(dsn) as two:
-        patient, hasty = Node(Claims("cmdbus", 300.0), one), Node(Claims("cmdbus", LEASE), two)
+        patient, hasty = (
+            Node(ClaimStatements("cmdbus", 300.0), one),
+            Node(ClaimStatements("cmdbus", LEASE), two),
+        )
         for node in (patient, hasty):
-            node.claims.register(node.session, "tester")
+            node.statements.register(node.session, "tester")
         bus.send("payments", "Debit")
         assert len(patient.claim()) == 1
         assert hasty.claim() == []
@@ -176,7 +182,7 @@ def test_a_renewal_waits_for_no_row_of_a_node_that_is_gone(
     owner, other, claim = nodes
     other.renew()
     with psycopg.connect(dsn) as holder:
-        of_other = (other.claims.incarnation,)
+        of_other = (other.statements.incarnation,)
         old = "UPDATE cmdbus.node SET renewed_at = renewed_at - interval '1 day' WHERE id = %s"
         owner.session.execute(old, of_other)
         holder.execute("SELECT FROM cmdbus.node WHERE id = %s FOR UPDATE", of_other)
@@ -185,4 +191,4 @@ def test_a_renewal_waits_for_no_row_of_a_node_that_is_gone(
         holder.rollback()
     owner.renew(claim)
     left = owner.session.execute("SELECT id FROM cmdbus.node").fetchall()
-    assert left == [(owner.claims.incarnation,)]
+    assert left == [(owner.statements.incarnation,)]

@@ -13,7 +13,7 @@ from eventually import eventually
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
 
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.waiting.listener import Listener
 
 NAME = "the listener"
@@ -27,7 +27,7 @@ class Ear(Listener):
     """What a listener reports, in order: began, ended, and sets of channels."""
 
     def __init__(self, open: Callable[[], psycopg.Connection], **options: Any) -> None:
-        super().__init__(open, Claims("cmdbus", 30), **options)
+        super().__init__(open, ClaimStatements("cmdbus", 30), **options)
         self.text: list[str | set[str]] = []
 
     def began(self) -> None:
@@ -197,7 +197,7 @@ def test_a_stop_interrupts_it_whatever_it_waits_for(dsn: str) -> None:
 
 
 def test_one_that_was_never_started_can_be_stopped(dsn: str) -> None:
-    Listener(lambda: connect(dsn), Claims("cmdbus", 30)).stop()
+    Listener(lambda: connect(dsn), ClaimStatements("cmdbus", 30)).stop()
 
 
 def test_it_listens_in_a_process_with_a_thousand_files_open(

@@ -20,7 +20,7 @@ from cmdbus import (
     Status,
     Undecodable,
 )
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 
 
 def test_the_fields_of_a_record_are_the_columns_of_the_view(dsn: str) -> None:
@@ -161,14 +161,14 @@ def test_snapshots_agree_with_themselves_while_commands_move(dsn: str) -> None:
             snapshots.append(dict(bus.snapshot("payments")))
 
     with CommandBus(dsn) as bus, connect(dsn) as connection:
-        claims = Claims("cmdbus", 30)
-        claims.register(connection, "mover")
+        statements = ClaimStatements("cmdbus", 30)
+        statements.register(connection, "mover")
         bus.send_many([SendRequest("payments", "Debit", delay=60)] * 300)
         with beside(look, bus), beside(look, bus):
             for _ in range(30):
                 connection.execute("UPDATE cmdbus.scheduled SET due_at = now() - interval '1 s'")
-                promote(claims, connection, 10)
-                claim(claims, connection, 5)
+                promote(statements, connection, 10)
+                claim(statements, connection, 5)
             eventually(lambda: len(snapshots) > 20)
             over.set()
     assert all(each["depth"] == each["ready"] + each["scheduled"] for each in snapshots)

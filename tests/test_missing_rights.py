@@ -20,7 +20,7 @@ from cmdbus.database.schema import install
 from cmdbus.readiness import Finding
 from cmdbus.settings import Settings
 from cmdbus.worker.boot.preflight import preflight
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import Cause, cause_of
 from cmdbus.worker.waiting.timers import Timers
 
@@ -158,7 +158,7 @@ def test_due_commands_are_promoted_when_a_missing_right_is_granted(
     dsn: str, bus: CommandBus, workers: str, worker_role: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus.send_many([SendRequest("payments", "Debit", delay=0.01)] * 3)
-    timers = Timers(Claims("cmdbus", 30), ["payments"], ["payments Debit"])
+    timers = Timers(ClaimStatements("cmdbus", 30), ["payments"], ["payments Debit"])
     with connect(workers) as steward:
         with revoked(dsn, "DELETE ON cmdbus.scheduled", worker_role):
             eventually(lambda: timers.read(steward, leases=False) and caplog.text)

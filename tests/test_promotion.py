@@ -14,7 +14,7 @@ from queries import count, scalar, slow_down_inserts
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims import rejected_rows
 from cmdbus.worker.claims.claim import ClaimKey
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.waiting.timers import Timers
 
 FILL = """
@@ -33,7 +33,7 @@ def connection(dsn: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def timers() -> Timers:
-    return Timers(Claims("cmdbus", 30), ["payments"], ["payments Debit"])
+    return Timers(ClaimStatements("cmdbus", 30), ["payments"], ["payments Debit"])
 
 
 def fill(
@@ -145,7 +145,7 @@ def test_one_command_that_takes_longer_than_a_statement_may_is_promoted(
         asked.append(20.0)
         return 20.0
 
-    timers = Timers(Claims("cmdbus", 30), ["payments"], ["payments Debit"], patience)
+    timers = Timers(ClaimStatements("cmdbus", 30), ["payments"], ["payments Debit"], patience)
     promote_all(connection, timers)
     assert left(connection) == 0 and asked
     assert connection.execute("SHOW statement_timeout").fetchone() == ("30ms",)
@@ -249,7 +249,7 @@ def test_while_the_queue_is_locked_due_commands_stay_and_none_is_set_aside(
     assert ready(connection) == {("payments", 5): 3}
 
 
-class OtherNodeFirst(Claims):
+class OtherNodeFirst(ClaimStatements):
     """Each promotion that fails does so after another node has set its command aside."""
 
     def value(self, connection: psycopg.Connection, name: str, /, **values: Any) -> Any:
@@ -287,7 +287,7 @@ def test_two_concurrent_promotions_move_each_command_once(
 
     def promote() -> None:
         with connect(dsn) as mine:
-            timers = Timers(Claims("cmdbus", 30), ["payments"], ["payments Debit"])
+            timers = Timers(ClaimStatements("cmdbus", 30), ["payments"], ["payments Debit"])
             while timers.read(mine, leases=False) == 0.0:
                 pass
 

@@ -14,7 +14,7 @@ from queries import SESSIONS, rows
 from cmdbus import CommandBus, HandlerRegistry, RetryPolicy, SendRequest, Status
 from cmdbus import failpoints as points
 from cmdbus.worker.claims.claim import Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.pipeline.in_flight import ROW_LOCKED, InFlight
@@ -158,9 +158,9 @@ def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: Comm
     """One that the server refuses goes to a person, and one whose row a stranger holds
     is settled when he lets it go."""
     ids = bus.send_many([SendRequest("payments", "Debit")] * 4)
-    claims, telemetry = Claims("cmdbus", 30), _telemetry_of_one()
-    held_claims = InFlight(claims, telemetry.seat)
-    unsettled = Unsettled(claims, telemetry, held_claims)
+    statements, telemetry = ClaimStatements("cmdbus", 30), _telemetry_of_one()
+    held_claims = InFlight(statements, telemetry.seat)
+    unsettled = Unsettled(statements, telemetry, held_claims)
     slot = telemetry.acquire_slot()
 
     def patient() -> psycopg.Connection:
@@ -170,8 +170,8 @@ def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: Comm
         return found(bus, ids[index]).status
 
     with patient() as connection, psycopg.connect(dsn) as stranger:
-        claims.register(connection, "tester")
-        claimed = claim(claims, connection, 4)
+        statements.register(connection, "tester")
+        claimed = claim(statements, connection, 4)
         for entry in held_claims.take(claimed, lambda: False):
             held_claims.start(entry)
             held_claims.finish(entry)

@@ -37,7 +37,7 @@ from cmdbus import (
 )
 from cmdbus.worker import Worker
 from cmdbus.worker.claims.claim import Claim, ClaimRequest
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.pipeline.narrowing import Narrowing
 
 
@@ -140,7 +140,7 @@ def test_a_queue_that_is_locked_sends_no_command_to_troubleshooting(
     dsn: str, bus: CommandBus
 ) -> None:
     bus.send_many([SendRequest("payments", "Good")] * 5)
-    narrowing, taken = Narrowing(Claims("cmdbus", 30.0)), list[Claim]()
+    narrowing, taken = Narrowing(ClaimStatements("cmdbus", 30.0)), list[Claim]()
     with connect(dsn) as mine, psycopg.connect(dsn) as locking:
         mine.execute("SET lock_timeout = '50ms'")
         locking.execute("LOCK TABLE cmdbus.ready IN SHARE MODE")
@@ -173,7 +173,7 @@ def test_a_server_that_stalls_sends_no_command_to_troubleshooting(
     dsn: str, bus: CommandBus
 ) -> None:
     bus.send_many([SendRequest("payments", "Good")] * 3)
-    narrowing, taken = Narrowing(Claims("cmdbus", 30.0)), list[Claim]()
+    narrowing, taken = Narrowing(ClaimStatements("cmdbus", 30.0)), list[Claim]()
     with connect(dsn) as mine, psycopg.connect(dsn) as stalling:
         mine.execute("SET statement_timeout = '100ms'")
         stalling.execute("LOCK TABLE cmdbus.ready IN EXCLUSIVE MODE")

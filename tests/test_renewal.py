@@ -9,7 +9,7 @@ from handlers import claim, connect
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.worker.claims.claim import Claim
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.renewal import Renewal
 
 #: A statement for more than two claims takes too long, and one for a doomed claim is cut off.
@@ -46,10 +46,10 @@ $$
 class Holder:
     def __init__(self, dsn: str, connection: psycopg.Connection) -> None:
         self.dsn, self.connection = dsn, connection
-        self.claims = Claims("cmdbus", 30)
-        self.claims.register(connection, "tester")
-        self.held: list[Claim] = claim(self.claims, connection, 4)
-        self.renewal = Renewal(self.claims)
+        self.statements = ClaimStatements("cmdbus", 30)
+        self.statements.register(connection, "tester")
+        self.held: list[Claim] = claim(self.statements, connection, 4)
+        self.renewal = Renewal(self.statements)
         connection.execute(SLOW)
 
     def renew(self, *, doomed: Sequence[Claim] = ()) -> set[UUID]:
@@ -61,7 +61,7 @@ class Holder:
         with connect(self.dsn) as session:
             session.execute("SET statement_timeout = '300ms'")
             try:
-                assert self.renewal.renew(session, {self.claims.incarnation: self.held}) == []
+                assert self.renewal.renew(session, {self.statements.incarnation: self.held}) == []
             except psycopg.errors.AdminShutdown:
                 assert doomed
         return {command_id for command_id, until in self.leases().items() - before.items()}

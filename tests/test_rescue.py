@@ -24,7 +24,7 @@ from cmdbus import CommandBus, SendRequest, TransientCommandError
 from cmdbus.board.board import Board
 from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.records import Phase
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.steward.attribution import Attribution
 from cmdbus.worker.steward.rescue import Rescued, rescue
@@ -57,10 +57,10 @@ def test_claims_on_the_board_are_released_however_many_rows_there_are(
         claimed, started, _ = gone.claim(3)
         gone.take(claimed, started)
         gone.start(started)
-        steward = Claims("cmdbus", 30)
+        steward = ClaimStatements("cmdbus", 30)
         with crowded(connection, "others", lambda: steward.claimed(connection)):
             result = rescue(connection, steward, REGISTRY, gone.death())
-            assert Adoption(gone.claims, gone.in_flight, 0).orphans(connection, set()) == []
+            assert Adoption(gone.statements, gone.in_flight, 0).orphans(connection, set()) == []
     assert (ids(result.released), ids(result.lost)) == (ids([claimed]), ids([started]))
     assert result.sessions_ended and not result.left
 
@@ -73,7 +73,7 @@ def test_another_roles_session_with_a_dead_workers_name_keeps_nothing_from_being
         bus.send("payments", "Debit")
         stranger = make_conninfo(other, dbname=str(conninfo_to_dict(dsn)["dbname"]))
         with dead(dsn) as gone:
-            name = gone.claims.application_name
+            name = gone.statements.application_name
             with connect(stranger, application_name=name) as session:
                 [claim] = gone.claim(1)
                 gone.take(claim)
@@ -177,7 +177,7 @@ def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
         for query in (
             "SELECT pg_sleep(1)",
             "UPDATE cmdbus.ready SET token = token + 1, claimer = "
-            f"{gone.claims.incarnation}, lease_until = clock_timestamp() + '1 hour'",
+            f"{gone.statements.incarnation}, lease_until = clock_timestamp() + '1 hour'",
         ):
             pgconn.send_query_params(query.encode(), None)
             pgconn.pipeline_sync()
@@ -194,7 +194,7 @@ def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
             "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
             " AND datname = current_database()"
         )
-        assert rows(dsn, left, gone.claims.application_name) == []
+        assert rows(dsn, left, gone.statements.application_name) == []
         assert rows(dsn, "SELECT 1 FROM cmdbus.ready WHERE claimer IS NOT NULL") == []
 
 
@@ -283,14 +283,16 @@ def test_a_workers_rights_suffice_for_what_is_in_the_tables(dsn: str, bus: Comma
         gone.start(claimed)
         gone.session.close()
         eventually(lambda: not rows(dsn, f"SELECT 1 {SESSIONS}"))  # which it may not end
-        assert ids(rescue(connection, gone.claims, REGISTRY, gone.death()).lost) == ids([claimed])
+        assert ids(rescue(connection, gone.statements, REGISTRY, gone.death()).lost) == ids(
+            [claimed]
+        )
 
 
 def test_another_schemas_worker_of_the_same_number_is_left_alone(dsn: str, bus: CommandBus) -> None:
     """Incarnations are numbered by schema."""
     with dead(dsn) as gone:
-        theirs = Claims("second", 30)
-        theirs.incarnation = gone.claims.incarnation
+        theirs = ClaimStatements("second", 30)
+        theirs.incarnation = gone.statements.incarnation
         with connect(dsn, application_name=theirs.application_name) as same_number:
             assert rescued(dsn, gone.death()) == Rescued()
             assert same_number.execute("SELECT 1").fetchone() == (1,)

@@ -12,7 +12,7 @@ from queries import count, move_to_troubleshooting
 
 from cmdbus import CommandBus, DuplicateCommandError, SendRequest
 from cmdbus.worker.claims.claim import Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import interrupted, troubled
 from cmdbus.worker.steward.maintenance import Maintenance
 from cmdbus.worker.steward.retention import (
@@ -25,7 +25,7 @@ from cmdbus.worker.steward.retention import (
     sweep_seconds,
 )
 
-CLAIMS = Claims("cmdbus", 30.0)
+STATEMENTS = ClaimStatements("cmdbus", 30.0)
 
 _OLD_PARTITION = """
     DO $$ DECLARE day date := clock_timestamp()::date - {age}; BEGIN
@@ -60,7 +60,7 @@ def finish(bus: CommandBus, *domains: str) -> dict[str, UUID]:
 
 def retain(connection: psycopg.Connection) -> int:
     """As many days and commands as are removed."""
-    retention = Retention(Claims("cmdbus", 30.0), Event())
+    retention = Retention(ClaimStatements("cmdbus", 30.0), Event())
     return retention.remove_days(connection) + retention.sweep(connection)
 
 
@@ -70,12 +70,12 @@ def rows(connection: psycopg.Connection, table: str) -> int:
 
 def days(connection: psycopg.Connection) -> list[str]:
     """The tables of history, the oldest first."""
-    return sorted(name for name, _ in CLAIMS.rows(connection, "find_days"))
+    return sorted(name for name, _ in STATEMENTS.rows(connection, "find_days"))
 
 
 def remove_some(connection: psycopg.Connection, partition: str, blocks: int) -> bool:
     """Whether the day is gone."""
-    return bool(CLAIMS.value(connection, "retain_day", partition=partition, size=blocks))
+    return bool(STATEMENTS.value(connection, "retain_day", partition=partition, size=blocks))
 
 
 def age(connection: psycopg.Connection, domain: str, days: int) -> None:
@@ -192,8 +192,8 @@ def test_maintenance_goes_on_until_nothing_is_left(
     finish(bus, "old")
     age(connection, "old", 8)
     age(connection, "nobody", 20)
-    claims = Claims("cmdbus", 30.0)
-    Maintenance(claims, lambda: connection).maintain(connection)
+    statements = ClaimStatements("cmdbus", 30.0)
+    Maintenance(statements, lambda: connection).maintain(connection)
     assert rows(connection, "finished") == 0
     assert retain(connection) == 0
 
@@ -243,7 +243,7 @@ def test_one_of_many_stewards_sweeps_and_the_next_time_is_within_a_minute(
     bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     bus.configure("none", keep=timedelta(0))
-    stewards = [Maintenance(Claims("cmdbus", 30.0), lambda: connection) for _ in range(2)]
+    stewards = [Maintenance(ClaimStatements("cmdbus", 30.0), lambda: connection) for _ in range(2)]
     finish(bus, "none")
     assert stewards[0].maintain(connection) == pytest.approx(MIN_SWEEP_SECONDS, abs=20)
     assert rows(connection, "finished") == 0
@@ -314,15 +314,15 @@ def test_an_incarnation_is_removed_when_it_is_long_dead_and_nothing_refers_to_it
 ) -> None:
     """Not one with a session, or seen while history is kept, or named by an unfinished command."""
     bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])
-    made = [Claims("cmdbus", 30.0) for _ in range(6)]
+    made = [ClaimStatements("cmdbus", 30.0) for _ in range(6)]
     dead, young, alive, holds, schedules, troubles = made
-    for claims in made:
-        claims.register(connection, "worker")
+    for statements in made:
+        statements.register(connection, "worker")
     outcomes = {schedules: interrupted("X", "x", 3600.0, lost=False), troubles: troubled("X", "x")}
-    for claims in (holds, schedules, troubles):
-        [claimed] = claim(claims, connection)
-        if claims in outcomes:
-            claims.settle(connection, [Finished(claimed, outcomes[claims], 3, 0.0)])
+    for statements in (holds, schedules, troubles):
+        [claimed] = claim(statements, connection)
+        if statements in outcomes:
+            statements.settle(connection, [Finished(claimed, outcomes[statements], 3, 0.0)])
     bus.configure("long", keep=timedelta(days=20))
     old = "UPDATE cmdbus.incarnation SET seen_at = seen_at - make_interval(days => %s)"
     connection.execute(old, (21,))
@@ -331,7 +331,7 @@ def test_an_incarnation_is_removed_when_it_is_long_dead_and_nothing_refers_to_it
     with psycopg.connect(dsn, application_name=alive.application_name):
         assert retention.remove_records(connection) == 1
     left = {id for (id,) in connection.execute("SELECT id FROM cmdbus.incarnation")}
-    assert left == {claims.incarnation for claims in made} - {dead.incarnation}
+    assert left == {statements.incarnation for statements in made} - {dead.incarnation}
     assert retention.remove_records(connection) == 0, "it was seen alive"
 
 
@@ -344,6 +344,6 @@ def test_the_latest_thousand_changes_of_each_domain_are_kept(
         "INSERT INTO cmdbus.domain_event (domain, kind, message)"
         " SELECT 'many', 'CONFIGURED', n::text FROM generate_series(1, 1003) n"
     )
-    assert Retention(Claims("cmdbus", 30.0), Event()).remove_records(connection) == 4
+    assert Retention(ClaimStatements("cmdbus", 30.0), Event()).remove_records(connection) == 4
     kept = [event.message for event in bus.domain_audit("many")]
     assert (len(kept), kept[0], len(bus.domain_audit("few"))) == (1000, "4", 1)

@@ -16,7 +16,7 @@ from queries import await_lock_waits
 from cmdbus import Command, CommandBus, Context, SendRequest
 from cmdbus.board.slots import Slot
 from cmdbus.worker.claims.claim import Claim, Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.pipeline.in_flight import InFlight
@@ -29,12 +29,12 @@ class Lost:
     """A claim that was lost before its outcome could be settled."""
 
     def __init__(self, dsn: str, connection: psycopg.Connection) -> None:
-        claims = Claims("cmdbus", 30)
-        claims.register(connection, "tester")
+        statements = ClaimStatements("cmdbus", 30)
+        statements.register(connection, "tester")
         self.record: Telemetry = _telemetry_of_one()
-        self.held = InFlight(claims, self.record.seat)
-        self.done = Unsettled(claims, self.record, self.held)
-        [claimed] = claim(claims, connection)
+        self.held = InFlight(statements, self.record.seat)
+        self.done = Unsettled(statements, self.record, self.held)
+        [claimed] = claim(statements, connection)
         [entry] = self.held.take([claimed], lambda: False)
         self.held.start(entry)
         self.held.finish(entry)

@@ -23,7 +23,7 @@ from cmdbus.board.seats import Seat
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import ClaimRequest
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.steward.steward import Steward
 from cmdbus.worker.steward.steward_process import StewardProcess
@@ -172,14 +172,14 @@ def test_leases_are_renewed_beyond_what_the_board_can_show(
 ) -> None:
     """More domains than a seat has names for, and more claims than it has keys for."""
     names = [f"domain{number}" for number in range(domains)]
-    claims = Claims("cmdbus", 3.0)
+    statements = ClaimStatements("cmdbus", 3.0)
     idle.worker.enter(pid=os.getpid(), generation=1, now=time.monotonic_ns())
-    idle.worker.register(claims.incarnation)
-    in_flight = InFlight(claims, idle.worker)
+    idle.worker.register(statements.incarnation)
+    in_flight = InFlight(statements, idle.worker)
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as session:
         bus.send_many([SendRequest(names[n % domains], "Debit") for n in range(count)])
         request = ClaimRequest(count, 0, names, [f"{name} Debit" for name in names], [], {})
-        _, claimed = claims.settle_and_claim(session, [], request)
+        _, claimed = statements.settle_and_claim(session, [], request)
         assert len(in_flight.take(claimed, lambda: False)) == count
         idle.start()
         renewed = (
@@ -259,7 +259,7 @@ def test_a_system_that_lets_it_open_no_session_is_one_warning(
         node = Node(board=board, seat=seat, worker_pipe=worker_pipe, steward_pipe=steward_pipe)
         steward = Steward(
             node,
-            Claims("cmdbus", 1.0),
+            ClaimStatements("cmdbus", 1.0),
             connect,
             domains=[],
             poll_interval=POLL,

@@ -10,7 +10,7 @@ from handlers import claim
 from queries import count, scalar
 
 from cmdbus import CommandBus
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.waiting.timers import GRACE_SECONDS, Timers, seconds_to_look
 
 HOUR = 3600.0
@@ -25,19 +25,19 @@ def connection(dsn: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def timers() -> Timers:
-    return Timers(Claims("cmdbus", 30), ["payments"], [TYPE])
+    return Timers(ClaimStatements("cmdbus", 30), ["payments"], [TYPE])
 
 
 def due_now(connection: psycopg.Connection) -> None:
     connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
 
 
-def claimed(connection: psycopg.Connection, lease: float) -> Claims:
+def claimed(connection: psycopg.Connection, lease: float) -> ClaimStatements:
     """All of it, by some other worker."""
-    claims = Claims("cmdbus", lease)
-    claims.register(connection, "other")
-    claim(claims, connection, 100)
-    return claims
+    statements = ClaimStatements("cmdbus", lease)
+    statements.register(connection, "other")
+    claim(statements, connection, 100)
+    return statements
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_with_nothing_scheduled_there_is_nothing_to_wait_for(
 def test_the_ends_of_more_leases_than_can_be_read_keep_nothing_else_from_being_looked_at(
     connection: psycopg.Connection, bus: CommandBus
 ) -> None:
-    claims = Claims("cmdbus", 30)
-    timers = Timers(claims, ["payments"], [TYPE])
+    statements = ClaimStatements("cmdbus", 30)
+    timers = Timers(statements, ["payments"], [TYPE])
     connection.execute("INSERT INTO cmdbus.lease VALUES (1, '30 s', clock_timestamp())")
 
     def read_all() -> None:
-        Timers(claims, ["payments"], [TYPE]).read(connection, leases=True)
+        Timers(statements, ["payments"], [TYPE]).read(connection, leases=True)
 
     with crowded(connection, "payments", read_all):
         bus.send("payments", "Debit", delay=HOUR)
@@ -174,7 +174,7 @@ def test_a_lease_of_what_we_have_no_handler_for_is_none_of_our_timers(
     claimed(connection, lease=HOUR)
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp()")
     for domains, types in ((["mail"], ["mail Post"]), (["payments"], ["payments Credit"])):
-        ours = Timers(Claims("cmdbus", 30), domains, types)
+        ours = Timers(ClaimStatements("cmdbus", 30), domains, types)
         assert ours.read(connection, leases=True) == float("inf")
 
 
@@ -190,7 +190,7 @@ def test_rows_are_read_for_leases_only_when_a_claimer_may_have_let_one_end(
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp()")
     assert 0 < timers.read(connection, leases=True) <= 1
     assert timers.seen.pages > 0
-    Claims("cmdbus", 30).renew(connection, {incarnation(connection): [held]})
+    ClaimStatements("cmdbus", 30).renew(connection, {incarnation(connection): [held]})
     assert timers.read(connection, leases=True) == 10
     assert timers.seen.pages == 0
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp() - '1 h'::interval")

@@ -7,17 +7,17 @@ import pytest
 from crowd import crowded
 
 from cmdbus import CommandBus, SendRequest
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.steward.maintenance import Maintenance
 from cmdbus.worker.steward.unhandled import AGAIN_SECONDS, MAX_TYPES, Unhandled, due, sentence
 
 _AGE = "UPDATE cmdbus.ready SET created_at = created_at - interval '1 hour' WHERE type <> 'New'"
 
 
-def node(*types: str) -> Claims:
-    claims = Claims("cmdbus", 30.0)
-    claims.types = list(types)
-    return claims
+def node(*types: str) -> ClaimStatements:
+    statements = ClaimStatements("cmdbus", 30.0)
+    statements.types = list(types)
+    return statements
 
 
 def test_a_type_that_no_node_at_work_handles_is_reported_once(

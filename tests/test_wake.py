@@ -17,7 +17,7 @@ from senders import race
 
 from cmdbus import CommandBus, SendRequest
 from cmdbus.database.schema import install
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 
 HOUR = timedelta(hours=1)
 
@@ -291,13 +291,13 @@ def test_arming_waits_for_no_sender(dsn: str) -> None:
 def test_a_released_claim_wakes_the_workers_that_wait_for_it(dsn: str) -> None:
     """No row arrives then."""
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as worker:
-        claims = Claims("cmdbus", 30)
-        claims.register(worker, "tester")
+        statements = ClaimStatements("cmdbus", 30)
+        statements.register(worker, "tester")
         bus.send("payments", "Debit")
-        claimed = claim(claims, worker)
+        claimed = claim(statements, worker)
         arm(worker, "payments", node=99)
         assert heard(listener) == []
-        claims.release(worker, claimed)
+        statements.release(worker, claimed)
         assert heard(listener) == [("cmdbus_ready", "payments")]
 
 

@@ -26,7 +26,7 @@ class Drain:
     def __init__(self, watch: Watch, deadline: float) -> None:
         self._watch = watch
         self._deadline = deadline
-        self._claims, self._telemetry = watch.setup.claims, watch.setup.telemetry
+        self._statements, self._telemetry = watch.setup.statements, watch.setup.telemetry
         self._threads, self._in_flight = watch.threads, watch.threads.in_flight
         self._housekeeping = watch.housekeeping
         self._abandoned = 0
@@ -41,7 +41,7 @@ class Drain:
         if self._watch.steward is not None:
             self._watch.steward.listening.request_stop()
         message = "worker %s stops: running commands may end, the others are released"
-        logger.info(message, self._claims.worker)
+        logger.info(message, self._statements.worker)
         try:
             with abort_io_at(self._deadline + RELEASE_SECONDS, self._connection.abort_io):
                 self._settle_all()
@@ -95,13 +95,13 @@ class Drain:
         sessions = [session for thread in stuck if (session := thread.connection.session)]
         for thread in stuck:
             thread.connection.abort_io()
-        end_sessions(self._claims, connection, sessions)
+        end_sessions(self._statements, connection, sessions)
         work = partial(self._release_begun, connection)
-        released, locked = release(self._claims, connection, held, work)
+        released, locked = release(self._statements, connection, held, work)
         until = time.monotonic() + _LOCKED_SECONDS
         while locked and time.monotonic() < until:
             time.sleep(_LOCKED_PAUSE_SECONDS)
-            more, locked = release(self._claims, connection, locked, work)
+            more, locked = release(self._statements, connection, locked, work)
             released += more
         self._in_flight.free(held)
         for claim in released:
@@ -116,7 +116,7 @@ class Drain:
         if verdict:
             why = "its worker was replaced"
         loss = int(bool(verdict) or not ordered)
-        return self._claims.release(
+        return self._statements.release(
             connection,
             claims,
             [loss] * len(claims),

@@ -43,8 +43,8 @@ class Housekeeping:
     def __init__(self, threads: ThreadPool, setup: Setup) -> None:
         self._pool = threads
         self._pipeline = threads.pipeline
-        self._claims, self._telemetry = setup.claims, setup.telemetry
-        self._renewal = Renewal(setup.claims)
+        self._statements, self._telemetry = setup.statements, setup.telemetry
+        self._renewal = Renewal(setup.statements)
         self._timeout = setup.timeouts.statement + _SPARE_SECONDS
         #: Deadline of the current task.
         self._due = float("inf")
@@ -171,7 +171,7 @@ class Housekeeping:
         activity = self._activity(session) if session else {}
         thread.connection.abort_io()
         if session:
-            end_sessions(self._claims, connection, [session])
+            end_sessions(self._statements, connection, [session])
         thread.connection.take_away()
         finished = work.timed_out(stack, activity)
         work.settled = True
@@ -181,7 +181,7 @@ class Housekeeping:
     def _activity(self, session: Session) -> dict[str, object]:
         """For the event's details: the latest statement of a handler, and the sessions that block
         it, the longest first."""
-        row = self._claims.row(self._connection.connection(), "read_session", pid=session[0])
+        row = self._statements.row(self._connection.connection(), "read_session", pid=session[0])
         details = dict(zip(("statement", "blocked_by"), row or (), strict=False))
         return {name: value for name, value in details.items() if value}
 
@@ -201,9 +201,11 @@ class Housekeeping:
         now = time.monotonic()
         # A steward that is being replaced, or cannot connect, must not cost a lease.
         by_steward = self._telemetry.board.renewed / 1e9
-        if now < max(self._renew_at, by_steward + _STEWARD_MISSES * self._claims.renewal_seconds):
+        if now < max(
+            self._renew_at, by_steward + _STEWARD_MISSES * self._statements.renewal_seconds
+        ):
             return
-        self._renew_at = now + self._claims.renewal_seconds
+        self._renew_at = now + self._statements.renewal_seconds
         held = self._pipeline.in_flight.unsettled()
         if held:
-            self._renewal.renew(self._connection.connection(), {self._claims.incarnation: held})
+            self._renewal.renew(self._connection.connection(), {self._statements.incarnation: held})

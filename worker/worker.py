@@ -26,7 +26,7 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import CLAIM_BYTES
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import ClaimScope
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import PooledConnections
 from cmdbus.worker.claims.pools import HEADROOM, Pool, check_pool, complete, open_pool, parts_of
 from cmdbus.worker.claims.rejections import lacks_a_right, reason
@@ -91,8 +91,8 @@ class Worker:
         self._poll_interval = check_poll_interval(poll_interval)
         self._timeouts = timeouts or Timeouts()
         self._claim_bytes = check_whole("claim_bytes", claim_bytes, 1)
-        self._claims = Claims(schema, self._timeouts.lease, _scope(node))
-        self._claims.worker = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._statements = ClaimStatements(schema, self._timeouts.lease, _scope(node))
+        self._statements.worker = name or f"{socket.gethostname()}:{os.getpid()}"
         #: None for a standalone worker, which is a node of one process while it runs.
         self._node = node
         self._wake_jitter_ms = wake_jitter_ms
@@ -191,12 +191,12 @@ class Worker:
         """Registers this incarnation of the worker, and opens the pool."""
         given = self._pool_or_dsn
         parts = dsns.parse(given) if isinstance(given, str) else parts_of(given)
-        self._parts = complete(parts, self._claims.application_name, self._timeouts)
+        self._parts = complete(parts, self._statements.application_name, self._timeouts)
         with dsns.connect(self._parts) as connection:
-            schemas.check(connection, self._claims.schema)
-            make_partitions(self._claims, connection)
-            self._claims.register(connection)
-            self._telemetry.seat.register(self._claims.incarnation)
+            schemas.check(connection, self._statements.schema)
+            make_partitions(self._statements, connection)
+            self._statements.register(connection)
+            self._telemetry.seat.register(self._statements.incarnation)
         if isinstance(given, str):
             return open_pool(self._parts, self._concurrency, self._timeouts)
         check_pool(given, self._concurrency, self._timeouts)
@@ -219,7 +219,7 @@ class Worker:
         self._telemetry.seat.ready(time.monotonic_ns())
         count = count_of(self._concurrency, "thread")
         domains = ", ".join(self._domains)
-        logger.info("worker %s runs %s with %s", self._claims.worker, domains, count)
+        logger.info("worker %s runs %s with %s", self._statements.worker, domains, count)
         threads.claim()
         watch = Watch(node, setup, threads, housekeeping, self._steward)
         try:
@@ -236,10 +236,10 @@ class Worker:
 
     def _setup(self, pool: Pool | SessionPool, waiter: NodeWaiter) -> Setup:
         handlers = [handler for handler in self._registry if handler.domain in self._domains]
-        self._claims.types = [f"{handler.domain} {handler.type}" for handler in handlers]
+        self._statements.types = [f"{handler.domain} {handler.type}" for handler in handlers]
         exhausted = self._telemetry.health.pool_exhausted
         return Setup(
-            claims=self._claims,
+            statements=self._statements,
             registry=self._registry,
             domains=self._domains,
             timeouts=self._timeouts,
@@ -256,8 +256,8 @@ class Worker:
             opened.callback(self._telemetry.release_slot, slot)
         steward = Steward(
             node,
-            self._claims,
-            lambda: connect(self._parts, self._claims, self._timeouts),
+            self._statements,
+            lambda: connect(self._parts, self._statements, self._timeouts),
             domains=self._domains,
             poll_interval=self._poll_interval,
             slots=slots,

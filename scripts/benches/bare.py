@@ -23,7 +23,7 @@ from cmdbus.database import schema
 from cmdbus.producer.bus import CommandBus
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import completed
 from cmdbus.worker.claims.transactions import begin, commit
 
@@ -103,14 +103,14 @@ def loop(dsn: str) -> Iterator[Callable[[None], None]]:
 @contextmanager
 def singly(dsn: str, threads: int) -> Iterator[Callable[[None], None]]:
     """For each command, in each thread, the statements of one whose handler is `insert`."""
-    claims = Claims(schema.DEFAULT, _TIMEOUTS.lease)
+    statements = ClaimStatements(schema.DEFAULT, _TIMEOUTS.lease)
     with ExitStack() as stack:
         connections = [stack.enter_context(_connect(dsn, {})) for _ in range(threads)]
-        claims.register(connections[0], "bare")
+        statements.register(connections[0], "bare")
         pool = stack.enter_context(ThreadPoolExecutor(threads))
 
         def drain(_: None) -> None:
-            list(pool.map(lambda each: _run_singly(each, claims), connections))
+            list(pool.map(lambda each: _run_singly(each, statements), connections))
 
         yield drain
 
@@ -119,21 +119,25 @@ def insert(command: Command, context: Context) -> None:
     context.connection.execute(_INSERT, (command.command_id,))
 
 
-def _run_singly(connection: psycopg.Connection, claims: Claims) -> None:
+def _run_singly(connection: psycopg.Connection, statements: ClaimStatements) -> None:
     types = [f"{BARE} {TYPE}"]
     request = ClaimRequest(
         free=1, prefetch=0, domains=[BARE], types=types, quick_types=[], floors={}
     )
-    while claimed := claims.settle_and_claim(connection, [], request)[1]:
+    while claimed := statements.settle_and_claim(connection, [], request)[1]:
         [claim] = claimed
         marker = f"{claim.id}:{claim.token}"
         begin(
-            claims, connection, statement=_TIMEOUTS.statement, idle=_TIMEOUTS.thread, marker=marker
+            statements,
+            connection,
+            statement=_TIMEOUTS.statement,
+            idle=_TIMEOUTS.thread,
+            marker=marker,
         )
         connection.execute(_INSERT, (claim.command_id,))
-        settled, prepared = claims.settle_within(connection, _finished(claim), marker)
+        settled, prepared = statements.settle_within(connection, _finished(claim), marker)
         assert settled
-        commit(claims, connection, prepared)
+        commit(statements, connection, prepared)
 
 
 def _finished(claim: Claim) -> Finished:

@@ -19,7 +19,7 @@ from benches.yard import BARE, Drained, Yard, commands, rates_and_cpu, warming, 
 from cmdbus.database import schema
 from cmdbus.producer.requests import SendRequest
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.waiting.timers import Timers
 
 PROCESSES, THREADS = 4, 8
@@ -135,15 +135,15 @@ def lease_look(slot: Place) -> Found:
     (--commands / 4), over that with 10^6."""
     many = slot.sizes.commands * _WAITING_TIMES
     few = max(1, many // _FEW_WAITING_PART)
-    claims = Claims(schema.DEFAULT, Timeouts().lease)
+    statements = ClaimStatements(schema.DEFAULT, Timeouts().lease)
     with slot.connect() as connection:
-        claims.register(connection, "bench")
+        statements.register(connection, "bench")
 
         def look_ms(waiting: int) -> float:
             connection.execute("TRUNCATE cmdbus.ready")
             connection.execute(_FILL, (DOMAIN, TYPE, waiting))
             connection.execute("VACUUM ANALYZE cmdbus.ready")
-            return median(_look_ms(claims, connection) for _ in range(_LOOKS))
+            return median(_look_ms(statements, connection) for _ in range(_LOOKS))
 
         pairs = slot.rounds(partial(look_ms, few), partial(look_ms, many))
     configuration = {"waiting": [few, many], "looks": _LOOKS}
@@ -153,7 +153,7 @@ def lease_look(slot: Place) -> Found:
     return {"lease-look": comparison}
 
 
-def _look_ms(claims: Claims, connection: psycopg.Connection) -> float:
+def _look_ms(statements: ClaimStatements, connection: psycopg.Connection) -> float:
     began = perf_counter()
-    Timers(claims, [DOMAIN], [f"{DOMAIN} {TYPE}"]).read(connection, leases=True)
+    Timers(statements, [DOMAIN], [f"{DOMAIN} {TYPE}"]).read(connection, leases=True)
     return 1000 * (perf_counter() - began)

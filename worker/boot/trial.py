@@ -8,7 +8,7 @@ from cmdbus.data import Undecodable, decode
 from cmdbus.producer.bus import CommandBus
 from cmdbus.readiness import Check, Finding
 from cmdbus.worker.claims.claim import ClaimRequest, Connection, Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import completed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 
@@ -25,7 +25,9 @@ def try_claim(connection: Connection, dsn: str, schema: str) -> Check:
     )
     try:
         with connection.transaction(force_rollback=True):
-            failed = _run_one(connection, CommandBus(dsn, schema=schema), Claims(schema, 5.0))
+            failed = _run_one(
+                connection, CommandBus(dsn, schema=schema), ClaimStatements(schema, 5.0)
+            )
     except Exception as error:
         if connection.closed:
             raise  # The database is away, which says nothing about the schema.
@@ -38,18 +40,18 @@ def try_claim(connection: Connection, dsn: str, schema: str) -> Check:
     return Check(_NAME, finding, f"{what}: {failed}", fix)
 
 
-def _run_one(connection: Connection, bus: CommandBus, claims: Claims) -> str:
+def _run_one(connection: Connection, bus: CommandBus, statements: ClaimStatements) -> str:
     """The failure; empty if there is none."""
     domain = f"cmdbus-check-{uuid4().hex}"
     sent = bus.send(domain, _TYPE, _DATA, connection=connection)
     request = ClaimRequest(1, 0, [domain], [f"{domain} {_TYPE}"], [], {})
-    _, claimed = claims.settle_and_claim(connection, [], request)
+    _, claimed = statements.settle_and_claim(connection, [], request)
     if [claim.command_id for claim in claimed] != [sent]:
         return f"{len(claimed)} commands were claimed instead of the one that was sent"
     data = decode(claimed[0].data)
     if isinstance(data, Undecodable) or data != _DATA:
         return "its data is not what was sent"
-    if claims.settle(connection, [Finished(claimed[0], completed(None), 1, time.monotonic())]):
+    if statements.settle(connection, [Finished(claimed[0], completed(None), 1, time.monotonic())]):
         return "its claim was lost"
     record = bus.get(domain, sent, connection=connection)
     return "" if record and record.status == "COMPLETED" else "it is not in the history"

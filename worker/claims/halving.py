@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from cmdbus.worker.claims.claim import Claim, Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def in_halves(
 
 
 def release(
-    claims: Claims,
+    statements: ClaimStatements,
     connection: Connection,
     held: Sequence[Claim],
     work: Callable[[Sequence[Claim]], list[Claim]],
@@ -53,7 +53,7 @@ def release(
     released = in_halves(work, held, complain)
     ended = {*released, *rejected}
     skipped = [claim for claim in held if claim not in ended]
-    return released, claims.still_held(connection, skipped) if skipped else []
+    return released, statements.still_held(connection, skipped) if skipped else []
 
 
 def warn_of_release(claim: Claim, error: Exception) -> None:

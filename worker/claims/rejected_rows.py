@@ -10,7 +10,7 @@ from typing import Literal
 
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import ClaimKey, Connection, Key, key_of
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason
 
@@ -25,8 +25,8 @@ _FORGET_SECONDS = 600.0
 class RejectedRows:
     """Used by one thread at a time."""
 
-    def __init__(self, claims: Claims) -> None:
-        self._claims = claims
+    def __init__(self, statements: ClaimStatements) -> None:
+        self._statements = statements
         #: Rows that could not even be moved, with the monotonic time until which they are left
         #: out; they stay here, as that is logged once.
         self._skipped: dict[Key, float] = {}
@@ -69,7 +69,7 @@ class RejectedRows:
         why = ascii_text(reason(error), MAX_MESSAGE)
         where = f"command {key.command_id} (domain {key.domain}, row {key.id}) {what}"
         try:
-            moved = self._claims.set_aside(connection, key, "NOT_CLAIMABLE", why, table)
+            moved = self._statements.set_aside(connection, key, "NOT_CLAIMABLE", why, table)
         except Exception as second:
             if not may_be_of_one_row(second):
                 raise

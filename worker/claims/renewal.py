@@ -12,7 +12,7 @@ from uuid import UUID
 
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import ClaimRef, Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import may_be_of_one_row, reason
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,8 @@ _QUICK_SECONDS = 1.0
 class Renewal:
     """Used by one thread."""
 
-    def __init__(self, claims: Claims) -> None:
-        self._claims = claims
+    def __init__(self, statements: ClaimStatements) -> None:
+        self._statements = statements
         #: Claims of the next call's first statement.
         self._size = _MAX_ROWS
         #: The number of the latest statement for each claim; empty after a call without failures.
@@ -42,7 +42,7 @@ class Renewal:
         """Renews these claims, by incarnation, also none; returns those that were lost."""
         waiting = self._in_order(held)
         if not waiting:
-            return self._claims.renew(connection, {})
+            return self._statements.renew(connection, {})
         began, size = time.monotonic(), self._size
         worked, failed, lost = 0, False, list[ClaimRef]()
         try:
@@ -81,7 +81,7 @@ class Renewal:
         for pair in some:
             self._tried[_name(pair)] = number
             grouped.setdefault(pair[0], []).append(pair[1])
-        return self._claims.renew(connection, grouped)
+        return self._statements.renew(connection, grouped)
 
 
 def _name(pair: _Held) -> tuple[int, int, UUID]:

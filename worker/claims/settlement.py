@@ -8,7 +8,7 @@ from cmdbus.board.counters import OutcomeLabel
 from cmdbus.database import schema as schemas
 from cmdbus.errors import SchemaError
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, OutcomeKind, ascii_text, troubled
 from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_partition, reason
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def settle_one(
-    claims: Claims, connection: Connection, finished: Finished
+    statements: ClaimStatements, connection: Connection, finished: Finished
 ) -> tuple[Finished, list[Claim]]:
     """Settles an outcome by itself or, if it is rejected, moves its command to
     troubleshooting. Returns the outcome that is stored, and its claim if that was lost.
@@ -24,27 +24,27 @@ def settle_one(
     Raises if the row is locked, if the error is none of the outcome's, or if even the move
     is rejected."""
     try:
-        return finished, claims.settle(connection, [finished])
+        return finished, statements.settle(connection, [finished])
     except Exception as error:
         if cause_of(error) is not Cause.ROWS:
             raise
         rejection = error
     if lacks_partition(rejection):
-        make_partitions(claims, connection)
-        return finished, claims.settle(connection, [finished])
+        make_partitions(statements, connection)
+        return finished, statements.settle(connection, [finished])
     why = ascii_text(
         f"its outcome {finished.outcome.kind} was rejected: {reason(rejection)}", MAX_MESSAGE
     )
     code = "OUTCOME_NOT_STORABLE"
-    moved = claims.set_aside(connection, claims.key(finished.claim), code, why)
+    moved = statements.set_aside(connection, statements.key(finished.claim), code, why)
     return finished._replace(outcome=troubled(code, why)), [] if moved else [finished.claim]
 
 
-def make_partitions(claims: Claims, connection: Connection) -> None:
+def make_partitions(statements: ClaimStatements, connection: Connection) -> None:
     """Adds missing partitions of the history; after an error, the next settlement tries again, and
     the steward, which logs it."""
     try:
-        schemas.make_partitions(connection, claims.schema)
+        schemas.make_partitions(connection, statements.schema)
     except (psycopg.Error, SchemaError):
         if connection.closed:
             raise

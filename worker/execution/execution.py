@@ -28,7 +28,7 @@ from cmdbus.registry import Handler
 from cmdbus.retry import RetryPolicy
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.outcomes import (
     Outcome,
@@ -88,7 +88,7 @@ class Execution:
         claim: Claim,
         handler: Handler,
         thread: ExecutingThread,
-        claims: Claims,
+        statements: ClaimStatements,
         timeouts: Timeouts,
     ) -> None:
         self.claim = claim
@@ -103,7 +103,7 @@ class Execution:
         self._pid = os.getpid()
         #: For the transaction, which other threads of the handler may open or limit.
         self._opening = Lock()
-        self._claims = claims
+        self._statements = statements
         self._timeouts = timeouts
 
     def run(self) -> Finished | None:
@@ -278,7 +278,7 @@ class Execution:
 
     def _begin(self, session: Connection) -> HandlerTransaction:
         marker = f"{self.claim.id}:{self.claim.token}"
-        return HandlerTransaction(self._claims, session, marker, **self._limits())
+        return HandlerTransaction(self._statements, session, marker, **self._limits())
 
 
 def _is_of_driver(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ import psycopg
 from cmdbus.errors import CmdbusError, PermanentCommandError, TransientCommandError
 from cmdbus.failpoints import BEFORE_COMMIT, failpoint
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import (
     Cause,
     cause_of,
@@ -62,9 +62,15 @@ class HandlerTransaction:
     """The transaction of one execution on its thread's connection."""
 
     def __init__(
-        self, claims: Claims, connection: Connection, marker: str, *, statement: float, idle: float
+        self,
+        statements: ClaimStatements,
+        connection: Connection,
+        marker: str,
+        *,
+        statement: float,
+        idle: float,
     ) -> None:
-        self._claims = claims
+        self._statements = statements
         self._session = connection
         self._marker = marker
         #: It was committed or rolled back.
@@ -77,13 +83,13 @@ class HandlerTransaction:
         self.dropped = False
         #: The server has announced the end of all sessions.
         self.server_ended = False
-        begin(claims, connection, statement=statement, idle=idle, marker=marker)
+        begin(statements, connection, statement=statement, idle=idle, marker=marker)
         connection.add_notice_handler(self._noticed)
         self.connection = handler_connection(connection, self._noticed)
 
     def limit(self, *, statement: float, idle: float) -> None:
         """Sets new limits, in seconds. Called by any thread."""
-        self.connection.limit(limits(self._claims, statement=statement, idle=idle))
+        self.connection.limit(limits(self._statements, statement=statement, idle=idle))
 
     def complete(self, finished: Finished) -> None:
         """Settles and commits. The COMMIT is sent only once the settlement has found its row: else
@@ -91,7 +97,9 @@ class HandlerTransaction:
         self._retire()
         self._check_finished()
         try:
-            settled, prepared = self._claims.settle_within(self._session, finished, self._marker)
+            settled, prepared = self._statements.settle_within(
+                self._session, finished, self._marker
+            )
         except psycopg.Error as error:
             if lacks_a_right(error):
                 raise self._refusal(error, finished.claim) from error
@@ -110,7 +118,7 @@ class HandlerTransaction:
         if not settled:
             raise LeaseLostError
         failpoint(BEFORE_COMMIT)
-        commit(self._claims, self._session, prepared)
+        commit(self._statements, self._session, prepared)
         self._clean = True
 
     def end(self) -> None:
@@ -133,32 +141,32 @@ class HandlerTransaction:
             return
         self.aborted = self._session.info.transaction_status is _INERROR
         try:
-            roll_back(self._claims, self._session)
+            roll_back(self._statements, self._session)
         except psycopg.Error:
             self._session.close()
 
     def _refusal(self, error: psycopg.Error, claim: Claim) -> CmdbusError:
         """The error for a missing right. If the worker's role has all rights, the handler has
         changed the role, or the right was granted at this moment: then a retry succeeds."""
-        roll_back(self._claims, self._session)
+        roll_back(self._statements, self._session)
         self._clean = True
-        if self._claims.rows(self._session, "read_missing_rights"):
+        if self._statements.rows(self._session, "read_missing_rights"):
             return SettlementBlockedError(_BLOCKED, reason(error))
         message = (
             f"the command cannot be settled in the transaction of context.connection "
             f"({reason(error)}): a handler that changes its role (SET ROLE) must change it back "
             f"before it returns (RESET ROLE)"
         )
-        key = self._claims.key(claim)._asdict()
-        latest = self._claims.row(self._session, "read_error_code", **key)
+        key = self._statements.key(claim)._asdict()
+        latest = self._statements.row(self._session, "read_error_code", **key)
         if latest != (_ROLE_CHANGED,):
             return SettlementBlockedError(_ROLE_CHANGED, message)
         return TransientCommandError(_ROLE_CHANGED, message)
 
     def _make_partitions(self) -> None:
-        roll_back(self._claims, self._session)
+        roll_back(self._statements, self._session)
         self._clean = True
-        make_partitions(self._claims, self._session)
+        make_partitions(self._statements, self._session)
 
     def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
         """The notice of an immediate shutdown, or of a crash; no command can cause it."""

@@ -11,7 +11,7 @@ from collections.abc import Container
 from itertools import accumulate
 
 from cmdbus.worker.claims.claim import Claim, ClaimKey, Connection, Key, Session, key_of
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.halving import in_halves
 from cmdbus.worker.claims.rejected_rows import RejectedRows
@@ -28,12 +28,12 @@ _GONE_WITHIN = 2.0
 class Adoption:
     """Used by one thread at a time: the leader, or the thread that stops the worker."""
 
-    def __init__(self, claims: Claims, in_flight: InFlight, max_bytes: int) -> None:
+    def __init__(self, statements: ClaimStatements, in_flight: InFlight, max_bytes: int) -> None:
         """`max_bytes` of payloads are adopted, or a single larger one."""
-        self._claims = claims
+        self._statements = statements
         self._in_flight = in_flight
         self._max_bytes = max_bytes
-        self._rejected = RejectedRows(claims)
+        self._rejected = RejectedRows(statements)
         #: Housekeeping adds to it, too.
         self.sessions_in_doubt: set[Session] = set()
 
@@ -46,7 +46,7 @@ class Adoption:
         """Returns the sessions that are gone, so that they cannot claim any more, and the claims
         that were in flight then."""
         sessions = set(self.sessions_in_doubt)
-        gone = end_sessions(self._claims, connection, sessions, within=_GONE_WITHIN)
+        gone = end_sessions(self._statements, connection, sessions, within=_GONE_WITHIN)
         # Before the table is read: a claim that is settled in between is in neither.
         return sessions if gone else set(), self._in_flight.known()
 
@@ -54,9 +54,9 @@ class Adoption:
         """Returns orphans with their payloads; marks those that exceed the limit as released."""
         orphans = self.orphans(connection, known)
         adopted = in_halves(
-            lambda some: self._claims.with_payloads(connection, some, self._max_bytes),
+            lambda some: self._statements.with_payloads(connection, some, self._max_bytes),
             orphans,
-            lambda claim, error: self._set_aside(connection, self._claims.key(claim), error),
+            lambda claim, error: self._set_aside(connection, self._statements.key(claim), error),
         )
         # Each half had the limit to itself.
         sizes = accumulate(len(claim.data) for claim in adopted)
@@ -78,7 +78,7 @@ class Adoption:
     def orphans(self, connection: Connection, known: Container[Key]) -> list[Claim]:
         """This worker's claims in the table that are not `known`, without payloads."""
         try:
-            claims = self._claims.claimed(connection)
+            claims = self._statements.claimed(connection)
         except Exception as error:
             if not may_be_of_one_row(error):
                 raise
@@ -90,9 +90,9 @@ class Adoption:
                     reason(error),
                 )
                 return []
-            keys = self._claims.keys_of(connection, self._claims.incarnation)
+            keys = self._statements.keys_of(connection, self._statements.incarnation)
             claims = in_halves(
-                lambda some: self._claims.claimed(connection, [key.command_id for key in some]),
+                lambda some: self._statements.claimed(connection, [key.command_id for key in some]),
                 [key for key in keys if key_of(key) not in known],
                 lambda key, error: self._set_aside(connection, key, error),
             )

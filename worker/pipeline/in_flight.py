@@ -28,7 +28,7 @@ from threading import Event, Lock
 from cmdbus.board.records import CommandType
 from cmdbus.board.seats import Seat
 from cmdbus.worker.claims.claim import Claim, Finished, Key, key_of
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.halving import release
 
@@ -67,8 +67,8 @@ class Entry:
 class InFlight:
     """Every operation on the dict of entries is atomic."""
 
-    def __init__(self, claims: Claims, seat: Seat) -> None:
-        self._claims = claims
+    def __init__(self, statements: ClaimStatements, seat: Seat) -> None:
+        self._statements = statements
         self._seat = seat
         self._claim_table = seat.claims
         #: For a leader that has timed out and its successor, and for two threads that take the same
@@ -180,7 +180,7 @@ class InFlight:
         if not claims:
             return True
         session = connection.connection()
-        work = partial(self._claims.release, session)
-        _, locked = release(self._claims, session, claims, work)
+        work = partial(self._statements.release, session)
+        _, locked = release(self._statements, session, claims, work)
         self.free([claim for claim in claims if claim not in locked])
         return not locked

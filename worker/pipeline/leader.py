@@ -51,14 +51,14 @@ class Leader:
     def __init__(
         self, setup: Setup, in_flight: InFlight, queue: LocalQueue, unsettled: Unsettled
     ) -> None:
-        self._claims = setup.claims
+        self._statements = setup.statements
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
         #: The command types of each domain.
         self._types = defaultdict[str, list[str]](list)
-        for name in setup.claims.types:
+        for name in setup.statements.types:
             self._types[name.split(" ")[0]].append(name)
-        self._narrowing = Narrowing(setup.claims)
-        self.adoption = Adoption(setup.claims, in_flight, setup.claim_bytes)
+        self._narrowing = Narrowing(setup.statements)
+        self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes)
         self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
         self.prefetch = PrefetchPolicy()
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
@@ -86,8 +86,8 @@ class Leader:
         """Registers the worker in each new session of a leader, and plans its statement."""
         connection = thread.connection.connection()
         if thread.connection.session != thread.registered:
-            self._claims.register(connection)
-            self._claims.plan(connection)
+            self._statements.register(connection)
+            self._statements.plan(connection)
             thread.registered = thread.connection.session
 
     def lead(self, thread: WorkerThread) -> bool:
@@ -185,7 +185,9 @@ class Leader:
     ) -> tuple[list[Claim], list[Claim]]:
         """One round trip, which also moves the floors of the next one."""
         looks: list[ClaimResult] = []
-        lost, claims = self._claims.settle_and_claim(connection, finished, request, looks.append)
+        lost, claims = self._statements.settle_and_claim(
+            connection, finished, request, looks.append
+        )
         self._has_more = len(claims) >= request.free
         now = time.monotonic()
         for result in looks:

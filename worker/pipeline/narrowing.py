@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from cmdbus.worker.claims.claim import Claim, ClaimRequest, Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejected_rows import RejectedRows
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, was_executed
 
@@ -25,23 +25,23 @@ _MAX_WAITS = 3
 class Narrowing:
     """Used by one thread at a time: the leader, or the thread that stops the worker."""
 
-    def __init__(self, claims: Claims) -> None:
-        self._claims = claims
-        self._rejected = RejectedRows(claims)
+    def __init__(self, statements: ClaimStatements) -> None:
+        self._statements = statements
+        self._rejected = RejectedRows(statements)
 
     def claim(
         self, connection: Connection, request: ClaimRequest, take_on: Callable[[list[Claim]], None]
     ) -> int:
         """Passes each claim on immediately; returns how many rows are claimed or moved away."""
         count, payload, waits = 0, 0, 0
-        keys = self._claims.claimable(
+        keys = self._statements.claimable(
             connection, request, min(request.free, _MAX_ROWS), self._rejected.skipped
         )
         if not keys:
             self._rejected.succeeded()
         for key in keys:
             try:
-                claim = self._claims.claim_row(connection, key)
+                claim = self._statements.claim_row(connection, key)
             except Exception as error:
                 if cause_of(error) is Cause.CONTENTION and waits < _MAX_WAITS:
                     waits += 1
@@ -49,7 +49,7 @@ class Narrowing:
                 if not may_be_of_one_row(error):
                     raise
                 if was_executed(error):
-                    key = key._replace(token=key.token + 1, claimer=self._claims.incarnation)
+                    key = key._replace(token=key.token + 1, claimer=self._statements.incarnation)
                 count += self._rejected.set_aside(connection, key, "cannot be claimed", error)
             else:
                 self._rejected.succeeded()

@@ -43,9 +43,9 @@ class Pipeline:
         self._setup = setup
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self._is_surplus = is_surplus
-        self.in_flight = InFlight(setup.claims, setup.telemetry.seat)
+        self.in_flight = InFlight(setup.statements, setup.telemetry.seat)
         self.queue = LocalQueue(self.in_flight)
-        self.unsettled = Unsettled(setup.claims, setup.telemetry, self.in_flight)
+        self.unsettled = Unsettled(setup.statements, setup.telemetry, self.in_flight)
         self.leader = Leader(setup, self.in_flight, self.queue, self.unsettled)
         self._prefetch, self.stopping = self.leader.prefetch, self.leader.stopping
 
@@ -110,7 +110,7 @@ class Pipeline:
         self._prepare(thread, claim)
         handler = self._setup.registry.find(claim.domain, claim.type)
         assert handler is not None, "only types with a handler are claimed"
-        execution = Execution(claim, handler, thread, self._setup.claims, self._setup.timeouts)
+        execution = Execution(claim, handler, thread, self._setup.statements, self._setup.timeouts)
         self.in_flight.start(entry)
         thread.work = execution
         self._telemetry.begins(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cmdbus.registry import HandlerRegistry
 from cmdbus.timeouts import Timeouts
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import PooledConnections
 from cmdbus.worker.pipeline.telemetry import Telemetry
 from cmdbus.worker.waiting.node_waiter import NodeWaiter
@@ -13,7 +13,7 @@ from cmdbus.worker.waiting.node_waiter import NodeWaiter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    claims: Claims
+    statements: ClaimStatements
     registry: HandlerRegistry
     domains: Sequence[str]
     timeouts: Timeouts

@@ -15,7 +15,7 @@ from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.failpoints import SETTLED, failpoint
 from cmdbus.worker.claims.claim import Claim, Finished, key_of
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.claims.rejections import Cause, cause_of, lacks_a_right, reason
@@ -37,8 +37,10 @@ MAX_BYTES = 8 * 2**20
 class Unsettled:
     """Shared by all threads; every operation on a deque is atomic."""
 
-    def __init__(self, claims: Claims, telemetry: Telemetry, in_flight: InFlight) -> None:
-        self._claims = claims
+    def __init__(
+        self, statements: ClaimStatements, telemetry: Telemetry, in_flight: InFlight
+    ) -> None:
+        self._statements = statements
         self._telemetry = telemetry
         self._in_flight = in_flight
         self._waiting: deque[Finished] = deque()
@@ -121,7 +123,7 @@ class Unsettled:
 
     def _settle(self, connection: ThreadConnection, slot: Slot, finished: list[Finished]) -> None:
         try:
-            lost = self._claims.settle(connection.connection(), finished)
+            lost = self._statements.settle(connection.connection(), finished)
         except BaseException as error:
             cause = cause_of(error)
             if cause is Cause.ELSEWHERE:
@@ -155,7 +157,7 @@ class Unsettled:
         entries = self._in_flight.in_state(ROW_MISSING)
         if not entries:
             return
-        ends = self._claims.ends(connection.connection(), [entry.claim for entry in entries])
+        ends = self._statements.ends(connection.connection(), [entry.claim for entry in entries])
         for entry, end in zip(entries, ends, strict=True):
             finished = self._in_flight.take_held(entry, ROW_MISSING)
             if finished is not None:
@@ -192,7 +194,7 @@ class Unsettled:
                 self._defer_row_locked(done[number:])
                 return
             try:
-                settled, lost = settle_one(self._claims, connection.connection(), finished)
+                settled, lost = settle_one(self._statements, connection.connection(), finished)
             except BaseException as error:
                 cause = cause_of(error)
                 if cause is Cause.ELSEWHERE:

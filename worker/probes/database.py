@@ -14,7 +14,7 @@ from cmdbus.database.connect_errors import TOO_MANY_CONNECTIONS, classify
 from cmdbus.database.statements import statement
 from cmdbus.errors import CmdbusError
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.sessions import abort_io, abort_io_at
 from cmdbus.worker.probes.responses import Depths
 
@@ -87,11 +87,14 @@ class DepthGauge(SessionThread):
     """The depths of queues and the age of the oldest snapshot."""
 
     def __init__(
-        self, connect: Callable[[], Connection], claims: Claims, within: float = _COUNT_SECONDS
+        self,
+        connect: Callable[[], Connection],
+        statements: ClaimStatements,
+        within: float = _COUNT_SECONDS,
     ) -> None:
         super().__init__("steward-depths", connect)
         self._within = within
-        self._claims = claims
+        self._statements = statements
         #: Written by the thread: the latest count with its time, and the snapshot's age.
         self._counted_at = float("-inf")
         self._latest: tuple[Depths | None, float | None] = None, None
@@ -110,8 +113,8 @@ class DepthGauge(SessionThread):
             return
         try:
             with self.session(self._within) as connection:
-                rows = self._claims.rows(connection, "read_depths")
-                oldest = float(self._claims.value(connection, "read_oldest_snapshot"))
+                rows = self._statements.rows(connection, "read_depths")
+                oldest = float(self._statements.value(connection, "read_oldest_snapshot"))
             depths = {(domain, state): count for domain, state, count in rows}
             self._latest, self._counted_at = (depths, oldest), time.monotonic()
         except (psycopg.Error, CmdbusError, OSError) as error:

@@ -12,7 +12,7 @@ from cmdbus.clock import time
 from cmdbus.database import dsn as dsns
 from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.pools import complete, session_settings
 from cmdbus.worker.probes import exposition
 from cmdbus.worker.probes import responses as answers
@@ -51,10 +51,10 @@ def serving(settings: Settings, node: Node) -> Iterator[Sequence[Thread]]:
     if node.http is None or settings.http is None:
         yield ()
         return
-    claims = Claims(settings.schema, settings.timeouts.lease)
-    gauge = DepthGauge(lambda: _connect(settings, claims.application_name), claims)
+    statements = ClaimStatements(settings.schema, settings.timeouts.lease)
+    gauge = DepthGauge(lambda: _connect(settings, statements.application_name), statements)
     reachability = Reachability(
-        lambda: _connect_to_writable(settings, claims.application_name), settings.schema
+        lambda: _connect_to_writable(settings, statements.application_name), settings.schema
     )
     site = partial(_answer, node.board, gauge, reachability)
     server = Server(node.http, site, host=settings.http[0])

@@ -9,7 +9,7 @@ from cmdbus.board.counters import Counter
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.waiting.listener import Listener
 
 logger = logging.getLogger(__name__)
@@ -25,14 +25,14 @@ class Listening(Listener):
     def __init__(
         self,
         node: Node,
-        claims: Claims,
+        statements: ClaimStatements,
         connect: Callable[[], Connection],
         slot: Slot,
         *,
         enabled: bool,
     ) -> None:
         """`slot` counts notifications; not `enabled`, this never listens."""
-        super().__init__(connect, claims)
+        super().__init__(connect, statements)
         self._node = node
         self._board = node.board
         self._slot = slot
@@ -68,7 +68,7 @@ class Listening(Listener):
         """Checks the session of the rounds after that of the listener has ended."""
         if self._session_ended.is_set():
             self._session_ended.clear()
-            self._claims.execute(connection, "ping")
+            self._statements.execute(connection, "ping")
         now = time.monotonic()
         if not self._paused.is_set():
             return float("inf")

@@ -16,7 +16,7 @@ from cmdbus.clock import time
 from cmdbus.database import schema as schemas
 from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import reason
 from cmdbus.worker.claims.sessions import abort_io, abort_io_at
 from cmdbus.worker.steward.retention import MIN_SWEEP_SECONDS, Retention
@@ -35,14 +35,17 @@ _FIRST_SECONDS = 10.0
 
 class Maintenance:
     def __init__(
-        self, claims: Claims, connect: Callable[[], Connection], domains: Sequence[str] = ()
+        self,
+        statements: ClaimStatements,
+        connect: Callable[[], Connection],
+        domains: Sequence[str] = (),
     ) -> None:
         """`domains` are those of the node's handlers."""
-        self._claims = claims
+        self._statements = statements
         self._connect = connect
         self._stopping = threading.Event()
-        self._retention = Retention(claims, self._stopping)
-        self._unhandled = Unhandled(claims, domains)
+        self._retention = Retention(statements, self._stopping)
+        self._unhandled = Unhandled(statements, domains)
         #: Monotonic time of the next check of partitions and of whole days.
         self._days_at = float("-inf")
         self.thread = threading.Thread(target=self._run, name="steward-maintenance", daemon=True)
@@ -82,7 +85,7 @@ class Maintenance:
 
     def _maintain_days(self, connection: Connection) -> None:
         try:
-            schemas.make_partitions(connection, self._claims.schema)
+            schemas.make_partitions(connection, self._statements.schema)
         except (psycopg.Error, SchemaError) as error:
             if connection.closed:
                 raise

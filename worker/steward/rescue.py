@@ -26,7 +26,7 @@ from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
 from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Claim, Connection, Finished, key_of
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.halving import in_halves, warn_of_release
 from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, failed
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
@@ -71,7 +71,7 @@ class Rescued:
 
 def rescue(
     connection: Connection,
-    claims: Claims,
+    statements: ClaimStatements,
     registry: HandlerRegistry,
     attribution: Attribution,
     within: float = RESCUE_SECONDS,
@@ -86,10 +86,10 @@ def rescue(
     ]
     dead = attribution.seat.incarnation
     assert dead is not None, "a process without one has claimed nothing"
-    if not end_sessions(claims, connection, sessions, incarnation=dead, within=within / 2):
+    if not end_sessions(statements, connection, sessions, incarnation=dead, within=within / 2):
         return Rescued(sessions_ended=False)
     failpoint(IN_RESCUE)
-    rescuer = _Rescuer(connection, claims.of(dead), registry, attribution)
+    rescuer = _Rescuer(connection, statements.of(dead), registry, attribution)
     rescued, pauses = rescuer.rescued, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     rescued.left = rescuer.shown() or rescuer.claimed()
     while rescued.left and time.monotonic() < deadline:
@@ -104,7 +104,7 @@ def rescue(
 class _Rescuer:
     connection: Connection
     #: The statements for the claims of the dead.
-    claims: Claims
+    statements: ClaimStatements
     registry: HandlerRegistry
     attribution: Attribution
     rescued: Rescued = field(default_factory=Rescued)
@@ -117,7 +117,7 @@ class _Rescuer:
         """Also claims that the seat does not show, unless reading all rows takes too long."""
         if not self.too_many:
             try:
-                return self.claims.claimed(self.connection)
+                return self.statements.claimed(self.connection)
             except psycopg.errors.QueryCanceled as error:
                 self.too_many = True
                 logger.warning(
@@ -131,7 +131,7 @@ class _Rescuer:
         seat = self.attribution.seat
         shown = [key.command_id for key in seat.claims]
         shown += [slot.command.command_id for slot in seat.slots if slot.command]
-        return self.claims.claimed(self.connection, shown) if shown else []
+        return self.statements.claimed(self.connection, shown) if shown else []
 
     def hand_back(self, claims: list[Claim]) -> bool:
         """False if other sessions have locked some of the rows."""
@@ -150,7 +150,7 @@ class _Rescuer:
     def _release(self, claims: list[Claim], lost: set[Claim]) -> set[Claim]:
         def work(some: Sequence[Claim]) -> list[Claim]:
             losses = [self.attribution.losses(claim) if claim in lost else None for claim in some]
-            return self.claims.release(
+            return self.statements.release(
                 self.connection, some, losses, self.attribution.why, self.attribution.reason
             )
 
@@ -177,7 +177,7 @@ class _Rescuer:
         )
         finished = Finished(claim, outcome, max_attempts, time.monotonic())
         try:
-            settled, lost = settle_one(self.claims, self.connection, finished)
+            settled, lost = settle_one(self.statements, self.connection, finished)
         except Exception as error:
             if cause_of(error) is Cause.ELSEWHERE:
                 raise
@@ -193,7 +193,7 @@ class RescueRound:
     """The steward's round for the dead processes of its node's board."""
 
     node: Node
-    claims: Claims
+    statements: ClaimStatements
     registry: HandlerRegistry
     #: The directory in which processes write their stacks, in files named by their index.
     stacks: Path
@@ -210,8 +210,8 @@ class RescueRound:
                     raise
                 failures.append(error)
         if dead or view.suspects:
-            values = {"losses": SUSPECT_LOSSES, "types": self.claims.types}
-            self.node.board.suspects = self.claims.value(connection, "suspect_waits", **values)
+            values = {"losses": SUSPECT_LOSSES, "types": self.statements.types}
+            self.node.board.suspects = self.statements.value(connection, "suspect_waits", **values)
         if failures:
             raise failures[0]
         return float("inf")
@@ -234,7 +234,7 @@ class RescueRound:
             return Rescued()  # It has never claimed.
         exit_record = seat.exit or _orphan_exit(seat)
         attribution = attribute(seat, exit_record, read_stacks(self.stacks / str(seat.index)))
-        rescued = rescue(connection, self.claims, self.registry, attribution)
+        rescued = rescue(connection, self.statements, self.registry, attribution)
         if rescued.sessions_ended:
             where = "the commands of worker %s, pid %s: %s"
             logger.info(where, seat.number, seat.pid, rescued)

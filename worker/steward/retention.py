@@ -19,7 +19,7 @@ import psycopg
 from cmdbus.database.session_names import PATTERN, incarnation_of
 from cmdbus.worker.claims.arrays import numbers
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 
 logger = logging.getLogger(__name__)
@@ -94,8 +94,8 @@ def _days(partitions: Sequence[str]) -> Iterator[tuple[str, float]]:
 
 
 class Retention:
-    def __init__(self, claims: Claims, stopping: threading.Event) -> None:
-        self._claims = claims
+    def __init__(self, statements: ClaimStatements, stopping: threading.Event) -> None:
+        self._statements = statements
         self._stopping = stopping
 
     def remove_days(self, connection: Connection) -> int:
@@ -107,7 +107,7 @@ class Retention:
     def remove_records(self, connection: Connection) -> int:
         """Of processes that ended long ago, and of changes to domains; returns how many."""
         remove_processes = partial(self._remove_incarnations, connection)
-        remove_events = partial(self._claims.value, connection, "retain_domain_events")
+        remove_events = partial(self._statements.value, connection, "retain_domain_events")
         removed = self._attempt("old incarnations", remove_processes)
         return removed + self._attempt("old events of domains", remove_events)
 
@@ -129,32 +129,34 @@ class Retention:
 
     def _begins(self, connection: Connection, domain: str, keeps: Mapping[str, Keep]) -> bool:
         seconds = sweep_seconds(keeps[domain].seconds)
-        return bool(self._claims.value(connection, "begin_sweep", domain=domain, seconds=seconds))
+        return bool(
+            self._statements.value(connection, "begin_sweep", domain=domain, seconds=seconds)
+        )
 
     def _keeps(self, connection: Connection) -> dict[str, Keep]:
-        rows = self._claims.rows(connection, "find_keeps")
+        rows = self._statements.rows(connection, "find_keeps")
         return {name: Keep(seconds, swept) for name, seconds, swept in rows}
 
     def _read_days(self, connection: Connection) -> tuple[float, list[str]]:
         """The server's time in seconds since 1970, and the names of the tables of history."""
-        rows = self._claims.rows(connection, "find_days")
+        rows = self._statements.rows(connection, "find_days")
         return (rows[0][1] if rows else 0.0), [row[0] for row in rows]
 
     def _remove_incarnations(self, connection: Connection) -> int:
         """Those that nothing refers to any longer."""
-        names = self._claims.rows(connection, "find_living", node=PATTERN)
+        names = self._statements.rows(connection, "find_living", node=PATTERN)
         living = (incarnation_of(name) for (name,) in names)
         numbered = numbers(number for number in living if number is not None)
-        return int(self._claims.value(connection, "retain_incarnations", living=numbered))
+        return int(self._statements.value(connection, "retain_incarnations", living=numbered))
 
     def _remove_day(self, connection: Connection, day: str) -> int:
-        remove = partial(self._claims.value, connection, "retain_day", partition=day)
+        remove = partial(self._statements.value, connection, "retain_day", partition=day)
         work = partial(self._repeat, remove, _MAX_BLOCKS, until=True)
         return self._attempt(f"history ({day})", work)
 
     def _remove_rows(self, connection: Connection, day: str, domain: str) -> int:
         values = {"partition": day, "domain": domain}
-        remove = partial(self._claims.value, connection, "retain_domain", **values)
+        remove = partial(self._statements.value, connection, "retain_domain", **values)
         work = partial(self._repeat, remove, _MAX_ROWS, until=0)
         return self._attempt(f"history ({day} of domain {domain})", work)
 

@@ -29,7 +29,7 @@ from cmdbus.errors import CmdbusError, SchemaError
 from cmdbus.exits import cannot_start_thread
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import ClaimRef, Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.pools import session_settings
 from cmdbus.worker.claims.rejections import reason
@@ -64,7 +64,7 @@ class Steward:
     def __init__(
         self,
         node: Node,
-        claims: Claims,
+        statements: ClaimStatements,
         connect: Callable[[], Connection],
         *,
         domains: Sequence[str],
@@ -78,18 +78,20 @@ class Steward:
         self._node = node
         self._board = node.board
         self._pipe = node.steward_pipe
-        self._claims = claims
+        self._statements = statements
         self._register = register
         self._session = ThreadConnection(connect)
-        self._renewal = Renewal(claims)
+        self._renewal = Renewal(statements)
         #: Monotonic time of the next renewal.
         self._renew_at = 0.0
         self._slot, listening_slot = slots
-        self.listening = Listening(node, claims, connect, listening_slot, enabled=listen)
+        self.listening = Listening(node, statements, connect, listening_slot, enabled=listen)
         look = self.listening.due_earlier.set
-        self._arming = Arming(claims, node.board, node.worker_pipe, domains, look)
-        timers = Timers(claims, domains, claims.types, timeout=self._allow_one_row)
-        self.timers = TimerRound(node, claims, timers, self._arming, self.listening, poll_interval)
+        self._arming = Arming(statements, node.board, node.worker_pipe, domains, look)
+        timers = Timers(statements, domains, statements.types, timeout=self._allow_one_row)
+        self.timers = TimerRound(
+            node, statements, timers, self._arming, self.listening, poll_interval
+        )
         self._rounds: list[Round] = []
         #: The monotonic time after which the current round is late; infinite between rounds.
         self.late_at = float("inf")
@@ -218,21 +220,21 @@ class Steward:
         return 0.0
 
     def _close(self, connection: Connection) -> float:
-        self._claims.value(connection, "leave", node=self._claims.incarnation)
+        self._statements.value(connection, "leave", node=self._statements.incarnation)
         return 0.0
 
     def _renew(self, connection: Connection) -> float:
         now = time.monotonic()
         if now < self._renew_at:
             return self._renew_at - now
-        renewal_seconds = self._claims.renewal_seconds
+        renewal_seconds = self._statements.renewal_seconds
         self._renew_at = now + min(renewal_seconds, _RETRY_RENEWAL_SECONDS)
         view = self._board.snapshot()
         claims: dict[int, Sequence[ClaimRef]] = {}
         for incarnation, seat in view.claimers.items():
             claims[incarnation] = seat.claims
             if not seat.complete:  # There are more than the board can show.
-                claims[incarnation] = self._claims.keys_of(connection, incarnation)
+                claims[incarnation] = self._statements.keys_of(connection, incarnation)
         if any(claims.values()) or not view.any_parked:
             self._renewal.renew(connection, claims)
         self._renew_at = now + renewal_seconds
@@ -255,11 +257,11 @@ class Steward:
 
 def connect(
     parts: dsns.Parts,
-    claims: Claims,
+    statements: ClaimStatements,
     timeouts: Timeouts,
     statement_seconds: float = STATEMENT_SECONDS,
 ) -> Connection:
     settings = {**session_settings(timeouts), "statement_timeout": f"{statement_seconds:g}s"}
     return dsns.connect(
-        dsns.complete(parts, application_name=claims.application_name, settings=settings)
+        dsns.complete(parts, application_name=statements.application_name, settings=settings)
     )

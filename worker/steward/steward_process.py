@@ -20,7 +20,7 @@ from cmdbus.exits import Exit, cannot_start_thread
 from cmdbus.registry import HandlerRegistry
 from cmdbus.settings import Settings
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.steward.maintenance import Maintenance
 from cmdbus.worker.steward.rescue import RescueRound
 from cmdbus.worker.steward.stale_boards import StaleBoards
@@ -46,11 +46,11 @@ class StewardProcess:
         self._settings = settings
         self._node = node
         domains = [d for d in registry.domains if not settings.domains or d in settings.domains]
-        self._claims = Claims(settings.schema, settings.timeouts.lease)
-        self._claims.types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
+        self._statements = ClaimStatements(settings.schema, settings.timeouts.lease)
+        self._statements.types = [f"{h.domain} {h.type}" for h in registry if h.domain in domains]
         self._steward = Steward(
             node,
-            self._claims,
+            self._statements,
             self._connect,
             domains=domains,
             poll_interval=settings.poll_interval,
@@ -58,12 +58,12 @@ class StewardProcess:
             listen=settings.listen,
             register=self._register,
         )
-        self._rescue = RescueRound(node, self._claims, registry, stacks)
+        self._rescue = RescueRound(node, self._statements, registry, stacks)
         self._stale_boards = StaleBoards(
             stacks.parent, settings.name, self._rescue.release, self._steward.allow
         )
         self._maintenance = Maintenance(
-            self._claims, lambda: self._connect(_MAINTENANCE_SECONDS), domains
+            self._statements, lambda: self._connect(_MAINTENANCE_SECONDS), domains
         )
         self._orders: SimpleQueue[float] = SimpleQueue()
         self._threads = [*self._steward.threads, self._maintenance.thread, *others]
@@ -102,15 +102,15 @@ class StewardProcess:
     def _register(self, connection: Connection) -> None:
         """Gets an incarnation of its own, and is ready."""
         schemas.check(connection, self._settings.schema)
-        self._claims.register(connection, f"steward:{os.getpid()}")
-        self._node.seat.register(self._claims.incarnation)
+        self._statements.register(connection, f"steward:{os.getpid()}")
+        self._node.seat.register(self._statements.incarnation)
         self._node.seat.ready(time.monotonic_ns())
         if self._maintenance.thread.ident is None:
             self._maintenance.start()
 
     def _connect(self, statement_seconds: float = STATEMENT_SECONDS) -> Connection:
         parts = dsns.parse(self._settings.dsn or "")
-        return connect(parts, self._claims, self._settings.timeouts, statement_seconds)
+        return connect(parts, self._statements, self._settings.timeouts, statement_seconds)
 
 
 def _exit_code(error: BaseException | None) -> Exit:

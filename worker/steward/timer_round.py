@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cmdbus.board.board import Node
 from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.steward.listening import Listening
 from cmdbus.worker.waiting.arming import Arming
 from cmdbus.worker.waiting.timers import Timers, seconds_to_look
@@ -16,7 +16,7 @@ from cmdbus.worker.waiting.timers import Timers, seconds_to_look
 @dataclass(slots=True)
 class TimerRound:
     node: Node
-    claims: Claims
+    statements: ClaimStatements
     timers: Timers
     arming: Arming
     listening: Listening
@@ -36,7 +36,7 @@ class TimerRound:
         if self.listening.ready.is_set():
             # Another node may have claimed it: its lease is watched from its first renewal on.
             self.listening.ready.clear()
-            self._read_at = min(self._read_at, now + self.claims.renewal_seconds)
+            self._read_at = min(self._read_at, now + self.statements.renewal_seconds)
         view = self.node.board.snapshot(claims=False)
         parked = view.any_parked
         # Not put off before it is due: else each reading would be followed by another.

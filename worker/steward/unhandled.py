@@ -8,7 +8,7 @@ from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.producer.domains import UNHANDLED_AFTER_SECONDS
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +20,8 @@ _PAUSE = 500
 
 
 class Unhandled:
-    def __init__(self, claims: Claims, domains: Sequence[str]) -> None:
-        self._claims = claims
+    def __init__(self, statements: ClaimStatements, domains: Sequence[str]) -> None:
+        self._statements = statements
         self._domains = list(domains)
         #: The monotonic time of each type's report.
         self._reported: dict[tuple[str, str], float] = {}
@@ -33,11 +33,11 @@ class Unhandled:
         if began < self._not_before:
             return
         try:
-            found = self._claims.rows(
+            found = self._statements.rows(
                 connection,
                 "find_unhandled",
                 domains=self._domains,
-                types=self._claims.types,
+                types=self._statements.types,
                 seconds=UNHANDLED_AFTER_SECONDS,
                 count=2 * MAX_TYPES,
             )

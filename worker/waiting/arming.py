@@ -21,7 +21,7 @@ from cmdbus.board.board import Board
 from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.failpoints import ARMED, failpoint
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.waiting.writers_barrier import WritersBarrier
 
 #: Seconds by which an arming outlives the time of its renewal.
@@ -39,14 +39,14 @@ class Arming:
 
     def __init__(
         self,
-        claims: Claims,
+        statements: ClaimStatements,
         board: Board,
         worker_pipe: WakePipe,
         domains: Sequence[str],
         look: Callable[[], None],
     ) -> None:
         """`look` has the next round read the timers."""
-        self._claims = claims
+        self._statements = statements
         self._board = board
         self._wake = worker_pipe
         self._domains = domains
@@ -55,12 +55,12 @@ class Arming:
         self._session = 0
         self._number = 0
         #: Up from the raising of the flag to the completed arming.
-        self._barrier = WritersBarrier(claims)
+        self._barrier = WritersBarrier(statements)
         self._parked_at = 0.0
         #: The published time at which this node reads its timers anyway.
         self._published = 0.0
         #: Up from the delay of that time until the timers are read once more.
-        self._put_off = WritersBarrier(claims)
+        self._put_off = WritersBarrier(statements)
 
     def update(
         self,
@@ -144,10 +144,10 @@ class Arming:
         self, connection: Connection, domains: Sequence[str], looks_at: float, now: float
     ) -> bool:
         looks_in = max(0.0, looks_at - now)
-        fresh = self._claims.value(
+        fresh = self._statements.value(
             connection,
             "arm",
-            node=self._claims.incarnation,
+            node=self._statements.incarnation,
             domains=list(domains),
             looks_in=looks_in,
             lasts=looks_in + _SPARE_SECONDS,

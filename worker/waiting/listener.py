@@ -16,7 +16,7 @@ from cmdbus.database.statements import statement
 from cmdbus.errors import DatabaseUnavailableError
 from cmdbus.printable import joined
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.sessions import abort_io, abort_io_at
 
 logger = logging.getLogger(__name__)
@@ -33,14 +33,14 @@ class Listener:
     def __init__(
         self,
         connect: Callable[[], Connection],
-        claims: Claims,
+        statements: ClaimStatements,
         *,
         ping: float = _PING_SECONDS,
         pong: float = _PONG_SECONDS,
     ) -> None:
         self._connect = connect
-        self._claims = claims
-        self._ping_statement = statement("ping", claims.schema)
+        self._statements = statements
+        self._ping_statement = statement("ping", statements.schema)
         self._ping = ping
         self._pong = pong
         self._stopping = threading.Event()
@@ -94,7 +94,7 @@ class Listener:
     def _listen(self, connection: Connection) -> None:
         # Nothing else would end the wait for a server that has gone silent.
         with abort_io_at(time.monotonic() + self._ping, partial(abort_io, connection)):
-            self._claims.execute(connection, "listen")
+            self._statements.execute(connection, "listen")
         self.sessions += 1
         self.began()
         try:

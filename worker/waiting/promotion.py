@@ -14,7 +14,7 @@ from functools import partial
 from cmdbus.clock import time
 from cmdbus.worker.claims.arrays import numbers
 from cmdbus.worker.claims.claim import ClaimKey, Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.rejected_rows import RejectedRows
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason
 
@@ -29,13 +29,13 @@ _QUICK, _SLOW = 0.25, 1.0
 class Promotion:
     """Used by one thread."""
 
-    def __init__(self, claims: Claims, timeout: Callable[[], float]) -> None:
+    def __init__(self, statements: ClaimStatements, timeout: Callable[[], float]) -> None:
         """`timeout` is called before one row is promoted by itself, and returns the seconds that it
         may take, or 0 for the session's own statement timeout."""
-        self._claims = claims
+        self._statements = statements
         self._timeout = timeout
         self._rows = _MAX_ROWS
-        self._rejected = RejectedRows(claims)
+        self._rejected = RejectedRows(statements)
         #: The latest warning, which is not repeated until a batch succeeds.
         self._last_warning = ""
 
@@ -78,18 +78,18 @@ class Promotion:
         """Up to `rows` rows and `size` bytes as stored; returns the number of commands."""
         skipped = numbers(self._rejected.skipped)
         promote = partial(
-            self._claims.value, connection, "promote", count=rows, bytes=size, skipped=skipped
+            self._statements.value, connection, "promote", count=rows, bytes=size, skipped=skipped
         )
         if not seconds:
             return int(promote())
         with connection.transaction():
-            self._claims.value(connection, "limit_statements", limit=f"{seconds:g}s")
+            self._statements.value(connection, "limit_statements", limit=f"{seconds:g}s")
             return int(promote())
 
     def _first_due(self, connection: Connection) -> ClaimKey | None:
         """The scheduled command that is promoted next."""
         skipped = numbers(self._rejected.skipped)
-        row = self._claims.row(connection, "find_first_due", skipped=skipped)
+        row = self._statements.row(connection, "find_first_due", skipped=skipped)
         return None if row is None else ClaimKey._make(row)
 
     def _warn_once(self, why: str) -> None:

@@ -10,7 +10,7 @@ from cmdbus.clock import time
 from cmdbus.failpoints import PROMOTED, failpoint
 from cmdbus.worker.claims.arrays import numbers
 from cmdbus.worker.claims.claim import Connection, TimerReading
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.floors import pause_after
 from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES
 from cmdbus.worker.waiting.promotion import Promotion
@@ -35,14 +35,14 @@ def seconds_to_look(due: float, fallback: float) -> float:
 class Timers:
     def __init__(
         self,
-        claims: Claims,
+        statements: ClaimStatements,
         domains: Sequence[str],
         types: Sequence[str],
         timeout: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`timeout`: see Promotion."""
-        self._claims = claims
-        self._promotion = Promotion(claims, timeout)
+        self._statements = statements
+        self._promotion = Promotion(statements, timeout)
         self._domains, self._types = list(domains), list(types)
         self._locked_pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         #: Monotonic time of the next reading of leases, which walks over all rows.
@@ -61,8 +61,8 @@ class Timers:
         seen = self._read(connection, leases, own)
         if seen.lease_ends < inf:
             # Leases end only while a node can renew: one that waits for an end shows that.
-            self._claims.renew(connection, {})
-            renewed = min(seen.lease_ends, self._claims.renewal_seconds)
+            self._statements.renew(connection, {})
+            renewed = min(seen.lease_ends, self._statements.renewal_seconds)
             seen = seen._replace(lease_ends=renewed)
         self.seen = seen
         if min(seen.due, seen.lease_ends) > 0:
@@ -81,7 +81,7 @@ class Timers:
         values = {"domains": self._domains, "types": self._types, "own": numbers(own)}
 
         def read(leases: bool) -> TimerReading:
-            row = self._claims.row(
+            row = self._statements.row(
                 connection, "read_timers", **values, leases=leases, losses=SUSPECT_LOSSES
             )
             assert row is not None

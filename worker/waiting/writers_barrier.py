@@ -2,15 +2,15 @@
 
 from cmdbus.backoff import Backoff
 from cmdbus.worker.claims.claim import Connection
-from cmdbus.worker.claims.claims import Claims
+from cmdbus.worker.claims.claim_statements import ClaimStatements
 
 #: Seconds between two readings of the writers: the transactions with locks on the queue's tables.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.002, 0.1
 
 
 class WritersBarrier:
-    def __init__(self, claims: Claims) -> None:
-        self._claims = claims
+    def __init__(self, statements: ClaimStatements) -> None:
+        self._statements = statements
         self._pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         #: The transactions that have not ended yet; None while the barrier is down.
         self._writers: set[str] | None = None
@@ -36,4 +36,4 @@ class WritersBarrier:
         return 0.0
 
     def _read(self, connection: Connection) -> set[str]:
-        return set(self._claims.value(connection, "writers"))
+        return set(self._statements.value(connection, "writers"))

@@ -43,7 +43,7 @@ _NO_CLAIM = Claim(
 )
 
 
-class Claims(Executor):
+class ClaimStatements(Executor):
     """The statements of one incarnation of a worker."""
 
     def __init__(self, schema: str, lease: float, scope: ClaimScope = ClaimScope.ANY) -> None:
@@ -71,7 +71,7 @@ class Claims(Executor):
         values = {"incarnation": self.incarnation, "worker": self.worker, "lease": self.lease}
         self.execute(connection, "register", values)
 
-    def of(self, incarnation: int) -> "Claims":
+    def of(self, incarnation: int) -> "ClaimStatements":
         """The same statements for the claims of another incarnation, which is dead."""
         others = copy.copy(self)
         others.incarnation = incarnation
