@@ -115,11 +115,12 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
     begin(slot, seat, 1)
     seat.mark_stuck(0, slot_view(board, 0, 0).sequence)
     seat.claims.claimed(1, 1, uuid4())
-    seat.parked = 3
+    seat.parked = seat.rss_bytes = 3
     slot.counters.add(Counter.LOST_LEASES)
     successor = taken(board, generation=2)
     view = board.seat_view(0)
-    assert (view.generation, view.slots, view.claims, view.parked) == (2, (), (), None)
+    assert (view.generation, view.slots, view.claims) == (2, (), ())
+    assert (view.parked, view.rss_bytes) == (None, None)
     again = successor.slot(0)
     again.occupy(0, now=2)
     begin(again, successor, 1)

@@ -37,9 +37,9 @@ class Counter(IntEnum):
     NOTIFICATION_WAKEUPS = 2
     CLAIM_FAILURES = 3
     LOST_LEASES = 4
-    WAKEUPS_TIMER = 9
-    WAKEUPS_POLL = 10
-    WAKEUPS_PIPE = 11
+    WAKEUPS_TIMER = 5
+    WAKEUPS_POLL = 6
+    WAKEUPS_PIPE = 7
 
 
 _WAKEUPS = "wakeups_"
@@ -57,6 +57,9 @@ class OutcomeLabel(IntEnum):
     LOST = 5
     #: An operator canceled the command while it ran.
     CANCELED = 6
+
+
+assert max(Counter) < ROWS - COUNTERS and max(OutcomeLabel) < DEQUEUE_LATENCY
 
 
 class Histogram:
@@ -123,10 +126,10 @@ def sum_of(
     cells: memoryview, slots: Iterable[tuple[int, list[tuple[int, tuple[str, str]]]]]
 ) -> CountersView:
     """`slots`: the beginning of each, and the row and name of each of its command types."""
-    counters = [0] * 16
+    counters = [0] * len(Counter)
     rows: dict[tuple[str, str], list[int]] = {}
     for slot_at, command_types in slots:
-        own = cells[slot_at + COUNTERS : slot_at + COUNTERS + 16].tolist()
+        own = cells[slot_at + COUNTERS : slot_at + COUNTERS + len(Counter)].tolist()
         counters = list(map(add, counters, own))
         for index, name in command_types:
             at = slot_at + ROWS + index * ROW_CELLS

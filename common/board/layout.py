@@ -67,7 +67,8 @@ seat: a replacement that starts first takes a spare one.
 from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
-VERSION = 6
+#: Raise it with each change of a position, a record or a number that is written.
+VERSION = 7
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -90,9 +91,9 @@ HEAD_CELLS = 6 * LINE
 
 # A seat, from its beginning.
 SEATING_AT = 0
-STOP_BY = 5
-STOP_VERDICT = 6
-RSS = 7
+STOP_BY = 4
+STOP_VERDICT = 5
+RSS = 6
 PROCESS_AT = 1 * LINE
 EXIT_AT = 3 * LINE
 PARKED = 5 * LINE

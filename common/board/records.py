@@ -9,7 +9,20 @@ from enum import IntEnum
 from uuid import UUID
 
 from cmdbus.board.health import HealthReport
-from cmdbus.board.layout import CELL, EXIT_AT, NAMES_AT, PARKED, PROCESS_AT
+from cmdbus.board.layout import (
+    CELL,
+    EXIT_AT,
+    LISTENING,
+    NAMES_AT,
+    PARKED,
+    PROCESS_AT,
+    RESTARTS,
+    SEATING_AT,
+    SLOT_AT,
+    STOP_BY,
+    SUPERVISOR_AT,
+    UNDEAD,
+)
 from cmdbus.board.record_format import format_of
 
 
@@ -135,9 +148,9 @@ class Phase(IntEnum):
     #: The leader, while it waits for work.
     RESTING = 3
     #: Waiting for a lost database.
-    AWAY = 5
+    AWAY = 4
     #: No thread writes this: a reader shows it while a verdict on the slot is valid.
-    STUCK = 6
+    STUCK = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +201,13 @@ class ClaimState(IntEnum):
     FINISHED = 3
 
 
-assert format_of(ProcessRecord).struct.size < (EXIT_AT - PROCESS_AT) * CELL
-assert format_of(ExitRecord).struct.size < (PARKED - EXIT_AT) * CELL
-assert format_of(SlotRecord).struct.size < NAMES_AT * CELL
+# Each record ends before the next cell, and the cell before it is its seal.
+for _record, _at, _end in (
+    (SupervisorRecord, SUPERVISOR_AT, LISTENING),
+    (SeatingRecord, SEATING_AT, STOP_BY),
+    (ProcessRecord, PROCESS_AT, EXIT_AT),
+    (ExitRecord, EXIT_AT, PARKED),
+    (SlotRecord, SLOT_AT, NAMES_AT),
+):
+    assert format_of(_record).struct.size < (_end - _at) * CELL, _record
+assert RESTARTS + len(Restart) <= UNDEAD

@@ -26,8 +26,8 @@ from cmdbus.board.slots import Slot
 
 
 class Seat:
-    """The seat of one process, which makes it once, after the fork. Any thread may call
-    `command_type`, and the leader parks; the rest is for the main thread."""
+    """A writer's handle on a seat. In the process of the seat, which makes one after the fork, any
+    thread may call `command_type`, and the leader parks; the rest is for the main thread."""
 
     # Written by the supervisor.
 
@@ -61,17 +61,16 @@ class Seat:
     # For the supervisor.
 
     def assign(self, role: Role, *, number: int, generation: int) -> None:
-        """Gives the seat to a process that starts next. Clears all but the counters: the process
-        before must be dead, and its claims released."""
+        """Gives the seat to a process that starts next. Clears all but the counters, names and
+        sequences: the process before must be dead, and its claims released."""
         memory, at = self._memory, self.at
-        memory.zero(at + offsets.PROCESS_AT, offsets.CLAIMS - offsets.PROCESS_AT)
+        memory.zero(at + offsets.STOP_BY, offsets.CLAIMS - offsets.STOP_BY)
         for key in range(at + offsets.CLAIMS, at + offsets.COMMAND_TYPES, CLAIM_CELLS):
             self.cells[key] &= -len(ClaimState)
         for slot in range(self._layout.slots):
             start = self._layout.slot(self._index, slot)
-            memory.zero(start + offsets.SLOT_AT, 1)
-            memory.zero(start + offsets.SLOT_AT + 2, offsets.IDENT - 2 + 1)
-        self.stop_by = self.stop_verdict = self.rss_bytes = 0
+            memory.zero(start + offsets.SLOT_AT, 1)  # The next cell is the sequence.
+            memory.zero(start + offsets.SLOT_AT + 2, offsets.COUNTERS - offsets.SLOT_AT - 2)
         self.set_identity(role, number, generation)
 
     def order_to_stop(
