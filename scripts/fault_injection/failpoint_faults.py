@@ -7,9 +7,9 @@ from lab.instances import Instance
 from cmdbus import failpoints as points
 from cmdbus.board.records import Role
 from fault_injection.failpoints import FREEZE, KILL, pid_of
-from fault_injection.kinds import Fault, fault
+from fault_injection.kinds import Fault, Kind
 from fault_injection.process_faults import freeze_instance, occupy
-from fault_injection.test_rig import TestRig, chosen, kill, within
+from fault_injection.rig import Rig, chosen, kill, within
 
 #: Seconds until a process is made to reach the failpoint, and until the fault gives up.
 _PROVOKE_S, _HIT_WITHIN_S = 0.7, 4.0
@@ -45,7 +45,7 @@ _PROVOKED_BY = {
 }
 
 
-def _kill(rig: TestRig, fault: Fault) -> None:
+def _kill(rig: Rig, fault: Fault) -> None:
     """One process after another, as long as the fault lasts."""
     instance = rig.instances[fault.instance]
     deadline = time.monotonic() + fault.lasts
@@ -54,7 +54,7 @@ def _kill(rig: TestRig, fault: Fault) -> None:
             rig.exits.add_kill(instance)
 
 
-def _freeze(rig: TestRig, fault: Fault) -> None:
+def _freeze(rig: Rig, fault: Fault) -> None:
     whole = fault.rand < _WHOLE
     if whole:
         occupy(rig, rig.plan.options.procs)
@@ -72,14 +72,14 @@ def _freeze(rig: TestRig, fault: Fault) -> None:
 
 
 for _point, _who in _POINTS.items():
-    fault(
+    Kind(
         f"kill-at-{_point}",
         f"SIGKILL to one {_who}",
         lasts=(4.0, 7.0),
         slow_by=20,
         at_failpoint=True,
     )(_kill)
-    fault(
+    Kind(
         f"freeze-at-{_point}",
         f"SIGSTOP to one {_who}",
         weight=0.4,
@@ -89,7 +89,7 @@ for _point, _who in _POINTS.items():
     )(_freeze)
 
 
-def _hit(rig: TestRig, fault: Fault, what: str, seconds: float) -> str | None:
+def _hit(rig: Rig, fault: Fault, what: str, seconds: float) -> str | None:
     """The process that has hit the failpoint; None if none has in time."""
     instance = rig.instances[fault.instance]
     point = fault.kind.partition("-at-")[2]
@@ -104,7 +104,7 @@ def _hit(rig: TestRig, fault: Fault, what: str, seconds: float) -> str | None:
     return victims[0] if victims else None
 
 
-def _provoke(rig: TestRig, instance: Instance, point: str, rand: float) -> None:
+def _provoke(rig: Rig, instance: Instance, point: str, rand: float) -> None:
     """Spares starting processes: a fleet that is killed faster than it starts goes nowhere."""
     view = instance.look_alone()
     if view is None or (role := _PROVOKED_BY.get(point)) is None:

@@ -16,7 +16,7 @@ from fault_injection.handlers import domain_of
 from fault_injection.history import Recovery
 from fault_injection.kinds import CAUSES, KINDS, Fault, Hurts, Kind, Needs, PromiseError
 from fault_injection.machine_faults import control_groups_are_there
-from fault_injection.test_rig import TestRig, within
+from fault_injection.rig import Rig, within
 
 #: Seconds until everything must work again; from the end of the run, if others hurt it until then.
 _RECOVERS_S = 60.0
@@ -25,7 +25,7 @@ _RECOVERS_S = 60.0
 class FaultInjector:
     """Runs a plan's faults, each when it is its time."""
 
-    def __init__(self, rig: TestRig, say: Callable[[str], None]) -> None:
+    def __init__(self, rig: Rig, say: Callable[[str], None]) -> None:
         self._rig = rig
         self._say = say
         self._threads: list[threading.Thread] = []

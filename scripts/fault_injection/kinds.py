@@ -1,4 +1,4 @@
-"""What a fault is. Each one is declared once, where it is caused, by the decorator `fault`."""
+"""Faults and their kinds. Each kind is declared once, by the decorator `Kind` at what causes it."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fault_injection.test_rig import TestRig
+    from fault_injection.rig import Rig
 
 
 class Hurts(Enum):
@@ -47,7 +47,7 @@ class Fault:
 
 
 #: Causes a fault and undoes it; may return a condition for the end of the recovery.
-Cause = Callable[["TestRig", Fault], object]
+Cause = Callable[["Rig", Fault], object]
 
 
 #: All kinds by name, in the order in which they are declared, and the function that causes each.
@@ -57,7 +57,7 @@ CAUSES: dict[str, Cause] = {}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of fault: as the decorator `fault`, it declares the function that causes it."""
+    """One kind of fault. As a decorator it declares the function that causes it."""
 
     name: str
     about: str
@@ -80,6 +80,3 @@ class Kind:
         assert self.name not in KINDS, self.name
         KINDS[self.name], CAUSES[self.name] = self, cause
         return cause
-
-
-fault = Kind

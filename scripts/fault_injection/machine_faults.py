@@ -13,8 +13,8 @@ import psutil
 from lab.control_groups import ControlGroup, can_make
 from lab.instances import Instance
 
-from fault_injection.kinds import Fault, Needs, fault
-from fault_injection.test_rig import TestRig, chosen, kill
+from fault_injection.kinds import Fault, Kind, Needs
+from fault_injection.rig import Rig, chosen, kill
 
 #: Less than what any process touches next.
 _LITTLE_BYTES = 1 << 20
@@ -22,10 +22,8 @@ _PAUSE_S = 0.05
 _numbers = count(1)
 
 
-@fault(
-    "oom", "a worker has no memory left, and is killed by the kernel", needs=Needs.CONTROL_GROUPS
-)
-def use_up_memory(rig: TestRig, fault: Fault) -> object:
+@Kind("oom", "a worker has no memory left, and is killed by the kernel", needs=Needs.CONTROL_GROUPS)
+def use_up_memory(rig: Rig, fault: Fault) -> object:
     """Of one worker: the kernel kills it, wherever it is."""
     instance = rig.instances[fault.instance]
     pid = _worker(rig, fault)
@@ -41,14 +39,14 @@ def use_up_memory(rig: TestRig, fault: Fault) -> object:
     return lambda: not instance.is_child(pid)
 
 
-@fault(
+@Kind(
     "fork-fails",
     "an instance can start no process and no thread",
     lasts=(0.5, 2.5),
     slow_by=30,
     needs=Needs.CONTROL_GROUPS,
 )
-def let_no_process_start(rig: TestRig, fault: Fault) -> None:
+def let_no_process_start(rig: Rig, fault: Fault) -> None:
     """Nor a thread, in the whole instance, of which one worker is killed."""
     instance = rig.instances[fault.instance]
     pid = _worker(rig, fault)
@@ -62,8 +60,8 @@ def let_no_process_start(rig: TestRig, fault: Fault) -> None:
         group.limit(None)
 
 
-@fault("no-descriptors", "a steward gets no more descriptors", lasts=(0.5, 5.0), slow_by=10)
-def let_no_file_open(rig: TestRig, fault: Fault) -> None:
+@Kind("no-descriptors", "a steward gets no more descriptors", lasts=(0.5, 5.0), slow_by=10)
+def let_no_file_open(rig: Rig, fault: Fault) -> None:
     """By a steward, which opens sessions now and then."""
     instance = rig.instances[fault.instance]
     pid = instance.steward_now()
@@ -77,14 +75,14 @@ def let_no_file_open(rig: TestRig, fault: Fault) -> None:
 
 
 # It lasts until the watchdog finds the process and gives it up.
-@fault(
+@Kind(
     "freeze-undead",
     "a worker is killed, and cannot die",
     lasts=(11.0, 13.0),
     slow_by=10,
     needs=Needs.CONTROL_GROUPS,
 )
-def freeze_and_kill(rig: TestRig, fault: Fault) -> object:
+def freeze_and_kill(rig: Rig, fault: Fault) -> object:
     """A worker that cannot die before it is thawed."""
     instance = rig.instances[fault.instance]
     pid = _worker(rig, fault)
@@ -99,12 +97,12 @@ def freeze_and_kill(rig: TestRig, fault: Fault) -> object:
     return lambda: not instance.is_child(pid)
 
 
-def _worker(rig: TestRig, fault: Fault) -> int | None:
+def _worker(rig: Rig, fault: Fault) -> int | None:
     return chosen(rig.instances[fault.instance].workers_now(), fault.rand)
 
 
 @contextmanager
-def _group(rig: TestRig, controller: str) -> Iterator[ControlGroup]:
+def _group(rig: Rig, controller: str) -> Iterator[ControlGroup]:
     """Removed by the end of the run, if that comes first."""
     group = ControlGroup(controller, f"cmdbus-chaos-{os.getpid()}-{next(_numbers)}")
     with rig.undoing(group.make, group.remove):

@@ -7,8 +7,8 @@ from lab.instances import Instance
 from cmdbus.board.health import Health
 from cmdbus.board.records import Role
 from fault_injection.handlers import DOMAINS
-from fault_injection.kinds import Fault, Hurts, Needs, PromiseError, fault
-from fault_injection.test_rig import TestRig, within
+from fault_injection.kinds import Fault, Hurts, Kind, Needs, PromiseError
+from fault_injection.rig import Rig, within
 
 _SLOW_S = 0.03
 #: Seconds within which a partition is noticed.
@@ -27,38 +27,36 @@ _REQUESTS = {
 _LOST_REPLIES, _NEXT_REPLY_S = 5, 0.35
 
 
-@fault("proxy-silent", "the network carries nothing", lasts=(1.0, 8.0), hurts=Hurts.BEHIND_PROXY)
-def be_silent(rig: TestRig, fault: Fault) -> None:
+@Kind("proxy-silent", "the network carries nothing", lasts=(1.0, 8.0), hurts=Hurts.BEHIND_PROXY)
+def be_silent(rig: Rig, fault: Fault) -> None:
     with rig.proxy.silent():
         time.sleep(fault.lasts)
 
 
-@fault(
+@Kind(
     "proxy-slow",
     "the network is late by 30 ms",
     weight=2,
     lasts=(1.0, 5.0),
     hurts=Hurts.BEHIND_PROXY,
 )
-def be_slow(rig: TestRig, fault: Fault) -> None:
+def be_slow(rig: Rig, fault: Fault) -> None:
     with rig.proxy.slow(_SLOW_S):
         time.sleep(fault.lasts)
 
 
-@fault("proxy-cut", "all connections are cut", weight=2, hurts=Hurts.BEHIND_PROXY)
-def cut(rig: TestRig, fault: Fault) -> None:
+@Kind("proxy-cut", "all connections are cut", weight=2, hurts=Hurts.BEHIND_PROXY)
+def cut(rig: Rig, fault: Fault) -> None:
     rig.proxy.cut()
 
 
-@fault(
-    "proxy-trickle", "the network carries 10 bytes/s", lasts=(1.0, 6.0), hurts=Hurts.BEHIND_PROXY
-)
-def trickle(rig: TestRig, fault: Fault) -> None:
+@Kind("proxy-trickle", "the network carries 10 bytes/s", lasts=(1.0, 6.0), hurts=Hurts.BEHIND_PROXY)
+def trickle(rig: Rig, fault: Fault) -> None:
     with rig.proxy.trickling():
         time.sleep(fault.lasts)
 
 
-def _lose_replies(rig: TestRig, fault: Fault) -> None:
+def _lose_replies(rig: Rig, fault: Fault) -> None:
     """The server carries out the requests, and their clients do not learn of it."""
     for _ in range(_LOST_REPLIES):
         rig.proxy.lose_replies(fault.kind, _REQUESTS[fault.kind])
@@ -71,17 +69,17 @@ for _name, _about in (
     ("lose-commit", "the reply to a handler's COMMIT is lost"),
     ("lose-send", "the reply to a send is lost"),
 ):
-    fault(_name, _about, hurts=Hurts.BEHIND_PROXY)(_lose_replies)
+    Kind(_name, _about, hurts=Hurts.BEHIND_PROXY)(_lose_replies)
 
 
-@fault(
+@Kind(
     "link-down",
     "the link of an instance's host is down (--hosts)",
     lasts=(10.5, 14.0),
     slow_by=10,
     needs=Needs.HOSTS,
 )
-def pull_plug(rig: TestRig, fault: Fault) -> None:
+def pull_plug(rig: Rig, fault: Fault) -> None:
     host = rig.hosts[fault.instance]
     instance = rig.instances[fault.instance]
     with rig.undoing(host.pull_plug, host.plug_in):
@@ -97,7 +95,7 @@ def pull_plug(rig: TestRig, fault: Fault) -> None:
         raise PromiseError(f"no other host had its commands after {fault.lasts:g} s")
 
 
-def _has_claims(rig: TestRig, claimers: list[int]) -> bool:
+def _has_claims(rig: Rig, claimers: list[int]) -> bool:
     with rig.connect() as connection:
         rows = connection.execute(_CLAIMED, (claimers, [*DOMAINS])).fetchall()
     return bool(rows[0][0])

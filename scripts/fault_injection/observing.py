@@ -16,7 +16,7 @@ from cmdbus.database.session_names import PATTERN
 from cmdbus.errors import BoardError
 from fault_injection.failpoints import DIRECTORY
 from fault_injection.history import Count, Sample, Stall, Stray
-from fault_injection.test_rig import CANARY, TestRig
+from fault_injection.rig import CANARY, Rig
 
 _LOOK_S, _SCAN_S, _COUNT_S = 0.25, 1.0, 2.0
 _STRAY_S = 2.0
@@ -32,7 +32,7 @@ _LIVING = (Role.WORKER, Role.STOPPING)
 
 
 class Observer:
-    def __init__(self, rig: TestRig) -> None:
+    def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)

@@ -11,23 +11,23 @@ from lab.instances import Instance
 
 from cmdbus.board.records import Role
 from fault_injection.handlers import DOMAIN
-from fault_injection.kinds import Fault, fault
-from fault_injection.test_rig import TestRig, chosen, kill
+from fault_injection.kinds import Fault, Kind
+from fault_injection.rig import Rig, chosen, kill
 
 #: Seconds in which all threads have begun what they were sent.
 _BUSY_S = 0.2
 
 
-@fault("kill-worker", "SIGKILL to a worker", weight=5)
-def kill_worker(rig: TestRig, fault: Fault) -> object:
+@Kind("kill-worker", "SIGKILL to a worker", weight=5)
+def kill_worker(rig: Rig, fault: Fault) -> object:
     instance = rig.instances[fault.instance]
     pid = chosen(instance.workers_now(), fault.rand)
     _kill(rig, instance, pid)
     return lambda: pid not in instance.workers_now()
 
 
-@fault("kill-held", "SIGKILL to a worker that a debugger holds", lasts=(1.0, 6.0))
-def kill_held(rig: TestRig, fault: Fault) -> object:
+@Kind("kill-held", "SIGKILL to a worker that a debugger holds", lasts=(1.0, 6.0))
+def kill_held(rig: Rig, fault: Fault) -> object:
     instance = rig.instances[fault.instance]
     pid = chosen(instance.workers_now(), fault.rand)
     if pid is not None:
@@ -37,8 +37,8 @@ def kill_held(rig: TestRig, fault: Fault) -> object:
     return lambda: pid not in instance.workers_now()
 
 
-@fault("kill-workers", "SIGKILL to all workers of an instance", weight=2)
-def kill_workers(rig: TestRig, fault: Fault) -> object:
+@Kind("kill-workers", "SIGKILL to all workers of an instance", weight=2)
+def kill_workers(rig: Rig, fault: Fault) -> object:
     instance = rig.instances[fault.instance]
     pids = instance.workers_now()
     for pid in pids:
@@ -46,8 +46,8 @@ def kill_workers(rig: TestRig, fault: Fault) -> object:
     return lambda: not set(pids) & set(instance.workers_now())
 
 
-@fault("kill-steward", "SIGKILL to a steward", weight=3)
-def kill_steward(rig: TestRig, fault: Fault) -> object:
+@Kind("kill-steward", "SIGKILL to a steward", weight=3)
+def kill_steward(rig: Rig, fault: Fault) -> object:
     instance = rig.instances[fault.instance]
     pid = instance.steward_now()
     _kill(rig, instance, pid)
@@ -55,7 +55,7 @@ def kill_steward(rig: TestRig, fault: Fault) -> object:
 
 
 def _kill(
-    rig: TestRig,
+    rig: Rig,
     instance: Instance,
     pid: int | None,
     number: signal.Signals = signal.SIGKILL,
@@ -65,17 +65,17 @@ def _kill(
         kill(pid, number)
 
 
-@fault("kill-supervisor", "SIGKILL to a supervisor; it is started again", weight=2)
-def kill_supervisor(rig: TestRig, fault: Fault) -> object:
+@Kind("kill-supervisor", "SIGKILL to a supervisor; it is started again", weight=2)
+def kill_supervisor(rig: Rig, fault: Fault) -> object:
     return _end(rig, fault, signal.SIGKILL)
 
 
-@fault("end-supervisor", "SIGTERM to a supervisor; it is started again")
-def end_supervisor(rig: TestRig, fault: Fault) -> object:
+@Kind("end-supervisor", "SIGTERM to a supervisor; it is started again")
+def end_supervisor(rig: Rig, fault: Fault) -> object:
     return _end(rig, fault, signal.SIGTERM)
 
 
-def _end(rig: TestRig, fault: Fault, number: signal.Signals) -> object:
+def _end(rig: Rig, fault: Fault, number: signal.Signals) -> object:
     instance = rig.instances[fault.instance]
     rig.exits.expect(instance)
     pid = instance.pid
@@ -83,32 +83,32 @@ def _end(rig: TestRig, fault: Fault, number: signal.Signals) -> object:
     return lambda: instance.pid != pid
 
 
-@fault("end-worker", "SIGTERM to a worker, which its supervisor has not sent")
-def end_worker(rig: TestRig, fault: Fault) -> object:
+@Kind("end-worker", "SIGTERM to a worker, which its supervisor has not sent")
+def end_worker(rig: Rig, fault: Fault) -> object:
     instance = rig.instances[fault.instance]
     pid = chosen(instance.workers_now(), fault.rand)
     _kill(rig, instance, pid, signal.SIGTERM)
     return lambda: pid not in instance.workers_now()
 
 
-@fault("stop-worker", "SIGSTOP to a worker", weight=4, lasts=(0.5, 9.0))
-def stop_worker(rig: TestRig, fault: Fault) -> None:
+@Kind("stop-worker", "SIGSTOP to a worker", weight=4, lasts=(0.5, 9.0))
+def stop_worker(rig: Rig, fault: Fault) -> None:
     instance = rig.instances[fault.instance]
     _stop(rig, [chosen(instance.workers_now(), fault.rand)], fault.lasts)
 
 
-@fault("stop-steward", "SIGSTOP to a steward", weight=2, lasts=(0.5, 6.0))
-def stop_steward(rig: TestRig, fault: Fault) -> None:
+@Kind("stop-steward", "SIGSTOP to a steward", weight=2, lasts=(0.5, 6.0))
+def stop_steward(rig: Rig, fault: Fault) -> None:
     _stop(rig, [rig.instances[fault.instance].steward_now()], fault.lasts)
 
 
-@fault("stop-supervisor", "SIGSTOP to a supervisor", lasts=(1.0, 8.0))
-def stop_supervisor(rig: TestRig, fault: Fault) -> None:
+@Kind("stop-supervisor", "SIGSTOP to a supervisor", lasts=(1.0, 8.0))
+def stop_supervisor(rig: Rig, fault: Fault) -> None:
     _stop(rig, [rig.instances[fault.instance].pid], fault.lasts)
 
 
-@fault("freeze-node", "SIGSTOP to a whole instance", weight=2, lasts=(4.0, 9.0))
-def freeze_node(rig: TestRig, fault: Fault) -> None:
+@Kind("freeze-node", "SIGSTOP to a whole instance", weight=2, lasts=(4.0, 9.0))
+def freeze_node(rig: Rig, fault: Fault) -> None:
     options = rig.plan.options
     # All threads have work, which other processes will run before a frozen one resumes.
     occupy(rig, options.instances * options.procs * options.threads)
@@ -116,14 +116,14 @@ def freeze_node(rig: TestRig, fault: Fault) -> None:
     freeze_instance(rig, fault)
 
 
-def occupy(rig: TestRig, threads: int) -> None:
+def occupy(rig: Rig, threads: int) -> None:
     """Sends a command that runs for longer than a lease to each of the threads."""
     seconds = rig.plan.options.lease + 0.5
     for _ in range(threads):
         rig.send(DOMAIN, "Long", priority="high", seconds=seconds)
 
 
-def freeze_instance(rig: TestRig, fault: Fault, first: int | None = None) -> None:
+def freeze_instance(rig: Rig, fault: Fault, first: int | None = None) -> None:
     """Stops all processes of the fault's instance, the one with the pid `first` before others."""
     pid = rig.instances[fault.instance].pid
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ def freeze_instance(rig: TestRig, fault: Fault, first: int | None = None) -> Non
         _stop(rig, children, fault.lasts)
 
 
-def _stop(rig: TestRig, pids: Sequence[int | None], seconds: float) -> None:
+def _stop(rig: Rig, pids: Sequence[int | None], seconds: float) -> None:
     with ExitStack() as stack:
         for pid in pids:
             if pid is not None:
@@ -142,8 +142,8 @@ def _stop(rig: TestRig, pids: Sequence[int | None], seconds: float) -> None:
         time.sleep(seconds)
 
 
-@fault("hup", "SIGHUP: all processes are replaced", weight=2, slow_by=20)
-def replace_processes(rig: TestRig, fault: Fault) -> object:
+@Kind("hup", "SIGHUP: all processes are replaced", weight=2, slow_by=20)
+def replace_processes(rig: Rig, fault: Fault) -> object:
     instance = rig.instances[fault.instance]
     pid, before = instance.pid, _generations(instance)
     kill(pid, signal.SIGHUP)
@@ -167,17 +167,17 @@ def _generations(instance: Instance) -> dict[tuple[Role, int], int]:
     }
 
 
-@fault("ttin", "SIGTTIN, later SIGTTOU", lasts=(2.0, 6.0))
-def grow_fleet(rig: TestRig, fault: Fault) -> None:
+@Kind("ttin", "SIGTTIN, later SIGTTOU", lasts=(2.0, 6.0))
+def grow_fleet(rig: Rig, fault: Fault) -> None:
     _resize(rig, fault, signal.SIGTTIN, signal.SIGTTOU)
 
 
-@fault("ttou", "SIGTTOU, later SIGTTIN", lasts=(2.0, 6.0), slow_by=5)
-def shrink_fleet(rig: TestRig, fault: Fault) -> None:
+@Kind("ttou", "SIGTTOU, later SIGTTIN", lasts=(2.0, 6.0), slow_by=5)
+def shrink_fleet(rig: Rig, fault: Fault) -> None:
     _resize(rig, fault, signal.SIGTTOU, signal.SIGTTIN)
 
 
-def _resize(rig: TestRig, fault: Fault, first: signal.Signals, then: signal.Signals) -> None:
+def _resize(rig: Rig, fault: Fault, first: signal.Signals, then: signal.Signals) -> None:
     instance = rig.instances[fault.instance]
     pid = instance.pid
     kill(pid, first)
@@ -186,6 +186,6 @@ def _resize(rig: TestRig, fault: Fault, first: signal.Signals, then: signal.Sign
         kill(pid, then)
 
 
-@fault("kill-producer", "SIGKILL to a producer")
-def kill_producer(rig: TestRig, fault: Fault) -> None:
+@Kind("kill-producer", "SIGKILL to a producer")
+def kill_producer(rig: Rig, fault: Fault) -> None:
     rig.producers.kill(fault.rand)

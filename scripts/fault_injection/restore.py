@@ -6,13 +6,13 @@ import subprocess
 import time
 
 from fault_injection.history import Restore
-from fault_injection.kinds import Fault, Hurts, Needs, fault
-from fault_injection.test_rig import TestRig
+from fault_injection.kinds import Fault, Hurts, Kind, Needs
+from fault_injection.rig import Rig
 
 _COPIES_WITHIN_S = 60.0
 
 
-@fault(
+@Kind(
     "restore",
     "PostgreSQL is restored to some seconds ago",
     lasts=(2.0, 8.0),
@@ -21,7 +21,7 @@ _COPIES_WITHIN_S = 60.0
     needs=Needs.OWN_SERVER,
     apart=True,
 )
-def restore(rig: TestRig, fault: Fault) -> None:
+def restore(rig: Rig, fault: Fault) -> None:
     server = rig.server
     assert server is not None
     data = server.directory / "data"

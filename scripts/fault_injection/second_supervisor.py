@@ -4,8 +4,8 @@ import subprocess
 from contextlib import suppress
 
 from cmdbus.exits import Exit
-from fault_injection.kinds import Fault, PromiseError, fault
-from fault_injection.test_rig import TestRig, within
+from fault_injection.kinds import Fault, Kind, PromiseError
+from fault_injection.rig import Rig, within
 
 _REFUSED_WITHIN_S = 20.0
 _EXITS_WITHIN_S = 15.0
@@ -13,8 +13,8 @@ _EXITS_WITHIN_S = 15.0
 _REMOVED = 0.5
 
 
-@fault("second", "a second supervisor of an instance's name", weight=2, slow_by=5)
-def start_second(rig: TestRig, fault: Fault) -> None:
+@Kind("second", "a second supervisor of an instance's name", weight=2, slow_by=5)
+def start_second(rig: Rig, fault: Fault) -> None:
     instance = rig.instances[fault.instance]
     first = instance.pid
 

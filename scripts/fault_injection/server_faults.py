@@ -19,8 +19,8 @@ from cmdbus.database.session_names import PATTERN
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import CmdbusError
 from fault_injection.handlers import DOMAIN
-from fault_injection.kinds import Fault, Hurts, Needs, fault
-from fault_injection.test_rig import TestRig, within
+from fault_injection.kinds import Fault, Hurts, Kind, Needs
+from fault_injection.rig import Rig, within
 
 _NOTIFIES = 20_000
 _STARTERS = 8
@@ -54,15 +54,15 @@ _ALTERED = (b"cmdbus.ready", b"cmdbus.finished", b"chaos.wide")
 # What is over when it is done.
 
 
-@fault("end-sessions", "pg_terminate_backend to some sessions", weight=3, hurts=Hurts.ALL)
-def end_sessions(rig: TestRig, fault: Fault) -> None:
+@Kind("end-sessions", "pg_terminate_backend to some sessions", weight=3, hurts=Hurts.ALL)
+def end_sessions(rig: Rig, fault: Fault) -> None:
     with rig.connect() as connection:
         for pid in _some(_sessions(connection), fault.rand):
             connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
 
 
-@fault("notify-storm", "a stranger notifies 20,000 times", hurts=Hurts.ALL)
-def notify(rig: TestRig, fault: Fault) -> None:
+@Kind("notify-storm", "a stranger notifies 20,000 times", hurts=Hurts.ALL)
+def notify(rig: Rig, fault: Fault) -> None:
     with rig.connect() as connection:
         connection.execute(
             "SELECT pg_notify((ARRAY['cmdbus_ready', 'cmdbus_due', 'cmdbus_pause'])[1 + n %% 3],"
@@ -71,8 +71,8 @@ def notify(rig: TestRig, fault: Fault) -> None:
         )
 
 
-@fault("deadlock", "handlers that lock each other's rows", slow_by=5, hurts=Hurts.ALL)
-def cross(rig: TestRig, fault: Fault) -> None:
+@Kind("deadlock", "handlers that lock each other's rows", slow_by=5, hurts=Hurts.ALL)
+def cross(rig: Rig, fault: Fault) -> None:
     """Each two take the same two rows, which no others take."""
     first = 100 * fault.number
     rows = range(first, first + 2 * _PAIRS)
@@ -91,16 +91,16 @@ def cross(rig: TestRig, fault: Fault) -> None:
 # What ends with the session that does it.
 
 
-@fault("snapshot", "a REPEATABLE READ snapshot is held", lasts=(5.0, 15.0), hurts=Hurts.ALL)
-def hold_snapshot(rig: TestRig, fault: Fault) -> None:
+@Kind("snapshot", "a REPEATABLE READ snapshot is held", lasts=(5.0, 15.0), hurts=Hurts.ALL)
+def hold_snapshot(rig: Rig, fault: Fault) -> None:
     with rig.connect() as connection, connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT count(*) FROM cmdbus.ready")
         time.sleep(fault.lasts)
 
 
-@fault("lock-table", "a stranger locks a table", weight=2, lasts=(0.3, 4.0), hurts=Hurts.ALL)
-def lock_table(rig: TestRig, fault: Fault) -> None:
+@Kind("lock-table", "a stranger locks a table", weight=2, lasts=(0.3, 4.0), hurts=Hurts.ALL)
+def lock_table(rig: Rig, fault: Fault) -> None:
     tables = (
         *(b"ready", b"scheduled", b"finished", b"event", b"waiter", b"identity"),
         *(b"lease", b"node", b"domain", b"incarnation"),
@@ -112,14 +112,14 @@ def lock_table(rig: TestRig, fault: Fault) -> None:
         time.sleep(fault.lasts)
 
 
-@fault(
+@Kind(
     "too-many",
     "strangers have all connections",
     lasts=(0.5, 5.0),
     needs=Needs.OWN_SERVER,
     hurts=Hurts.ALL,
 )
-def hoard(rig: TestRig, fault: Fault) -> None:
+def hoard(rig: Rig, fault: Fault) -> None:
     """All connections that the server has, and some of the fleets' too."""
     hoarded: list[psycopg.Connection] = []
 
@@ -144,16 +144,16 @@ def hoard(rig: TestRig, fault: Fault) -> None:
 # What has to be undone.
 
 
-@fault(
+@Kind(
     "server-immediate",
     "PostgreSQL stops at once, and starts",
     hurts=Hurts.ALL,
     needs=Needs.OWN_SERVER,
 )
-@fault(
+@Kind(
     "server-fast", "PostgreSQL stops in order, and starts", hurts=Hurts.ALL, needs=Needs.OWN_SERVER
 )
-@fault(
+@Kind(
     "outage-70",
     "PostgreSQL is away for 70 s",
     lasts=(70.0, 70.0),
@@ -161,7 +161,7 @@ def hoard(rig: TestRig, fault: Fault) -> None:
     needs=Needs.OWN_SERVER,
     apart=True,
 )
-@fault(
+@Kind(
     "outage-135",
     "and for 135 s",
     lasts=(135.0, 135.0),
@@ -169,7 +169,7 @@ def hoard(rig: TestRig, fault: Fault) -> None:
     needs=Needs.OWN_SERVER,
     apart=True,
 )
-def restart(rig: TestRig, fault: Fault) -> None:
+def restart(rig: Rig, fault: Fault) -> None:
     server = rig.server
     assert server is not None
     stop = partial(server.stop, "fast" if fault.kind == "server-fast" else "immediate")
@@ -177,14 +177,14 @@ def restart(rig: TestRig, fault: Fault) -> None:
         time.sleep(fault.lasts or 2 * fault.rand)
 
 
-@fault(
+@Kind(
     "stop-backend",
     "SIGSTOP to sessions' processes",
     lasts=(0.5, 5.0),
     needs=Needs.OWN_SERVER,
     hurts=Hurts.ALL,
 )
-def stop_backends(rig: TestRig, fault: Fault) -> None:
+def stop_backends(rig: Rig, fault: Fault) -> None:
     with ExitStack() as stack:
         with rig.connect() as connection:
             pids = _some(_sessions(connection), fault.rand)
@@ -193,8 +193,8 @@ def stop_backends(rig: TestRig, fault: Fault) -> None:
         time.sleep(fault.lasts)
 
 
-@fault("read-only", "the server is read-only", lasts=(0.5, 5.0), hurts=Hurts.ALL)
-def be_read_only(rig: TestRig, fault: Fault) -> None:
+@Kind("read-only", "the server is read-only", lasts=(0.5, 5.0), hurts=Hurts.ALL)
+def be_read_only(rig: Rig, fault: Fault) -> None:
     """In the sessions that there are, or as after a failover: in new ones."""
     if rig.server is not None and fault.rand < 0.5:
         do, undo = _set_read_only, _reset_read_only
@@ -207,47 +207,47 @@ def be_read_only(rig: TestRig, fault: Fault) -> None:
         time.sleep(fault.lasts)
 
 
-def _set_read_only(rig: TestRig) -> None:
+def _set_read_only(rig: Rig) -> None:
     with rig.connect() as connection:
         connection.execute(f"ALTER SYSTEM SET {_READ_ONLY} = on".encode())
         connection.execute("SELECT pg_reload_conf()")
 
 
-def _reset_read_only(rig: TestRig) -> None:
+def _reset_read_only(rig: Rig) -> None:
     with rig.connect() as connection:
         reset_read_only(connection)
 
 
-def _fail_over(rig: TestRig) -> None:
+def _fail_over(rig: Rig) -> None:
     _alter(rig, f"SET {_READ_ONLY} = on")
 
 
-def _fail_back(rig: TestRig) -> None:
+def _fail_back(rig: Rig) -> None:
     _alter(rig, f"RESET {_READ_ONLY}")
 
 
-@fault(
+@Kind(
     "no-standby",
     "COMMITs wait for a standby that is gone",
     lasts=(0.5, 5.0),
     needs=Needs.OWN_SERVER,
     hurts=Hurts.ALL,
 )
-def lose_standby(rig: TestRig, fault: Fault) -> None:
+def lose_standby(rig: Rig, fault: Fault) -> None:
     change = partial(_set_standby, rig, b"SET synchronous_standby_names = 'gone'")
     with rig.undoing(change, lambda: _persist(rig, partial(_set_standby, rig))):
         time.sleep(fault.lasts)
 
 
-def _set_standby(rig: TestRig, change: bytes = _NO_STANDBY) -> None:
+def _set_standby(rig: Rig, change: bytes = _NO_STANDBY) -> None:
     """Writes no table: its COMMIT would wait, too."""
     with rig.connect() as connection:
         connection.execute(b"ALTER SYSTEM " + change)
         connection.execute("SELECT pg_reload_conf()")
 
 
-@fault("deny", "the database refuses connections", lasts=(0.5, 5.0), hurts=Hurts.ALL)
-def deny(rig: TestRig, fault: Fault) -> None:
+@Kind("deny", "the database refuses connections", lasts=(0.5, 5.0), hurts=Hurts.ALL)
+def deny(rig: Rig, fault: Fault) -> None:
     with (
         rig.exits.refusing(),
         rig.undoing(
@@ -258,7 +258,7 @@ def deny(rig: TestRig, fault: Fault) -> None:
         time.sleep(fault.lasts)
 
 
-def _alter(rig: TestRig, change: str) -> None:
+def _alter(rig: Rig, change: str) -> None:
     """The database, for later sessions: the present ones are ended."""
     with connect(rig.admin_dsn) as connection:
         database = str(conninfo_to_dict(rig.dsn)["dbname"])
@@ -267,8 +267,8 @@ def _alter(rig: TestRig, change: str) -> None:
         connection.execute(_END_ALL, (database,))
 
 
-@fault("migrate", "8 x cmdbus init, and altered tables", lasts=(0.3, 3.0), hurts=Hurts.ALL)
-def migrate(rig: TestRig, fault: Fault) -> None:
+@Kind("migrate", "8 x cmdbus init, and altered tables", lasts=(0.3, 3.0), hurts=Hurts.ALL)
+def migrate(rig: Rig, fault: Fault) -> None:
     starters = [Thread(target=_init, args=(rig,)) for _ in range(_STARTERS)]
     for starter in starters:
         starter.start()
@@ -282,7 +282,7 @@ def migrate(rig: TestRig, fault: Fault) -> None:
         starter.join()
 
 
-def _alter_tables(rig: TestRig, change: bytes) -> None:
+def _alter_tables(rig: Rig, change: bytes) -> None:
     """As long as it waits for a table, all other sessions wait behind it."""
     with rig.connect() as connection:
         connection.execute("SET lock_timeout = '300ms'")
@@ -290,14 +290,14 @@ def _alter_tables(rig: TestRig, change: bytes) -> None:
             connection.execute(b"ALTER TABLE %s %s" % (table, change))
 
 
-def _init(rig: TestRig) -> None:
+def _init(rig: Rig) -> None:
     with suppress(psycopg.OperationalError, CmdbusError):
         done = schemas.install(rig.dsn)
         if done.before != done.after:
             rig.wrong.append(f"cmdbus init found version {done.before}")
 
 
-def _persist(rig: TestRig, what: Callable[[], object]) -> None:
+def _persist(rig: Rig, what: Callable[[], object]) -> None:
     """Other faults may be in its way."""
 
     def is_done() -> bool:

@@ -38,7 +38,7 @@ CANARY = "canary-5cNb2W"
 _TEND_S = 0.1
 
 
-class TestRig:
+class Rig:
     def __init__(
         self,
         plan: Plan,
