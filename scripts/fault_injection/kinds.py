@@ -1,4 +1,8 @@
-"""Faults and their kinds. Each kind is declared once, by the decorator `Kind` at what causes it."""
+"""Faults and their kinds. Each kind is declared once, by the decorator `Kind` at what causes it.
+
+What a new kind needs besides: in schedule.py the import of a new module, and a place in GROUPS; in
+handlers.py a handler, if a command causes it. It changes the plans of known seeds.
+"""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
