@@ -12,35 +12,23 @@ from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.renewal import Renewal
 
-#: A statement for more than two claims takes too long, and one for a doomed claim is cut off.
-SLOW = """
-CREATE TABLE cmdbus.doomed (command_id uuid);
-CREATE FUNCTION cmdbus.slow() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF (SELECT count(*) FROM renewed) > 2 THEN
-        PERFORM pg_sleep(20);
-    ELSIF EXISTS (SELECT FROM renewed JOIN cmdbus.doomed USING (command_id)) THEN
-        PERFORM pg_terminate_backend(pg_backend_pid());
-        PERFORM pg_sleep(20);
-    END IF;
-    RETURN NULL;
-END
-$$;
-CREATE TRIGGER slow AFTER UPDATE ON cmdbus.ready REFERENCING NEW TABLE AS renewed
-FOR EACH STATEMENT EXECUTE FUNCTION cmdbus.slow();
-"""
-
-AT_MOST_TWO = """
+CUT_OFF = "PERFORM pg_terminate_backend(pg_backend_pid()), pg_sleep(20)"
+#: It does this to a statement for more than two claims, and cuts off one for a doomed claim.
+FUNCTION = f"""
 CREATE OR REPLACE FUNCTION cmdbus.slow() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF (SELECT count(*) FROM renewed) > 2 THEN
-        PERFORM pg_terminate_backend(pg_backend_pid());
-        PERFORM pg_sleep(20);
+        {{}};
+    ELSIF EXISTS (SELECT FROM renewed JOIN cmdbus.doomed USING (command_id)) THEN
+        {CUT_OFF};
     END IF;
     RETURN NULL;
 END
-$$
-"""
+$$;"""
+TRIGGER = """
+CREATE TABLE cmdbus.doomed (command_id uuid);
+CREATE TRIGGER slow AFTER UPDATE ON cmdbus.ready REFERENCING NEW TABLE AS renewed
+FOR EACH STATEMENT EXECUTE FUNCTION cmdbus.slow()"""
 
 
 class Holder:
@@ -50,7 +38,7 @@ class Holder:
         self.statements.register(connection, "tester")
         self.held: list[Claim] = claim(self.statements, connection, 4)
         self.renewal = Renewal(self.statements)
-        connection.execute(SLOW)
+        connection.execute(FUNCTION.format("PERFORM pg_sleep(20)") + TRIGGER)
 
     def renew(self, *, doomed: Sequence[Claim] = ()) -> set[UUID]:
         """One call; which commands it has renewed."""
@@ -91,5 +79,5 @@ def test_a_call_begins_with_the_size_that_worked_and_what_waited_longest(holder:
 def test_a_call_that_is_cut_off_leaves_the_size_that_worked_to_the_next(holder: Holder) -> None:
     one, two, three, four = holder.held
     assert holder.renew(doomed=[three, four]) == {one.command_id, two.command_id}
-    holder.connection.execute(AT_MOST_TWO)
+    holder.connection.execute(FUNCTION.format(CUT_OFF))
     assert len(holder.renew()) == 4
