@@ -1,6 +1,7 @@
 """The private PostgreSQL: who may connect, as whom it runs, with which programs and where."""
 
 import os
+import pwd
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,6 +34,18 @@ def said_as(uid: int, dsn: str) -> str:
         return "connected"
 
     return said_by_child(connect)
+
+
+@needs_root
+def test_another_user_is_refused_by_the_directory_and_by_the_server(directory: Path) -> None:
+    name = "daemon" if server_account().name == "nobody" else "nobody"
+    stranger = pwd.getpwnam(name).pw_uid
+    with EmbeddedPostgres(directory, durable=False) as server:
+        assert "Permission denied" in said_as(stranger, server.dsn)
+        # Even with all doors open, the server asks the kernel who it is.
+        for path in (directory, directory / "s", directory / "s" / ".s.PGSQL.5432"):
+            path.chmod(0o777)
+        assert "Peer authentication failed" in said_as(stranger, server.dsn)
 
 
 @pytest.mark.parametrize("name", ["long" * 30, "it's mine, and yours"], ids=["long", "odd"])

@@ -48,17 +48,12 @@ OURS = (
 
 
 @pytest.fixture
-def own(memory: Path | None) -> Iterator[EmbeddedPostgres]:
+def own(directory: Path) -> Iterator[EmbeddedPostgres]:
     """A durable server of this test's own, to be stopped, with the schema."""
-    home = Path(tempfile.mkdtemp(prefix="cmdbus-", dir=memory))
-    home.chmod(0o711)
-    try:
-        with EmbeddedPostgres(home / "pg") as server:
-            install(server.dsn)
-            make_effects(server.dsn)
-            yield server
-    finally:
-        shutil.rmtree(home)
+    with EmbeddedPostgres(directory) as server:
+        install(server.dsn)
+        make_effects(server.dsn)
+        yield server
 
 
 @pytest.fixture
@@ -138,7 +133,7 @@ def test_a_fleet_survives_restarts_and_crashes_of_its_database(
         assert fleet.effects(ids) == {1: 450}
         assert fleet.pids() == before
         assert fleet.steward() == steward
-        eventually(lambda: {s.health for s in fleet.workers().values()} == {Health.HEALTHY})
+        fleet.await_health()
 
 
 def test_a_fleet_waits_for_a_server_that_waits_for_its_synchronous_standby(
