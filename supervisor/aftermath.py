@@ -178,7 +178,7 @@ def gil_holder(
 
 def stuck(slots: Sequence[SlotView], gil_holder: int | None, now: int) -> SlotView | None:
     """The slot that keeps its process from ending in time: of the overdue ones the first, if
-    the process's main thread has passed its verdict on it or nothing else runs there.
+    the process's main thread has marked it as stuck or nothing else runs there.
     Otherwise that thread has not run since, and the slot that holds the GIL is the cause."""
     busy = [slot for slot in slots if slot.command is not None]
     overdue = [slot for slot in busy if slot.due and slot.due <= now]

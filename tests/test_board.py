@@ -71,7 +71,7 @@ def test_a_slot_shows_its_command_and_its_deadline(board: Board) -> None:
     assert board.snapshot().seats[0].slots == ()
 
 
-def test_a_verdict_holds_until_the_thread_moves_on(board: Board) -> None:
+def test_a_slot_is_shown_as_stuck_until_its_thread_moves_on(board: Board) -> None:
     seat = taken(board)
     slot = seat.slot(0)
     slot.occupy(0, now=1)
@@ -125,7 +125,7 @@ def test_a_seat_that_is_assigned_anew_shows_nothing_of_the_one_before(board: Boa
     again.occupy(0, now=2)
     begin(again, successor, 1)
     assert is_of_one_write(slot_view(board, 0, 0))
-    assert slot_view(board, 0, 0).phase is Phase.RUNNING, "the old verdict is not of this one"
+    assert slot_view(board, 0, 0).phase is Phase.RUNNING, "its predecessor was stuck"
     assert board.counters().counts["lost_leases"] == 1
 
 

@@ -40,7 +40,7 @@ cells of a slot
     due, thread, session, the                                         steward, ps
     command's claim and attempt
 | domain and type of it         its thread                          the same
-| verdict                       its process's main thread           the same
+| stuck sequence                its process's main thread           the same
   ident, by which Python's      its thread                          steward
     own stacks name it
 | counters                      its thread; of a dead seat's first  metrics
@@ -109,8 +109,8 @@ COMMAND_TYPE_CELLS = 4 * LINE
 # A slot, from its beginning.
 SLOT_AT = 0
 NAMES_AT = 2 * LINE
-VERDICT = 6 * LINE
-IDENT = VERDICT + 1
+STUCK_SEQUENCE = 6 * LINE
+IDENT = STUCK_SEQUENCE + 1
 COUNTERS = 7 * LINE
 ROWS = 9 * LINE
 

@@ -29,7 +29,7 @@ _FORMAT = format_of(SlotRecord)
 _SLOT_BYTES = (offsets.IDENT + 1) * CELL
 _BODY = slice((offsets.SLOT_AT + 1) * CELL, (offsets.SLOT_AT + 1) * CELL + _FORMAT.struct.size)
 _NAMES = slice(offsets.NAMES_AT * CELL, offsets.NAMES_AT * CELL + 2 * NAME)
-_VERDICT = slice(offsets.VERDICT * CELL, (offsets.VERDICT + 1) * CELL)
+_STUCK_SEQUENCE = slice(offsets.STUCK_SEQUENCE * CELL, (offsets.STUCK_SEQUENCE + 1) * CELL)
 _IDENT = slice(offsets.IDENT * CELL, (offsets.IDENT + 1) * CELL)
 
 
@@ -173,7 +173,7 @@ def _slot_view(raw: bytes, index: int) -> SlotView:
             type=decode_name(names[NAME:]),
         )
     state = fields_of(record, SlotState)
-    if cell(raw[_VERDICT]) == record.sequence:
+    if cell(raw[_STUCK_SEQUENCE]) == record.sequence:
         state["phase"] = Phase.STUCK
     return SlotView(**state, index=index, command=command, ident=cell(raw[_IDENT]) or None)
 

@@ -149,7 +149,7 @@ class Phase(IntEnum):
     RESTING = 3
     #: Waiting for a lost database.
     AWAY = 4
-    #: No thread writes this: a reader shows it while a verdict on the slot is valid.
+    #: No thread writes this: a reader shows it if the slot's sequence is its stuck sequence.
     STUCK = 5
 
 

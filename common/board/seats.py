@@ -114,7 +114,7 @@ class Seat:
 
     def mark_stuck(self, slot: int, sequence: int) -> None:
         """Marks the slot's thread as stuck, unless it shows another sequence by now."""
-        self.cells[self._layout.slot(self._index, slot) + offsets.VERDICT] = sequence
+        self.cells[self._layout.slot(self._index, slot) + offsets.STUCK_SEQUENCE] = sequence
 
     def command_type(self, domain: str, type: str) -> CommandType:
         """The same object for the same names. Types beyond the table's size share a row."""

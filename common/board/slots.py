@@ -37,7 +37,7 @@ class Slot:
         self._names_at = slice(names, names + 2 * NAME)
         self._named: CommandType | None = None
         self._crc = 0
-        #: The number of the latest write, which a verdict refers to. Continues the sequence of
+        #: The number of the latest write, by which `mark_stuck` names it. Continues the sequence of
         #: the last thread of this slot.
         self.sequence = self._cells[self._seal + 1] & _SEQUENCES
         self._command = self._NO_COMMAND
@@ -90,7 +90,7 @@ class Slot:
         self._write()
 
     def extend(self, due: int) -> None:
-        """Also voids a verdict about the earlier due time."""
+        """Also ends the mark of being stuck, which was about the earlier due time."""
         self._due = due
         self._write()
 
