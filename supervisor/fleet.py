@@ -25,9 +25,9 @@ from cmdbus.supervisor.children import Child
 from cmdbus.supervisor.fleet_view import (
     UNDEAD_SECONDS,
     FleetView,
-    Number,
+    Post,
     ProcessView,
-    observe,
+    updated,
 )
 from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop
 from cmdbus.supervisor.processes import Spawner, SupervisedProcess, running_commands
@@ -54,7 +54,7 @@ class Fleet:
         self._spawner = spawner
         self._stacks = spawner.stacks
         self._restarts = Restarts()
-        self._generations: dict[Number, int] = {}
+        self._generations: dict[Post, int] = {}
         self._processes: dict[int, SupervisedProcess] = {}
         self.wanted = settings.procs
         #: The whole fleet stops.
@@ -93,7 +93,7 @@ class Fleet:
         # What began while this process stalled, after `now`, did not begin in the future.
         read_at = time.monotonic()
         for process in self._processes.values():
-            self._observe(process, view.seats[process.view.index], read_at)
+            self._update(process, view.seats[process.view.index], read_at)
         return FleetView(
             processes=self._views(),
             wanted=self.wanted,
@@ -106,9 +106,9 @@ class Fleet:
     def _views(self) -> list[ProcessView]:
         return [process.view for process in self._processes.values()]
 
-    def _observe(self, process: SupervisedProcess, seat: SeatView, now: float) -> None:
+    def _update(self, process: SupervisedProcess, seat: SeatView, now: float) -> None:
         was_ready = process.view.ready
-        process.view = observe(process.view, seat, now)
+        process.view = updated(process.view, seat, now)
         if process.view.ready:
             if not was_ready:
                 self._reported.discard(_CANNOT_START)
@@ -173,14 +173,14 @@ class Fleet:
             case Stop():
                 process.stop(action, now)
                 if action.reason is not None:
-                    self._restarts.reasons[process.view.key] = action.reason
+                    self._restarts.reasons[process.view.post] = action.reason
             case Dump():
                 process.dump(now)
             case Kill():
                 if process.kill(action, self._settings.timeouts.watchdog, now):
                     self._stacks.log_last(process, process.view.index)
                     if action.verdict is Verdict.HUNG:
-                        self._restarts.reasons[process.view.key] = Restart.HUNG
+                        self._restarts.reasons[process.view.post] = Restart.HUNG
             case _:
                 assert_never(action)
 
@@ -188,8 +188,8 @@ class Fleet:
         index = self._free_index(action.role)
         if index is None:
             return  # All other seats wait until the claims of their dead processes are released.
-        key = action.role, action.number
-        generation = self._generations.get(key, 0) + 1
+        post = action.role, action.number
+        generation = self._generations.get(post, 0) + 1
         self._stacks.check()
         view = ProcessView(
             index=index,
@@ -204,14 +204,14 @@ class Fleet:
         try:
             process = self._spawner.spawn(view, self.children)
         except OSError as error:
-            pause = self._restarts.not_started(key, now, random.random())
+            pause = self._restarts.not_started(post, now, random.random())
             logger.error(
                 "cannot start a process (%s): trying again in %.0f s", error.strerror, pause
             )
             return
-        self._generations[key] = generation
+        self._generations[post] = generation
         self._processes[index] = process
-        reason = action.reason or self._restarts.reasons.pop(key, None)
+        reason = action.reason or self._restarts.reasons.pop(post, None)
         if reason is not None:
             self._board.count_restart(reason)
         why = f": {reason.name.lower()}" if reason is not None else ""
@@ -242,7 +242,7 @@ class Fleet:
         process.undead = True
         after = self._vacate_seat(process, ExitStatus(signal.SIGKILL, 0), process.seat, now)
         if after.restart is not None:
-            self._restarts.reasons[process.view.key] = after.restart
+            self._restarts.reasons[process.view.post] = after.restart
         if process.view.killed_at is None:
             process.view = replace(process.view, killed_at=now - UNDEAD_SECONDS)
         held = process.child.held
@@ -261,19 +261,19 @@ class Fleet:
         # Read after the exit: everything that the process did counts.
         seat = process.seat
         after = self._vacate_seat(process, exit_status, seat, now)
-        key = process.view.key
+        post = process.view.post
         if after.ending is Ending.STOPPED:
             logger.info("%s has stopped, pid %s", process, process.pid)
         elif after.ending is Ending.NO_RESOURCES:
-            pause = self._restarts.not_started(key, now, random.random())
+            pause = self._restarts.not_started(post, now, random.random())
             text = "%s, pid %s: the system has no thread left for it: trying again in %.0f s"
             logger.error(text, process, process.pid, pause)
         elif after.restart is not None:
-            self._restarts.reasons[key] = after.restart
+            self._restarts.reasons[post] = after.restart
             self._log_crash(process, after, seat)
         if after.boot_failed:
             self._handle_boot_failure(process.view)
-        if after.early and (pause := self._restarts.exited_early(key, now, random.random())):
+        if after.early and (pause := self._restarts.exited_early(post, now, random.random())):
             logger.warning("%s exited early again: the next starts in %.1f s", process, pause)
 
     def _vacate_seat(

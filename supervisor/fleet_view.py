@@ -10,8 +10,8 @@ from cmdbus.board.health import Health, HealthReport
 from cmdbus.board.records import Role, Verdict
 from cmdbus.board.views import BoardView, SeatView, SlotView
 
-#: A role, and the number in it: a process's successors have the same.
-Number = tuple[Role, int]
+#: A role, and the number in it: a process and its successors have the same.
+Post = tuple[Role, int]
 #: The board's times are integer nanoseconds, the supervisor's are seconds.
 NS = 1e9
 #: Seconds after which a killed process that still exists counts as unable to die (disk wait).
@@ -58,7 +58,7 @@ class ProcessView:
     cause: SlotView | None = None
 
     @property
-    def key(self) -> Number:
+    def post(self) -> Post:
         return self.role, self.number
 
     @property
@@ -82,8 +82,8 @@ class FleetView:
     wanted: int
     #: The application that processes should run.
     app: int = 0
-    #: The earliest start of the next process of a number; missing: now.
-    not_before: dict[Number, float] = field(default_factory=dict)
+    #: The earliest start of the next process of a post; missing: now.
+    not_before: dict[Post, float] = field(default_factory=dict)
     #: The stop deadline of the whole fleet.
     stop_by: float | None = None
     #: Dead processes whose claims are not released yet.
@@ -109,7 +109,7 @@ def is_drained(board: BoardView, since: float, *, wanted: int, listens: bool) ->
     )
 
 
-def observe(process: ProcessView, seat: SeatView, now: float) -> ProcessView:
+def updated(process: ProcessView, seat: SeatView, now: float) -> ProcessView:
     """The process as its seat shows it now. A due time that cannot be read stays as it was."""
     degraded_since = None
     if seat.levels.health in (Health.DEGRADED, Health.DATABASE_AWAY):

@@ -6,13 +6,13 @@ The rules, in the order in which they are asked:
     a main thread past its due time (hung, or without the GIL)  its stacks are dumped, then killed
     a slot overdue for longer than the watchdog allows          stops, its successor starts
     more stuck threads or pool exhaustions than are healthy     stops, its successor starts
-    a number without a process                                  gets one, after a pause if its last
+    a post without a process                                    gets one, after a pause if its last
                                                                 processes exited early
     an older application, too many commands, bytes or seconds   its successor starts, then it stops
     degraded for longer than the watchdog timeout while         the same
     another process is healthy, or reaches the database
 
-A planned replacement starts before its predecessor stops, one number at a time: the next one
+A planned replacement starts before its predecessor stops, one post at a time: the next one
 waits until that predecessor has exited. After the supervisor itself stalled only stop deadlines
 are enforced. All times are seconds of one monotonic clock.
 """
@@ -39,7 +39,7 @@ RSS_SAMPLES = 3
 class Start:
     role: Role
     number: int
-    #: None for the first process of its number, and after an exit.
+    #: None for the first process of its post, and after an exit.
     reason: Restart | None = None
     #: For the log: the limit that its predecessor has reached.
     why: str = field(default="", compare=False)
@@ -72,7 +72,7 @@ Action = Start | Stop | Dump | Kill
 
 
 def decide(fleet: FleetView, settings: Settings, now: float) -> list[Action]:
-    """At most one action for each process, and one start for each number."""
+    """At most one action for each process, and one start for each post."""
     actions = [
         action for p in fleet.processes for action in _check_process(p, fleet, settings, now)
     ]
@@ -139,8 +139,8 @@ def _verdict(process: ProcessView, settings: Settings, now: float) -> Verdict:
 def _fill(
     fleet: FleetView, rest: Sequence[ProcessView], settings: Settings, now: float
 ) -> Iterator[Action]:
-    """A process for each number that has none, and none for numbers beyond the wanted ones."""
-    staying = {p.key for p in fleet.processes if p.is_staying}
+    """A process for each post that has none, and none for numbers beyond the wanted ones."""
+    staying = {p.post for p in fleet.processes if p.is_staying}
     living = sum(p.is_alive(now) for p in fleet.processes if p.role is Role.WORKER)
     wanted = [(Role.STEWARD, 0), *((Role.WORKER, number) for number in range(fleet.wanted))]
     if fleet.suspects:
@@ -174,7 +174,7 @@ def _replace(
         return
     outdated = list(_outdated(workers, fleet, settings, now))
     for process, reason, why in outdated:
-        if fleet.not_before.get(process.key, now) > now:
+        if fleet.not_before.get(process.post, now) > now:
             continue  # Its last successor exited early.
         yield Start(role=Role.WORKER, number=process.number, reason=reason, why=why)
         return
