@@ -59,7 +59,7 @@ class Fleet:
             worker_pipe=self.worker_pipe,
             steward_pipe=self.steward_pipe,
         )
-        waiter = NodeWaiter(node, poll, jitter_ms, leave, look=0.01)
+        waiter = NodeWaiter(node, poll, jitter_ms, leave, check_seconds=0.01)
         self.opened.callback(waiter.stop)
         return waiter
 

@@ -79,7 +79,7 @@ def stewarding(dsn: str) -> Iterator[Steward]:
         statements = ClaimStatements("cmdbus", 30)
         statements.register(connection, "steward")
         looks: list[int] = []
-        arming = Arming(statements, board, worker_pipe, ["payments"], look=lambda: looks.append(1))
+        arming = Arming(statements, board, worker_pipe, ["payments"], lambda: looks.append(1))
         yield Steward(connection, listener, board, worker_pipe, statements, arming, looks)
     worker_pipe.close()
     board.close()

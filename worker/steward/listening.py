@@ -44,10 +44,10 @@ class Listening(Listener):
         self.due_earlier = threading.Event()
         #: The same: some commands became ready that another node may claim.
         self.ready = threading.Event()
-        #: The same, for `run`: this session has ended, so the one of the rounds may have, too.
+        #: The same, for `run_round`: this session has ended, so the one of the rounds may have, too.
         self._session_ended = threading.Event()
         #: Monotonic time from which another pause counts; and whether there was one before that,
-        #: which `run` counts.
+        #: which `run_round` counts.
         self._next_pause_at = float("-inf")
         self._paused = threading.Event()
 
@@ -64,7 +64,7 @@ class Listening(Listener):
         if self._enabled:
             super().start()
 
-    def run(self, connection: Connection) -> float:
+    def run_round(self, connection: Connection) -> float:
         """Checks the session of the rounds after that of the listener has ended."""
         if self._session_ended.is_set():
             self._session_ended.clear()

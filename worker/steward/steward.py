@@ -86,8 +86,8 @@ class Steward:
         self._renew_at = 0.0
         self._slot, listening_slot = slots
         self.listening = Listening(node, statements, connect, listening_slot, enabled=listen)
-        look = self.listening.due_earlier.set
-        self._arming = Arming(statements, node.board, node.worker_pipe, domains, look)
+        reread_timers = self.listening.due_earlier.set
+        self._arming = Arming(statements, node.board, node.worker_pipe, domains, reread_timers)
         timers = Timers(statements, domains, statements.types, timeout=self._allow_one_row)
         self.timers = TimerRound(
             node, statements, timers, self._arming, self.listening, poll_interval
@@ -107,7 +107,7 @@ class Steward:
     def start(self, others: Sequence[Round] = ()) -> None:
         """`others` run in addition to the rounds that every node needs."""
         # Leases first: the claims of the dead can wait longer than the leases of the living.
-        self._rounds = [self.listening.run, self._renew, *others, self.timers.run, self._arm]
+        self._rounds = [self.listening.run_round, self._renew, *others, self.timers.run, self._arm]
         self._board.listening = False
         self._board.armed = 0
         self.threads[0].start()

@@ -43,14 +43,14 @@ class Arming:
         board: Board,
         worker_pipe: WakePipe,
         domains: Sequence[str],
-        look: Callable[[], None],
+        reread_timers: Callable[[], None],
     ) -> None:
-        """`look` has the next round read the timers."""
+        """`reread_timers` has the next round read the timers."""
         self._statements = statements
         self._board = board
         self._wake = worker_pipe
         self._domains = domains
-        self._look = look
+        self._reread_timers = reread_timers
         #: The listening session that the flag is up for; 0 while it is down.
         self._session = 0
         self._number = 0
@@ -162,5 +162,5 @@ class Arming:
             return float("inf")
         pause = self._put_off.check(connection)
         if not self._put_off.is_up:
-            self._look()
+            self._reread_timers()
         return pause

@@ -44,7 +44,7 @@ class NodeWaiter:
         poll_interval: float,
         jitter_ms: int,
         leave: Callable[[], None] | None = None,
-        look: float = _CHECK_SECONDS,
+        check_seconds: float = _CHECK_SECONDS,
     ) -> None:
         """`leave` stops a quarantine process, which ends once it has nothing more to run."""
         self._board = node.board
@@ -57,7 +57,7 @@ class NodeWaiter:
         self._bell = WakePipe(1)
         self.poll_interval = check_poll_interval(poll_interval)
         self._jitter_ms = jitter_ms
-        self._look = look
+        self._check_seconds = check_seconds
         self._waiting = False
         #: A byte was taken, and the claim that it asks for is not made yet.
         self._woken = False
@@ -130,7 +130,7 @@ class NodeWaiter:
 
     def _wait(self, busy: Callable[[], bool], since: int, until: float) -> Counter | None:
         began = time.monotonic()
-        ends_at = began + max(self.poll_interval, self._look)
+        ends_at = began + max(self.poll_interval, self._check_seconds)
         while True:
             if not self._board.armed:
                 self._steward_pipe.put()
@@ -144,7 +144,9 @@ class NodeWaiter:
                 return Counter.WAKEUPS_TIMER
             if now >= ends_at:
                 return None  # The leader shows that it has not hung, and waits on.
-            pause = self._look if now >= polls_at else min(polls_at - now, self._look)
+            pause = self._check_seconds
+            if now < polls_at:
+                pause = min(pause, polls_at - now)
             wait_for([self._worker_pipe, self._bell], min(pause, ends_at - now, until - now))
             if self._bell.pending:
                 return None
