@@ -44,7 +44,7 @@ class Listening(Listener):
         self.due_earlier = threading.Event()
         #: The same: some commands became ready that another node may claim.
         self.ready = threading.Event()
-        #: The same, for `run_round`: this session has ended, so the one of the rounds may have, too.
+        #: The same, for `run_round`: this session has ended, so that of the rounds may have, too.
         self._session_ended = threading.Event()
         #: Monotonic time from which another pause counts; and whether there was one before that,
         #: which `run_round` counts.

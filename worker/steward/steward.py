@@ -4,6 +4,8 @@ worker runs it among its own threads.
 
     Listening     hears notifications, and wakes one worker for each
     _renew        renews the leases of all that the node's living processes have claimed
+    RescueRound   releases what processes that have exited had claimed (a fleet's)
+    StaleBoards   does so for supervisors that died without a successor (a fleet's)
     TimerRound    promotes due commands, and wakes a worker for leases that have ended
     Arming        asks senders for notifications while a worker waits
 
@@ -56,7 +58,8 @@ _RETRY_RENEWAL_SECONDS = 3.0
 _WARNING_SECONDS = 30.0
 
 #: Does its due work, and returns the seconds until the next; infinity leaves that to a byte in the
-#: steward's pipe. It is called more often than that: in each pass.
+#: steward's pipe. It is called more often than that: in each pass. One that may take longer than
+#: ROUND_SECONDS calls `allow`.
 Round = Callable[[Connection], float]
 
 
@@ -106,7 +109,7 @@ class Steward:
 
     def start(self, others: Sequence[Round] = ()) -> None:
         """`others` run in addition to the rounds that every node needs."""
-        # Leases first: the claims of the dead can wait longer than the leases of the living.
+        # Leases before the others: claims of the dead can wait longer than leases of the living.
         self._rounds = [self.listening.run_round, self._renew, *others, self.timers.run, self._arm]
         self._board.listening = False
         self._board.armed = 0
