@@ -1,4 +1,4 @@
--- Operators' statements; see also 07_operating.sql.
+-- Operators' statements; see also 08_operating.sql.
 
 -- name: count_waiting
 -- Counts what cancel_ready and cancel_scheduled would take now.
