@@ -43,9 +43,10 @@ BEGIN
 END
 $$;
 
--- Whether ended leases stay claimed for now; begins the wait if there is a reason. Writes no
--- table: in a long transaction that would keep the nodes from renewing.
-CREATE FUNCTION {schema}.waits_for_renewals() RETURNS boolean
+-- Begins a wait for renewals if there is a reason; returns whether one lasts, in which ended
+-- leases stay claimed. Writes no table: in a long transaction that would keep the nodes from
+-- renewing.
+CREATE FUNCTION {schema}.begin_wait_for_renewals() RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -75,14 +76,14 @@ BEGIN
 END
 $$;
 
--- Whether a row has no claim, or one whose lease has ended.
+-- Whether a row has no claim, or one whose lease has ended; may begin a wait for renewals.
 CREATE FUNCTION {schema}.is_claimable(p_claimer bigint, p_lease_until timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
     RETURN p_lease_until IS NULL OR {schema}.lease_time_is_over(p_claimer, p_lease_until)
-        AND NOT {schema}.waits_for_renewals();
+        AND NOT {schema}.begin_wait_for_renewals();
 END
 $$;
 
@@ -386,7 +387,7 @@ CREATE FUNCTION {schema}.renew(
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
-    PERFORM {schema}.waits_for_renewals();
+    PERFORM {schema}.begin_wait_for_renewals();
     -- A future time is from before the clock was set back.
     UPDATE {schema}.node SET renewed_at = '-infinity'
     WHERE id IN (
@@ -414,7 +415,8 @@ BEGIN
     DELETE FROM {schema}.node
     WHERE id IN (
         SELECT n.id FROM {schema}.node n
-        WHERE n.renewed_at < clock_timestamp() - 10 * n.lease AND NOT {schema}.waits_for_renewals()
+        WHERE n.renewed_at < clock_timestamp() - 10 * n.lease
+            AND NOT {schema}.begin_wait_for_renewals()
         FOR UPDATE SKIP LOCKED);
     RETURN ARRAY(
         SELECT k.position
