@@ -138,8 +138,8 @@ $$;
 --
 -- The last row has no token and is no claim. It shows how far the claim has read: in every
 -- (domain, priority) before its own, or in all if it has none, no claimable row is left of the
--- ids up to its id, except rows that others were inserting or had locked; waited is the number
--- of pages read.
+-- ids up to its id, except rows that others were inserting or had locked. Its column
+-- waited is the number of pages read: one more column would be sent, as NULL, with each claim.
 CREATE FUNCTION {schema}.claim(
     p_domains text[], p_priorities smallint[], p_floors bigint[], p_below boolean, p_types text[],
     p_count integer, p_least integer, p_bytes bigint, p_most_losses smallint, p_claimer bigint,
