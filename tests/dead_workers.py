@@ -11,7 +11,7 @@ from handlers import claim, connect, handling
 
 from cmdbus import RetryPolicy, TransientCommandError
 from cmdbus.board.board import Board
-from cmdbus.worker.claims.claim import Claim, key_of
+from cmdbus.worker.claims.claim import Claim, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.pipeline.in_flight import Entry, EntryState, InFlight
 from cmdbus.worker.steward.attribution import Attribution
@@ -67,7 +67,7 @@ class Dead:
         return Attribution(
             seat=self.board.seat_view(0),
             why=WHY,
-            causes={key_of(c): error for c, error in (gil_holder or {}).items()},
+            causes={fence_of(c): error for c, error in (gil_holder or {}).items()},
         )
 
 

@@ -14,9 +14,9 @@ from cmdbus.board.views import ClaimView, CommandView, SeatView, SlotView
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
 from cmdbus.exits import Exit
 from cmdbus.retry import RetryPolicy
-from cmdbus.worker.claims.claim import Claim
+from cmdbus.worker.claims.claim import Claim, Fence
 from cmdbus.worker.claims.outcomes import failed
-from cmdbus.worker.steward.attribution import Attribution, Key, attribute, begun
+from cmdbus.worker.steward.attribution import Attribution, attribute, begun
 
 ID = UUID(int=1)
 PID = 4711
@@ -24,12 +24,12 @@ PID = 4711
 FIRST, SECOND, FINISHED, WAITING = (1, 101, 1), (2, 102, 2), (3, 103, 3), (4, 104, 4)
 
 
-def key(which: Key, state: ClaimState) -> ClaimView:
+def key(which: Fence, state: ClaimState) -> ClaimView:
     id, token, command = which
     return ClaimView(id=id, token=token, command_id=UUID(int=command), state=state)
 
 
-def slot(index: int, which: Key | None) -> SlotView:
+def slot(index: int, which: Fence | None) -> SlotView:
     command = None
     if which is not None:
         command = CommandView(

@@ -16,7 +16,7 @@ from cmdbus import Command, CommandBus, Context, SendRequest
 from cmdbus.board.board import Board
 from cmdbus.supervisor.cli.values import payload_size
 from cmdbus.worker import Worker
-from cmdbus.worker.claims.claim import Claim, key_of
+from cmdbus.worker.claims.claim import Claim, fence_of
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.handler_connection import EndedConnection
 from cmdbus.worker.pipeline.in_flight import InFlight
@@ -91,9 +91,9 @@ def test_payload_counts_as_ahead_until_a_thread_starts_with_it(
     in_flight.free([two])
     in_flight.mark_released([three])
     assert in_flight.prefetched_bytes == 5 * KB
-    assert key_of(three) in in_flight.known(), "until it is given back, it is not adopted"
+    assert fence_of(three) in in_flight.known(), "until it is given back, it is not adopted"
     assert in_flight.release(ThreadConnection(lambda: connection))
-    assert key_of(three) not in in_flight.known()
+    assert fence_of(three) not in in_flight.known()
 
 
 def test_a_claim_is_held_until_its_row_is_not_locked(
@@ -109,7 +109,7 @@ def test_a_claim_is_held_until_its_row_is_not_locked(
         query = b"SELECT FROM cmdbus.ready WHERE id = %s FOR UPDATE"
         assert stranger.execute(query, (one.id,)).rowcount == 1
         assert not in_flight.release(ThreadConnection(lambda: connection))
-        assert in_flight.known() == {key_of(one)}
+        assert in_flight.known() == {fence_of(one)}
     assert in_flight.release(ThreadConnection(lambda: connection))
     assert in_flight.known() == set()
     assert bus.snapshot("payments")["in_progress"] == 0

@@ -21,7 +21,7 @@ from cmdbus import (
 from cmdbus.board.board import Board
 from cmdbus.database.schema import install
 from cmdbus.errors import SchemaError
-from cmdbus.worker.claims.claim import key_of
+from cmdbus.worker.claims.claim import fence_of
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, with_ascii_texts
 from cmdbus.worker.pipeline.adoption import Adoption
 from cmdbus.worker.pipeline.in_flight import RELEASED, InFlight
@@ -129,7 +129,7 @@ def test_one_unreadable_claim_of_a_lost_reply_keeps_no_other_from_being_adopted(
         # So that it is read before the others.
         admin.execute("UPDATE cmdbus.ready SET losses = 0 WHERE command_id <> %s", (sent[2],))
         in_flight = InFlight(claimer.statements, Board.in_memory(1, 8).seat(0))
-        adopted = Adoption(claimer.statements, in_flight, 250).adopt(session, {key_of(running)})
+        adopted = Adoption(claimer.statements, in_flight, 250).adopt(session, {fence_of(running)})
         released = [entry.claim for entry in in_flight.in_state(RELEASED)]
         found = [claim.command_id for claim in adopted]
         assert found == [sent[1], sent[3]], "no more than 250 bytes"

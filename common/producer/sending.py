@@ -23,7 +23,8 @@ from cmdbus.producer.store import AdmissionResult, Store
 
 logger = logging.getLogger(__name__)
 
-Key = tuple[str, UUID]
+#: Domain and id of a command.
+SentId = tuple[str, UUID]
 Check = Callable[[SendRequest, UUID], Outgoing]
 
 
@@ -44,9 +45,9 @@ class BulkSend:
     def __init__(self, requests: Sequence[SendRequest]) -> None:
         self.requests = requests
         spare = new_ids(len(requests))
-        #: Domain and id of each, and of those that bring an id.
-        self.keys: list[Key] = []
-        self.brought: list[Key] = []
+        #: Of each, and of those that bring an id.
+        self.keys: list[SentId] = []
+        self.brought: list[SentId] = []
         for request, id_ in zip(requests, spare, strict=True):
             if not isinstance(request, SendRequest):
                 raise ValueError(

@@ -32,7 +32,7 @@ class Claim(NamedTuple):
     domain: str
     priority: int
     id: int
-    #: Numbers the claims of this command; the fence.
+    #: Numbers the claims of this command.
     token: int
     command_id: UUID
     type: str
@@ -170,11 +170,12 @@ class ClaimScope(Enum):
     SUSPECT = (SUSPECT_LOSSES, _MAX_LOSSES)
 
 
-#: Id, token and command: this worker may claim a row again whose lease it has lost, and a server
-#: that was restored to an earlier point gives an id and a token again, to another command.
-Key = tuple[int, int, int]
+#: Id, token and command, which tell a claim from any other: this worker may claim a row again
+#: whose lease it has lost, and a server that was restored to an earlier point gives an id and a
+#: token again, to another command.
+Fence = tuple[int, int, int]
 
 
-def key_of(claim: Claim | ClaimKey) -> Key:
+def fence_of(claim: Claim | ClaimKey) -> Fence:
     # Not the UUID itself, whose hash is computed in Python.
     return claim[2], claim[3], claim[4].int

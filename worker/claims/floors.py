@@ -30,7 +30,8 @@ _PAGES_PER_CLAIM = 3
 #: At 20,000 sends a second that is as much as 50 ms later.
 OVERLAP = 1000
 
-Key = tuple[str, int]
+#: Domain and priority.
+Queue = tuple[str, int]
 
 
 def pause_after(pages: int) -> float:
@@ -42,13 +43,13 @@ class Floors:
     """By domain and priority; used by the thread that claims."""
 
     def __init__(self) -> None:
-        self._floors: dict[Key, int] = {}
+        self._floors: dict[Queue, int] = {}
         self._swept_at = float("-inf")
         self._pause = 0.0
         #: The latest claim was empty and has not read below the floors.
         self._missed = False
 
-    def for_claim(self, now: float) -> Mapping[Key, int]:
+    def for_claim(self, now: float) -> Mapping[Queue, int]:
         """Empty if it is time to begin at zero."""
         if now >= self._swept_at + max(SWEEP_SECONDS, self._pause):
             return {}
@@ -65,9 +66,9 @@ class Floors:
 
     def looked(
         self,
-        asked: Mapping[Key, int],
+        asked: Mapping[Queue, int],
         below: bool,
-        queues: Sequence[Key],
+        queues: Sequence[Queue],
         result: ClaimResult,
         now: float,
     ) -> None:
@@ -81,7 +82,7 @@ class Floors:
             self._swept_at = now
             self._pause = pause_after(result.pages - _PAGES_PER_CLAIM * len(result.claims))
         self._missed = not swept and not result.claims
-        lowest: dict[Key, int] = {}
+        lowest: dict[Queue, int] = {}
         for claim in result.claims:
             key = claim[:2]
             if claim[2] < lowest.get(key, claim[2] + 1):

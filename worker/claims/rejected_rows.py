@@ -9,7 +9,7 @@ from collections.abc import Set
 from typing import Literal
 
 from cmdbus.clock import time
-from cmdbus.worker.claims.claim import ClaimKey, Connection, Key, key_of
+from cmdbus.worker.claims.claim import ClaimKey, Connection, Fence, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.outcomes import MAX_MESSAGE, ascii_text
 from cmdbus.worker.claims.rejections import Cause, cause_of, may_be_of_one_row, reason
@@ -29,9 +29,9 @@ class RejectedRows:
         self._statements = statements
         #: Rows that could not even be moved, with the monotonic time until which they are left
         #: out; they stay here, as that is logged once.
-        self._skipped: dict[Key, float] = {}
+        self._skipped: dict[Fence, float] = {}
         #: Rows that have timed out once, and whether another statement has succeeded since.
-        self._late: dict[Key, bool] = {}
+        self._late: dict[Fence, bool] = {}
 
     @property
     def skipped(self) -> Set[int]:
@@ -61,10 +61,10 @@ class RejectedRows:
     ) -> bool:
         """Moves a row to troubleshooting because of `error`. False if the row has changed since its
         key was read, or is skipped."""
-        name = key_of(key)
-        again = self._late.pop(name, False)
+        fence = fence_of(key)
+        again = self._late.pop(fence, False)
         if cause_of(error) is Cause.TIMEOUT and not again:
-            self._late[name] = False
+            self._late[fence] = False
             return False
         why = ascii_text(reason(error), MAX_MESSAGE)
         where = f"command {key.command_id} (domain {key.domain}, row {key.id}) {what}"
@@ -74,14 +74,14 @@ class RejectedRows:
             if not may_be_of_one_row(second):
                 raise
             if cause_of(second) is Cause.TIMEOUT:
-                self._late[name] = False
+                self._late[fence] = False
                 return False
-            if name not in self._skipped:
+            if fence not in self._skipped:
                 message = "%s: %s; nor moved to troubleshooting: %s; skipped"
                 logger.error(message, where, why, reason(second))
-            self._skipped[name] = time.monotonic() + SKIP_SECONDS
+            self._skipped[fence] = time.monotonic() + SKIP_SECONDS
             return False
-        self._skipped.pop(name, None)
+        self._skipped.pop(fence, None)
         if moved:
             logger.error("%s: moved to the troubleshooting queue: %s", where, why)
         return moved

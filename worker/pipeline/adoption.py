@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Container
 from itertools import accumulate
 
-from cmdbus.worker.claims.claim import Claim, ClaimKey, Connection, Key, Session, key_of
+from cmdbus.worker.claims.claim import Claim, ClaimKey, Connection, Fence, Session, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.halving import in_halves
@@ -42,7 +42,7 @@ class Adoption:
         if session is not None:
             self.sessions_in_doubt.add(session)
 
-    def end_sessions(self, connection: Connection) -> tuple[set[Session], set[Key]]:
+    def end_sessions(self, connection: Connection) -> tuple[set[Session], set[Fence]]:
         """Returns the sessions that are gone, so that they cannot claim any more, and the claims
         that were in flight then."""
         sessions = set(self.sessions_in_doubt)
@@ -50,7 +50,7 @@ class Adoption:
         # Before the table is read: a claim that is settled in between is in neither.
         return sessions if gone else set(), self._in_flight.known()
 
-    def adopt(self, connection: Connection, known: Container[Key]) -> list[Claim]:
+    def adopt(self, connection: Connection, known: Container[Fence]) -> list[Claim]:
         """Returns orphans with their payloads; marks those that exceed the limit as released."""
         orphans = self.orphans(connection, known)
         adopted = in_halves(
@@ -61,8 +61,8 @@ class Adoption:
         # Each half had the limit to itself.
         sizes = accumulate(len(claim.data) for claim in adopted)
         adopted = adopted[: max(1, bisect_right(list(sizes), self._max_bytes))]
-        keys = {key_of(claim) for claim in adopted}
-        self._in_flight.mark_released([claim for claim in orphans if key_of(claim) not in keys])
+        fences = {fence_of(claim) for claim in adopted}
+        self._in_flight.mark_released([claim for claim in orphans if fence_of(claim) not in fences])
         if orphans:
             logger.info(
                 "%s commands were claimed by a round trip whose reply was lost", len(orphans)
@@ -75,7 +75,7 @@ class Adoption:
             _, known = self.end_sessions(connection.connection())
             self._in_flight.mark_released(self.orphans(connection.connection(), known))
 
-    def orphans(self, connection: Connection, known: Container[Key]) -> list[Claim]:
+    def orphans(self, connection: Connection, known: Container[Fence]) -> list[Claim]:
         """This worker's claims in the table that are not `known`, without payloads."""
         try:
             claims = self._statements.claimed(connection)
@@ -93,10 +93,10 @@ class Adoption:
             keys = self._statements.keys_of(connection, self._statements.incarnation)
             claims = in_halves(
                 lambda some: self._statements.claimed(connection, [key.command_id for key in some]),
-                [key for key in keys if key_of(key) not in known],
+                [key for key in keys if fence_of(key) not in known],
                 lambda key, error: self._set_aside(connection, key, error),
             )
-        return [claim for claim in claims if key_of(claim) not in known]
+        return [claim for claim in claims if fence_of(claim) not in known]
 
     def _set_aside(self, connection: Connection, key: ClaimKey, error: Exception) -> bool:
         return self._rejected.set_aside(connection, key, "cannot be claimed", error)

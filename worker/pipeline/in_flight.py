@@ -27,7 +27,7 @@ from threading import Event, Lock
 
 from cmdbus.board.records import CommandType
 from cmdbus.board.seats import Seat
-from cmdbus.worker.claims.claim import Claim, Finished, Key, key_of
+from cmdbus.worker.claims.claim import Claim, Fence, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.halving import release
@@ -74,7 +74,7 @@ class InFlight:
         #: For a leader that has timed out and its successor, and for two threads that take the same
         #: outcome.
         self._lock = Lock()
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Fence, Entry] = {}
         #: Set when something was claimed; cleared by housekeeping when nothing is left.
         self.filled = Event()
 
@@ -106,7 +106,7 @@ class InFlight:
         """The claims whose rows are still claimed, as far as is known here."""
         return [entry.claim for entry in list(self._entries.values())]
 
-    def known(self) -> set[Key]:
+    def known(self) -> set[Fence]:
         with self._lock:
             return set(self._entries)
 
@@ -143,7 +143,7 @@ class InFlight:
 
     def hold(self, finished: Finished, state: EntryState) -> None:
         """`state`: ROW_LOCKED or ROW_MISSING."""
-        entry = self._entries.get(key_of(finished.claim))
+        entry = self._entries.get(fence_of(finished.claim))
         if entry is not None:  # else a worker that stops has released it
             entry.finished, entry.state = finished, state
 
@@ -157,7 +157,7 @@ class InFlight:
 
     def free(self, claims: Iterable[Claim]) -> None:
         for claim in claims:
-            entry = self._entries.pop(key_of(claim), None)
+            entry = self._entries.pop(fence_of(claim), None)
             if entry is not None:
                 entry.state = GONE
                 if entry.index is not None:
@@ -167,7 +167,7 @@ class InFlight:
         """Also claims that were not taken."""
         for claim in claims:
             command_type = self._seat.command_type(claim.domain, claim.type)
-            entry = self._entries.setdefault(key_of(claim), Entry(claim, command_type))
+            entry = self._entries.setdefault(fence_of(claim), Entry(claim, command_type))
             entry.claim = claim._replace(data="")
             entry.state = RELEASED
 

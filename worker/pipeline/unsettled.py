@@ -14,7 +14,7 @@ from cmdbus.board.counters import OutcomeLabel
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.failpoints import SETTLED, failpoint
-from cmdbus.worker.claims.claim import Claim, Finished, key_of
+from cmdbus.worker.claims.claim import Claim, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
@@ -142,11 +142,11 @@ class Unsettled:
             return
         failpoint(SETTLED)
         if lost:
-            keys = {key_of(claim) for claim in lost}
+            fences = {fence_of(claim) for claim in lost}
             for finished in done:
-                if key_of(finished.claim) in keys:
+                if fence_of(finished.claim) in fences:
                     self._in_flight.hold(finished, ROW_MISSING)
-            done = [finished for finished in done if key_of(finished.claim) not in keys]
+            done = [finished for finished in done if fence_of(finished.claim) not in fences]
         for finished in self._telemetry.settled(slot, done):
             self.log_later(partial(log_end, finished))
         self._in_flight.free([finished.claim for finished in done])

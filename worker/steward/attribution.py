@@ -26,11 +26,8 @@ from cmdbus.board.records import ClaimState, ExitRecord, Verdict
 from cmdbus.board.views import ClaimView, CommandView, SeatView
 from cmdbus.errors import CommandError, PermanentCommandError, TransientCommandError
 from cmdbus.exits import Exit
-from cmdbus.worker.claims.claim import STOPPED, Claim
+from cmdbus.worker.claims.claim import STOPPED, Claim, Fence
 from cmdbus.worker.claims.outcomes import MAX_DETAILS, SUSPECT_LOSSES
-
-#: Id, token and command, as in claim.py.
-Key = tuple[int, int, int]
 
 #: Signals that are meant for the process, and not for its commands.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -56,7 +53,7 @@ class Attribution:
     #: Why commands that had begun may count no loss.
     reason: str | None = None
     #: The commands to charge: code (CRASHED or TIMEOUT), message, and details.
-    causes: Mapping[Key, CommandError] = field(default_factory=dict)
+    causes: Mapping[Fence, CommandError] = field(default_factory=dict)
 
 
 def attribute(seat: SeatView, exit_record: ExitRecord, dump: str) -> Attribution:
@@ -87,31 +84,31 @@ def _ident(seat: SeatView, exit_record: ExitRecord) -> int | None:
     return next((s.ident for s in busy if any_slot or s.index == exit_record.slot), None)
 
 
-def begun(seat: SeatView) -> set[Key]:
+def begun(seat: SeatView) -> set[Fence]:
     """The commands that its threads had started, without a settled outcome."""
-    known = {_key(claim) for claim in seat.claims}
-    started = {_key(claim) for claim in seat.claims if claim.state in _BEGUN}
-    shown = {_key(slot.command) for slot in seat.slots if slot.command}
+    known = {_fence(claim) for claim in seat.claims}
+    started = {_fence(claim) for claim in seat.claims if claim.state in _BEGUN}
+    shown = {_fence(slot.command) for slot in seat.slots if slot.command}
     # A command that only a slot shows: there were more than the table can.
     return started | (shown - known)
 
 
 def _causes(
     seat: SeatView, exit_record: ExitRecord, why: str, details: Mapping[str, object]
-) -> dict[Key, CommandError]:
+) -> dict[Fence, CommandError]:
     if exit_record.quarantined and _is_suspicious(exit_record):
         crash = PermanentCommandError("CRASHED", f"it ran alone, and {why}", details)
         return dict.fromkeys(begun(seat), crash)
     error = TransientCommandError("TIMEOUT", f"it held up its whole process: {why}", details)
     charged = exit_record.slot, exit_record.token, exit_record.command_id
     return {
-        _key(command): error
+        _fence(command): error
         for slot in seat.slots
         if (command := slot.command) and (slot.index, command.token, command.command_id) == charged
     }
 
 
-def _key(view: ClaimView | CommandView) -> Key:
+def _fence(view: ClaimView | CommandView) -> Fence:
     return view.id, view.token, view.command_id.int
 
 

@@ -25,7 +25,7 @@ from cmdbus.failpoints import AFTER_RESCUE, IN_RESCUE, failpoint
 from cmdbus.registry import HandlerRegistry
 from cmdbus.retry import RetryPolicy
 from cmdbus.timeouts import RESCUE_SECONDS
-from cmdbus.worker.claims.claim import Claim, Connection, Finished, key_of
+from cmdbus.worker.claims.claim import Claim, Connection, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.halving import in_halves, warn_of_release
 from cmdbus.worker.claims.outcomes import SUSPECT_LOSSES, failed
@@ -135,10 +135,10 @@ class _Rescuer:
 
     def hand_back(self, claims: list[Claim]) -> bool:
         """False if other sessions have locked some of the rows."""
-        causes = [claim for claim in claims if key_of(claim) in self.attribution.causes]
-        others = [claim for claim in claims if key_of(claim) not in self.attribution.causes]
+        causes = [claim for claim in claims if fence_of(claim) in self.attribution.causes]
+        others = [claim for claim in claims if fence_of(claim) not in self.attribution.causes]
         executed = begun(self.attribution.seat)
-        lost = {claim for claim in others if key_of(claim) in executed}
+        lost = {claim for claim in others if fence_of(claim) in executed}
         given = self._release(others, lost)
         charged = [claim for claim in causes if self._charge(claim)]
         self.rescued.released += [claim for claim in others if claim in given - lost]
@@ -167,7 +167,7 @@ class _Rescuer:
         policy = (handler and handler.retry) or _DEFAULT_POLICY
         max_attempts = claim.max_attempts or policy.max_attempts
         outcome = failed(
-            self.attribution.causes[key_of(claim)],
+            self.attribution.causes[fence_of(claim)],
             "",
             attempt=claim.attempts + 1,
             max_attempts=max_attempts,
