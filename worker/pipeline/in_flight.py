@@ -81,7 +81,8 @@ class InFlight:
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def __len__(self) -> int:
+    @property
+    def unfinished_count(self) -> int:
         """The number of entries that keep a thread busy, or will."""
         return len(self.in_state(QUEUED, RUNNING))
 

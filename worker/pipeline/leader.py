@@ -255,7 +255,7 @@ class Leader:
         bytes_ = self._claim_bytes - self._in_flight.prefetched_bytes
         if bytes_ <= 0:
             room = 0  # until a thread has started some of it
-        free = min(max(1, self._queue.threads - len(self._in_flight)), room)
+        free = min(max(1, self._queue.threads - self._in_flight.unfinished_count), room)
         ahead = min(self.prefetch.prefetch(bytes_), room - free) if quick else 0
         if len(quick) == len(types):
             free, ahead = free + ahead, 0
