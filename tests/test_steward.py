@@ -121,12 +121,12 @@ def test_a_pause_is_counted_on_the_board_for_the_workers(idle: Idle, dsn: str) -
     with CommandBus(dsn) as bus:
         idle.start()
         eventually(lambda: idle.board.listening)
-        assert idle.board.pauses == 0
+        assert idle.board.domain_pauses == 0
         bus.pause("payments")
-        eventually(lambda: idle.board.pauses == 1)
+        eventually(lambda: idle.board.domain_pauses == 1)
         bus.resume("payments")
         assert end_listening_sessions(dsn) == 1
-        eventually(lambda: idle.board.pauses == 2)
+        eventually(lambda: idle.board.domain_pauses == 2)
 
 
 def test_a_stranger_who_notifies_of_pauses_makes_few_of_them_count(idle: Idle, dsn: str) -> None:
@@ -137,9 +137,9 @@ def test_a_stranger_who_notifies_of_pauses_makes_few_of_them_count(idle: Idle, d
         began = time.monotonic()
         while time.monotonic() < began + 1.2:
             stranger.execute("NOTIFY cmdbus_pause")
-        counted = idle.board.pauses
+        counted = idle.board.domain_pauses
         assert 2 <= counted <= 2 * (time.monotonic() - began) + 1
-        eventually(lambda: idle.board.pauses == counted + 1, 2)
+        eventually(lambda: idle.board.domain_pauses == counted + 1, 2)
 
 
 def test_the_timers_are_read_50_ms_early_and_a_worker_is_woken_at_the_time(

@@ -27,9 +27,9 @@ def test_nothing_starts_that_was_claimed_ahead_before_a_pause(dsn: str, bus: Com
         bus.send_many([SendRequest("payments", "Debit")] * 300 + slow(100))
         gate.wait_for(2)
         assert worker._waiter is not None
-        heard = worker._waiter.pauses
+        heard = worker._waiter.domain_pauses
         bus.pause("payments")
-        eventually(lambda: worker._waiter is not None and worker._waiter.pauses > heard)
+        eventually(lambda: worker._waiter is not None and worker._waiter.domain_pauses > heard)
         gate.open.set()
         bus.send("orders", "Ship")
         assert ran.acquire(timeout=10)

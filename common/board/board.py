@@ -48,7 +48,7 @@ class Board(Reader):
     #: The time at which the leases of all claims of living processes were renewed.
     renewed = Cell(offsets.RENEWED)
     #: Rises when a domain was paused, or may have been.
-    pauses = Cell(offsets.PAUSES)
+    domain_pauses = Cell(offsets.DOMAIN_PAUSES)
 
     @classmethod
     def in_memory(

@@ -10,7 +10,7 @@ cells of the head               written by                          read by
 | SUPERVISOR pid state since    the supervisor                      ps, steward
     due wanted
 | listening, armed, suspects,   the steward                         leaders, housekeeping,
-    renewed, pauses                                                   supervisor, ps
+    renewed, domain pauses                                            supervisor, ps
 | restarts, one for each reason the supervisor                      metrics
   undead                        the supervisor                      metrics, ps
 
@@ -84,7 +84,7 @@ LISTENING = 4 * LINE
 ARMED = LISTENING + 1
 SUSPECTS = LISTENING + 2
 RENEWED = LISTENING + 3
-PAUSES = LISTENING + 4
+DOMAIN_PAUSES = LISTENING + 4
 RESTARTS = 5 * LINE
 UNDEAD = RESTARTS + 7
 HEAD_CELLS = 6 * LINE

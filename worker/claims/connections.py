@@ -112,7 +112,7 @@ class ThreadConnection:
     def reconnect(self, give_up: threading.Event | None = None) -> None:
         """Tries until it works, or `give_up` is set; without `give_up` only once. Also raises once
         the pool was exhausted three times, or had no working connection within its timeout."""
-        pauses, exhausted = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS), 0
+        backoff, exhausted = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS), 0
         while True:
             self.close()
             self._show(0, 0)
@@ -130,7 +130,7 @@ class ThreadConnection:
                 away = isinstance(error, PoolTimeout) and not exhausted
                 if give_up is None or away or exhausted == _EXHAUSTED_TRIES:
                     raise
-                if give_up.wait(pauses.pause()):
+                if give_up.wait(backoff.pause()):
                     raise
 
     def discard_if_read_only(self, error: BaseException) -> None:

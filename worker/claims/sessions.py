@@ -56,11 +56,11 @@ def end_sessions(
         "name": None if incarnation is None else session_name(executor.schema, incarnation),
     }
     deadline = time.monotonic() + within
-    pauses = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+    backoff = Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     while executor.value(connection, "end_sessions", **values):
         if time.monotonic() > deadline:
             return False
-        time.sleep(pauses.pause())
+        time.sleep(backoff.pause())
     return True
 
 

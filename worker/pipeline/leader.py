@@ -124,7 +124,7 @@ class Leader:
         if self.stopping.is_set():
             self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
             return False
-        thread.pauses = self._waiter.pauses
+        thread.domain_pauses = self._waiter.domain_pauses
         self._prepare(thread)
         if self.adoption.sessions_in_doubt:
             self._adopt(thread)
@@ -210,7 +210,9 @@ class Leader:
 
     def _take_on(self, thread: WorkerThread, claims: list[Claim], *, wake: bool = True) -> None:
         """`wake`: the thread does not draw next."""
-        self._queue.fill(self._in_flight.take(claims, lambda: thread.given_up), thread.pauses)
+        self._queue.fill(
+            self._in_flight.take(claims, lambda: thread.given_up), thread.domain_pauses
+        )
         if claims and wake:
             self._queue.wake()
         if self.stopping.is_set():

@@ -42,8 +42,8 @@ class LocalQueue:
         self._idle: deque[None] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._filled_at = 0.0
-        #: Number of pauses that were known when the claim of these commands began.
-        self._pauses = 0
+        #: Number of pauses of domains that were known when the claim of these commands began.
+        self._domain_pauses = 0
 
     def draw(self) -> Item | None:
         """Returns None if the queue is empty."""
@@ -84,19 +84,20 @@ class LocalQueue:
         """Called by a thread that draws next."""
         self._items.append(item)
 
-    def fill(self, entries: Sequence[Entry], pauses: int) -> None:
-        """`pauses`: their number when the claim began. Wakes no thread."""
+    def fill(self, entries: Sequence[Entry], domain_pauses: int) -> None:
+        """`domain_pauses`: their number when the claim began. Wakes no thread."""
         self._filled_at = time.monotonic()
-        # Claims that join older ones count as equally old.
-        self._pauses = min(self._pauses, pauses) if self._items else pauses
+        if self._items:  # Claims that join older ones count as equally old.
+            domain_pauses = min(self._domain_pauses, domain_pauses)
+        self._domain_pauses = domain_pauses
         self._items.extend(entries)
 
     def __bool__(self) -> bool:
         return bool(self._items)
 
-    def is_older(self, pauses: int) -> bool:
+    def is_older(self, domain_pauses: int) -> bool:
         """Whether the commands were claimed before the latest of these pauses."""
-        return self._pauses < pauses
+        return self._domain_pauses < domain_pauses
 
     def release_stale(self) -> None:
         """Releases commands that were claimed ahead of the threads and not started in time,

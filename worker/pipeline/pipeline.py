@@ -73,7 +73,7 @@ class Pipeline:
             self._rest(thread)
             item = self.queue.wait()
         if type(item) is Entry:
-            if not self.queue.is_older(self._waiter.pauses):
+            if not self.queue.is_older(self._waiter.domain_pauses):
                 return self._survive(thread, item)
             # A domain was paused since then. The next claim takes the commands of other domains.
             self.queue.release(item)

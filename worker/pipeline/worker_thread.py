@@ -54,7 +54,7 @@ class WorkerThread:
         #: The session in which this thread last led, and registered its worker.
         self.registered: tuple[int, int] | None = None
         #: Number of pauses of domains that were known when it last led.
-        self.pauses = 0
+        self.domain_pauses = 0
         #: The domain in its name; empty between two domains' commands.
         self.domain = ""
         self._stopping = stopping

@@ -80,7 +80,7 @@ class Listening(Listener):
 
     def _count_pause(self, now: float) -> None:
         self._next_pause_at = now + _NEXT_PAUSE_SECONDS
-        self._board.pauses += 1
+        self._board.domain_pauses += 1
 
     def watch_queue(self, usage: float) -> None:
         """The server has one queue of notifications for all databases; a full one makes the
@@ -101,7 +101,7 @@ class Listening(Listener):
         self._board.listening = self.is_on
         if self._node.generation > 1 or self.sessions > 1:
             # Notifications sent since the session before this one reached no session.
-            self._board.pauses += 1
+            self._board.domain_pauses += 1
         self.due_earlier.set()  # For the same reason.
         self._node.steward_pipe.put()
 

@@ -90,11 +90,11 @@ def rescue(
         return Rescued(sessions_ended=False)
     failpoint(IN_RESCUE)
     rescuer = _Rescuer(connection, statements.of(dead), registry, attribution)
-    rescued, pauses = rescuer.rescued, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+    rescued, backoff = rescuer.rescued, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     rescued.left = rescuer.shown() or rescuer.claimed()
     while rescued.left and time.monotonic() < deadline:
         if not rescuer.hand_back(rescued.left):
-            time.sleep(pauses.pause())
+            time.sleep(backoff.pause())
         rescued.left = rescuer.claimed()
     failpoint(AFTER_RESCUE)
     return rescued

@@ -73,7 +73,7 @@ class Listener:
         self._woken.close()
 
     def _run(self) -> None:
-        pause, pauses = 0.0, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        pause, backoff = 0.0, Backoff(_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while not self._stopping.wait(pause):
             sessions = self.sessions
             try:
@@ -83,13 +83,13 @@ class Listener:
                 if self.sessions > sessions:
                     # Without a pause: notifications sent in the gap are lost.
                     pause = 0.0
-                    pauses.reset()
+                    backoff.reset()
                     logger.warning(
                         "the listening session is lost: %s; listening again as soon as it can",
                         joined(str(error)),
                     )
                 else:
-                    pause = pauses.pause()
+                    pause = backoff.pause()
 
     def _listen(self, connection: Connection) -> None:
         # Nothing else would end the wait for a server that has gone silent.

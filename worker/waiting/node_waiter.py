@@ -64,8 +64,8 @@ class NodeWaiter:
         self._stopped = threading.Event()
 
     @property
-    def pauses(self) -> int:
-        return self._board.pauses
+    def domain_pauses(self) -> int:
+        return self._board.domain_pauses
 
     def stop(self) -> None:
         if self._stopped.is_set():
