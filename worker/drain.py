@@ -8,7 +8,7 @@ from cmdbus.clock import time
 from cmdbus.printable import joined
 from cmdbus.worker.claims.claim import STOPPED, Claim, Connection
 from cmdbus.worker.claims.connections import ThreadConnection
-from cmdbus.worker.claims.halving import release
+from cmdbus.worker.claims.releasing import release
 from cmdbus.worker.claims.sessions import abort_io_at, end_sessions
 from cmdbus.worker.pipeline.worker_thread import WorkerThread
 from cmdbus.worker.watch import Watch

@@ -139,7 +139,7 @@ class Housekeeping:
         self._pipeline.unsettled.find_out(self._connection, self._slot)
 
     def _release_stale(self) -> None:
-        self._pipeline.queue.release_stale()
+        self._pipeline.queue.mark_stale_released()
         self._pipeline.in_flight.release(self._connection)
 
     def _wait(self) -> None:

@@ -69,7 +69,7 @@ class Adoption:
             )
         return adopted
 
-    def release_all(self, connection: ThreadConnection) -> None:
+    def mark_orphans_released(self, connection: ThreadConnection) -> None:
         """Marks all orphans of sessions in doubt as released."""
         if self.sessions_in_doubt:
             _, known = self.end_sessions(connection.connection())

@@ -30,7 +30,7 @@ from cmdbus.board.seats import Seat
 from cmdbus.worker.claims.claim import Claim, Fence, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
-from cmdbus.worker.claims.halving import release
+from cmdbus.worker.claims.releasing import release
 
 #: Characters of the smallest payload that is counted: of smaller ones a board can only show 512 KB.
 _COUNTED = 1024

@@ -217,7 +217,7 @@ class Leader:
             self._queue.wake()
         if self.stopping.is_set():
             # The main thread has already released the commands that were not started.
-            self._queue.release()
+            self._queue.mark_released()
             self._in_flight.release(thread.connection)
 
     def _claim_apart(

@@ -99,14 +99,14 @@ class LocalQueue:
         """Whether the commands were claimed before the latest of these pauses."""
         return self._domain_pauses < domain_pauses
 
-    def release_stale(self) -> None:
-        """Releases commands that were claimed ahead of the threads and not started in time,
+    def mark_stale_released(self) -> None:
+        """Marks commands that were claimed ahead of the threads and not started in time,
         because a type that was quick has become slow."""
         late = time.monotonic() - self._filled_at >= _STARTED_WITHIN
         if late and len(self._items) >= 2:
-            self.release()
+            self.mark_released()
 
-    def release(self, *drawn: Entry) -> None:
+    def mark_released(self, *drawn: Entry) -> None:
         """Marks all commands that no thread has started as released, and those that were just
         drawn. Control items stay."""
         items: list[Item] = [*drawn]

@@ -50,16 +50,16 @@ class Pipeline:
         self._prefetch, self.stopping = self.leader.prefetch, self.leader.stopping
 
     def stop_claiming(self) -> None:
-        """Lets the threads end once their commands have finished; releases the others."""
+        """Lets the threads end once their commands have finished; marks the others as released."""
         self.stopping.set()
         self._waiter.wake()
-        self.queue.release()
+        self.queue.mark_released()
         self.queue.put(STOP)
 
     def settle_all(self, connection: ThreadConnection, slot: Slot) -> None:
         """At the end: settles every outcome and releases every claim that is left."""
         self.unsettled.settle_all(connection, slot)
-        self.leader.adoption.release_all(connection)
+        self.leader.adoption.mark_orphans_released(connection)
         self.in_flight.release(connection)
 
     @property
@@ -76,7 +76,7 @@ class Pipeline:
             if not self.queue.is_older(self._waiter.domain_pauses):
                 return self._survive(thread, item)
             # A domain was paused since then. The next claim takes the commands of other domains.
-            self.queue.release(item)
+            self.queue.mark_released(item)
         elif item is LEADERSHIP:
             return self.leader.lead(thread)
         elif item is STOP:
