@@ -10,6 +10,7 @@ import tomllib
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import get_origin
 from uuid import UUID
 
 import pytest
@@ -145,6 +146,7 @@ def is_value(name: str) -> bool:
     """A constant, or a type whose instances never change."""
     module, _, attribute = name.rpartition(".")
     found = getattr(importlib.import_module(module), attribute)
+    found = get_origin(found) or found
     if not isinstance(found, type):
         return isinstance(found, int | float | str | frozenset | tuple | UUID)
     frozen = dataclasses.is_dataclass(found) and found.__dataclass_params__.frozen  # type: ignore[attr-defined]
