@@ -1,4 +1,4 @@
-"""The processes of a fleet: observed, started, ordered to stop, killed, reaped.
+"""The processes of a fleet: reaped, observed, started, ordered to stop, killed.
 
 Acts on what the policy decided, and shows it on the board and in the log. Never waits for a
 process.
@@ -14,7 +14,7 @@ from typing import assert_never
 from cmdbus.board.board import Board
 from cmdbus.board.exit_reasons import exit_reason
 from cmdbus.board.records import Restart, Role, Verdict
-from cmdbus.board.views import SeatView
+from cmdbus.board.views import BoardView, SeatView
 from cmdbus.clock import time
 from cmdbus.counting import count_of
 from cmdbus.exits import ExitStatus
@@ -70,9 +70,10 @@ class Fleet:
         #: Conditions that the log has named, once each.
         self._reported: set[str] = set()
 
-    # Observe.
+    # Reap and observe.
 
-    def observe(self, now: float) -> FleetView:
+    def reap(self, now: float) -> None:
+        """Handles the exits, and gives up processes that survive SIGKILL."""
         for process in list(self._processes.values()):
             if exit_status := process.child.reap():
                 failpoint(IN_REAP)
@@ -81,15 +82,9 @@ class Fleet:
                 self._give_up(process, now)
         self._stacks.log_requested(now)
         self._board.undead = sum(process.undead for process in self._processes.values())
-        view = self._board.snapshot(claims=False)
-        unknown = [p for p in self._processes.values() if view.seats[p.view.index].role is None]
-        if unknown:
-            for process in unknown:
-                process.repair_seat()
-            view = self._board.snapshot(claims=False)
-        for seat in view.seats:
-            if seat.role is Role.DEAD and seat.rescued:
-                self._board.seat(seat.index).clear()
+
+    def observe(self, now: float) -> FleetView:
+        view = self._read_board()
         # What began while this process stalled, after `now`, did not begin in the future.
         read_at = time.monotonic()
         for process in self._processes.values():
@@ -102,6 +97,19 @@ class Fleet:
             unrescued=sum(seat.role is Role.DEAD and not seat.rescued for seat in view.seats),
             suspects=view.suspects,
         )
+
+    def _read_board(self) -> BoardView:
+        """Repairs roles that something overwrote, and frees seats whose claims are released."""
+        view = self._board.snapshot(claims=False)
+        unknown = [p for p in self._processes.values() if view.seats[p.view.index].role is None]
+        if unknown:
+            for process in unknown:
+                process.repair_seat()
+            view = self._board.snapshot(claims=False)
+        for seat in view.seats:
+            if seat.role is Role.DEAD and seat.rescued:
+                self._board.seat(seat.index).clear()
+        return view
 
     def _views(self) -> list[ProcessView]:
         return [process.view for process in self._processes.values()]
@@ -240,7 +248,7 @@ class Fleet:
         again: treats it as dead and releases its claims. So it does with one that has exited, and
         that a debugger holds."""
         process.undead = True
-        after = self._vacate_seat(process, ExitStatus(signal.SIGKILL, 0), process.seat, now)
+        after = self._record_exit(process, ExitStatus(signal.SIGKILL, 0), process.seat, now)
         if after.restart is not None:
             self._restarts.reasons[process.view.post] = after.restart
         if process.view.killed_at is None:
@@ -260,7 +268,7 @@ class Fleet:
             return
         # Read after the exit: everything that the process did counts.
         seat = process.seat
-        after = self._vacate_seat(process, exit_status, seat, now)
+        after = self._record_exit(process, exit_status, seat, now)
         post = process.view.post
         if after.ending is Ending.STOPPED:
             logger.info("%s has stopped, pid %s", process, process.pid)
@@ -276,16 +284,15 @@ class Fleet:
         if after.early and (pause := self._restarts.exited_early(post, now, random.random())):
             logger.warning("%s exited early again: the next starts in %.1f s", process, pause)
 
-    def _vacate_seat(
+    def _record_exit(
         self, process: SupervisedProcess, exit_status: ExitStatus, seat: SeatView, now: float
     ) -> Aftermath:
+        """Wakes the steward, which releases the claims of the dead process."""
         view = replace(process.view, commands=process.executed())
         after = aftermath(view, exit_status, seat, now, stopping=self.stopping)
         self.unfinished |= after.unfinished
         if view.role is Role.STEWARD:
-            # Leaders must not trust a dead listener.
-            self._board.listening = False
-            self._board.armed = 0
+            self._board.disarm()  # Leaders must not trust a dead listener.
         writer = self._board.seat(view.index)
         if after.needs_rescue:
             writer.record_exit(view.number, after.exit_record)

@@ -1,4 +1,4 @@
-"""The supervisor: its start, and its loop: observe -> decide -> act -> wait.
+"""The supervisor: its start, and its loop: reap -> observe -> decide -> act -> wait.
 
 The supervising process loads no database driver, runs no user code, starts no thread and
 holds no lock: so it may fork at any moment, and nothing can hang it. What needs any of that
@@ -126,6 +126,9 @@ class Supervisor:
             now = time.monotonic()
             self._handle_signals()
             self._end_preflight()
+            self._fleet.reap(now)
+            if self._stop_by is None:
+                self._check_end(now)
             fleet = self._observe(now)
             if self._stop_by is not None and not any(p.is_alive(now) for p in fleet.processes):
                 break  # A process in disk wait cannot die: it is left to process 1.
@@ -175,8 +178,6 @@ class Supervisor:
                 _GRACE_SECONDS,
             )
         fleet = self._fleet.observe(now)
-        if self._stop_by is None:
-            self._check_end(now)
         detects_hangs = now >= self._hang_detection_from
         return replace(fleet, stop_by=self._stop_by, detects_hangs=detects_hangs)
 

@@ -60,7 +60,12 @@ def test_what_begins_while_the_supervisor_stalls_is_not_overdue(
         assert process.latest_due == pytest.approx(began / NS + 35)
         fleet.act(Kill(process=process, verdict=Verdict.LATE), time.monotonic())
         fleet.stopping = True
-        eventually(lambda: not fleet.observe(time.monotonic()).processes)
+
+        def left() -> Sequence[ProcessView]:
+            fleet.reap(time.monotonic())
+            return observed(time.monotonic())
+
+        eventually(lambda: not left())
 
 
 def test_the_last_place_is_kept_for_a_steward_that_frees_those_of_the_dead(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class Board(Reader):
             raise BoardError(f"{path} cannot be read as a board: {error}") from error
         return cls(memory, layout, this_boot)
 
-    # For the supervisor.
+    # For the supervisor, and the steward at its start.
 
     def supervise(
         self, *, pid: int, state: SupervisorState, since: int, due: int, wanted: int = 0
@@ -110,6 +110,11 @@ class Board(Reader):
         """`due`: the time after which the loop is overdue; `wanted`: the number of workers."""
         record = SupervisorRecord(pid=pid, state=state, since=since, due=due, wanted=wanted)
         self._memory.write(offsets.SUPERVISOR_AT, record)
+
+    def disarm(self) -> None:
+        """Without a steward that listens, workers poll."""
+        self.listening = False
+        self.armed = 0
 
     def count_restart(self, reason: Restart) -> None:
         self.cells[offsets.RESTARTS + reason] += 1

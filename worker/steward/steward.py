@@ -111,8 +111,7 @@ class Steward:
         """`others` run in addition to the rounds that every node needs."""
         # Leases before the others: claims of the dead can wait longer than leases of the living.
         self._rounds = [self.listening.run_round, self._renew, *others, self.timers.run, self._arm]
-        self._board.listening = False
-        self._board.armed = 0
+        self._board.disarm()
         self.threads[0].start()
 
     def stop(self, seconds: float = ROUND_SECONDS) -> None:
