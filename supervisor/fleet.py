@@ -29,7 +29,7 @@ from cmdbus.supervisor.fleet_view import (
     ProcessView,
     updated,
 )
-from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop
+from cmdbus.supervisor.policy import Action, Dump, Kill, Start, Stop, max_procs
 from cmdbus.supervisor.processes import Spawner, SupervisedProcess, running_commands
 from cmdbus.supervisor.restarts import Restarts
 
@@ -145,7 +145,7 @@ class Fleet:
         self._reported.add(condition)
 
     def change_wanted(self, by: int) -> None:
-        maximum = (self._board.layout.seats - 4) * 2 // 3
+        maximum = max_procs(self._board.layout.seats)
         before, self.wanted = self.wanted, min(max(1, self.wanted + by), maximum)
         if self.wanted != before:
             logger.info("%s from now on", count_of(self.wanted, "worker process", "es"))

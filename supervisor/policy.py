@@ -71,6 +71,17 @@ class Kill:
 Action = Start | Stop | Dump | Kill
 
 
+def seats_for(procs: int) -> int:
+    """The size of a board on which this number of workers can be doubled."""
+    return 3 * procs + 8
+
+
+def max_procs(seats: int) -> int:
+    """The number of workers that fit on such a board. A third of the seats, and four, are left for
+    the steward, for quarantine, for successors, and for the dead whose claims are not released."""
+    return (seats - 4) * 2 // 3
+
+
 def decide(fleet: FleetView, settings: Settings, now: float) -> list[Action]:
     """At most one action for each process, and one start for each post."""
     actions = [

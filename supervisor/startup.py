@@ -25,6 +25,7 @@ from cmdbus.readiness import Finding, sentences
 from cmdbus.settings import Settings
 from cmdbus.supervisor.children import Child, fork, wait
 from cmdbus.supervisor.host import check_free
+from cmdbus.supervisor.policy import seats_for
 from cmdbus.supervisor.preflight_process import TIMEOUT_SECONDS, run_preflight
 from cmdbus.supervisor.signals import STOPPING, Signals, unblock
 from cmdbus.supervisor.systemd_notifier import clear_notify_env
@@ -194,7 +195,7 @@ def make_board(settings: Settings, path: Path, stacks: Path, types: int) -> Boar
         ) from error
     return Board.create(
         path,
-        seats=3 * settings.procs + 8,
+        seats=seats_for(settings.procs),
         slots=settings.threads + _SPARE_SLOTS,
         command_types=min(_MAX_COMMAND_TYPES, types + _SPARE_COMMAND_TYPES),
         name=settings.name,

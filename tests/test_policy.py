@@ -23,7 +23,16 @@ from policies import (
 from cmdbus.board.health import HealthReport
 from cmdbus.board.records import Restart, Role, Verdict
 from cmdbus.supervisor.fleet_view import UNDEAD_SECONDS, FleetView, ProcessView
-from cmdbus.supervisor.policy import RSS_SAMPLES, Action, Dump, Kill, Start, decide
+from cmdbus.supervisor.policy import (
+    RSS_SAMPLES,
+    Action,
+    Dump,
+    Kill,
+    Start,
+    decide,
+    max_procs,
+    seats_for,
+)
 from cmdbus.supervisor.stacks import DUMP_SECONDS
 from cmdbus.timeouts import RESCUE_SECONDS
 
@@ -36,6 +45,10 @@ def test_a_fleet_begins_with_its_steward_and_all_its_workers() -> None:
     empty = FleetView(processes=[], wanted=3)
     steward = Start(role=Role.STEWARD, number=0)
     assert decided(empty) == [steward, started(0), started(1), started(2)]
+
+
+def test_the_number_of_workers_can_be_doubled_on_the_first_board() -> None:
+    assert all(max_procs(seats_for(procs)) >= 2 * procs for procs in range(1, 100))
 
 
 def test_a_stopping_process_is_killed_at_its_deadline_and_not_before() -> None:
