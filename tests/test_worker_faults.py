@@ -111,7 +111,7 @@ def written() -> Iterator[Written]:
 def test_a_command_that_hangs_with_the_lock_of_the_log_is_settled(
     dsn: str, bus: CommandBus
 ) -> None:
-    """The verdict's own log line needs that lock: it comes last."""
+    """The log line of its timeout needs that lock: it comes last."""
     gate = Gate()
 
     def hang(command: Command, context: Context) -> None:
@@ -133,7 +133,7 @@ def test_a_command_that_hangs_with_the_lock_of_the_log_is_settled(
 def test_what_a_handler_that_was_given_up_ends_with_is_not_logged(
     dsn: str, bus: CommandBus
 ) -> None:
-    """It settles nothing: the verdict has settled it."""
+    """It settles nothing: housekeeping has settled it."""
     gate = Gate()
 
     def hang(command: Command, context: Context) -> None:
@@ -166,7 +166,7 @@ def test_all_threads_hang_and_work_goes_on(dsn: str, bus: CommandBus) -> None:
 def test_a_slot_that_was_given_up_is_filled_however_its_thread_leaves(
     dsn: str, bus: CommandBus
 ) -> None:
-    """A thread in the driver is freed by the verdict itself, and leaves before it."""
+    """Housekeeping itself frees a thread in the driver, which ends before it is replaced."""
     timeouts = Timeouts(statement=20, pool=20, lease=25, thread=30, watchdog=40)
 
     def hang(command: Command, context: Context) -> None:
@@ -253,7 +253,7 @@ def test_a_thread_that_a_handler_left_behind_gets_no_connection(dsn: str, bus: C
         assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
 
 
-def test_a_verdict_that_cannot_be_carried_out_keeps_no_lease_from_being_renewed(
+def test_a_thread_that_cannot_be_replaced_keeps_no_lease_from_being_renewed(
     dsn: str, bus: CommandBus
 ) -> None:
     """A stranger holds the row of a command that hangs; another one runs long."""

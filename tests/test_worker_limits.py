@@ -39,7 +39,7 @@ def test_the_limits_that_were_asked_for_are_those_in_force(dsn: str, bus: Comman
         with pool.connection() as connection:
             query = "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')"
             between = connection.execute(query).fetchone()
-    # 60 s: a handler's 35, and what the verdict on it takes.
+    # 60 s: a handler's 35, and the time until housekeeping has read its session.
     assert shown == ["25s", "0", "1min", "read committed"]
     assert between == ("25s", "1s")
     assert (sizes, ages) == ((7, 9, 30.0), (3600.0, 60.0))

@@ -76,7 +76,7 @@ class Drain:
             self._watch.check_due()
             if (
                 not self._threads.join(min(self._deadline, now + self._watch.beat_seconds))
-                and not self._housekeeping.has_pending_verdicts
+                and not self._housekeeping.has_timed_out_threads
             ):
                 return []
         return self._threads.left()

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds within which an outcome is settled, whatever else the process is doing.
 _SETTLE_WITHIN = 0.05
-#: Seconds until the next try after a failed verdict.
+#: Seconds until the next try after a thread could not be replaced.
 _AFTER_FAILURE = 1.0
 #: Seconds added to the statement timeout to get the deadline of a task.
 _SPARE_SECONDS = 5.0
@@ -51,8 +51,8 @@ class Housekeeping:
         self._slot, source = setup.telemetry.acquire_slot(), setup.source
         self._connection = ThreadConnection(source.get, source.put, self._slot.session)
         #: Threads that have timed out, with their work and stack.
-        self._verdicts: deque[tuple[WorkerThread, Work, str]] = deque()
-        self._verdicts_at = 0.0
+        self._timed_out: deque[tuple[WorkerThread, Work, str]] = deque()
+        self._replace_at = 0.0
         self._renew_at = 0.0
         #: The latest warning, which is not repeated.
         self._last_warning = ""
@@ -74,12 +74,12 @@ class Housekeeping:
 
     def take_over(self, thread: WorkerThread, work: Work, stack: str) -> None:
         """Called by the main thread, which never touches the database itself."""
-        self._verdicts.append((thread, work, stack))
+        self._timed_out.append((thread, work, stack))
         self._pipeline.in_flight.filled.set()
 
     @property
-    def has_pending_verdicts(self) -> bool:
-        return bool(self._verdicts)
+    def has_timed_out_threads(self) -> bool:
+        return bool(self._timed_out)
 
     @property
     def fault(self) -> str:
@@ -101,7 +101,7 @@ class Housekeeping:
                 if not self._pipeline.busy:
                     self._wait()
                 self._pool.help_queued()
-                for task in (self._carry_out, self._renew, self._settle_old, self._release_stale):
+                for task in (self._replace, self._renew, self._settle_old, self._release_stale):
                     self._attempt(task)
                 self._pipeline.unsettled.log()
         except BaseException as error:
@@ -147,22 +147,22 @@ class Housekeeping:
         the opposite."""
         self._last_warning = ""
         self._pipeline.in_flight.filled.clear()
-        if not (self._pipeline.busy or self._verdicts or self._stopping.is_set()):
+        if not (self._pipeline.busy or self._timed_out or self._stopping.is_set()):
             self._pipeline.in_flight.filled.wait()
 
-    def _carry_out(self) -> None:
-        while self._verdicts and time.monotonic() >= self._verdicts_at:
-            # Before it fails: an error of another task must not delay the verdicts.
-            self._verdicts_at = time.monotonic() + _AFTER_FAILURE
-            thread, work, stack = self._verdicts[0]
+    def _replace(self) -> None:
+        while self._timed_out and time.monotonic() >= self._replace_at:
+            # Before it fails: an error of another task must not delay this one.
+            self._replace_at = time.monotonic() + _AFTER_FAILURE
+            thread, work, stack = self._timed_out[0]
             if isinstance(work, RoundTrip):
                 self._replace_leader(thread, stack, with_lead=work.leads)
             else:
                 if not work.settled:
                     self._settle_late(thread, work, stack)
                 self._pool.replace(thread)
-            self._verdicts.popleft()
-            self._verdicts_at = 0.0
+            self._timed_out.popleft()
+            self._replace_at = 0.0
 
     def _settle_late(self, thread: WorkerThread, work: Execution, stack: str) -> None:
         """Ends the session before it settles the command: until then the session could commit."""
