@@ -158,7 +158,7 @@ class Housekeeping:
             if isinstance(work, RoundTrip):
                 self._replace_leader(thread, stack, with_lead=work.leads)
             else:
-                if not work.settled:
+                if not work.outcome_taken:
                     self._settle_late(thread, work, stack)
                 self._pool.replace(thread)
             self._timed_out.popleft()
@@ -174,7 +174,7 @@ class Housekeeping:
             end_sessions(self._statements, connection, [session])
         thread.connection.take_away()
         finished = work.timed_out(stack, activity)
-        work.settled = True
+        work.outcome_taken = True
         self._telemetry.health.stuck(time.monotonic())
         self._pipeline.unsettled.settle(self._connection, self._slot, [finished])
 
@@ -206,6 +206,6 @@ class Housekeeping:
         ):
             return
         self._renew_at = now + self._statements.renewal_seconds
-        held = self._pipeline.in_flight.unsettled()
+        held = self._pipeline.in_flight.all_claims()
         if held:
             self._renewal.renew(self._connection.connection(), {self._statements.incarnation: held})

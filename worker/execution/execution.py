@@ -74,8 +74,8 @@ class Execution:
 
     #: The outcome that was settled in the handler's transaction.
     committed: Finished | None = None
-    #: Set once it has timed out and housekeeping has its outcome.
-    settled = False
+    #: It has timed out, and housekeeping has its outcome.
+    outcome_taken = False
     _transaction: HandlerTransaction | None = None
     #: Whether the handler has asked for a session, and the one that it got.
     _touched = False

@@ -103,7 +103,7 @@ class InFlight:
     def unfinished(self) -> list[Claim]:
         return [entry.claim for entry in self.in_state(QUEUED, RUNNING)]
 
-    def unsettled(self) -> list[Claim]:
+    def all_claims(self) -> list[Claim]:
         """The claims whose rows are still claimed, as far as is known here."""
         return [entry.claim for entry in list(self._entries.values())]
 
