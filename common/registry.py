@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cmdbus.checks import check_name, check_seconds
@@ -27,6 +27,8 @@ class Handler:
     #: Bounds one SQL statement in the handler's transaction.
     statement_timeout: float | None = None
     retry: RetryPolicy | None = None
+    #: `retry`, or the default.
+    policy: RetryPolicy = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_name("domain", self.domain)
@@ -37,6 +39,7 @@ class Handler:
         if self.retry is not None and not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, not {self.retry!r:.80}")
         _check_callable(self.function, f"the handler of {self.domain}/{self.type}")
+        object.__setattr__(self, "policy", self.retry or RetryPolicy())
 
 
 def handler(

@@ -56,7 +56,7 @@ class ClaimStatements(Executor):
         self.types: list[str] = []
         #: In seconds alone: PostgreSQL adds days by the calendar of the session's zone.
         self.lease = f"{lease:f} seconds"
-        #: Seconds between two renewals of a lease.
+        #: As `Timeouts.renewal`.
         self.renewal_seconds = lease / 3
         self._scope = scope
         self._has_suspect = False

@@ -31,7 +31,7 @@ def session_settings(timeouts: Timeouts) -> dict[str, str]:
         "statement_timeout": f"{timeouts.statement:g}s",
         "idle_in_transaction_session_timeout": f"{timeouts.thread:g}s",
         # A renewal that waits behind such a round trip must not be late.
-        "lock_timeout": f"{min(_LOCK_TIMEOUT, timeouts.lease / 3):g}s",
+        "lock_timeout": f"{min(_LOCK_TIMEOUT, timeouts.renewal):g}s",
         "default_transaction_isolation": "read committed",
     }
 

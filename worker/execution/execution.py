@@ -25,7 +25,6 @@ from cmdbus.errors import InvalidOperationError, TransientCommandError
 from cmdbus.failpoints import AFTER_COMMIT, AFTER_RETURN, BEFORE_EFFECT, failpoint
 from cmdbus.printable import joined
 from cmdbus.registry import Handler
-from cmdbus.retry import RetryPolicy
 from cmdbus.timeouts import Timeouts
 from cmdbus.worker.claims.claim import Claim, Connection, Finished
 from cmdbus.worker.claims.claim_statements import ClaimStatements
@@ -50,7 +49,6 @@ from cmdbus.worker.execution.handler_transaction import (
     SettlementBlockedError,
 )
 
-_DEFAULT_POLICY = RetryPolicy()
 #: SQLSTATEs of a server that has crashed, or is starting.
 _SERVER_WENT = ("57P02", "57P03")
 #: The server is shut down, or this session alone was ended, perhaps by the command itself.
@@ -92,7 +90,7 @@ class Execution:
         timeouts: Timeouts,
     ) -> None:
         self.claim = claim
-        self.max_attempts = claim.max_attempts or (handler.retry or _DEFAULT_POLICY).max_attempts
+        self.max_attempts = claim.max_attempts or handler.policy.max_attempts
         self.timeout = handler.timeout or timeouts.thread
         self.began = time.monotonic()
         #: Monotonic time, extensions included.
@@ -218,7 +216,7 @@ class Execution:
             trace,
             attempt=self.claim.attempts + 1,
             max_attempts=self.max_attempts,
-            policy=self._handler.retry or _DEFAULT_POLICY,
+            policy=self._handler.policy,
             retry_after=retry_after,
             rand=random.random(),
         )

@@ -20,8 +20,8 @@ from psycopg.adapt import AdaptersMap
 from psycopg.errors import Diagnostic
 
 from cmdbus.errors import InvalidOperationError
+from cmdbus.worker.claims.claim import Connection
 
-Connection = psycopg.Connection[Any]
 T = TypeVar("T")
 
 _ACTIVE = psycopg.pq.TransactionStatus.ACTIVE

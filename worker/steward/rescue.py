@@ -37,7 +37,6 @@ from cmdbus.worker.steward.attribution import Attribution, attribute, begun
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_POLICY = RetryPolicy()
 #: Seconds between two attempts for rows that other sessions have locked.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 0.5
 
@@ -165,7 +164,7 @@ class _Rescuer:
 
     def _charge(self, claim: Claim) -> bool:
         handler = self.registry.find(claim.domain, claim.type)
-        policy = (handler and handler.retry) or _DEFAULT_POLICY
+        policy = handler.policy if handler else RetryPolicy()
         max_attempts = claim.max_attempts or policy.max_attempts
         outcome = failed(
             self.attribution.causes[fence_of(claim)],
