@@ -18,16 +18,18 @@ OUTAGE_NOTICE_SECONDS = 15.0
 class Timeouts:
     """Seconds; `statement < lease < thread < watchdog` and `pool <= lease`, or a ValueError.
 
-    The ladder binds the defaults: a handler's own `timeout` is any positive number.
+    The ladder binds the defaults: a handler's own `timeout` is any positive number. Each of them is
+    an option, as `--thread-timeout`; that of `lease` is `--visibility-timeout`.
     """
 
     #: One SQL statement; the server ends it.
     statement: float = 25.0
     #: A wait for a connection, before anything is claimed.
     pool: float = 30.0
-    #: The claims of a lost worker, which others can claim when it ends: `--visibility-timeout`.
+    #: The claims of a lost worker, which others can claim when it ends.
     lease: float = 30.0
-    #: One execution of a handler.
+    #: One execution of a handler, whose `timeout` replaces it; and an idle transaction of a session
+    #: that serves no handler.
     thread: float = 35.0
     #: A whole process.
     watchdog: float = 60.0
@@ -53,15 +55,15 @@ class Timeouts:
         """Seconds that a slot may be overdue before its process is replaced."""
         return self.watchdog - self.thread
 
-    def statement_for(self, thread: float) -> float:
-        """The statement timeout of a handler with this timeout: as far below it as in the ladder,
-        and never less than the ladder's own."""
-        return max(self.statement, thread - (self.thread - self.statement))
+    def statement_for(self, allowed: float) -> float:
+        """The statement timeout of a handler that is allowed these seconds: as far below them as in
+        the ladder, and never less than the ladder's own."""
+        return max(self.statement, allowed - (self.thread - self.statement))
 
-    def idle_for(self, thread: float) -> float:
-        """The limit on an idle transaction of a handler with this timeout: the verdict on it reads
-        the session before that."""
-        return thread + self.stuck_grace
+    def idle_for(self, allowed: float) -> float:
+        """The limit on an idle transaction of a handler that is allowed these seconds. The session
+        of one that times out must last until housekeeping has read its activity."""
+        return allowed + self.stuck_grace
 
     def _wrong(self) -> Iterator[str]:
         for lower, upper in (("statement", "lease"), ("lease", "thread"), ("thread", "watchdog")):
