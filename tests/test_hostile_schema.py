@@ -171,7 +171,7 @@ def settle_in_all_ways(claimer: Claimer) -> None:
     assert claimer.renew(*claims) == []
     assert claimer.settle(*map(ended, settled, OUTCOMES)) == []
     assert len(worker.release(connection, rest, [1] * 4, "why")) == 4
-    Timers(worker, ["payments"], ["payments Debit"]).read(connection, leases=True)
+    Timers(worker, ["payments"], ["payments Debit"]).promote_and_read(connection, leases=True)
     worker.ends(connection, claims)
 
 

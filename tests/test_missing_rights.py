@@ -161,10 +161,10 @@ def test_due_commands_are_promoted_when_a_missing_right_is_granted(
     timers = Timers(ClaimStatements("cmdbus", 30), ["payments"], ["payments Debit"])
     with connect(workers) as steward:
         with revoked(dsn, "DELETE ON cmdbus.scheduled", worker_role):
-            eventually(lambda: timers.read(steward, leases=False) and caplog.text)
+            eventually(lambda: timers.promote_and_read(steward, leases=False) and caplog.text)
             for _ in range(20):
-                timers.read(steward, leases=False)
-        eventually(lambda: timers.read(steward, leases=False) > 0.0)
+                timers.promote_and_read(steward, leases=False)
+        eventually(lambda: timers.promote_and_read(steward, leases=False) > 0.0)
     assert bus.snapshot("payments")["ready"] == 3
     assert "cannot promote due commands: permission denied for table scheduled" in caplog.text
     assert bus.troubleshooting.count("payments") == 0

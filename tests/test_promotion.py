@@ -56,7 +56,7 @@ def left(connection: psycopg.Connection) -> int:
 def promote_all(connection: psycopg.Connection, timers: Timers) -> int:
     """How many looks it took."""
     for looks in range(100):
-        if timers.read(connection, leases=False) != 0.0:
+        if timers.promote_and_read(connection, leases=False) != 0.0:
             return looks
     raise AssertionError("there is no end of it")
 
@@ -68,7 +68,7 @@ def test_a_backlog_keeps_no_other_domain_and_no_other_priority_waiting(
     fill(connection, "payments", 1, 10)
     fill(connection, "mail", 5, 10)
     connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp() WHERE priority < 9")
-    assert timers.read(connection, leases=False) == 0.0
+    assert timers.promote_and_read(connection, leases=False) == 0.0
     assert ready(connection) == {("payments", 1): 10, ("payments", 9): 490, ("mail", 5): 10}
     assert promote_all(connection, timers) == 3
     assert left(connection) == 0
@@ -85,7 +85,7 @@ def test_an_urgent_command_behind_a_large_backlog_is_promoted_by_the_next_look(
     fill(connection, "payments", 1, 1)
     fill(connection, "mail", 5, 1)
     began = time.monotonic()
-    assert timers.read(connection, leases=False) == 0.0
+    assert timers.promote_and_read(connection, leases=False) == 0.0
     assert time.monotonic() - began < 1.0
     found = ready(connection)
     assert found["payments", 1] == found["mail", 5] == 1
@@ -105,7 +105,7 @@ def test_few_due_among_many_that_are_not_cost_no_walk_over_those(
         return int(scalar(connection, query))
 
     before = read()
-    assert timers.read(connection, leases=False) == 0.0
+    assert timers.promote_and_read(connection, leases=False) == 0.0
     assert read() - before < 100
 
 
@@ -115,7 +115,7 @@ def test_a_batch_is_bounded_by_the_bytes_that_its_commands_have(
     connection.execute("ALTER TABLE cmdbus.scheduled ALTER data SET STORAGE EXTERNAL")
     fill(connection, "payments", 5, 20, size=1_000_000)
     fill(connection, "mail", 5, 1, size=12_000_000)
-    assert timers.read(connection, leases=False) == 0.0
+    assert timers.promote_and_read(connection, leases=False) == 0.0
     assert sum(ready(connection).values()) == 8
     assert promote_all(connection, timers) >= 3
     assert left(connection) == 0
@@ -160,7 +160,7 @@ def test_a_server_that_stalls_sends_no_due_command_to_troubleshooting(
         stalling.execute("LOCK TABLE cmdbus.ready IN EXCLUSIVE MODE")
         for _ in range(14):
             with suppress(psycopg.errors.QueryCanceled):
-                timers.read(connection, leases=False)
+                timers.promote_and_read(connection, leases=False)
     connection.execute("SET statement_timeout = '20s'")
     promote_all(connection, timers)
     assert (left(connection), bus.troubleshooting.count("payments")) == (0, 0)
@@ -207,7 +207,7 @@ def test_a_command_that_can_be_neither_promoted_nor_moved_is_skipped_with_pauses
     connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
     promote_all(connection, timers)
     assert ready(connection) == {("payments", 5): 5}
-    waits = [timers.read(connection, leases=False) for _ in range(12)]
+    waits = [timers.promote_and_read(connection, leases=False) for _ in range(12)]
     assert waits[-1] >= 1.0 and caplog.text.count("skipped") == 1
 
 
@@ -224,13 +224,19 @@ def test_a_command_that_was_skipped_is_promoted_once_nothing_rejects_it_any_long
         connection.execute(f"ALTER TABLE cmdbus.{table} ADD CONSTRAINT no CHECK (false)".encode())
     bus.send_many([SendRequest("payments", "Debit", delay=60)] * 3)
     connection.execute("UPDATE cmdbus.scheduled SET due_at = clock_timestamp()")
-    eventually(lambda: timers.read(connection, leases=False) and caplog.text.count("skipped") == 3)
+    eventually(
+        lambda: (
+            timers.promote_and_read(connection, leases=False) and caplog.text.count("skipped") == 3
+        )
+    )
     for _ in range(5):
-        eventually(lambda: timers.read(connection, leases=False) > 0.2)
+        eventually(lambda: timers.promote_and_read(connection, leases=False) > 0.2)
     assert caplog.text.count("skipped") == 3, "each is logged once"
     for table in ("ready", "troubleshooting"):
         connection.execute(f"ALTER TABLE cmdbus.{table} DROP CONSTRAINT no".encode())
-    eventually(lambda: timers.read(connection, leases=False) > 0.0 and left(connection) == 0)
+    eventually(
+        lambda: timers.promote_and_read(connection, leases=False) > 0.0 and left(connection) == 0
+    )
     assert ready(connection) == {("payments", 5): 3}
 
 
@@ -241,7 +247,7 @@ def test_while_the_queue_is_locked_due_commands_stay_and_none_is_set_aside(
     connection.execute("SET lock_timeout = '20ms'")
     with psycopg.connect(dsn) as locking:
         locking.execute("LOCK TABLE cmdbus.ready IN SHARE MODE")
-        waits = [timers.read(connection, leases=False) for _ in range(3)]
+        waits = [timers.promote_and_read(connection, leases=False) for _ in range(3)]
         assert min(waits) > 0.0
         assert left(connection) == 3
         locking.rollback()
@@ -288,7 +294,7 @@ def test_two_concurrent_promotions_move_each_command_once(
     def promote() -> None:
         with connect(dsn) as mine:
             timers = Timers(ClaimStatements("cmdbus", 30), ["payments"], ["payments Debit"])
-            while timers.read(mine, leases=False) == 0.0:
+            while timers.promote_and_read(mine, leases=False) == 0.0:
                 pass
 
     with beside(promote), beside(promote):

@@ -68,7 +68,7 @@ def test_the_timers_are_read_ahead_of_the_earliest_and_at_its_time(
 def test_with_nothing_scheduled_there_is_nothing_to_wait_for(
     connection: psycopg.Connection, timers: Timers
 ) -> None:
-    assert timers.read(connection, leases=True) == float("inf")
+    assert timers.promote_and_read(connection, leases=True) == float("inf")
 
 
 def test_the_ends_of_more_leases_than_can_be_read_keep_nothing_else_from_being_looked_at(
@@ -79,14 +79,14 @@ def test_the_ends_of_more_leases_than_can_be_read_keep_nothing_else_from_being_l
     connection.execute("INSERT INTO cmdbus.lease VALUES (1, '30 s', clock_timestamp())")
 
     def read_all() -> None:
-        Timers(statements, ["payments"], [TYPE]).read(connection, leases=True)
+        Timers(statements, ["payments"], [TYPE]).promote_and_read(connection, leases=True)
 
     with crowded(connection, "payments", read_all):
         bus.send("payments", "Debit", delay=HOUR)
-        assert timers.read(connection, leases=True) == pytest.approx(HOUR, abs=10.0)
-        assert 0 < timers.read(connection, leases=True) <= 60.0
+        assert timers.promote_and_read(connection, leases=True) == pytest.approx(HOUR, abs=10.0)
+        assert 0 < timers.promote_and_read(connection, leases=True) <= 60.0
         due_now(connection)
-        assert timers.read(connection, leases=True) == 0.0
+        assert timers.promote_and_read(connection, leases=True) == 0.0
     assert count(connection, "cmdbus.scheduled") == 0
 
 
@@ -95,7 +95,7 @@ def test_a_look_returns_the_time_until_the_earliest_command(
 ) -> None:
     for delay in (2 * HOUR, HOUR, 3 * HOUR):
         bus.send("payments", "Debit", delay=delay)
-    assert HOUR - 30 < timers.read(connection, leases=False) <= HOUR
+    assert HOUR - 30 < timers.promote_and_read(connection, leases=False) <= HOUR
     assert count(connection, "cmdbus.ready") == 0
 
 
@@ -109,10 +109,10 @@ def test_what_is_due_is_moved_and_the_next_one_is_not_forgotten(
     bus.send("payments", "Debit", delay=2 * HOUR)
     newest = "SELECT max(id) FROM cmdbus.ready"
     before = scalar(connection, newest)
-    assert timers.read(connection, leases=False) == 0.0
+    assert timers.promote_and_read(connection, leases=False) == 0.0
     assert count(connection, "cmdbus.ready") == 2 and count(connection, "cmdbus.scheduled") == 1
     assert scalar(connection, newest) > before, "a new id: below the floor nobody would look"
-    assert 2 * HOUR - 30 < timers.read(connection, leases=False) <= 2 * HOUR
+    assert 2 * HOUR - 30 < timers.promote_and_read(connection, leases=False) <= 2 * HOUR
 
 
 def test_a_locked_command_is_looked_for_less_and_less_often(
@@ -123,16 +123,16 @@ def test_a_locked_command_is_looked_for_less_and_less_often(
     due_now(connection)
     with psycopg.connect(dsn) as holder:
         holder.execute("SELECT * FROM cmdbus.scheduled FOR UPDATE")
-        waits = [timers.read(connection, leases=False) for _ in range(15)]
+        waits = [timers.promote_and_read(connection, leases=False) for _ in range(15)]
         holder.rollback()
     assert waits[:4] == [0.002, 0.004, 0.008, 0.016] and waits[-2:] == [5.0, 5.0]
-    assert timers.read(connection, leases=False) == 0.0
+    assert timers.promote_and_read(connection, leases=False) == 0.0
     bus.send("payments", "Debit", delay=HOUR)
-    assert timers.read(connection, leases=False) > HOUR - 30
+    assert timers.promote_and_read(connection, leases=False) > HOUR - 30
     due_now(connection)
     with psycopg.connect(dsn) as holder:
         holder.execute("SELECT * FROM cmdbus.scheduled FOR UPDATE")
-        assert timers.read(connection, leases=False) == 0.002, "it begins anew"
+        assert timers.promote_and_read(connection, leases=False) == 0.002, "it begins anew"
         holder.rollback()
 
 
@@ -144,9 +144,9 @@ def test_a_locked_command_hides_none_that_is_due_after_it(
     bus.send("payments", "Debit", delay=1.0)
     with psycopg.connect(dsn) as holder:
         holder.execute("SELECT FROM cmdbus.scheduled WHERE due_at <= clock_timestamp() FOR UPDATE")
-        waits = [timers.read(connection, leases=False) for _ in range(12)]
+        waits = [timers.promote_and_read(connection, leases=False) for _ in range(12)]
         assert 0 < waits[-1] <= 1.0, "after so many the wait for the row alone is 4 s"
-        eventually(lambda: timers.read(connection, leases=False) == 0.0)
+        eventually(lambda: timers.promote_and_read(connection, leases=False) == 0.0)
         assert count(connection, "cmdbus.scheduled") == 1
 
 
@@ -157,14 +157,14 @@ def test_a_lease_of_another_worker_is_a_timer_of_an_idle_node(
     shows at the pace of renewals that it could renew."""
     bus.send("payments", "Debit")
     claimed(connection, lease=HOUR)
-    assert timers.read(connection, leases=False) == float("inf")
+    assert timers.promote_and_read(connection, leases=False) == float("inf")
     assert count(connection, "cmdbus.node") == 0
-    assert timers.read(connection, leases=True) == 10
+    assert timers.promote_and_read(connection, leases=True) == 10
     assert count(connection, "cmdbus.node") == 1
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp() + '5 s'")
-    assert 0 < timers.read(connection, leases=True) <= 5
+    assert 0 < timers.promote_and_read(connection, leases=True) <= 5
     bus.send("payments", "Debit", delay=3)
-    assert timers.read(connection, leases=True) <= 3
+    assert timers.promote_and_read(connection, leases=True) <= 3
 
 
 def test_a_lease_of_what_we_have_no_handler_for_is_none_of_our_timers(
@@ -175,7 +175,7 @@ def test_a_lease_of_what_we_have_no_handler_for_is_none_of_our_timers(
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp()")
     for domains, types in ((["mail"], ["mail Post"]), (["payments"], ["payments Credit"])):
         ours = Timers(ClaimStatements("cmdbus", 30), domains, types)
-        assert ours.read(connection, leases=True) == float("inf")
+        assert ours.promote_and_read(connection, leases=True) == float("inf")
 
 
 def test_rows_are_read_for_leases_only_when_a_claimer_may_have_let_one_end(
@@ -185,13 +185,13 @@ def test_rows_are_read_for_leases_only_when_a_claimer_may_have_let_one_end(
     bus.send("payments", "Debit")
     [held] = claimed(connection, lease=30).of(incarnation(connection)).claimed(connection)
     connection.execute("UPDATE cmdbus.ready SET lease_until = clock_timestamp() + '1 s'")
-    timers.read(connection, leases=True)
+    timers.promote_and_read(connection, leases=True)
     assert timers.seen.pages == 0
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp()")
-    assert 0 < timers.read(connection, leases=True) <= 1
+    assert 0 < timers.promote_and_read(connection, leases=True) <= 1
     assert timers.seen.pages > 0
     ClaimStatements("cmdbus", 30).renew(connection, {incarnation(connection): [held]})
-    assert timers.read(connection, leases=True) == 10
+    assert timers.promote_and_read(connection, leases=True) == 10
     assert timers.seen.pages == 0
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp() - '1 h'::interval")
     forget = "SELECT cmdbus.retain_incarnations('{}')"

@@ -155,5 +155,5 @@ def lease_look(slot: Place) -> Found:
 
 def _look_ms(statements: ClaimStatements, connection: psycopg.Connection) -> float:
     began = perf_counter()
-    Timers(statements, [DOMAIN], [f"{DOMAIN} {TYPE}"]).read(connection, leases=True)
+    Timers(statements, [DOMAIN], [f"{DOMAIN} {TYPE}"]).promote_and_read(connection, leases=True)
     return 1000 * (perf_counter() - began)

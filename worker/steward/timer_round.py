@@ -55,7 +55,7 @@ class TimerRound:
     def _read(
         self, connection: Connection, latest: float, own: Collection[int], *, leases: bool
     ) -> float:
-        seconds = self.timers.read(connection, leases=leases, own=own)
+        seconds = self.timers.promote_and_read(connection, leases=leases, own=own)
         self._leases_known = leases
         self.node.board.suspects = self.timers.seen.suspects
         self.listening.watch_queue(self.timers.seen.queue_usage)

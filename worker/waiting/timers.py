@@ -51,16 +51,19 @@ class Timers:
         #: The latest reading.
         self.seen = TimerReading(inf, inf, inf, suspects=False, queue_usage=0.0, pages=0)
 
-    def read(self, connection: Connection, *, leases: bool, own: Collection[int] = ()) -> float:
+    def promote_and_read(
+        self, connection: Connection, *, leases: bool, own: Collection[int] = ()
+    ) -> float:
         """Seconds until the next command is due or, with `leases`, until a lease ends that is of
-        none of the `own` incarnations; 0 if some were due and are claimable now."""
+        none of the `own` incarnations; 0 if some were due and are claimable now. Renews the node
+        before it waits for the end of a lease."""
         self._promoted = self._promotion.step(connection)
         if self._promoted:
             failpoint(PROMOTED)
             return 0.0
         seen = self._read(connection, leases, own)
         if seen.lease_ends < inf:
-            # Leases end only while a node can renew: one that waits for an end shows that.
+            # Leases end only while a node can renew, as this shows.
             self._statements.renew(connection, {})
             renewed = min(seen.lease_ends, self._statements.renewal_seconds)
             seen = seen._replace(lease_ends=renewed)
