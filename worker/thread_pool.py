@@ -46,9 +46,9 @@ class ThreadPool:
             for _ in range(self._queue.threads):
                 self._prepared.get(timeout=max(0.0, deadline - time.monotonic()))
 
-    def claim(self) -> None:
-        """Called once the process has shown that it is ready: before, its exit codes have other
-        meanings."""
+    def begin(self) -> None:
+        """Queues the leadership, so that a thread claims. Called once the process has shown that
+        it is ready: before, its exit codes have other meanings."""
         self._queue.put(LEADERSHIP)
 
     def set_concurrency(self, threads: int) -> None:

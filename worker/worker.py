@@ -64,8 +64,9 @@ _WAKE_BYTES = 2
 class Worker:
     """Runs the commands that the registry has handlers for, with threads.
 
-    Uses a session for each thread, one to listen, one for timers and leases, and up to one for
-    housekeeping. Without a supervisor it is a node of one process: the steward's rounds run here.
+    Uses a session for each thread, one to listen, one for timers and leases, and up to two for
+    housekeeping and the stop. Without a supervisor it is a node of one process: the steward's
+    rounds run here.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class Worker:
         count = count_of(self._concurrency, "thread")
         domains = ", ".join(self._domains)
         logger.info("worker %s runs %s with %s", self._statements.worker, domains, count)
-        threads.claim()
+        threads.begin()
         watch = Watch(node, setup, threads, housekeeping, self._steward)
         try:
             deadline = watch.run(self._orders)

@@ -102,7 +102,8 @@ class ClaimStatements(Executor):
             "max_attempts": whole([finished.max_attempts for finished in done]),
             "results": texts([finished.outcome.result for finished in done]),
         }
-        rows = self.execute(connection, "step", values, prepare=True, binary=True).fetchall()
+        cursor = self.execute(connection, "settle_and_claim", values, prepare=True, binary=True)
+        rows = cursor.fetchall()
         claims: list[Claim] = []
         for each in results_of(rows, prefetched=not request.free):
             result(each)

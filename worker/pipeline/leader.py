@@ -3,11 +3,13 @@
 One thread leads at a time; which one, the queue decides.
 
     lead
-    ├── _settle_and_claim   one round trip: unsettled -> database -> in flight -> queue
-    │   ├── _adopt          before it: what round trips have claimed whose replies were lost
-    │   ├── _claim_apart    after an outcome or a row has made it fail
-    │   └── _wait_for_work  after an empty claim: until a wake-up or a timer
-    └── _recover            after an error: until the database answers again
+    ├── _lead_once
+    │   ├── _adopt                  what round trips have claimed whose replies were lost
+    │   ├── _make_round_trip        unsettled -> database -> in flight -> queue
+    │   │   ├── _settle_and_claim   the statement
+    │   │   └── _claim_apart        after an outcome or a row has made it fail
+    │   └── _wait_for_work          after an empty claim: until a wake-up or a timer
+    └── _recover                    after an error: until the database answers again
 """
 
 import logging
@@ -100,7 +102,7 @@ class Leader:
         try:
             waited = True
             while stays and waited:
-                waited = self._settle_and_claim(thread)
+                waited = self._lead_once(thread)
                 stays = thread.end()
         except Exception as error:
             stays = thread.end() and stays
@@ -116,7 +118,7 @@ class Leader:
         self._unsettled.log()
         return stays
 
-    def _settle_and_claim(self, thread: WorkerThread) -> bool:
+    def _lead_once(self, thread: WorkerThread) -> bool:
         """True if there was nothing to claim: then the thread has waited for work."""
         due = time.monotonic() + self._round_trip_seconds
         thread.work = RoundTrip(due)
@@ -164,7 +166,7 @@ class Leader:
             request = self._want(began, self._in_flight.free_count + len(plain))
             if not (request.free or done):
                 self.stopping.wait(_FULL_SECONDS)
-            lost, claims = self._step(connection.connection(), plain, request)
+            lost, claims = self._settle_and_claim(connection.connection(), plain, request)
         except BaseException as error:
             self._unsettled.put_back(plain)
             if cause_of(error) is Cause.ELSEWHERE:
@@ -180,7 +182,7 @@ class Leader:
             return bool(claims or self._has_more or not request.free)
         return self._claim_apart(thread, request, rejection)
 
-    def _step(
+    def _settle_and_claim(
         self, connection: Connection, finished: Sequence[Finished], request: ClaimRequest
     ) -> tuple[list[Claim], list[Claim]]:
         """One round trip, which also moves the floors of the next one."""
@@ -234,7 +236,7 @@ class Leader:
                 self._take_on(thread, self.adoption.adopt(connection, self._in_flight.known()))
                 self._in_flight.release(thread.connection)
             began = time.monotonic()
-            _, claims = self._step(connection, [], request)
+            _, claims = self._settle_and_claim(connection, [], request)
         except Exception as second:
             if cause_of(second) is Cause.ELSEWHERE:
                 raise

@@ -43,8 +43,8 @@ class Telemetry:
         self.latest: deque[FailedExecution] = deque(maxlen=_LATEST)
         self._free = deque(range(board.layout.slots))
         #: Round trips that settle and claim; written by the leader.
-        self._steps = 0
-        self._step_seconds = 0.0
+        self._round_trips = 0
+        self._round_trip_seconds = 0.0
 
     def acquire_slot(self) -> Slot:
         """Called by the thread that will write to it, or before that starts."""
@@ -82,8 +82,8 @@ class Telemetry:
 
     def settled_and_claimed(self, slot: Slot, claimed: int, seconds: float) -> None:
         slot.counters.add(Counter.BATCHES_PROCESSED if claimed else Counter.EMPTY_RECEIVES)
-        self._steps += 1
-        self._step_seconds += seconds
+        self._round_trips += 1
+        self._round_trip_seconds += seconds
 
     def claim_failed(self, slot: Slot) -> None:
         slot.counters.add(Counter.CLAIM_FAILURES)
@@ -139,7 +139,9 @@ class Telemetry:
             "cmdbus_wakeups_total": counters.wakeups,
             "cmdbus_dequeue_latency_seconds": _shown(counters.dequeue_latency),
             "cmdbus_handler_duration_seconds": _shown(counters.handler_duration),
-            "avg_fetch_time": self._step_seconds / self._steps if self._steps else 0.0,
+            "avg_fetch_time": self._round_trip_seconds / self._round_trips
+            if self._round_trips
+            else 0.0,
             "avg_process_time": sum(view.sum for view in durations) / runs if runs else 0.0,
             "claim_failures": counters.counts["claim_failures"],
         }

@@ -5,7 +5,7 @@
 INSERT INTO {schema}.incarnation (id, worker, lease) VALUES (%(incarnation)s, %(worker)s, %(lease)s)
 ON CONFLICT DO NOTHING;
 
--- name: step
+-- name: settle_and_claim
 -- Settles completed commands, then claims the next run, in one round trip: one command of any type
 -- for each free thread, and a prefetch of types that are known to be quick. The counts of the
 -- claims depend on the result of the settlement, so that they come second and see its effect. (As
