@@ -1,5 +1,5 @@
 """How the processes of a fleet come up: preflight, the application, and their entry points.
 
-Imported by the supervisor, only in processes that it has forked. May import every room of the
-worker.
+Imported by the supervisor, only in processes that it has forked. Does not import the rooms of a
+worker's threads: pipeline, execution and waiting.
 """

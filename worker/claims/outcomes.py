@@ -40,7 +40,7 @@ class Outcome:
     kind: OutcomeKind
     #: Whether the execution counts against max_attempts.
     charged: bool = True
-    #: Whether it counts as a loss; None: unless the server was restarted meanwhile.
+    #: Whether the execution counts as a loss; None: only if the server did not restart meanwhile.
     lost: bool | None = False
     #: JSON text.
     result: str | None = None
