@@ -32,7 +32,8 @@ from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.releasing import release
 
-#: Characters of the smallest payload that is counted: of smaller ones a board can only show 512 KB.
+#: Payloads of at most this number of characters are not counted: a board shows 512 claims, which
+#: have hardly more than 512 KB of those.
 _COUNTED = 1024
 
 

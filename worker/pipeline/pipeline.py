@@ -2,8 +2,14 @@
 of leader and followers.
 
 The threads draw from one queue. A thread that draws a command runs it. A thread that draws the
-leadership settles what is finished and claims the next commands in one round trip, puts them into
-the queue, and the leadership behind them.
+leadership settles what is finished, claims the next commands, puts them into the queue, and the
+leadership behind them.
+
+A command is settled in one of three ways, by functions of the schema:
+
+    complete              it completed, and no reply was asked for: in the round trip that claims
+    settle                any other outcome: before that round trip, or by housekeeping
+    settle with a marker  it used context.connection: by its thread, in the handler's transaction
 
     take_turn           an item of the queue, until the thread must end
     ├── _run            a command:  in flight -> Execution.run -> finished -> unsettled

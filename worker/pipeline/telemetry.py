@@ -139,10 +139,8 @@ class Telemetry:
             "cmdbus_wakeups_total": counters.wakeups,
             "cmdbus_dequeue_latency_seconds": _shown(counters.dequeue_latency),
             "cmdbus_handler_duration_seconds": _shown(counters.handler_duration),
-            "avg_fetch_time": self._round_trip_seconds / self._round_trips
-            if self._round_trips
-            else 0.0,
-            "avg_process_time": sum(view.sum for view in durations) / runs if runs else 0.0,
+            "avg_fetch_time": self._round_trip_seconds / max(1, self._round_trips),
+            "avg_process_time": sum(view.sum for view in durations) / max(1, runs),
             "claim_failures": counters.counts["claim_failures"],
         }
 

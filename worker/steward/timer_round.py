@@ -34,7 +34,8 @@ class TimerRound:
     def run(self, connection: Connection) -> float:
         now = time.monotonic()
         if self.listening.ready.is_set():
-            # Another node may have claimed it: its lease is watched from its first renewal on.
+            # Another node may have claimed the command: this one watches the lease of that from its
+            # first renewal on.
             self.listening.ready.clear()
             self._read_at = min(self._read_at, now + self.statements.renewal_seconds)
         view = self.node.board.snapshot(claims=False)

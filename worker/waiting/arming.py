@@ -10,9 +10,9 @@ one byte into the pipe. Leaders trust the number of the arming on the board: it 
 the flag is taken down, and then it is read again whether a leader is parked.
 
 The time at which this node reads its timers is published the same way, also while no worker
-waits: a sender that schedules something for earlier notifies. When that time is put off, those
-that were writing then have compared with the earlier one, or with none; after they have ended
-the timers are read once more.
+waits: a sender that schedules something for earlier notifies. When that time is put off, the
+senders that are writing have compared theirs with the earlier one, or have found none; after
+they have ended the timers are read once more.
 """
 
 from collections.abc import Callable, Sequence
