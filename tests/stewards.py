@@ -16,7 +16,7 @@ from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.waiting.arming import Arming
 
 NOW = 1_000.0
-LOOKS_AT = NOW + 60
+READS_AT = NOW + 60
 
 
 @dataclass
@@ -30,11 +30,11 @@ class Steward:
     statements: ClaimStatements
     arming: Arming
     #: One for each that was asked for.
-    looks: list[int]
+    rereads: list[int]
     defaults: dict[str, Any] = field(default_factory=lambda: {"parked": True, "session": 1})
 
     def step(self, now: float = NOW, **state: Any) -> float:
-        state = {"looks_at": LOOKS_AT, **self.defaults, **state}
+        state = {"reads_at": READS_AT, **self.defaults, **state}
         return self.arming.update(self.connection, now=now, **state)
 
     def bytes(self) -> int:
@@ -78,9 +78,9 @@ def stewarding(dsn: str) -> Iterator[Steward]:
         listener.execute("LISTEN cmdbus_ready; LISTEN cmdbus_due")
         statements = ClaimStatements("cmdbus", 30)
         statements.register(connection, "steward")
-        looks: list[int] = []
-        arming = Arming(statements, board, worker_pipe, ["payments"], lambda: looks.append(1))
-        yield Steward(connection, listener, board, worker_pipe, statements, arming, looks)
+        rereads: list[int] = []
+        arming = Arming(statements, board, worker_pipe, ["payments"], lambda: rereads.append(1))
+        yield Steward(connection, listener, board, worker_pipe, statements, arming, rereads)
     worker_pipe.close()
     board.close()
 

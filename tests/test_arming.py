@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from eventually import eventually
 from handlers import connect
-from stewards import LOOKS_AT, NOW, Steward, failing
+from stewards import NOW, READS_AT, Steward, failing
 
 from cmdbus import CommandBus
 
@@ -138,10 +138,10 @@ def test_a_node_whose_flag_may_have_been_down_waits_for_senders_again(
     number = steward.arm()
     change(steward)
     bus.send("payments", "Debit", connection=sender)
-    steward.step(looks_at=LOOKS_AT + 60)
+    steward.step(reads_at=READS_AT + 60)
     assert steward.board.armed == 0 and steward.bytes()
     sender.commit()
-    steward.step(looks_at=LOOKS_AT + 60)
+    steward.step(reads_at=READS_AT + 60)
     assert steward.board.armed > number and steward.bytes() == 1
     assert steward.claimable == 1
 
@@ -153,13 +153,13 @@ def test_a_renewal_in_time_is_no_new_arming(
     until = "SELECT armed_until FROM cmdbus.waiter"
     before = steward.scalar(until)
     bus.send("payments", "Debit", connection=sender)
-    steward.step(looks_at=LOOKS_AT + 60)
+    steward.step(reads_at=READS_AT + 60)
     assert steward.scalar(until) > before
     assert steward.board.armed == number and steward.bytes() == 0
 
 
 def test_an_arming_outlives_the_longest_time_until_its_renewal(steward: Steward) -> None:
-    steward.step(looks_at=NOW + 3600)
+    steward.step(reads_at=NOW + 3600)
     lasts = "SELECT extract(epoch FROM armed_until - clock_timestamp()) FROM cmdbus.waiter"
     assert steward.scalar(lasts) > 3600 + 30
 
@@ -212,9 +212,9 @@ def test_a_barrier_that_could_not_begin_after_the_arming_ran_out_begins_with_the
     run_out(steward)
     bus.send("payments", "Debit", connection=sender)
     with failing(steward, "writers"):
-        steward.step(looks_at=LOOKS_AT + 60)
-    steward.step(looks_at=LOOKS_AT + 60)
+        steward.step(reads_at=READS_AT + 60)
+    steward.step(reads_at=READS_AT + 60)
     assert steward.board.armed == 0
     sender.commit()
-    steward.step(looks_at=LOOKS_AT + 60)
+    steward.step(reads_at=READS_AT + 60)
     assert steward.board.armed > number

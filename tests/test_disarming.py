@@ -58,7 +58,7 @@ def test_while_all_are_busy_what_is_due_before_the_next_look_is_told_of(
     bus.send("payments", "Debit", delay=3600)
     bus.send("payments", "Debit", delay=10)
     assert steward.heard() == ["cmdbus_due"]
-    steward.step(parked=False, looks_at=NOW + 5)
+    steward.step(parked=False, reads_at=NOW + 5)
     bus.send("payments", "Debit", delay=10)
     assert steward.heard() == []
 
@@ -69,19 +69,19 @@ def test_what_was_being_scheduled_when_the_next_look_was_put_off_is_looked_for(
 ) -> None:
     """It is due after the look that was known to its sender, who notifies nobody;
     and that look does not see it, because it is not committed."""
-    steward.step(parked=parked, looks_at=NOW + 5)
-    assert len(steward.looks) == 1
+    steward.step(parked=parked, reads_at=NOW + 5)
+    assert len(steward.rereads) == 1
     bus.send("payments", "Debit", delay=7, connection=sender)
-    pauses = [steward.step(parked=parked, looks_at=NOW + 65) for _ in range(8)]
+    pauses = [steward.step(parked=parked, reads_at=NOW + 65) for _ in range(8)]
     assert pauses[0] < 0.01 and pauses[-1] == 0.1
-    assert len(steward.looks) == 1
+    assert len(steward.rereads) == 1
     sender.commit()
     assert steward.heard() == []
-    assert steward.step(parked=parked, looks_at=NOW + 65) == 0.0
-    assert len(steward.looks) == 2
-    steward.step(parked=parked, looks_at=NOW + 7)
-    steward.step(parked=parked, looks_at=NOW + 7)
-    assert len(steward.looks) == 2, "earlier than was known, nobody is missed"
+    assert steward.step(parked=parked, reads_at=NOW + 65) == 0.0
+    assert len(steward.rereads) == 2
+    steward.step(parked=parked, reads_at=NOW + 7)
+    steward.step(parked=parked, reads_at=NOW + 7)
+    assert len(steward.rereads) == 2, "earlier than was known, nobody is missed"
 
 
 # Leader and steward, over the board.

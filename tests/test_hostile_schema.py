@@ -138,7 +138,7 @@ def test_a_commands_life_calls_nothing_of_another_role(attacked: str, claimer: C
     """With every trigger and function on its way."""
     worker, connection = claimer.statements, claimer.connection
     with CommandBus(attacked, purge_allowed=True) as bus:
-        values = {"node": worker.incarnation, "looks_in": 0.5, "lasts": 60.0}
+        values = {"node": worker.incarnation, "reads_in": 0.5, "lasts": 60.0}
         worker.value(connection, "arm", domains=["payments"], **values)
         bus.configure("payments", max_depth=100, keep=timedelta(days=1))
         ids = bus.send_many([SendRequest("payments", "Debit", reply_to="orders")] * 9)

@@ -11,7 +11,7 @@ from queries import count, scalar
 
 from cmdbus import CommandBus
 from cmdbus.worker.claims.claim_statements import ClaimStatements
-from cmdbus.worker.waiting.timers import GRACE_SECONDS, Timers, seconds_to_look
+from cmdbus.worker.waiting.timers import GRACE_SECONDS, Timers, seconds_to_reading
 
 HOUR = 3600.0
 TYPE = "payments Debit"
@@ -61,8 +61,8 @@ def test_the_timers_are_read_ahead_of_the_earliest_and_at_its_time(
     due: float, seconds: float
 ) -> None:
     assert GRACE_SECONDS == 0.05
-    assert seconds_to_look(due, fallback=60.0) == pytest.approx(seconds, abs=1e-9)
-    assert seconds_to_look(due, fallback=0.0) == 0.0
+    assert seconds_to_reading(due, fallback=60.0) == pytest.approx(seconds, abs=1e-9)
+    assert seconds_to_reading(due, fallback=0.0) == 0.0
 
 
 def test_with_nothing_scheduled_there_is_nothing_to_wait_for(

@@ -26,12 +26,12 @@ def arm(
     connection: psycopg.Connection,
     *domains: str,
     node: int = 1,
-    looks_at: datetime | None = None,
+    reads_at: datetime | None = None,
     lasts: timedelta = HOUR,
 ) -> bool:
-    looks_at = looks_at or datetime.now(UTC) + HOUR
+    reads_at = reads_at or datetime.now(UTC) + HOUR
     query = "SELECT cmdbus.arm(%s, %s, %s, %s)"
-    return bool(scalar(connection, query, node, list(domains), looks_at, lasts))
+    return bool(scalar(connection, query, node, list(domains), reads_at, lasts))
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def test_nodes_that_arm_and_disarm_at_once_leave_the_right_flag(dsn: str) -> Non
 def test_two_phase_senders_switch_the_notification_off(dsn: str) -> None:
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
         soon = datetime.now(UTC) + HOUR
-        arm(steward, "payments", looks_at=soon)
+        arm(steward, "payments", reads_at=soon)
         with psycopg.connect(dsn) as sender:
             sender.execute("SET LOCAL cmdbus.notify = off")
             bus.send("payments", "Debit", connection=sender)
@@ -206,7 +206,7 @@ def test_a_session_in_which_triggers_are_off_notifies_all_the_same(dsn: str) -> 
 
 def test_a_command_due_before_the_next_look_is_notified_even_while_all_are_busy(dsn: str) -> None:
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
-        arm(steward, looks_at=datetime.now(UTC) + timedelta(minutes=30))
+        arm(steward, reads_at=datetime.now(UTC) + timedelta(minutes=30))
         bus.send("payments", "Debit", delay=HOUR)
         assert heard(listener) == []
         at = datetime.now(UTC) + timedelta(minutes=10)
@@ -221,12 +221,12 @@ def test_a_command_due_before_the_next_look_is_notified_even_while_all_are_busy(
 def test_with_several_nodes_the_earliest_look_counts(dsn: str) -> None:
     now = datetime.now(UTC)
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
-        arm(steward, node=1, looks_at=now + HOUR)
-        arm(steward, node=2, looks_at=now + timedelta(minutes=5))
+        arm(steward, node=1, reads_at=now + HOUR)
+        arm(steward, node=2, reads_at=now + timedelta(minutes=5))
         bus.send("payments", "Debit", delay=600)
         assert heard(listener) == []
-        arm(steward, node=2, looks_at=now, lasts=timedelta(seconds=-1))
-        arm(steward, node=1, looks_at=now + HOUR)
+        arm(steward, node=2, reads_at=now, lasts=timedelta(seconds=-1))
+        arm(steward, node=1, reads_at=now + HOUR)
         bus.send("payments", "Debit", delay=600)
         assert len(heard(listener)) == 1
 
@@ -235,15 +235,15 @@ def test_the_look_of_a_node_that_is_gone_hides_nothing_from_the_others(dsn: str)
     """Its look is over: what is due before the next look of another node is notified."""
     now = datetime.now(UTC)
     with CommandBus(dsn) as bus, listening(dsn) as listener, connect(dsn) as steward:
-        arm(steward, node=1, looks_at=now + HOUR)
-        arm(steward, node=2, looks_at=now + timedelta(milliseconds=50))
+        arm(steward, node=1, reads_at=now + HOUR)
+        arm(steward, node=2, reads_at=now + timedelta(milliseconds=50))
         steward.execute("SELECT pg_sleep_until(%s)", (now + timedelta(milliseconds=60),))
         bus.send("payments", "Debit", delay=600)
         assert len(heard(listener)) == 1, "its alarm has passed, and nobody has set another"
-        arm(steward, node=3, looks_at=now + HOUR)
+        arm(steward, node=3, reads_at=now + HOUR)
         bus.send("payments", "Debit", delay=600)
         assert len(heard(listener)) == 1, "the others' alarm counts"
-        arm(steward, node=3, looks_at=now + timedelta(minutes=5))
+        arm(steward, node=3, reads_at=now + timedelta(minutes=5))
         steward.execute("SELECT cmdbus.leave(3)")
         bus.send("payments", "Debit", delay=600)
         assert len(heard(listener)) == 1, "who ends takes its look along"

@@ -226,16 +226,16 @@ def test_a_delayed_send_that_commits_after_the_look_at_its_time_is_on_time(
         connect(dsn) as watcher,
     ):
 
-        def looks_in() -> float:
+        def reads_in() -> float:
             return float(scalar(watcher, "SELECT last_value / 1e6 FROM cmdbus.alarm")) - time.time()
 
         for _ in range(2):
-            eventually(lambda: 50 < looks_in() <= 60)
+            eventually(lambda: 50 < reads_in() <= 60)
             sooner = bus.send("payments", "Debit", delay=0.2)
-            eventually(lambda: looks_in() < 0.2)
+            eventually(lambda: reads_in() < 0.2)
             held = bus.send("payments", "Debit", delay=0.4, connection=slow)
             bus.wait("payments", sooner)
-            eventually(lambda: looks_in() > 50)
+            eventually(lambda: reads_in() > 50)
             slow.commit()
             record = bus.wait("payments", held)
             assert record.result - record.due_at.timestamp() < 5.0

@@ -248,7 +248,7 @@ class Steward:
             connection,
             parked=self._board.snapshot(claims=False).any_parked,
             session=self.listening.session,
-            looks_at=self.timers.due_at,
+            reads_at=self.timers.due_at,
             now=time.monotonic(),
         )
 

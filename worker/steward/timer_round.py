@@ -10,7 +10,7 @@ from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.steward.listening import Listening
 from cmdbus.worker.waiting.arming import Arming
-from cmdbus.worker.waiting.timers import Timers, seconds_to_look
+from cmdbus.worker.waiting.timers import Timers, seconds_to_reading
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class TimerRound:
             self._wakes = not self.timers.only_promotes_within(min(seconds, poll))
         fallback = min(poll, max(0.0, latest - now))
         self.due_at = now + min(seconds, fallback)
-        self._read_at = now + seconds_to_look(seconds, fallback)
+        self._read_at = now + seconds_to_reading(seconds, fallback)
         # Until an own lease ends a process may exit, or fail to release what it has claimed.
         self._read_at = min(self._read_at, now + self.timers.seen.own_lease_ends)
         return self._read_at - now

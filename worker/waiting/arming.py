@@ -68,26 +68,26 @@ class Arming:
         *,
         parked: bool,
         session: int,
-        looks_at: float,
+        reads_at: float,
         now: float,
     ) -> float:
         """Makes one move; returns the seconds until the next. `session` is the number of the
-        listening session, 0 is none; `looks_at` is when this node reads its timers. Times are
+        listening session, 0 is none; `reads_at` is when this node reads its timers. Times are
         monotonic."""
-        wait = self._move(connection, parked, session, looks_at, now)
+        wait = self._move(connection, parked, session, reads_at, now)
         return min(wait, self._check_put_off(connection))
 
     def _move(
-        self, connection: Connection, parked: bool, session: int, looks_at: float, now: float
+        self, connection: Connection, parked: bool, session: int, reads_at: float, now: float
     ) -> float:
         if parked:
             self._parked_at = now
         if not session:
-            return self._lower(connection, looks_at, now, listening=False)
+            return self._lower(connection, reads_at, now, listening=False)
         if now - self._parked_at > _BUSY_SECONDS:
-            return self._lower(connection, looks_at, now, listening=True)
-        if session != self._session or looks_at != self._published:
-            self._raise(connection, session, looks_at, now)
+            return self._lower(connection, reads_at, now, listening=True)
+        if session != self._session or reads_at != self._published:
+            self._raise(connection, session, reads_at, now)
         if self._barrier.is_up:
             return self._complete(connection)
         return _CHECK_SECONDS
@@ -104,9 +104,9 @@ class Arming:
         self._barrier.lower()
         self._put_off.lower()
 
-    def _raise(self, connection: Connection, session: int, looks_at: float, now: float) -> None:
+    def _raise(self, connection: Connection, session: int, reads_at: float, now: float) -> None:
         before, self._session = self._session, _UNSURE
-        fresh = self._publish(connection, self._domains, looks_at, now)
+        fresh = self._publish(connection, self._domains, reads_at, now)
         if fresh or session != before:
             failpoint(ARMED)
             self._board.armed = 0
@@ -125,7 +125,7 @@ class Arming:
         return pause
 
     def _lower(
-        self, connection: Connection, looks_at: float, now: float, *, listening: bool
+        self, connection: Connection, reads_at: float, now: float, *, listening: bool
     ) -> float:
         """Clears the number first: a leader that parks from now on calls the steward. The time
         of the next reading stays published while a session listens."""
@@ -133,28 +133,28 @@ class Arming:
             self._board.armed = 0
             self._session = _UNSURE
             self._barrier.lower()
-            self._publish(connection, [], looks_at, now)
+            self._publish(connection, [], reads_at, now)
             self._session = 0
             return 0.0  # A leader that parked before the number was cleared has not called.
-        if listening and looks_at != self._published:
-            self._publish(connection, [], looks_at, now)
+        if listening and reads_at != self._published:
+            self._publish(connection, [], reads_at, now)
         return float("inf")
 
     def _publish(
-        self, connection: Connection, domains: Sequence[str], looks_at: float, now: float
+        self, connection: Connection, domains: Sequence[str], reads_at: float, now: float
     ) -> bool:
-        looks_in = max(0.0, looks_at - now)
+        reads_in = max(0.0, reads_at - now)
         fresh = self._statements.value(
             connection,
             "arm",
             node=self._statements.incarnation,
             domains=list(domains),
-            looks_in=looks_in,
-            lasts=looks_in + _SPARE_SECONDS,
+            reads_in=reads_in,
+            lasts=reads_in + _SPARE_SECONDS,
         )
-        if looks_at > self._published:
+        if reads_at > self._published:
             self._put_off.raise_(connection)
-        self._published = looks_at
+        self._published = reads_at
         return bool(fresh)
 
     def _check_put_off(self, connection: Connection) -> float:

@@ -24,7 +24,7 @@ _RETRY_LEASES_SECONDS = 60.0
 GRACE_SECONDS = 0.05
 
 
-def seconds_to_look(due: float, fallback: float) -> float:
+def seconds_to_reading(due: float, fallback: float) -> float:
     """Seconds to sleep before the timers are read again, if the earliest is due in `due`
     seconds (infinity: there is none). Within the grace it is the rest: each timer is read ahead of
     its time only once."""

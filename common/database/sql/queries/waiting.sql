@@ -2,7 +2,7 @@
 
 -- name: arm
 SELECT {schema}.arm(
-    %(node)s, %(domains)s, clock_timestamp() + pg_catalog.make_interval(secs => %(looks_in)s),
+    %(node)s, %(domains)s, clock_timestamp() + pg_catalog.make_interval(secs => %(reads_in)s),
     pg_catalog.make_interval(secs => %(lasts)s));
 
 -- name: listen

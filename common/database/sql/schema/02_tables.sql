@@ -189,11 +189,11 @@ CREATE TABLE {schema}.lease (
     ends_at timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
--- What each node waits for, and until when.
+-- What each node waits for and until when, and the time at which it reads its timers.
 CREATE TABLE {schema}.waiter (
     node bigint PRIMARY KEY,
     bits bigint NOT NULL,
-    looks_at timestamptz NOT NULL,
+    reads_at timestamptz NOT NULL,
     armed_until timestamptz NOT NULL
 );
 

@@ -12,7 +12,7 @@ RETURN 1::bigint << ((hashtextextended(p_domain, 0) & 9223372036854775807) % 62)
 -- waiter against other nodes. The flags are set before the commit: a failure in between leaves a
 -- bit too many, which costs a notification.
 CREATE FUNCTION {schema}.arm(
-    p_node bigint, p_domains text[], p_looks_at timestamptz, p_for interval
+    p_node bigint, p_domains text[], p_reads_at timestamptz, p_for interval
 ) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
@@ -25,10 +25,10 @@ BEGIN
         SELECT FROM {schema}.waiter
         WHERE node = p_node AND bits & wanted = wanted AND armed_until > clock_timestamp()
     );
-    INSERT INTO {schema}.waiter (node, bits, looks_at, armed_until)
-    VALUES (p_node, wanted, p_looks_at, clock_timestamp() + p_for)
+    INSERT INTO {schema}.waiter (node, bits, reads_at, armed_until)
+    VALUES (p_node, wanted, p_reads_at, clock_timestamp() + p_for)
     ON CONFLICT (node) DO UPDATE SET
-        bits = EXCLUDED.bits, looks_at = EXCLUDED.looks_at, armed_until = EXCLUDED.armed_until;
+        bits = EXCLUDED.bits, reads_at = EXCLUDED.reads_at, armed_until = EXCLUDED.armed_until;
     PERFORM {schema}.set_flags();
     RETURN fresh;
 END
@@ -47,7 +47,7 @@ END
 $$;
 
 -- Sets armed and alarm from the rows that have not expired; called by arm and leave, under
--- their lock. A looks_at in the past does not count: its node reads just now, or has died.
+-- their lock. A reads_at in the past does not count: its node reads just now, or has died.
 -- Without any other the alarm is later than every due time.
 CREATE FUNCTION {schema}.set_flags() RETURNS void
 LANGUAGE plpgsql
@@ -56,7 +56,7 @@ BEGIN
     DELETE FROM {schema}.waiter WHERE armed_until <= clock_timestamp();
     PERFORM setval('{schema}.armed', coalesce(bit_or(bits), 0)),
             setval('{schema}.alarm', CASE WHEN count(*) = 0 THEN 0 ELSE coalesce(
-                extract(epoch FROM min(looks_at) FILTER (WHERE looks_at > clock_timestamp()))
+                extract(epoch FROM min(reads_at) FILTER (WHERE reads_at > clock_timestamp()))
                 * 1000000, 9223372036854775807)::bigint END)
     FROM {schema}.waiter;
 END
@@ -122,14 +122,14 @@ CREATE FUNCTION {schema}.wake_for_scheduled() RETURNS trigger
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-    looks_at bigint := (SELECT last_value FROM {schema}.alarm);
+    reads_at bigint := (SELECT last_value FROM {schema}.alarm);
     due bigint;
 BEGIN
-    IF looks_at = 0 THEN
+    IF reads_at = 0 THEN
         RETURN NULL;
     END IF;
     SELECT extract(epoch FROM min(due_at)) * 1000000 INTO due FROM arrived WHERE isfinite(due_at);
-    IF due < looks_at OR looks_at < extract(epoch FROM clock_timestamp()) * 1000000 THEN
+    IF due < reads_at OR reads_at < extract(epoch FROM clock_timestamp()) * 1000000 THEN
         PERFORM {schema}.notify('{channel}_due', (due / 1000)::text);
     END IF;
     RETURN NULL;
