@@ -59,8 +59,9 @@ class Fleet:
         self.wanted = settings.procs
         #: The whole fleet stops.
         self.stopping = False
-        #: The application to run; each reload raises it.
+        #: The application to run: the number of the latest reload that did not fail.
         self.app = 0
+        self._reloads = 0
         #: Commands were killed, or released while they ran.
         self.unfinished = False
         #: The newest application that a worker was ready with.
@@ -157,6 +158,11 @@ class Fleet:
             )
         else:
             logger.warning("%s worker process stays: there is always one", before)
+
+    def reload(self) -> None:
+        """The number is new also after a reload that failed for some of the processes only."""
+        self._reloads += 1
+        self.app = self._reloads
 
     def report(self) -> None:
         """The board into the log, and the stacks of all processes as soon as they are written."""

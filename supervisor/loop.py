@@ -229,10 +229,9 @@ class Supervisor:
         self._close_preflight()
         if fatal := sentences(checks, Finding.FATAL):
             logger.error("not reloaded, the fleet goes on as it is: %s", fatal)
-            self._notifier.ready()
             return
         logger.info("reloading: all processes are replaced, one after another")
-        self._fleet.app += 1
+        self._fleet.reload()
 
     def _close_preflight(self) -> None:
         if self._preflight is not None:
@@ -248,6 +247,8 @@ class Supervisor:
             self._ready_app = fleet.app
             logger.info("the fleet is ready: %s", count_of(fleet.wanted, "process", "es"))
             self._notifier.ready()
+        elif self._keeps_old_app(fleet):
+            self._notifier.ready()
         self._notifier.status(f"{ready} of {count_of(fleet.wanted, 'process', 'es')} ready")
         self._notifier.ping(now)
         state = SupervisorState.STARTING if self._ready_app < 0 else SupervisorState.RUNNING
@@ -255,6 +256,11 @@ class Supervisor:
             gave_up = self._code is not Exit.DONE
             state = SupervisorState.GIVING_UP if gave_up else SupervisorState.STOPPING
         self._show(state, now)
+
+    def _keeps_old_app(self, fleet: FleetView) -> bool:
+        """After a reload, as the new one fails in the preflight or in a process that starts."""
+        checked = self._preflight is None and self._stop_by is None
+        return self._notifier.is_reloading and checked and fleet.app <= self._ready_app
 
     def _show(self, state: SupervisorState, now: float) -> None:
         self._board.supervise(

@@ -16,6 +16,7 @@ class SystemdNotifier:
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._status = ""
+        self.is_reloading = False
         path = os.environ.get("NOTIFY_SOCKET", "")
         # A file or an abstract name; other kinds cannot be reached.
         self._address = "\0" + path[1:] if path[:1] == "@" else path if path[:1] == "/" else ""
@@ -31,10 +32,12 @@ class SystemdNotifier:
 
     def ready(self) -> None:
         """The first fleet is ready, or the one after a reload."""
+        self.is_reloading = False
         self._send("READY=1")
 
     def reloading(self) -> None:
         """Until the next `ready`."""
+        self.is_reloading = True
         at = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send("RELOADING=1", f"MONOTONIC_USEC={at}")
 

@@ -28,6 +28,14 @@ from fleet_app import registry as registry
 if "cmdbus.worker.boot.process" in sys.modules:
     raise RuntimeError("no such service")
 """
+#: As BROKEN_IN_WORKERS, but for the first process that imports it.
+BROKEN_IN_MOST_WORKERS = """
+import os
+import sys
+from fleet_app import registry as registry
+if "cmdbus.worker.boot.process" in sys.modules:
+    os.close(os.open("imported", os.O_CREAT | os.O_EXCL))
+"""
 
 
 def capacities(fleet: Fleet) -> list[int]:
@@ -70,6 +78,20 @@ def test_a_reload_replaces_one_process_after_another(fleet: Fleet, tmp_path: Pat
         fleet.await_completed(more)
     assert fleet.steward() == steward
     write_app(tmp_path, APP)
+
+
+def test_a_reload_after_one_that_failed_half_way_replaces_every_process(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    before = fleet.pids()
+    write_app(tmp_path, BROKEN_IN_MOST_WORKERS)
+    fleet.send_signal(signal.SIGHUP)
+    fleet.await_saying("the fleet keeps the old one")
+    mixed = fleet.wait_until_ready()
+    assert len({*before.values()} & {*mixed.values()}) == 1
+    write_app(tmp_path, APP)
+    fleet.send_signal(signal.SIGHUP)
+    fleet.await_successors(mixed.values())
 
 
 def test_a_fleet_goes_on_while_its_successors_cannot_import_the_application(

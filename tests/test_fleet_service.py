@@ -10,11 +10,17 @@ from uuid import uuid4
 
 import pytest
 from eventually import eventually, stays
-from fleet import Fleet, kill
+from fleet import Fleet, kill, write_app
 
 pytestmark = pytest.mark.fleet
 
 WATCHDOG_S = 1.0
+#: Imports well in the preflight, and in no worker process.
+BROKEN_IN_WORKERS = """
+import sys
+from fleet_app import registry as registry
+assert "cmdbus.worker.boot.process" not in sys.modules
+"""
 
 
 class Manager:
@@ -74,6 +80,18 @@ def test_a_service_manager_hears_of_a_fleets_whole_life(manager: Manager, fleet:
     order = [lines.index(line) for line in ("READY=1", "RELOADING=1", "STOPPING=1")]
     assert order == sorted(order)
     assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in lines)
+
+
+@pytest.mark.fleet(procs=1, started=False)
+def test_a_service_manager_hears_that_a_reload_is_over_that_kept_the_old_application(
+    manager: Manager, fleet: Fleet
+) -> None:
+    fleet.start()
+    manager.await_line("READY=1")
+    write_app(fleet.place, BROKEN_IN_WORKERS)
+    fleet.send_signal(signal.SIGHUP)
+    fleet.await_saying("the fleet keeps the old one")
+    manager.await_line("READY=1", 2)
 
 
 @pytest.mark.fleet(procs=1)
