@@ -41,14 +41,14 @@ class Claimer:
     def incarnation(self) -> int:
         return self.statements.incarnation
 
-    def step(self, done: Sequence[Finished], request: ClaimRequest) -> list[Claim]:
+    def settle_and_claim(self, done: Sequence[Finished], request: ClaimRequest) -> list[Claim]:
         """Settles all of `done`, and claims in the same round trip."""
         lost, claimed = self.statements.settle_and_claim(self.connection, done, request)
         assert lost == []
         return claimed
 
     def claim(self, free: int) -> list[Claim]:
-        return self.step([], want(free))
+        return self.settle_and_claim([], want(free))
 
     def claim_one(self) -> Claim:
         [claim] = self.claim(1)

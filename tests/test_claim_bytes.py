@@ -39,7 +39,7 @@ def send(bus: CommandBus, *payloads: str, type: str = "Debit") -> None:
 
 
 def claimed(claimer: Claimer, bytes: int, free: int = 100, **more: Any) -> list[Claim]:
-    return claimer.step([], want(free, bytes=bytes, **more))
+    return claimer.settle_and_claim([], want(free, bytes=bytes, **more))
 
 
 @pytest.mark.parametrize("made", [plain, packed], ids=["plain", "packed"])
@@ -67,7 +67,7 @@ def test_a_command_with_more_bytes_than_a_claim_may_take_is_claimed_alone(
 
 
 def test_what_is_claimed_ahead_of_free_slots_must_fit(bus: CommandBus, claimer: Claimer) -> None:
-    """Each of a step's two claims may take half of the bytes; only the first one takes a
+    """Each of a round trip's two claims may take half of the bytes; only the first one takes a
     command that has more."""
     send(bus, plain(40 * KB))
     send(bus, plain(40 * KB), type="Ship")

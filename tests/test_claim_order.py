@@ -101,7 +101,7 @@ class Scenario:
     def claim(self) -> None:
         domains = self.rand.sample(DOMAINS, self.rand.randint(1, len(DOMAINS)))
         count = self.rand.randint(1, 8)
-        found = self.claimer.step([], want(count, *domains, types=TYPES))
+        found = self.claimer.settle_and_claim([], want(count, *domains, types=TYPES))
         assert [claim.command_id for claim in found] == self.model.claim(domains, count)
         self.held += found
 

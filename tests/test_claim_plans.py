@@ -20,7 +20,7 @@ def test_sessions_that_planned_with_an_empty_queue_find_rows_by_their_key(
     bus.send_many([DEBIT] * 1000)
     with connection.transaction():
         claimed = claimer.claim(100)
-        claimer.step([ended(claim) for claim in claimed], want(100))
+        claimer.settle_and_claim([ended(claim) for claim in claimed], want(100))
         read = connection.execute(
             "SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'ready'"
         ).fetchone()
@@ -40,7 +40,7 @@ def test_a_claim_reads_what_it_claims_and_not_the_backlog(
     before = pages_read(connection)
     finished: list[Finished] = []
     for _ in range(20):
-        found = claimer.step(finished, want(20))
+        found = claimer.settle_and_claim(finished, want(20))
         assert len(found) == 20
         finished = [ended(claim) for claim in found]
     assert pages_read(connection) - before < 20 * 20 * 15
@@ -59,7 +59,7 @@ def test_rows_of_one_id_that_a_sender_has_written_are_renewed_and_settled_by_the
     claimed = claimer.claim(10)
     before = pages_read(connection)
     assert claimer.renew(*claimed) == []
-    assert claimer.step([ended(claim) for claim in claimed], want(0)) == []
+    assert claimer.settle_and_claim([ended(claim) for claim in claimed], want(0)) == []
     assert pages_read(connection) - before < 500
 
 

@@ -37,7 +37,9 @@ def test_ahead_of_the_free_slots_only_quick_types_are_claimed(
     bus: CommandBus, claimer: Claimer
 ) -> None:
     bus.send_many([DEBIT] * 5 + [SHIP] * 5)
-    found = claimer.step([], want(1, "payments", "orders", prefetch=3, quick_types=["orders Ship"]))
+    found = claimer.settle_and_claim(
+        [], want(1, "payments", "orders", prefetch=3, quick_types=["orders Ship"])
+    )
     assert [claim.type for claim in found] == ["Debit", "Ship", "Ship", "Ship"]
 
 
@@ -45,8 +47,8 @@ def test_a_claim_begins_above_its_floors(bus: CommandBus, claimer: Claimer) -> N
     bus.send_many([DEBIT] * 4)
     first = claimer.claim_one().id
     above = want(9, floors={("payments", 5): first + 1})
-    assert [claim.id for claim in claimer.step([], above)] == [first + 2, first + 3]
-    below = [claim.id for claim in claimer.step([], above)]
+    assert [claim.id for claim in claimer.settle_and_claim([], above)] == [first + 2, first + 3]
+    below = [claim.id for claim in claimer.settle_and_claim([], above)]
     assert below == [first + 1], "below the floors, when nothing is above them"
 
 
@@ -119,7 +121,7 @@ def test_a_process_for_suspects_claims_only_one(
 ) -> None:
     """What crashes it after that one has ended must not be taken for another one's doing."""
     [first] = quarantine.claim(5)
-    assert quarantine.step([ended(first)], want(5)) == []
+    assert quarantine.settle_and_claim([ended(first)], want(5)) == []
     assert len(Claimer(connection, scope=ClaimScope.SUSPECT).claim(5)) == 1
 
 
@@ -129,11 +131,11 @@ def test_a_process_for_suspects_claims_no_other_when_the_reply_is_lost(
     statements = quarantine.statements
     with Proxy(dsn) as proxy, connect(proxy.dsn) as cut, ThreadPoolExecutor() as threads:
         proxy.mute()
-        step = threads.submit(statements.settle_and_claim, cut, [], want(5))
+        round_trip = threads.submit(statements.settle_and_claim, cut, [], want(5))
         eventually(lambda: statements.claimed(connection))
         proxy.cut()
         with pytest.raises(psycopg.OperationalError):
-            step.result(10)
+            round_trip.result(10)
     assert quarantine.claim(5) == []
     assert len(statements.claimed(connection)) == 1
 

@@ -90,7 +90,7 @@ def test_a_worker_that_lost_a_claim_settles_nothing(
     assert slow.renew(lost) == [lost]
     slow.release(lost)
     assert bus.query("payments")[0].status is Status.IN_PROGRESS
-    assert claimer.step([ended(mine)], want(1)) == []
+    assert claimer.settle_and_claim([ended(mine)], want(1)) == []
     assert bus.wait("payments", id_, 1).status is Status.COMPLETED
 
 
@@ -250,14 +250,14 @@ def test_a_claim_after_a_lease_ended_records_the_worker_that_lost_it(
     assert audit == [("SENT", None), received, ("LOST", "LEASE_ENDED"), received]
 
 
-def test_a_late_settlement_is_not_claimed_again_by_its_own_step(
+def test_a_late_settlement_is_not_claimed_again_by_its_own_round_trip(
     bus: CommandBus, connection: psycopg.Connection, slow: Claimer
 ) -> None:
     """The lease is over, and nobody else has it yet."""
     id_ = bus.send("payments", "Debit")
     claim = slow.claim_one()
     let_lease_end(connection)
-    assert slow.step([ended(claim)], want(5)) == []
+    assert slow.settle_and_claim([ended(claim)], want(5)) == []
     assert bus.wait("payments", id_, 1).status is Status.COMPLETED
     assert len(bus.query()) == 1
 

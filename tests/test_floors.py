@@ -115,7 +115,9 @@ class Leader:
         self.done: list[Finished] = []
         self.now = 100.0
 
-    def step(self, free: int = 5, ahead: int = 0, quick: Sequence[str] = ()) -> list[Claim]:
+    def settle_and_claim(
+        self, free: int = 5, ahead: int = 0, quick: Sequence[str] = ()
+    ) -> list[Claim]:
         self.now += 0.001
         request = want(
             free,
@@ -170,12 +172,12 @@ def test_claims_walk_once_over_what_they_cannot_run(
     with connection.transaction():
         leader = Leader(connection)
         bus.send_many([unknown] * UNKNOWN, connection=connection)
-        leader.step()
+        leader.settle_and_claim()
         with reading_little(connection, 20):
             for number in range(20):
                 known = [DEBIT] * (number % 3)
                 bus.send_many([unknown, *known], connection=connection)
-                assert len(leader.step()) == len(known)
+                assert len(leader.settle_and_claim()) == len(known)
         assert bus.snapshot("payments", connection=connection)["depth"] == UNKNOWN + 20
 
 
@@ -186,10 +188,10 @@ def test_full_claims_walk_once_over_a_queue_before_theirs(
         leader = Leader(connection)
         unknown = [SendRequest("payments", "Typo", priority="high")] * UNKNOWN
         bus.send_many(unknown + [DEBIT] * 200, connection=connection)
-        leader.step()
+        leader.settle_and_claim()
         with reading_little(connection, 20):
             for _ in range(20):
-                assert len(leader.step()) == 5
+                assert len(leader.settle_and_claim()) == 5
 
 
 def test_what_is_claimed_ahead_walks_once_over_slow_types(
@@ -198,11 +200,11 @@ def test_what_is_claimed_ahead_walks_once_over_slow_types(
     with connection.transaction():
         leader = Leader(connection)
         bus.send_many([DEBIT] * UNKNOWN, connection=connection)
-        leader.step(1, 5, ["payments Ship"])
+        leader.settle_and_claim(1, 5, ["payments Ship"])
         with reading_little(connection, 20):
             for _ in range(20):
                 bus.send("payments", "Ship", connection=connection)
-                types = [claim.type for claim in leader.step(1, 5, ["payments Ship"])]
+                types = [claim.type for claim in leader.settle_and_claim(1, 5, ["payments Ship"])]
                 assert types == ["Debit", "Ship"]
 
 
@@ -212,12 +214,12 @@ def test_claims_walk_once_over_what_others_are_running(
     with connection.transaction():
         other, leader = Leader(connection), Leader(connection)
         bus.send_many([DEBIT] * UNKNOWN, connection=connection)
-        assert len(other.step(UNKNOWN)) == UNKNOWN
-        leader.step()
+        assert len(other.settle_and_claim(UNKNOWN)) == UNKNOWN
+        leader.settle_and_claim()
         with reading_little(connection, 20):
             for _ in range(20):
                 bus.send("payments", "Debit", connection=connection)
-                assert len(leader.step()) == 1
+                assert len(leader.settle_and_claim()) == 1
 
 
 def test_a_worker_behind_an_unhandled_type_is_quick_and_reads_little(

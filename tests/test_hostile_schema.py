@@ -166,7 +166,7 @@ def test_a_commands_life_calls_nothing_of_another_role(attacked: str, claimer: C
 
 def settle_in_all_ways(claimer: Claimer) -> None:
     worker, connection = claimer.statements, claimer.connection
-    claims = claimer.step([], want(6, prefetch=2, quick_types=["payments Debit"]))
+    claims = claimer.settle_and_claim([], want(6, prefetch=2, quick_types=["payments Debit"]))
     settled, rest = claims[: len(OUTCOMES)], claims[len(OUTCOMES) :]
     assert claimer.renew(*claims) == []
     assert claimer.settle(*map(ended, settled, OUTCOMES)) == []

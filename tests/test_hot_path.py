@@ -137,9 +137,9 @@ def test_settling_a_run_and_claiming_the_next_is_one_statement_in_one_round_trip
         claimer = Claimer(connection)
         done: list[Finished] = []
         for _ in range(WARM):
-            done = [ended(claim) for claim in claimer.step(done, want(BATCH))]
+            done = [ended(claim) for claim in claimer.settle_and_claim(done, want(BATCH))]
         wire.counts.clear()
-        assert len(claimer.step(done, want(BATCH))) == BATCH
+        assert len(claimer.settle_and_claim(done, want(BATCH))) == BATCH
         assert (wire.statements, wire.round_trips) == (1, 1)
 
 
@@ -194,7 +194,7 @@ def test_a_claim_writes_each_row_once_and_a_settlement_moves_it(
     # Once a lease, a claimer notes when its leases end.
     assert written == {"ready": {"updated": BATCH}, "lease": {"inserted": 1}}
     with writes(connection) as written:
-        claimer.step([ended(claim) for claim in claimed], want(BATCH))
+        claimer.settle_and_claim([ended(claim) for claim in claimed], want(BATCH))
     assert written == {"ready": {"deleted": BATCH}, "finished": {"inserted": BATCH}}
 
 

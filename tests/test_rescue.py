@@ -99,7 +99,7 @@ def test_a_locked_row_keeps_no_other_claim_from_being_released(dsn: str, bus: Co
 def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
     dsn: str, bus: CommandBus
 ) -> None:
-    """In the queue, running, finished, and claimed by a step whose reply was lost."""
+    """In the queue, running, finished, and claimed by a round trip whose reply was lost."""
     bus.send_many([SendRequest("payments", "Debit") for _ in range(6)])
     with dead(dsn) as gone:
         claimed, started, finished, unshown, unkeyed = gone.claim(5)
