@@ -11,6 +11,11 @@ class CmdbusError(Exception):
 class CommandError(CmdbusError):
     """What a handler raises to say how its command ended."""
 
+    #: Of a subclass whose initializer does not call this one.
+    code: str = ""
+    message: str = ""
+    details: object = None
+
     def __init__(self, code: str, message: str, details: object = None) -> None:
         super().__init__(code, message)
         self.code = code
@@ -23,6 +28,8 @@ class CommandError(CmdbusError):
 
 class TransientCommandError(CommandError):
     """It may work later: retried after the policy's backoff, or after `retry_after` seconds."""
+
+    retry_after: float | None = None
 
     def __init__(
         self, code: str, message: str, details: object = None, retry_after: float | None = None

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from cmdbus import BusinessRuleError, PermanentCommandError, RetryPolicy, TransientCommandError
+from cmdbus.checks import MAX_SECONDS
 from cmdbus.worker.claims.outcomes import (
     MAX_MESSAGE,
     Outcome,
@@ -57,6 +58,41 @@ def test_what_an_error_means(
 
 def test_a_handler_may_choose_the_time_of_its_retry() -> None:
     assert fate(ValueError("x"), retry_after=4).delay == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "pause"),
+    [
+        *((0, 0), (-1, 0), (float("nan"), 10), ("7", 10), (True, 10)),
+        *((seconds, MAX_SECONDS) for seconds in (float("inf"), 1e300, 10**400)),
+    ],
+    ids=["now", "past", "nan", "text", "flag", "never", "float", "integer"],
+)
+def test_a_pause_that_cannot_be_stored_costs_neither_the_retry_nor_its_reason(
+    asked: float, pause: float
+) -> None:
+    outcome = fate(TransientCommandError("BUSY", "x", retry_after=asked))
+    assert (outcome.kind, outcome.delay, outcome.code) == (OutcomeKind.RETRY, pause, "BUSY")
+
+
+class OverdrawnError(BusinessRuleError):
+    def __init__(self, account: str) -> None:
+        self.account = account
+
+
+class BusyError(TransientCommandError):
+    code = "BUSY"
+
+    def __init__(self) -> None:
+        pass
+
+
+def test_an_error_of_a_class_with_an_initializer_of_its_own_means_the_same() -> None:
+    overdrawn = fate(OverdrawnError("savings"))
+    assert (overdrawn.kind, overdrawn.code) == (OutcomeKind.FAILED, "OverdrawnError")
+    assert overdrawn.message == "savings"
+    busy = fate(BusyError())
+    assert (busy.kind, busy.code, busy.delay) == (OutcomeKind.RETRY, "BUSY", 10)
 
 
 def test_unexpected_errors_keep_their_traceback_and_expected_ones_their_details() -> None:

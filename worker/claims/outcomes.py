@@ -1,9 +1,11 @@
 """How an execution ended, and what becomes of its command. Pure: random numbers are passed in."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from cmdbus.checks import MAX_SECONDS
 from cmdbus.data import encode
 from cmdbus.errors import (
     BusinessRuleError,
@@ -83,10 +85,10 @@ def failed(
     else:
         kind, reason = OutcomeKind.RETRY, "TRANSIENT"
     if isinstance(error, TransientCommandError) and error.retry_after is not None:
-        retry_after = error.retry_after
+        retry_after = _storable_pause(error.retry_after)
     delay = policy.delay(attempt, rand) if retry_after is None else retry_after
     if isinstance(error, CommandError):
-        code, details = error.code, _details(reason, error.details)
+        code, details = error.code or class_name(error), _details(reason, error.details)
     else:
         code, details = class_name(error), _details(reason, traceback=traceback)
     return Outcome(
@@ -152,10 +154,21 @@ def class_name(value: object) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        text = error.message if isinstance(error, CommandError) else str(error)
+        if isinstance(error, CommandError):
+            text = error.message or Exception.__str__(error)
+        else:
+            text = str(error)
     except BaseException as second:
         text = f"(its message could not be made: {class_name(second)})"
     return _text(text, MAX_MESSAGE)
+
+
+def _storable_pause(seconds: object) -> float | None:
+    """The nearest pause that can be stored; None for anything but a number of seconds."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return None
+    pause = float(min(max(seconds, 0), MAX_SECONDS))
+    return None if math.isnan(pause) else pause
 
 
 def _text(text: object, limit: int) -> str:
