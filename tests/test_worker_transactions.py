@@ -99,6 +99,23 @@ def test_a_command_canceled_while_it_runs_lands_nothing_and_is_no_lost_lease(
     assert effects(dsn) == 0
 
 
+def test_a_handler_that_cancels_its_own_command_in_its_transaction_fails_at_once(
+    dsn: str, bus: CommandBus
+) -> None:
+    """Else the command would be claimed until its lease ends, and count as lost."""
+
+    def debit(command: Command, context: Context) -> None:
+        leave_effect(command, context)
+        connection = context.connection
+        bus.cancel("payments", command.command_id, running=True, connection=connection)
+
+    with running(dsn, handling(debit, retry=ONCE)):
+        record = bus.wait("payments", bus.send("payments", "Debit"))
+    assert (record.status, record.attempts) == (Status.IN_TROUBLESHOOTING_QUEUE, 1)
+    assert record.error_code == "COMMAND_CHANGED"
+    assert effects(dsn) == 0
+
+
 Sin = Callable[[psycopg.Connection], object]
 
 SINS: dict[str, tuple[Sin, str]] = {

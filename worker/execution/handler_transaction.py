@@ -116,7 +116,7 @@ class HandlerTransaction:
                 "there twice if it runs again; an operator must decide",
             )
         if not settled:
-            raise LeaseLostError
+            raise self._missing(finished.claim)
         failpoint(BEFORE_COMMIT)
         commit(self._statements, self._session, prepared)
         self._clean = True
@@ -162,6 +162,19 @@ class HandlerTransaction:
         if latest != (_ROLE_CHANGED,):
             return SettlementBlockedError(_ROLE_CHANGED, message)
         return TransientCommandError(_ROLE_CHANGED, message)
+
+    def _missing(self, claim: Claim) -> CmdbusError:
+        """The error for a command that the settlement did not find."""
+        roll_back(self._statements, self._session)
+        self._clean = True
+        if not self._statements.still_held(self._session, [claim]):
+            return LeaseLostError()
+        return TransientCommandError(
+            "COMMAND_CHANGED",
+            "the handler canceled or deleted its own command in the transaction of "
+            "context.connection, which commits with the command's completion: raise an error "
+            "to end the command in another way",
+        )
 
     def _make_partitions(self) -> None:
         roll_back(self._statements, self._session)
