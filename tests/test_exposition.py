@@ -109,6 +109,13 @@ def test_it_is_ready_when_a_worker_can_run_commands(board: Board) -> None:
     assert readiness(board) == (200, [])
 
 
+def test_a_worker_that_stops_is_not_one_without_a_process(board: Board) -> None:
+    worker(board, 0).order_to_stop(0, 1, by=NOW)
+    assert readiness(board) == (503, ["worker 0 is stopping", "worker 1 has no process"])
+    process(board, Role.WORKER, 2, 0)
+    assert readiness(board) == (200, ["worker 1 has no process"])
+
+
 def test_degraded_is_ready_and_critical_is_not(board: Board) -> None:
     """The health of each worker is on the page."""
     degraded = HealthReport(consecutive_failures=11, last_success=990.0)

@@ -7,7 +7,7 @@ Times are monotonic nanoseconds.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from cmdbus.board.counters import CountersView
@@ -43,7 +43,8 @@ def ready(view: BoardView, now: int, *, away: bool | None = None) -> Response:
     reasons = [] if is_starting else [f"the supervisor is {_name(view.state)}"]
     if away:
         reasons.append("the database is away")
-    reasons += [lack for seat in seats if (lack := _lack(seat, now))]
+    stopping = {seat.number for seat in view.with_role(Role.STOPPING)}
+    reasons += [lack for seat in seats if (lack := _lack(seat, stopping, now))]
     if view.undead:
         reasons.append(f"processes that survived SIGKILL: {view.undead}")
     levels = [_levels(seat, now) for seat in seats]
@@ -89,7 +90,10 @@ def _late(view: SeatView | BoardView, now: int) -> float:
     return 0.0 if view.due is None else max(0, now - view.due) / _NS
 
 
-def _lack(seat: SeatView, now: int) -> str | None:
+def _lack(seat: SeatView, stopping: Container[int], now: int) -> str | None:
+    """`stopping`: the numbers of workers that are ordered to stop."""
+    if seat.pid is None and seat.number in stopping:
+        return f"worker {seat.number} is stopping"
     if seat.pid is None:
         return f"worker {seat.number} has no process"
     if seat.ready is None:
