@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts for rows that other sessions have locked.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.01, 0.5
+#: Seconds to the next round while some of the dead are left.
+_RETRY_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -190,21 +192,30 @@ class _Rescuer:
 
 @dataclass(frozen=True, slots=True)
 class RescueRound:
-    """The steward's round for the dead processes of its node's board."""
+    """The steward's round for the dead processes of its node's board. It begins none after
+    RESCUE_SECONDS: sessions that do not end must not keep the steward from its other rounds.
+    """
 
     node: Node
     statements: ClaimStatements
     registry: HandlerRegistry
     #: The directory in which processes write their stacks, in files named by their index.
     stacks: Path
+    #: Monotonic times of the latest tries by index, of those that have not succeeded.
+    _tried: dict[int, float] = field(default_factory=dict)
 
     def run(self, connection: Connection) -> float:
         view = self.node.board.snapshot(claims=False)
         dead = [seat.index for seat in view.seats if seat.role is Role.DEAD and not seat.rescued]
-        failures = []
+        dead.sort(key=lambda index: self._tried.get(index, 0.0))
+        until = time.monotonic() + RESCUE_SECONDS
+        rescued, failures = 0, []
         for index in dead:
+            if time.monotonic() >= until:
+                break
+            self._tried[index] = time.monotonic()
             try:
-                self._rescue(connection, self.node.board.seat_view(index))
+                rescued += self._rescue(connection, self.node.board.seat_view(index))
             except Exception as error:  # It keeps none of the others from being rescued.
                 if connection.closed:
                     raise
@@ -214,12 +225,14 @@ class RescueRound:
             self.node.board.suspects = self.statements.value(connection, "suspect_waits", **values)
         if failures:
             raise failures[0]
-        return float("inf")
+        return float("inf") if rescued == len(dead) else _RETRY_SECONDS
 
-    def _rescue(self, connection: Connection, seat: SeatView) -> None:
+    def _rescue(self, connection: Connection, seat: SeatView) -> bool:
+        """False if a session has not ended in time."""
         rescued = self.release(connection, seat)
         if not rescued.sessions_ended:
-            return
+            return False
+        del self._tried[seat.index]
         dead = self.node.board.seat(seat.index)
         # Executions that the exit has ended: no other process writes to these counters now.
         counters = dead.slot(0).counters
@@ -227,6 +240,7 @@ class RescueRound:
             counters.ended(dead.command_type(claim.domain, claim.type).index, end)
         dead.rescued = seat.generation
         self.node.worker_pipe.put()  # The dead process may have taken a byte.
+        return True
 
     def release(self, connection: Connection, seat: SeatView) -> Rescued:
         """Of a seat of any board; to be repeated until the sessions of its process have ended."""

@@ -1,0 +1,56 @@
+"""The steward's round for the dead processes of its board."""
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from dead_workers import REGISTRY
+from handlers import claim, connect
+from queries import scalar
+
+from cmdbus import CommandBus
+from cmdbus.board.board import Board, Node
+from cmdbus.board.records import ExitRecord, Role
+from cmdbus.board.wake_pipe import WakePipe
+from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.steward.rescue import RescueRound
+from cmdbus.worker.steward.steward import ROUND_SECONDS
+
+
+def test_sessions_that_do_not_end_hold_up_neither_other_rescues_nor_the_steward(
+    dsn: str, bus: CommandBus, tmp_path: Path
+) -> None:
+    """Four of them, as their server waits for its disk."""
+    bus.send("payments", "Debit")
+    with ExitStack() as opened:
+        board, worker_pipe, steward_pipe = Board.in_memory(6, 2), WakePipe(8), WakePipe(1)
+        for each in (board, worker_pipe, steward_pipe):
+            opened.callback(each.close)
+        node = Node(
+            board=board, seat=board.seat(0), worker_pipe=worker_pipe, steward_pipe=steward_pipe
+        )
+        for index in range(1, 6):
+            statements = ClaimStatements("cmdbus", 30)
+            seat = board.seat(index)
+            seat.assign(Role.WORKER, number=index, generation=1)
+            seat.enter(pid=4711, generation=1, now=1)
+            seat.register(statements.incarnation)
+            name = statements.application_name
+            session = opened.enter_context(connect(dsn, application_name=name))
+            if index < 5:
+                os.kill(session.info.backend_pid, signal.SIGSTOP)
+                opened.callback(os.kill, session.info.backend_pid, signal.SIGCONT)
+            else:
+                statements.register(session, "dead")
+                assert claim(statements, session)
+            seat.record_exit(index, ExitRecord(generation=1, pid=4711, signal=signal.SIGKILL))
+        steward = ClaimStatements("cmdbus", 30)
+        rescues = RescueRound(node, steward, REGISTRY, tmp_path)
+        connection = opened.enter_context(connect(dsn))
+        for _ in range(3):
+            began = time.monotonic()
+            assert rescues.run(connection) < 1, "some are left"
+            assert time.monotonic() < began + ROUND_SECONDS / 2
+        assert scalar(connection, "SELECT count(*) FROM cmdbus.ready WHERE claimer IS NULL") == 1
