@@ -50,13 +50,13 @@ def test_a_trigger_sends(dsn: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("'no spaces', 'Debit'", "p_domain must match"),
-        ("NULL, 'Debit'", "p_domain must match"),
-        ("'payments', E'a\\nb'", "p_type must match"),
+        ("'no spaces', 'Debit'", "p_domain must be a letter"),
+        ("NULL, 'Debit'", "p_domain must be a letter"),
+        ("'payments', E'a\\nb'", "p_type must be a letter"),
         ("'payments', 'Debit', p_priority => 11", "p_priority must be from 0"),
         ("'payments', 'Debit', p_delay => '-1 s'", "p_delay must be from 0"),
         ("'payments', 'Debit', p_max_attempts => 0", "p_max_attempts must be from 1"),
-        ("'payments', 'Debit', p_reply_to => ''", "p_reply_to must match"),
+        ("'payments', 'Debit', p_reply_to => ''", "p_reply_to must be a letter"),
         ("'payments', 'Debit', to_jsonb(repeat('x', 1048576))", "p_data has 1048578 bytes"),
     ],
 )

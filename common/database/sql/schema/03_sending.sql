@@ -223,10 +223,12 @@ DECLARE
     answer record;
     name constant text := '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$';
     -- The limits of checks.py, data.py and requests.py.
+    name_rule constant text :=
+        'must be a letter and up to 99 more of A-Z a-z 0-9 _ . : - (ASCII)';
     problem text := CASE
-        WHEN p_domain IS NULL OR p_domain !~ name THEN 'p_domain must match ' || name
-        WHEN p_type IS NULL OR p_type !~ name THEN 'p_type must match ' || name
-        WHEN p_reply_to !~ name THEN 'p_reply_to must match ' || name
+        WHEN p_domain IS NULL OR p_domain !~ name THEN 'p_domain ' || name_rule
+        WHEN p_type IS NULL OR p_type !~ name THEN 'p_type ' || name_rule
+        WHEN p_reply_to !~ name THEN 'p_reply_to ' || name_rule
         WHEN p_priority IS NULL OR p_priority NOT BETWEEN 0 AND 10 THEN
             'p_priority must be from 0 (first) to 10 (last)'
         WHEN p_delay < interval '0' OR p_delay > interval '100 years' THEN
