@@ -63,7 +63,7 @@ def test_a_command_whose_process_is_killed_again_and_again_runs_alone(
         (pid,) = eventually(lambda: set(fleet.executing("Gate")) - killed)
         kill(pid, number)
         killed.add(pid)
-    fleet.await_saying("quarantine, pid")
+    fleet.await_saying(f"the commands of quarantine, pid {pid}")
     fleet.await_outcomes(ids, {("IN_TROUBLESHOOTING_QUEUE", 0): 1})
     code, message, _ = fleet.trouble(id)
     assert code == "LOST"

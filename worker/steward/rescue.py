@@ -250,8 +250,8 @@ class RescueRound:
         attribution = attribute(seat, exit_record, read_stacks(self.stacks / str(seat.index)))
         rescued = rescue(connection, self.statements, self.registry, attribution)
         if rescued.sessions_ended:
-            where = "the commands of worker %s, pid %s: %s"
-            logger.info(where, seat.number, seat.pid, rescued)
+            name = "quarantine" if exit_record.quarantined else f"worker {seat.number}"
+            logger.info("the commands of %s, pid %s: %s", name, seat.pid, rescued)
         return rescued
 
 
