@@ -40,6 +40,8 @@ class SupervisedProcess:
     view: ProcessView
     #: It survived SIGKILL: it counts as dead, but keeps its seat until it exits.
     undead: bool = False
+    #: The deadline of its latest order to stop was that order's own time.
+    ends_at_once: bool = False
     #: Executions on its seat before it started.
     executed_before: int = 0
     _measured_at: float = 0.0
@@ -90,6 +92,7 @@ class SupervisedProcess:
             view = replace(view, stop_verdict=order.verdict)
             self._measure_cpu(now)
         self.view = replace(view, stop_by=order.by)
+        self.ends_at_once = order.by <= time.monotonic()
         if order.reason is not None:
             level = logging.INFO if order.reason is Restart.RELOADED else logging.WARNING
             logger.log(level, "%s is ordered to stop: %s", self, _stop_reason(order, self.seat))
@@ -117,8 +120,10 @@ class SupervisedProcess:
         verdict = Verdict.STOPPED if stopped else order.verdict
         cause = self._cause(order, seat, now)
         self.view = replace(self.view, killed_at=now, kill_verdict=verdict, cause=cause)
-        text = "%s is killed: %s%s"
-        logger.error(text, self, VERDICT_REASONS[verdict], running_commands(seat.slots))
+        level, why = logging.ERROR, VERDICT_REASONS[verdict]
+        if self.ends_at_once and verdict is Verdict.LATE:
+            level, why = logging.WARNING, "it was ordered to stop at once"
+        logger.log(level, "%s is killed: %s%s", self, why, running_commands(seat.slots))
         self.child.send(signal.SIGKILL)
         return True
 

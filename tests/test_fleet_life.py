@@ -53,7 +53,8 @@ def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(fleet: Fleet) -> None:
 def test_what_does_not_end_in_time_runs_again_uncharged(
     fleet: Fleet, signals: list[signal.Signals]
 ) -> None:
-    """With exit code 5."""
+    """With exit code 5; that a process is killed at once is what the operator has ordered."""
+    at_once = len(signals) > 1 or signal.SIGQUIT in signals
     ids = fleet.send("Gate", 12, data="open")
     eventually(lambda: len(fleet.executing("Gate")) == 8)
     for count, number in enumerate(signals):
@@ -63,6 +64,9 @@ def test_what_does_not_end_in_time_runs_again_uncharged(
     assert fleet.living() == []
     assert fleet.outcomes(ids) == {("PENDING", 0): 12}, "handed back before the steward left"
     assert fleet.effects(ids) == {0: 12}
+    late = "it did not stop by its deadline"
+    ordered = "it was ordered to stop at once"
+    assert not fleet.said(f"is killed: {late if at_once else ordered}")
     fleet.open_gate()
     fleet.start()
     fleet.await_completed(ids)

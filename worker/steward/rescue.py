@@ -68,7 +68,8 @@ class Rescued:
             "charged": self.charged,
             "locked by other sessions": self.left,
         }
-        return ", ".join(f"{len(some)} {what}" for what, some in counts.items() if some) or "none"
+        texts = [f"{len(claims)} {what}" for what, claims in counts.items() if claims]
+        return ", ".join(texts) or "none left"
 
 
 def rescue(
