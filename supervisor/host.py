@@ -177,16 +177,26 @@ class ListenError(CmdbusError):
 def listen(host: str, port: int) -> socket.socket:
     """A socket on which accept() never blocks."""
     listener = bound(host, port, backlog=_BACKLOG)
-    host, port = listener.getsockname()[:2]
-    url = f"http://{address_text(host, port)}"
-    logger.info("probes, metrics and status are at %s", url)
-    if not ipaddress.ip_address(host).is_loopback:
-        logger.warning(
-            "any client that reaches %s can read which commands run here, without their data: "
-            "restrict access to it",
-            url,
-        )
+    logger.info("probes, metrics and status are at %s", _url(listener))
+    if _is_open(listener):
+        logger.warning("%s", _open_text(listener))
     return listener
+
+
+def _url(listener: socket.socket) -> str:
+    return f"http://{address_text(*listener.getsockname()[:2])}"
+
+
+def _is_open(listener: socket.socket) -> bool:
+    """Whether other machines can reach it."""
+    return not ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _open_text(listener: socket.socket) -> str:
+    return (
+        f"any client that reaches {_url(listener)} can read which commands run here, without "
+        f"their data: restrict access to it with a firewall or a network policy"
+    )
 
 
 def bound(host: str, port: int, backlog: int | None = None) -> socket.socket:
@@ -238,7 +248,9 @@ def check_host(settings: Settings) -> Iterator[Check]:
     if settings.http is None:
         return
     try:
-        bound(*settings.http).close()
-        yield Check("http", Finding.OK, "its address is free")
+        with closing(bound(*settings.http)) as listener:
+            yield Check("http", Finding.OK, "its address is free")
+            if _is_open(listener):
+                yield Check("http", Finding.WARNING, _open_text(listener))
     except ListenError as error:
         yield Check("http", taken if error.in_use else Finding.FATAL, str(error))

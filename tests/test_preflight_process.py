@@ -110,7 +110,7 @@ def test_check_prints_each_setting_and_each_check_and_exits_0_or_3(app: Path, ds
     failed = supervise(*small, "--app", "shop_checked:regisrty", "--http", "0.0.0.0:80")
     assert failed.returncode == 3
     assert "fatal    app: module 'shop_checked' has no 'regisrty': did you mean" in failed.stdout
-    assert "warning  http: --http 0.0.0.0:80 is open to the network" in failed.stdout
+    assert "warning  http: any client that reaches http://0.0.0.0:80 can read" in failed.stdout
     away = supervise("--check", "--dsn", f"host=127.0.0.1 port=1 password={SECRET}")
     assert away.returncode == 3
     assert "fatal  app: there are no handlers to run: name them with --app" in away.stdout

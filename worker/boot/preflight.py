@@ -34,13 +34,11 @@ _POOLING_ROUNDS = 5
 _NOTIFY_SECONDS = 2.0
 #: A day's table and its indexes; and looks at all days that should be possible at a time.
 _LOCKS_A_DAY, _MIN_LOOKS = 3, 10
-_THIS_MACHINE = ("127.", "localhost", "::1")
 
 
 def preflight(settings: Settings) -> Iterator[Check]:
     """Each check as soon as it is made, so that a hanging one can be named. Ends at the first that
     makes the following ones impossible. `settings.dsn` must be given."""
-    yield from _check_http(settings)
     registry = HandlerRegistry()
     try:
         registry = load(settings.app)
@@ -65,14 +63,6 @@ def preflight(settings: Settings) -> Iterator[Check]:
             yield from _check_database(connection, parts, settings, list(registry))
         except psycopg.OperationalError as error:
             yield _failure("cannot check", parts, error)
-
-
-def _check_http(settings: Settings) -> Iterator[Check]:
-    if settings.http and not settings.http[0].startswith(_THIS_MACHINE):
-        address = f"{settings.http[0]}:{settings.http[1]}"
-        sentence = f"--http {address} is open to the network, without a password"
-        fix = "restrict access with a firewall or a network policy"
-        yield Check("http", Finding.WARNING, sentence, fix)
 
 
 def _check_domains(settings: Settings, registry: HandlerRegistry) -> Iterator[Check]:
