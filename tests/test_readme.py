@@ -21,9 +21,9 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))]
 
 
-def code_block(after: str) -> str:
-    """The first block of code after a sentence of the README."""
-    _, _, rest = (ROOT / "README.md").read_text().partition(after)
+def code_block(after: str, page: str = "README.md") -> str:
+    """The first block of code after a sentence of a page."""
+    _, _, rest = (ROOT / page).read_text().partition(after)
     found = re.search(r"```\w*\n(.*?)```", rest, re.DOTALL)
     assert found, f"no code after {after!r}"
     return found[1]
@@ -86,3 +86,20 @@ def test_the_first_application_runs_as_the_readme_says(dsn: str, tmp_path: Path)
     look = code_block("**Look**").splitlines()
     assert "COMPLETED" in run(look[0])
     run(code_block("**Troubleshoot.**").splitlines()[1])
+
+
+@pytest.mark.process
+def test_the_test_of_a_handler_passes_as_its_page_says(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(code_block("Save this as `shop.py`"))
+    test = code_block("## Testing handlers", "worker/README.md")
+    (tmp_path / "test_shop.py").write_text(test)
+    for _ in range(2):  # Its server keeps the tables of the first run.
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+            cwd=tmp_path,
+            env={**os.environ, "XDG_STATE_HOME": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=25,
+        )
+        assert done.returncode == 0, done.stdout

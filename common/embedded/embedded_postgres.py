@@ -128,7 +128,7 @@ class EmbeddedPostgres:
                 self._enter()
         return is_running
 
-    def install(self, schema: str) -> None:
+    def install(self, schema: str = "cmdbus") -> None:
         """Installs or upgrades the schema of a bus. Loads the database driver."""
         from cmdbus.database.schema import install
         from cmdbus.database.sentences import in_one_sentence
