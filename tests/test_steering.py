@@ -130,8 +130,14 @@ def test_a_missing_right_and_a_missing_schema_are_reported(empty_dsn: str, dsn: 
         text = refusal(here("tsq", "retry", "--all", "--dsn", limited), 1)
         assert "permission denied" in text and f"cmdbus init --operator {name}" in text
         text = refusal(here("init", "--schema", "other", "--dsn", limited), 1)
-        assert "permission denied for database" in text and "as the schema's owner" in text
+        assert "permission denied for database" in text and "GRANT CREATE ON DATABASE" in text
         assert "Traceback" not in text and len(text.splitlines()) == 1
+        owner = scalar(
+            connection, "SELECT nspowner::regrole FROM pg_namespace WHERE nspname = 'cmdbus'"
+        )
+        text = refusal(here("init", "--dsn", limited), 1)
+        assert text.endswith(f"run cmdbus init as the schema's owner, role '{owner}'\n")
+        assert "GRANT CREATE" not in text, "which would not help"
         done(here("init", "--dsn", dsn, "--operator", name))
         assert "retried 0 commands" in done(here("tsq", "retry", "--all", "--dsn", limited))
 

@@ -50,8 +50,7 @@ def install(
         except psycopg.errors.InsufficientPrivilege as error:
             raise MissingRightError(
                 f"{primary_message(error)}: role {connection.info.user!r} cannot install or "
-                f"upgrade schema {schema!r}; run cmdbus init as the schema's owner, or as a role "
-                f"that may create schemas (GRANT CREATE ON DATABASE {connection.info.dbname})"
+                f"upgrade schema {schema!r}; run cmdbus init {_installer(connection, schema)}"
             ) from error
         return Installed(before, len(versions()), dsns.describe(parts))
 
@@ -74,6 +73,14 @@ def _install(
                 _grant(connection, schema, kind, role)
     make_partitions(connection, schema)
     return before
+
+
+def _installer(connection: psycopg.Connection, schema: str) -> str:
+    """As which role: only its owner can upgrade a schema that exists."""
+    if found := Executor(schema).row(connection, "find_schema_owner", schema=schema):
+        return f"as the schema's owner, role {found[0]!r}"
+    database = connection.info.dbname
+    return f"as a role that may create schemas (GRANT CREATE ON DATABASE {database})"
 
 
 def check(connection: psycopg.Connection, schema: str) -> None:

@@ -171,7 +171,10 @@ class Connections:
             return MissingRightError(f"{denied}: only the owner of schema {schema} has it")
         option = "" if schema == schemas.DEFAULT else f" --schema {schema}"
         grant = f"cmdbus init{option} --{needs} {shlex.quote(role)}"
-        return MissingRightError(f"{denied}: as the owner of the schema, run {grant}")
+        return MissingRightError(
+            f"{denied} that roles of the kind {needs} have: use one of them, or, to make this "
+            f"role one, as the owner of the schema, run {grant}"
+        )
 
     def _role(self, connection: Connection) -> str:
         """The role whose rights count; in a failed transaction, the one that logged in."""

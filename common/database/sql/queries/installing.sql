@@ -34,6 +34,10 @@ WHERE n.nspname = %(schema)s
          OR EXISTS (SELECT FROM pg_type WHERE typnamespace = n.oid)
          OR EXISTS (SELECT FROM pg_operator WHERE oprnamespace = n.oid));
 
+-- name: find_schema_owner
+-- No row if there is no such schema.
+SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = %(schema)s;
+
 -- name: create_schema
 CREATE SCHEMA IF NOT EXISTS {schema};
 
