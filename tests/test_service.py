@@ -94,6 +94,8 @@ def test_the_manifest_is_started_as_it_says(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CMDBUS_DSN", "postgresql://fleet@db/shop")  # As from its secret.
     text = MANIFEST.read_text()
+    (runtime_dir,) = re.findall(r"name: CMDBUS_RUNTIME_DIR\n +value: (\S+)\n", text)
+    monkeypatch.setenv("CMDBUS_RUNTIME_DIR", runtime_dir)
     arguments = re.findall(r"^ +- (--\S+)$", text, re.MULTILINE)
     with main.make_context("cmdbus-supervise", arguments) as context:
         settings = configured(context)
@@ -102,7 +104,7 @@ def test_the_manifest_is_started_as_it_says(
     assert settings.http == ("0.0.0.0", int(port))
     (grace,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
     assert int(grace) > settings.drain_timeout
-    assert set(re.findall(r"name: (CMDBUS_\w+)", text)) == {"CMDBUS_DSN"} <= variables()
+    assert set(re.findall(r"name: (CMDBUS_\w+)", text)) <= variables()
     paths = re.findall(r"(\w+)Probe:\n +httpGet:\n +path: (\S+)\n +port: http$", text, re.MULTILINE)
     assert paths == [("startup", "/livez"), ("liveness", "/livez"), ("readiness", "/readyz")]
     mount = str(settings.runtime_dir and settings.runtime_dir.parent)
