@@ -40,7 +40,7 @@ def test_domains_are_listed_shown_and_configured(bus: CommandBus, run: Run) -> N
     done(run("pause", "payments", "--operator", "ann", "--reason", "wrong prices"))
     event = bus.domain_audit("payments")[-1]
     assert (event.kind, event.operator, event.message) == ("PAUSED", "ann", "wrong prices")
-    assert "yes: cmdbus resume payments" in done(run("domain", "show", "payments"))
+    assert "yes; to resume it: cmdbus resume payments" in done(run("domain", "show", "payments"))
 
 
 def test_commands_are_listed_newest_first(bus: CommandBus, run: Run) -> None:

@@ -201,8 +201,9 @@ def test_status_counts_by_domain_and_type_also_types_without_a_handler(dsn: str,
     assert lines["Typo"][:4] == ["1", "0", "0", "0"]
     assert max(map(len, text.splitlines())) <= 100
     assert "payments/Typo waits for 60m and none runs: does a worker have a handler" in text
-    assert "idle is paused: cmdbus resume idle" in text
-    assert "orders refuses sends" in text and "orders is full: depth 1" in text
+    assert "idle is paused; to resume it: cmdbus resume idle" in text
+    assert "orders refuses sends; to accept them: cmdbus domain configure orders --acc" in text
+    assert "orders is full: depth 1" in text
     assert "idle has" not in text
     value = json.loads(done(run("status", "payments", "--json")))
     [payments] = value["domains"]

@@ -107,9 +107,10 @@ def _remarks(found: "list[DomainRecord]") -> Iterator[str]:
     for record in found:
         name, depth = record.domain, record.all.depth
         if record.paused:
-            yield f"{name} is paused: cmdbus resume {name}"
+            yield f"{name} is paused; to resume it: cmdbus resume {name}"
         if not record.accepting:
-            yield f"{name} refuses sends: cmdbus domain configure {name} --accepting"
+            accept = f"cmdbus domain configure {name} --accepting"
+            yield f"{name} refuses sends; to accept them: {accept}"
         if record.max_depth is not None and depth >= record.max_depth:
             yield f"{name} is full: depth {depth}, and sends are refused from {record.max_depth}"
         elif record.warn_depth is not None and depth >= record.warn_depth:
@@ -229,7 +230,7 @@ def _row(record: "DomainRecord") -> tuple[object, ...]:
 
 def _facts(record: "DomainRecord") -> Iterator[tuple[str, object]]:
     yield "accepting", "yes" if record.accepting else "no: sends are refused"
-    yield "paused", f"yes: cmdbus resume {record.domain}" if record.paused else "no"
+    yield "paused", f"yes; to resume it: cmdbus resume {record.domain}" if record.paused else "no"
     yield "max depth", "none" if record.max_depth is None else record.max_depth
     yield "warn depth", _warned(record)
     yield "keep", f"{_kept(record.keep)} after they finish, commands and their ids are removed"
