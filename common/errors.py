@@ -80,7 +80,7 @@ class QueueFullError(SendRefusedError):
         #: Seconds after which another try makes sense, as for an HTTP 429.
         self.retry_after = retry_after
         super().__init__(
-            f"domain {domain!r} is full: {depth} commands wait, its max_depth is {max_depth}; "
+            f"domain {domain!r} is full: its depth is {depth}, its max_depth {max_depth}; "
             f"send again in {retry_after:.0f} s"
         )
 

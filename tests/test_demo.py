@@ -115,7 +115,7 @@ def test_a_newcomer_sees_every_kind_of_command_and_what_to_type_next(home: Path)
             ("Hang", "given up after 2.5 s, and completed by another thread"),
         ):
             assert words in cases[name][2]
-        assert "545 in all: 542 completed, 1 failed, 2 wait for a person" in demo.stdout
+        assert "545 in all: 542 completed, 1 failed, 2 waiting for a person" in demo.stdout
         assert len(demo.stdout.splitlines()) < 25
         # Beside it there is only where the database is; nothing that looks like a defect.
         assert len(demo.log.splitlines()) == 2
@@ -165,6 +165,8 @@ def test_signals_reach_the_supervisor_once_and_a_second_interrupt_stops_it_immed
         demo.prints(r"Stopping: waiting for \d commands?, at most 30 s")
         assert demo.interrupt() == 5
     assert "Stopping at once: what runs is cut off" in demo.stdout
+    assert "exited with code 5: its log is in" in demo.log
+    assert "ERROR" not in demo.log, "as the user has ordered it"
 
 
 def test_ctrl_c_while_the_demo_is_still_imported_ends_it_with_a_sentence(home: Path) -> None:

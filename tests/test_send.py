@@ -222,7 +222,7 @@ def test_a_full_domain_refuses_with_the_time_of_the_next_try(bus: CommandBus) ->
     bus.configure("payments", max_depth=3)
     bus.send("payments", "Debit")
     bus.send("payments", "Debit", delay=60)
-    with pytest.raises(QueueFullError, match="2 commands wait, its max_depth is 3") as refused:
+    with pytest.raises(QueueFullError, match="its depth is 2, its max_depth 3") as refused:
         bus.send_many([SendRequest("payments", "Debit")] * 2)
     assert (refused.value.depth, refused.value.max_depth) == (2, 3)
     bus.send("payments", "Debit")
@@ -283,8 +283,7 @@ def test_a_long_queue_is_warned_of_once(dsn: str, caplog: pytest.LogCaptureFixtu
         for _ in range(6):
             bus.send("payments", "Debit")
         assert [record.getMessage() for record in caplog.records] == [
-            "domain payments has 3 commands waiting, its warn_depth is 3: "
-            "look whether its workers keep up"
+            "the depth of domain payments is 3, its warn_depth 3: look whether its workers keep up"
         ]
 
 

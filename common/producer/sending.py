@@ -146,8 +146,7 @@ class Sender:
         depth = admission.depth + count
         if admission.warn_depth and self._alarm.rings(domain, depth, admission.warn_depth):
             logger.warning(
-                "domain %s has %s commands waiting, its warn_depth is %s: "
-                "look whether its workers keep up",
+                "the depth of domain %s is %s, its warn_depth %s: look whether its workers keep up",
                 domain,
                 depth,
                 admission.warn_depth,

@@ -187,7 +187,10 @@ class Demo:
     def _finish(self, exit_status: ExitStatus) -> int:
         code = _KILLED + exit_status.signal if exit_status.signal else exit_status.code
         if self._log is not None and code and self._is_ready:
-            logger.error("the demo's supervisor %s: its log is in %s", exit_status, self._log)
+            # A stop that leaves commands is what the user has asked for.
+            level = logging.INFO if code == Exit.UNFINISHED and self._stops else logging.ERROR
+            text = "the demo's supervisor %s: its log is in %s"
+            logger.log(level, text, exit_status, self._log)
         elif self._log is not None:
             with suppress(OSError):
                 os.write(_STDERR, self._log.read_bytes() if code else b"")

@@ -41,7 +41,7 @@ _ENDS = {
     "retry": "to be tried again",
     "trouble": "given to a person",
     "interrupted": "interrupted",
-    "lost": "cut off before their end",
+    "lost": "cut off",
 }
 _STDOUT = 1
 
@@ -176,7 +176,7 @@ class DemoReport:
 
 
 def _counted(ends: Counter[Status]) -> str:
-    names = {_TROUBLE: "wait for a person"}
+    names = {_TROUBLE: "waiting for a person"}
     return ", ".join(
         f"{ends[status]} {names.get(status, status.value.lower().replace('_', ' '))}"
         for status in Status

@@ -253,7 +253,7 @@ BEGIN
                 command_id, p_domain);
         WHEN 'full' THEN
             RAISE configuration_limit_exceeded USING MESSAGE = format(
-                'domain %s is full: %s commands wait, the limit is %s; send again later',
+                'domain %s is full: its depth is %s, its max_depth %s; send again later',
                 p_domain, answer.depth, answer.max_depth);
         WHEN 'closed' THEN
             RAISE object_not_in_prerequisite_state USING MESSAGE = format(
