@@ -19,6 +19,10 @@ from cmdbus import HandlerRegistry
 registry = HandlerRegistry()
 registry.register("payments", "Debit", lambda command, context: None)
 
+@registry.handler("payments", "Refund")
+def refund(command, context):
+    pass
+
 class Shop:
     registry = registry
 
@@ -83,6 +87,10 @@ def test_the_registry_is_found_in_the_working_directory(path: str) -> None:
         ),
         ("shop_app.handlers:empty", "handlers:empty has no handlers: the modules that register"),
         ("shop_app.handlers:make_for", "without arguments to make the registry: missing a requi"),
+        (
+            "shop_app.handlers:refund",
+            "is a handler, and must be the registry that holds it: shop_app.handlers:registry",
+        ),
         ("shop_app.handlers:make_later", "handlers:make_later is async"),
     ],
 )

@@ -30,8 +30,10 @@ def load(app: str | None) -> HandlerRegistry:
     found = _APP.fullmatch(app)
     if not found:
         raise AppError(f"the app must be MODULE:REGISTRY, {_suggested(app)}, not {app!r:.200}")
-    value = _attribute(_module(found["module"]), found["module"], found["path"])
+    module = _module(found["module"])
+    value = _attribute(module, found["module"], found["path"])
     if not isinstance(value, HandlerRegistry) and callable(value):
+        _refuse_handler(app, value, module)
         value = _made(app, value)
     if sentence := patched():
         raise AppError(sentence)
@@ -99,9 +101,23 @@ def _attribute(module: Any, name: str, path: str) -> Any:
 
 
 def _registries(value: object) -> str:
-    held = getattr(value, "__dict__", {})
-    names = [name for name, each in held.items() if isinstance(each, HandlerRegistry)]
-    return f": its registries are {', '.join(names)}" if names else ""
+    names = ", ".join(_held(value))
+    return f": its registries are {names}" if names else ""
+
+
+def _held(value: object) -> dict[str, HandlerRegistry]:
+    """Its attributes that are registries."""
+    attributes = getattr(value, "__dict__", {})
+    return {name: each for name, each in attributes.items() if isinstance(each, HandlerRegistry)}
+
+
+def _refuse_handler(app: str, value: object, module: Any) -> None:
+    for name, registry in _held(module).items():
+        if any(handler.function is value for handler in registry):
+            raise AppError(
+                f"{app} is a handler, and must be the registry that holds it: "
+                f"{app.partition(':')[0]}:{name}"
+            )
 
 
 def _made(app: str, factory: Callable[[], object]) -> object:
