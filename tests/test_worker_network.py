@@ -3,6 +3,8 @@ had claimed runs at once and once, what it had settled is counted once."""
 
 import gc
 import logging
+import os
+import signal
 import time
 from threading import Event
 from threading import enumerate as enumerate_threads
@@ -53,6 +55,23 @@ def test_what_a_step_claimed_whose_reply_was_lost_runs_at_once_and_once(
     # session begins, which may have missed a pause.
     finished = "SELECT count(*), max(attempts), max(losses) FROM cmdbus.finished"
     assert rows(dsn, finished) == [(4, 1, 0)], "adopted, and not taken over when a lease ended"
+
+
+def test_a_session_that_does_not_end_holds_up_no_further_claim(dsn: str, bus: CommandBus) -> None:
+    """Its server's process waits for a disk, or for a debugger; it may still claim."""
+    with running(dsn, handling(), timeouts=HASTY) as worker:
+        eventually(lambda: seat_of(worker).parked)
+        slots = seat_of(worker).slots
+        [parked] = [s for s in slots if s.phase is Phase.RESTING and s.number >= 0]
+        assert parked.backend_pid is not None
+        os.kill(parked.backend_pid, signal.SIGSTOP)
+        try:
+            assert bus.wait("payments", bus.send("payments", "Debit"), 20)
+            ids = bus.send_many([SendRequest("payments", "Debit")] * 500)
+            eventually(lambda: bus.snapshot("payments")["ready"] == 0)
+        finally:
+            os.kill(parked.backend_pid, signal.SIGCONT)
+        assert bus.wait("payments", ids[-1], 10)
 
 
 def test_a_commit_whose_reply_was_lost_is_counted_as_what_it_was(dsn: str, bus: CommandBus) -> None:

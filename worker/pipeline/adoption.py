@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Container
 from itertools import accumulate
 
+from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim, ClaimKey, Connection, Fence, Session, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.claims.connections import ThreadConnection
@@ -21,8 +22,9 @@ from cmdbus.worker.pipeline.in_flight import InFlight
 
 logger = logging.getLogger(__name__)
 
-#: Seconds to wait until a session in doubt is gone; after that the next leader asks again.
+#: Seconds to wait until a session in doubt is gone, once; and until it is asked for again.
 _GONE_WITHIN = 2.0
+_ASK_AGAIN_SECONDS = 10.0
 
 
 class Adoption:
@@ -36,6 +38,16 @@ class Adoption:
         self._rejected = RejectedRows(statements)
         #: Housekeeping adds to it, too.
         self.sessions_in_doubt: set[Session] = set()
+        #: Those that did not end in time, and the monotonic time at which they are asked for again.
+        self._asked: set[Session] = set()
+        self._ask_at = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """A session that does not end must not hold up each claim."""
+        if self.sessions_in_doubt <= self._asked:
+            return bool(self._asked) and time.monotonic() >= self._ask_at
+        return True
 
     def mark_in_doubt(self, session: Session | None) -> None:
         """The session's last round trip may have claimed."""
@@ -46,7 +58,10 @@ class Adoption:
         """Returns the sessions that are gone, so that they cannot claim any more, and the claims
         that were in flight then."""
         sessions = set(self.sessions_in_doubt)
-        gone = end_sessions(self._statements, connection, sessions, within=_GONE_WITHIN)
+        within = 0.0 if sessions <= self._asked else _GONE_WITHIN
+        gone = end_sessions(self._statements, connection, sessions, within=within)
+        self._asked = set() if gone else sessions
+        self._ask_at = time.monotonic() + _ASK_AGAIN_SECONDS
         # Before the table is read: a claim that is settled in between is in neither.
         return sessions if gone else set(), self._in_flight.known()
 

@@ -128,7 +128,7 @@ class Leader:
             return False
         thread.domain_pauses = self._waiter.domain_pauses
         self._prepare(thread)
-        if self.adoption.sessions_in_doubt:
+        if self.adoption.sessions_in_doubt and self.adoption.is_due:
             self._adopt(thread)
         self._waiter.before_claim()
         try:
