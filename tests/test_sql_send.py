@@ -68,6 +68,18 @@ def test_a_wrong_argument_in_sql_is_named(dsn: str, arguments: str, sentence: st
     assert counts(dsn) == before
 
 
+def test_sql_and_python_state_the_same_rule_for_names(bus: CommandBus, dsn: str) -> None:
+    with pytest.raises(ValueError, match="domain must be") as in_python:
+        bus.send("no spaces", "Debit")
+    rule, _, _ = str(in_python.value).partition(", not ")
+    with (
+        connect(dsn) as connection,
+        pytest.raises(psycopg.errors.InvalidParameterValue) as in_sql,
+    ):
+        connection.execute("SELECT cmdbus.send('no spaces', 'Debit')")
+    assert in_sql.value.diag.message_primary == f"p_{rule}"
+
+
 def test_a_send_in_sql_is_refused_like_any_other(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as connection:
         id_ = bus.send("payments", "Debit")
