@@ -25,7 +25,8 @@ def data(text: str) -> object:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        hint = " (a string needs its quotes: '\"text\"')" if typed else ""
+        is_bare = typed and text[:1].isalpha()
+        hint = " (a string needs its quotes: '\"text\"')" if is_bare else ""
         raise ValueError(f"it is not JSON: {error}{hint}") from None
 
 
