@@ -22,10 +22,16 @@ def check_name(what: str, name: str) -> str:
     if not isinstance(name, str) or not _is_name(name):
         raise ValueError(
             f"{what} must be a letter and up to 99 more of A-Z a-z 0-9 _ . : - (ASCII), "
-            f"not {shown(name)}"
+            f"not {shown(name)}{_foreign(name)}"
         )
     # A subclass may print as something else than it is.
     return name if type(name) is str else str.__str__(name)
+
+
+def _foreign(name: object) -> str:
+    """Some letters look like those of ASCII."""
+    others = re.search(r"[^\x00-\x7f]", name) if isinstance(name, str) else None
+    return f", where {others[0]!r} is not ASCII" if others else ""
 
 
 @lru_cache(maxsize=1024)
@@ -113,7 +119,7 @@ def check_aware(what: str, time: datetime | None) -> datetime | None:
 
 def shown(value: object) -> str:
     try:
-        text = ascii(value)
+        text = repr(value)
     except Exception:
         text = f"a {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -13,6 +13,7 @@ from typing import Any, Self
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from cmdbus.checks import did_you_mean
 from cmdbus.database import libpq
 from cmdbus.database.adapters import ADAPTERS
 from cmdbus.errors import DatabaseUnavailableError
@@ -80,6 +81,8 @@ def _unreadable(dsn: str, message: str) -> str:
             f"an ORM or of a pool do not belong there)"
         )
     if message.startswith("invalid connection option"):
+        if sentence := _mistyped_keyword(dsn, message):
+            return sentence
         return (
             "the DSN has a keyword that is none of PostgreSQL's: remove it, or put a value with "
             "spaces into single quotes"
@@ -88,6 +91,18 @@ def _unreadable(dsn: str, message: str) -> str:
         "the DSN is neither a URI like postgresql://host/database nor keywords like "
         "'host=... dbname=...'; in a URI, percent-encode special characters of the password"
     )
+
+
+def _mistyped_keyword(dsn: str, message: str) -> str:
+    """Empty unless the keyword is near to one of libpq's and no password is before it: otherwise
+    it could be a part of one."""
+    unknown = re.match(r'invalid connection option "([a-z_]{1,30})"', message)
+    found = unknown and re.search(rf"(?<![^\s]){unknown[1]}\s*=", dsn)
+    if not unknown or not found or "pass" in dsn[: found.start()].lower():
+        return ""
+    question = did_you_mean(unknown[1], libpq.keywords())
+    sentence = f"the DSN's keyword {unknown[1]!r} is none of PostgreSQL's: {question}"
+    return sentence if question else ""
 
 
 def complete(parts: Parts, *, application_name: str, settings: Mapping[str, str]) -> Parts:

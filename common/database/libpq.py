@@ -17,6 +17,10 @@ _BLANK = {
 }
 
 
+def keywords() -> list[str]:
+    return [option.keyword.decode() for option in pq.Conninfo.get_defaults()]
+
+
 def resolved(parts: dict[str, Any]) -> dict[str, str]:
     """What a connection with these parts would use, except its address: libpq shows it when it
     begins to connect. The parts win over their service, and that over the environment."""

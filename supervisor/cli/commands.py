@@ -22,6 +22,7 @@ from cmdbus.supervisor.cli.options import (
 from cmdbus.supervisor.cli.output import Shown, ago, audit_lines, data_text, timestamp
 from cmdbus.supervisor.cli.parameters import data, moment, past, priority, span
 from cmdbus.supervisor.cli.session import UsageProblem, confirm, one_domain, with_bus
+from cmdbus.supervisor.cli.values import uuid
 
 if TYPE_CHECKING:
     from cmdbus.producer.bus import CommandBus
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     "--delay", parse=span, help="Not before this time has passed: seconds, or like 5m, 2h."
 )
 @time_option("--run-at", parse=moment, help="Not before: like 2026-12-31T08:00:00+01:00.")
-@option("--id", "command_id", metavar="UUID", help="An id of your own; taken once.")
-@option("--correlation-id", metavar="UUID", help="Follows the command everywhere.")
+@option("--id", "command_id", metavar="UUID", parse=uuid, help="An id of your own; taken once.")
+@option("--correlation-id", metavar="UUID", parse=uuid, help="Follows the command everywhere.")
 @option("--reply-to", metavar="DOMAIN", help="Where its reply is sent to.")
 @option("--max-attempts", type=int, metavar="N", help="Executions until a person decides.")
 @with_bus

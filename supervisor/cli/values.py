@@ -2,8 +2,9 @@
 
 import re
 from typing import BinaryIO
+from uuid import UUID
 
-from cmdbus.checks import check_name, check_seconds
+from cmdbus.checks import check_id, check_name, check_seconds
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,6})?)(ms|[smhd]?)", re.ASCII)
@@ -18,6 +19,8 @@ _ADDRESS = re.compile(r"(?P<host>[^\s:\[\]]*|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5
 def duration(text: str) -> float:
     """Seconds, or a number with ms, s, m, h or d; also 0."""
     found = _DURATION.fullmatch(text)
+    if not found and _DURATION.fullmatch(text.removeprefix("-")):
+        raise ValueError(f"it must not be negative, as {text!r} is")
     if not found:
         raise ValueError(f"it must be seconds, or like 500ms, 30s, 5m, 2h, 1d, not {text!r}")
     return float(found[1]) * _SECONDS[found[2]]
@@ -51,6 +54,10 @@ def _bytes(text: str) -> int:
     if not found:
         raise ValueError(f"it must be a size like 512M or 2G, not {text!r}")
     return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def uuid(text: str) -> UUID:
+    return check_id("it", text)
 
 
 def whole(text: str, *, at_least: int = 1, at_most: int = 2**53) -> int:
