@@ -16,6 +16,7 @@ from proxy import Proxy
 from queries import rows
 
 from cmdbus import Command, CommandBus, Context, SendRequest, Timeouts
+from cmdbus.board.health import Health
 from cmdbus.board.records import Phase
 from cmdbus.worker import Worker
 
@@ -23,6 +24,11 @@ from cmdbus.worker import Worker
 PATIENT = Timeouts(statement=900, pool=900, lease=1000, thread=2000, watchdog=3000)
 #: A round trip is given up 5 s after its statement's time.
 HASTY = Timeouts(statement=0.2, pool=1, lease=1000, thread=2000, watchdog=3000)
+
+
+def threads_of(worker: Worker) -> list[int | None]:
+    """Their sessions."""
+    return [slot.backend_pid for slot in seat_of(worker).slots if slot.number >= 0]
 
 
 def ends(worker: Worker) -> dict[str, int]:
@@ -72,6 +78,27 @@ def test_a_session_that_does_not_end_holds_up_no_further_claim(dsn: str, bus: Co
         finally:
             os.kill(parked.backend_pid, signal.SIGCONT)
         assert bus.wait("payments", ids[-1], 10)
+
+
+def test_a_thread_that_cannot_prepare_says_nothing_of_the_database(
+    dsn: str, bus: CommandBus
+) -> None:
+    """The leader waits for work meanwhile: nothing would call the database back."""
+    with running(dsn, handling(), concurrency=2, timeouts=HASTY) as worker:
+        eventually(lambda: seat_of(worker).parked)
+        slots = [s for s in seat_of(worker).slots if s.number >= 0]
+        [idle] = [s.backend_pid for s in slots if s.phase is Phase.IDLE]
+        assert idle is not None
+        os.kill(idle, signal.SIGSTOP)
+        try:
+            worker.set_concurrency(1)
+            eventually(lambda: len(threads_of(worker)) == 1)
+            worker.set_concurrency(2)
+            # Another one, whose session is another.
+            eventually(lambda: all(threads := threads_of(worker)) and len(threads) == 2)
+        finally:
+            os.kill(idle, signal.SIGCONT)
+        assert worker.health.health is Health.HEALTHY
 
 
 def test_a_commit_whose_reply_was_lost_is_counted_as_what_it_was(dsn: str, bus: CommandBus) -> None:

@@ -156,7 +156,7 @@ class Housekeeping:
             self._replace_at = time.monotonic() + _AFTER_FAILURE
             thread, work, stack = self._timed_out[0]
             if isinstance(work, RoundTrip):
-                self._replace_leader(thread, stack, with_lead=work.leads)
+                self._replace_stuck(thread, stack, leads=work.leads)
             else:
                 if not work.outcome_taken:
                     self._settle_late(thread, work, stack)
@@ -185,17 +185,20 @@ class Housekeeping:
         details = dict(zip(("statement", "blocked_by"), row or (), strict=False))
         return {name: value for name, value in details.items() if value}
 
-    def _replace_leader(self, thread: WorkerThread, stack: str, *, with_lead: bool) -> None:
-        """The next leader ends the session, and then adopts its claims. Each statement of a round
-        trip has a timeout but its COMMIT, which may wait for a synchronous standby: the database
-        counts as away until a round trip succeeds."""
-        self._telemetry.health.database_away(time.monotonic())
-        self._pipeline.leader.adoption.mark_in_doubt(thread.connection.session)
+    def _replace_stuck(self, thread: WorkerThread, stack: str, *, leads: bool) -> None:
+        """`leads`: else it prepares its session, and does not claim."""
+        what = "a thread cannot prepare its session: another one tries"
+        if leads:
+            # The next leader ends the session, and then adopts its claims. Each statement of a
+            # round trip has a timeout but its COMMIT, which may wait for a synchronous standby: the
+            # database counts as away until a round trip succeeds.
+            what = "the leader is stuck in a round trip: another thread takes over"
+            self._telemetry.health.database_away(time.monotonic())
+            self._pipeline.leader.adoption.mark_in_doubt(thread.connection.session)
         thread.connection.abort_io()
         thread.connection.take_away()
-        self._pool.replace(thread, with_lead=with_lead)
-        message = "the leader is stuck in a round trip: another thread takes over\n%s"
-        self._pipeline.unsettled.log_later(partial(logger.error, message, stack))
+        self._pool.replace(thread, with_lead=leads)
+        self._pipeline.unsettled.log_later(partial(logger.error, "%s\n%s", what, stack))
 
     def _renew(self) -> None:
         now = time.monotonic()
