@@ -55,6 +55,14 @@ _KEEP_SECONDS = 5.0
 #: Seconds that a stop may take beyond its deadline.
 _EXITS_SECONDS = 5.0
 
+#: How the exit codes of a supervisor that has run are logged.
+_ENDS = {
+    Exit.DONE: "all drained",
+    Exit.CANNOT_START: "a process cannot start",
+    Exit.CRASH_LOOP: "a crash loop",
+    Exit.UNFINISHED: "commands were cut off, and will run again",
+}
+
 
 def supervise(settings: Settings) -> Exit:
     """Runs the fleet until it stops; the exit code says how that went."""
@@ -142,7 +150,7 @@ class Supervisor:
         self._show(SupervisorState.STOPPED, time.monotonic())
         if self._code is Exit.DONE and self._fleet.unfinished:
             self._code = Exit.UNFINISHED
-        logger.info("the supervisor %s has stopped: %s", self._settings.name, self._code.name)
+        logger.info("the supervisor %s has stopped: %s", self._settings.name, _ENDS[self._code])
         return self._code
 
     def _handle_signals(self) -> None:
@@ -202,7 +210,7 @@ class Supervisor:
 
     def _give_up(self, code: Exit) -> None:
         self._code = code
-        self._stop(self._settings.drain_timeout, code.name)
+        self._stop(self._settings.drain_timeout, _ENDS[code])
 
     def _stop(self, seconds: float, why: str) -> None:
         self._stop_by = time.monotonic() + seconds

@@ -188,7 +188,7 @@ def test_a_storm_of_signals_ends_in_one_clean_stop(fleet: Fleet) -> None:
             fleet.send_signal(number)
     assert fleet.wait() == 0
     fleet.assert_nothing_left()
-    assert len(fleet.said("the supervisor cmdbus has stopped")) == 1
+    assert len(fleet.said("the supervisor cmdbus has stopped: all drained")) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGINT])

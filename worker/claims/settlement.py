@@ -62,7 +62,7 @@ def log_end(finished: Finished) -> None:
             max_attempts,
             outcome.code,
             text,
-            f"again in {outcome.delay:.1f} s" if outcome.delay is not None else outcome.kind,
+            f"again in {outcome.delay:.1f} s" if outcome.delay is not None else "not tried again",
         )
     if outcome.kind is OutcomeKind.TROUBLE:
         logger.error(
