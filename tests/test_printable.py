@@ -15,6 +15,7 @@ from queries import move_to_troubleshooting
 from cmdbus import AuditEvent, CommandBus
 from cmdbus.board.board import Board
 from cmdbus.board.records import Role, SupervisorState
+from cmdbus.data import Undecodable
 from cmdbus.logs import JsonFormatter, TextFormatter
 from cmdbus.printable import hanging, joined, one_line, printable
 from cmdbus.supervisor.runtime import board_path
@@ -63,6 +64,8 @@ def test_an_audit_event_shows_it_in_its_one_line_and_in_its_details() -> None:
     assert rest[0] == f"    {SHOWN}:" and all(line.startswith("    ") for line in rest)
     bare = str(AuditEvent(at=datetime.now(UTC), kind="FAILED", details=EVIL))
     assert all(line.startswith("    ") for line in bare.split("\n")[1:])
+    unknown = str(AuditEvent(at=datetime.now(UTC), kind="FAILED", details=Undecodable(EVIL, "?")))
+    assert_harmless(unknown, lines=True)
 
 
 def test_ps_shows_it(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def test_a_command_is_shown_with_all_that_happened(bus: CommandBus, run: Run) ->
     text = done(run("get", "payments", str(id_)))
     assert f"payments/Debit  {id_}  CANCELED" in text
     assert '{"amount": 5}' in text and "operator=ann" in text
+    assert "reply_to: null" in text
     # A terminal must not obey what others wrote.
     assert "\\x1b[31mred" in text and "\x1b" not in text
     value = json.loads(done(run("get", "payments", str(id_), "--json")))
@@ -241,6 +242,9 @@ def test_the_queue_is_listed_newest_first(dsn: str, run: Run) -> None:
         text = done(run("tsq", "list", "--limit", "2"))
         assert text.startswith(str(ship)) and "2 of 4 commands" in text
         assert max(map(len, text.splitlines())) <= 80
+        bus.send("payments", "Debit")
+        lines = done(run("list", "payments")).splitlines()
+        assert len({line.index("payments/Debit") for line in lines}) == 1, "a column"
         for arguments, found in (
             (["orders"], 1),
             (["--domain", "payments", "--type", "Debit"], 3),

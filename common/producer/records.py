@@ -1,5 +1,6 @@
 """Values that a CommandBus returns, filled from rows."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
@@ -187,18 +188,23 @@ def _domain_of(rows: Sequence[Sequence[Any]]) -> DomainRecord:
     return DomainRecord(domain, *settings, sum(types.values(), Waiting()), types, unhandled)
 
 
+def _text(value: object) -> str:
+    """Text as it is, and other values as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
 def _shown(details: object, margin: str) -> list[str]:
     if details is None:
         return []
     if not isinstance(details, dict):
-        return [f"{margin}{line}" for line in hanging(str(details), "")]
+        return [f"{margin}{line}" for line in hanging(_text(details), "")]
     lines = []
     for key, value in details.items():
         deeper = margin + "    "
         if isinstance(value, dict):
             lines += [f"{margin}{one_line(key)}:", *_shown(value, deeper)]
             continue
-        text = "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = "\n".join(map(_text, value)) if isinstance(value, list) else _text(value)
         first, *rest = hanging(text, deeper)
         lines += [f"{margin}{one_line(key)}: {first}", *rest]
     return lines

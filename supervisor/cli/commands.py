@@ -111,7 +111,8 @@ def list_(
     # One more than is shown says whether there are more.
     found = bus.query(domain, status, limit=limit + 1, offset=offset, **conditions)
     shown, more = found[:limit], len(found) > limit
-    lines = [_row(record) for record in shown]
+    width = max((len(record.status) for record in shown), default=0)
+    lines = [_row(record, width) for record in shown]
     if more:
         lines.append(f"{count_of(limit)} shown, and there are more: --limit and --offset")
     elif not shown:
@@ -224,8 +225,9 @@ def reschedule(
     return result, [line]
 
 
-def _row(record: "CommandRecord") -> str:
-    line = f"{record.command_id}  {record.status.value:<11}  {ago(record.created_at):>8}"
+def _row(record: "CommandRecord", width: int) -> str:
+    """`width`: of the status."""
+    line = f"{record.command_id}  {record.status.value:<{width}}  {ago(record.created_at):>8}"
     error = f"  {record.error_code}" if record.error_code is not None else ""
     return f"{line}  {record.domain}/{record.type}{error}"
 
