@@ -132,6 +132,20 @@ def test_an_old_snapshot_does_not_decide_about_an_id_of_the_bus(dsn: str, level:
             bus.send("payments", "Debit", command_id=id_, connection=old)
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_an_id_of_the_bus_that_its_transaction_has_sent_is_a_duplicate(
+    dsn: str, level: str
+) -> None:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as own:
+        own.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+        id_ = bus.send("payments", "Debit", connection=own)
+        for _ in range(2):
+            with pytest.raises(DuplicateCommandError):
+                bus.send("payments", "Debit", command_id=id_, connection=own)
+        own.commit()
+        assert [record.command_id for record in bus.query()] == [id_]
+
+
 def custom_id(*, milliseconds: int, digits: str) -> UUID:
     """Version 8, with these digits in its third group, and random ones after it."""
     return UUID(f"{milliseconds:012x}{digits}{uuid4().hex[16:]}")

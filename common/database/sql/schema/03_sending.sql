@@ -91,8 +91,11 @@ DECLARE
     taken bigint;
 BEGIN
     IF p_brought AND current_setting('transaction_isolation') <> 'read committed'
-        AND EXISTS (SELECT FROM unnest(p_command_ids) c
-                    WHERE {schema}.has_mark(c) AND {schema}.may_be_newer(c))
+        AND EXISTS (SELECT FROM unnest(p_domains, p_command_ids) w (domain, command_id)
+                    WHERE {schema}.has_mark(w.command_id) AND {schema}.may_be_newer(w.command_id)
+                        AND NOT EXISTS (SELECT FROM {schema}.identity i
+                                        WHERE i.domain = w.domain
+                                            AND i.command_id = w.command_id))
     THEN
         RAISE object_not_in_prerequisite_state USING MESSAGE =
             'an id that the bus made can be sent again only at READ COMMITTED: an older '
