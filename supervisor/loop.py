@@ -213,7 +213,9 @@ class Supervisor:
         self._stop(self._settings.drain_timeout, _ENDS[code])
 
     def _stop(self, seconds: float, why: str) -> None:
-        self._stop_by = time.monotonic() + seconds
+        by = time.monotonic() + seconds
+        # An order that is repeated again and again puts nothing off.
+        self._stop_by = by if self._stop_by is None else min(by, self._stop_by)
         self._fleet.stopping = True
         self._notifier.stopping(seconds + RESCUE_SECONDS + _EXITS_SECONDS)
         logger.info("stopping within %g s (%s)", seconds, why)

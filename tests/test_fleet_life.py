@@ -13,6 +13,8 @@ from eventually import eventually
 from fleet import Fleet, kill, unstarted, write_app
 from surroundings import control_group
 
+from cmdbus.board.records import Role
+
 pytestmark = pytest.mark.fleet
 
 BLOCKS_SIGNALS = """
@@ -275,3 +277,24 @@ def test_a_worker_that_is_told_to_leave_by_somebody_else_is_replaced(fleet: Flee
     assert stopped == ["steward", "worker 0", "worker 1"]
     assert {reason: n for reason, n in fleet.look().restarts.items() if n} == {"terminated": 3}
     assert not fleet.messages(level="error")
+
+
+@pytest.mark.fleet(procs=1, threads=1)
+def test_orders_to_stop_that_are_repeated_put_nothing_off(fleet: Fleet) -> None:
+    """While a session of a dead process does not end, the fleet waits for it until a deadline."""
+    [worker] = fleet.workers().values()
+    [session] = [slot.backend_pid for slot in worker.slots if slot.backend_pid]
+    assert worker.pid is not None and session is not None
+    kill(session, signal.SIGSTOP)
+    try:
+        kill(worker.pid)
+        eventually(lambda: fleet.look().with_role(Role.DEAD))
+
+        def stopped() -> bool:
+            if fleet.running:
+                fleet.send_signal(signal.SIGTERM)
+            return not fleet.running
+
+        eventually(stopped)
+    finally:
+        kill(session, signal.SIGCONT)
