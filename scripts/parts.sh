@@ -1,4 +1,4 @@
-# Sourced by the other scripts: the tests in four parts that run in parallel.
+# Sourced by the other scripts: the tests in five parts that run in parallel.
 
 # The names of the parts that failed, and of what else did.
 failures=""
@@ -6,7 +6,8 @@ failures=""
 # run_in_parts COMMAND...: COMMAND runs pytest with the arguments that it gets. Fleets and
 # processes under test mostly wait: the other tests run meanwhile.
 run_in_parts() {
-    local outputs place fleets="fleet and not long" names=() pids=() pytest=("$@")
+    local outputs place names=() pids=() pytest=("$@")
+    local fleets="fleet and not long" others="not process and not fleet and not long"
     outputs=$(mktemp -d)
     # begin PART ARGUMENTS...: in the background.
     begin() {
@@ -17,7 +18,9 @@ run_in_parts() {
     begin processes -m "process and not fleet and not long"
     begin fleets -m "$fleets" "$root"/tests/test_fleet_[a-r]*.py
     begin more-fleets -m "$fleets" --ignore-glob "$root/tests/test_fleet_[a-r]*.py" "$root/tests"
-    "${pytest[@]}" -m "not process and not fleet and not long" || failures+=" others"
+    begin others -m "$others" "$root"/tests/test_[a-q]*.py
+    "${pytest[@]}" -m "$others" --ignore-glob "$root/tests/test_[a-q]*.py" "$root/tests" ||
+        failures+=" more-others"
     for place in "${!names[@]}"; do
         wait "${pids[place]}" || failures+=" ${names[place]}"
         say "${names[place]}"
