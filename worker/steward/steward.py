@@ -64,6 +64,9 @@ Round = Callable[[Connection], float]
 
 
 class Steward:
+    """`slots` show the two threads on the board. `register` is repeated until it succeeds, before
+    anything else. The claims' types are those of the node."""
+
     def __init__(
         self,
         node: Node,
@@ -76,8 +79,6 @@ class Steward:
         listen: bool = True,
         register: Callable[[Connection], None] = lambda _: None,
     ) -> None:
-        """`slots` show the two threads on the board. `register` is repeated until it succeeds,
-        before anything else. The claims' types are those of the node."""
         self._node = node
         self._board = node.board
         self._pipe = node.steward_pipe
@@ -89,8 +90,8 @@ class Steward:
         self._renew_at = 0.0
         self._slot, listening_slot = slots
         self.listening = Listening(node, statements, connect, listening_slot, enabled=listen)
-        reread_timers = self.listening.due_earlier.set
-        self._arming = Arming(statements, node.board, node.worker_pipe, domains, reread_timers)
+        reread = self.listening.due_earlier.set
+        self._arming = Arming(statements, node.board, node.worker_pipe, domains, reread)
         timers = Timers(statements, domains, statements.types, timeout=self._allow_one_row)
         self.timers = TimerRound(
             node, statements, timers, self._arming, self.listening, poll_interval
