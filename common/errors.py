@@ -71,16 +71,22 @@ class DuplicateCommandError(SendRefusedError):
 
 
 class QueueFullError(SendRefusedError):
-    """As many commands wait as the domain's max_depth allows."""
+    """As many commands wait as the domain's max_depth allows, or more were sent at once."""
 
-    def __init__(self, domain: str, depth: int, max_depth: int, retry_after: float) -> None:
+    def __init__(
+        self, domain: str, depth: int, max_depth: int, retry_after: float, count: int = 1
+    ) -> None:
+        """`count`: the commands of the send."""
         self.domain = domain
         self.depth = depth
         self.max_depth = max_depth
         #: Seconds after which another try makes sense, as for an HTTP 429.
         self.retry_after = retry_after
         super().__init__(
-            f"domain {domain!r} is full: its depth is {depth}, its max_depth {max_depth}; "
+            f"domain {domain!r} never takes {count} commands at once: its max_depth is "
+            f"{max_depth}; send fewer at once"
+            if count > max_depth
+            else f"domain {domain!r} is full: its depth is {depth}, its max_depth {max_depth}; "
             f"send again in {retry_after:.0f} s"
         )
 

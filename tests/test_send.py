@@ -225,6 +225,8 @@ def test_a_full_domain_refuses_with_the_time_of_the_next_try(bus: CommandBus) ->
     with pytest.raises(QueueFullError, match="its depth is 2, its max_depth 3") as refused:
         bus.send_many([SendRequest("payments", "Debit")] * 2)
     assert (refused.value.depth, refused.value.max_depth) == (2, 3)
+    with pytest.raises(QueueFullError, match="its max_depth is 3; send fewer at once"):
+        bus.send_many([SendRequest("payments", "Debit")] * 4)
     bus.send("payments", "Debit")
     with pytest.raises(QueueFullError) as refused:
         bus.send("payments", "Debit")

@@ -139,6 +139,7 @@ class Sender:
                 admission.depth or 0,
                 admission.max_depth or 0,
                 retry_after(admission.oldest_age or 0.0),
+                count,
             )
         assert admission.refusal in (None, "repeated"), admission
         if admission.depth is None:
