@@ -136,6 +136,8 @@ def test_an_operator_takes_no_command_from_a_living_node_either(
         pass_time(other.session, LEASE * 0.6)
         assert bus.count_waiting("payments") == 1
         bus.reschedule("payments", claim.command_id, delay=60.0)
+        events = [event.kind for event in bus.audit("payments", claim.command_id)]
+        assert events == ["SENT", "RECEIVED", "LOST", "RESCHEDULED"]
         bus.cancel("payments", claim.command_id)
 
 

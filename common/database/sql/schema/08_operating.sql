@@ -237,9 +237,15 @@ BEGIN
                 reply_to, data, error_code, error_message
             FROM moved WHERE new_due_at > present
         )
-        INSERT INTO {schema}.event (domain, command_id, kind, operator, message, details)
-        SELECT domain, command_id, 'RESCHEDULED', p_operator, p_reason,
-            json_build_object('due_at', new_due_at, 'priority', new_priority,
+        INSERT INTO {schema}.event (
+            claimer, claimed_at, token, attempt, code, command_id, domain, kind, operator, message,
+            details)
+        SELECT claimer, claimed_at, token, attempts, 'LEASE_ENDED', command_id, domain, 'LOST',
+            NULL, 'its lease ended, because its worker or its node was gone', NULL
+        FROM moved WHERE lease_until IS NOT NULL
+        UNION ALL
+        SELECT NULL, NULL, NULL, NULL, NULL, command_id, domain, 'RESCHEDULED', p_operator,
+            p_reason, json_build_object('due_at', new_due_at, 'priority', new_priority,
                               'due_at_before', due_at, 'priority_before', priority)
         FROM moved;
         IF FOUND THEN
