@@ -20,15 +20,15 @@ _LOGGER = logging.getLogger("cmdbus.handler")
 class Execution(Protocol):
     """What a worker does for the handler."""
 
+    #: Seconds; set by retry_after.
+    retry_delay: float | None
+
     def open(self) -> "psycopg.Connection[Any]": ...
     def extend(self, due: float, /) -> None: ...
 
 
 class Context:
     """One execution of a command."""
-
-    #: Set by retry_after.
-    retry_delay: float | None = None
 
     def __init__(
         self, command: Command, execution: Execution, attempt: int, max_attempts: int, due: float
@@ -76,7 +76,7 @@ class Context:
 
     def retry_after(self, seconds: float) -> None:
         """Sets the pause, in seconds, before the retry if this execution fails."""
-        self.retry_delay = check_seconds("retry_after", seconds)
+        self._execution.retry_delay = check_seconds("retry_after", seconds)
 
 
 class _CommandLog(logging.LoggerAdapter[logging.Logger]):

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -18,6 +19,7 @@ from handlers import (
     Gate,
     await_renewals,
     do_nothing,
+    found,
     handling,
     leave_effect,
     running,
@@ -293,6 +295,20 @@ def test_a_handlers_own_timeout_wins_and_can_be_extended(dsn: str, bus: CommandB
         assert bus.wait("payments", hasty).error_code == "TIMEOUT"
         released.set()
         assert bus.wait("payments", patient).result == "done"
+
+
+def test_a_command_that_timed_out_waits_as_long_as_its_handler_has_asked(
+    dsn: str, bus: CommandBus
+) -> None:
+    gate = Gate(lambda command, context: context.retry_after(3600))
+    with running(dsn, handling(gate, "Hang", timeout=0.2), timeouts=LADDER):
+        hung = bus.send("payments", "Hang")
+        gate.wait_for(1)
+        eventually(lambda: found(bus, hung).attempts == 1 and found(bus, hung).status == "PENDING")
+        gate.open.set()
+    record = found(bus, hung)
+    assert record.error_code == "TIMEOUT"
+    assert timedelta(minutes=59) < record.due_at - record.created_at < timedelta(minutes=62)
 
 
 def test_a_worker_takes_more_and_fewer_threads_while_it_runs(dsn: str, bus: CommandBus) -> None:

@@ -70,6 +70,8 @@ class ExecutingThread(Protocol):
 class Execution:
     """One claim that one thread works on."""
 
+    #: The pause that the handler has asked for, in seconds.
+    retry_delay: float | None = None
     #: The outcome that was settled in the handler's transaction.
     committed: Finished | None = None
     #: It has timed out, and housekeeping has its outcome.
@@ -155,7 +157,7 @@ class Execution:
         except LeaseLostError:
             return None
         except BaseException as error:
-            return self._reported(error, context)
+            return self._reported(error)
 
     def _session_is_gone(self) -> bool:
         if self._transaction is not None and self._transaction.dropped:
@@ -165,15 +167,15 @@ class Execution:
     def _finished(self, outcome: Outcome) -> Finished:
         return Finished(self.claim, outcome, self.max_attempts, time.monotonic())
 
-    def _reported(self, error: BaseException, context: Context) -> Outcome:
+    def _reported(self, error: BaseException) -> Outcome:
         try:
-            return self._failed(error, context)
+            return self._failed(error)
         except BaseException as second:
             names = f"{class_name(error)} could not be reported: {class_name(second)}"
             message = f"{names} while it was looked at"
             return self._fate(TransientCommandError("UNREPORTABLE", message))
 
-    def _failed(self, error: BaseException, context: Context) -> Outcome:
+    def _failed(self, error: BaseException) -> Outcome:
         if isinstance(error, _SESSION_ERRORS) and self._session_is_gone():
             return interrupted(
                 "POOL_EXHAUSTED" if isinstance(error, PoolExhausted) else "DATABASE_AWAY",
@@ -188,7 +190,7 @@ class Execution:
         if self._plan_has_changed(error):
             return interrupted("PLAN_CHANGED", str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))
-        return self._fate(error, trace, context.retry_delay)
+        return self._fate(error, trace)
 
     def _is_lost(self, error: psycopg.Error) -> bool | None:
         """Whether this very command may have ended its session; see Outcome."""
@@ -208,16 +210,14 @@ class Execution:
             and self._transaction.aborted
         )
 
-    def _fate(
-        self, error: BaseException, trace: str = "", retry_after: float | None = None
-    ) -> Outcome:
+    def _fate(self, error: BaseException, trace: str = "") -> Outcome:
         return failed(
             error,
             trace,
             attempt=self.claim.attempts + 1,
             max_attempts=self.max_attempts,
             policy=self._handler.policy,
-            retry_after=retry_after,
+            retry_after=self.retry_delay,
             rand=random.random(),
         )
 
