@@ -267,6 +267,24 @@ def test_a_plan_that_a_migration_has_spoilt_charges_nobody(dsn: str, bus: Comman
     assert "PLAN_CHANGED" in [event.code for event in bus.audit("payments", again)]
 
 
+def test_a_handler_that_always_spoils_its_own_plan_is_not_tried_forever(
+    dsn: str, bus: CommandBus
+) -> None:
+    with connect(dsn) as connection:
+        connection.execute("CREATE TABLE narrow (n int)")
+
+    def debit(command: Command, context: Context) -> None:
+        for _ in range(2):
+            context.connection.execute("SELECT * FROM narrow", prepare=True)
+            # Unlike an ALTER of its own, the driver does not notice this one.
+            context.connection.execute("DO 'BEGIN ALTER TABLE narrow ADD m int; END'")
+
+    with running(dsn, handling(debit, retry=ONCE), concurrency=1):
+        record = bus.wait("payments", bus.send("payments", "Debit"), timeout=10)
+    assert (record.status, record.attempts) == (Status.IN_TROUBLESHOOTING_QUEUE, 1)
+    assert record.error_code == "FeatureNotSupported"
+
+
 def test_a_connection_is_not_used_after_its_handler(dsn: str, bus: CommandBus) -> None:
     contexts: list[Context] = []
 

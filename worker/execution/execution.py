@@ -58,6 +58,7 @@ _SESSION_ENDED = "57P01"
 _SESSION_ERRORS = (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout)
 #: Seconds until a command that an outage has interrupted runs again.
 _AFTER_OUTAGE = 1.0
+_PLAN_CHANGED = "PLAN_CHANGED"
 
 
 class ExecutingThread(Protocol):
@@ -188,7 +189,7 @@ class Execution:
         if isinstance(error, SettlementBlockedError):
             return interrupted(error.code, str(error), _AFTER_OUTAGE, lost=False)
         if self._plan_has_changed(error):
-            return interrupted("PLAN_CHANGED", str(error), _AFTER_OUTAGE, lost=False)
+            return interrupted(_PLAN_CHANGED, str(error), _AFTER_OUTAGE, lost=False)
         trace = "".join(traceback.format_exception(error))
         return self._fate(error, trace)
 
@@ -202,12 +203,14 @@ class Execution:
 
     def _plan_has_changed(self, error: BaseException) -> bool:
         """Whether a migration has invalidated a statement that the driver had prepared in this
-        session; the driver forgets those at the rollback."""
+        session; the driver forgets those at the rollback. A handler that meets one again has
+        changed the table itself."""
         return (
             isinstance(error, psycopg.errors.FeatureNotSupported)
             and error.diag.source_function == "RevalidateCachedQuery"
             and self._transaction is not None
             and self._transaction.aborted
+            and not self._transaction.failed_before(self.claim, _PLAN_CHANGED)
         )
 
     def _fate(self, error: BaseException, trace: str = "") -> Outcome:

@@ -145,6 +145,11 @@ class HandlerTransaction:
         except psycopg.Error:
             self._session.close()
 
+    def failed_before(self, claim: Claim, code: str) -> bool:
+        """Whether the command's previous execution had this error; asked after the end."""
+        key = self._statements.key(claim)._asdict()
+        return self._statements.row(self._session, "read_error_code", **key) == (code,)
+
     def _refusal(self, error: psycopg.Error, claim: Claim) -> CmdbusError:
         """The error for a missing right. If the worker's role has all rights, the handler has
         changed the role, or the right was granted at this moment: then a retry succeeds."""
@@ -157,9 +162,7 @@ class HandlerTransaction:
             f"({reason(error)}): a handler that changes its role (SET ROLE) must change it back "
             f"before it returns (RESET ROLE)"
         )
-        key = self._statements.key(claim)._asdict()
-        latest = self._statements.row(self._session, "read_error_code", **key)
-        if latest != (_ROLE_CHANGED,):
+        if not self.failed_before(claim, _ROLE_CHANGED):
             return SettlementBlockedError(_ROLE_CHANGED, message)
         return TransientCommandError(_ROLE_CHANGED, message)
 
