@@ -112,6 +112,24 @@ def test_a_repeated_send_cannot_double_while_its_first_try_is_on_its_way(
         assert id_ is None or sent == [id_]
 
 
+def test_a_bulk_send_is_repeated_although_its_server_does_not_know_that_its_client_is_gone(
+    dsn: str,
+) -> None:
+    """As after a partition: the first try's session waits for more of the COPY."""
+    copying: list[bytes] = []
+
+    def cut_a_copy(data: bytes) -> bytes:
+        if len(copying) == 1:
+            proxy.cut()
+        if b"COPY cmdbus" in data or len(copying) == 1:
+            copying.append(data)
+        return data
+
+    with Proxy(dsn, cut_a_copy) as proxy, CommandBus(proxy.dsn) as bus:
+        ids = bus.send_many([SendRequest("payments", "Debit", "x" * 100)] * 20_000)
+        assert bus.snapshot("payments")["ready"] == len(set(ids)) == 20_000
+
+
 STORE = Store("cmdbus")
 
 

@@ -91,7 +91,7 @@ CREATE FUNCTION public.make_interval(secs float8) RETURNS interval
 """
 #: Called with one argument in the SQL files, by any type.
 FUNCTIONS = ["isfinite", "hashtext", "setval", "right", "to_jsonb"]
-FUNCTIONS += ["pg_advisory_lock", "pg_advisory_unlock"]
+FUNCTIONS += ["pg_advisory_xact_lock", "pg_terminate_backend"]
 
 
 def attack(dsn: str) -> None:

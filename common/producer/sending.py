@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+import psycopg
+
 from cmdbus.checks import check_id, check_name
 from cmdbus.database.pool import Connection
 from cmdbus.errors import DuplicateCommandError, QueueFullError, ShutdownError
@@ -101,10 +103,18 @@ class Sender:
             self._store.copy(connection, map(check, bulk.requests, bulk.ids), admitted[0][-1])
 
     def _wait_for_first_try(self, connection: Connection, attempt: SendAttempt) -> None:
-        if attempt.repeated:
+        if not attempt.repeated:
+            return
+        try:
             self._store.rows(connection, "wait_for_call", call=attempt.number)
+        except psycopg.errors.LockNotAvailable:
+            # It may take the server hours to notice that the client of a COPY is gone.
             if not connection.autocommit:
-                connection.commit()
+                connection.rollback()
+            self._store.rows(connection, "end_call", call=attempt.number)
+            self._store.rows(connection, "wait_for_call", call=attempt.number)
+        if not connection.autocommit:
+            connection.commit()
 
     def _already_sent(self, connection: Connection, bulk: BulkSend, attempt: SendAttempt) -> bool:
         """Whether the other try of this call did it; waits until that has ended."""
