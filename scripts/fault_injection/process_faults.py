@@ -16,6 +16,8 @@ from fault_injection.rig import Rig, chosen, kill
 
 #: Seconds in which all threads have begun what they were sent.
 _BUSY_S = 0.2
+#: Seconds that a supervisor's start takes at most, and between two looks at its board.
+_START_S, _LOOK_S = 10.0, 0.05
 
 
 @Kind("kill-worker", "SIGKILL to a worker", weight=5)
@@ -145,6 +147,7 @@ def _stop(rig: Rig, pids: Sequence[int | None], seconds: float) -> None:
 @Kind("hup", "SIGHUP: all processes are replaced", weight=2, slow_by=20)
 def replace_processes(rig: Rig, fault: Fault) -> object:
     instance = rig.instances[fault.instance]
+    _await_handlers(instance)
     pid, before = instance.pid, _generations(instance)
     kill(pid, signal.SIGHUP)
 
@@ -155,6 +158,14 @@ def replace_processes(rig: Rig, fault: Fault) -> object:
         return instance.pid != pid or newer
 
     return all_are_replaced
+
+
+def _await_handlers(instance: Instance) -> None:
+    """A supervisor with a board handles signals. A process that has just started does not: the
+    kernel's default would end or stop it."""
+    deadline = time.monotonic() + _START_S
+    while instance.look_alone() is None and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
 
 
 def _generations(instance: Instance) -> dict[tuple[Role, int], int]:
@@ -179,6 +190,7 @@ def shrink_fleet(rig: Rig, fault: Fault) -> None:
 
 def _resize(rig: Rig, fault: Fault, first: signal.Signals, then: signal.Signals) -> None:
     instance = rig.instances[fault.instance]
+    _await_handlers(instance)
     pid = instance.pid
     kill(pid, first)
     time.sleep(fault.lasts)
