@@ -18,6 +18,7 @@ from cmdbus.board.records import Role, SupervisorState
 from cmdbus.data import Undecodable
 from cmdbus.logs import JsonFormatter, TextFormatter
 from cmdbus.printable import hanging, joined, one_line, printable
+from cmdbus.supervisor.cli.output import age
 from cmdbus.supervisor.runtime import board_path
 
 #: It would clear the screen, set a title, and add a line that looks like one of the log.
@@ -122,3 +123,8 @@ def test_lines_of_a_message_stay_apart_in_one() -> None:
         == "connection failed: Connection refused; Is the server running on that host?"
     )
     assert joined("All failures were:\n- host: a\n\n") == "All failures were: - host: a"
+
+
+def test_an_age_fits_its_column() -> None:
+    ages = [0.0, 0.0004, 0.4126, 0.99951, 9.96, 119.6, 7199.0, 86_400.0 * 999]
+    assert [len(age(seconds)) <= 5 for seconds in ages] == [True] * len(ages)

@@ -227,7 +227,7 @@ def reschedule(
 
 def _row(record: "CommandRecord", width: int) -> str:
     """`width`: of the status."""
-    line = f"{record.command_id}  {record.status.value:<{width}}  {ago(record.created_at):>8}"
+    line = f"{record.command_id}  {record.status.value:<{width}}  {ago(record.created_at):>9}"
     error = f"  {record.error_code}" if record.error_code is not None else ""
     return f"{line}  {record.domain}/{record.type}{error}"
 

@@ -59,7 +59,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, left: int) -
 
 def age(seconds: float) -> str:
     """Short, of two digits or a little more: 350ms, 2.5s, 42s, 7m, 3h, 12d."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{max(0, seconds) * 1000:.0f}ms"
     if seconds < 10:
         return f"{seconds:.1f}s"
