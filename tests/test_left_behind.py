@@ -10,9 +10,11 @@ import pytest
 from cmdbus.board.board import Board
 from cmdbus.board.records import Role
 from cmdbus.board.views import SeatView
+from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.steward.rescue import Rescued
 from cmdbus.worker.steward.stale_boards import StaleBoards
+from cmdbus.worker.steward.steward import ROUND_SECONDS
 
 #: A process id that no system gives.
 NOBODY = 2**22 - 1
@@ -39,7 +41,7 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
         path = tmp_path / "cmdbus.board.17"
         leave_a_board(path, 2**62)
         (tmp_path / "cmdbus.board.else").touch()
-        stale_boards = StaleBoards(tmp_path, "cmdbus", hand_back, lambda _: None)
+        stale_boards = StaleBoards(tmp_path, "cmdbus", hand_back)
         assert 0 < stale_boards.run(connection) < 60
         assert path.exists()
         assert 0 < stale_boards.run(connection) < 60
@@ -48,6 +50,31 @@ def test_a_board_whose_sessions_do_not_end_is_tried_again(dsn: str, tmp_path: Pa
         assert stale_boards.run(connection) == float("inf")
         assert not path.exists()
     assert asked == [(2**62, NOBODY)] * 2
+
+
+def test_sessions_that_do_not_end_hold_up_neither_other_boards_nor_the_steward(
+    dsn: str, tmp_path: Path
+) -> None:
+    released = []
+
+    def release(connection: Connection, seat: SeatView) -> Rescued:
+        if seat.incarnation == 3:
+            released.append(seat.incarnation)
+            return Rescued()
+        connection.execute("SELECT pg_sleep(%s)", (RESCUE_SECONDS / 2,))
+        return Rescued(sessions_ended=False)
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for number in (1, 2, 3):
+            leave_a_board(tmp_path / f"cmdbus.board.{number}", number)
+        stale_boards = StaleBoards(tmp_path, "cmdbus", release)
+        began = time.monotonic()
+        assert stale_boards.run(connection) > 0
+        assert time.monotonic() < began + ROUND_SECONDS / 2
+        assert released == [], "the time was over before"
+        stale_boards.due_at = 0.0
+        assert stale_boards.run(connection) == 0.0, "the next try goes on with the others"
+        assert released == [3]
 
 
 @pytest.mark.process
@@ -66,7 +93,7 @@ def test_what_a_living_process_holds_is_not_handed_back_before_it_is_gone(
         psycopg.connect(dsn, autocommit=True) as connection,
     ):
         leave_a_board(path, 2**62, living.pid)
-        stale_boards = StaleBoards(tmp_path, "cmdbus", hand_back, lambda _: None)
+        stale_boards = StaleBoards(tmp_path, "cmdbus", hand_back)
         assert 0 < stale_boards.run(connection) < 60
         assert asked == [] and path.exists()
         living.kill()
@@ -82,7 +109,7 @@ def test_what_is_no_board_is_left_and_not_tried_again(
     path = tmp_path / "cmdbus.board.17"
     path.write_bytes(b"no board")
     with psycopg.connect(dsn, autocommit=True) as connection:
-        stale_boards = StaleBoards(tmp_path, "cmdbus", lambda *_: Rescued(), lambda _: None)
+        stale_boards = StaleBoards(tmp_path, "cmdbus", lambda *_: Rescued())
         assert stale_boards.run(connection) == float("inf")
     assert "can be claimed again when their leases end" in caplog.text
     assert path.exists()

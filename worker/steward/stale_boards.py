@@ -12,13 +12,12 @@ from cmdbus.board.views import SeatView
 from cmdbus.clock import time
 from cmdbus.errors import BoardError
 from cmdbus.proc import PidState, pid_state
+from cmdbus.timeouts import RESCUE_SECONDS
 from cmdbus.worker.claims.claim import Connection
 from cmdbus.worker.steward.rescue import Rescued
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for the boards of whole fleets in one round.
-_ROUND_SECONDS = 60.0
 #: Seconds until boards are tried again because sessions of their processes have not ended.
 _RETRY_SECONDS = 5.0
 #: Seconds between checks whether a process that outlived its supervisor has exited.
@@ -31,16 +30,15 @@ class StaleBoards:
         directory: Path,
         name: str,
         release: Callable[[Connection, SeatView], Rescued],
-        allow: Callable[[float], None],
     ) -> None:
-        """`allow` gives a round more seconds than others have."""
         self._release = release
-        self._allow = allow
         boards = sorted(directory.glob(f"{name}.board.*"))
         # Another supervisor may be called as this board is.
         self._boards = [path for path in boards if path.suffix[1:].isdigit()]
         #: Released by an earlier try.
         self._done: set[tuple[Path, int]] = set()
+        #: Monotonic times of the latest tries that have not succeeded.
+        self._tried: dict[tuple[Path, int], float] = {}
         #: Monotonic time of the next try.
         self.due_at = 0.0
         self._pause = _RETRY_SECONDS
@@ -50,18 +48,25 @@ class StaleBoards:
             return float("inf")
         if (pause := self.due_at - time.monotonic()) > 0:
             return pause
-        self._allow(_ROUND_SECONDS)
         self._pause = _RETRY_SECONDS
+        done, until = len(self._done), time.monotonic() + RESCUE_SECONDS
         try:
             for path in list(self._boards):
-                if self._is_rescued(connection, path):
-                    self._boards.remove(path)
+                if time.monotonic() >= until:
+                    break
+                self._boards.remove(path)
+                self._boards.append(path)  # The others come first in the next try.
+                if self._is_rescued(connection, path, until):
+                    self._boards.pop()
         finally:
+            if len(self._done) > done:
+                self._pause = 0.0
             self.due_at = time.monotonic() + self._pause
         return self._pause if self._boards else float("inf")
 
-    def _is_rescued(self, connection: Connection, path: Path) -> bool:
-        """Tries to release all that this board shows."""
+    def _is_rescued(self, connection: Connection, path: Path, until: float) -> bool:
+        """Tries to release all that this board shows; begins with no process after `until`, as
+        sessions that do not end must not keep the steward from its other rounds."""
         try:
             with closing(Board.open(path)) as board:
                 view = board.snapshot()
@@ -70,7 +75,10 @@ class StaleBoards:
             return True
         claimers = [s for s in view.seats if s.incarnation and s.role is not Role.STEWARD]
         held = [s for s in claimers if not s.rescued and (path, s.index) not in self._done]
-        for seat in held:
+        for seat in sorted(held, key=lambda seat: self._tried.get((path, seat.index), 0.0)):
+            if time.monotonic() >= until:
+                break
+            self._tried[path, seat.index] = time.monotonic()
             if view.this_boot and _lives(seat):
                 self._pause = _LIVING_SECONDS
             elif self._release(connection, seat).sessions_ended:

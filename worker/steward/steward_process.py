@@ -59,9 +59,7 @@ class StewardProcess:
             register=self._register,
         )
         self._rescue = RescueRound(node, self._statements, registry, stacks)
-        self._stale_boards = StaleBoards(
-            stacks.parent, settings.name, self._rescue.release, self._steward.allow
-        )
+        self._stale_boards = StaleBoards(stacks.parent, settings.name, self._rescue.release)
         self._maintenance = Maintenance(
             self._statements, lambda: self._connect(_MAINTENANCE_SECONDS), domains
         )
