@@ -163,7 +163,7 @@ class Fleet(Supervisor):
     def messages(self, *, level: str | None = None) -> list[str]:
         return [e["message"] for e in self.events() if level is None or e["level"] == level]
 
-    def said(self, text: str) -> list[str]:
+    def logged(self, text: str) -> list[str]:
         return [message for message in self.messages() if text in message]
 
     def await_completions(self, count: int, within: float = 20.0) -> None:
@@ -172,12 +172,12 @@ class Fleet(Supervisor):
         eventually(lambda: self.query(completed)[0][0] >= count, within)
 
     def await_saying(self, text: str, count: int = 1, within: float = 20.0) -> list[str]:
-        eventually(lambda: len(self.said(text)) >= count, within)
-        return self.said(text)
+        eventually(lambda: len(self.logged(text)) >= count, within)
+        return self.logged(text)
 
     def ask(self, path: str, timeout: float = 2.0) -> tuple[int, str]:
         """The response to a probe, within a probe's timeout."""
-        [text] = self.said("probes, metrics and status are at")
+        [text] = self.logged("probes, metrics and status are at")
         address = text.rpartition("/")[2]
         with closing(http.client.HTTPConnection(address, timeout=timeout)) as connection:
             connection.request("GET", path)

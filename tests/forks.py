@@ -26,7 +26,7 @@ def forked(run: Callable[[], object]) -> Iterator[int]:
             os.waitpid(pid, 0)
 
 
-def said_by_child(say: Callable[[], str], fork: Callable[[], int] = os.fork) -> str:
+def result_of_child(say: Callable[[], str], fork: Callable[[], int] = os.fork) -> str:
     """What it returns in a child."""
     reader, writer = os.pipe()
     pid = fork()
@@ -37,6 +37,6 @@ def said_by_child(say: Callable[[], str], fork: Callable[[], int] = os.fork) -> 
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as text:
-        said = text.read()
+        result = text.read()
     os.waitpid(pid, 0)
-    return said
+    return result

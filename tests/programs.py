@@ -36,11 +36,11 @@ def interrupt(
         try:
             when(process)
             process.send_signal(signal.SIGINT)
-            said = process.communicate(timeout=WITHIN_S)[1].decode()
+            output = process.communicate(timeout=WITHIN_S)[1].decode()
         finally:
             process.kill()
-    assert process.returncode == 130, said
-    return process.pid, said
+    assert process.returncode == 130, output
+    return process.pid, output
 
 
 def databases(dsn: str, pattern: str) -> list[str]:

@@ -71,7 +71,7 @@ def move_to_troubleshooting(
     """Everything that is ready but replies, as workers would: how many commands."""
     query = """
         WITH gone AS (DELETE FROM cmdbus.ready WHERE type <> 'Reply' RETURNING *),
-        told AS (
+        logged AS (
             INSERT INTO cmdbus.event (domain, command_id, kind, code, details)
             SELECT domain, command_id, 'MOVED_TO_TROUBLESHOOTING_QUEUE', %(code)s,
                 '{"reason": "PERMANENT"}'

@@ -1,4 +1,4 @@
-"""The user's handlers, found by MODULE:REGISTRY, and what is said when they are not."""
+"""The user's handlers, found by MODULE:REGISTRY, and the sentences when they are not."""
 
 import os
 import subprocess
@@ -142,7 +142,7 @@ import sys, threading, time, _thread, select
 from cmdbus.errors import AppError
 from cmdbus.worker.boot.app import load
 
-def said():
+def outcome():
     try:
         load("shop_app.handlers:registry")
     except AppError as error:
@@ -154,12 +154,12 @@ def mine(*args): ...
 start = threading.Thread.start
 threading.Thread.start = lambda self: start(self)
 time.monotonic = time.time = lambda: 0.0
-print(said())
+print(outcome())
 for module, name in ((_thread, "start_new_thread"), (_thread, "allocate_lock"),
                      (time, "sleep"), (select, "select")):
     before = getattr(module, name)
     setattr(module, name, mine)
-    sentence = said()
+    sentence = outcome()
     setattr(module, name, before)
     print(sentence)
 """

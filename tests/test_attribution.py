@@ -248,7 +248,7 @@ def test_a_command_that_crashes_its_process_alone_is_charged(ended: ExitRecord) 
 
 
 @pytest.mark.parametrize(
-    ("ended", "said"),
+    ("ended", "fragment"),
     [
         (ORDERED, "was killed: it did not stop by its deadline"),
         (STOPPED, "was killed: a signal had suspended it"),
@@ -264,9 +264,9 @@ def test_a_command_that_crashes_its_process_alone_is_charged(ended: ExitRecord) 
         (replace(LEFT, code=Exit.TERMINATED), "was stopped by a SIGTERM"),
     ],
 )
-def test_the_audit_says_how_the_process_ended(ended: ExitRecord, said: str) -> None:
+def test_the_audit_says_how_the_process_ended(ended: ExitRecord, fragment: str) -> None:
     why = attribute(SEAT, ended, "").why
-    assert why.startswith(f"its process {PID} ") and said in why
+    assert why.startswith(f"its process {PID} ") and fragment in why
 
 
 def dump(*idents: int, current: int, of: str) -> str:

@@ -76,17 +76,17 @@ def test_a_fault_that_is_apart_has_no_other_near_it() -> None:
             assert next_.at > one.at + one.lasts + 15.0
 
 
-def test_what_instances_are_told_is_a_ladder() -> None:
+def test_the_timeouts_of_instances_are_a_ladder() -> None:
     from cmdbus import Timeouts
 
     for seed in range(50):
-        told = make(seed, 1).options
+        options = make(seed, 1).options
         Timeouts(
-            statement=told.statement,
-            pool=told.pool,
-            lease=told.lease,
-            thread=told.thread,
-            watchdog=told.watchdog,
+            statement=options.statement,
+            pool=options.pool,
+            lease=options.lease,
+            thread=options.thread,
+            watchdog=options.watchdog,
         )
 
 

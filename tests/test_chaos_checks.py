@@ -74,7 +74,7 @@ BROKEN: dict[str, dict[str, Change]] = {
     "all-or-nothing": {
         "a half of what is unknown": add("rows", 0, call="c4", command_id="n"),
         "refused, and there": add("rows", 0, call="c3", command_id="n"),
-        "another id than was told": change("calls", 0, ids=["other"]),
+        "another id than was returned": change("calls", 0, ids=["other"]),
     },
     "one-end": {
         "two rows": add("rows", 0),
@@ -126,7 +126,7 @@ BROKEN: dict[str, dict[str, Change]] = {
     "leases-of-the-living-are-renewed": {
         "a living worker's lease ended": both(LEASE_ENDED, drop("lines", 1)),
     },
-    "ended-leases-are-told": {
+    "ended-leases-are-recorded": {
         "a lease that ended without an event": change("moves", 5, claimer_before=1),
     },
     "attempts-are-bounded": {
@@ -185,7 +185,7 @@ BROKEN: dict[str, dict[str, Change]] = {
         ),
         "no log": put(server=[]),
     },
-    "no-secret-is-told": {"the password in a log": put(leaks=["log"])},
+    "no-secret-is-printed": {"the password in a log": put(leaks=["log"])},
     "no-process-is-left": {"a process that is left": put(strays=[Stray()])},
 }
 

@@ -211,8 +211,8 @@ def test_what_a_child_started_and_left_ends_when_it_is_reaped() -> None:
 
     child = fork(run, close=[reader])
     os.close(writer)
-    with os.fdopen(reader) as told:
-        left = os.pidfd_open(int(told.readline()))
+    with os.fdopen(reader) as lines:
+        left = os.pidfd_open(int(lines.readline()))
     try:
         wait([child.descriptor], 10)
         assert not has_ended(left), "it outlives whoever started it"
@@ -236,8 +236,8 @@ def test_a_child_that_loses_its_parent_is_killed() -> None:
 
     with living(supervise) as parent:
         os.close(writer)
-        with os.fdopen(reader) as told:
-            orphan = os.pidfd_open(int(told.readline()))
+        with os.fdopen(reader) as lines:
+            orphan = os.pidfd_open(int(lines.readline()))
         try:
             parent.send(signal.SIGKILL)
             eventually(lambda: has_ended(orphan))

@@ -1,4 +1,4 @@
-"""What `cmdbus-supervise` is told: options, then the environment, then a file."""
+"""What `cmdbus-supervise` is given: options, then the environment, then a file."""
 
 import os
 from dataclasses import fields
@@ -29,7 +29,7 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def told(*arguments: str) -> Settings:
+def settings_of(*arguments: str) -> Settings:
     with main.make_context("cmdbus-supervise", list(arguments)) as context:
         return configured(context)
 
@@ -41,17 +41,17 @@ def sources(*arguments: str) -> dict[str, str]:
 
 def refused(*arguments: str) -> str:
     with pytest.raises(click.UsageError) as refusal:
-        told(*arguments)
+        settings_of(*arguments)
     return refusal.value.format_message()
 
 
 def test_without_a_word_everything_has_the_documented_default() -> None:
-    assert told() == Settings(procs=usable_cpus())
+    assert settings_of() == Settings(procs=usable_cpus())
     assert set(sources().values()) == {"default"}
 
 
 def test_every_option_reaches_the_settings() -> None:
-    assert told(
+    assert settings_of(
         *("--app", "shop:registry", "--dsn", "host=db", "--schema", "other", "--procs", "4"),
         *("--threads", "3", "--domain", "b", "--domain", "a", "--domain", "b"),
         *("--statement-timeout", "1", "--pool-timeout", "2", "--visibility-timeout", "2.5"),
@@ -99,7 +99,7 @@ def test_an_option_wins_over_the_environment_and_that_over_the_file(
     Path("cmdbus.toml").write_text("procs = 2\nthreads = 2\nname = 'file'\n")
     monkeypatch.setenv("CMDBUS_PROCS", "3")
     monkeypatch.setenv("CMDBUS_THREADS", "3")
-    now = told("--procs", "4")
+    now = settings_of("--procs", "4")
     assert (now.procs, now.threads, now.name) == (4, 3, "file")
     found = sources("--procs", "4")
     named = [found[name] for name in ("procs", "threads", "name", "schema")]
@@ -115,8 +115,8 @@ def test_each_option_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CMDBUS_DRAIN", "1")
     monkeypatch.setenv("CMDBUS_VERSION", "1.2")  # somebody's own
     monkeypatch.setenv("CMDBUS_HELP", "1")
-    assert told().domains == ("payments", "orders")
-    assert told().drain
+    assert settings_of().domains == ("payments", "orders")
+    assert settings_of().drain
     monkeypatch.setenv("CMDBUS_DOMAIN", "payments,orders")
     assert "it must be a letter" in refused()
     assert "--domain A --domain B, as CMDBUS_DOMAIN='A B', or as a list" in refused()
@@ -127,12 +127,12 @@ def test_the_file_may_be_the_projects_own_and_says_things_naturally() -> None:
         '[project]\nname = "shop"\n[tool.cmdbus]\nprocs = 3\nmax-rss = "1G"\nmax_age = 60\n'
         'statement-timeout = 2.5\ndomain = ["a", "b"]\ndrain = true\nhttp = "[::1]:80"\n'
     )
-    now = told()
+    now = settings_of()
     assert (now.procs, now.max_rss_bytes, now.max_age) == (3, 1024**3, 60.0)
     assert (now.timeouts.statement, now.domains, now.drain) == (2.5, ("a", "b"), True)
     assert now.http == ("::1", 80)
     assert sources()["max-rss"] == "pyproject.toml"
-    assert told("--max-rss", "off").max_rss_bytes is None
+    assert settings_of("--max-rss", "off").max_rss_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_the_same_block_can_stand_in_either_file_and_not_in_both() -> None:
     block = '[tool.cmdbus]\napp = "shop.handlers:registry"\nprocs = 4\nembedded = true\n'
     for name in ("pyproject.toml", "cmdbus.toml"):
         Path(name).write_text(block)
-        assert (told().procs, sources()["procs"]) == (4, name)
+        assert (settings_of().procs, sources()["procs"]) == (4, name)
         Path(name).unlink()
     Path("cmdbus.toml").write_text("threads = 3\n" + block)
     assert "settings in [tool.cmdbus] and above: keep one" in refused()
     Path("pyproject.toml").write_text("[tool.other]\nprocs = 3\n")
     Path("cmdbus.toml").write_text(block)
-    assert told().procs == 4
+    assert settings_of().procs == 4
     Path("pyproject.toml").write_text(block)
     assert "keep them in one" in refused()
 
@@ -179,12 +179,12 @@ def test_every_duration_takes_the_same_units() -> None:
         ("--poll-interval", "poll_interval"),
         ("--max-age", "max_age"),
     ):
-        values = [getattr(told(option, text), name) for text in ("1h", "90", "500ms")]
+        values = [getattr(settings_of(option, text), name) for text in ("1h", "90", "500ms")]
         assert values == [3600.0, 90.0, 0.5]
-    timeouts = told("--watchdog-timeout", "1h", "--thread-timeout", "5m").timeouts
+    timeouts = settings_of("--watchdog-timeout", "1h", "--thread-timeout", "5m").timeouts
     assert timeouts.thread == 300
     Path("cmdbus.toml").write_text('drain-timeout = "1m"\nmax-age = 2.5\n')
-    assert (told().drain_timeout, told().max_age) == (60.0, 2.5)
+    assert (settings_of().drain_timeout, settings_of().max_age) == (60.0, 2.5)
     assert "it must be seconds, or like 500ms, 30s, 5m, 2h, 1d, not '1w'" in refused(
         "--drain-timeout", "1w"
     )
@@ -236,7 +236,7 @@ def test_the_ladder_is_refused_with_the_options_of_its_rungs(
     arguments: list[str], sentence: str
 ) -> None:
     with pytest.raises(CmdbusError) as error:
-        told(*arguments)
+        settings_of(*arguments)
     assert str(error.value).startswith(sentence)
 
 
@@ -244,16 +244,16 @@ def test_the_dsn_that_was_given_nearest_wins(monkeypatch: pytest.MonkeyPatch) ->
     Path("far").write_text("host=far")
     Path("near").write_text("host=near")
     Path("cmdbus.toml").write_text('dsn-file = "far"\n')
-    assert (told().dsn, sources()["dsn"]) == ("host=far", "the file far")
+    assert (settings_of().dsn, sources()["dsn"]) == ("host=far", "the file far")
     monkeypatch.setenv("DATABASE_URL", "host=environment")
-    assert told().dsn == "host=environment"
+    assert settings_of().dsn == "host=environment"
     assert sources()["dsn"] == "DATABASE_URL"
     monkeypatch.setenv("CMDBUS_DSN_FILE", "near")
-    assert told().dsn == "host=near"
-    assert told("--dsn", "host=option").dsn == "host=option"
+    assert settings_of().dsn == "host=near"
+    assert settings_of("--dsn", "host=option").dsn == "host=option"
     monkeypatch.setenv("CMDBUS_DSN", "host=own")
     assert "CMDBUS_DSN and CMDBUS_DSN_FILE both name a database" in refused()
-    assert told("--dsn-file", "far").dsn == "host=far"
+    assert settings_of("--dsn-file", "far").dsn == "host=far"
     monkeypatch.delenv("CMDBUS_DSN")
     assert "give one of them" in refused("--dsn", "host=option", "--dsn-file", "near")
     Path("cmdbus.toml").write_text('dsn-file = "far"\ndsn = "host=toml"\n')
@@ -269,8 +269,8 @@ def test_an_app_without_a_database_is_refused_unless_the_embedded_one_is_asked_f
         assert done.stderr.startswith("Error: shop:registry has no database: name it with --dsn")
         assert "--embedded" in done.stderr and len(done.stderr.splitlines()) == 1
     with pytest.raises(CmdbusError):
-        told("--app", "shop:registry")
-    assert told("--app", "shop:registry", "--embedded").dsn is None
+        settings_of("--app", "shop:registry")
+    assert settings_of("--app", "shop:registry", "--embedded").dsn is None
     assert sources("--app", "shop:registry", "--embedded")["dsn"] == "--embedded"
 
 
@@ -279,30 +279,30 @@ def test_the_embedded_server_and_a_dsn_are_the_nearest_one_or_refused(
 ) -> None:
     app = ("--app", "shop:registry")
     Path("cmdbus.toml").write_text("embedded = true\n")
-    assert told(*app).dsn is None
+    assert settings_of(*app).dsn is None
     assert sources(*app)["dsn"] == "cmdbus.toml"
     monkeypatch.setenv("DATABASE_URL", "host=environment")
-    assert told(*app).dsn == "host=environment"
-    assert told(*app, "--embedded").dsn is None
+    assert settings_of(*app).dsn == "host=environment"
+    assert settings_of(*app, "--embedded").dsn is None
     assert "--embedded and --dsn both name a database" in refused(
         *app, "--embedded", "--dsn", "host=option"
     )
     monkeypatch.setenv("CMDBUS_EMBEDDED", "1")
     assert "CMDBUS_EMBEDDED and DATABASE_URL both name a database" in refused(*app)
     Path("near").write_text("host=near")
-    assert told(*app, "--dsn-file", "near").dsn == "host=near"
+    assert settings_of(*app, "--dsn-file", "near").dsn == "host=near"
 
 
 def test_no_secret_is_in_what_is_shown() -> None:
-    now = told("--dsn", f"postgresql://ann:{SECRET}@db/x")
+    now = settings_of("--dsn", f"postgresql://ann:{SECRET}@db/x")
     assert SECRET not in repr(now)
     assert SECRET in (now.dsn or "")
 
 
 def test_polling_has_a_pace_of_its_own() -> None:
-    assert told().poll_interval == 60.0
-    assert told("--wake", "poll").poll_interval == 1.0
-    assert told("--wake", "poll", "--poll-interval", "5").poll_interval == 5.0
+    assert settings_of().poll_interval == 60.0
+    assert settings_of("--wake", "poll").poll_interval == 1.0
+    assert settings_of("--wake", "poll", "--poll-interval", "5").poll_interval == 5.0
 
 
 def test_values_are_what_people_write() -> None:
@@ -323,12 +323,12 @@ def test_values_are_what_people_write() -> None:
 
 
 def test_a_jitter_of_more_than_10_ms_is_refused() -> None:
-    assert told().wake_jitter_ms == 0
+    assert settings_of().wake_jitter_ms == 0
     assert "from 0 to 10, not '11'" in refused("--wake-jitter", "11")
 
 
 def test_more_threads_than_a_worker_may_have_are_refused() -> None:
-    assert told("--threads", str(MAX_THREADS)).threads == MAX_THREADS
+    assert settings_of("--threads", str(MAX_THREADS)).threads == MAX_THREADS
     assert f"from 1 to {MAX_THREADS}" in refused("--threads", str(MAX_THREADS + 1))
 
 

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from eventually import eventually
-from forks import said_by_child
+from forks import result_of_child
 from handlers import beside, connect
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
@@ -217,7 +217,7 @@ def test_a_forked_child_has_connections_of_its_own(dsn: str) -> None:
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'cmdbus:bus'"
             " AND datname = current_database()"
         )
-        assert said_by_child(send) == "sent"
+        assert result_of_child(send) == "sent"
         with connect(dsn) as watcher:
             eventually(lambda: watcher.execute(own).fetchone() == (1,))
         bus.send("payments", "Debit")

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from embedded_servers import mode, one, postmaster_of
 from eventually import eventually
-from forks import forked, said_by_child
+from forks import forked, result_of_child
 
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres
 from cmdbus.embedded.account import server_account
@@ -30,7 +30,7 @@ with EmbeddedPostgres(sys.argv[1], durable=False) as server:
 
 @contextmanager
 def users(directory: Path, number: int = 1) -> Iterator[list[subprocess.Popen[str]]]:
-    """Other processes that start at the same moment and use the server until told to leave."""
+    """Other processes that start at the same moment and use the server until ordered to leave."""
     command = [sys.executable, "-c", USER, str(directory)]
     pipe = subprocess.PIPE
     found = [subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) for _ in range(number)]
@@ -161,7 +161,7 @@ def test_close_in_a_forked_child_neither_stops_the_server_nor_frees_the_lock(
         return "closed"
 
     with EmbeddedPostgres(directory, durable=False) as server:
-        assert said_by_child(close) == "closed"
+        assert result_of_child(close) == "closed"
         with EmbeddedPostgres(directory, durable=False):
             pass
         assert one(server, "SELECT 1") == 1

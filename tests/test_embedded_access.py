@@ -9,7 +9,7 @@ import psutil
 import psycopg
 import pytest
 from embedded_servers import mode, one, postmaster_of
-from forks import said_by_child
+from forks import result_of_child
 
 from cmdbus.embedded import EmbeddedError, EmbeddedPostgres, state_directory
 from cmdbus.embedded.account import name_of, server_account
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
 
-def said_as(uid: int, dsn: str) -> str:
+def answer_as(uid: int, dsn: str) -> str:
     """What a process of another OS user gets when it connects."""
 
     def connect() -> str:
@@ -33,7 +33,7 @@ def said_as(uid: int, dsn: str) -> str:
             return str(error)
         return "connected"
 
-    return said_by_child(connect)
+    return result_of_child(connect)
 
 
 @needs_root
@@ -41,11 +41,11 @@ def test_another_user_is_refused_by_the_directory_and_by_the_server(directory: P
     name = "daemon" if server_account().name == "nobody" else "nobody"
     stranger = pwd.getpwnam(name).pw_uid
     with EmbeddedPostgres(directory, durable=False) as server:
-        assert "Permission denied" in said_as(stranger, server.dsn)
+        assert "Permission denied" in answer_as(stranger, server.dsn)
         # Even with all doors open, the server asks the kernel who it is.
         for path in (directory, directory / "s", directory / "s" / ".s.PGSQL.5432"):
             path.chmod(0o777)
-        assert "Peer authentication failed" in said_as(stranger, server.dsn)
+        assert "Peer authentication failed" in answer_as(stranger, server.dsn)
 
 
 @pytest.mark.parametrize("name", ["long" * 30, "it's mine, and yours"], ids=["long", "odd"])
@@ -147,7 +147,7 @@ def test_a_wrong_bin_directory_is_named(
 
 
 @needs_root
-def test_root_runs_the_server_as_the_user_it_is_told(
+def test_root_runs_the_server_as_the_user_it_is_given(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CMDBUS_RUN_AS", "nobody")

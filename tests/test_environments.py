@@ -268,7 +268,7 @@ def test_a_fleet_runs_in_its_environment(
     monkeypatch: pytest.MonkeyPatch,
     environment: Environment,
 ) -> None:
-    """Commands of all ways are run, on time, and it stops when it is told to."""
+    """Commands of all ways are run, on time, and it stops when it is ordered to."""
     for variable, value in environment.variables.items():
         monkeypatch.setenv(variable, value)
     database = Identifier(connection.info.dbname)

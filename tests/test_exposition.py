@@ -61,12 +61,12 @@ def process(
     return seat
 
 
-def told(answer: Response) -> tuple[int, list[str]]:
+def reasons_of(answer: Response) -> tuple[int, list[str]]:
     return answer.status, json.loads(answer.body)["reasons"]
 
 
 def readiness(board: Board) -> tuple[int, list[str]]:
-    return told(ready(board.snapshot(), NOW))
+    return reasons_of(ready(board.snapshot(), NOW))
 
 
 def families(board: Board, depths: dict[tuple[str, str], int] | None = None) -> dict[str, Metric]:
@@ -91,9 +91,9 @@ def test_it_is_live_while_the_supervisor_comes_back_in_time(board: Board) -> Non
         good = state not in (SupervisorState.STOPPED, SupervisorState.GIVING_UP)
         assert (live(board.snapshot(), NOW).status == 200) is good, state
     show(board, due=NOW - 7 * SECOND)
-    assert told(live(board.snapshot(), NOW)) == (503, ["the supervisor is late by 7 s"])
+    assert reasons_of(live(board.snapshot(), NOW)) == (503, ["the supervisor is late by 7 s"])
     with closing(Board.in_memory(1, 1)) as nobody:
-        assert told(live(nobody.snapshot(), NOW)) == (503, ["there is no supervisor"])
+        assert reasons_of(live(nobody.snapshot(), NOW)) == (503, ["there is no supervisor"])
 
 
 # Ready.
@@ -122,7 +122,7 @@ def test_degraded_is_ready_and_critical_is_not(board: Board) -> None:
     worker(board, 0, degraded)
     worker(board, 1, HealthReport(stuck_threads=4))
     answer = ready(board.snapshot(), NOW)
-    assert told(answer) == (
+    assert reasons_of(answer) == (
         200,
         [
             "worker 0 is DEGRADED: 11 failures in a row, and more than 10 are too many",
@@ -164,9 +164,9 @@ def test_it_is_not_ready_while_the_database_is_away(board: Board) -> None:
     assert readiness(board) == (503, ["the database is away"])
     worker(board, 1, HealthReport(last_success=NOW / SECOND - 1))
     assert readiness(board) == (503, ["the database is away"])
-    assert told(ready(board.snapshot(), NOW, away=False)) == (200, [])
+    assert reasons_of(ready(board.snapshot(), NOW, away=False)) == (200, [])
     process(board, Role.STEWARD, 2, 0)
-    assert told(ready(board.snapshot(), NOW, away=True)) == (503, ["the database is away"])
+    assert reasons_of(ready(board.snapshot(), NOW, away=True)) == (503, ["the database is away"])
     for number in (0, 1):
         worker(board, number, AWAY)
     assert readiness(board)[0] == 503

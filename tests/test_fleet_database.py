@@ -247,7 +247,7 @@ def test_an_outage_that_is_longer_than_the_watchdog_kills_nobody(
         assert fleet.effects(ids) == {1: 160}
         assert (fleet.pids(), fleet.steward()) == (before, steward)
         assert set(fleet.look().restarts.values()) == {0}
-        assert len(fleet.said("the database is back after")) == 3
+        assert len(fleet.logged("the database is back after")) == 3
         fleet.await_health()
         own.stop("fast")
         try:
@@ -293,9 +293,9 @@ def test_after_a_long_outage_the_fleet_and_producers_go_on_at_once(
         own.stop("fast")
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
-            with pytest.raises(DatabaseUnavailableError) as told:
+            with pytest.raises(DatabaseUnavailableError) as raised:
                 bus.send("shop", "Debit")
-            assert "busy" not in str(told.value)
+            assert "busy" not in str(raised.value)
             time.sleep(1)
         own.start()
         back = time.monotonic()
@@ -328,8 +328,8 @@ def test_a_full_disk_refuses_what_it_does_not_keep(small: tuple[str, Path], tmp_
         ids += fleet.send("Noop", 10)
         fleet.await_completed(ids, 20)
         assert fleet.pids() == before
-        told = fleet.messages(level="error")
-        assert len(told) < 10, "it is not said each time"
+        errors = fleet.messages(level="error")
+        assert len(errors) < 10, "it is not logged each time"
 
 
 def test_sessions_that_are_terminated_are_made_anew(fleet: Fleet) -> None:

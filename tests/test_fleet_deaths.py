@@ -44,10 +44,10 @@ def test_a_killed_worker_is_replaced_and_what_it_ran_runs_again(fleet: Fleet, ds
     assert fleet.effects(ids) == {1: 16}
     assert fleet.pids() == last
     assert sorted(fleet.look().restarts.items())[0] == ("crashed", 3)
-    assert len(fleet.said("memory ran out (OOM); it ran shop/Gate")) == 3
+    assert len(fleet.logged("memory ran out (OOM); it ran shop/Gate")) == 3
     with CommandBus(dsn) as bus:
-        told = [str(event) for event in bus.audit("shop", ids[0])]
-    assert any("was killed by SIGKILL from outside" in text for text in told)
+        audits = [str(event) for event in bus.audit("shop", ids[0])]
+    assert any("was killed by SIGKILL from outside" in text for text in audits)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -78,9 +78,9 @@ def test_an_exit_code_of_a_handler_is_no_failed_start_and_no_signal(fleet: Fleet
         fleet.send("Leave", data=code)
     left = "SELECT count(*) FROM cmdbus.command WHERE status <> 'IN_TROUBLESHOOTING_QUEUE'"
     eventually(lambda: fleet.query(left) == [(0,)], 30.0)
-    assert all(fleet.said(f"exited with code {code}") for code in (3, 6, 7))
+    assert all(fleet.logged(f"exited with code {code}") for code in (3, 6, 7))
     for other in ("cannot start", "no thread left for it", "SIGTERM"):
-        assert not fleet.said(other)
+        assert not fleet.logged(other)
 
 
 @pytest.mark.fleet(procs=1)
@@ -96,7 +96,7 @@ def test_a_command_that_crashes_its_process_after_returning_is_attributed(
     fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 1): 1}, within=20.0)
     code, message, _ = fleet.trouble(id)
     assert code == "CRASHED" and "SIGABRT" in message
-    assert not fleet.said("died early")
+    assert not fleet.logged("died early")
     fleet.await_completed(fleet.send("Noop", 10))
 
 
@@ -164,7 +164,7 @@ def test_nothing_is_lost_or_done_twice_while_workers_are_killed_again_and_again(
     assert fleet.wait(20) == 0
     assert fleet.outcomes(ids) == {("COMPLETED", 1): 1200}
     assert fleet.effects(ids) == {1: 1200}
-    assert len(fleet.said("was killed by SIGKILL")) == 10
+    assert len(fleet.logged("was killed by SIGKILL")) == 10
     fleet.assert_nothing_left()
 
 

@@ -66,7 +66,7 @@ def test_a_command_that_hangs_is_given_up_and_its_process_replaced(fleet: Fleet)
     eventually(lambda: gil_holder not in fleet.living())
     after = fleet.wait_until_ready()
     assert after[1 - number] == before[1 - number]
-    (report,) = fleet.said("is ordered to stop: a slot is stuck")
+    (report,) = fleet.logged("is ordered to stop: a slot is stuck")
     assert f"it ran shop/Hang {id} (attempt 1, slot " in report
     assert fleet.look().restarts["stuck"] == 1
 
@@ -82,7 +82,7 @@ def test_a_fleet_whose_threads_all_hang_heals(fleet: Fleet) -> None:
     fleet.await_successors(before.values())
     eventually(lambda: not set(before.values()) & set(fleet.living()))
     assert fleet.look().restarts["stuck"] == 2
-    assert fleet.said("4 stuck threads within 5 minutes")
+    assert fleet.logged("4 stuck threads within 5 minutes")
     fleet.await_health()
 
 
@@ -96,7 +96,7 @@ def test_a_command_that_crashes_its_process_is_found_among_innocent_ones(fleet: 
     assert "it ran alone, and its process" in segfault[1]
     assert "SIGSEGV" in segfault[1]
     assert details_of(segfault)["signal"] == signal.SIGSEGV
-    assert fleet.said("the commands of quarantine, pid")
+    assert fleet.logged("the commands of quarantine, pid")
     assert "in segfault" in details_of(segfault)["stack"]
     assert details_of(segfault)["stack"].count("most recent call first") == 1
     assert details_of(abort)["signal"] == signal.SIGABRT
@@ -133,9 +133,9 @@ def test_a_suspect_that_times_out_alone_is_no_crash_of_its_process(fleet: Fleet)
         killed.add(pid)
     assert await_trouble(fleet, id)[0] == "TIMEOUT"
     fleet.await_saying("quarantine has stopped")
-    assert not fleet.said("exited with code 0")
+    assert not fleet.logged("exited with code 0")
     assert fleet.look().restarts["crashed"] == 2
-    assert len(fleet.said("is in the troubleshooting queue")) == 1
+    assert len(fleet.logged("is in the troubleshooting queue")) == 1
 
 
 @pytest.mark.fleet(procs=3)
@@ -154,9 +154,9 @@ def test_a_process_that_does_not_come_back_is_replaced(fleet: Fleet) -> None:
     assert "held up its whole process" in message
     stack = details["details"]["stack"]
     assert "in hold_gil" in stack and "in gate" not in stack
-    (report,) = fleet.said("main thread hung; it ran")
+    (report,) = fleet.logged("main thread hung; it ran")
     assert str(id) in report and "attempt 1, slot" in report
-    assert any("in hold_gil" in text for text in fleet.said("the stacks of worker"))
+    assert any("in hold_gil" in text for text in fleet.logged("the stacks of worker"))
     fleet.await_saying("is killed: a signal had suspended it; it ran shop/Gate")
     fleet.open_gate()
     fleet.await_completed(innocents)
@@ -239,4 +239,4 @@ def test_a_process_that_cannot_go_on_is_replaced(fleet: Fleet, type: str) -> Non
     assert fleet.effects(ids) == {1: 30}
     # A thread that idles ends when it is woken.
     eventually(lambda: fleet.pids() not in (before, {}), 20)
-    assert fleet.said("this process cannot go on, and exits to be replaced")
+    assert fleet.logged("this process cannot go on, and exits to be replaced")

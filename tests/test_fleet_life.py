@@ -68,7 +68,7 @@ def test_what_does_not_end_in_time_runs_again_uncharged(
     assert fleet.effects(ids) == {0: 12}
     late = "it did not stop by its deadline"
     ordered = "it was ordered to stop at once"
-    assert not fleet.said(f"is killed: {late if at_once else ordered}")
+    assert not fleet.logged(f"is killed: {late if at_once else ordered}")
     fleet.open_gate()
     fleet.start()
     fleet.await_completed(ids)
@@ -132,7 +132,7 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
             fleet.start()
             assert fleet.wait() == code
             assert sentence in fleet.log.read_text()
-            assert fleet.said("starts, pid") == []
+            assert fleet.logged("starts, pid") == []
             assert not fleet.board_path.exists()
 
 
@@ -162,7 +162,7 @@ def test_a_supervisor_whose_parent_blocks_signals_can_be_stopped(fleet: Fleet) -
     before = fleet.wait_until_ready()
     fleet.send_signal(signal.SIGUSR1)
     fleet.await_saying("the stacks of worker")
-    assert "most recent call first" in fleet.said("the stacks of worker")[0]
+    assert "most recent call first" in fleet.logged("the stacks of worker")[0]
     kill(before[0], signal.SIGTERM)
     fleet.await_successors([before[0]])
 
@@ -173,7 +173,7 @@ def test_a_fleet_whose_processes_die_at_once_gives_up(fleet: Fleet, tmp_path: Pa
     write_app(tmp_path, DIES_AT_ONCE)
     fleet.start()
     assert fleet.wait() == 4
-    starts = [m for m in fleet.said("starts, pid") if "supervisor" not in m]
+    starts = [m for m in fleet.logged("starts, pid") if "supervisor" not in m]
     assert 6 <= len(starts) <= 9
     assert fleet.living() == []
 
@@ -190,7 +190,7 @@ def test_a_storm_of_signals_ends_in_one_clean_stop(fleet: Fleet) -> None:
             fleet.send_signal(number)
     assert fleet.wait() == 0
     fleet.assert_nothing_left()
-    assert len(fleet.said("the supervisor cmdbus has stopped: all drained")) == 1
+    assert len(fleet.logged("the supervisor cmdbus has stopped: all drained")) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGINT])
@@ -224,7 +224,7 @@ def test_a_stop_while_it_starts_leaves_nothing(dsn: str, tmp_path: Path) -> None
         fleet.send_signal(signal.SIGTTIN)
         fleet.await_saying("SIGTTIN is ignored until the fleet is started")
         assert fleet.stop() == 0
-        assert fleet.said("stopped by a signal before the fleet was started")
+        assert fleet.logged("stopped by a signal before the fleet was started")
         fleet.assert_nothing_left()
         fleet.dsn = dsn
 
@@ -260,7 +260,7 @@ def test_a_stop_during_a_reload_ends_the_check_of_the_application(
     fleet.assert_nothing_left()
 
 
-def test_a_worker_that_is_told_to_leave_by_somebody_else_is_replaced(fleet: Fleet) -> None:
+def test_a_worker_that_a_stranger_ends_is_replaced(fleet: Fleet) -> None:
     """A TERM that an operator sends to a child; what it runs ends first."""
     before = fleet.pids()
     ids = fleet.start_gates(1)
@@ -272,8 +272,8 @@ def test_a_worker_that_is_told_to_leave_by_somebody_else_is_replaced(fleet: Flee
     assert steward is not None
     kill(steward, signal.SIGTERM)
     fleet.succeeded(steward)
-    told = fleet.said(", was stopped by a SIGTERM that the supervisor did not send")
-    stopped = sorted(text[: text.index(",")] for text in told)
+    reports = fleet.logged(", was stopped by a SIGTERM that the supervisor did not send")
+    stopped = sorted(text[: text.index(",")] for text in reports)
     assert stopped == ["steward", "worker 0", "worker 1"]
     assert {reason: n for reason, n in fleet.look().restarts.items() if n} == {"terminated": 3}
     assert not fleet.messages(level="error")

@@ -48,7 +48,7 @@ def test_as_process_1_it_reaps_orphans_and_signals_nobody_who_has_a_dead_ones_nu
         assert fleet.effects(ids) == {1: 50}
         assert fleet.pids() == after
     eventually(lambda: not [p for p in first.children() if p.status() == "zombie"])
-    assert not fleet.said("exited with code 3")
+    assert not fleet.logged("exited with code 3")
     assert fleet.look().restarts["crashed"] == 2
     first.terminate()
     assert fleet.wait() == 0
@@ -90,4 +90,4 @@ def test_it_goes_on_when_its_runtime_directory_is_full_and_when_it_is_read_only(
     before = fleet.pids()
     fleet.send_signal(signal.SIGHUP)
     fleet.await_successors(before.values())
-    assert len(fleet.said("is gone or cannot be written: stacks go to the log")) == 1
+    assert len(fleet.logged("is gone or cannot be written: stacks go to the log")) == 1

@@ -32,8 +32,8 @@ def code(fleet: Fleet, path: str) -> int:
 
 
 def status(fleet: Fleet) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(fleet.ask("/status")[1])
-    return told
+    status: dict[str, Any] = json.loads(fleet.ask("/status")[1])
+    return status
 
 
 def value(fleet: Fleet, name: str, **labels: str) -> float:
@@ -184,7 +184,7 @@ def test_no_client_is_refused_while_one_steward_follows_another(fleet: Fleet) ->
 def test_what_keeps_it_from_listening_is_one_sentence(
     fleet: Fleet, dsn: str, tmp_path: Path
 ) -> None:
-    [text] = fleet.said("probes, metrics and status are at")
+    [text] = fleet.logged("probes, metrics and status are at")
     taken = text.rpartition("/")[2]
     with unstarted(dsn, tmp_path, alone=False, http=taken, name="second") as second:
         second.start()

@@ -109,7 +109,7 @@ def test_a_fleet_goes_on_while_its_successors_cannot_import_the_application(
     assert fleet.pids() == {1: before[1]}
     write_app(tmp_path, APP)
     assert fleet.wait_until_ready(within=30.0)[1] == before[1]
-    assert len(fleet.said("a process cannot start: the ready ones continue")) == 1
+    assert len(fleet.logged("a process cannot start: the ready ones continue")) == 1
 
 
 def test_there_can_be_more_processes_and_fewer(fleet: Fleet) -> None:
@@ -128,7 +128,7 @@ def test_there_can_be_more_processes_and_fewer(fleet: Fleet) -> None:
 
     def at_its_most() -> list[str]:
         fleet.send_signal(signal.SIGTTIN)
-        return fleet.said("6 worker processes stay: the board has no seat for more")
+        return fleet.logged("6 worker processes stay: the board has no seat for more")
 
     eventually(at_its_most)
 
@@ -146,15 +146,15 @@ def test_processes_are_replaced_at_their_limits_of_commands_and_memory(fleet: Fl
     fleet.await_successors(second)
     assert set(capacities(fleet)) == {1, 2}
     assert fleet.look().restarts["recycled"] >= 2
-    assert fleet.said("recycled, as its predecessor has reached a limit: it has run ")
-    assert fleet.said("MiB of memory (--max-rss 150M)")
+    assert fleet.logged("recycled, as its predecessor has reached a limit: it has run ")
+    assert fleet.logged("MiB of memory (--max-rss 150M)")
     eventually(lambda: all(s.rss_bytes for s in fleet.look().with_role(Role.WORKER)))
 
 
 @pytest.mark.fleet(procs=1, max_age=0.5)
 def test_processes_are_replaced_at_their_maximum_age(fleet: Fleet) -> None:
     fleet.await_successors(fleet.pids().values())
-    assert fleet.said(" s old (--max-age 0.5)")
+    assert fleet.logged(" s old (--max-age 0.5)")
     fleet.await_completed(fleet.send("Debit", 8, data=0.1))
     assert set(capacities(fleet)) == {1, 2}
 
@@ -169,7 +169,7 @@ def test_a_degraded_process_is_replaced_while_another_is_healthy(fleet: Fleet) -
     fleet.send("FailFrom", 100, data=before[0])
     after = fleet.await_successors([before[0]])
     assert after[1] == before[1]
-    assert [m[:8] for m in fleet.said("generation 2: degraded")] == ["worker 0"]
+    assert [m[:8] for m in fleet.logged("generation 2: degraded")] == ["worker 0"]
     assert set(capacities(fleet)) == {2, 3}
     assert fleet.look().restarts["degraded"] == 1
     fleet.await_health()

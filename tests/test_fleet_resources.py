@@ -107,7 +107,7 @@ def test_a_steward_without_descriptors_works_again_when_it_has_some(
 def test_a_start_with_too_few_descriptors_says_so(fleet: Fleet) -> None:
     """Wherever it meets that; it waits where the cause may pass."""
     for descriptors in range(9, 13):
-        before = len(fleet.said("Too many open files")) if fleet.log.exists() else 0
+        before = len(fleet.logged("Too many open files")) if fleet.log.exists() else 0
         fleet.start(shell=f'ulimit -n {descriptors}; exec "$@"')
         fleet.await_saying("Too many open files", count=before + 1)
         assert fleet.stop() in (0, 3)
@@ -121,7 +121,7 @@ def test_a_supervisor_that_can_start_no_process_waits_until_it_can(fleet: Fleet)
         fleet.start(shell=f'echo 0 > {group.entrance}; exec "$@"')
         none = "cannot start a process (Resource temporarily unavailable)"
         fleet.await_saying(f"{none}: trying again every")
-        assert len(fleet.said(f"not answered for the moment: {none}")) == 1
+        assert len(fleet.logged(f"not answered for the moment: {none}")) == 1
         group.limit(2)
         fleet.await_saying("the process that answers them found no thread left")
         group.limit(None)
@@ -130,7 +130,7 @@ def test_a_supervisor_that_can_start_no_process_waits_until_it_can(fleet: Fleet)
 
 @pytest.mark.fleet(**SHORT)
 def test_a_process_that_does_not_die_of_sigkill_is_given_up(fleet: Fleet) -> None:
-    """It is replaced, and what it held runs again, once; it is said, counted, and
+    """It is replaced, and what it held runs again, once; it is logged, counted, and
     reaped when it can die at last."""
     with control_group("freezer") as group:
         before = fleet.pids()
@@ -148,8 +148,8 @@ def test_a_process_that_does_not_die_of_sigkill_is_given_up(fleet: Fleet) -> Non
         eventually(lambda: not fleet.look().undead)
         assert before[0] not in fleet.living()
         assert fleet.effects(ids) == {1: 8}
-        assert len(fleet.said("survived SIGKILL (disk wait?)")) == 1
-        assert len(fleet.said("which was given up, has exited")) == 1
+        assert len(fleet.logged("survived SIGKILL (disk wait?)")) == 1
+        assert len(fleet.logged("which was given up, has exited")) == 1
         assert fleet.look().listening and fleet.look().armed
 
 
@@ -225,7 +225,7 @@ def test_a_command_that_takes_all_memory_goes_to_a_person_and_charges_nobody(fle
         (id,) = fleet.send("Hog")
         fleet.await_outcomes([id], {("IN_TROUBLESHOOTING_QUEUE", 0): 1}, within=40)
         assert fleet.trouble(id)[0] == "LOST"
-        killed = fleet.said("perhaps because memory ran out (OOM)")
+        killed = fleet.logged("perhaps because memory ran out (OOM)")
         assert len([text for text in killed if "shop/Hog" in text]) == 3
         fleet.await_completed(innocents)
         assert fleet.effects(innocents) == {1: 3}

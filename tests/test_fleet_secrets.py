@@ -21,7 +21,7 @@ LADDER = {"visibility_timeout": 1.2, "thread_timeout": 1.4, "watchdog_timeout": 
 
 
 def pages(fleet: Fleet) -> Iterator[str]:
-    [text] = fleet.said("probes, metrics and status are at")
+    [text] = fleet.logged("probes, metrics and status are at")
     for path in ("livez", "readyz", "metrics", "status", "secret"):
         try:
             with urllib.request.urlopen(f"{text.split()[-1]}/{path}", timeout=5) as answer:
@@ -30,7 +30,7 @@ def pages(fleet: Fleet) -> Iterator[str]:
             yield error.read().decode()
 
 
-def told(fleet: Fleet) -> Iterator[tuple[str, str]]:
+def texts(fleet: Fleet) -> Iterator[tuple[str, str]]:
     """What anybody can read of it, with where that is."""
     for pid in fleet.living():
         yield "process list", Path(f"/proc/{pid}/cmdline").read_text()
@@ -71,6 +71,6 @@ def test_the_password_is_nowhere(guarded: Guarded, tmp_path: Path) -> None:
         guarded.alter("ROLE", dsn, "LOGIN")
         fleet.await_completed(fleet.send("Noop"))
         fleet.await_saying("the stacks of worker")
-        found = dict.fromkeys(where for where, text in told(fleet) if SECRET in text)
+        found = dict.fromkeys(where for where, text in texts(fleet) if SECRET in text)
         assert not found
     assert SECRET not in fleet.log.read_text()

@@ -68,7 +68,7 @@ def test_a_fleet_whose_runtime_directory_is_removed_goes_on(fleet: Fleet) -> Non
     before = fleet.pids()
     fleet.send_signal(signal.SIGHUP)
     fleet.await_successors(before.values())
-    assert len(fleet.said("is gone or cannot be written: stacks go to the log")) == 1
+    assert len(fleet.logged("is gone or cannot be written: stacks go to the log")) == 1
 
 
 def test_pipes_and_huge_files_where_stacks_are_written_keep_nobody_waiting(fleet: Fleet) -> None:

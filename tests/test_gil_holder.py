@@ -133,8 +133,8 @@ def test_the_thread_that_uses_the_cpu_is_found_in_another_process() -> None:
 
     with forked(work) as pid:
         os.close(writer)
-        with os.fdopen(reader) as told:
-            running = dict(enumerate([int(told.readline()), int(told.readline())]))
+        with os.fdopen(reader) as lines:
+            running = dict(enumerate([int(lines.readline()), int(lines.readline())]))
         before, at = cpu_seconds(pid), time.monotonic()
         assert set(running.values()) <= set(before)
 

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from eventually import eventually
-from forks import said_by_child
+from forks import result_of_child
 from handlers import ONCE, Gate, effects, leave_effect, run, running
 from psycopg_pool import ConnectionPool
 
@@ -192,13 +192,13 @@ def fork_in_c() -> int:
 
 def refusals(uses: list[Callable[[], object]]) -> str:
     """The different sentences of what each raises."""
-    said = set()
+    answers = set()
     for use in uses:
         try:
-            said.add(f"returned {use()!r}")
+            answers.add(f"returned {use()!r}")
         except InvalidOperationError as error:
-            said.add(str(error))
-    return "; ".join(said)
+            answers.add(str(error))
+    return "; ".join(answers)
 
 
 @pytest.mark.process
@@ -218,7 +218,7 @@ def test_a_forked_process_has_no_connection(
             lambda: connection.pipeline().__enter__(),
             connection.cancel,
         ]
-        text = said_by_child(lambda: refusals(uses), fork)
+        text = result_of_child(lambda: refusals(uses), fork)
         leave_effect(command, context)
         return text
 

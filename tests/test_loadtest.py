@@ -88,8 +88,8 @@ def test_an_interrupted_load_ends_its_instances_and_drops_its_database(dsn: str)
     def await_commands(process: "subprocess.Popen[bytes]") -> None:
         eventually(lambda: commands_in(dsn, f"cmdbus_load_{process.pid}_%"), WITHIN_S)
 
-    pid, said = interrupt("loadtest", *arguments, when=await_commands)
-    assert "interrupted" in said
+    pid, output = interrupt("loadtest", *arguments, when=await_commands)
+    assert "interrupted" in output
     assert databases(dsn, f"cmdbus_load_{pid}_%") == []
 
 

@@ -120,7 +120,7 @@ def test_a_full_disk_drops_lines() -> None:
         with pytest.raises(OSError) as caught:
             os.write(full, b"x")
         assert caught.value.errno == errno.ENOSPC
-        child = with_stderr(lambda: logger.info("said"), full)
+        child = with_stderr(lambda: logger.info("line"), full)
         assert ended(child) == ExitStatus(0, 0)
     finally:
         os.close(full)
@@ -130,7 +130,7 @@ def test_with_stderr_closed_no_other_file_gets_the_log() -> None:
     script = (
         "import os, logging; from cmdbus.logs import set_up;"
         "set_up('text', 'info'); file = os.open('/dev/null', os.O_RDONLY);"
-        "logging.info('said'); os._exit(file)"
+        "logging.info('line'); os._exit(file)"
     )
     command = f'exec "$0" -c "{script}" <&- >&- 2>&-'
     done = subprocess.run(["/bin/sh", "-c", command, sys.executable], timeout=20)

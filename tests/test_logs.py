@@ -78,7 +78,7 @@ def test_a_line_for_machines_has_the_same_and_what_was_given_with_it(
 def test_what_is_given_with_a_line_does_not_hide_what_every_line_has(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    [event] = in_json(capfd, lambda: logger.info("said", extra={"level": 3, "time": 0}))
+    [event] = in_json(capfd, lambda: logger.info("line", extra={"level": 3, "time": 0}))
     assert event["level"] == "info" and event["time"] != 0
 
 
@@ -95,13 +95,13 @@ def test_a_traceback_is_one_whole_line_in_json(capfd: pytest.CaptureFixture[str]
     assert event["traceback"].endswith("ValueError: first\nsecond")
 
 
-@pytest.mark.parametrize("said", ["grün", "\udc80", "\0\x1b[31m", "😀"])
-def test_any_text_can_be_logged(capfd: pytest.CaptureFixture[str], said: str) -> None:
-    [event] = in_json(capfd, lambda: logger.info("%s", said))
-    assert event["message"] == said
+@pytest.mark.parametrize("line", ["grün", "\udc80", "\0\x1b[31m", "😀"])
+def test_any_text_can_be_logged(capfd: pytest.CaptureFixture[str], line: str) -> None:
+    [event] = in_json(capfd, lambda: logger.info("%s", line))
+    assert event["message"] == line
     with logging_to_stderr(TextFormatter()):
-        logger.info("%s", said)
-    assert capfd.readouterr().err.endswith(f"{printable(said)}\n")
+        logger.info("%s", line)
+    assert capfd.readouterr().err.endswith(f"{printable(line)}\n")
 
 
 def test_a_line_that_cannot_be_formatted_names_its_place_in_the_code(
@@ -117,8 +117,8 @@ def test_a_line_that_cannot_be_formatted_names_its_place_in_the_code(
     def log() -> None:
         logger.info("%d", "no number")
         logger.info("%s", Broken())
-        logger.info("said", extra={"what": Broken()})
-        logger.info("said", extra={"what": circle})
+        logger.info("line", extra={"what": Broken()})
+        logger.info("line", extra={"what": circle})
         logger.info("and on it goes")
 
     *broken, last = in_json(capfd, log)
@@ -247,12 +247,12 @@ def test_setting_up_again_leaves_one_handler_and_no_file() -> None:
         before = len(list(Path("/proc/self/fd").iterdir()))
         set_up("text", "info")
         set_up("json", "warning")
-        logger.info("not said")
-        logger.warning("said")
+        logger.info("not line")
+        logger.warning("line")
         after = len(list(Path("/proc/self/fd").iterdir()))
         logger.warning("%s more files", after - before)
 
-    assert [event["message"] for event in logged(run)] == ["first", "said", "0 more files"]
+    assert [event["message"] for event in logged(run)] == ["first", "line", "0 more files"]
 
 
 class ShippingDown(logging.Handler):
@@ -299,7 +299,7 @@ def test_an_application_whose_logging_raises_does_not_raise_in_ours(
 def test_logging_that_is_disabled_altogether_leaves_ours_enabled() -> None:
     def run() -> None:
         logging.disable(logging.CRITICAL)
-        logger.error("said")
+        logger.error("line")
         logger.debug("below the level")
 
-    assert [event["message"] for event in logged(run)] == ["said"]
+    assert [event["message"] for event in logged(run)] == ["line"]

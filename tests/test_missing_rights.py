@@ -236,7 +236,7 @@ def test_a_process_that_starts_without_a_right_waits_for_it(
         fleet.dsn = dsn
         fleet.await_completed(fleet.send("Noop", 10))
         fleet.await_health()
-        assert not fleet.said("died early")
+        assert not fleet.logged("died early")
 
 
 @pytest.mark.fleet

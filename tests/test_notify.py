@@ -1,4 +1,4 @@
-"""What a service manager is told, over a real socket of its kind."""
+"""What a service manager receives, over a real socket of its kind."""
 
 import os
 import socket

@@ -47,8 +47,8 @@ def test_init_lists_the_roles_that_got_rights(dsn: str) -> None:
         assert lines[1:] == [
             f"{name}: has the rights of a role of kind {kind}" for kind in ("producer", "monitor")
         ]
-        told = json.loads(here("init", *granted, "--json").stdout)
-        assert told["grants"] == {"producer": [name], "monitor": [name]}
+        result = json.loads(here("init", *granted, "--json").stdout)
+        assert result["grants"] == {"producer": [name], "monitor": [name]}
 
 
 def test_a_dsn_can_come_from_a_file(empty_dsn: str, tmp_path: Path) -> None:
@@ -67,15 +67,17 @@ def test_files_and_spans_without_an_end_get_one_sentence(tmp_path: Path) -> None
     ):
         wrong = here(*arguments)
         assert wrong.exit_code == 2 and sentence in wrong.stderr, (arguments, wrong.stderr)
-    told = cmdbus("ps", cwd=tmp_path)
-    assert told.returncode == 2 and "it has more than 1048576 bytes" in told.stderr, told.stderr
+    result = cmdbus("ps", cwd=tmp_path)
+    assert result.returncode == 2 and "it has more than 1048576 bytes" in result.stderr, (
+        result.stderr
+    )
 
 
 def test_an_output_that_cannot_be_written_gets_one_sentence(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        told = cmdbus("ps", "--watch", "--json", "--runtime-dir", str(tmp_path), stdout=full)
-    assert told.stderr == "Error: the output cannot be written: No space left on device\n"
-    assert told.returncode == 1
+        result = cmdbus("ps", "--watch", "--json", "--runtime-dir", str(tmp_path), stdout=full)
+    assert result.stderr == "Error: the output cannot be written: No space left on device\n"
+    assert result.returncode == 1
 
 
 def test_mistakes_get_one_sentence_without_the_password(tmp_path: Path) -> None:

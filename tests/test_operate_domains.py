@@ -66,8 +66,8 @@ def test_a_command_is_rescheduled_by_the_one_at_the_keyboard(bus: CommandBus, ru
     id_ = str(bus.send("payments", "Debit", delay=3600))
     assert "priority 0" in done(run("reschedule", "payments", id_, "--now", "--priority", "0"))
     assert bus.snapshot("payments")["ready"] == 1
-    told = run("reschedule", "payments", id_, "--at", "2030-01-01T08:00:00+01:00", "--json")
-    assert json.loads(done(told))["due_at"] == "2030-01-01T07:00:00+00:00"
+    result = run("reschedule", "payments", id_, "--at", "2030-01-01T08:00:00+01:00", "--json")
+    assert json.loads(done(result))["due_at"] == "2030-01-01T07:00:00+00:00"
     done(run("reschedule", "payments", id_, "--delay", "2h", "--reason", "busy"))
     event = bus.audit("payments", id_)[-1]
     assert (event.operator, event.message) == (getpass.getuser(), "busy")

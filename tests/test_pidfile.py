@@ -126,8 +126,8 @@ def test_the_lock_of_one_that_was_killed_is_free(path: Path) -> None:
 
     child = fork(run, close=[reader])
     os.close(writer)
-    with os.fdopen(reader) as told:
-        assert told.read(1) == "!"
+    with os.fdopen(reader) as notices:
+        assert notices.read(1) == "!"
         with pytest.raises(BoardError, match=rf"\(pid {child.pid}\)"):
             Pidfile(path, "cmdbus")
         child.send(signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_a_child_that_has_closed_it_does_not_hold_it(path: Path) -> None:
 @pytest.mark.process
 def test_a_child_that_a_killed_one_had_just_forked_is_waited_for(path: Path) -> None:
     """It has not closed it yet; and a refusal would be for good."""
-    told, teller = os.pipe()
+    notices, teller = os.pipe()
     kept, keeper = os.pipe()
 
     def run() -> int:
@@ -172,10 +172,10 @@ def test_a_child_that_a_killed_one_had_just_forked_is_waited_for(path: Path) -> 
             signal.pause()
         return 0
 
-    child = fork(run, close=[told])
+    child = fork(run, close=[notices])
     for descriptor in (teller, kept):
         os.close(descriptor)
-    with os.fdopen(told) as reader:
+    with os.fdopen(notices) as reader:
         assert reader.read(1) == "!"
         child.send(signal.SIGKILL)
         wait([child.descriptor], 10)

@@ -132,8 +132,8 @@ def test_a_round_that_detects_no_hangs_keeps_only_announced_deadlines() -> None:
             assert not isinstance(action, Dump)
             if isinstance(action, Kill):
                 seen += 1
-                told = action.process.stop_by, there.stop_by
-                assert any(by is not None and by <= NOW for by in told), action
+                times = action.process.stop_by, there.stop_by
+                assert any(by is not None and by <= NOW for by in times), action
             elif not isinstance(action, Start):
                 assert action.reason not in (Restart.STUCK, Restart.HUNG, Restart.DEGRADED)
     assert seen > MANY / 50

@@ -204,8 +204,8 @@ def test_a_process_that_alone_cannot_reach_the_database_is_replaced() -> None:
     lost = replace(STEWARD, levels=HealthReport(database_away=True))
 
     def replaced(*processes: ProcessView) -> bool:
-        told = decide(FleetView(processes=processes, wanted=2), SETTINGS, NOW)
-        return Start(role=Role.WORKER, number=0, reason=Restart.DEGRADED) in told
+        actions = decide(FleetView(processes=processes, wanted=2), SETTINGS, NOW)
+        return Start(role=Role.WORKER, number=0, reason=Restart.DEGRADED) in actions
 
     assert replaced(away, works, lost)
     assert replaced(away, idle, STEWARD)
@@ -215,5 +215,5 @@ def test_a_process_that_alone_cannot_reach_the_database_is_replaced() -> None:
     rungs = Timeouts(statement=1, pool=1, lease=2, thread=3, watchdog=5)
     hasty = replace(SETTINGS, timeouts=rungs)
     soon = replace(away, degraded_since=NOW - 6)
-    told = decide(FleetView(processes=(soon, idle, STEWARD), wanted=2), hasty, NOW)
-    assert told == [], "it may not have noticed yet"
+    actions = decide(FleetView(processes=(soon, idle, STEWARD), wanted=2), hasty, NOW)
+    assert actions == [], "it may not have noticed yet"

@@ -125,9 +125,9 @@ def test_connections_go_round_first_come_first_served(dsn: str) -> None:
 
 def test_a_pool_that_is_used_up_raises_at_the_timeout(dsn: str) -> None:
     pool = pool_of(dsn, max_size=1)
-    with pool.connection(), pytest.raises(PoolTimeout) as told:
+    with pool.connection(), pytest.raises(PoolTimeout) as raised:
         pool.getconn(timeout=0.1)
-    assert told.value.__cause__ is None
+    assert raised.value.__cause__ is None
     pool.close()
 
 
@@ -136,9 +136,9 @@ def test_while_others_have_connections_a_failure_to_open_more_is_waited_out(dsn:
         pool = pool_of(proxy.dsn)
         first = pool.getconn()
         aside = proxy.socket.rename(proxy.socket.with_name("away"))
-        with pytest.raises(PoolTimeout) as told:
+        with pytest.raises(PoolTimeout) as raised:
             pool.getconn(timeout=0.3)
-        assert isinstance(told.value.__cause__, psycopg.OperationalError)
+        assert isinstance(raised.value.__cause__, psycopg.OperationalError)
         got: list[Connection] = []
         with beside(lambda: got.append(pool.getconn())):
             eventually(lambda: len(pool._waiters) == 1 or pool._connector)
@@ -310,9 +310,9 @@ def test_after_an_outage_a_producer_and_a_patient_pool_go_on_at_once(
                 ends.enter_context(beside(get))
                 until, refused = time.monotonic() + seconds, 0
                 while time.monotonic() < until:
-                    with pytest.raises(DatabaseUnavailableError) as told:
+                    with pytest.raises(DatabaseUnavailableError) as raised:
                         bus.send("payments", "Debit")
-                    assert "busy" not in str(told.value)
+                    assert "busy" not in str(raised.value)
                     refused += 1
                     threading.Event().wait(0.1)
                 assert refused > seconds

@@ -1,4 +1,4 @@
-"""`cmdbus ps`: what the board says, whoever is alive to have said it."""
+"""`cmdbus ps`: what the board shows, also of a dead fleet."""
 
 import json
 import os

@@ -64,11 +64,11 @@ def test_what_may_pass_by_itself_is_waited_for(text: str) -> None:
     assert classify(f"connection failed: {text}").finding is AWAY
 
 
-@pytest.mark.parametrize(("text", "said"), FATAL_TEXTS)
-def test_what_a_restart_would_find_again_is_fatal(text: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "fragment"), FATAL_TEXTS)
+def test_what_a_restart_would_find_again_is_fatal(text: str, fragment: str) -> None:
     found = classify(f"connection failed: {text}")
     assert found.finding is FATAL
-    assert said in found.sentence + found.fix
+    assert fragment in found.sentence + found.fix
 
 
 def test_with_several_hosts_the_one_that_may_come_back_is_waited_for() -> None:
@@ -181,7 +181,7 @@ def judged(name: str, value: str, source: str, longest: float = 35.0) -> list[Ch
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "source", "finding", "said"),
+    ("name", "value", "source", "finding", "fragment"),
     [
         ("statement_timeout", "25000", "client", OK, "statement 25 s < lease 30 s"),
         ("statement_timeout", "5000", "client", OK, "statement 5 s < lease 30 s"),
@@ -206,12 +206,12 @@ def judged(name: str, value: str, source: str, longest: float = 35.0) -> list[Ch
     ],
 )
 def test_the_ladder_is_compared_with_what_the_server_applies(
-    name: str, value: str, source: str, finding: Finding, said: str
+    name: str, value: str, source: str, finding: Finding, fragment: str
 ) -> None:
     """Also against the server's effective value (role, database, pooler)."""
     (found,) = judged(name, value, source)
     assert found.finding is finding
-    assert said in str(found)
+    assert fragment in str(found)
     assert finding is OK or name in found.sentence
 
 

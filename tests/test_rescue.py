@@ -119,8 +119,8 @@ def test_only_what_had_begun_counts_a_loss_and_nothing_is_charged(
         (0, 0, None, None, 2, 2),
         (0, 1, None, None, 3, 2),
     }
-    told = [event for event in bus.audit("payments", started.command_id) if event.kind == "LOST"]
-    assert [(event.message, event.worker, event.attempt) for event in told] == [
+    lost = [event for event in bus.audit("payments", started.command_id) if event.kind == "LOST"]
+    assert [(event.message, event.worker, event.attempt) for event in lost] == [
         (f"{WHY} (does not count as an attempt)", "dead", 1)
     ]
     assert kinds(bus, claimed.command_id) == ["SENT", "RECEIVED"]

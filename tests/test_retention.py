@@ -154,8 +154,8 @@ def test_what_happened_to_a_new_command_of_the_same_id_is_kept(
     bus.send("old", "Work", command_id=made)
     bus.cancel("old", made, reason="again")
     assert retain(connection) == 1
-    told = [event.message for event in bus.audit("old", made) if event.kind == "CANCELED"]
-    assert told == ["again"]
+    reasons = [event.message for event in bus.audit("old", made) if event.kind == "CANCELED"]
+    assert reasons == ["again"]
 
 
 def test_an_id_that_was_sent_again_stays_taken_when_another_steward_removes_the_rest_of_its_day(

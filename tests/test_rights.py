@@ -272,9 +272,12 @@ def test_a_missing_right_names_the_role_and_the_one_option_that_grants_it(
         admin.execute(f"CREATE ROLE {name}".encode())
         try:
             missing = pytest.raises(MissingRightError, match=rf"role '{name}' lacks a right")
-            with CommandBus(make_conninfo(dsn, options=f"-c role={name}")) as bus, missing as told:
+            with (
+                CommandBus(make_conninfo(dsn, options=f"-c role={name}")) as bus,
+                missing as raised,
+            ):
                 call(bus)
-            assert str(told.value).endswith(f" run cmdbus init --{kind} {name}")
+            assert str(raised.value).endswith(f" run cmdbus init --{kind} {name}")
         finally:
             admin.execute(f"DROP ROLE {name}".encode())
 

@@ -26,7 +26,7 @@ def run(dsn: str) -> Run:
 
 
 def refusal(result: Result, code: int) -> str:
-    """The sentence; nothing else was said."""
+    """The sentence; nothing else was printed."""
     assert (result.exit_code, result.stdout) == (code, "")
     return result.stderr
 
@@ -35,16 +35,16 @@ def test_a_command_is_sent_with_every_option(bus: CommandBus, run: Run) -> None:
     id_, correlation_id = str(uuid4()), str(uuid4())
     text = f"--priority high --id {id_} --correlation-id {correlation_id} --reply-to orders"
     arguments = [*text.split(), "--max-attempts", "7", "--delay", "5m"]
-    told = done(run("send", "payments", "Debit", '{"amount": 5}', *arguments))
-    assert told == f"{id_}\n"
+    result = done(run("send", "payments", "Debit", '{"amount": 5}', *arguments))
+    assert result == f"{id_}\n"
     record = bus.get("payments", id_)
     assert record is not None
     assert (record.type, record.data, record.priority) == ("Debit", {"amount": 5}, 0)
     assert (str(record.correlation_id), record.reply_to) == (correlation_id, "orders")
     assert record.max_attempts == 7
     assert timedelta(minutes=4) < record.due_at - record.created_at < timedelta(minutes=6)
-    told = done(run("send", "payments", "Debit", "--priority", "3", "--json"))
-    later = bus.get("payments", json.loads(told)["command_id"])
+    result = done(run("send", "payments", "Debit", "--priority", "3", "--json"))
+    later = bus.get("payments", json.loads(result)["command_id"])
     assert later is not None and (later.priority, later.data) == (3, None)
     at = "2030-01-01T08:00:00+01:00"
     third = bus.get("payments", done(run("send", "payments", "X", "--run-at", at)).strip())
@@ -226,8 +226,8 @@ def test_domains_are_paused_and_resumed(bus: CommandBus, run: Run) -> None:
         "is that its name?\n"
     )
     assert [record.paused for record in bus.domains()] == [True, True]
-    told = json.loads(done(run("resume", "payments", "--json")))
-    assert told == {"domains": ["payments"], "paused": False, "unknown": []}
+    result = json.loads(done(run("resume", "payments", "--json")))
+    assert result == {"domains": ["payments"], "paused": False, "unknown": []}
     assert [record.paused for record in bus.domains("payments")] == [False]
 
 
@@ -270,8 +270,8 @@ def test_single_commands_are_retried_canceled_and_completed(dsn: str, run: Run) 
         first, second, third, fourth = map(str, ids)
         assert done(run("tsq", "retry", "payments", first, second)) == "retried 2 commands\n"
         assert done(run("tsq", "cancel", "payments", third, *text)) == "canceled 1 command\n"
-        told = run("tsq", "complete", "payments", fourth, "--result", '{"a": 1}', "--json", *text)
-        assert json.loads(done(told)) == {"completed": 1}
+        result = run("tsq", "complete", "payments", fourth, "--result", '{"a": 1}', "--json", *text)
+        assert json.loads(done(result)) == {"completed": 1}
         records = [bus.get("payments", id_) for id_ in ids]
         assert [record and record.status for record in records] == [
             Status.PENDING,
@@ -282,8 +282,8 @@ def test_single_commands_are_retried_canceled_and_completed(dsn: str, run: Run) 
         assert records[3] is not None and records[3].result == {"a": 1}
         assert bus.audit("payments", first)[-1].operator == getpass.getuser()
         assert bus.audit("payments", third)[-1].message == "why"
-        told = run("tsq", "retry", "payments", first)
-        assert "cannot be retried: it is PENDING" in refusal(told, 1)
+        result = run("tsq", "retry", "payments", first)
+        assert "cannot be retried: it is PENDING" in refusal(result, 1)
 
 
 def test_many_are_resolved_only_after_a_yes(dsn: str, run: Run) -> None:

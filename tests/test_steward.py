@@ -223,7 +223,7 @@ def lease_has_ended(connection: psycopg.Connection) -> bool:
 
 
 def looks_within(connection: psycopg.Connection, seconds: float) -> bool:
-    """As it has told the database."""
+    """As the database knows."""
     query = "SELECT reads_at < clock_timestamp() + make_interval(secs => %s) FROM cmdbus.waiter"
     return connection.execute(query, (seconds,)).fetchall() == [(True,)]
 

@@ -212,10 +212,10 @@ def test_a_command_due_before_the_next_look_is_notified_even_while_all_are_busy(
         at = datetime.now(UTC) + timedelta(minutes=10)
         bus.send("payments", "Debit", run_at=at)
         bus.send_many([SendRequest("payments", "D", delay=d) for d in (HOUR, 600, 1200)])
-        told = heard(listener)
-        assert [channel for channel, _ in told] == ["cmdbus_due"] * 2
-        assert int(told[0][1]) == int(at.timestamp() * 1000)
-        assert abs(int(told[1][1]) - at.timestamp() * 1000) < 5000
+        notifications = heard(listener)
+        assert [channel for channel, _ in notifications] == ["cmdbus_due"] * 2
+        assert int(notifications[0][1]) == int(at.timestamp() * 1000)
+        assert abs(int(notifications[1][1]) - at.timestamp() * 1000) < 5000
 
 
 def test_with_several_nodes_the_earliest_look_counts(dsn: str) -> None:

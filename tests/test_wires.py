@@ -101,8 +101,8 @@ def test_among_many_processes_each_byte_has_one_reader() -> None:
                 ours.put()
                 put += 1
         over.put()
-        with os.fdopen(reader) as told:
-            assert sum(int(line) for line in told) == count
+        with os.fdopen(reader) as counts:
+            assert sum(int(line) for line in counts) == count
         for child in children:
             wait([child.descriptor], 10)
             assert child.reap() == ExitStatus(0, 0)

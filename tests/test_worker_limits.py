@@ -88,8 +88,8 @@ def test_a_pool_that_has_no_connection_to_give_is_an_illness_and_costs_no_attemp
             gate.open.set()
             records = [bus.wait("payments", id_) for id_ in ids]
             assert [(r.status, r.attempts) for r in records] == [("COMPLETED", 1)] * 2
-        told = [str(bus.audit("payments", id_)) for id_ in ids]
-        assert sorted("POOL_EXHAUSTED" in each for each in told) == [False, True]
+        audits = [str(bus.audit("payments", id_)) for id_ in ids]
+        assert sorted("POOL_EXHAUSTED" in each for each in audits) == [False, True]
     assert rows(dsn, "SELECT max(losses) FROM cmdbus.finished") == [(0,)]
 
 
@@ -105,7 +105,7 @@ def test_the_usual_profiles_work(dsn: str, bus: CommandBus, profile: tuple[int, 
         eventually(lambda: len(bus.query(status="COMPLETED", limit=100)) == 50)
 
 
-def test_a_worker_has_4_threads_and_polls_once_a_minute_unless_it_is_told_otherwise() -> None:
+def test_a_worker_has_4_threads_and_polls_once_a_minute_by_default() -> None:
     worker = Worker("host=nowhere", handling())
     assert (worker._concurrency, worker._poll_interval) == (4, 60.0)
 

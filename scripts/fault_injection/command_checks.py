@@ -267,7 +267,7 @@ def runs_are_explained(history: History) -> Iterator[str]:
             yield f"command {id_}: {pid} ran it {count} times, and {ends[id_, pid]} have ended"
 
 
-def ended_leases_are_told(history: History) -> Iterator[str]:
+def ended_leases_are_recorded(history: History) -> Iterator[str]:
     """A claim of a row that another claim still had leaves an event of that one's token."""
     events = Counter(
         (event.command_id, event.token) for event in history.events if event.code == _LEASE_ENDED

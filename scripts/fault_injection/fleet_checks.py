@@ -147,7 +147,7 @@ def every_source_was_heard(history: History) -> Iterator[str]:
         yield f"nothing of {name} has ended"
 
 
-def no_secret_is_told(history: History) -> Iterator[str]:
+def no_secret_is_printed(history: History) -> Iterator[str]:
     for place in history.leaks:
         yield f"the password was seen in {place}"
 
