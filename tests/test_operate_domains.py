@@ -24,15 +24,17 @@ def test_domains_are_listed_shown_and_configured(bus: CommandBus, run: Run) -> N
     bus.send("payments", "Debit")
     arguments = ["--max-depth", "9", "--warn-depth", "5", "--keep", "36h", "--closed"]
     shown = done(run("domain", "configure", "payments", *arguments, "--reason", "audit"))
-    assert "max depth   9" in shown and "keep        36h" in shown
+    assert "max depth   9" in shown and "keep        36h after" in shown
     assert f"operator={getpass.getuser()}" in shown and "audit" in shown
     done(run("domain", "configure", "payments", "--max-depth", "none", "--accepting"))
     [record] = bus.domains("payments")
     assert (record.max_depth, record.warn_depth, record.accepting) == (None, 5, True)
     lines = done(run("domain", "list")).splitlines()
     assert lines[1].split() == ["payments", "accepted", "active", "1", "5", "-", "36h"]
+    assert "keep        1m after" in done(run("domain", "configure", "orders", "--keep", "0s"))
     listed = json.loads(done(run("domain", "list", "--json")))["domains"]
-    assert [(each["domain"], each["keep"]) for each in listed] == [("payments", 36 * 3600)]
+    keeps = [(each["domain"], each["keep"]) for each in listed]
+    assert keeps == [("orders", 0), ("payments", 36 * 3600)]
     shown = json.loads(done(run("domain", "show", "payments", "--json")))
     assert [event["kind"] for event in shown["audit"]] == ["CONFIGURED"] * 2
     assert shown["audit"][0]["details"]["before"]["keep"] == 7 * 86400

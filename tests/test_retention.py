@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from threading import Event
 from uuid import UUID, uuid4
 
@@ -107,11 +108,23 @@ def test_a_domain_may_keep_its_history_for_a_shorter_time_and_for_none(
     bus.configure("none", keep=timedelta(0))
     bus.configure("day", keep=timedelta(days=1))
     age(connection, "day", 2)
-    connection.execute(_AGE, {"days": 2, "domain": "week"})
+    for domain in ("none", "week"):
+        connection.execute(_AGE, {"days": 2, "domain": domain})
     assert [retain(connection), retain(connection)] == [2, 0]
     left = [domain for domain, command_id in sent.items() if bus.get(domain, command_id)]
     assert left == ["week"]
     assert (rows(connection, "identity"), rows(connection, "event")) == (1, 1)
+
+
+def test_what_ended_less_than_a_minute_ago_stays_in_a_domain_that_keeps_nothing(
+    bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """A send that is repeated after its connection died finds its first try."""
+    sent = finish(bus, "none")
+    bus.configure("none", keep=timedelta(0))
+    assert retain(connection) == 0
+    with pytest.raises(DuplicateCommandError):
+        bus.send("none", "Work", command_id=sent["none"])
 
 
 def test_a_domain_that_keeps_longer_keeps_the_day_for_all(
@@ -244,10 +257,13 @@ def test_one_of_many_stewards_sweeps_and_the_next_time_is_within_a_minute(
 ) -> None:
     bus.configure("none", keep=timedelta(0))
     stewards = [Maintenance(ClaimStatements("cmdbus", 30.0), lambda: connection) for _ in range(2)]
+    age_all = partial(connection.execute, _AGE, {"days": 1, "domain": "none"})
     finish(bus, "none")
+    age(connection, "none", 1)
     assert stewards[0].maintain(connection) == pytest.approx(MIN_SWEEP_SECONDS, abs=20)
     assert rows(connection, "finished") == 0
     finish(bus, "none")
+    age_all()
     assert stewards[1].maintain(connection) <= MIN_SWEEP_SECONDS
     assert rows(connection, "finished") == 1, "the other steward swept a moment ago"
     for moved in ("- interval '1 minute'", "+ interval '1 hour'"):  # the latter: a restored server
@@ -255,6 +271,7 @@ def test_one_of_many_stewards_sweeps_and_the_next_time_is_within_a_minute(
         stewards[1].maintain(connection)
         assert rows(connection, "finished") == 0
         finish(bus, "none")
+        age_all()
 
 
 def test_one_day_that_cannot_be_removed_keeps_no_other_from_it(
@@ -263,6 +280,7 @@ def test_one_day_that_cannot_be_removed_keeps_no_other_from_it(
     finish(bus, "old", "older", "none")
     age(connection, "older", 12)
     age(connection, "old", 9)
+    age(connection, "none", 1)
     bus.configure("none", keep=timedelta(0))
     connection.execute(
         "CREATE VIEW public.report AS SELECT count(*) FROM cmdbus.finished_"
@@ -280,6 +298,7 @@ def test_one_domain_whose_setting_overflows_keeps_no_other_from_its_retention(
     bus: CommandBus, connection: psycopg.Connection
 ) -> None:
     finish(bus, "ever", "none")
+    age(connection, "none", 1)
     bus.configure("none", keep=timedelta(0))
     connection.execute("ALTER TABLE cmdbus.domain DROP CONSTRAINT domain_keep_check")
     connection.execute("INSERT INTO cmdbus.domain (name, keep) VALUES ('ever', '300000 years')")

@@ -171,9 +171,9 @@ class Steering:
         `max_depth` is how many commands may wait before sends are refused (concurrent senders
         can pass it by their uncommitted ones), and `warn_depth` before senders log a warning.
         `keep` is how long finished commands, their audit trails and their ids stay: 7 days by
-        default. A fleet removes them within a tenth of `keep` more, at least a minute and at
-        most an hour; then their ids can be sent again. `accepting=False` refuses all sends. A
-        change is recorded with `operator` and `reason`; see `domain_audit`.
+        default, and at least a minute. A fleet removes them within a tenth of `keep` more, at
+        least a minute and at most an hour; then their ids can be sent again. `accepting=False`
+        refuses all sends. A change is recorded with `operator` and `reason`; see `domain_audit`.
         """
         given: dict[str, object] = {"max_depth": max_depth, "warn_depth": warn_depth}
         given |= {"keep": keep, "accepting": accepting}

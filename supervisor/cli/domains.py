@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from cmdbus.producer.records import DomainRecord, Waiting
 
 _STATUS_HEAD = ("", "READY", "LATER", "RUNNING", "TROUBLE", "OLDEST")
+#: What ended within this time stays, whatever its domain keeps: see the function retain_domain.
+_MIN_KEPT = timedelta(minutes=1)
 _SETTINGS_HEAD = ("", "SENDS", "STATE", "DEPTH", "WARN AT", "FULL AT", "KEEP")
 
 
@@ -185,7 +187,8 @@ def show_(bus: "CommandBus", named: str) -> Shown:
 @time_option(
     "--keep",
     parse=span,
-    help="How long finished commands and their ids stay, like 7d; an id is unique until then.",
+    help="How long finished commands and their ids stay, like 7d, but at least a minute; an id is "
+    "unique until then.",
 )
 @option("--accepting/--closed", default=None, help="Take sends, or refuse them all.")
 @audit_options
@@ -233,7 +236,8 @@ def _facts(record: "DomainRecord") -> Iterator[tuple[str, object]]:
     yield "paused", f"yes; to resume it: cmdbus resume {record.domain}" if record.paused else "no"
     yield "max depth", "none" if record.max_depth is None else record.max_depth
     yield "warn depth", _warned(record)
-    yield "keep", f"{_kept(record.keep)} after they finish, commands and their ids are removed"
+    kept = _kept(max(record.keep, _MIN_KEPT))
+    yield "keep", f"{kept} after they finish, commands and their ids are removed"
     yield "depth", record.all.depth
 
 

@@ -28,7 +28,7 @@ _DAY = 24 * 3600.0
 #: Seconds for which a domain without settings keeps its history.
 _DEFAULT_KEEP = 7 * _DAY
 #: Seconds between two sweeps of a domain: a share of the time for which it keeps its history,
-#: within bounds. So history of `keep` 0 is gone within about a minute.
+#: within bounds. So history of `keep` 0, which stays for a minute, is gone within about two.
 SWEEP_SHARE, MIN_SWEEP_SECONDS, MAX_SWEEP_SECONDS = 0.1, 60.0, 3600.0
 #: Commands deleted by one statement, and 8 kB blocks of a day whose ids and events are.
 _MAX_ROWS, _MAX_BLOCKS = 1000, 256

@@ -404,7 +404,7 @@ DECLARE
     problem text := CASE
         WHEN 'keep' = ANY (p_given)
             AND (p_keep IS NULL OR p_keep NOT BETWEEN interval '0' AND interval '36525 days')
-            THEN 'p_keep must be from 0 (finished commands are not kept) to 36525 days'
+            THEN 'p_keep must be from 0 (finished commands stay for a minute) to 36525 days'
         WHEN p_max_depth <= 0 THEN 'p_max_depth must be at least 1, or NULL for no limit'
         WHEN p_warn_depth <= 0 THEN 'p_warn_depth must be at least 1, or NULL for no warning'
     END;

@@ -115,7 +115,8 @@ AS $$
 $$;
 
 -- Deletes from a day what a domain keeps for a shorter time than others, up to p_size commands,
--- and returns their number. Skips locked rows.
+-- and returns their number. Skips locked rows. Leaves what ended less than a minute ago, so that
+-- a send that is repeated after its connection died finds its first try.
 CREATE FUNCTION {schema}.retain_domain(
     p_partition text, p_domain text, p_size integer
 ) RETURNS bigint
@@ -123,7 +124,8 @@ LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 DECLARE
     before timestamptz := (
-        SELECT clock_timestamp() - d.keep FROM {schema}.domain d WHERE d.name = p_domain);
+        SELECT clock_timestamp() - greatest(d.keep, interval '1 minute')
+        FROM {schema}.domain d WHERE d.name = p_domain);
     removed bigint;
 BEGIN
     IF p_partition !~ '^finished_[0-9]{8}$' THEN
