@@ -34,7 +34,9 @@ logger = logging.getLogger(__name__)
 #: Seconds to wait for the lock: a child forked just before its supervisor was killed holds it until
 #: the child exits.
 _EXIT_SECONDS = 10.0
-_POLL_SECONDS = 0.05
+#: Seconds that a running supervisor waits for a lock that `check_free` holds for a moment.
+_CHECK_SECONDS = 0.2
+_POLL_SECONDS = 0.01
 #: Connections that wait while one steward follows another.
 _BACKLOG = 128
 _REASONS = {
@@ -95,7 +97,7 @@ class Pidfile:
                 os.utime(descriptor)
             if self._is_there():
                 return
-        new = _locked(self._path, self._name, within=0.0)
+        new = _locked(self._path, self._name, within=_CHECK_SECONDS)
         # The same number: children close it.
         os.dup2(new, self.descriptor, inheritable=False)
         os.close(new)
@@ -136,8 +138,11 @@ def pidfile_path(directory: Path, name: str) -> Path:
 
 def check_free(path: Path, name: str) -> None:
     """NameTakenError if a supervisor holds the pidfile or the board `path`. Keeps no lock."""
-    if os.path.lexists(path):
+    try:
         os.close(_locked(path, name, os.O_RDONLY, fcntl.LOCK_SH))
+    except BoardError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
 
 
 def _locked(
@@ -156,15 +161,24 @@ def _locked(
                 f"{path} cannot be opened: {error.strerror}; "
                 f"remove it, or choose another --runtime-dir"
             ) from error
-        try:
-            fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+        if _lock(descriptor, lock):
             return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
+        # One that can be shared is held by `check_free` alone, and only for a moment.
+        is_held = not _lock(descriptor, fcntl.LOCK_SH)
+        os.close(descriptor)
         pid = _holder(path)
-        if pid is None or pid_state(pid) is not PidState.GONE or time.monotonic() > deadline:
+        is_running = is_held and (pid is None or pid_state(pid) is not PidState.GONE)
+        if is_running or time.monotonic() > deadline:
             raise NameTakenError(name, pid)
         time.sleep(_POLL_SECONDS)
+
+
+def _lock(descriptor: int, lock: int) -> bool:
+    try:
+        fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class ListenError(CmdbusError):

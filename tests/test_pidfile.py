@@ -105,6 +105,27 @@ def test_a_board_that_is_held_is_not_free_whatever_became_of_the_pidfile(
         check_free(at, "ours")
 
 
+def test_a_check_of_the_name_never_refuses_a_supervisor_that_starts(path: Path) -> None:
+    """Nor one that puts its removed pidfile back."""
+    over = threading.Event()
+
+    def check() -> None:
+        while not over.is_set():
+            with suppress(NameTakenError):
+                check_free(path, "ours")
+
+    checker = threading.Thread(target=check)
+    checker.start()
+    try:
+        for _ in range(200):
+            with closing(Pidfile(path, "ours")) as pidfile:
+                path.unlink()
+                pidfile.keep()
+    finally:
+        over.set()
+        checker.join()
+
+
 @pytest.mark.parametrize("name", ["missing/cmdbus.pid", ".", "link"])
 def test_what_cannot_be_a_pidfile_is_refused_by_name(tmp_path: Path, name: str) -> None:
     (tmp_path / "link").symlink_to("elsewhere")
