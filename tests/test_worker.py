@@ -1,6 +1,7 @@
 """A worker in one process: the way of a command, and what may go wrong on it."""
 
 import threading
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
@@ -17,6 +18,7 @@ from handlers import (
     handling,
     kinds,
     leave_effect,
+    run,
     running,
 )
 from queries import scalar
@@ -54,6 +56,19 @@ def test_a_handler_gets_the_command_and_its_result_is_kept(dsn: str, bus: Comman
     assert (context.deadline - datetime.now(UTC)).total_seconds() > 30
     assert kinds(bus, sent) == ["SENT", "RECEIVED", "COMPLETED"]
     assert record.max_attempts == 3
+
+
+def test_context_variables_that_a_handler_sets_end_with_its_execution(
+    dsn: str, bus: CommandBus
+) -> None:
+    tenant = ContextVar("tenant", default="none")
+
+    def debit(command: Command, context: Context) -> object:
+        found = tenant.get()
+        tenant.set("acme")
+        return found
+
+    assert [record.result for record in run(dsn, bus, debit, times=2)] == ["none", "none"]
 
 
 def test_a_command_with_a_lower_id_that_commits_later_is_run_all_the_same(

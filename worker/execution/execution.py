@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from datetime import UTC
 from threading import Lock
 from typing import Any, Protocol
@@ -137,7 +138,8 @@ class Execution:
             try:
                 failpoint(BEFORE_EFFECT)
                 try:
-                    result = self._handler.function(command, context)
+                    # In a copy, so that the values that it sets for itself end with it.
+                    result = copy_context().run(self._handler.function, command, context)
                 finally:
                     if os.getpid() != self._pid:
                         _leave_fork()
