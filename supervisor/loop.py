@@ -30,7 +30,7 @@ from cmdbus.supervisor.policy import decide
 from cmdbus.supervisor.preflight_process import PreflightProcess
 from cmdbus.supervisor.processes import Spawner
 from cmdbus.supervisor.runtime import board_path, find_runtime_directory, make_runtime_directory
-from cmdbus.supervisor.signals import Signals
+from cmdbus.supervisor.signals import SAME_ORDER_SECONDS, Signals
 from cmdbus.supervisor.stacks import Stacks
 from cmdbus.supervisor.startup import StartupProbes, make_board, pass_preflight, with_database
 from cmdbus.supervisor.systemd_notifier import SystemdNotifier
@@ -122,6 +122,8 @@ class Supervisor:
         self._preflight: PreflightProcess | None = None
         self._since = time.monotonic()
         self._stop_by: float | None = None
+        #: When the first TERM or INT was read.
+        self._ordered_at: float | None = None
         self._code = Exit.DONE
         self._observed_at = self._since
         self._hang_detection_from = 0.0
@@ -132,7 +134,7 @@ class Supervisor:
         logger.info("the supervisor %s starts, pid %s", self._settings.name, os.getpid())
         while True:
             now = time.monotonic()
-            self._handle_signals()
+            self._handle_signals(now)
             self._end_preflight()
             self._fleet.reap(now)
             if self._stop_by is None:
@@ -153,12 +155,15 @@ class Supervisor:
         logger.info("the supervisor %s has stopped: %s", self._settings.name, _ENDS[self._code])
         return self._code
 
-    def _handle_signals(self) -> None:
+    def _handle_signals(self, now: float) -> None:
         for number in self._signals.read():
             match number:
                 case signal.SIGTERM | signal.SIGINT:
-                    again = self._stop_by is not None
-                    self._stop(0.0 if again else self._settings.drain_timeout, number.name)
+                    if self._ordered_at is None:
+                        self._ordered_at = now
+                        self._stop(self._settings.drain_timeout, number.name)
+                    elif now >= self._ordered_at + SAME_ORDER_SECONDS:
+                        self._stop(0.0, number.name)
                 case signal.SIGQUIT:
                     self._stop(0.0, number.name)
                 case signal.SIGHUP:

@@ -7,6 +7,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOPPING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
+#: Seconds after TERM or INT within which another one belongs to the same order: a terminal's Ctrl-C
+#: reaches the whole process group, and a parent in it may pass it on.
+SAME_ORDER_SECONDS = 0.5
 #: A terminal suspends with them the processes in its background that read from it or change it,
 #: or that write to it after `stty tostop`; if they are ignored, a read is an error.
 _OF_TERMINAL = frozenset((signal.SIGTTIN, signal.SIGTTOU))

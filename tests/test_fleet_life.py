@@ -31,6 +31,14 @@ if "cmdbus.worker.boot.process" in sys.modules:
 """
 
 
+def order_again(fleet: Fleet, number: signal.Signals) -> bool:
+    """Sends it until it counts as a second order."""
+    if len(fleet.logged("stopping within")) > 1:
+        return True
+    fleet.send_signal(number)
+    return False
+
+
 def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(fleet: Fleet) -> None:
     ids = fleet.send("Debit", 100)
     fleet.await_completed(ids)
@@ -56,12 +64,14 @@ def test_what_does_not_end_in_time_runs_again_uncharged(
     fleet: Fleet, signals: list[signal.Signals]
 ) -> None:
     """With exit code 5; that a process is killed at once is what the operator has ordered."""
-    at_once = len(signals) > 1 or signal.SIGQUIT in signals
+    first, *further = signals
+    at_once = further or first is signal.SIGQUIT
     ids = fleet.send("Gate", 12, data="open")
     eventually(lambda: len(fleet.executing("Gate")) == 8)
-    for count, number in enumerate(signals):
-        fleet.send_signal(number)
-        fleet.await_saying("stopping within", count + 1)
+    fleet.send_signal(first)
+    fleet.await_saying("stopping within")
+    if further:
+        eventually(lambda: order_again(fleet, *further))
     assert fleet.wait(within=10) == 5
     assert fleet.living() == []
     assert fleet.outcomes(ids) == {("PENDING", 0): 12}, "handed back before the steward left"
@@ -74,6 +84,18 @@ def test_what_does_not_end_in_time_runs_again_uncharged(
     fleet.await_completed(ids)
     assert fleet.effects(ids) == {1: 12}
     eventually(lambda: not list(fleet.directory.glob("cmdbus.board.*")))
+
+
+@pytest.mark.fleet(procs=1, threads=1)
+def test_a_terminal_and_a_service_manager_that_stop_it_together_hurry_nothing(fleet: Fleet) -> None:
+    ids = fleet.start_gates(1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        fleet.send_signal(number)
+    fleet.await_saying("stopping within")
+    fleet.open_gate()
+    assert fleet.wait() == 0
+    assert fleet.outcomes(ids) == {("COMPLETED", 1): 1}
+    assert len(fleet.logged("stopping within")) == 1
 
 
 @pytest.mark.fleet(started=False, drain=True)

@@ -18,6 +18,7 @@ import psycopg
 from cmdbus.board.board import Board
 from cmdbus.board.records import SupervisorState
 from cmdbus.board.views import BoardView
+from cmdbus.clock import time
 from cmdbus.database import dsn as dsns
 from cmdbus.embedded import EmbeddedPostgres
 from cmdbus.errors import BoardError, CmdbusError, EmbeddedError
@@ -83,6 +84,8 @@ class Demo:
             self._log = self._directory / f"{settings.name}.{os.getpid()}.log"
         #: Signals to stop, passed on.
         self._stops: list[int] = []
+        #: When the first of them came.
+        self._stopped_at: float | None = None
         #: Under nohup it outlives its terminal.
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self._ends_with_terminal = not ignored and _has_terminal()
@@ -122,10 +125,19 @@ class Demo:
         if number == signal.SIGHUP and self._ends_with_terminal and not _has_terminal():
             number = signal.SIGTERM
         if number in signals.STOPPING:
-            self._stops.append(number)
+            number = self._note_stop(number)
         if self._supervisor is not None:
             with suppress(OSError):  # It was reaped.
                 self._supervisor.send(signal.Signals(number))
+
+    def _note_stop(self, number: int) -> int:
+        """The signal that has the supervisor do the same."""
+        now = time.monotonic()
+        self._stopped_at = self._stopped_at or now
+        if now >= self._stopped_at + signals.SAME_ORDER_SECONDS:
+            number = signal.SIGQUIT
+        self._stops.append(number)
+        return number
 
     def _supervise(self) -> int:
         """In the child: the terminal does not signal its process group, and signals stay blocked
@@ -141,6 +153,7 @@ class Demo:
         wait([self._supervisor.descriptor], _POLL_SECONDS)
         self._exit_status = self._supervisor.reap()
         if self._exit_status is not None:
+            self._report_stop(None)
             return SupervisorState.STOPPED
         reap_orphans([self._supervisor.pid])
         if self._board is None:
@@ -159,7 +172,7 @@ class Demo:
         return None
 
     def _report_stop(self, view: BoardView | None) -> None:
-        if len(self._stops) > 1 or signal.SIGQUIT in self._stops:
+        if signal.SIGQUIT in self._stops:
             seconds = 0.0
         elif self._stops or (view is not None and view.state not in _ALIVE):
             seconds = self._settings.drain_timeout
