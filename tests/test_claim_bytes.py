@@ -115,6 +115,17 @@ def test_a_claim_is_held_until_its_row_is_not_locked(
     assert bus.snapshot("payments")["in_progress"] == 0
 
 
+def test_an_orphan_that_is_released_unread_does_not_wait_for_the_next_claim(
+    bus: CommandBus, claimer: Claimer
+) -> None:
+    """Housekeeping releases it, if the leader cannot."""
+    in_flight = InFlight(claimer.statements, Board.in_memory(1, 8).seat(0))
+    send(bus, "one")
+    assert not in_flight.filled.is_set()
+    in_flight.mark_released(claimed(claimer, 10 * KB))
+    assert in_flight.filled.is_set()
+
+
 def test_a_worker_holds_no_more_payload_than_it_may_and_one_command(
     dsn: str, bus: CommandBus
 ) -> None:

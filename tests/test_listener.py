@@ -2,18 +2,23 @@
 
 import os
 import resource
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import psycopg
 import pytest
 from eventually import eventually
+from handlers import beside
 from proxy import Proxy
 from psycopg.conninfo import make_conninfo
 
+from cmdbus.board.board import Board, Node
+from cmdbus.board.wake_pipe import WakePipe
 from cmdbus.worker.claims.claim_statements import ClaimStatements
+from cmdbus.worker.steward.listening import Listening
 from cmdbus.worker.waiting.listener import Listener
 
 NAME = "the listener"
@@ -220,3 +225,40 @@ def test_it_listens_in_a_process_with_a_thousand_files_open(
     finally:
         with suppress(ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Threads alternate after almost every instruction."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_no_pause_of_a_domain_is_lost_when_two_threads_count_one_each(
+    dsn: str, frequent_switches: None
+) -> None:
+    """A worker that has seen the one would not release what it claimed before the other."""
+    board = Board.in_memory(2, 2)
+    pipe = WakePipe(8)
+    node = Node(board=board, seat=board.seat(0), worker_pipe=pipe, steward_pipe=pipe)
+    listening = Listening(
+        node,
+        ClaimStatements("cmdbus", 30),
+        lambda: connect(dsn),
+        board.seat(1).slot(0),
+        enabled=True,
+    )
+    listening.sessions = 2
+
+    def count() -> None:
+        for _ in range(5_000):
+            listening._count_pause(0.0)
+
+    with closing(pipe):
+        with beside(count):
+            for _ in range(5_000):
+                listening.began()
+        listening.stop()
+    assert board.domain_pauses == 10_000

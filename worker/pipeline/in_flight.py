@@ -76,7 +76,7 @@ class InFlight:
         #: outcome.
         self._lock = Lock()
         self._entries: dict[Fence, Entry] = {}
-        #: Set when something was claimed; cleared by housekeeping when nothing is left.
+        #: Set when there are entries; cleared by housekeeping when none is left.
         self.filled = Event()
 
     def __bool__(self) -> bool:
@@ -172,6 +172,7 @@ class InFlight:
             entry = self._entries.setdefault(fence_of(claim), Entry(claim, command_type))
             entry.claim = claim._replace(data="")
             entry.state = RELEASED
+            self.filled.set()
 
     def release(self, connection: ThreadConnection) -> bool:
         """Releases what was marked; False if some of it is left, as another session has its row

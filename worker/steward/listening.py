@@ -46,6 +46,8 @@ class Listening(Listener):
         self.ready = threading.Event()
         #: The same, for `run_round`: this session has ended, so that of the rounds may have, too.
         self._session_ended = threading.Event()
+        #: For the two threads that count pauses: the listener's, and that of the rounds.
+        self._counting = threading.Lock()
         #: Monotonic time from which another pause counts; and whether there was one before that,
         #: which `run_round` counts.
         self._next_pause_at = float("-inf")
@@ -80,7 +82,8 @@ class Listening(Listener):
 
     def _count_pause(self, now: float) -> None:
         self._next_pause_at = now + _NEXT_PAUSE_SECONDS
-        self._board.domain_pauses += 1
+        with self._counting:
+            self._board.domain_pauses += 1
 
     def watch_queue(self, usage: float) -> None:
         """The server has one queue of notifications for all databases; a full one makes the
@@ -101,7 +104,8 @@ class Listening(Listener):
         self._board.listening = self.is_on
         if self._node.generation > 1 or self.sessions > 1:
             # Notifications sent since the session before this one reached no session.
-            self._board.domain_pauses += 1
+            with self._counting:
+                self._board.domain_pauses += 1
         self.due_earlier.set()  # For the same reason.
         self._node.steward_pipe.put()
 
