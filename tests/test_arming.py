@@ -57,6 +57,23 @@ def test_a_sender_that_rolls_back_is_waited_for_no_longer(
     assert steward.board.armed == 1
 
 
+def test_a_resume_that_began_before_the_arming_and_commits_after_it_is_waited_for(
+    steward: Steward, bus: CommandBus, sender: psycopg.Connection
+) -> None:
+    """It saw the flag down, too, and inserts nothing."""
+    bus.pause("payments")
+    bus.send("payments", "Debit")
+    resume = "cmdbus.configure_domain('payments', '{paused}', NULL, NULL, p_paused => false)"
+    sender.execute(f"SELECT {resume}".encode())
+    steward.step()
+    assert steward.board.armed == 0 and steward.bytes()
+    sender.commit()
+    assert steward.heard() == []
+    steward.step()
+    assert steward.board.armed == 1
+    assert steward.bytes() == 1, "the last look, after it has committed"
+
+
 def test_a_sender_that_came_after_the_flag_notifies_and_is_not_waited_for(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection, dsn: str
 ) -> None:

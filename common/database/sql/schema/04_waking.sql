@@ -62,9 +62,10 @@ BEGIN
 END
 $$;
 
--- Transactions that may hold an insert which saw the flag down, or a lock on a row that claims
--- have skipped. After arming, a node claims until all of these have ended. (Comparing xids or
--- snapshots misses a sender that began after the snapshot's latest completed transaction.)
+-- Transactions that may hold an insert which saw the flag down, the resume of a domain that did,
+-- or a lock on a row that claims have skipped. After arming, a node claims until all of these have
+-- ended. (Comparing xids or snapshots misses a sender that began after the snapshot's latest
+-- completed transaction.)
 CREATE FUNCTION {schema}.writers() RETURNS text[]
 LANGUAGE sql VOLATILE
 AS $$
@@ -73,7 +74,8 @@ AS $$
     WHERE locktype = 'relation' AND granted
         AND mode IN ('RowShareLock', 'RowExclusiveLock')
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-        AND relation IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass)
+        AND relation IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass,
+                         '{schema}.domain'::regclass)
         AND pid IS DISTINCT FROM pg_backend_pid()
 $$;
 
