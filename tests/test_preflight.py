@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 from queries import rows
 
+from cmdbus import CommandBus
 from cmdbus.database.schema import install
 from cmdbus.database.session_names import session_name
 from cmdbus.readiness import Check, Finding, worst
@@ -94,6 +95,47 @@ def test_more_days_of_history_than_the_server_has_locks_for_are_a_warning(dsn: s
     assert found.finding is WARNING
     assert f"history has {days + 1} days" in found.sentence
     assert f"max_locks_per_transaction to {3 * (days + 1)}" in (found.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("DISABLE TRIGGER ALL", "a send: "),
+        ("ENABLE REPLICA TRIGGER wake", "a send: "),
+        ("ENABLE TRIGGER ALL", "a row that is replicated or restored: "),
+    ],
+)
+def test_a_trigger_in_another_mode_is_a_warning_with_its_repair(
+    dsn: str, change: str, text: str
+) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE cmdbus.scheduled {change}".encode())
+        found = checks(dsn)["triggers"]
+        assert found.finding is WARNING
+        assert f"the trigger wake of cmdbus.scheduled does not fire for {text}" in found.sentence
+        connection.execute((found.fix or "").encode())
+    assert troubles(dsn) == []
+
+
+def test_sequences_behind_restored_rows_are_refused_with_their_repair(dsn: str) -> None:
+    """As after logical replication, which copies no sequences."""
+    with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
+        for domain, delay in (("a", None), ("b", None), ("b", 60)):
+            ids = [bus.send(domain, "Debit", delay=delay) for _ in range(3)]
+        bus.reschedule("b", ids[0], delay=30)
+        bus.pause("a")
+        assert troubles(dsn) == []
+        for table in ("ready", "scheduled", "event", "domain_event"):
+            connection.execute(f"ALTER SEQUENCE cmdbus.{table}_id_seq RESTART".encode())
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            bus.send("a", "Debit")
+        found = checks(dsn)["sequences"]
+        assert found.finding is FATAL
+        assert "behind the ids of ready, scheduled, event, domain_event, as" in found.sentence
+        for repair in (found.fix or "").split("; "):
+            connection.execute(repair.removeprefix("run ").encode())
+        assert troubles(dsn) == []
+        bus.send("a", "Debit")
 
 
 @pytest.mark.parametrize(("encoding", "finding"), [("SQL_ASCII", FATAL), ("LATIN1", WARNING)])

@@ -42,9 +42,10 @@ RIGHTS = {
     },
     "worker": {
         "SELECT": [
-            *("alarm", "armed", "command", "domain", "domain_event", "event", "finished"),
-            *("incarnation", "lease", "migration", "node", "patience", "ready", "ready_id_seq"),
-            *("scheduled", "troubleshooting", "waiter"),
+            *("alarm", "armed", "command", "domain", "domain_event", "domain_event_id_seq"),
+            *("event", "event_id_seq", "finished", "incarnation", "lease", "migration", "node"),
+            *("patience", "ready", "ready_id_seq", "scheduled", "scheduled_id_seq"),
+            *("troubleshooting", "waiter"),
         ],
         "INSERT": [
             *("event", "finished", "incarnation", "ready", "scheduled", "troubleshooting"),

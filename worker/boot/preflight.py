@@ -128,6 +128,8 @@ def _check_database(
     if schema.finding is Finding.OK:
         yield try_claim(connection, settings.dsn or "", settings.schema)
         yield from _check_history(connection, settings.schema)
+        yield from _check_triggers(connection, settings.schema)
+        yield from _check_sequences(connection, settings.schema)
     max_thread = max([settings.timeouts.thread, *(handler.timeout or 0.0 for handler in handlers)])
     session = _session(connection, settings, role, database)
     yield from effective.check_timeouts(session, settings.timeouts, max_thread)
@@ -222,6 +224,33 @@ def _check_history(connection: Connection, schema: str) -> Iterator[Check]:
         )
         fix = f"raise max_locks_per_transaction to {days * _LOCKS_A_DAY}, or keep history for less"
         yield Check("history", Finding.WARNING, sentence, fix)
+
+
+def _check_triggers(connection: Connection, schema: str) -> Iterator[Check]:
+    """An ENABLE TRIGGER after a DISABLE TRIGGER changes their mode, too."""
+    for name, mode in connection.execute(statement("read_triggers", schema)).fetchall():
+        table = f"{schema}.{name}"
+        what = "a row that is replicated or restored" if mode == "O" else "a send"
+        sentence = (
+            f"the trigger wake of {table} does not fire for {what}: it wakes no idle worker, and "
+            f"waits for the next poll"
+        )
+        fix = f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER wake"
+        yield Check("triggers", Finding.WARNING, sentence, fix)
+
+
+def _check_sequences(connection: Connection, schema: str) -> Iterator[Check]:
+    tables = [name for (name,) in connection.execute(statement("read_sequences", schema))]
+    if tables:
+        sentence = (
+            f"sequences of schema {schema!r} are behind the ids of {', '.join(tables)}, as after "
+            f"logical replication or a restore of data alone: sends get ids that exist, and fail"
+        )
+        repairs = (
+            f"run SELECT setval('{schema}.{name}_id_seq', max(id)) FROM {schema}.{name}"
+            for name in tables
+        )
+        yield Check("sequences", Finding.FATAL, sentence, "; ".join(repairs))
 
 
 def _check_budget(connection: Connection, settings: Settings) -> Check:

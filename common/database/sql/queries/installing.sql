@@ -69,7 +69,9 @@ GRANT SELECT, INSERT ON
 GRANT SELECT ON
     {schema}.command, {schema}.domain, {schema}.domain_event TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE {schema}.armed, {schema}.alarm, {schema}.patience TO {role};
-GRANT SELECT ON SEQUENCE {schema}.ready_id_seq TO {role};
+GRANT SELECT ON SEQUENCE
+    {schema}.ready_id_seq, {schema}.scheduled_id_seq, {schema}.event_id_seq,
+    {schema}.domain_event_id_seq TO {role};
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
 
 -- name: grant_producer

@@ -23,7 +23,8 @@ WITH home AS (SELECT oid FROM pg_namespace WHERE nspname = '{channel}'),
             ('{ready,scheduled,lease,waiter,node}'::text[],
              '{SELECT,INSERT,UPDATE,DELETE}'::text[]),
             ('{troubleshooting,finished,event,incarnation}', '{SELECT,INSERT}'),
-            ('{command,domain,domain_event,migration,ready_id_seq}', '{SELECT}'),
+            ('{command,domain,domain_event,migration}', '{SELECT}'),
+            ('{ready_id_seq,scheduled_id_seq,event_id_seq,domain_event_id_seq}', '{SELECT}'),
             ('{armed,alarm,patience}', '{SELECT,UPDATE}')) v (tables, privileges)
     )
 SELECT 'USAGE on the schema' FROM home WHERE NOT has_schema_privilege(oid, 'USAGE')
@@ -47,6 +48,38 @@ SELECT count(*), current_setting('max_locks_per_transaction')::bigint
     * (current_setting('max_connections')::bigint
         + current_setting('max_prepared_transactions')::bigint)
 FROM pg_inherits WHERE inhparent = '{schema}.finished'::regclass::oid;
+
+-- name: read_triggers
+-- Tables whose trigger is not in the mode that the schema gives it, and its mode.
+SELECT relname::text, tgenabled::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+WHERE tgname = 'wake' AND tgenabled <> 'A'
+    AND tgrelid IN ('{schema}.ready'::regclass, '{schema}.scheduled'::regclass)
+ORDER BY 1;
+
+-- name: read_sequences
+-- Tables with a row whose id their sequence has not reached. In ready, where it would be a
+-- duplicate, the highest id of each domain and priority is read; elsewhere the ids of some rows.
+WITH RECURSIVE queue AS (
+    (SELECT domain, priority FROM {schema}.ready ORDER BY domain, priority LIMIT 1)
+    UNION ALL
+    SELECT r.domain, r.priority FROM queue q, LATERAL (
+        SELECT domain, priority FROM {schema}.ready
+        WHERE (domain, priority) > (q.domain, q.priority)
+        ORDER BY domain, priority LIMIT 1) r
+), found (name, id) AS (
+    SELECT 'ready', max(r.id) FROM queue q, LATERAL (
+        SELECT id FROM {schema}.ready WHERE domain = q.domain AND priority = q.priority
+        ORDER BY id DESC LIMIT 1) r
+    UNION ALL
+    SELECT 'scheduled', max(id) FROM (SELECT id FROM {schema}.scheduled LIMIT 1000) s
+    UNION ALL
+    SELECT 'event', max(id) FROM (SELECT id FROM {schema}.event LIMIT 1000) e
+    UNION ALL
+    SELECT 'domain_event', max(id) FROM (SELECT id FROM {schema}.domain_event LIMIT 1000) d
+)
+SELECT name FROM found
+WHERE id > coalesce(
+    pg_sequence_last_value(('{schema}.' || name || '_id_seq')::regclass), 0);
 
 -- name: read_budget
 -- The limits on connections for this role, -1 for none, and the number of other connections.
