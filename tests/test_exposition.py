@@ -110,6 +110,10 @@ def test_it_is_ready_when_a_worker_can_run_commands(board: Board) -> None:
 
 
 def test_a_worker_that_stops_is_not_one_without_a_process(board: Board) -> None:
+    """Nor one that is missing while the steward or the quarantine process stops."""
+    for role, index in ((Role.STEWARD, 3), (Role.QUARANTINE, 4)):
+        process(board, role, index, 0).order_to_stop(0, 1, by=NOW)
+    assert readiness(board) == (503, ["worker 0 has no process", "worker 1 has no process"])
     worker(board, 0).order_to_stop(0, 1, by=NOW)
     assert readiness(board) == (503, ["worker 0 is stopping", "worker 1 has no process"])
     process(board, Role.WORKER, 2, 0)

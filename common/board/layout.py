@@ -19,6 +19,7 @@ cells of a seat
     generation
   stop by, stop verdict         the supervisor                      its process's main thread
   resident memory in bytes      the supervisor                      metrics, ps
+  given to a worker             the supervisor                      probes
 | PROCESS pid generation        its process's main thread           supervisor, steward, ps
     incarnation since ready due
     levels of health
@@ -68,7 +69,7 @@ from struct import Struct
 
 MAGIC = int.from_bytes(b"cmdbus\0b", "little")
 #: Raise it with each change of a position, a record or a number that is written.
-VERSION = 7
+VERSION = 8
 
 LINE = 8  # cells
 CELL = 8  # bytes
@@ -94,6 +95,7 @@ SEATING_AT = 0
 STOP_BY = 4
 STOP_VERDICT = 5
 RSS = 6
+FOR_WORKER = 7
 PROCESS_AT = 1 * LINE
 EXIT_AT = 3 * LINE
 PARKED = 5 * LINE

@@ -85,6 +85,7 @@ class Reader:
             number=seating.number,
             stop_by=_positive(cells[at + offsets.STOP_BY]),
             rss_bytes=_positive(cells[at + offsets.RSS]),
+            for_worker=cells[at + offsets.FOR_WORKER] == 1,
             exit=exit_record,
             rescued=exit_record is not None and cells[at + offsets.RESCUED] == generation,
             parked=_positive(cells[at + offsets.PARKED]),

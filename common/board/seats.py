@@ -37,6 +37,8 @@ class Seat:
     stop_verdict = Cell(offsets.STOP_VERDICT)
     #: The resident memory of its process, measured once a second.
     rss_bytes = Cell(offsets.RSS)
+    #: 1 if it was given to a worker; its role no longer shows that once the worker must stop.
+    for_worker = Cell(offsets.FOR_WORKER)
 
     #: The time at which the leader began to wait for work, written before it reads the arming for
     #: the last time; 0 if it does not wait.
@@ -71,6 +73,7 @@ class Seat:
             start = self._layout.slot(self._index, slot)
             memory.zero(start + offsets.SLOT_AT, 1)  # The next cell is the sequence.
             memory.zero(start + offsets.SLOT_AT + 2, offsets.COUNTERS - offsets.SLOT_AT - 2)
+        self.for_worker = int(role is Role.WORKER)
         self.set_identity(role, number, generation)
 
     def order_to_stop(

@@ -64,6 +64,8 @@ class SeatView(ProcessRecord):
     number: int = 0
     stop_by: int | None = None
     rss_bytes: int | None = None
+    #: It was given to a worker, which may have been ordered to stop since.
+    for_worker: bool = False
     #: None until the supervisor has reaped the process.
     exit: ExitRecord | None = None
     #: The claims of the dead process are released.

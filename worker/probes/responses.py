@@ -43,7 +43,7 @@ def ready(view: BoardView, now: int, *, away: bool | None = None) -> Response:
     reasons = [] if is_starting else [f"the supervisor is {_name(view.state)}"]
     if away:
         reasons.append("the database is away")
-    stopping = {seat.number for seat in view.with_role(Role.STOPPING)}
+    stopping = {seat.number for seat in view.with_role(Role.STOPPING) if seat.for_worker}
     reasons += [lack for seat in seats if (lack := _lack(seat, stopping, now))]
     if view.undead:
         reasons.append(f"processes that survived SIGKILL: {view.undead}")
