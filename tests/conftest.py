@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -264,3 +265,12 @@ def nothing_left_behind(
         assert_soon_empty("temporary files left", lambda: names_in(temporary))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Threads alternate after almost every instruction."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)

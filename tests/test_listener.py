@@ -2,7 +2,6 @@
 
 import os
 import resource
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -225,15 +224,6 @@ def test_it_listens_in_a_process_with_a_thousand_files_open(
     finally:
         with suppress(ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.fixture
-def frequent_switches() -> Iterator[None]:
-    """Threads alternate after almost every instruction."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
 
 
 def test_no_pause_of_a_domain_is_lost_when_two_threads_count_one_each(

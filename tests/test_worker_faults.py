@@ -18,6 +18,7 @@ from handlers import (
     Function,
     Gate,
     await_renewals,
+    beside,
     do_nothing,
     found,
     handling,
@@ -334,3 +335,21 @@ def test_a_worker_takes_more_and_fewer_threads_while_it_runs(dsn: str, bus: Comm
             worker.set_concurrency(0)
         with pytest.raises(ValueError, match="poll_interval must be"):
             worker.set_poll_interval(0.09)
+
+
+def test_two_changes_of_the_number_of_threads_at_the_same_time_start_no_thread_twice(
+    dsn: str, frequent_switches: None
+) -> None:
+    together = threading.Barrier(2)
+
+    def change(number: int) -> None:
+        together.wait(10)
+        worker.set_concurrency(number)
+
+    with running(dsn, handling(), concurrency=1) as worker:
+        eventually(lambda: executing_threads() == 1)
+        for _ in range(40):
+            with beside(change, 6):
+                change(6)
+            worker.set_concurrency(1)
+            eventually(lambda: executing_threads() == 1)

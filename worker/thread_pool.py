@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from threading import RLock
 
 from cmdbus.clock import time
 from cmdbus.worker.claims.connections import ThreadConnection
@@ -24,23 +25,23 @@ _MAX_FAULTS = 5
 class ThreadPool:
     """Starts, watches and replaces threads; each operation is atomic."""
 
-    def __init__(self, setup: Setup, concurrency: int) -> None:
+    def __init__(self, setup: Setup) -> None:
         self._source, self._telemetry = setup.source, setup.telemetry
-        self.pipeline = Pipeline(setup, lambda: len(self._threads) > self._queue.threads)
+        self.pipeline = Pipeline(setup, self._ends_as_surplus)
         self.in_flight, self.unsettled = self.pipeline.in_flight, self.pipeline.unsettled
         self._queue, self._stopping = self.pipeline.queue, self.pipeline.stopping
-        self._queue.threads = concurrency
         #: One element for each thread that may have a turn.
         self._prepared: SimpleQueue[None] = SimpleQueue()
-        #: The key is the number. The main thread and housekeeping add threads, which remove
-        #: themselves.
+        #: For whatever changes the number of threads. Reentrant, for signal handlers that do.
+        self._lock = RLock()
+        #: The key is the number. The main thread, housekeeping and callers of set_concurrency add
+        #: threads, which remove themselves.
         self._threads: dict[int, WorkerThread] = {}
         #: The exception that ended a thread unexpectedly.
         self._ended_by: BaseException | None = None
 
-    def start(self) -> None:
+    def wait_until_prepared(self) -> None:
         """Returns once each thread has prepared its session, or soon if some cannot."""
-        self.set_concurrency(self._queue.threads)
         deadline = time.monotonic() + _PREPARES_SECONDS
         with suppress(Empty):
             for _ in range(self._queue.threads):
@@ -52,14 +53,25 @@ class ThreadPool:
         self._queue.put(LEADERSHIP)
 
     def set_concurrency(self, threads: int) -> None:
-        self._queue.threads = threads
-        for number in range(threads):
-            if number not in self._threads:
-                self.fill(number)
-        for _ in range(len(self._threads) - threads):
+        with self._lock:
+            self._queue.threads = threads
+            for number in range(threads):
+                if number not in self._staying():
+                    self._fill(number)
+            surplus = len(self._staying()) - threads
+        for _ in range(surplus):
             self._queue.put(RECHECK)
 
-    def fill(self, number: int) -> None:
+    def _staying(self) -> set[int]:
+        return {number for number, thread in self._threads.items() if not thread.is_surplus}
+
+    def _ends_as_surplus(self, thread: WorkerThread) -> bool:
+        """Whether the thread must end, as there are too many: then the next one sees fewer."""
+        with self._lock:
+            thread.is_surplus = len(self._staying()) > self._queue.threads
+            return thread.is_surplus
+
+    def _fill(self, number: int) -> None:
         """Starts the thread with this number, or a fresh one in its place."""
         slot = self._telemetry.acquire_slot()
         connection = ThreadConnection(self._source.get, self._source.put, slot.session)
@@ -108,10 +120,12 @@ class ThreadPool:
     def replace(self, thread: WorkerThread, *, with_lead: bool = False) -> None:
         """Starts a fresh thread for one that has timed out, and gives it the leadership of one
         that led; the old thread ends without putting it back."""
-        if self._threads.get(thread.number) is thread and not self._stopping.is_set():
-            self.fill(thread.number)
-            if with_lead:
-                self._queue.put(LEADERSHIP)
+        with self._lock:
+            if self._threads.get(thread.number) is not thread or self._stopping.is_set():
+                return
+            self._fill(thread.number)
+        if with_lead:
+            self._queue.put(LEADERSHIP)
 
     def _all(self) -> list[WorkerThread]:
         return list(self._threads.values())
@@ -148,8 +162,9 @@ class ThreadPool:
             if self._stopping.is_set():
                 self._queue.put(STOP)  # It may have been drawn.
         finally:
-            # Housekeeping replaces a thread that has timed out.
-            if self._threads.get(thread.number) is thread and not thread.given_up:
-                del self._threads[thread.number]
+            with self._lock:
+                # Housekeeping replaces a thread that has timed out.
+                if self._threads.get(thread.number) is thread and not thread.given_up:
+                    del self._threads[thread.number]
             thread.connection.close()
             self._telemetry.release_slot(thread.slot)

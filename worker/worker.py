@@ -105,6 +105,9 @@ class Worker:
         #: Number of commands that were still running at the stop deadline, and were released.
         self.abandoned = 0
         self._runner: int | None = None
+        #: For a change of the number of threads, and for their start. Reentrant: a signal
+        #: handler may change it.
+        self._resizing = threading.RLock()
         self._threads: ThreadPool | None = None
         self._waiter: NodeWaiter | None = None
         self._steward: Steward | None = None  # only of a standalone worker
@@ -138,13 +141,11 @@ class Worker:
 
     def set_concurrency(self, threads: int) -> None:
         """Changes the number of threads; surplus threads end after their current command."""
-        self._concurrency = check_whole("concurrency", threads, 1, MAX_THREADS)
-        if self._threads is not None:
-            if isinstance(self._opened, SessionPool):
-                self._opened.resize(threads, threads + HEADROOM)
-            else:
-                check_pool(self._opened, threads, self._timeouts)
-            self._threads.set_concurrency(threads)
+        check_whole("concurrency", threads, 1, MAX_THREADS)
+        with self._resizing:
+            if self._threads is not None:
+                self._resize(self._threads, threads)
+            self._concurrency = threads
 
     def set_poll_interval(self, seconds: float) -> None:
         """Applies from the next time the worker waits for commands."""
@@ -154,6 +155,13 @@ class Worker:
             self._waiter.wake()
         if self._steward is not None:
             self._steward.set_poll_interval(seconds)
+
+    def _resize(self, threads: ThreadPool, number: int) -> None:
+        if isinstance(self._opened, SessionPool):
+            self._opened.resize(number, number + HEADROOM)
+        else:
+            check_pool(self._opened, number, self._timeouts)
+        threads.set_concurrency(number)
 
     @property
     def health(self) -> HealthReport:
@@ -208,12 +216,16 @@ class Worker:
         waiter = NodeWaiter(node, self._poll_interval, self._wake_jitter_ms, leave)
         opened.callback(waiter.stop)
         setup = self._setup(pool, waiter)
-        threads = ThreadPool(setup, self._concurrency)
+        threads = ThreadPool(setup)
         housekeeping = Housekeeping(threads, setup)
-        self._threads, self._waiter = threads, waiter
+        self._waiter = waiter
         if node.parent is None:
             self._steward = self._start_steward(node, opened)
-        threads.start()
+        with self._resizing:
+            # The number may have changed since the pool was opened.
+            self._resize(threads, self._concurrency)
+            self._threads = threads
+        threads.wait_until_prepared()
         housekeeping.start()
         self._telemetry.database_back()
         beat(node, self._telemetry, self._timeouts)

@@ -44,11 +44,11 @@ logger = logging.getLogger(__name__)
 class Pipeline:
     """The stages, and the state that the threads share: each operation on that is atomic."""
 
-    def __init__(self, setup: Setup, is_surplus: Callable[[], bool]) -> None:
-        """`is_surplus`: whether a thread may end, as there are too many."""
+    def __init__(self, setup: Setup, ends_as_surplus: Callable[[WorkerThread], bool]) -> None:
+        """`ends_as_surplus`: whether a thread must end, as there are too many."""
         self._setup = setup
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
-        self._is_surplus = is_surplus
+        self._ends_as_surplus = ends_as_surplus
         self.in_flight = InFlight(setup.statements, setup.telemetry.seat)
         self.queue = LocalQueue(self.in_flight)
         self.unsettled = Unsettled(setup.statements, setup.telemetry, self.in_flight)
@@ -88,7 +88,7 @@ class Pipeline:
         elif item is STOP:
             self.queue.put(STOP)  # for the next one
             return False
-        return not self._is_surplus()
+        return not self._ends_as_surplus(thread)
 
     def _rest(self, thread: WorkerThread) -> None:
         thread.slot.end(time.monotonic_ns())

@@ -62,6 +62,8 @@ class WorkerThread:
         #: Set by its thread alone; ended by `end`.
         self.work: Work | None = None
         self.given_up = False
+        #: It ends, as there are too many threads.
+        self.is_surplus = False
         #: The system's figure at the latest call of waited_for_cpu.
         self._waited_ns = 0
 
