@@ -126,14 +126,14 @@ class Fleet:
         process.measure(self._settings)
 
     def is_crash_loop(self, now: float) -> bool:
-        """Too many early exits, and no ready worker that could continue."""
+        """Too many early exits, the latest among them, and no ready worker that could continue."""
         if not self._restarts.too_many(self.wanted, now):
             self._reported.discard(_MANY_CRASHES)
             return False
         if self._has_ready_worker():
             self._report(_MANY_CRASHES)
             return False
-        return True
+        return self._restarts.latest_was_early
 
     def _has_ready_worker(self) -> bool:
         workers = [v for v in self._views() if v.role is Role.WORKER and v.is_staying]
@@ -289,6 +289,8 @@ class Fleet:
             self._handle_boot_failure(process.view)
         if after.early and (pause := self._restarts.exited_early(post, now, random.random())):
             logger.warning("%s exited early again: the next starts in %.1f s", process, pause)
+        if process.view.role is Role.WORKER and seat.ready is not None and not after.early:
+            self._restarts.exited_late(now)
 
     def _record_exit(
         self, process: SupervisedProcess, exit_status: ExitStatus, seat: SeatView, now: float

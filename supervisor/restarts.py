@@ -3,7 +3,8 @@
 The first restart is immediate. Only early exits make the next ones wait, twice as long each time,
 until their post has been quiet for a minute; and only early exits, too many of them over all
 posts while no worker is ready, make the supervisor give up. A process that exits later than
-early neither lengthens the pause nor resets it.
+early neither lengthens the pause nor resets it; nor is it a reason to give up, if it leaves no
+worker that is ready: its successor may be.
 """
 
 from collections import deque
@@ -30,6 +31,7 @@ class Restarts:
         #: The earliest start of the next process of a post; missing: now.
         self.not_before: dict[Post, float] = {}
         self._exits: deque[float] = deque()
+        self._exited_late_at = float("-inf")
         #: The reason why the last process of a post ended, until its successor starts.
         self.reasons: dict[Post, Restart] = {}
 
@@ -37,6 +39,10 @@ class Restarts:
         """Seconds until the successor may start; `rand` in [0, 1) spreads them."""
         self._exits.append(now)
         return self._pause(post, now, rand, is_first_free=True)
+
+    def exited_late(self, now: float) -> None:
+        """A worker that was ready, and no early exit."""
+        self._exited_late_at = now
 
     def not_started(self, post: Post, now: float, rand: float) -> float:
         """Seconds until the next try: no process exited, but the system could not start one."""
@@ -46,6 +52,10 @@ class Restarts:
         while self._exits and self._exits[0] <= now - WINDOW_SECONDS:
             self._exits.popleft()
         return len(self._exits) >= max(_MIN_TOO_MANY, 2 * wanted)
+
+    @property
+    def latest_was_early(self) -> bool:
+        return bool(self._exits) and self._exits[-1] > self._exited_late_at
 
     def _pause(self, post: Post, now: float, rand: float, *, is_first_free: bool) -> float:
         backoff, until = self._rows.get(post, (None, now))

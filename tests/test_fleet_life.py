@@ -200,6 +200,22 @@ def test_a_fleet_whose_processes_die_at_once_gives_up(fleet: Fleet, tmp_path: Pa
     assert fleet.living() == []
 
 
+@pytest.mark.fleet(procs=3)
+def test_the_crash_of_the_last_ready_worker_is_no_crash_loop(fleet: Fleet) -> None:
+    """Its successor starts at once, however many others have exited early."""
+    gates = fleet.start_gates(1)
+    [last] = fleet.executing("Gate")
+    pids = fleet.pids()
+    for exits in range(3):
+        if exits:
+            pids = fleet.await_successors({*pids.values()} - {last})
+        kill({*pids.values()} - {last})
+    kill(last)
+    fleet.open_gate()
+    fleet.await_completed(gates)
+    assert len(fleet.logged("exited early again")) == 4 and fleet.running
+
+
 def test_a_storm_of_signals_ends_in_one_clean_stop(fleet: Fleet) -> None:
     """Coalesced, never re-entered, and harmless until the process is gone."""
     ids = fleet.send("Noop", 50)

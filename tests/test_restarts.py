@@ -106,6 +106,17 @@ def test_a_whole_fleet_that_dies_at_boot_is_given_up_within_a_minute() -> None:
         assert now < NOW + 60 and starts <= max(6, 2 * wanted)
 
 
+def test_the_latest_exit_decides_and_of_those_at_one_time_a_late_one() -> None:
+    restarts = Restarts()
+    assert not restarts.latest_was_early
+    for now, early, late in ((NOW, True, False), (NOW + 1, False, True), (NOW + 2, True, True)):
+        if late:
+            restarts.exited_late(now)
+        if early:
+            restarts.exited_early(A, now, 0.0)
+        assert restarts.latest_was_early is (early and not late)
+
+
 def test_one_number_that_dies_for_days_is_no_reason_to_give_up_a_large_fleet() -> None:
     """Nor to fall over: twice as long a thousand times is more than a float can hold."""
     restarts, now = Restarts(), NOW
