@@ -14,6 +14,7 @@ import pytest
 from boards import SECOND, begin, beyond, is_of_one_write, slot_view, taken
 from eventually import eventually
 from forks import forked
+from handlers import beside
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter
@@ -69,6 +70,23 @@ def test_a_slot_shows_its_command_and_its_deadline(board: Board) -> None:
     assert (slot_view(board, 0, 1).phase, slot_view(board, 0, 1).due) == (Phase.RESTING, 80)
     slot.release()
     assert board.snapshot().seats[0].slots == ()
+
+
+def test_each_write_of_a_slot_has_a_number_although_another_thread_extends_the_due_time(
+    board: Board, frequent_switches: None
+) -> None:
+    """Two that were mixed would be unreadable until the next one."""
+    slot = board.seat(0).slot(0)
+
+    def extend() -> None:
+        for due in range(5_000):
+            slot.extend(due)
+
+    with beside(extend):
+        for number in range(5_000):
+            slot.enter(Phase.LEADING, number, 1)
+            slot.session(4711, number)
+    assert slot.sequence == 15_000
 
 
 def test_a_slot_is_shown_as_stuck_until_its_thread_moves_on(board: Board) -> None:

@@ -121,8 +121,8 @@ class Leader:
     def _lead_once(self, thread: WorkerThread) -> bool:
         """True if there was nothing to claim: then the thread has waited for work."""
         due = time.monotonic() + self._round_trip_seconds
-        thread.work = RoundTrip(due)
         thread.slot.enter(Phase.LEADING, time.monotonic_ns(), int(due * 1e9))
+        thread.work = RoundTrip(due)
         if self.stopping.is_set():
             self._unsettled.settle(thread.connection, thread.slot, self._unsettled.take())
             return False

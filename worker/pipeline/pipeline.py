@@ -118,10 +118,10 @@ class Pipeline:
         assert handler is not None, "only types with a handler are claimed"
         execution = Execution(claim, handler, thread, self._setup.statements, self._setup.timeouts)
         self.in_flight.start(entry)
-        thread.work = execution
         self._telemetry.begins(
             thread.slot, entry.command_type, claim, execution.began, execution.due
         )
+        thread.work = execution
         try:
             finished = execution.run()
         finally:

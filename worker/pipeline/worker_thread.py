@@ -59,7 +59,8 @@ class WorkerThread:
         self.domain = ""
         self._stopping = stopping
         self._lock = threading.Lock()
-        #: Set by its thread alone; ended by `end`.
+        #: Set by its thread alone, once the slot shows it: other threads may extend it from then
+        #: on. Ended by `end`.
         self.work: Work | None = None
         self.given_up = False
         #: It ends, as there are too many threads.
