@@ -17,9 +17,9 @@ _SEQUENCES = 2**48 - 1
 
 
 class Slot:
-    """The slot of one thread. Only that thread calls these methods, and it keeps its slot until it
-    ends: a stuck thread's successor takes a spare slot, as the stuck one may write again at
-    any time. Times are monotonic nanoseconds.
+    """The slot of one thread. Only that thread calls these methods, but `extend`, and it keeps its
+    slot until it ends: a stuck thread's successor takes a spare slot, as the stuck one may write
+    again at any time. Times are monotonic nanoseconds.
     """
 
     #: attempt, priority, id, token, command id
@@ -45,6 +45,8 @@ class Slot:
         self._thread = (0, -1, 0, 0)
         self._phase, self._since, self._due = Phase.IDLE, 0, 0
         self.counters = Counters(memory.cells, at)
+        #: For what may be written while another thread extends the due time.
+        self._lock = threading.Lock()
 
     def occupy(self, number: int, now: int) -> None:
         """`number` is the one that operators see; -1 for threads that run no commands."""
@@ -56,8 +58,9 @@ class Slot:
     def session(self, backend_pid: int, backend_start: int) -> None:
         """This thread's database session; 0, 0 if it has none. The start is the server's number
         that distinguishes this session from a later one of the same pid."""
-        self._thread = (*self._thread[:2], backend_pid, backend_start)
-        self._write()
+        with self._lock:
+            self._thread = (*self._thread[:2], backend_pid, backend_start)
+            self._write()
 
     def begin(
         self,
@@ -84,15 +87,18 @@ class Slot:
 
     def enter(self, phase: Phase, now: int, due: int) -> None:
         """Without a command. Called before the thread may block; overdue after `due`."""
-        self._crc = 0
-        self._command = self._NO_COMMAND
-        self._phase, self._since, self._due = phase, now, due
-        self._write()
+        with self._lock:
+            self._crc = 0
+            self._command = self._NO_COMMAND
+            self._phase, self._since, self._due = phase, now, due
+            self._write()
 
     def extend(self, due: int) -> None:
-        """Also ends the mark of being stuck, which was about the earlier due time."""
-        self._due = due
-        self._write()
+        """Called by any thread, but not while the slot's own begins a command, which takes no lock.
+        Also ends the mark of being stuck, which was about the earlier due time."""
+        with self._lock:
+            self._due = due
+            self._write()
 
     def release(self) -> None:
         """The thread ends, and its slot is free."""
