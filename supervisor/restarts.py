@@ -4,7 +4,8 @@ The first restart is immediate. Only early exits make the next ones wait, twice 
 until their post has been quiet for a minute; and only early exits, too many of them over all
 posts while no worker is ready, make the supervisor give up. A process that exits later than
 early neither lengthens the pause nor resets it; nor is it a reason to give up, if it leaves no
-worker that is ready: its successor may be.
+worker that is ready: its successor may be. A quarantine process that finds nothing to run makes
+the next one wait in the same way.
 """
 
 from collections import deque
@@ -47,6 +48,15 @@ class Restarts:
     def not_started(self, post: Post, now: float, rand: float) -> float:
         """Seconds until the next try: no process exited, but the system could not start one."""
         return self._pause(post, now, rand, is_first_free=False)
+
+    def ran_nothing(self, post: Post, now: float, rand: float) -> float:
+        """Seconds until the successor of a quarantine process that found no suspect to claim may
+        start: another node had claimed the one that there was, or a session has locked it."""
+        return self._pause(post, now, rand, is_first_free=True)
+
+    def ran(self, post: Post) -> None:
+        """A quarantine process found a suspect: its row has ended."""
+        self._rows.pop(post, None)
 
     def too_many(self, wanted: int, now: float) -> bool:
         while self._exits and self._exits[0] <= now - WINDOW_SECONDS:

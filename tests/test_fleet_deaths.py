@@ -1,7 +1,9 @@
 """Whoever of a fleet is killed has a successor at once, and what it held is handed back."""
 
+import re
 import signal
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 import psycopg
@@ -193,3 +195,25 @@ def test_a_board_of_another_database_harms_nobody(dsn: str, empty_dsn: str, tmp_
         assert innocent.effects(ids) == {1: 4}
         assert innocent.query("SELECT max(token) FROM cmdbus.finished") == [(1,)]
         assert fleet.stop() == 0
+
+
+def test_a_suspect_that_is_locked_starts_process_after_process_in_longer_and_longer_pauses(
+    fleet: Fleet, bus: CommandBus, connection: psycopg.Connection, dsn: str
+) -> None:
+    """A stranger's open transaction may last for hours."""
+    bus.pause("shop")
+    ids = fleet.send("Noop")
+    connection.execute("UPDATE cmdbus.ready SET losses = 2")
+    with psycopg.connect(dsn) as stranger:
+        stranger.execute("SELECT FROM cmdbus.ready FOR UPDATE")
+        bus.resume("shop")
+        bus.send("shop", "Noop", delay=0.1)  # The steward looks for suspects when one is due.
+        fleet.await_saying("quarantine has stopped", 4)
+    lives = [
+        datetime.fromisoformat(event["time"])
+        for event in fleet.events()
+        if re.match("quarantine (starts|has stopped)", event["message"])
+    ]
+    pauses = [(lives[n + 1] - lives[n]).total_seconds() for n in (1, 3, 5)]
+    assert pauses[1] > 0.7 and pauses[2] > 1.5, pauses
+    fleet.await_completed(ids)

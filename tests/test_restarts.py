@@ -117,6 +117,14 @@ def test_the_latest_exit_decides_and_of_those_at_one_time_a_late_one() -> None:
         assert restarts.latest_was_early is (early and not late)
 
 
+def test_processes_that_find_nothing_to_run_wait_but_exit_no_earlier_than_they_should() -> None:
+    restarts, post = Restarts(), (Role.QUARANTINE, 0)
+    assert [restarts.ran_nothing(post, NOW, 0.0) for _ in range(4)] == [0, 1, 2, 4]
+    restarts.ran(post)
+    assert restarts.ran_nothing(post, NOW, 0.0) == 0
+    assert not restarts.too_many(1, NOW) and not restarts.latest_was_early
+
+
 def test_one_number_that_dies_for_days_is_no_reason_to_give_up_a_large_fleet() -> None:
     """Nor to fall over: twice as long a thousand times is more than a float can hold."""
     restarts, now = Restarts(), NOW
