@@ -317,6 +317,20 @@ def test_a_worker_that_a_stranger_ends_is_replaced(fleet: Fleet) -> None:
     assert not fleet.messages(level="error")
 
 
+@pytest.mark.fleet(procs=1)
+def test_a_worker_that_a_stranger_ends_beats_until_its_commands_have_ended(fleet: Fleet) -> None:
+    """Without an order of the supervisor it would count as hung after the watchdog's timeout."""
+    [pid] = fleet.pids().values()
+    ids = fleet.start_gates(1)
+    kill(pid, signal.SIGTERM)
+    fleet.await_saying("stops: running commands may end")
+    due = fleet.workers()[0].due
+    assert due is not None
+    eventually(lambda: (fleet.workers()[0].due or 0) > due + 2 * 10**9)
+    fleet.open_gate()
+    fleet.await_completed(ids)
+
+
 @pytest.mark.fleet(procs=1, threads=1)
 def test_orders_to_stop_that_are_repeated_put_nothing_off(fleet: Fleet) -> None:
     """While a session of a dead process does not end, the fleet waits for it until a deadline."""

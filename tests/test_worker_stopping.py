@@ -1,6 +1,7 @@
 """What a worker has claimed is its own while it lives, goes back when it stops, and outlives
 its sessions."""
 
+import ctypes
 import logging
 import os
 import sys
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
-from eventually import eventually
+from eventually import eventually, stays
 from handlers import (
     ONCE,
     Gate,
@@ -99,6 +100,97 @@ def test_a_stopping_worker_waits_for_a_locked_claim_that_it_must_release(
             locking.rollback()
     assert bus.snapshot("payments")["in_progress"] == 0
     assert rows(dsn, "SELECT FROM cmdbus.ready WHERE losses > 0") == []
+
+
+#: In which a statement waits for a lock no longer than a tenth of a second.
+IMPATIENT = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=20, watchdog=30)
+
+
+def test_an_outcome_whose_row_is_locked_is_stored_before_the_stop_ends(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else its command would run once more."""
+    gate = Gate()
+    with running(dsn, handling(gate), concurrency=1, timeouts=IMPATIENT) as worker:
+        sent = bus.send("payments", "Debit")
+        gate.wait_for(1)
+        with last_claim_locked(dsn) as locking, beside(worker.stop, 15) as stop:
+            gate.open.set()
+            eventually(lambda: "cannot be stored for now" in caplog.text)
+            stays(stop.is_alive, 2)
+            locking.rollback()
+    assert (found(bus, sent).status, worker.abandoned) == ("COMPLETED", 0)
+
+
+def test_an_outcome_that_could_not_be_stored_before_the_stop_ended_is_not_forgotten(
+    dsn: str, bus: CommandBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a fleet the steward then releases its command."""
+    gate = Gate()
+    with running(dsn, handling(gate), concurrency=1, timeouts=IMPATIENT) as worker:
+        sent = bus.send("payments", "Debit")
+        gate.wait_for(1)
+        with last_claim_locked(dsn):
+            gate.open.set()
+            eventually(lambda: "cannot be stored for now" in caplog.text)
+            worker.stop(0.5)
+    assert (found(bus, sent).attempts, worker.abandoned) == (0, 1)
+    assert "could not be stored in time" in caplog.text
+
+
+def test_an_outcome_is_stored_although_all_sessions_have_ended_unnoticed(
+    dsn: str, bus: CommandBus
+) -> None:
+    gate = Gate()
+    with running(dsn, handling(gate), concurrency=2) as worker:
+        sent = bus.send("payments", "Debit")
+        gate.wait_for(1)
+        with beside(worker.stop, 15):
+            eventually(lambda: worker._threads and len(worker._threads.left()) == 1)
+            end_sessions(dsn)
+            gate.open.set()
+    assert (found(bus, sent).status, worker.abandoned) == ("COMPLETED", 0)
+
+
+def test_what_runs_is_not_cut_off_because_what_has_not_started_cannot_be_released(
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backlog, "_STARTED_WITHIN", 30.0)
+    gate = Gate()
+    with running(dsn, hanging(gate), concurrency=1, timeouts=IMPATIENT) as worker:
+        hang(bus, gate)
+        with psycopg.connect(dsn) as locking:
+            locking.execute("LOCK TABLE cmdbus.ready")
+            with beside(worker.stop, 15):
+                eventually(lambda: "lock timeout" in caplog.text)
+                locking.rollback()
+                gate.open.set()
+    assert worker.abandoned == 0
+    [hung] = [record for record in bus.query(limit=2000) if record.data == "hang"]
+    assert (hung.status, bus.snapshot("payments")["in_progress"]) == ("COMPLETED", 0)
+
+
+def test_a_stall_of_the_process_while_it_stops_ends_no_command(dsn: str, bus: CommandBus) -> None:
+    """As while it runs: a deadline is put off by the time in which no thread could work."""
+    gate, holds = Gate(), threading.Event()
+
+    def hold_gil(command: Command, context: Context) -> None:
+        assert holds.wait(20)
+        ctypes.PyDLL(None).usleep(3_000_000)
+
+    registry = handling(gate, timeout=2.5, retry=ONCE)
+    registry.register("payments", "HoldGil", hold_gil)
+    timeouts = Timeouts(statement=0.5, pool=0.6, lease=0.6, thread=1, watchdog=30)
+    with running(dsn, registry, concurrency=2, timeouts=timeouts) as worker:
+        bus.send("payments", "HoldGil")
+        sent = bus.send("payments", "Debit")
+        gate.wait_for(1)
+        with beside(worker.stop, 15):
+            eventually(lambda: worker._threads and worker._threads.pipeline.stopping.is_set())
+            holds.set()
+            stays(lambda: worker.health.stuck_threads == 0, 0.2)
+            gate.open.set()
+    assert (found(bus, sent).status, found(bus, sent).attempts) == ("COMPLETED", 1)
 
 
 def has_skipped(dsn: str) -> bool:

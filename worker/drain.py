@@ -4,12 +4,16 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+import psycopg
+
+from cmdbus.board.slots import Slot
 from cmdbus.clock import time
 from cmdbus.printable import joined
 from cmdbus.worker.claims.claim import STOPPED, Claim, Connection
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.claims.releasing import release
 from cmdbus.worker.claims.sessions import abort_io_at, end_sessions
+from cmdbus.worker.pipeline.in_flight import ROW_LOCKED
 from cmdbus.worker.pipeline.worker_thread import WorkerThread
 from cmdbus.worker.watch import Watch
 
@@ -60,26 +64,51 @@ class Drain:
         return self._abandoned
 
     def _settle_all(self) -> None:
-        self._in_flight.release(self._connection)
+        """Housekeeping releases what was not started: if it cannot, that cuts no running command
+        off, and a database that is away does not keep this thread from its heartbeat."""
         stuck = self._await_end()
         self._housekeeping.stop(self._deadline)
         slot = self._telemetry.acquire_slot()
-        self._threads.pipeline.settle_all(self._connection, slot)
+        self._settle_rest(slot)
+        self._settle_locked(slot)
         self._telemetry.release_slot(slot)
         self._release_locked()
         if stuck:
             self._abandon(stuck, self._connection.connection())
+        self._abandoned += len(self._in_flight.known())
 
     def _await_end(self) -> list[WorkerThread]:
         """Waits for running commands until the deadline; returns the threads that are left."""
         while (now := time.monotonic()) < self._deadline:
-            self._watch.check_due()
-            if (
-                not self._threads.join(min(self._deadline, now + self._watch.beat_seconds))
-                and not self._housekeeping.has_timed_out_threads
-            ):
-                return []
+            until = min(self._deadline, now + self._watch.beat_seconds)
+            if not self._threads.join(until):
+                if not self._housekeeping.has_timed_out_threads:
+                    return []
+                time.sleep(_LOCKED_PAUSE_SECONDS)
+            self._watch.look(until)
         return self._threads.left()
+
+    def _settle_rest(self, slot: Slot) -> None:
+        settle_all = partial(self._threads.pipeline.settle_all, self._connection, slot)
+        try:
+            settle_all()
+        except psycopg.Error:
+            if not self._connection.lost() or time.monotonic() >= self._deadline:
+                raise
+            settle_all()  # The session had ended unnoticed, as when the server is restarted.
+
+    def _settle_locked(self, slot: Slot) -> None:
+        """Tries again to store outcomes whose rows other sessions have locked."""
+        unsettled = self._threads.unsettled
+        while (left := self._in_flight.in_state(ROW_LOCKED)) and (
+            (now := time.monotonic()) < self._deadline - RELEASE_SECONDS
+        ):
+            time.sleep(_LOCKED_PAUSE_SECONDS)
+            self._watch.look(now + _LOCKED_PAUSE_SECONDS)
+            unsettled.settle_old(self._connection, slot, 0.0)
+        unsettled.find_out(self._connection, slot)
+        for entry in left:
+            logger.error("the outcome of %s could not be stored in time", entry.claim.label)
 
     def _release_locked(self) -> None:
         """Tries again: another worker's claim may lock rows that this one has just claimed."""

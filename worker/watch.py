@@ -54,18 +54,22 @@ class Watch:
             pause = min(self.beat_seconds, max(self.threads.next_due() - began, 0.0))
             with suppress(Empty):
                 return orders.get(timeout=pause)
-            late = time.monotonic() - began - pause
-            if late > _STALL_SECONDS:
-                self.threads.put_off(late)
-            beat(self.node, self.setup.telemetry, self.setup.timeouts)
-            self.check_due()
             self._check_faults()
-            if late > _STALL_SECONDS:
-                logger.warning(
-                    "the process stalled for %.1f s: extending all deadlines by that time", late
-                )
+            self.look(began + pause)
 
-    def check_due(self) -> None:
+    def look(self, expected: float) -> None:
+        """Called about once in `beat_seconds`, at the monotonic time `expected` or later."""
+        late = time.monotonic() - expected
+        if late > _STALL_SECONDS:
+            self.threads.put_off(late)
+        beat(self.node, self.setup.telemetry, self.setup.timeouts)
+        self._check_due()
+        if late > _STALL_SECONDS:
+            logger.warning(
+                "the process stalled for %.1f s: extending all deadlines by that time", late
+            )
+
+    def _check_due(self) -> None:
         for thread, work in self.threads.give_up_late(time.monotonic()):
             self.setup.telemetry.seat.mark_stuck(thread.slot.index, thread.slot.sequence)
             self.housekeeping.take_over(thread, work, thread.stack())
