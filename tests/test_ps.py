@@ -161,10 +161,12 @@ def test_stopping_and_dead_processes_are_shown(place: Path, board: Board) -> Non
     taken(board, 2, Role.WORKER, 1)
     exit_record = ExitRecord(generation=3, pid=4711, signal=9, verdict=Verdict.STUCK)
     board.seat(2).record_exit(1, exit_record)
+    supervised(board, state=SupervisorState.GIVING_UP)
     text = ps(place)
+    assert text.startswith("cmdbus: giving up, pid ")
     assert f"stopping: pid {os.getpid()}, which must have exited in 60m" in text
     assert str(command_id) in text
-    assert "ended: pid 4711 (signal 9, stuck); its claims are being released" in text
+    assert "ended: pid 4711 (signal 9, a thread was stuck); its claims are being released" in text
     assert [line.split()[0] for line in text.splitlines() if line.endswith("empty")] == ["0", "1"]
 
 
@@ -321,10 +323,10 @@ def test_watching_shows_the_pace_survives_another_board_and_ends_with_ctrl_c(
             slot = taken(first, 0, Role.WORKER)
             command_type = first.seat(0).command_type("payments", "Debit")
 
-            def counted() -> bool:
-                for claim in range(100):
-                    slot.counters.ended(command_type.index, OutcomeLabel.COMPLETED, claim)
-                return "per second: " in log.read_text()
+            def counted() -> object:
+                for end in (OutcomeLabel.COMPLETED, OutcomeLabel.TROUBLE):
+                    slot.counters.ended(command_type.index, end, 100)
+                return re.search(r"per second: \d+ completed, \d+ to trouble", log.read_text())
 
             eventually(counted)
         with closing(Board.create(place, 2, 3, name="second")) as second:

@@ -11,7 +11,7 @@ import click
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import CountersView, OutcomeLabel
-from cmdbus.board.records import Phase, Role, SupervisorState
+from cmdbus.board.records import Phase, Role, SupervisorState, Verdict
 from cmdbus.board.views import BoardView, SeatView, SlotView
 from cmdbus.clock import time
 from cmdbus.counting import count_of
@@ -33,6 +33,16 @@ _SLOT = "  {:>6}  {:<8}  {:>6}  {:>7}  {:>3}  {}"
 #: The column at which the names of commands begin.
 _INDENT = len(_SLOT.format("", "", "", "", "", ""))
 _QUIET = (Phase.IDLE, Phase.RESTING)
+_VERDICTS = {
+    Verdict.NONE: "",
+    Verdict.STUCK: ", a thread was stuck",
+    Verdict.HUNG: ", its main thread was overdue",
+    Verdict.LATE: ", it missed its stop deadline",
+    Verdict.STOPPED: ", a signal had suspended it",
+    Verdict.CRITICAL: ", it was unhealthy",
+}
+#: Outcomes whose labels are no words for how executions end.
+_ENDS = {OutcomeLabel.RETRY: "to be retried", OutcomeLabel.TROUBLE: "to troubleshooting"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +225,7 @@ def _head(snapshot: PsSnapshot) -> Iterator[str]:
     view, state = snapshot.view, snapshot.state
     late = snapshot.is_late(view.due)
     frozen = snapshot.supervisor is PidState.STOPPED and state != "stopped"
-    text = f"{view.name}: {state}"
+    text = f"{view.name}: {state.replace('_', ' ')}"
     text += ", but frozen" if frozen else ", but late" if late else ""
     if view.pid is not None:
         text += f", pid {view.pid}"
@@ -262,7 +272,8 @@ def _pace(snapshot: PsSnapshot, before: PsSnapshot) -> Iterator[str]:
     for end in OutcomeLabel:
         count = _ended(snapshot.counters, end) - _ended(before.counters, end)
         if count or end is OutcomeLabel.COMPLETED:
-            rates.append(f"{max(0, count) / seconds:.0f} {end.name.lower()}")
+            text = _ENDS.get(end, end.name.lower())
+            rates.append(f"{max(0, count) / seconds:.0f} {text}")
     yield shorten(f"per second: {', '.join(rates)}", _WIDTH)
 
 
@@ -295,7 +306,7 @@ def _exit(seat: SeatView) -> str:
     if exit_record is None:
         return "ended: a process; its claims are being released"
     how = f"signal {exit_record.signal}" if exit_record.signal else f"exit code {exit_record.code}"
-    why = f", {exit_record.verdict.name.lower()}" if exit_record.verdict else ""
+    why = _VERDICTS[exit_record.verdict]
     return f"ended: pid {exit_record.pid} ({how}{why}); its claims are being released"
 
 
