@@ -8,7 +8,8 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from handlers import claim
+from eventually import eventually
+from handlers import beside, claim, connect
 from queries import count, move_to_troubleshooting
 
 from cmdbus import CommandBus, DuplicateCommandError, SendRequest
@@ -352,6 +353,50 @@ def test_an_incarnation_is_removed_when_it_is_long_dead_and_nothing_refers_to_it
     left = {id for (id,) in connection.execute("SELECT id FROM cmdbus.incarnation")}
     assert left == {statements.incarnation for statements in made} - {dead.incarnation}
     assert retention.remove_records(connection) == 0, "it was seen alive"
+
+
+#: Of a table that retention reads or changes: it waits there until the sequence is drawn from.
+_HOLD = """
+    CREATE SEQUENCE public.go_on;
+    CREATE FUNCTION public.hold() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        WHILE NOT (SELECT is_called FROM public.go_on) LOOP PERFORM pg_sleep(0.01); END LOOP;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER hold BEFORE DELETE ON cmdbus.incarnation
+        FOR EACH STATEMENT EXECUTE FUNCTION public.hold()"""
+
+
+def test_a_claim_and_a_new_session_do_not_wait_until_old_incarnations_are_found(
+    dsn: str, bus: CommandBus, connection: psycopg.Connection
+) -> None:
+    """For that the largest tables are read, which may take long."""
+    bus.send("payments", "Debit")
+    dead, idle = ClaimStatements("cmdbus", 30.0), ClaimStatements("cmdbus", 30.0)
+    for statements in (dead, idle):
+        statements.register(connection, "worker")
+        lease = statements.incarnation, statements.lease
+        connection.execute("SELECT cmdbus.note_lease(%s, %s)", lease)
+    connection.execute("UPDATE cmdbus.lease SET ends_at = ends_at - interval '1 hour'")
+    connection.execute(
+        "UPDATE cmdbus.incarnation SET seen_at = seen_at - interval '9 days' WHERE id = %s",
+        (dead.incarnation,),
+    )
+    connection.execute(_HOLD)
+    with psycopg.connect(dsn, autocommit=True, application_name=idle.application_name) as worker:
+        worker.execute("SET lock_timeout = '1s'")
+        with connect(dsn) as steward, beside(Retention(dead, Event()).remove_records, steward):
+            held = "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+            eventually(lambda: connection.execute(held).rowcount)
+            try:
+                idle.register(worker)
+                assert len(claim(idle, worker)) == 1
+            finally:
+                connection.execute("SELECT nextval('public.go_on')")
+    left = connection.execute("SELECT claimer FROM cmdbus.lease").fetchall()
+    assert left == [(idle.incarnation,)]
+    assert [(idle.incarnation,)] == connection.execute(
+        "SELECT id FROM cmdbus.incarnation"
+    ).fetchall()
 
 
 def test_the_latest_thousand_changes_of_each_domain_are_kept(

@@ -154,7 +154,8 @@ $$;
 
 -- Removes incarnations that were last seen before the oldest history and are the claimer of no
 -- unfinished command, and returns their number; and from lease the claimers without claims.
--- p_living are those that have sessions now.
+-- p_living are those that have sessions now. Reads the largest tables, which may take long, before
+-- it locks rows for which claims and new sessions of living workers wait.
 CREATE FUNCTION {schema}.retain_incarnations(p_living bigint[]) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -162,28 +163,34 @@ DECLARE
     oldest timestamptz := clock_timestamp()
         - greatest(interval '7 days', (SELECT max(d.keep) FROM {schema}.domain d));
     old bigint[];
-    removed bigint;
+    idle bigint[];
+    removed bigint := 0;
 BEGIN
+    -- ready, the largest table, is read last, and only for these.
+    old := ARRAY(
+        SELECT i.id FROM {schema}.incarnation i
+        WHERE i.seen_at < oldest AND i.id <> ALL (p_living)
+            AND NOT EXISTS (SELECT FROM {schema}.troubleshooting t WHERE t.claimer = i.id)
+            AND NOT EXISTS (SELECT FROM {schema}.scheduled s WHERE s.claimer = i.id));
+    IF cardinality(old) > 0 THEN
+        DELETE FROM {schema}.incarnation i
+        WHERE i.id = ANY (old) AND NOT EXISTS (
+            SELECT FROM {schema}.ready r WHERE r.claimer = i.id);
+        GET DIAGNOSTICS removed = ROW_COUNT;
+    END IF;
+    idle := ARRAY(
+        SELECT l.claimer FROM {schema}.lease l
+        WHERE l.ends_at < clock_timestamp() - 2 * l.length
+            AND NOT EXISTS (SELECT FROM {schema}.ready r WHERE r.claimer = l.claimer));
+    DELETE FROM {schema}.lease l
+    USING (SELECT k.claimer FROM {schema}.lease k
+           WHERE k.claimer = ANY (idle) AND k.ends_at < clock_timestamp() - 2 * k.length
+           FOR UPDATE SKIP LOCKED) unused
+    WHERE l.claimer = unused.claimer;
     UPDATE {schema}.incarnation i SET seen_at = clock_timestamp()
     FROM (SELECT l.id FROM {schema}.incarnation l WHERE l.id = ANY (p_living)
           FOR NO KEY UPDATE SKIP LOCKED) living
     WHERE i.id = living.id;
-    DELETE FROM {schema}.lease l
-    WHERE l.ends_at < clock_timestamp() - 2 * l.length
-        AND NOT EXISTS (SELECT FROM {schema}.ready r WHERE r.claimer = l.claimer);
-    -- ready, the largest table, is read last, and only for these.
-    old := ARRAY(
-        SELECT i.id FROM {schema}.incarnation i
-        WHERE i.seen_at < oldest
-            AND NOT EXISTS (SELECT FROM {schema}.troubleshooting t WHERE t.claimer = i.id)
-            AND NOT EXISTS (SELECT FROM {schema}.scheduled s WHERE s.claimer = i.id));
-    IF cardinality(old) = 0 THEN
-        RETURN 0;
-    END IF;
-    DELETE FROM {schema}.incarnation i
-    WHERE i.id = ANY (old) AND NOT EXISTS (
-        SELECT FROM {schema}.ready r WHERE r.claimer = i.id);
-    GET DIAGNOSTICS removed = ROW_COUNT;
     RETURN removed;
 END
 $$;
