@@ -13,7 +13,7 @@ from uuid import UUID
 import psutil
 import pytest
 from eventually import eventually
-from fault_injection.failpoints import DIRECTORY, NAME, Failpoints, pid_of
+from fault_injection.failpoints import DIRECTORY, NAME, OF_WORKERS, Failpoints, pid_of
 from fleet import Fleet, kill, make_effects, unstarted
 
 from cmdbus import failpoints as points
@@ -29,14 +29,6 @@ PROGRAM = (
 )
 OF_SUPERVISORS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK, points.IN_REAP)
 OF_STEWARDS = (points.ARMED, points.PROMOTED, points.IN_RESCUE, points.AFTER_RESCUE)
-OF_WORKERS = (
-    points.AFTER_CLAIM,
-    points.BEFORE_EFFECT,
-    points.BEFORE_COMMIT,
-    points.AFTER_COMMIT,
-    points.AFTER_RETURN,
-    points.SETTLED,
-)
 WITHIN_S = 60.0
 
 pytestmark = [

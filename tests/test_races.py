@@ -8,6 +8,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from eventually import eventually
+from fault_injection.failpoints import OF_WORKERS
 from handlers import beside, claim, found, handling, leave_effect, running
 from queries import SESSIONS, rows
 
@@ -20,16 +21,6 @@ from cmdbus.worker.claims.outcomes import Outcome, OutcomeKind, completed
 from cmdbus.worker.pipeline.in_flight import ROW_LOCKED, InFlight
 from cmdbus.worker.pipeline.unsettled import Unsettled
 from cmdbus.worker.worker import _telemetry_of_one
-
-OF_WORKERS = (
-    points.AFTER_CLAIM,
-    points.BEFORE_EFFECT,
-    points.BEFORE_COMMIT,
-    points.AFTER_COMMIT,
-    points.AFTER_RETURN,
-    points.SETTLED,
-    points.PROMOTED,
-)
 
 
 @pytest.fixture
@@ -146,7 +137,7 @@ def test_sessions_that_end_at_a_point_cost_no_command_and_double_none(
             return sum(n for (*_, end), n in counts.items() if end == "completed")
 
         end_sessions(arming)
-        for point in OF_WORKERS:
+        for point in (*OF_WORKERS, points.PROMOTED):
             with held(point) as hold:
                 end_sessions(hold)
         await_completed(latest)

@@ -21,15 +21,13 @@ KILL, FREEZE = "kill", "freeze"
 _LOOK_S = 0.005
 #: Hit only by processes that have settled an outcome: a process that dies earlier looks to its
 #: supervisor like an application that cannot start.
-_OF_WORKERS = frozenset(
-    (
-        points.AFTER_CLAIM,
-        points.BEFORE_EFFECT,
-        points.BEFORE_COMMIT,
-        points.AFTER_COMMIT,
-        points.AFTER_RETURN,
-        points.SETTLED,
-    )
+OF_WORKERS = (
+    points.AFTER_CLAIM,
+    points.BEFORE_EFFECT,
+    points.BEFORE_COMMIT,
+    points.AFTER_COMMIT,
+    points.AFTER_RETURN,
+    points.SETTLED,
 )
 _OF_STARTS = (points.BEFORE_FORK, points.IN_CHILD, points.AFTER_FORK)
 
@@ -74,7 +72,7 @@ def activate() -> None:
 
     def action(point: str) -> None:
         nonlocal has_settled
-        if has_settled or point not in _OF_WORKERS:
+        if has_settled or point not in OF_WORKERS:
             _hit_failpoint(directory, instance, point)
         has_settled = has_settled or point == points.SETTLED
 

@@ -39,7 +39,7 @@ _END_ALL = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = %s AND pid <> pg_backend_pid()"
 )
-_NO_STANDBY = b"RESET synchronous_standby_names"
+_STANDBYS = "synchronous_standby_names"
 _READ_ONLY = "default_transaction_read_only"
 _CROSSED = (
     "SELECT count(*) FROM cmdbus.event WHERE code = 'DeadlockDetected' AND command_id = ANY (%s)"
@@ -196,34 +196,15 @@ def stop_backends(rig: Rig, fault: Fault) -> None:
 @Kind("read-only", "the server is read-only", lasts=(0.5, 5.0), hurts=Hurts.ALL)
 def be_read_only(rig: Rig, fault: Fault) -> None:
     """In the sessions that there are, or as after a failover: in new ones."""
-    if rig.server is not None and fault.rand < 0.5:
-        do, undo = _set_read_only, _reset_read_only
-    else:
-        do, undo = _fail_over, _fail_back
+    alter = _alter_system if rig.server is not None and fault.rand < 0.5 else _alter_database
     with (
         rig.exits.refusing(),
-        rig.undoing(partial(do, rig), lambda: _persist(rig, partial(undo, rig))),
+        rig.undoing(
+            partial(alter, rig, f"SET {_READ_ONLY} = on"),
+            lambda: _persist(rig, partial(alter, rig, f"RESET {_READ_ONLY}")),
+        ),
     ):
         time.sleep(fault.lasts)
-
-
-def _set_read_only(rig: Rig) -> None:
-    with rig.connect() as connection:
-        connection.execute(f"ALTER SYSTEM SET {_READ_ONLY} = on".encode())
-        connection.execute("SELECT pg_reload_conf()")
-
-
-def _reset_read_only(rig: Rig) -> None:
-    with rig.connect() as connection:
-        reset_read_only(connection)
-
-
-def _fail_over(rig: Rig) -> None:
-    _alter(rig, f"SET {_READ_ONLY} = on")
-
-
-def _fail_back(rig: Rig) -> None:
-    _alter(rig, f"RESET {_READ_ONLY}")
 
 
 @Kind(
@@ -234,16 +215,16 @@ def _fail_back(rig: Rig) -> None:
     hurts=Hurts.ALL,
 )
 def lose_standby(rig: Rig, fault: Fault) -> None:
-    change = partial(_set_standby, rig, b"SET synchronous_standby_names = 'gone'")
-    with rig.undoing(change, lambda: _persist(rig, partial(_set_standby, rig))):
+    with rig.undoing(
+        partial(_alter_system, rig, f"SET {_STANDBYS} = 'gone'"),
+        lambda: _persist(rig, partial(_alter_system, rig, f"RESET {_STANDBYS}")),
+    ):
         time.sleep(fault.lasts)
 
 
-def _set_standby(rig: Rig, change: bytes = _NO_STANDBY) -> None:
-    """Writes no table: its COMMIT would wait, too."""
+def _alter_system(rig: Rig, change: str) -> None:
     with rig.connect() as connection:
-        connection.execute(b"ALTER SYSTEM " + change)
-        connection.execute("SELECT pg_reload_conf()")
+        _change_setting(connection, change)
 
 
 @Kind("deny", "the database refuses connections", lasts=(0.5, 5.0), hurts=Hurts.ALL)
@@ -251,15 +232,15 @@ def deny(rig: Rig, fault: Fault) -> None:
     with (
         rig.exits.refusing(),
         rig.undoing(
-            lambda: _alter(rig, "ALLOW_CONNECTIONS false"),
-            lambda: _persist(rig, lambda: _alter(rig, "ALLOW_CONNECTIONS true")),
+            partial(_alter_database, rig, "ALLOW_CONNECTIONS false"),
+            lambda: _persist(rig, partial(_alter_database, rig, "ALLOW_CONNECTIONS true")),
         ),
     ):
         time.sleep(fault.lasts)
 
 
-def _alter(rig: Rig, change: str) -> None:
-    """The database, for later sessions: the present ones are ended."""
+def _alter_database(rig: Rig, change: str) -> None:
+    """For later sessions: the present ones are ended."""
     with connect(rig.admin_dsn) as connection:
         database = str(conninfo_to_dict(rig.dsn)["dbname"])
         statement = SQL("ALTER DATABASE {} " + change)
@@ -316,12 +297,13 @@ def repair(server: EmbeddedPostgres) -> None:
             if process.status() == psutil.STATUS_STOPPED:
                 process.resume()
     with connect(server.dsn) as connection:
-        connection.execute(b"ALTER SYSTEM " + _NO_STANDBY)
-        reset_read_only(connection)
+        for name in (_STANDBYS, _READ_ONLY):
+            _change_setting(connection, f"RESET {name}")
 
 
-def reset_read_only(connection: psycopg.Connection) -> None:
-    connection.execute(f"ALTER SYSTEM RESET {_READ_ONLY}".encode())
+def _change_setting(connection: psycopg.Connection, change: str) -> None:
+    """Writes no table: the COMMIT of that would wait for a standby, too."""
+    connection.execute(f"ALTER SYSTEM {change}".encode())
     connection.execute("SELECT pg_reload_conf()")
 
 
