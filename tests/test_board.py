@@ -4,9 +4,11 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from types import FrameType
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -14,7 +16,6 @@ import pytest
 from boards import SECOND, begin, beyond, is_of_one_write, slot_view, taken
 from eventually import eventually
 from forks import forked
-from handlers import beside
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter
@@ -29,6 +30,7 @@ from cmdbus.board.records import (
     SupervisorState,
     Verdict,
 )
+from cmdbus.board.slots import Slot
 from cmdbus.board.views import ClaimView, CommandView
 
 
@@ -72,21 +74,28 @@ def test_a_slot_shows_its_command_and_its_deadline(board: Board) -> None:
     assert board.snapshot().seats[0].slots == ()
 
 
-def test_each_write_of_a_slot_has_a_number_although_another_thread_extends_the_due_time(
-    board: Board, frequent_switches: None
-) -> None:
-    """Two that were mixed would be unreadable until the next one."""
+def test_a_due_time_is_extended_before_or_after_another_write_of_the_slot(board: Board) -> None:
+    """Not between its bytes and their checksum: nobody could read the slot."""
+    taken(board)
     slot = board.seat(0).slot(0)
+    extending = threading.Thread(target=slot.extend, args=(50,))
 
-    def extend() -> None:
-        for due in range(5_000):
-            slot.extend(due)
+    def trace(frame: FrameType, event: str, what: object) -> Any:
+        body = frame.f_locals.get("body") if frame.f_code is Slot._write.__code__ else None
+        if body is not None and slot._bytes[slot._at] == body and not extending.ident:
+            extending.start()
+            extending.join(0.1)
+        return trace
 
-    with beside(extend):
-        for number in range(5_000):
-            slot.enter(Phase.LEADING, number, 1)
-            slot.session(4711, number)
-    assert slot.sequence == 15_000
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        slot.session(4711, 123)
+    finally:
+        sys.settrace(before)
+    extending.join(10)
+    shown = slot_view(board, 0, 0)
+    assert (shown.backend_start, shown.due) == (123, 50)
 
 
 def test_a_slot_is_shown_as_stuck_until_its_thread_moves_on(board: Board) -> None:
