@@ -45,8 +45,8 @@ def supervise(*arguments: str, **environment: str) -> "subprocess.CompletedProce
 
 
 def at_terminal(*arguments: str, answer: str) -> "subprocess.CompletedProcess[str]":
-    ours, theirs = os.openpty()
-    with os.fdopen(ours, "wb", 0) as terminal, os.fdopen(theirs, "rb", 0) as stdin:
+    writer, reader = os.openpty()
+    with os.fdopen(writer, "wb", 0) as terminal, os.fdopen(reader, "rb", 0) as stdin:
         terminal.write(answer.encode())
         return subprocess.run(
             [sys.executable, "-c", CALL, *arguments],
@@ -60,8 +60,8 @@ def at_terminal(*arguments: str, answer: str) -> "subprocess.CompletedProcess[st
 
 def here(*arguments: str, stdin: str = "", **environment: str) -> Result:
     """In this process, with its exit code, stdout and stderr."""
-    ours = dict.fromkeys(set(os.environ) - set(environment_without_ours()))
-    runner = CliRunner(env={**ours, **environment})
+    inherited = dict.fromkeys(set(os.environ) - set(environment_without_ours()))
+    runner = CliRunner(env={**inherited, **environment})
     result = runner.invoke(main, list(arguments), input=stdin)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result

@@ -250,7 +250,7 @@ def nothing_left_behind(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
     """Fail the test that leaves a thread, a process, an open file or a temporary file."""
-    tmp_path_factory.getbasetemp()  # made at its first use, which must not be in ours
+    tmp_path_factory.getbasetemp()  # made at its first use, which would be in the directory below
     # Not tmp_path: that is too long for sockets, and closed to the server's user under root.
     temporary = Path(tempfile.mkdtemp(prefix="cmdbus-test-"))
     temporary.chmod(0o711)

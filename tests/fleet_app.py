@@ -163,9 +163,9 @@ def reuse_files(command: Command, context: Context) -> None:
 @registry.handler("shop", "EndThreads")
 def end_threads(command: Command, context: Context) -> None:
     """All other threads but the main one, as a library for timeouts does it to a wrong one."""
-    mine = (threading.get_ident(), threading.main_thread().ident)
+    own_idents = (threading.get_ident(), threading.main_thread().ident)
     for thread in threading.enumerate():
-        if thread.ident not in mine:
+        if thread.ident not in own_idents:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
             )

@@ -43,9 +43,9 @@ class Guarded:
         create = "CREATE ROLE {} LOGIN PASSWORD '" + SECRET + "' " + options
         self.execute(SQL(create).format(role))
         try:
-            mine = make_conninfo(self.embedded.dsn, dbname=name)
-            install(mine, grants={kind: [name] for kind in grants})
-            yield make_conninfo(mine, user=name, password=SECRET)
+            owner_dsn = make_conninfo(self.embedded.dsn, dbname=name)
+            install(owner_dsn, grants={kind: [name] for kind in grants})
+            yield make_conninfo(owner_dsn, user=name, password=SECRET)
         finally:
             self.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(database))
             self.execute(SQL("DROP ROLE {}").format(role))

@@ -20,7 +20,7 @@ _SETTINGS = """
 * = host={host} port={port} user={user} password={password}
 [pgbouncer]
 listen_addr =
-listen_port = {ours}
+listen_port = {own_port}
 unix_socket_dir = {directory}
 auth_type = any
 pool_mode = {mode}
@@ -53,7 +53,7 @@ def pgbouncer(
                 port=server.get("port", 5432),
                 user=server["user"],
                 password=server.get("password", "none"),
-                ours=_PORT,
+                own_port=_PORT,
                 directory=directory,
                 mode=mode,
                 ignored=ignored,

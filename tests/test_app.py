@@ -149,7 +149,7 @@ def outcome():
         return str(error)
     return "loaded"
 
-def mine(*args): ...
+def wrong(*args): ...
 
 start = threading.Thread.start
 threading.Thread.start = lambda self: start(self)
@@ -158,7 +158,7 @@ print(outcome())
 for module, name in ((_thread, "start_new_thread"), (_thread, "allocate_lock"),
                      (time, "sleep"), (select, "select")):
     before = getattr(module, name)
-    setattr(module, name, mine)
+    setattr(module, name, wrong)
     sentence = outcome()
     setattr(module, name, before)
     print(sentence)

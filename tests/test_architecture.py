@@ -185,8 +185,8 @@ def test_modules_that_call_themselves_pure_are() -> None:
     [("time", {"cmdbus.clock"}), ("asyncio", set()), ("psycopg", DATABASE_ROOMS)],
 )
 def test_a_package_is_imported_only_where_it_may_be(package: str, allowed: set[str]) -> None:
-    """An application that replaces the functions of `time` must not move due times, nothing waits
-    for a loop of somebody else's, and the supervisor uses no database."""
+    """An application that replaces the functions of `time` must not move due times, no thread
+    runs an event loop, and the supervisor uses no database."""
     for module, file in modules().items():
         if not {module, room_of(module)} & allowed:
             taken = {name for name in imports(file) if name.startswith(package)}

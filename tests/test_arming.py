@@ -15,7 +15,7 @@ from stewards import NOW, READS_AT, Steward, failing
 from cmdbus import CommandBus
 
 
-def test_a_node_that_parks_while_nobody_sends_is_armed_in_one_step(
+def test_a_node_that_parks_while_no_client_sends_is_armed_in_one_step(
     steward: Steward, bus: CommandBus
 ) -> None:
     steward.step()
@@ -31,7 +31,7 @@ def test_a_node_that_parks_while_nobody_sends_is_armed_in_one_step(
 def test_a_sender_that_inserted_before_the_arming_and_commits_after_it_is_waited_for(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection, delay: int | None
 ) -> None:
-    """It saw the flag down and notifies nobody."""
+    """It saw the flag down, and notifies no node."""
     bus.send("payments", "Debit", connection=sender, delay=delay)
     pauses = []
     for _ in range(8):
@@ -136,7 +136,7 @@ def run_out(steward: Steward) -> None:
 
 
 def listen_again(steward: Steward) -> None:
-    """What was sent between the two sessions notified nobody."""
+    """Sends between the two sessions notified no node."""
     steward.defaults["session"] = 2
 
 
@@ -209,7 +209,7 @@ def test_a_session_lost_during_the_barrier_ends_it(
 def test_a_barrier_that_could_not_begin_begins_with_the_next_step(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection
 ) -> None:
-    """The flag is up then, and nobody has waited for those who did not see it."""
+    """The flag is up then, and the senders that did not see it were not waited for."""
     bus.send("payments", "Debit", connection=sender)
     with failing(steward, "writers"):
         steward.step()

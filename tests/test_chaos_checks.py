@@ -68,7 +68,7 @@ BROKEN: dict[str, dict[str, Change]] = {
         "it is not listed": waiting([]),
     },
     "no-invention": {
-        "nobody sent it": drop("calls", 0),
+        "it was never sent": drop("calls", 0),
         "more than were sent": change("rows", 0, index=1),
     },
     "all-or-nothing": {
@@ -96,7 +96,7 @@ BROKEN: dict[str, dict[str, Change]] = {
         "a token comes again": change("moves", 5, token_before=0, token=1),
     },
     "only-the-claimer-ends-a-claim": {
-        "settled by who had lost it": change("moves", 6, session=FIRST),
+        "settled by a worker that had lost it": change("moves", 6, session=FIRST),
         "released by a stranger": change("moves", 2, what="release", session="psql"),
         "an effect of another one": change("effects", 0, session=FIRST),
         "a result of another one": change("rows", 0, run="10.1"),
@@ -161,22 +161,20 @@ BROKEN: dict[str, dict[str, Change]] = {
         "not drained": put(drained=None),
         "never again": change("recoveries", 0, seconds=None),
         "too late": change("recoveries", 0, seconds=9.0),
-        "a promise that is broken meanwhile": change("recoveries", 0, broken="nobody noticed"),
+        "a promise that is broken meanwhile": change("recoveries", 0, broken="unnoticed"),
     },
     "outages-are-over-in-time": {
         "no claim after an outage": outage(ended=104.5, answered=105.0),
         "no answer after an outage": outage(ended=103.8, answered=106.0),
     },
     "the-server-is-content": {
-        "a deadlock of ours": deadlock("cmdbus.ready"),
-        "a deadlock of ours with a handler": deadlock("chaos.twin", "cmdbus.ready"),
+        "a deadlock of the bus": deadlock("cmdbus.ready"),
+        "a deadlock of the bus with a handler": deadlock("chaos.twin", "cmdbus.ready"),
         "a panic": put(server=[(101.0, "XX000", "PANIC:  could not")]),
         "a session that was idle for too long": put(
             server=[(101.0, "25P03", "FATAL:  terminating connection")]
         ),
-        "a timeout that nobody caused": put(
-            server=[(101.0, "57014", "ERROR:  canceling statement")]
-        ),
+        "a timeout without a cause": put(server=[(101.0, "57014", "ERROR:  canceling statement")]),
     },
     "every-source-was-heard": {
         **{f"no {name}": put(**{name: []}) for name in SOURCES},

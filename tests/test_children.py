@@ -80,8 +80,8 @@ def test_a_child_that_lives_is_not_reaped() -> None:
         assert child.reap() is None
 
 
-def test_a_signal_to_one_that_is_dead_already_reaches_nobody() -> None:
-    """It is not reaped, so nobody else has its number."""
+def test_a_signal_to_one_that_is_dead_already_reaches_no_process() -> None:
+    """It is not reaped, so no other process has its pid."""
     child = fork(lambda: 5, close=[])
     wait([child.descriptor], 10)
     child.send(signal.SIGKILL)
@@ -140,14 +140,14 @@ sys.exit(fork(run, close=[]).wait().code)
 
 def test_a_child_that_uses_the_terminal_of_its_parent_is_not_suspended() -> None:
     """It is in the background, in a group of its own; what it reads is an error, or nothing."""
-    ours, theirs = os.openpty()
+    controller, terminal = os.openpty()
     try:
-        program = [sys.executable, "-c", _IN_A_TERMINAL, os.ttyname(theirs)]
+        program = [sys.executable, "-c", _IN_A_TERMINAL, os.ttyname(terminal)]
         done = subprocess.run(program, start_new_session=True, timeout=20)
         assert done.returncode == EIO
     finally:
-        os.close(ours)
-        os.close(theirs)
+        os.close(controller)
+        os.close(terminal)
 
 
 def test_descriptors_that_are_only_the_parents_are_closed_in_the_child() -> None:
@@ -246,7 +246,7 @@ def test_a_child_that_loses_its_parent_is_killed() -> None:
 
 
 def test_the_exit_code_of_a_librarys_child_is_left_to_the_library() -> None:
-    """A subprocess of a library beside ours."""
+    """Of a subprocess that the library started in this process."""
     strangers = [subprocess.Popen([sys.executable, "-c", "exit(41)"]) for _ in range(3)]
     for stranger in strangers:
         os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)
@@ -271,19 +271,19 @@ def test_as_process_1_would_it_reaps_orphans_and_leaves_our_own_to_their_seats()
         orphan(3)
         orphan(4)
         last = fork(lambda: 6, close=[])
-        ours = [first.pid, last.pid]
+        own_pids = [first.pid, last.pid]
         for child in (first, last):
             wait([child.descriptor], 10)
-            reap_orphans(ours)
+            reap_orphans(own_pids)
         assert [child.wait().code for child in (first, last)] == [5, 6]
-        eventually(lambda: not _has_children(ours))
+        eventually(lambda: not _has_children(own_pids))
         return 0
 
     assert ran(supervise) == ExitStatus(0, 0)
 
 
-def _has_children(ours: list[int]) -> bool:
-    reap_orphans(ours)
+def _has_children(own_pids: list[int]) -> bool:
+    reap_orphans(own_pids)
     with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return True

@@ -220,13 +220,13 @@ def test_what_a_lost_reply_had_claimed_is_adopted_as_far_as_it_fits(
     registry = handling(debit)
     with running(dsn, registry, concurrency=1, claim_bytes=35_000) as worker, connect(dsn) as other:
         eventually(lambda: worker._threads is not None)
-        threads, theirs = worker._threads, Claimer(other)
+        threads, claimer = worker._threads, Claimer(other)
         assert threads is not None
-        theirs.statements.incarnation = worker._statements.incarnation
+        claimer.statements.incarnation = worker._statements.incarnation
         with other.transaction():
             requests = [SendRequest("payments", "Debit", "x" * size) for size in sizes]
             bus.send_many(requests, connection=other)
-            assert len(claimed(theirs, 10_000 * KB)) == 9
+            assert len(claimed(claimer, 10_000 * KB)) == 9
         threads.pipeline.leader.adoption.mark_in_doubt((0, 0))
         send(bus, "wake")
         eventually(lambda: sum(ran.values()) == 10)

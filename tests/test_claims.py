@@ -77,7 +77,7 @@ def test_claimers_never_share_and_never_fail(dsn: str, bus: CommandBus) -> None:
 def test_leases_begin_and_end_by_the_clock_and_not_by_their_transaction(
     bus: CommandBus, connection: psycopg.Connection, claimer: Claimer
 ) -> None:
-    """Now() is as old as the transaction in which somebody claims or renews."""
+    """now() is when the transaction began in which a worker claims or renews."""
     other = Claimer(connection)
     lease = "SELECT lease_until - interval '30 s' FROM cmdbus.ready"
 

@@ -113,7 +113,7 @@ def test_each_option_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
             assert f"CMDBUS_{name}" in (parameter.envvar or ())
     monkeypatch.setenv("CMDBUS_DOMAIN", "payments orders")
     monkeypatch.setenv("CMDBUS_DRAIN", "1")
-    monkeypatch.setenv("CMDBUS_VERSION", "1.2")  # somebody's own
+    monkeypatch.setenv("CMDBUS_VERSION", "1.2")  # of another program
     monkeypatch.setenv("CMDBUS_HELP", "1")
     assert settings_of().domains == ("payments", "orders")
     assert settings_of().drain

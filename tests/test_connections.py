@@ -165,7 +165,7 @@ def test_a_first_try_that_arrives_after_its_repetition_does_nothing(
 def test_a_repetition_of_what_landed_is_not_refused(
     bus: CommandBus, connection: psycopg.Connection, shut: dict[str, Any], own: UUID | None
 ) -> None:
-    """What it has sent itself made the domain full, or somebody shut it meanwhile."""
+    """Its own first try filled the domain, or an operator closed the domain meanwhile."""
     command, call = outgoing(own), new_attempt()
     assert refusals(connection, command, call, False) == [None]
     bus.configure("payments", **shut)

@@ -185,17 +185,17 @@ def test_ctrl_c_while_the_demo_is_still_imported_ends_it_with_a_sentence(home: P
 
 def test_a_demo_ends_with_the_terminal_that_it_was_started_in(home: Path) -> None:
     """And an ordinary HUP reloads its fleet."""
-    ours, theirs = (os.fdopen(end, "rb", buffering=0) for end in os.openpty())
+    controller, terminal = (os.fdopen(end, "rb", buffering=0) for end in os.openpty())
     # The leader of a session gets the terminal that it opens.
-    shell = ["/bin/sh", "-c", f'exec "$@" <{os.ttyname(theirs.fileno())}', "sh"]
+    shell = ["/bin/sh", "-c", f'exec "$@" <{os.ttyname(terminal.fileno())}', "sh"]
     options = ["--procs", "1", "--threads", "2"]
-    with ours, theirs, running(home, *options, command=[*shell, *SUPERVISE]) as demo:
+    with controller, terminal, running(home, *options, command=[*shell, *SUPERVISE]) as demo:
         demo.prints("500 Quick")
         demo.process.send_signal(signal.SIGHUP)
         log = home / "run" / "cmdbus" / "cmdbus.log"
         eventually(lambda: "worker 0 starts, pid" in log.read_text().partition("reload")[2])
-        ours.close()
-        theirs.close()
+        controller.close()
+        terminal.close()
         assert demo.process.wait(_WITHIN_S) == 0
     assert "The demo has stopped." in demo.stdout
 

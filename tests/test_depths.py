@@ -1,4 +1,4 @@
-"""How many commands wait, for who asks for it."""
+"""The counts of waiting commands, by domain and state."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ def test_a_flood_of_domains_does_not_fill_the_memory_of_who_counts_them(
 
 
 def test_the_oldest_snapshot_is_measured(dsn: str) -> None:
-    """It keeps dead rows, which slow everybody down; a transaction without does not."""
+    """It keeps dead rows, which slow all claims down; a transaction without one does not."""
     statements = ClaimStatements("cmdbus", 30)
     with (
         psycopg.connect(dsn, autocommit=True) as connection,

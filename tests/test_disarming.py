@@ -67,7 +67,7 @@ def test_while_all_are_busy_what_is_due_before_the_next_look_is_told_of(
 def test_what_was_being_scheduled_when_the_next_look_was_put_off_is_looked_for(
     steward: Steward, bus: CommandBus, sender: psycopg.Connection, parked: bool
 ) -> None:
-    """It is due after the look that was known to its sender, who notifies nobody;
+    """It is due after the look that was known to its sender, which notifies no node;
     and that look does not see it, because it is not committed."""
     steward.step(parked=parked, reads_at=NOW + 5)
     assert len(steward.rereads) == 1
@@ -81,7 +81,7 @@ def test_what_was_being_scheduled_when_the_next_look_was_put_off_is_looked_for(
     assert len(steward.rereads) == 2
     steward.step(parked=parked, reads_at=NOW + 7)
     steward.step(parked=parked, reads_at=NOW + 7)
-    assert len(steward.rereads) == 2, "earlier than was known, nobody is missed"
+    assert len(steward.rereads) == 2, "earlier than was known, no sender is missed"
 
 
 # Leader and steward, over the board.

@@ -65,5 +65,5 @@ def test_every_connection_gets_keepalives_unless_the_user_says_otherwise_and_set
     assert parts["tcp_user_timeout"] == "9000"
     assert parts["keepalives_idle"] == "2"
     options = parts["options"]
-    assert options.startswith("-c work_mem=1MB "), "so that ours win"
+    assert options.startswith("-c work_mem=1MB "), "so that those of the bus win"
     assert options.endswith("-c lock_timeout=1s -c default_transaction_isolation=read\\ committed")

@@ -202,7 +202,7 @@ def test_its_start_is_announced_in_one_line(
             "not durable (fsync off)"
         ]
         with EmbeddedPostgres(directory, durable=False):
-            assert len(caplog.messages) == 1, "who finds it running needs no word"
+            assert len(caplog.messages) == 1, "a user that finds it running logs nothing"
         monkeypatch.setenv("INVOCATION_ID", "of a unit")
         server.stop()
         server.start()

@@ -17,7 +17,7 @@ from cmdbus.embedded.programs import Programs, find_programs, within_reach
 
 pytestmark = pytest.mark.process
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 def answer_as(uid: int, dsn: str) -> str:

@@ -92,8 +92,8 @@ def test_it_is_live_while_the_supervisor_comes_back_in_time(board: Board) -> Non
         assert (live(board.snapshot(), NOW).status == 200) is good, state
     show(board, due=NOW - 7 * SECOND)
     assert reasons_of(live(board.snapshot(), NOW)) == (503, ["the supervisor is late by 7 s"])
-    with closing(Board.in_memory(1, 1)) as nobody:
-        assert reasons_of(live(nobody.snapshot(), NOW)) == (503, ["there is no supervisor"])
+    with closing(Board.in_memory(1, 1)) as unsupervised:
+        assert reasons_of(live(unsupervised.snapshot(), NOW)) == (503, ["there is no supervisor"])
 
 
 # Ready.
@@ -292,7 +292,7 @@ def test_histograms_are_cumulative_and_end_with_all(board: Board) -> None:
 
 
 def test_depths_are_those_of_the_database_and_none_while_it_is_not_known(board: Board) -> None:
-    """Whatever a domain is called that somebody else has put there."""
+    """Whatever the name of a domain that another program has written."""
     odd = 'od"d\\do\nmain{}, é'
     depths = {("payments", "ready"): 3, (odd, "troubleshooting"): 2}
     assert values(families(board, depths)["cmdbus_queue_depth"]) == {

@@ -49,10 +49,10 @@ def plain(dsn: str, **more: str) -> str:
 @contextmanager
 def database(guarded: Guarded, name: str) -> Iterator[str]:
     guarded.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
-    mine = plain(guarded.embedded.dsn, dbname=name)
-    install(mine)
+    own_dsn = plain(guarded.embedded.dsn, dbname=name)
+    install(own_dsn)
     try:
-        yield mine
+        yield own_dsn
     finally:
         guarded.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
 
@@ -103,7 +103,7 @@ def test_a_session_that_turns_read_only_is_left(guarded: Guarded) -> None:
             admin.execute(reload)
 
     reload = SQL("SELECT pg_reload_conf()")
-    with database(guarded, "turns_read_only") as mine, CommandBus(mine) as bus:
+    with database(guarded, "turns_read_only") as own_dsn, CommandBus(own_dsn) as bus:
         bus.send("payments", "Debit")
         try:
             guarded.execute(SQL("ALTER SYSTEM SET default_transaction_read_only = on"))

@@ -1,4 +1,4 @@
-"""The fence: what was lost is settled, renewed and released by nobody but its next claimer; and
+"""The fence: what was lost is settled, renewed and released by its next claimer alone; and
 where each outcome goes."""
 
 from concurrent.futures import ThreadPoolExecutor
@@ -84,13 +84,13 @@ def test_a_worker_that_lost_a_claim_settles_nothing(
     id_ = bus.send("payments", "Debit")
     lost = slow.claim_one()
     let_lease_end(connection)
-    mine = claimer.claim_one()
-    assert (mine.token, mine.losses) == (lost.token + 1, 1)
+    successor = claimer.claim_one()
+    assert (successor.token, successor.losses) == (lost.token + 1, 1)
     assert slow.settle(ended(lost, outcome)) == [lost]
     assert slow.renew(lost) == [lost]
     slow.release(lost)
     assert bus.query("payments")[0].status is Status.IN_PROGRESS
-    assert claimer.settle_and_claim([ended(mine)], want(1)) == []
+    assert claimer.settle_and_claim([ended(successor)], want(1)) == []
     assert bus.wait("payments", id_, 1).status is Status.COMPLETED
 
 
@@ -253,7 +253,7 @@ def test_a_claim_after_a_lease_ended_records_the_worker_that_lost_it(
 def test_a_late_settlement_is_not_claimed_again_by_its_own_round_trip(
     bus: CommandBus, connection: psycopg.Connection, slow: Claimer
 ) -> None:
-    """The lease is over, and nobody else has it yet."""
+    """Its lease has ended, and no other worker has claimed it yet."""
     id_ = bus.send("payments", "Debit")
     claim = slow.claim_one()
     let_lease_end(connection)

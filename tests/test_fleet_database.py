@@ -1,4 +1,5 @@
-"""A fleet whose database goes away and comes back: nobody is killed, charged, lost or doubled."""
+"""A fleet whose database goes away and returns: no process is killed, no command charged, lost or
+doubled."""
 
 import os
 import shutil
@@ -196,7 +197,7 @@ def test_no_command_completes_without_its_effect_after_a_restore_to_an_earlier_p
         assert effects(own.dsn) == 4
 
 
-def test_a_server_that_lets_nobody_write_is_away(own: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_a_server_that_lets_no_client_write_is_away(own: EmbeddedPostgres, tmp_path: Path) -> None:
     """In the middle of a session, for new ones, and for a worker that boots then."""
     with supervised(own.dsn, tmp_path) as fleet:
         before, steward = fleet.pids(), fleet.steward()
@@ -218,7 +219,7 @@ def test_a_server_that_lets_nobody_write_is_away(own: EmbeddedPostgres, tmp_path
         assert len(fleet.messages(level="error")) == 1, "that one was killed"
 
 
-def test_an_outage_that_is_longer_than_the_watchdog_kills_nobody(
+def test_an_outage_that_is_longer_than_the_watchdog_kills_no_process(
     own: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     """Nobody is killed, the log is not flooded, work resumes by itself. And

@@ -128,13 +128,13 @@ def finished_in(fleet: Fleet, pid: int) -> bool:
     return any(key.state is ClaimState.FINISHED for seat in seats for key in seat.claims)
 
 
-@pytest.mark.parametrize("everybody", [False, True], ids=["supervisor", "everybody"])
+@pytest.mark.parametrize("with_children", [False, True], ids=["supervisor", "all"])
 def test_a_new_supervisor_hands_back_what_a_killed_one_has_left(
-    fleet: Fleet, dsn: str, everybody: bool
+    fleet: Fleet, dsn: str, with_children: bool
 ) -> None:
     """No worker outlives it, and a new one is not blocked by its pidfile."""
     ids = fleet.start_gates(4) + fleet.send("Debit", 4, delay=1)
-    kill([fleet.pid, *(pid for pid in fleet.living() if everybody and pid != fleet.pid)])
+    kill([fleet.pid, *(pid for pid in fleet.living() if with_children and pid != fleet.pid)])
     assert fleet.wait() == -signal.SIGKILL
     eventually(lambda: not fleet.living())
     assert fleet.outcomes(ids)["IN_PROGRESS", 1] == 4, fleet.outcomes(ids)

@@ -87,7 +87,7 @@ def test_a_fleet_whose_threads_all_hang_heals(fleet: Fleet) -> None:
 
 
 def test_a_command_that_crashes_its_process_is_found_among_innocent_ones(fleet: Fleet) -> None:
-    """Whoever ran beside it runs again, and who crashes alone is guilty."""
+    """Commands of the same process run again; the one that crashes alone is the cause."""
     innocents = fleet.send("Debit", 100, data=0.01)
     crashing = [fleet.send(type)[0] for type in ("Segfault", "Abort", "Leave")]
     innocents += fleet.send("Debit", 100, data=0.01)
@@ -140,9 +140,9 @@ def test_a_suspect_that_times_out_alone_is_no_crash_of_its_process(fleet: Fleet)
 
 @pytest.mark.fleet(procs=3)
 def test_a_process_that_does_not_come_back_is_replaced(fleet: Fleet) -> None:
-    """Who holds the GIL is found by the processor that it burns, and charged, with a
-    stack that no Python could write. A stopped process charges nobody. Their
-    neighbours run again, and the third process stays."""
+    """The command that holds the GIL is found by its CPU time, and charged, with a stack
+    that no Python could write. A stopped process charges no command. The other
+    commands run again, and the third process stays."""
     before = fleet.pids()
     innocents = fleet.start_gates(11)
     (id,) = fleet.send("HoldGil", max_attempts=1)
@@ -196,7 +196,7 @@ def test_a_command_that_replaces_the_clock_and_hangs_is_given_up(fleet: Fleet) -
 
 
 @pytest.mark.fleet(watchdog_timeout=2.1)
-def test_nobody_is_killed_because_the_supervisor_was_stopped(fleet: Fleet) -> None:
+def test_no_process_is_killed_because_the_supervisor_was_stopped(fleet: Fleet) -> None:
     """First it alone, then the whole fleet, for longer than the watchdog."""
     before = fleet.pids()
     kill(fleet.pid, signal.SIGSTOP)
@@ -204,7 +204,7 @@ def test_nobody_is_killed_because_the_supervisor_was_stopped(fleet: Fleet) -> No
     fleet.await_completed(ids)
     stay_stopped([fleet.pid], 2.6)
     fleet.await_saying("the supervisor stalled")
-    # Some with a long timeout, some whose time is over before anybody runs again, and some
+    # Some with a long timeout, some whose time is over before any process runs again, and some
     # whose idle transactions the server ends meanwhile.
     gates, waits = fleet.send("Gate", 3, data="open"), fleet.send("Wait", 3, data="open")
     eventually(lambda: len(fleet.executing("Gate") + fleet.executing("Wait")) == 6)

@@ -142,9 +142,9 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
     for path in places:
         path.mkdir()
     app, schema, usage = places
-    write_app(app, "import a_module_that_nobody_has")
+    write_app(app, "import a_module_that_is_missing")
     cases: tuple[tuple[Path, str, dict[str, Any], int, str], ...] = (
-        (app, dsn, {}, 3, "a_module_that_nobody_has"),
+        (app, dsn, {}, 3, "a_module_that_is_missing"),
         (schema, empty_dsn, {}, 3, "cmdbus init"),
         (usage, dsn, {"thread_timeout": 1}, 3, "--visibility-timeout"),
         (usage, dsn, {"threads": 0}, 2, "--threads"),

@@ -94,7 +94,7 @@ def test_a_killed_process_loses_at_most_the_counts_of_its_last_round_trip(fleet:
 
 
 def test_probes_are_answered_whoever_hangs_or_is_away(dsn: str, tmp_path: Path) -> None:
-    """Each within the patience of who asks."""
+    """Each within the timeout of its client."""
     with ExitStack() as network:
         proxy = network.enter_context(Proxy(dsn))
         # Not alone: whether it leaves sessions cannot be asked once its database is away.

@@ -161,7 +161,7 @@ def test_processes_are_replaced_at_their_maximum_age(fleet: Fleet) -> None:
 
 @pytest.mark.fleet(**QUICK)
 def test_a_degraded_process_is_replaced_while_another_is_healthy(fleet: Fleet) -> None:
-    """Gently. If all are degraded the cause is outside, and nobody is replaced."""
+    """Gently. If all are degraded the cause is outside, and no process is replaced."""
     before = fleet.pids()
     fleet.send("Fail", 200)
     eventually(lambda: {s.health for s in fleet.workers().values()} == {"DEGRADED"})

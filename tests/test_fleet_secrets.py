@@ -31,7 +31,7 @@ def pages(fleet: Fleet) -> Iterator[str]:
 
 
 def texts(fleet: Fleet) -> Iterator[tuple[str, str]]:
-    """What anybody can read of it, with where that is."""
+    """What any user can read of it, with where that is."""
     for pid in fleet.living():
         yield "process list", Path(f"/proc/{pid}/cmdline").read_text()
     yield "page", "".join(pages(fleet))

@@ -26,8 +26,8 @@ assert "cmdbus.worker.boot.process" not in sys.modules
 class Manager:
     """Reads what the supervisor sends; each line with the time at which it was read."""
 
-    def __init__(self, ours: socket.socket) -> None:
-        self._ours = ours
+    def __init__(self, receiver: socket.socket) -> None:
+        self._receiver = receiver
         self._lines: list[tuple[float, str]] = []
 
     def lines(self) -> list[str]:
@@ -44,7 +44,7 @@ class Manager:
     def _read(self) -> None:
         while True:
             try:
-                datagram = self._ours.recv(4096)
+                datagram = self._receiver.recv(4096)
             except BlockingIOError:
                 return
             self._lines += [(time.monotonic(), line) for line in datagram.decode().split("\n")]
@@ -52,14 +52,14 @@ class Manager:
 
 @pytest.fixture
 def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         name = f"cmdbus-test-{uuid4().hex}"
-        ours.bind(f"\0{name}")
-        ours.setblocking(False)
+        receiver.bind(f"\0{name}")
+        receiver.setblocking(False)
         monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
         monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
         monkeypatch.delenv("WATCHDOG_PID", raising=False)
-        yield Manager(ours)
+        yield Manager(receiver)
 
 
 @pytest.mark.fleet(started=False)

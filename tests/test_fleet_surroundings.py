@@ -61,7 +61,7 @@ def test_a_fleet_runs_without_anybody_who_reads_its_log(fleet: Fleet, kind: str)
 
 
 def test_a_fleet_whose_runtime_directory_is_removed_goes_on(fleet: Fleet) -> None:
-    """It replaces who dies, rolls, and stops well."""
+    """It replaces dead processes, reloads, and stops well."""
     fleet.look()
     shutil.rmtree(fleet.directory)
     assert_goes_on(fleet)
@@ -71,7 +71,7 @@ def test_a_fleet_whose_runtime_directory_is_removed_goes_on(fleet: Fleet) -> Non
     assert len(fleet.logged("is gone or cannot be written: stacks go to the log")) == 1
 
 
-def test_pipes_and_huge_files_where_stacks_are_written_keep_nobody_waiting(fleet: Fleet) -> None:
+def test_pipes_and_huge_files_where_stacks_are_written_keep_no_other_waiting(fleet: Fleet) -> None:
     """Neither the supervisor, which reads them, nor a process that is to write them."""
     stacks = fleet.directory / "cmdbus.stacks"
     for number, path in enumerate(sorted(stacks.iterdir())):
@@ -101,12 +101,12 @@ def test_fleets_of_different_names_share_a_database_and_a_directory(
         unstarted(dsn, tmp_path, alone=False) as first,
     ):
         second.start()
-        theirs = second.wait_until_ready()
+        second_pids = second.wait_until_ready()
         ids = second.start_gates(4)
         first.start()
         first.wait_until_ready()
         ids += first.send("Debit", 100, data=0.01)
-        assert second.pids() == theirs
+        assert second.pids() == second_pids
         assert len(second.executing("Gate")) == 4
         kill([second.pid, *second.living()])
         second.wait()

@@ -1,5 +1,5 @@
-"""A fleet's wake-ups: one listener, one byte, one process; nothing is lost, and nobody looks
-in vain for long."""
+"""A fleet's wake-ups: one listener, one byte, one process; nothing is lost, and no
+process claims in vain for long."""
 
 import signal
 import threading

@@ -44,7 +44,7 @@ RUNNING = {0: 11, 1: 12}
         "less",
         "both",
         "the main thread",
-        "nobody",
+        "none",
         "gone",
     ],
 )

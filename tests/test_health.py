@@ -87,7 +87,7 @@ def test_events_further_apart_than_the_window_never_add_up() -> None:
         assert health_of(process, number * WINDOW / 3) is Health.HEALTHY
 
 
-def test_while_the_database_is_away_nobody_is_judged_and_nothing_counts() -> None:
+def test_while_the_database_is_away_no_health_is_judged_and_nothing_counts() -> None:
     process = ProcessHealth()
     process.stuck(0)
     for _ in range(8):

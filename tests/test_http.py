@@ -150,8 +150,8 @@ def test_a_head_that_is_too_long_is_refused(port: int) -> None:
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
-def test_slow_clients_keep_nobody_waiting_and_make_room(port: int) -> None:
-    """More of them than are served at once, who send or read nothing."""
+def test_slow_clients_keep_no_other_waiting_and_make_room(port: int) -> None:
+    """More clients than are served at a time, which send or read nothing."""
     with ExitStack() as stack:
         slow = [stack.enter_context(closing(connect(port))) for _ in range(100)]
         for number, client in enumerate(slow):
@@ -186,7 +186,7 @@ def test_many_clients_at_once_are_all_answered(port: int) -> None:
     assert [answer[-len(PAGE) :] == PAGE.encode() for answer in answers] == [True] * 640
 
 
-def test_a_client_that_goes_away_harms_nobody(port: int) -> None:
+def test_a_client_that_goes_away_harms_no_other(port: int) -> None:
     for _ in range(50):
         with connect(port) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

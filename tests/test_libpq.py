@@ -95,8 +95,8 @@ def test_a_handler_writes_where_psql_does(
     def debit(command: Command, context: Context) -> None:
         context.connection.execute("INSERT INTO effect VALUES (gen_random_uuid(), 1)")
 
-    with CommandBus(where) as theirs, running(where, handling(debit, retry=ONCE), concurrency=1):
-        record = theirs.wait("payments", theirs.send("payments", "Debit"))
+    with CommandBus(where) as tenant, running(where, handling(debit, retry=ONCE), concurrency=1):
+        record = tenant.wait("payments", tenant.send("payments", "Debit"))
         assert record.status == "COMPLETED", record
     assert rows(dsn, "SELECT count(*) FROM tenant.effect") == [(1,)]
 
@@ -176,16 +176,16 @@ def test_settings_of_the_database_break_no_command(dsn: str, bus: CommandBus) ->
         return scalar(context.connection, "SELECT '03.04.2026'::date::text")
 
     with (
-        CommandBus(dsn) as theirs,
+        CommandBus(dsn) as later,
         running(dsn, handling(debit, retry=SOON), concurrency=2),
     ):
-        sent = theirs.send("payments", "Debit", {"text": "a\\b'\"ä"}, delay=0.01)
-        record = theirs.wait("payments", sent)
+        sent = later.send("payments", "Debit", {"text": "a\\b'\"ä"}, delay=0.01)
+        record = later.wait("payments", sent)
         assert (record.status, record.attempts) == ("COMPLETED", 2), record
         assert record.result == "2026-04-03", "an ambiguous date is read as the database says"
         assert record.data == {"text": "a\\b'\"ä"}
-        assert len(theirs.audit("payments", sent)) >= 4
-        assert [found.command_id for found in theirs.query("payments")] == [sent]
+        assert len(later.audit("payments", sent)) >= 4
+        assert [found.command_id for found in later.query("payments")] == [sent]
 
 
 def test_a_command_is_tried_before_the_first_start(dsn: str, bus: CommandBus) -> None:

@@ -103,14 +103,14 @@ def test_many_that_write_into_the_last_room_of_a_pipe_do_not_wait_for_each_other
 
 def test_a_socket_that_is_not_read_drops_lines_too() -> None:
     """What stderr is under a service manager."""
-    ours, theirs = socket.socketpair()
+    reader, writer = socket.socketpair()
 
     def run() -> None:
         for _ in range(2_000):
             logger.info("x" * 200)
 
-    with ours, theirs:
-        child = with_stderr(run, theirs.fileno())
+    with reader, writer:
+        child = with_stderr(run, writer.fileno())
         assert ended(child) == ExitStatus(0, 0)
 
 

@@ -1,4 +1,4 @@
-"""One event, one line, whole or not at all; and nobody waits for who reads it."""
+"""One event, one line, whole or not at all; and no thread waits for its reader."""
 
 import logging
 import logging.config
@@ -160,12 +160,12 @@ def test_a_line_of_ours_also_reaches_the_applications_handlers_and_stderr_once()
         given = logging.StreamHandler(sys.__stderr__)
         given.setFormatter(JsonFormatter())
         logger.info("before")
-        logging.getLogger("theirs").info("also theirs")
+        logging.getLogger("library").info("of a library")
         logging.getLogger().addHandler(given)
         logger.info("after")
 
     messages = [event["message"] for event in logged(run)]
-    assert messages == ["before", "also theirs", "after", "after"]
+    assert messages == ["before", "of a library", "after", "after"]
 
 
 class Shipping(logging.Handler):
@@ -216,11 +216,11 @@ def test_the_applications_handlers_get_the_last_lines_of_a_process_too() -> None
         given = logging.StreamHandler(sys.__stderr__)
         given.setFormatter(JsonFormatter())
         logging.getLogger().addHandler(given)
-        logging.getLogger("theirs").info("theirs")
-        logger.info("ours")
+        logging.getLogger("library").info("of a library")
+        logger.info("of the bus")
 
     messages = [event["message"] for event in logged(run)]
-    assert messages == ["theirs", "theirs", "ours", "ours"]
+    assert messages == ["of a library"] * 2 + ["of the bus"] * 2
 
 
 @pytest.mark.process
@@ -231,7 +231,9 @@ def test_a_line_is_written_whatever_number_the_descriptor_has() -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-        logging.config.dictConfig({"version": 1, "root": {"handlers": []}})  # closes ours
+        logging.config.dictConfig(
+            {"version": 1, "root": {"handlers": []}}
+        )  # closes that of the bus
         logger.info("from above %s", opened[-1] // 1024)
 
     with tempfile.TemporaryFile() as stderr:

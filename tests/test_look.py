@@ -1,4 +1,4 @@
-"""Looking at commands and steering them, while nobody runs any."""
+"""Reading commands and steering them, while no worker runs."""
 
 import threading
 from datetime import UTC, datetime, timedelta
@@ -295,16 +295,16 @@ def test_impossible_settings_are_refused(settings: dict[str, object], sentence: 
 
 
 def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
-    with CommandBus(dsn, purge_allowed=True) as bus, psycopg.connect(dsn) as mine:
-        id_ = bus.send("payments", "Debit", connection=mine)
-        bus.configure("payments", max_depth=5, connection=mine)
-        bus.pause("payments", connection=mine)
-        assert bus.snapshot("payments", connection=mine)["depth"] == 1
-        assert [record.command_id for record in bus.query(connection=mine)] == [id_]
-        assert len(bus.audit("payments", id_, connection=mine)) == 1
-        bus.resume("payments", connection=mine)
-        assert bus.purge("payments", connection=mine) == 1
-        mine.rollback()
+    with CommandBus(dsn, purge_allowed=True) as bus, psycopg.connect(dsn) as connection:
+        id_ = bus.send("payments", "Debit", connection=connection)
+        bus.configure("payments", max_depth=5, connection=connection)
+        bus.pause("payments", connection=connection)
+        assert bus.snapshot("payments", connection=connection)["depth"] == 1
+        assert [record.command_id for record in bus.query(connection=connection)] == [id_]
+        assert len(bus.audit("payments", id_, connection=connection)) == 1
+        bus.resume("payments", connection=connection)
+        assert bus.purge("payments", connection=connection) == 1
+        connection.rollback()
         assert bus.snapshot("payments")["depth"] == 0
         assert bus.get("payments", id_) is None
 

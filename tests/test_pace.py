@@ -5,7 +5,7 @@ from cmdbus.worker.pipeline.prefetch_policy import MAX_PREFETCH, PrefetchPolicy
 
 def test_a_type_is_quick_after_a_quick_run_and_not_after_a_slow_one() -> None:
     prefetch = PrefetchPolicy()
-    assert not prefetch.is_quick("payments", "Debit"), "nobody knows yet"
+    assert not prefetch.is_quick("payments", "Debit"), "it has never run"
     prefetch.ran("payments", "Debit", 0.049)
     assert prefetch.is_quick("payments", "Debit")
     prefetch.ran("payments", "Slow", 0.05)

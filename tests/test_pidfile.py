@@ -40,24 +40,24 @@ def test_what_an_earlier_process_left_in_a_pidfile_is_no_obstacle(path: Path, le
 
 
 def test_a_second_supervisor_is_refused_with_the_pid_of_the_first(path: Path) -> None:
-    with closing(Pidfile(path, "ours")):
-        sentence = f"a supervisor named 'ours' runs already (pid {os.getpid()}): stop it, or "
+    with closing(Pidfile(path, "shop")):
+        sentence = f"a supervisor named 'shop' runs already (pid {os.getpid()}): stop it, or "
         with pytest.raises(BoardError, match=re.escape(sentence)):
-            Pidfile(path, "ours")
+            Pidfile(path, "shop")
         assert path.read_text() == f"{os.getpid()}\n"
-    with closing(Pidfile(path, "ours")):
+    with closing(Pidfile(path, "shop")):
         pass
 
 
 def test_garbage_in_a_locked_one_is_not_shown(path: Path) -> None:
-    with closing(Pidfile(path, "ours")):
+    with closing(Pidfile(path, "shop")):
         path.write_bytes(b"\x1b[31m\xff")
         with pytest.raises(BoardError, match=r"\(pid unknown\)"):
-            Pidfile(path, "ours")
+            Pidfile(path, "shop")
 
 
 def test_a_removed_one_is_put_back_with_its_lock_under_the_same_descriptor(path: Path) -> None:
-    with closing(Pidfile(path, "ours")) as pidfile:
+    with closing(Pidfile(path, "shop")) as pidfile:
         path.unlink()
         before = pidfile.descriptors
         pidfile.keep()
@@ -65,14 +65,14 @@ def test_a_removed_one_is_put_back_with_its_lock_under_the_same_descriptor(path:
         assert not os.get_inheritable(pidfile.descriptor)
         assert path.read_text() == f"{os.getpid()}\n"
         with pytest.raises(BoardError, match="runs already"):
-            Pidfile(path, "ours")
+            Pidfile(path, "shop")
     assert not path.exists()
 
 
 def test_a_kept_one_and_its_board_do_not_get_old(tmp_path: Path, path: Path) -> None:
     board = tmp_path / "cmdbus.board"
     Board.create(board, seats=1, slots=1).close()
-    with closing(Pidfile(path, "ours")) as pidfile:
+    with closing(Pidfile(path, "shop")) as pidfile:
         pidfile.hold_board(board)
         for file in (path, board):
             os.utime(file, (1, 1))
@@ -81,9 +81,9 @@ def test_a_kept_one_and_its_board_do_not_get_old(tmp_path: Path, path: Path) -> 
 
 
 def test_one_that_another_supervisor_has_made_meanwhile_is_left_to_it(path: Path) -> None:
-    with closing(Pidfile(path, "ours")) as first:
+    with closing(Pidfile(path, "shop")) as first:
         path.unlink()
-        with closing(Pidfile(path, "ours")) as second:
+        with closing(Pidfile(path, "shop")) as second:
             with pytest.raises(NameTakenError):
                 first.keep()
             second.keep()
@@ -94,15 +94,15 @@ def test_a_board_that_is_held_is_not_free_whatever_became_of_the_pidfile(
     tmp_path: Path, path: Path
 ) -> None:
     at = tmp_path / "cmdbus.board"
-    check_free(at, "ours")
+    check_free(at, "shop")
     with closing(Board.create(at, seats=1, slots=1)) as board:
         board.supervise(pid=os.getpid(), state=SupervisorState.RUNNING, since=1, due=1)
-        with closing(Pidfile(path, "ours")) as pidfile:
+        with closing(Pidfile(path, "shop")) as pidfile:
             pidfile.hold_board(at)
             path.unlink()
             with pytest.raises(NameTakenError, match=rf"\(pid {os.getpid()}\)"):
-                check_free(at, "ours")
-        check_free(at, "ours")
+                check_free(at, "shop")
+        check_free(at, "shop")
 
 
 def test_a_check_of_the_name_never_refuses_a_supervisor_that_starts(path: Path) -> None:
@@ -112,13 +112,13 @@ def test_a_check_of_the_name_never_refuses_a_supervisor_that_starts(path: Path) 
     def check() -> None:
         while not over.is_set():
             with suppress(NameTakenError):
-                check_free(path, "ours")
+                check_free(path, "shop")
 
     checker = threading.Thread(target=check)
     checker.start()
     try:
         for _ in range(200):
-            with closing(Pidfile(path, "ours")) as pidfile:
+            with closing(Pidfile(path, "shop")) as pidfile:
                 path.unlink()
                 pidfile.keep()
     finally:
@@ -188,7 +188,7 @@ def test_a_child_that_a_killed_one_had_just_forked_is_waited_for(path: Path) -> 
         if os.fork() == 0:
             os.close(keeper)
             os.write(teller, b"!")
-            os.read(kept, 1)  # until nobody has the other end
+            os.read(kept, 1)  # until the other end is closed
         else:
             signal.pause()
         return 0
@@ -222,7 +222,7 @@ def test_one_whose_directory_was_removed_closes_and_leaves_the_next_ones_file(pa
 
 @pytest.mark.process
 def test_of_processes_that_race_for_a_pidfile_never_two_hold_it(path: Path, tmp_path: Path) -> None:
-    """Each of four takes it 100 times, while the others do; who has it has it alone."""
+    """Each of four takes it 100 times, while the others do; no two hold it at a time."""
     alone = tmp_path / "alone"
 
     def race() -> int:

@@ -68,7 +68,7 @@ class BusyFleet:
         left = [self.failpoints.arm("cmdbus", name, what) for name in names]
         deadline = time.monotonic() + WITHIN_S
         while left:
-            assert time.monotonic() < deadline, f"nobody came to {[path.name for path in left]}"
+            assert time.monotonic() < deadline, f"no process came to {[path.name for path in left]}"
             self._tend()
             with suppress(AssertionError):
                 eventually(partial(any_hit, left), 0.2)
@@ -93,7 +93,7 @@ class BusyFleet:
         self.sent += self.fleet.send("Noop", 2, delay=0.05)
 
     def _lure(self, left: set[str]) -> None:
-        """A steward that begins arms; who dies is reaped, rescued, and has a successor."""
+        """A steward that begins arms; a process that dies is reaped, rescued, and replaced."""
         wanted = Role.STEWARD if points.ARMED in left else Role.WORKER
         if not left - {*OF_WORKERS, points.PROMOTED} or not self.fleet.running:
             return

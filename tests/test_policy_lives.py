@@ -120,7 +120,7 @@ class World:
         ]
 
     def hurt(self) -> None:
-        """Something happens to somebody."""
+        """Something happens to a process."""
         if not self.processes:
             return
         index = self.dice.choice(list(self.processes))

@@ -188,10 +188,10 @@ def replacing(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "who"), [("ROLE", "set for the role"), ("DATABASE", "set for the database")]
+    ("kind", "source"), [("ROLE", "set for the role"), ("DATABASE", "set for the database")]
 )
 def test_behind_a_pooler_the_settings_of_role_and_database_are_found(
-    guarded: Guarded, kind: str, who: str
+    guarded: Guarded, kind: str, source: str
 ) -> None:
     """The server's effective value, with pooler, role and database."""
     with guarded.role("worker") as dsn:
@@ -205,7 +205,7 @@ def test_behind_a_pooler_the_settings_of_role_and_database_are_found(
         with Proxy(dsn, drop_options) as pooler:
             found = checks(pooler.dsn)["timeouts"]
             assert found.finding is FATAL
-            assert f"statement_timeout is 60 s ({who})" in found.sentence
+            assert f"statement_timeout is 60 s ({source})" in found.sentence
             assert "SET statement_timeout = '25s'" in found.fix
             guarded.alter(kind, dsn, "SET statement_timeout = '25s'")
             assert troubles(pooler.dsn) == []

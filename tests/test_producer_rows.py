@@ -71,13 +71,13 @@ def copy(connection: psycopg.Connection, line: str) -> None:
 def test_a_large_compressed_payload_counts_as_it_is_read(dsn: str) -> None:
     """A row that takes 0.2 MB in its table, and 17 MB in the memory of its readers."""
     with role(dsn, "producer") as producer:
-        producer.execute("CREATE TEMP TABLE mine (data json)")
-        producer.execute("""INSERT INTO mine SELECT to_json(repeat('a', 17 * 1024 * 1024))""")
+        producer.execute("CREATE TEMP TABLE oversized (data json)")
+        producer.execute("""INSERT INTO oversized SELECT to_json(repeat('a', 17 * 1024 * 1024))""")
         with pytest.raises(psycopg.errors.CheckViolation):
             producer.execute(
                 "INSERT INTO cmdbus.ready (domain, priority, command_id, type, data,"
                 " correlation_id) SELECT 'payments', 5, gen_random_uuid(), 'Debit', data,"
-                " gen_random_uuid() FROM mine"
+                " gen_random_uuid() FROM oversized"
             )
 
 

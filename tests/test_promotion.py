@@ -292,9 +292,9 @@ def test_two_concurrent_promotions_move_each_command_once(
     fill(connection, "payments", 5, 5_000)
 
     def promote() -> None:
-        with connect(dsn) as mine:
+        with connect(dsn) as own_connection:
             timers = Timers(ClaimStatements("cmdbus", 30), ["payments"], ["payments Debit"])
-            while timers.promote_and_read(mine, leases=False) == 0.0:
+            while timers.promote_and_read(own_connection, leases=False) == 0.0:
                 pass
 
     with beside(promote), beside(promote):

@@ -42,7 +42,7 @@ class Held:
             assert self._go.wait(20)
 
     def wait(self) -> None:
-        assert self._there.wait(10), f"nobody has reached {self._point}"
+        assert self._there.wait(10), f"no thread has reached {self._point}"
 
     def let_go(self) -> None:
         self._go.set()
@@ -146,8 +146,8 @@ def test_sessions_that_end_at_a_point_cost_no_command_and_double_none(
 
 
 def test_an_outcome_that_cannot_be_settled_holds_up_no_other(dsn: str, bus: CommandBus) -> None:
-    """One that the server refuses goes to a person, and one whose row a stranger holds
-    is settled when he lets it go."""
+    """One that the server refuses goes to troubleshooting, and one whose row another session
+    has locked is settled when that ends."""
     ids = bus.send_many([SendRequest("payments", "Debit")] * 4)
     statements, telemetry = ClaimStatements("cmdbus", 30), _telemetry_of_one()
     held_claims = InFlight(statements, telemetry.seat)

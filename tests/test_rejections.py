@@ -141,14 +141,14 @@ def test_a_queue_that_is_locked_sends_no_command_to_troubleshooting(
 ) -> None:
     bus.send_many([SendRequest("payments", "Good")] * 5)
     narrowing, taken = Narrowing(ClaimStatements("cmdbus", 30.0)), list[Claim]()
-    with connect(dsn) as mine, psycopg.connect(dsn) as locking:
-        mine.execute("SET lock_timeout = '50ms'")
+    with connect(dsn) as connection, psycopg.connect(dsn) as locking:
+        connection.execute("SET lock_timeout = '50ms'")
         locking.execute("LOCK TABLE cmdbus.ready IN SHARE MODE")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            narrowing.claim(mine, GOOD, taken.extend)
+            narrowing.claim(connection, GOOD, taken.extend)
         locking.rollback()
         assert bus.troubleshooting.count("payments") == 0
-        assert narrowing.claim(mine, GOOD, taken.extend) == len(taken) == 5
+        assert narrowing.claim(connection, GOOD, taken.extend) == len(taken) == 5
 
 
 def test_a_command_that_needs_more_temporary_files_than_the_role_may_have_stops_no_others(
@@ -174,14 +174,14 @@ def test_a_server_that_stalls_sends_no_command_to_troubleshooting(
 ) -> None:
     bus.send_many([SendRequest("payments", "Good")] * 3)
     narrowing, taken = Narrowing(ClaimStatements("cmdbus", 30.0)), list[Claim]()
-    with connect(dsn) as mine, psycopg.connect(dsn) as stalling:
-        mine.execute("SET statement_timeout = '100ms'")
+    with connect(dsn) as connection, psycopg.connect(dsn) as stalling:
+        connection.execute("SET statement_timeout = '100ms'")
         stalling.execute("LOCK TABLE cmdbus.ready IN EXCLUSIVE MODE")
-        assert narrowing.claim(mine, GOOD, taken.extend) == 0
+        assert narrowing.claim(connection, GOOD, taken.extend) == 0
         stalling.rollback()
-        mine.execute("SET statement_timeout = '20s'")
-        narrowing.claim(mine, GOOD, taken.extend)
-        narrowing.claim(mine, GOOD, taken.extend)
+        connection.execute("SET statement_timeout = '20s'")
+        narrowing.claim(connection, GOOD, taken.extend)
+        narrowing.claim(connection, GOOD, taken.extend)
         assert len(taken) == 3
         assert bus.troubleshooting.count("payments") == 0
 

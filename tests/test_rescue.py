@@ -185,8 +185,8 @@ def test_what_lies_in_a_dead_clients_socket_claims_nothing_for_the_dead(
             pass
         active = "SELECT 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(1)'"
         eventually(lambda: rows(dsn, active + " AND state = 'active'"))
-        with socket.socket(fileno=os.dup(pgconn.socket)) as ours:
-            ours.shutdown(socket.SHUT_RDWR)  # as when its client was killed
+        with socket.socket(fileno=os.dup(pgconn.socket)) as client:
+            client.shutdown(socket.SHUT_RDWR)  # as when its client was killed
         result = rescued(dsn, gone.death())
         gone.session.close()
         assert (ids(result.released), result.sessions_ended) == (ids([claim]), True)
@@ -291,9 +291,9 @@ def test_a_workers_rights_suffice_for_what_is_in_the_tables(dsn: str, bus: Comma
 def test_another_schemas_worker_of_the_same_number_is_left_alone(dsn: str, bus: CommandBus) -> None:
     """Incarnations are numbered by schema."""
     with dead(dsn) as gone:
-        theirs = ClaimStatements("second", 30)
-        theirs.incarnation = gone.statements.incarnation
-        with connect(dsn, application_name=theirs.application_name) as same_number:
+        other_schema = ClaimStatements("second", 30)
+        other_schema.incarnation = gone.statements.incarnation
+        with connect(dsn, application_name=other_schema.application_name) as same_number:
             assert rescued(dsn, gone.death()) == Rescued()
             assert same_number.execute("SELECT 1").fetchone() == (1,)
 

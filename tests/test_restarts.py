@@ -64,7 +64,7 @@ def test_having_been_ready_for_a_while_ends_no_row() -> None:
     pauses = []
     for _ in range(6):
         pauses.append(restarts.exited_early(A, now, 0.0))
-        now += pauses[-1] + 20  # That death was not early, and nobody tells of it.
+        now += pauses[-1] + 20  # That exit was not early, and is not counted.
         now += 3
     assert all(earlier < later for earlier, later in pairwise(pauses))
 

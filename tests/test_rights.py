@@ -188,9 +188,10 @@ def test_an_operator_looks_and_decides_and_sends_nothing(dsn: str) -> None:
         ids = bus.send_many([SendRequest("payments", "Debit", reply_to="orders")] * 3)
         move_to_troubleshooting(dsn)
         ids.append(bus.send("payments", "Debit"))
-        mine: dict[str, Any] = {"connection": connection}
-        queue, resolution = bus.troubleshooting, {"operator": "ann", **mine}
-        assert [len(queue.list(**mine)), queue.count(**mine), len(bus.query(**mine))] == [3, 3, 4]
+        session: dict[str, Any] = {"connection": connection}
+        queue, resolution = bus.troubleshooting, {"operator": "ann", **session}
+        assert len(queue.list(**session)) == queue.count(**session) == 3
+        assert len(bus.query(**session)) == 4
         queue.retry("payments", ids[0], **resolution)
         queue.cancel("payments", ids[1], **resolution)
         assert queue.complete_all(**resolution) == 1
@@ -198,14 +199,14 @@ def test_an_operator_looks_and_decides_and_sends_nothing(dsn: str) -> None:
         bus.pause("payments", **resolution)
         bus.resume("payments", **resolution)
         bus.configure("payments", max_depth=10, **resolution)
-        assert [event.operator for event in bus.domain_audit("payments", **mine)] == ["ann"] * 3
-        assert bus.snapshot("payments", **mine)["depth"] == 1
+        assert [event.operator for event in bus.domain_audit("payments", **session)] == ["ann"] * 3
+        assert bus.snapshot("payments", **session)["depth"] == 1
         bus.reschedule("payments", ids[0], delay=60, **resolution)
-        assert bus.count_waiting("payments", **mine) == 1
+        assert bus.count_waiting("payments", **session) == 1
         assert bus.cancel_all("payments", **resolution) == 1
-        [record] = bus.domains("payments", **mine)
+        [record] = bus.domains("payments", **session)
         assert record.keep == timedelta(days=7)
-        assert len(bus.audit("payments", ids[1], **mine)) == 3
+        assert len(bus.audit("payments", ids[1], **session)) == 3
         for query in (
             "UPDATE cmdbus.domain SET paused = true",
             "DELETE FROM cmdbus.domain_event",
@@ -239,13 +240,13 @@ def test_a_monitor_counts_with_the_operators_command(dsn: str) -> None:
         move_to_troubleshooting(dsn)
         bus.send_many([SendRequest("payments", "Debit")] * 2)
         [[name]] = connection.execute("SELECT current_user").fetchall()
-        mine = make_conninfo(dsn, options=f"-c role={name}")
+        role_dsn = make_conninfo(dsn, options=f"-c role={name}")
         for command in ("status", "domain list", "tsq summary"):
-            shown = here(*command.split(), "--dsn", mine)
+            shown = here(*command.split(), "--dsn", role_dsn)
             assert shown.exit_code == 0 and "payments" in shown.stdout, shown.stderr
         assert bus.snapshot("payments", connection=connection)["depth"] == 2
         for command in ("list", "tsq list", f"get payments {troubled}"):
-            done = here(*command.split(), "--dsn", mine)
+            done = here(*command.split(), "--dsn", role_dsn)
             assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
             grant = f"as the owner of the schema, run cmdbus init --operator {name}\n"
             assert "that roles of the kind operator have: use one of them" in done.stderr

@@ -1,4 +1,4 @@
-"""The runtime directory: the same for who writes and who reads, and nobody else's."""
+"""The runtime directory: the same for its writers and readers, and closed to other users."""
 
 import os
 import stat

@@ -45,10 +45,10 @@ def test_a_schema_that_holds_something_else_is_refused(empty_dsn: str) -> None:
             install(empty_dsn, "public")
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'cmdbus'")
         assert tables.fetchall() == [("identity",)]
-        connection.execute("CREATE SCHEMA theirs AUTHORIZATION pg_monitor; CREATE SCHEMA ours")
+        connection.execute("CREATE SCHEMA monitors AUTHORIZATION pg_monitor; CREATE SCHEMA own")
         with pytest.raises(SchemaError, match="belongs to pg_monitor"):
-            install(empty_dsn, "theirs")
-        install(empty_dsn, "ours")
+            install(empty_dsn, "monitors")
+        install(empty_dsn, "own")
 
 
 def test_two_schemas_in_one_database_are_two_buses(empty_dsn: str) -> None:

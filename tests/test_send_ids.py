@@ -155,22 +155,22 @@ def custom_id(*, milliseconds: int, digits: str) -> UUID:
 def test_callers_own_ids_of_version_8_are_no_ids_of_the_bus(dsn: str, level: str) -> None:
     """Not even with its mark, unless the time in them is now."""
     now = time.time_ns() // 1_000_000
-    mine = [custom_id(milliseconds=now, digits=f"8c{n:02x}") for n in range(256) if n != 0xB5]
-    mine += [custom_id(milliseconds=now + 1000 * s, digits="8cb5") for s in (-200_000, 200_000)]
-    mine += [custom_id(milliseconds=0x123456789ABC, digits="8cb5")]
-    with CommandBus(dsn) as bus, psycopg.connect(dsn) as theirs:
+    chosen = [custom_id(milliseconds=now, digits=f"8c{n:02x}") for n in range(256) if n != 0xB5]
+    chosen += [custom_id(milliseconds=now + 1000 * s, digits="8cb5") for s in (-200_000, 200_000)]
+    chosen += [custom_id(milliseconds=0x123456789ABC, digits="8cb5")]
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
         for again in range(2):
-            theirs.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
-            theirs.execute("SELECT 1 FROM cmdbus.ready")
+            connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+            connection.execute("SELECT 1 FROM cmdbus.ready")
             if not again:
-                bus.send("payments", "Debit", command_id=mine[0], connection=theirs)
-                requests = [SendRequest("payments", "Debit", command_id=id_) for id_ in mine[1:]]
-                assert bus.send_many(requests, connection=theirs) == mine[1:]
-                theirs.commit()
+                bus.send("payments", "Debit", command_id=chosen[0], connection=connection)
+                requests = [SendRequest("payments", "Debit", command_id=id_) for id_ in chosen[1:]]
+                assert bus.send_many(requests, connection=connection) == chosen[1:]
+                connection.commit()
                 continue
-            for id_ in (mine[0], *mine[-4:]):
+            for id_ in (chosen[0], *chosen[-4:]):
                 with pytest.raises(DuplicateCommandError):
-                    bus.send("payments", "Debit", command_id=id_, connection=theirs)
+                    bus.send("payments", "Debit", command_id=id_, connection=connection)
 
 
 def test_numbers_of_calls_do_not_come_from_the_sessions_dice(dsn: str) -> None:

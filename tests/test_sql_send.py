@@ -109,12 +109,12 @@ def test_a_callers_session_may_write_values_in_another_way(dsn: str, setting: st
         assert record is not None and (record.due_at, record.data) == (at, {"n": 1.5})
         assert record == bus.get("payments", ids[0])
         assert [domain.keep for domain in bus.domains(connection=connection)] == [timedelta(days=3)]
-        for mine, other in (
+        for inside, outside in (
             (bus.audit("payments", ids[1], connection=connection), bus.audit("payments", ids[1])),
             (bus.query(connection=connection), bus.query()),
             (bus.domain_audit("payments", connection=connection), bus.domain_audit("payments")),
         ):
-            assert mine == other
+            assert inside == outside
         assert bus.snapshot("payments", connection=connection)["depth"] == 2
         assert bus.cancel_all("payments", connection=connection) == 2
         assert bus.troubleshooting.list(connection=connection) == []

@@ -176,7 +176,7 @@ def test_a_command_is_canceled_by_the_one_at_the_keyboard(dsn: str, run: Run) ->
         assert json.loads(text)["status"] == "CANCELED"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root is somebody else behind sudo")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has another name behind sudo")
 def test_behind_sudo_the_operator_is_the_user_that_called_it(bus: CommandBus, run: Run) -> None:
     id_ = bus.send("payments", "Debit")
     done(run("cancel", "payments", str(id_), SUDO_USER="ann"))

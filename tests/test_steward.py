@@ -85,8 +85,8 @@ def idle(dsn: str, tmp_path: Path) -> Iterator[Idle]:
 
 
 def test_a_look_while_the_node_was_busy_forgets_no_lease_of_another(idle: Idle, dsn: str) -> None:
-    """It looks when a lease of another node should end, which that renews; nobody waits just
-    then, and somebody does before the flag is down again."""
+    """It looks when a lease of another node should end, which that renews; no worker waits
+    just then, and one does before the flag is down again."""
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as other:
         bus.send("payments", "Debit")
         lease(other, 1.0)

@@ -111,7 +111,7 @@ def test_what_is_due_is_moved_and_the_next_one_is_not_forgotten(
     before = scalar(connection, newest)
     assert timers.promote_and_read(connection, leases=False) == 0.0
     assert count(connection, "cmdbus.ready") == 2 and count(connection, "cmdbus.scheduled") == 1
-    assert scalar(connection, newest) > before, "a new id: below the floor nobody would look"
+    assert scalar(connection, newest) > before, "a new id: no claim reads below the floor"
     assert 2 * HOUR - 30 < timers.promote_and_read(connection, leases=False) <= 2 * HOUR
 
 
@@ -174,8 +174,8 @@ def test_a_lease_of_what_we_have_no_handler_for_is_none_of_our_timers(
     claimed(connection, lease=HOUR)
     connection.execute("UPDATE cmdbus.lease SET ends_at = clock_timestamp()")
     for domains, types in ((["mail"], ["mail Post"]), (["payments"], ["payments Credit"])):
-        ours = Timers(ClaimStatements("cmdbus", 30), domains, types)
-        assert ours.promote_and_read(connection, leases=True) == float("inf")
+        timers = Timers(ClaimStatements("cmdbus", 30), domains, types)
+        assert timers.promote_and_read(connection, leases=True) == float("inf")
 
 
 def test_rows_are_read_for_leases_only_when_a_claimer_may_have_let_one_end(

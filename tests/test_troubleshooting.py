@@ -227,19 +227,19 @@ def test_a_reply_that_cannot_be_written_undoes_everything(dsn: str) -> None:
 
 
 def test_every_call_can_be_part_of_the_callers_transaction(dsn: str) -> None:
-    with CommandBus(dsn) as bus, psycopg.connect(dsn) as mine:
+    with CommandBus(dsn) as bus, psycopg.connect(dsn) as connection:
         ids = [troubled(bus, dsn, reply_to="orders") for _ in range(6)]
-        resolution: dict[str, Any] = {"operator": "ann", "connection": mine}
+        resolution: dict[str, Any] = {"operator": "ann", "connection": connection}
         queue = bus.troubleshooting
         queue.retry("payments", ids[0], **resolution)
         queue.cancel("payments", ids[1], **resolution)
         queue.complete("payments", ids[2], **resolution)
-        assert queue.count(connection=mine) == len(queue.list(connection=mine)) == 3
+        assert queue.count(connection=connection) == len(queue.list(connection=connection)) == 3
         assert queue.retry_all(limit=1, **resolution) == 1
         assert queue.cancel_all(limit=1, **resolution) == 1
         assert queue.complete_all(**resolution) == 1
-        assert queue.count(connection=mine) == 0
-        mine.rollback()
+        assert queue.count(connection=connection) == 0
+        connection.rollback()
         assert queue.count() == 6
         assert bus.query("orders") == []
         assert {kind for id_ in ids for kind in kinds(bus, id_)} == {

@@ -23,27 +23,27 @@ def node(*types: str) -> ClaimStatements:
 def test_a_type_that_no_node_at_work_handles_is_reported_once(
     dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other, ours = node("shop Theirs"), node("shop Ours")
+    other, this_node = node("shop Other"), node("shop Own")
     with CommandBus(dsn) as bus, psycopg.connect(dsn, autocommit=True) as connection:
-        bus.send_many([SendRequest("shop", name) for name in ("Ours", "Theirs", "Typo", "Typo")])
+        bus.send_many([SendRequest("shop", name) for name in ("Own", "Other", "Typo", "Typo")])
         bus.send_many([SendRequest("shop", "New"), SendRequest("elsewhere", "Typo")])
         bus.send("paused", "Typo")
         bus.pause("paused")
         connection.execute(_AGE)
         other.renew(connection, {})
-        maintenance = Maintenance(ours, lambda: connection, ["shop", "paused"])
+        maintenance = Maintenance(this_node, lambda: connection, ["shop", "paused"])
         with caplog.at_level(logging.WARNING):
             maintenance.maintain(connection)
             Maintenance(other, lambda: connection, []).maintain(connection)
         assert caplog.messages == [sentence("shop", "Typo", 2)]
-        # `ours` has renewed nothing: as far as others know, it is not at work.
+        # `this_node` has renewed nothing: as far as others know, it is not at work.
         [shop] = bus.domains("shop")
-        assert shop.unhandled == ["Ours", "Typo"]
-        ours.renew(connection, {})
-        ours.types = ["shop Typo"]
-        ours.renew(connection, {})
+        assert shop.unhandled == ["Own", "Typo"]
+        this_node.renew(connection, {})
+        this_node.types = ["shop Typo"]
+        this_node.renew(connection, {})
         [shop] = bus.domains("shop")
-        assert shop.unhandled == ["Ours"], "the types that a node handles may change"
+        assert shop.unhandled == ["Own"], "the types that a node handles may change"
         assert bus.domains("paused")[0].unhandled == []
 
 
@@ -66,10 +66,10 @@ def test_the_warning_names_the_type_and_what_to_do() -> None:
 
 
 def test_a_count_that_took_too_long_is_not_repeated_soon(dsn: str) -> None:
-    ours = node("shop Ours")
+    this_node = node("shop Own")
     with psycopg.connect(dsn, autocommit=True) as connection:
-        unhandled = Unhandled(ours, ["shop"])
-        with crowded(connection, "shop", lambda: Unhandled(ours, ["shop"]).report(connection)):
+        unhandled = Unhandled(this_node, ["shop"])
+        with crowded(connection, "shop", lambda: Unhandled(this_node, ["shop"]).report(connection)):
             with pytest.raises(psycopg.errors.QueryCanceled):
                 unhandled.report(connection)
             unhandled.report(connection)

@@ -239,18 +239,18 @@ def test_the_look_of_a_node_that_is_gone_hides_nothing_from_the_others(dsn: str)
         arm(steward, node=2, reads_at=now + timedelta(milliseconds=50))
         steward.execute("SELECT pg_sleep_until(%s)", (now + timedelta(milliseconds=60),))
         bus.send("payments", "Debit", delay=600)
-        assert len(heard(listener)) == 1, "its alarm has passed, and nobody has set another"
+        assert len(heard(listener)) == 1, "its alarm has passed, and no other is set"
         arm(steward, node=3, reads_at=now + HOUR)
         bus.send("payments", "Debit", delay=600)
         assert len(heard(listener)) == 1, "the others' alarm counts"
         arm(steward, node=3, reads_at=now + timedelta(minutes=5))
         steward.execute("SELECT cmdbus.leave(3)")
         bus.send("payments", "Debit", delay=600)
-        assert len(heard(listener)) == 1, "who ends takes its look along"
+        assert len(heard(listener)) == 1, "a node that leaves takes its alarm along"
         for node in (1, 2, 3):
             steward.execute("SELECT cmdbus.leave(%s)", (node,))
         bus.send("payments", "Debit", delay=600)
-        assert heard(listener) == [], "nobody looks"
+        assert heard(listener) == [], "no node has an alarm"
 
 
 def test_resuming_a_domain_wakes_the_workers_that_wait_for_it(dsn: str) -> None:
@@ -267,14 +267,14 @@ def test_two_schemas_do_not_wake_each_other(dsn: str) -> None:
     install(dsn, schema)
     with (
         CommandBus(dsn, schema=schema) as bus,
-        listening(dsn) as ours,
-        listening(dsn, schema) as theirs,
+        listening(dsn) as listener,
+        listening(dsn, schema) as other_listener,
         connect(dsn) as steward,
     ):
         steward.execute(f"SELECT {schema}.arm(1, ARRAY['payments'], now(), '1 hour')".encode())
         bus.send("payments", "Debit")
-        assert heard(ours) == []
-        [notify] = list(theirs.notifies(timeout=10, stop_after=1))
+        assert heard(listener) == []
+        [notify] = list(other_listener.notifies(timeout=10, stop_after=1))
         assert (notify.channel, notify.payload) == (f"{schema}_ready", "payments")
 
 

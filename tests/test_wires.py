@@ -1,4 +1,4 @@
-"""Bytes without a meaning: one byte, one reader, and nobody ever waits to put one."""
+"""Bytes without a meaning: one byte, one reader, and no process ever waits to put one."""
 
 import fcntl
 import os
@@ -23,42 +23,42 @@ def wire(capacity: int) -> Iterator[WakePipe]:
 
 
 def test_each_byte_is_taken_once() -> None:
-    with wire(4) as ours:
-        assert not ours.take()
-        ours.put()
-        ours.put()
-        assert ours.pending == 2
-        assert [ours.take() for _ in range(3)] == [True, True, False]
+    with wire(4) as pipe:
+        assert not pipe.take()
+        pipe.put()
+        pipe.put()
+        assert pipe.pending == 2
+        assert [pipe.take() for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("capacity", [1, 4, 8])
 def test_what_is_put_into_a_full_one_is_dropped(capacity: int) -> None:
     """No block, no growth; what is in it wakes as many as there are."""
-    with wire(capacity) as ours:
+    with wire(capacity) as pipe:
         for _ in range(5_000):
-            ours.put()
-        assert ours.pending == capacity
-        assert ours.take()
-        ours.put()
-        ours.put()
-        assert ours.pending == capacity
+            pipe.put()
+        assert pipe.pending == capacity
+        assert pipe.take()
+        pipe.put()
+        pipe.put()
+        assert pipe.pending == capacity
 
 
 def test_one_as_wide_as_the_pipe_itself_does_not_block_either() -> None:
-    with wire(10_000_000) as ours:
-        fcntl.fcntl(ours.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+    with wire(10_000_000) as pipe:
+        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 4096)
         for _ in range(5_000):
-            ours.put()
-        assert ours.pending == 4096
+            pipe.put()
+        assert pipe.pending == 4096
 
 
 def test_drained_it_is_empty() -> None:
-    with wire(8) as ours:
+    with wire(8) as pipe:
         for _ in range(8):
-            ours.put()
-        ours.drain()
-        ours.drain()
-        assert ours.pending == 0
+            pipe.put()
+        pipe.drain()
+        pipe.drain()
+        assert pipe.pending == 0
 
 
 def test_a_wait_ends_with_a_byte_on_any_or_at_its_time() -> None:
@@ -72,21 +72,21 @@ def test_a_wait_ends_with_a_byte_on_any_or_at_its_time() -> None:
 
 
 def test_an_exec_leaves_it_closed() -> None:
-    with wire(1) as ours:
-        assert not os.get_inheritable(ours.fileno())
+    with wire(1) as pipe:
+        assert not os.get_inheritable(pipe.fileno())
 
 
 @pytest.mark.process
 def test_among_many_processes_each_byte_has_one_reader() -> None:
     """The channel is shared, and what one takes the others do not get."""
     count = 500
-    with wire(8) as ours, wire(8) as over:
+    with wire(8) as pipe, wire(8) as over:
 
         def read() -> int:
             taken = 0
             while True:
-                wait_for([ours, over], 20)
-                if ours.take():
+                wait_for([pipe, over], 20)
+                if pipe.take():
                     taken += 1
                 elif over.pending:
                     os.write(writer, f"{taken}\n".encode())
@@ -97,8 +97,8 @@ def test_among_many_processes_each_byte_has_one_reader() -> None:
         os.close(writer)
         put = 0
         while put < count:
-            if ours.pending < 8:
-                ours.put()
+            if pipe.pending < 8:
+                pipe.put()
                 put += 1
         over.put()
         with os.fdopen(reader) as counts:
@@ -111,19 +111,19 @@ def test_among_many_processes_each_byte_has_one_reader() -> None:
 @pytest.mark.process
 def test_a_process_killed_while_it_uses_a_pipe_keeps_no_other_from_it() -> None:
     """There is no lock on it."""
-    with wire(4) as ours:
+    with wire(4) as pipe:
 
         def hammer() -> int:
             while True:
-                ours.put()
-                ours.take()
+                pipe.put()
+                pipe.take()
 
         for _ in range(10):
             child = fork(hammer, close=[])
-            wait_for([ours], 10)
+            wait_for([pipe], 10)
             child.send(signal.SIGKILL)
             wait([child.descriptor], 10)
             assert child.reap() == ExitStatus(signal.SIGKILL, 0)
-            ours.drain()
-            ours.put()
-            assert ours.take() and not ours.take()
+            pipe.drain()
+            pipe.put()
+            assert pipe.take() and not pipe.take()

@@ -124,10 +124,10 @@ def test_a_slot_shows_its_session_and_the_one_that_comes_after_it(
 
             def shows() -> bool:
                 slots = seat_of(worker).slots
-                ours = {
+                shown = {
                     (slot.backend_pid, slot.backend_start) for slot in slots if slot.backend_pid
                 }
-                return ours != set() and ours <= set(rows(dsn, sessions))
+                return shown != set() and shown <= set(rows(dsn, sessions))
 
             eventually(shows)
             end_sessions(dsn)

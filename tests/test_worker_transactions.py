@@ -177,7 +177,7 @@ def test_a_swallowed_sql_error_fails_the_attempt(dsn: str, bus: CommandBus) -> N
     assert effects(dsn) == 1
 
 
-def test_a_plan_that_a_migration_has_spoilt_charges_nobody(dsn: str, bus: CommandBus) -> None:
+def test_a_plan_that_a_migration_invalidated_charges_no_command(dsn: str, bus: CommandBus) -> None:
     """A statement that the driver had prepared, of the handler's own."""
     with connect(dsn) as connection:
         connection.execute("CREATE TABLE wide (n int)")
