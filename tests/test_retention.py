@@ -332,7 +332,8 @@ def test_a_day_is_removed_in_blocks(bus: CommandBus, connection: psycopg.Connect
 def test_an_incarnation_is_removed_when_it_is_long_dead_and_nothing_refers_to_it(
     dsn: str, bus: CommandBus, connection: psycopg.Connection
 ) -> None:
-    """Not one with a session, or seen while history is kept, or named by an unfinished command."""
+    """Not one with a session, or seen while history is kept, or named by an unfinished command;
+    and although a stranger's session has a name that no incarnation can have."""
     bus.send_many([SendRequest("payments", "Debit") for _ in range(3)])
     made = [ClaimStatements("cmdbus", 30.0) for _ in range(6)]
     dead, young, alive, holds, schedules, troubles = made
@@ -348,7 +349,8 @@ def test_an_incarnation_is_removed_when_it_is_long_dead_and_nothing_refers_to_it
     connection.execute(old, (21,))
     connection.execute(f"{old} + interval '2 days' WHERE id = %s".encode(), (0, young.incarnation))
     retention = Retention(dead, Event())
-    with psycopg.connect(dsn, application_name=alive.application_name):
+    stranger = psycopg.connect(dsn, application_name=f"cmdbus:{'z' * 13}")
+    with stranger, psycopg.connect(dsn, application_name=alive.application_name):
         assert retention.remove_records(connection) == 1
     left = {id for (id,) in connection.execute("SELECT id FROM cmdbus.incarnation")}
     assert left == {statements.incarnation for statements in made} - {dead.incarnation}

@@ -9,8 +9,8 @@ PostgreSQL cuts names off at 63 without an error.
 import re
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-#: Base-36 digits of the largest incarnation, 2**63 - 1.
-_LENGTH = 13
+#: The largest incarnation, and its base-36 digits.
+_MAX, _LENGTH = 2**63 - 1, 13
 #: For PostgreSQL and Python: the name of any process of any schema.
 PATTERN = rf"^[a-z_][a-z0-9_]{{0,47}}:[0-9a-z]{{{_LENGTH}}}$"
 
@@ -25,4 +25,7 @@ def session_name(schema: str, incarnation: int) -> str:
 
 def incarnation_of(name: str) -> int | None:
     """None if it is not the name of a node's session."""
-    return int(name.rpartition(":")[2], 36) if re.match(PATTERN, name) else None
+    if not re.match(PATTERN, name):
+        return None
+    number = int(name.rpartition(":")[2], 36)
+    return number if number <= _MAX else None  # Any role can choose a name.
