@@ -29,7 +29,7 @@ from queries import rows
 from tracing import ends_other_threads
 
 from cmdbus import Command, CommandBus, Context, InvalidOperationError, SendRequest, Timeouts
-from cmdbus.worker import Worker
+from cmdbus.worker import Worker, housekeeping
 
 #: With it a thread is given up after 0.4 s.
 LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
@@ -69,6 +69,30 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
         assert statement is None
     assert "blocked_by" not in event.details["details"]
     assert rows(dsn, "SELECT * FROM effect") == []
+
+
+def test_the_session_of_a_thread_that_came_back_late_serves_no_other_command(
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Housekeeping is about to end it."""
+    monkeypatch.setattr(housekeeping, "_SETTLE_WITHIN", 2.0)
+    late, other = Gate(), Gate(leave_effect)
+    registry = handling(late, "Late", timeout=0.3, retry=ONCE)
+    registry.register("payments", "Debit", other)
+    with running(dsn, registry, concurrency=1) as worker:
+        hung = bus.send("payments", "Late")
+        late.wait_for(1)
+        [thread] = worker._threads._all() if worker._threads else []
+        eventually(lambda: thread.given_up)
+        late.open.set()
+        thread.thread.join(10)
+        sent = bus.send("payments", "Debit")
+        worker.set_concurrency(2)
+        other.wait_for(1)
+        assert bus.wait("payments", hung).error_code == "TIMEOUT"
+        other.open.set()
+        assert bus.wait("payments", sent).status == "COMPLETED"
+    assert rows(dsn, "SELECT losses FROM cmdbus.finished") == [(0,)]
 
 
 def test_of_a_query_that_waits_for_a_lock_it_is_known_who_holds_it(

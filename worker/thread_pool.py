@@ -166,5 +166,7 @@ class ThreadPool:
                 # Housekeeping replaces a thread that has timed out.
                 if self._threads.get(thread.number) is thread and not thread.given_up:
                     del self._threads[thread.number]
+            if thread.given_up:
+                thread.connection.drop()  # Housekeeping ends the session: no other may get it.
             thread.connection.close()
             self._telemetry.release_slot(thread.slot)

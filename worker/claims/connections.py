@@ -145,8 +145,8 @@ class ThreadConnection:
 
     def drop(self) -> None:
         """Closes the session, also if it came from a pool."""
-        if self._connection is not None:
-            self._connection.close()
+        if (connection := self._connection) is not None:  # Another thread may take it away.
+            connection.close()
         self.close()
 
     # Called by another thread, once this one is overdue.
