@@ -13,6 +13,8 @@ from fleet import Fleet, kill, write_app
 from lab.debugger import held
 from surroundings import assert_goes_on, control_group, start_in
 
+from cmdbus.board.records import Phase
+
 pytestmark = pytest.mark.fleet
 
 #: What hangs is found after two seconds.
@@ -79,6 +81,26 @@ def test_a_session_that_the_system_lets_nobody_wait_for_charges_nobody(
     ids = fleet.send("Narrow", data="was there")
     fleet.await_completed(ids)
     assert (tmp_path / "was there").exists() and fleet.effects(ids) == {1: 1}
+
+
+@pytest.mark.fleet(threads=1, poll_interval=600, watchdog_timeout=60)
+def test_a_worker_that_is_woken_and_cannot_reach_the_database_wakes_another(fleet: Fleet) -> None:
+    """It has lost its session, and has no descriptor for a new one."""
+    eventually(lambda: all(seat.parked for seat in fleet.workers().values()))
+    eventually(lambda: fleet.look().armed)
+    woken, other = fleet.workers().values()
+    assert woken.pid is not None and other.pid is not None
+    before = resource.prlimit(woken.pid, resource.RLIMIT_NOFILE)
+    most = highest_descriptor(woken.pid) + 1
+    resource.prlimit(woken.pid, resource.RLIMIT_NOFILE, (most, before[1]))
+    for slot in woken.slots:
+        fleet.query("SELECT pg_terminate_backend(%s, 5000)", slot.backend_pid)
+    kill(other.pid, signal.SIGSTOP)
+    ids = fleet.send("Noop")
+    eventually(lambda: any(slot.phase is Phase.AWAY for slot in fleet.workers()[0].slots))
+    kill(other.pid, signal.SIGCONT)
+    fleet.await_completed(ids)
+    resource.prlimit(woken.pid, resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("maintains", [False, pytest.param(True, marks=pytest.mark.long)])

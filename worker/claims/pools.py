@@ -88,7 +88,8 @@ def open_pool(parts: dsns.Parts, threads: int, timeouts: Timeouts) -> SessionPoo
         max_size=threads + HEADROOM,
         max_idle=_IDLE_SECONDS,
         timeout=timeouts.pool,
-        passes=lambda error: isinstance(error, psycopg.OperationalError),
+        # An OSError if no descriptor is left.
+        passes=lambda error: isinstance(error, psycopg.OperationalError | OSError),
     )
     pool.fill(_FILLS_SECONDS)
     return pool

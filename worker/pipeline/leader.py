@@ -298,6 +298,7 @@ class Leader:
 
     def _recover(self, thread: WorkerThread, error: Exception) -> None:
         """Replaces the session, however long that takes, unless the worker stops meanwhile."""
+        self._waiter.claim_failed()
         read_only = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
         lost = isinstance(error, psycopg.Error) and (read_only or thread.connection.lost())
         thread.connection.drop()

@@ -36,7 +36,7 @@ def check_poll_interval(seconds: float) -> float:
 
 
 class NodeWaiter:
-    """Only the leader calls `before_claim`, `after_claim` and `wait_for_work`."""
+    """Only the leader calls `before_claim`, `after_claim`, `claim_failed` and `wait_for_work`."""
 
     def __init__(
         self,
@@ -94,6 +94,12 @@ class NodeWaiter:
         if self._woken and full and self._has_neighbours:
             self._worker_pipe.put()
         self._woken = False
+
+    def claim_failed(self) -> None:
+        """A byte goes back: this worker may be the only one that cannot claim."""
+        if self._woken:
+            self._woken = False
+            self._worker_pipe.put()
 
     def wait_for_work(
         self, busy: Callable[[], bool], until: float = float("inf")
