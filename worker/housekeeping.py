@@ -152,6 +152,7 @@ class Housekeeping:
 
     def _replace(self) -> None:
         while self._timed_out and time.monotonic() >= self._replace_at:
+            self._due = time.monotonic() + self._timeout
             # Before it fails: an error of another task must not delay this one.
             self._replace_at = time.monotonic() + _AFTER_FAILURE
             thread, work, stack = self._timed_out[0]
