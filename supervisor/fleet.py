@@ -189,6 +189,7 @@ class Fleet:
                 if action.reason is not None:
                     self._restarts.reasons[process.view.post] = action.reason
             case Dump():
+                self._stacks.make_room(process.view.index)
                 process.dump(now)
             case Kill():
                 if process.kill(action, self._settings.timeouts.watchdog, now):

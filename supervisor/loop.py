@@ -100,8 +100,9 @@ def supervise(settings: Settings) -> Exit:
         if code is Exit.DONE:
             with suppress(OSError):  # Their directory may be gone, or read-only by now.
                 path.unlink()
-            if stacks.is_dir():  # A pipe in its place would make us wait for a writer.
-                shutil.rmtree(stacks, ignore_errors=True)
+            with suppress(OSError):
+                if stacks.is_dir():  # A pipe in its place would make us wait for a writer.
+                    shutil.rmtree(stacks, ignore_errors=True)
         return code
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 from pathlib import Path
 
-from cmdbus.board.stack_files import read_stacks, size_of
+from cmdbus.board.stack_files import make_room, read_stacks, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,12 @@ class Stacks:
     def file(self, index: int) -> Path:
         return self._directory / str(index)
 
+    def make_room(self, index: int) -> None:
+        make_room(self.file(index))
+
     def request(self, index: int, name: str, now: float) -> None:
         """The process is about to write its stacks: `log_requested` logs them."""
+        self.make_room(index)
         self._requested[index] = name, size_of(self.file(index))
         self._due = now + DUMP_SECONDS
 
