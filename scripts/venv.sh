@@ -17,7 +17,7 @@ python_version() {
 print("%d.%d" % sys.version_info[:2])' 2>/dev/null
 }
 
-# Prints the path of the interpreter itself, so that no shim decides anew tomorrow.
+# Prints the path of the interpreter itself, so that no shim chooses another one tomorrow.
 python_path() {
     "$1" -c 'import sys; print(sys._base_executable or sys.executable)'
 }
@@ -38,22 +38,22 @@ find_python() {
 
 # make_venv DIRECTORY PYTHON: an environment that works, whatever is there now.
 make_venv() {
-    local venv=$1 python=$2 said
+    local venv=$1 python=$2 output
     if python_version "$venv/bin/python" >/dev/null && has_pip "$venv"; then
         return
     fi
     if [[ -e $venv || -L $venv ]]; then
-        say "$venv does not work: making it anew"
+        say "$venv does not work: making it again"
         rm -rf "$venv"
     fi
     say "making $venv with $python"
-    if ! said=$("$python" -m venv "$venv" 2>&1); then
+    if ! output=$("$python" -m venv "$venv" 2>&1); then
         rm -rf "$venv"
         if ! "$python" -c 'import ensurepip' 2>/dev/null; then
             fail "$python cannot make virtual environments; on Debian and Ubuntu run:" \
                 "apt install python$(python_version "$python")-venv"
         fi
-        fail "$python -m venv failed: ${said##*$'\n'}"
+        fail "$python -m venv failed: ${output##*$'\n'}"
     fi
 }
 

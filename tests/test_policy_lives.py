@@ -41,7 +41,7 @@ class World:
     stop_by: float | None = None
     judging: bool = True
     generations: int = 0
-    #: Of each process: it does not come back; it cannot die.
+    #: Of each process: it misses its deadlines; it cannot die.
     hung: set[int] = field(default_factory=set)
     undead: set[int] = field(default_factory=set)
     lowest: list[int] = field(default_factory=list)
@@ -211,7 +211,7 @@ def test_a_process_that_alone_cannot_reach_the_database_is_replaced() -> None:
     assert replaced(away, idle, STEWARD)
     assert not replaced(away, idle, lost)
     assert not replaced(away, before, lost)
-    assert not replaced(away, replace(works, away_at=NOW - 59), lost), "it has only just come back"
+    assert not replaced(away, replace(works, away_at=NOW - 59), lost), "it has only just returned"
     rungs = Timeouts(statement=1, pool=1, lease=2, thread=3, watchdog=5)
     hasty = replace(SETTINGS, timeouts=rungs)
     soon = replace(away, degraded_since=NOW - 6)

@@ -56,7 +56,7 @@ def test_a_thread_that_does_not_come_back_is_given_up_and_its_slot_filled(
         assert (record.status, record.error_code) == ("IN_TROUBLESHOOTING_QUEUE", "TIMEOUT")
         assert (record.attempts, record.error_message) == (
             1,
-            "gave up after 0.4 s: its thread did not come back",
+            "gave up after 0.4 s: its thread did not return",
         )
         gate.open.set()
         bus.wait("payments", bus.send("payments", "Noop"))

@@ -283,7 +283,7 @@ class Worker:
 def _scope(node: Node | None) -> ClaimScope:
     if node is None:
         return ClaimScope.ANY
-    return ClaimScope.SUSPECT if node.quarantine else ClaimScope.INNOCENT
+    return ClaimScope.SUSPECT if node.quarantine else ClaimScope.ORDINARY
 
 
 def _telemetry_of_one() -> Telemetry:

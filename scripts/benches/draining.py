@@ -1,4 +1,4 @@
-"""What running commands costs beside the bare statements."""
+"""What running commands costs compared with the bare statements."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -22,30 +22,30 @@ def drain(slot: Place) -> Found:
     """Workers with a handler that does nothing, 2 x 8, which have waited with an empty queue,
     against two bare processes that settle 100 and claim 100 in one statement. CPU is that of all
     processes and backends for a command, between 8 % and 92 % of the drain: the bare loop's over
-    ours."""
-    ours, theirs = _requests(slot)
+    the fleet's."""
+    requests, bare_requests = _requests(slot)
     with (
         yard(slot) as here,
         crew(_PROCESSES, bare.loop, slot.dsn) as loops,
         _fleet(slot) as running,
     ):
         pairs = slot.alternate(
-            lambda seconds: here.drain_bare(loops, _part(slot, theirs, seconds)),
-            lambda seconds: here.drain(running, _part(slot, ours, seconds)),
+            lambda seconds: here.drain_bare(loops, _part(slot, bare_requests, seconds)),
+            lambda seconds: here.drain(running, _part(slot, requests, seconds)),
         )
-    return rates_and_cpu("drain", pairs, **_configuration(len(ours)))
+    return rates_and_cpu("drain", pairs, **_configuration(len(requests)))
 
 
 def drain_full(slot: Place) -> Found:
     """The same, with workers that are started when all commands wait; counted from the first
     claim."""
-    ours, theirs = _requests(slot)
+    requests, bare_requests = _requests(slot)
     with yard(slot) as here, crew(_PROCESSES, bare.loop, slot.dsn) as loops:
         pairs = slot.alternate(
-            lambda seconds: here.drain_bare(loops, _part(slot, theirs, seconds)),
-            lambda seconds: _drain_full(here, _part(slot, ours, seconds)),
+            lambda seconds: here.drain_bare(loops, _part(slot, bare_requests, seconds)),
+            lambda seconds: _drain_full(here, _part(slot, requests, seconds)),
         )
-    return rates_and_cpu("drain-full", pairs, **_configuration(len(ours)))
+    return rates_and_cpu("drain-full", pairs, **_configuration(len(requests)))
 
 
 def threads(slot: Place) -> Found:
@@ -65,17 +65,17 @@ def tx(slot: Place) -> Found:
     loops of the same statements with as many connections, each claiming one at a time."""
     with slot.connect() as connection:
         connection.execute(bare.EFFECT)
-    ours, theirs = _requests(slot, max(1, slot.sizes.commands // _TX_PART))
+    requests, bare_requests = _requests(slot, max(1, slot.sizes.commands // _TX_PART))
     with (
         yard(slot) as here,
         crew(_PROCESSES, bare.singly, slot.dsn, _THREADS) as loops,
         fleet(slot.dsn, {TYPE: bare.insert}, processes=_PROCESSES, threads=_THREADS) as running,
     ):
         pairs = slot.alternate(
-            lambda seconds: here.drain_bare(loops, _part(slot, theirs, seconds)).rate,
-            lambda seconds: here.drain(running, _part(slot, ours, seconds)).rate,
+            lambda seconds: here.drain_bare(loops, _part(slot, bare_requests, seconds)).rate,
+            lambda seconds: here.drain(running, _part(slot, requests, seconds)).rate,
         )
-    return {"tx": Comparison(pairs=pairs, configuration=_configuration(len(ours)))}
+    return {"tx": Comparison(pairs=pairs, configuration=_configuration(len(requests)))}
 
 
 def bloat(slot: Place) -> Found:

@@ -44,18 +44,20 @@ def instances(slot: Place) -> Found:
     bare loops against 2; our ratio against the bare one; and, of a thousand commands of the ten,
     how many no session has waited for longer than 10 ms (row locks, by the server's log)."""
     many = slot.sizes.instances
-    ours, theirs = (commands(slot.sizes.commands, domain=each) for each in (DOMAIN, BARE))
+    requests, bare_requests = (
+        commands(slot.sizes.commands, domain=each) for each in (DOMAIN, BARE)
+    )
     waits: list[int] = []
     with yard(slot) as here, _waits_logged(here.connection):
         found = slot.rounds(
-            partial(_drain_bare, here, theirs, _FEW_LOOPS),
-            partial(_drain_bare, here, theirs, many * PROCESSES),
-            partial(_drain_by, here, ours, _FEW_INSTANCES, []),
-            partial(_drain_by, here, ours, many, waits),
+            partial(_drain_bare, here, bare_requests, _FEW_LOOPS),
+            partial(_drain_bare, here, bare_requests, many * PROCESSES),
+            partial(_drain_by, here, requests, _FEW_INSTANCES, []),
+            partial(_drain_by, here, requests, many, waits),
         )
-    per_thousand = [1000 * count / len(ours) for count in waits]
+    per_thousand = [1000 * count / len(requests) for count in waits]
     configuration = {
-        "commands": len(ours),
+        "commands": len(requests),
         "instances": many,
         "processes": PROCESSES,
         "threads": THREADS,

@@ -1,4 +1,4 @@
-"""What sending costs beside the cheapest way to put the same rows into the same table."""
+"""What sending costs, compared with the cheapest way to put the same rows into the same table."""
 
 import json
 import threading
@@ -111,7 +111,7 @@ def _compare_trigger(slot: Place, connection: psycopg.Connection) -> Comparison:
         def rate(way: str, seconds: float) -> float:
             connection.execute("TRUNCATE cmdbus.ready")
             connection.execute(f"ALTER TABLE cmdbus.ready {way} TRIGGER wake")
-            for each in (0.0, seconds):  # in the first, each session plans anew
+            for each in (0.0, seconds):  # in the first, each session plans again
                 sending.order((time.monotonic() + _LEAD_S, each))
                 answers = sending.answers(each + _ANSWER_S)
             return float(sum(answers))

@@ -1,5 +1,5 @@
-"""Holds a process as a debugger does whose prompt waits: once it has exited, nobody else can reap
-it until the debugger lets go."""
+"""Holds a process as a debugger does whose prompt waits: once it has exited, no other process can
+reap it until the debugger lets go."""
 
 import subprocess
 import sys

@@ -165,7 +165,7 @@ class ClaimScope(Enum):
 
     #: For a worker without a fleet, which has no quarantine.
     ANY = (0, _MAX_LOSSES)
-    INNOCENT = (0, SUSPECT_LOSSES - 1)
+    ORDINARY = (0, SUSPECT_LOSSES - 1)
     #: In quarantine, where only one is claimed.
     SUSPECT = (SUSPECT_LOSSES, _MAX_LOSSES)
 

@@ -126,7 +126,7 @@ class Execution:
         """Returns the outcome of a hung thread, with its stack and its session's activity."""
         error = TransientCommandError(
             "TIMEOUT",
-            f"gave up after {self.timeout:g} s: its thread did not come back",
+            f"gave up after {self.timeout:g} s: its thread did not return",
             {**activity, "stack": stack},
         )
         return self._finished(self._fate(error))

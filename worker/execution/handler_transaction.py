@@ -75,7 +75,7 @@ class HandlerTransaction:
         self._marker = marker
         #: It was committed or rolled back.
         self._clean = False
-        #: Whether nothing used the session any more when the handler had returned.
+        #: Whether nothing still used the session when the handler returned.
         self._at_rest: bool | None = None
         #: A statement had failed when it was rolled back.
         self.aborted = False

@@ -55,7 +55,7 @@ class Adoption:
             self.sessions_in_doubt.add(session)
 
     def end_sessions(self, connection: Connection) -> tuple[set[Session], set[Fence]]:
-        """Returns the sessions that are gone, so that they cannot claim any more, and the claims
+        """Returns the sessions that are gone, so that they can no longer claim, and the claims
         that were in flight then."""
         sessions = set(self.sessions_in_doubt)
         within = 0.0 if sessions <= self._asked else _GONE_WITHIN

@@ -38,34 +38,34 @@ def peers(slot: Place) -> Found:
     for module, name in PEERS.items():
         try:
             peer: Callable[[str], Peer] = getattr(import_module(f"benches.peers.{module}"), name)
-            with closing(peer(slot.dsn)) as other, closing(Cmdbus(slot.dsn)) as ours:
+            with closing(peer(slot.dsn)) as other, closing(Cmdbus(slot.dsn)) as cmdbus:
                 for measure, compare in (("drain", _drain), ("pickup", _pickup), ("io", _io)):
-                    found[f"{measure}-{module}"] = compare(slot, other, ours)
+                    found[f"{measure}-{module}"] = compare(slot, other, cmdbus)
         except ModuleNotFoundError as error:
             print(f"{module}: {error}", file=sys.stderr)
     return found
 
 
-def _drain(slot: Place, other: Peer, ours: Peer) -> Comparison:
+def _drain(slot: Place, other: Peer, cmdbus: Peer) -> Comparison:
     def rate(peer: Peer) -> float:
         count = int(slot.sizes.commands * peer.share)
         return _rate(peer, count, 0.0, _PROCESSES, _THREADS)
 
-    pairs = slot.rounds(partial(rate, other), partial(rate, ours))
+    pairs = slot.rounds(partial(rate, other), partial(rate, cmdbus))
     return _compared(pairs, commands=slot.sizes.commands, others_share=other.share)
 
 
-def _io(slot: Place, other: Peer, ours: Peer) -> Comparison:
+def _io(slot: Place, other: Peer, cmdbus: Peer) -> Comparison:
     count = max(_IO_PROCESSES * _IO_THREADS, slot.sizes.commands // _IO_PART)
 
     def rate(peer: Peer) -> float:
         return _rate(peer, count, _IO_S, _IO_PROCESSES, _IO_THREADS)
 
-    pairs = slot.rounds(partial(rate, other), partial(rate, ours))
+    pairs = slot.rounds(partial(rate, other), partial(rate, cmdbus))
     return _compared(pairs, commands=count, handler_s=_IO_S)
 
 
-def _pickup(slot: Place, other: Peer, ours: Peer) -> Comparison:
+def _pickup(slot: Place, other: Peer, cmdbus: Peer) -> Comparison:
     """Of workers that wait, which run a few commands before."""
     count = max(slot.sizes.rounds, slot.sizes.commands // _PICKUP_PART)
 
@@ -79,7 +79,7 @@ def _pickup(slot: Place, other: Peer, ours: Peer) -> Comparison:
             times = sorted(read_times(directory))[_WARM:]
         return 1000 * median(each.began - each.sent for each in times)
 
-    pairs = slot.rounds(partial(milliseconds, other), partial(milliseconds, ours))
+    pairs = slot.rounds(partial(milliseconds, other), partial(milliseconds, cmdbus))
     return _compared(pairs, less=True, commands=count)
 
 
