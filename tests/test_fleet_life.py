@@ -161,7 +161,7 @@ def test_a_fleet_that_cannot_start_says_why_and_ends_with_three(
 def test_a_second_supervisor_of_a_name_is_refused_also_if_the_pidfile_was_removed(
     fleet: Fleet,
 ) -> None:
-    """Programs that remove old files do that. The board is locked, and the pidfile comes back."""
+    """Programs that remove old files do that. The board is locked, and the pidfile is put back."""
     ids = fleet.start_gates(8)
     first, pidfile = fleet.process, fleet.directory / "cmdbus.pid"
     for refusals in (1, 2):

@@ -1,4 +1,4 @@
-"""What libpq reads besides the DSN applies; what the bus relies on holds whatever that is."""
+"""Settings that libpq reads besides the DSN apply, and break nothing that the bus relies on."""
 
 import os
 from pathlib import Path
