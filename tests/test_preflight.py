@@ -22,8 +22,6 @@ from cmdbus.settings import Settings
 from cmdbus.supervisor.host import Pidfile, check_host
 from cmdbus.timeouts import Timeouts
 
-SMALL = Settings(procs=1, threads=2)
-
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[str]:
