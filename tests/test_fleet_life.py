@@ -33,10 +33,8 @@ if "cmdbus.worker.boot.process" in sys.modules:
 
 def order_again(fleet: Fleet, number: signal.Signals) -> bool:
     """Sends it until it counts as a second order."""
-    if len(fleet.logged("stopping within")) > 1:
-        return True
     fleet.send_signal(number)
-    return False
+    return len(fleet.logged("stopping within")) > 1
 
 
 def test_a_fleet_starts_runs_and_stops_and_leaves_nothing(fleet: Fleet) -> None:
