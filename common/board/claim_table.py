@@ -1,14 +1,15 @@
 """What a process has claimed and not settled: the steward releases it if the process dies."""
 
 from collections import deque
+from struct import Struct
 from uuid import UUID
 
 from cmdbus.board.board_memory import BoardMemory
 from cmdbus.board.layout import CELL, CLAIM_CELLS, CLAIM_COUNT, CLAIMS, OVERFLOWED
 
 _STATES = 4
-#: Cells from the beginning of a claim to its command's id.
-_COMMAND_ID = 3
+#: The cells that follow the state: id, token, command id.
+_CLAIM = Struct("=qq16s")
 
 
 class ClaimTable:
@@ -53,10 +54,7 @@ class ClaimTable:
         except IndexError:
             cells[self._overflowed] = 1
             return self._beyond
-        cells[index + 1] = id
-        cells[index + 2] = token
-        at = (index + _COMMAND_ID) * CELL
-        self._bytes[at : at + 16] = command_id.bytes
+        _CLAIM.pack_into(self._bytes, (index + 1) * CELL, id, token, command_id.bytes)
         cells[index] = (cells[index] | 3) + 2
         return index
 

@@ -11,6 +11,9 @@ from cmdbus.board.record_format import format_of
 from cmdbus.board.records import CommandType, Phase, SlotRecord
 
 _SLOT = format_of(SlotRecord).struct
+_pack = _SLOT.pack
+# Looking a member up in its class takes 0.1 microseconds.
+_RUNNING = Phase.RUNNING
 
 #: Mask of the sequence to start with: after garbage in the cell, enough numbers are left above it.
 _SEQUENCES = 2**48 - 1
@@ -22,8 +25,8 @@ class Slot:
     again at any time. Times are monotonic nanoseconds.
     """
 
-    #: attempt, priority, id, token, command id
-    _NO_COMMAND = (0, 0, 0, 0, bytes(16))
+    #: attempt, priority, id, token, command id, and whether its type is shown
+    _NO_COMMAND = (0, 0, 0, 0, bytes(16), False)
 
     def __init__(self, memory: BoardMemory, at: int, index: int) -> None:
         #: Its position in its seat.
@@ -77,8 +80,8 @@ class Slot:
             self._named = command_type
             self._bytes[self._names_at] = command_type.encoded
         self._crc = command_type.crc
-        self._command = (attempt, priority, id, token, command_id.bytes)
-        self._phase, self._since, self._due = Phase.RUNNING, started, due
+        self._command = (attempt, priority, id, token, command_id.bytes, True)
+        self._phase, self._since, self._due = _RUNNING, started, due
         self._write()
 
     def end(self, now: int) -> None:
@@ -106,15 +109,6 @@ class Slot:
 
     def _write(self) -> None:
         self.sequence = sequence = self.sequence + 1
-        crc = self._crc
-        body = _SLOT.pack(
-            sequence,
-            self._phase,
-            self._since,
-            self._due,
-            *self._thread,
-            *self._command,
-            crc != 0,
-        )
+        body = _pack(sequence, self._phase, self._since, self._due, *self._thread, *self._command)
         self._bytes[self._at] = body
-        self._cells[self._seal] = crc32(body, crc)
+        self._cells[self._seal] = crc32(body, self._crc)
