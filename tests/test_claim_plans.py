@@ -1,4 +1,4 @@
-"""A claim reads the rows that it claims, and not the backlog, whatever the statistics are."""
+"""A claim reads what it claims, and not the backlog, whatever the statistics say."""
 
 import psycopg
 import pytest

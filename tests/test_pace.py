@@ -1,43 +1,38 @@
-"""How far ahead a worker claims, as values."""
+"""Which types are quick, and how far ahead a worker claims them, as values."""
 
+from cmdbus.worker.pipeline.handled_types import RunTimes
 from cmdbus.worker.pipeline.prefetch_policy import MAX_PREFETCH, PrefetchPolicy
 
 
+def run_times(*seconds: float) -> RunTimes:
+    times = RunTimes()
+    for each in seconds:
+        times.add(each)
+    return times
+
+
 def test_a_type_is_quick_after_a_quick_run_and_not_after_a_slow_one() -> None:
-    prefetch = PrefetchPolicy()
-    assert not prefetch.is_quick("payments", "Debit"), "it has never run"
-    prefetch.ran("payments", "Debit", 0.049)
-    assert prefetch.is_quick("payments", "Debit")
-    prefetch.ran("payments", "Slow", 0.05)
-    assert not prefetch.is_quick("payments", "Slow")
+    assert not run_times().is_quick, "nothing is known yet"
+    assert run_times(0.049).is_quick
+    assert not run_times(0.05).is_quick
 
 
 def test_one_slow_run_among_many_quick_ones_leaves_a_type_quick() -> None:
     """Its thread may have waited for a CPU."""
-    prefetch = PrefetchPolicy()
-    for _ in range(3):
-        for _ in range(150):
-            prefetch.ran("payments", "Debit", 0.001)
-        prefetch.ran("payments", "Debit", 0.2)
-        assert prefetch.is_quick("payments", "Debit")
+    for rounds in (1, 2, 3):
+        assert run_times(*([0.001] * 150 + [0.2]) * rounds).is_quick
 
 
 def test_a_type_that_turned_slow_is_quick_again_after_a_quick_run() -> None:
-    prefetch = PrefetchPolicy()
-    for _ in range(20):
-        prefetch.ran("payments", "Debit", 0.2)
-    assert not prefetch.is_quick("payments", "Debit")
-    prefetch.ran("payments", "Debit", 0.001)
-    assert prefetch.is_quick("payments", "Debit")
+    slow = [0.2] * 20
+    assert not run_times(*slow).is_quick
+    assert run_times(*slow, 0.001).is_quick
 
 
 def test_a_type_is_tiny_while_its_runs_take_less_than_a_millisecond() -> None:
-    prefetch = PrefetchPolicy()
-    assert not prefetch.is_tiny("payments", "Debit"), "nothing is known yet"
-    prefetch.ran("payments", "Debit", 0.0005)
-    assert prefetch.is_tiny("payments", "Debit")
-    prefetch.ran("payments", "Debit", 0.02)
-    assert not prefetch.is_tiny("payments", "Debit")
+    assert not run_times().is_tiny, "nothing is known yet"
+    assert run_times(0.0005).is_tiny
+    assert not run_times(0.0005, 0.02).is_tiny
 
 
 class Steps:
@@ -60,7 +55,7 @@ def test_claimed_ahead_is_what_is_started_within_20_ms() -> None:
     steps = Steps()
     assert steps.step(after=0, takes=0.001, claims=16) == 0, "the pace is not known"
     assert steps.step(after=0.02, takes=0.001, claims=16) == 16, "16 in 20 ms"
-    assert [steps.step(after=0.001, takes=0.001, claims=16) for _ in range(4)][-1] == MAX_PREFETCH
+    assert [steps.step(after=0.001, takes=0.001, claims=32) for _ in range(4)][-1] == MAX_PREFETCH
 
 
 def test_a_claim_immediately_after_another_does_not_count_as_pace() -> None:

@@ -1,5 +1,5 @@
-"""The size of a settlement; and executions whose claims no longer have a row: each is counted once,
-and its claim is freed."""
+"""How many outcomes one settlement has; and executions whose claims have no row any more: each is
+counted once, and its claim is freed."""
 
 import threading
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Lost:
         self.held.start(entry)
         self.held.finish(entry)
         connection.execute("DELETE FROM cmdbus.ready")
-        self.done.not_settled(claimed, 3)
+        self.done.not_settled(claimed, 3, 0.1)
         self.dsn = dsn
 
     def connection(self) -> ThreadConnection:

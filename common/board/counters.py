@@ -5,10 +5,12 @@ The next thread of a slot continues its counters: nothing resets them. The reade
 and slots, by name: each seat numbers its command types for itself.
 """
 
+import collections
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from operator import add
 
 from cmdbus.board.layout import (
@@ -21,6 +23,7 @@ from cmdbus.board.layout import (
 )
 
 _BUCKETS = len(BUCKETS) + 1
+_bucket_of = partial(bisect_left, BUCKETS)
 _NS = 1_000_000_000
 #: Nanoseconds at which a sum stops: the most that a cell can hold, or 292 years.
 _MAX_SUM = 2**63 - 1
@@ -69,13 +72,14 @@ class Histogram:
         self._cells = cells
         self._at = at
 
-    def observe(self, index: int, seconds: float) -> None:
+    def observe(self, index: int, observed: Sequence[float]) -> None:
         cells = self._cells
         at = self._at + index * ROW_CELLS
-        cells[at + bisect_left(BUCKETS, seconds)] += 1
-        if seconds > 0:  # a row's times are those of its sender's clock
-            total = cells[at + _BUCKETS] + int(seconds * _NS)
-            cells[at + _BUCKETS] = total if total < _MAX_SUM else _MAX_SUM
+        for bucket, count in collections.Counter(map(_bucket_of, observed)).items():
+            cells[at + bucket] += count
+        # A row's times are those of its sender's clock, and may be negative.
+        total = int(sum([seconds for seconds in observed if seconds > 0]) * _NS)
+        cells[at + _BUCKETS] = min(cells[at + _BUCKETS] + total, _MAX_SUM)
 
 
 class Counters:

@@ -108,6 +108,7 @@ class ProcessRecord:
 
     pid: int | None = None
     generation: int = 0
+    incarnation: int | None = None
     since: int | None = None
     #: The time at which it began to claim.
     ready: int | None = None

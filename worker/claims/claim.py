@@ -21,6 +21,8 @@ Session = tuple[int, int]
 #: Why a command that had begun is released without a loss: its worker was ordered to stop.
 STOPPED = "STOPPED"
 
+# Looking a member up in its class takes 0.1 microseconds.
+_COMPLETED = OutcomeKind.COMPLETED
 _PRIORITIES = range(11)
 #: The maximum of a smallint.
 _MAX_LOSSES = 2**15 - 1
@@ -81,11 +83,17 @@ class Finished(NamedTuple):
     max_attempts: int
     #: Monotonic time.
     at: float
+    #: Of the execution; 0 if there was none.
+    seconds: float = 0.0
 
-    @property
-    def plain(self) -> bool:
-        """Completed, and no reply was asked for: can be settled with a hundred others."""
-        return self.outcome.kind is OutcomeKind.COMPLETED and self.claim.reply_to is None
+
+def plain_and_others(done: Sequence[Finished]) -> tuple[list[Finished], list[Finished]]:
+    """Plain: completed, and no reply was asked for. Hundreds can be settled together."""
+    plain, others = list[Finished](), list[Finished]()
+    for each in done:
+        is_plain = each.outcome.kind is _COMPLETED and each.claim.reply_to is None
+        (plain if is_plain else others).append(each)
+    return plain, others
 
 
 class ClaimRequest(NamedTuple):
@@ -132,10 +140,10 @@ class ClaimResult(NamedTuple):
 def results_of(rows: Sequence[Row], *, prefetched: bool) -> Iterator[ClaimResult]:
     """The results of a round trip: the rows of each claim end with one that has no token."""
     claims: list[Claim] = []
-    made = Claim._make
+    new = tuple.__new__  # what Claim._make does, in half the time
     for row in rows:
         if row[4] is not None:
-            claims.append(made(row[1:]))
+            claims.append(new(Claim, row[1:]))
         elif row[3] is not None:
             _, domain, priority, id_, *_, pages, _ctid = row
             stopped_at = None if domain is None else (domain, priority)

@@ -52,7 +52,7 @@ def make_partitions(statements: ClaimStatements, connection: Connection) -> None
 
 def log_end(finished: Finished) -> None:
     """Called after the settlement: a hung handler may hold the log's lock."""
-    claim, outcome, max_attempts, _ = finished
+    claim, outcome, max_attempts, *_ = finished
     name, text = claim.label, " ".join((outcome.message or "").split())
     if outcome.charged and outcome.code is not None:
         logger.warning(

@@ -25,7 +25,6 @@ from enum import Enum
 from functools import partial
 from threading import Event, Lock
 
-from cmdbus.board.records import CommandType
 from cmdbus.board.seats import Seat
 from cmdbus.worker.claims.claim import Claim, Fence, Finished, fence_of
 from cmdbus.worker.claims.claim_statements import ClaimStatements
@@ -56,11 +55,10 @@ class Entry:
     """A claim in flight, changed by one thread at a time."""
 
     claim: Claim
-    command_type: CommandType
-    state: EntryState = QUEUED
     #: Position in the board's table of claims.
     index: int | None = None
     payload_bytes: int = 0
+    state: EntryState = QUEUED
     #: The outcome in the states ROW_LOCKED and ROW_MISSING.
     finished: Finished | None = None
 
@@ -70,7 +68,6 @@ class InFlight:
 
     def __init__(self, statements: ClaimStatements, seat: Seat) -> None:
         self._statements = statements
-        self._seat = seat
         self._claim_table = seat.claims
         #: For a leader that has timed out and its successor, and for two threads that take the same
         #: outcome.
@@ -116,16 +113,14 @@ class InFlight:
         """Registers the claims and returns the new ones; none if the leader has timed out, as its
         successor adopts them."""
         taken = []
-        entries, table, command_type = self._entries, self._claim_table, self._seat.command_type
+        entries, show = self._entries, self._claim_table.claimed
         with self._lock:
             for claim in [] if late() else claims:
-                domain, _, id, token, command_id, type, data, *_ = claim
+                _, _, id, token, command_id, _, data = claim[:7]
                 key = (id, token, command_id.int)
                 if key not in entries:
-                    entry = Entry(claim, command_type(domain, type))
-                    entry.index = table.claimed(id, token, command_id)
-                    if len(data) > _COUNTED:
-                        entry.payload_bytes = len(data.encode())
+                    payload_bytes = len(data.encode()) if len(data) > _COUNTED else 0
+                    entry = Entry(claim, show(id, token, command_id), payload_bytes)
                     entries[key] = entry
                     taken.append(entry)
         if taken:
@@ -168,8 +163,7 @@ class InFlight:
     def mark_released(self, claims: Iterable[Claim]) -> None:
         """Also claims that were not taken."""
         for claim in claims:
-            command_type = self._seat.command_type(claim.domain, claim.type)
-            entry = self._entries.setdefault(fence_of(claim), Entry(claim, command_type))
+            entry = self._entries.setdefault(fence_of(claim), Entry(claim))
             entry.claim = claim._replace(data="")
             entry.state = RELEASED
             self.filled.set()

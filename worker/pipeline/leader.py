@@ -24,12 +24,20 @@ import psycopg
 from cmdbus.board.records import Phase
 from cmdbus.clock import time
 from cmdbus.failpoints import AFTER_CLAIM, failpoint
-from cmdbus.worker.claims.claim import Claim, ClaimRequest, ClaimResult, Connection, Finished
+from cmdbus.worker.claims.claim import (
+    Claim,
+    ClaimRequest,
+    ClaimResult,
+    Connection,
+    Finished,
+    plain_and_others,
+)
 from cmdbus.worker.claims.connections import PoolExhausted
 from cmdbus.worker.claims.floors import Floors
 from cmdbus.worker.claims.rejections import Cause, cause_of, reason, was_executed
 from cmdbus.worker.claims.turns import Turns
 from cmdbus.worker.pipeline.adoption import Adoption
+from cmdbus.worker.pipeline.handled_types import HandledTypes
 from cmdbus.worker.pipeline.in_flight import InFlight
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, LocalQueue
 from cmdbus.worker.pipeline.narrowing import Narrowing
@@ -51,7 +59,12 @@ _FULL_SECONDS = 0.01
 
 class Leader:
     def __init__(
-        self, setup: Setup, in_flight: InFlight, queue: LocalQueue, unsettled: Unsettled
+        self,
+        setup: Setup,
+        handled_types: HandledTypes,
+        in_flight: InFlight,
+        queue: LocalQueue,
+        unsettled: Unsettled,
     ) -> None:
         self._statements = setup.statements
         self._round_trip_seconds = setup.timeouts.statement + _SPARE_SECONDS
@@ -62,7 +75,7 @@ class Leader:
         self._narrowing = Narrowing(setup.statements)
         self.adoption = Adoption(setup.statements, in_flight, setup.claim_bytes)
         self._in_flight, self._queue, self._unsettled = in_flight, queue, unsettled
-        self.prefetch = PrefetchPolicy()
+        self._handled_types, self._prefetch = handled_types, PrefetchPolicy()
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
         self._turns = Turns(setup.domains)
         self._claim_bytes = setup.claim_bytes
@@ -156,8 +169,7 @@ class Leader:
         """Settles everything finished and claims the next run; False if there was none."""
         connection, slot = thread.connection, thread.slot
         done = self._unsettled.take()
-        others = [finished for finished in done if not finished.plain]
-        plain = [finished for finished in done if finished.plain] if others else done
+        plain, others = plain_and_others(done)
         plain, later = first_part(plain)
         self._unsettled.put_back(later)
         try:
@@ -206,7 +218,7 @@ class Leader:
         payload = sum([len(claim.data) for claim in claims])
         thread.waited_for_cpu()  # from here on
         self._waiter.after_claim(full=self._has_more)
-        self.prefetch.claimed(len(claims), began, ended, payload)
+        self._prefetch.claimed(len(claims), began, ended, payload)
         if claims:
             failpoint(AFTER_CLAIM)
 
@@ -215,6 +227,7 @@ class Leader:
         self._queue.fill(
             self._in_flight.take(claims, lambda: thread.given_up), thread.domain_pauses
         )
+        self._telemetry.dequeued(thread.slot, claims)
         if claims and wake:
             self._queue.wake()
         if self.stopping.is_set():
@@ -255,12 +268,12 @@ class Leader:
         floors = self._floors.for_claim(now)
         domains = self._turns.for_claim(now, all_domains=not floors)
         types = [name for domain in domains for name in self._types[domain]]
-        quick = [name for name in types if self.prefetch.is_quick(*name.split(" "))]
+        quick = [name for name in types if self._handled_types.is_quick(name)]
         bytes_ = self._claim_bytes - self._in_flight.prefetched_bytes
         if bytes_ <= 0:
             room = 0  # until a thread has started some of it
         free = min(max(1, self._queue.threads - self._in_flight.unfinished_count), room)
-        ahead = min(self.prefetch.prefetch(bytes_), room - free) if quick else 0
+        ahead = min(self._prefetch.prefetch(bytes_), room - free) if quick else 0
         if len(quick) == len(types):
             free, ahead = free + ahead, 0
         if quick != [name for name in types if name in self._quick]:

@@ -43,7 +43,7 @@ class LocalQueue:
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._filled_at = 0.0
         #: Number of pauses of domains that were known when the claim of these commands began.
-        self._domain_pauses = 0
+        self.domain_pauses = 0
 
     def draw(self) -> Item | None:
         """Returns None if the queue is empty."""
@@ -88,16 +88,12 @@ class LocalQueue:
         """`domain_pauses`: their number when the claim began. Wakes no thread."""
         self._filled_at = time.monotonic()
         if self._items:  # Claims that join older ones count as equally old.
-            domain_pauses = min(self._domain_pauses, domain_pauses)
-        self._domain_pauses = domain_pauses
+            domain_pauses = min(self.domain_pauses, domain_pauses)
+        self.domain_pauses = domain_pauses
         self._items.extend(entries)
 
     def __bool__(self) -> bool:
         return bool(self._items)
-
-    def is_older(self, domain_pauses: int) -> bool:
-        """Whether the commands were claimed before the latest of these pauses."""
-        return self._domain_pauses < domain_pauses
 
     def mark_stale_released(self) -> None:
         """Marks commands that were claimed ahead of the threads and not started in time,

@@ -30,10 +30,10 @@ from cmdbus.clock import time
 from cmdbus.worker.claims.claim import Claim
 from cmdbus.worker.claims.connections import ThreadConnection
 from cmdbus.worker.execution.execution import Execution
+from cmdbus.worker.pipeline.handled_types import QUICK_SECONDS, HandledTypes, RunTimes
 from cmdbus.worker.pipeline.in_flight import Entry, InFlight
 from cmdbus.worker.pipeline.leader import Leader
 from cmdbus.worker.pipeline.local_queue import LEADERSHIP, STOP, LocalQueue
-from cmdbus.worker.pipeline.prefetch_policy import QUICK_SECONDS
 from cmdbus.worker.pipeline.setup import Setup
 from cmdbus.worker.pipeline.unsettled import Unsettled
 from cmdbus.worker.pipeline.worker_thread import WorkerThread
@@ -46,14 +46,16 @@ class Pipeline:
 
     def __init__(self, setup: Setup, ends_as_surplus: Callable[[WorkerThread], bool]) -> None:
         """`ends_as_surplus`: whether a thread must end, as there are too many."""
-        self._setup = setup
+        self._statements, self._timeouts = setup.statements, setup.timeouts
         self._waiter, self._telemetry = setup.waiter, setup.telemetry
+        self._board = setup.telemetry.board
         self._ends_as_surplus = ends_as_surplus
         self.in_flight = InFlight(setup.statements, setup.telemetry.seat)
         self.queue = LocalQueue(self.in_flight)
         self.unsettled = Unsettled(setup.statements, setup.telemetry, self.in_flight)
-        self.leader = Leader(setup, self.in_flight, self.queue, self.unsettled)
-        self._prefetch, self.stopping = self.leader.prefetch, self.leader.stopping
+        self._handled_types = HandledTypes(setup.registry, setup.telemetry.seat, setup.timeouts)
+        self.leader = Leader(setup, self._handled_types, self.in_flight, self.queue, self.unsettled)
+        self.stopping = self.leader.stopping
 
     def stop_claiming(self) -> None:
         """Lets the threads end once their commands have finished; marks the others as released."""
@@ -79,9 +81,12 @@ class Pipeline:
             self._rest(thread)
             item = self.queue.wait()
         if type(item) is Entry:
-            if not self.queue.is_older(self._waiter.domain_pauses):
-                return self._survive(thread, item)
-            # A domain was paused since then. The next claim takes the commands of other domains.
+            if self.queue.domain_pauses >= self._board.domain_pauses:
+                try:
+                    return self._run(thread, item)
+                except BaseException:
+                    return self._survive(thread, item.claim)
+            # A domain was paused since the claim. The next one takes commands of other domains.
             self.queue.mark_released(item)
         elif item is LEADERSHIP:
             return self.leader.lead(thread)
@@ -90,48 +95,54 @@ class Pipeline:
             return False
         return not self._ends_as_surplus(thread)
 
+    def _log(self, thread: WorkerThread) -> None:
+        self._rest(thread)
+        self.unsettled.log()
+
     def _rest(self, thread: WorkerThread) -> None:
         thread.slot.end(time.monotonic_ns())
         thread.rename("")
 
-    def _survive(self, thread: WorkerThread, entry: Entry) -> bool:
+    def _survive(self, thread: WorkerThread, claim: Claim) -> bool:
         """Lets the thread go on after an error outside of the handler."""
-        try:
-            return self._run(thread, entry)
-        except BaseException:
-            claim, stays = entry.claim, thread.end()
-            if stays:
-                thread.slot.end(time.monotonic_ns())
-                self._telemetry.lost(thread.slot, claim)
-                self.in_flight.free([claim])
-            logger.exception(
-                "the thread of %s met an error outside of its handler: the command runs again "
-                "when its lease ends",
-                claim.label,
-            )
-            return stays
+        stays = thread.end()
+        if stays:
+            thread.slot.end(time.monotonic_ns())
+            self._telemetry.lost(thread.slot, claim)
+            self.in_flight.free([claim])
+        logger.exception(
+            "the thread of %s met an error outside of its handler: the command runs again "
+            "when its lease ends",
+            claim.label,
+        )
+        return stays
 
     def _run(self, thread: WorkerThread, entry: Entry) -> bool:
         claim = entry.claim
-        self._prepare(thread, claim)
-        handler = self._setup.registry.find(claim.domain, claim.type)
-        assert handler is not None, "only types with a handler are claimed"
-        execution = Execution(claim, handler, thread, self._setup.statements, self._setup.timeouts)
+        handled = self._handled_types.find(claim.domain, claim.type)
+        self._prepare(thread, claim.domain, handled.run_times)
+        execution = Execution(claim, handled, thread, self._statements, self._timeouts)
         self.in_flight.start(entry)
-        self._telemetry.begins(
-            thread.slot, entry.command_type, claim, execution.began, execution.due
+        thread.slot.begin(
+            handled.command_type,
+            claim.priority,
+            claim.id,
+            claim.token,
+            claim.command_id,
+            claim.attempts + 1,
+            execution.began_ns,
+            execution.began_ns + handled.timeout_ns,
         )
         thread.work = execution
         try:
             finished = execution.run()
         finally:
             stays = thread.end()
-        seconds = time.monotonic() - execution.began
-        thread.slot.counters.handler_duration.observe(entry.command_type.index, seconds)
+        seconds = finished.seconds if finished else time.monotonic() - execution.began
         if seconds >= QUICK_SECONDS:
             # Waiting for a CPU does not make a type slow: on busy CPUs one no-op in 150 waits.
             seconds = max(0.0, seconds - thread.waited_for_cpu())
-        self._prefetch.ran(claim.domain, claim.type, seconds)
+        handled.run_times.add(seconds)
         if not stays:
             return False  # It timed out: housekeeping settles its command.
         self.in_flight.finish(entry)
@@ -141,21 +152,20 @@ class Pipeline:
         elif execution.committed is not None:
             self.unsettled.settled(thread.slot, [execution.committed])
         else:
-            self.unsettled.not_settled(claim, execution.max_attempts)
+            self.unsettled.not_settled(claim, execution.max_attempts, seconds)
         self._waiter.wake_if_waiting()
-        if self.unsettled.any_unlogged:
-            self._rest(thread)
-            self.unsettled.log()
+        if self.unsettled.unlogged:
+            self._log(thread)
         return True
 
-    def _prepare(self, thread: WorkerThread, claim: Claim) -> None:
+    def _prepare(self, thread: WorkerThread, domain: str, run_times: RunTimes) -> None:
         """Before a command that may be long: wakes a thread for the other commands, and settles the
         outcomes that wait."""
-        if thread.domain != claim.domain:
-            thread.rename(claim.domain)
-        if self.queue.needs_help and not self._prefetch.is_tiny(claim.domain, claim.type):
+        if thread.domain != domain:
+            thread.rename(domain)
+        if not run_times.is_tiny and self.queue.needs_help:
             self.queue.wake()
-        if self.unsettled and not self._prefetch.is_quick(claim.domain, claim.type):
+        if not run_times.is_quick and self.unsettled:
             thread.slot.end(time.monotonic_ns())
             with suppress(psycopg.Error):
                 self.unsettled.settle(thread.connection, thread.slot, self.unsettled.take())

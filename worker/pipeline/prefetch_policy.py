@@ -1,29 +1,20 @@
-"""Which types are quick, and how far ahead of its threads a process may claim. No clock inside."""
+"""How far ahead of its threads a process may claim quick types. No clock inside."""
 
-#: Seconds of a run below which a type is quick: it is claimed ahead of the threads.
-QUICK_SECONDS = 0.05
-#: Seconds of a run below which a type is tiny: to wake a second thread takes longer.
-TINY_SECONDS = 0.001
-#: Weight of the latest run in a type's mean. One run of up to 0.4 s among quick ones leaves it
-#: quick, as its thread may have waited for the interpreter. One quick run makes it quick again: a
-#: wrong guess costs a second, after which commands that were not started are released.
-_WEIGHT = 1 / 8
 #: Seconds for which commands are claimed ahead, or the time of a round trip if that is longer.
 _PREFETCH_SECONDS = 0.02
 #: The same for the first claim after a wait: about the time for waking another process.
 _FIRST_SECONDS = 0.002
-MAX_PREFETCH = 256
+#: The board shows 512 claims, which include those that threads have asked for.
+MAX_PREFETCH = 400
 #: Seconds, or commands, over which the pace is measured: of two round trips of which one follows
 #: immediately upon the other, the first says nothing about the time that its commands take.
 _PACE_SECONDS, _PACE_COMMANDS = 0.005, 64
 
 
 class PrefetchPolicy:
-    """Written by all threads: each operation is atomic, and a lost update costs nothing."""
+    """Used by the leader."""
 
     def __init__(self) -> None:
-        #: Seconds of a run of each type, on average; missing if it never ran.
-        self._means: dict[tuple[str, str], float] = {}
         #: The latest round trip: its claims, its seconds, and the time at which it ended.
         self._claimed, self._took, self._ended_at = 0, 0.0, 0.0
         #: Commands started per second between round trips; commands and seconds of the next
@@ -31,21 +22,6 @@ class PrefetchPolicy:
         self._rate, self._started, self._seconds = 0.0, 0, 0.0
         #: Payload of a command, on average, in the latest round trip that claimed any.
         self._payload = 0.0
-
-    def ran(self, domain: str, type: str, seconds: float) -> None:
-        """`seconds`: without those in which its thread waited for a CPU."""
-        key = domain, type
-        mean = self._means.get(key, seconds)
-        mean += (seconds - mean) * _WEIGHT
-        if mean >= QUICK_SECONDS > seconds:
-            mean = seconds
-        self._means[key] = mean
-
-    def is_quick(self, domain: str, type: str) -> bool:
-        return self._means.get((domain, type), QUICK_SECONDS) < QUICK_SECONDS
-
-    def is_tiny(self, domain: str, type: str) -> bool:
-        return self._means.get((domain, type), QUICK_SECONDS) < TINY_SECONDS
 
     def claimed(self, claimed: int, began: float, ended: float, payload: int = 0) -> None:
         if claimed:

@@ -4,13 +4,12 @@ A command is counted once its settlement has found its row, so that the counters
 """
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from cmdbus.board.board import Board
 from cmdbus.board.counters import Counter, HistogramView, OutcomeLabel
-from cmdbus.board.records import CommandType
 from cmdbus.board.seats import Seat
 from cmdbus.board.slots import Slot
 from cmdbus.clock import time
@@ -63,22 +62,13 @@ class Telemetry:
     def beat(self, due: float) -> None:
         self.seat.beat(int(due * 1e9), self.health.levels(time.monotonic()))
 
-    def begins(
-        self, slot: Slot, command_type: CommandType, claim: Claim, began: float, due: float
-    ) -> None:
-        """The slot shows the command until the thread begins another or waits."""
-        _, priority, id, token, command_id, _, _, attempts, *_, waited, _ = claim
-        slot.begin(
-            command_type,
-            priority,
-            id,
-            token,
-            command_id,
-            attempts + 1,
-            int(began * 1e9),
-            int(due * 1e9),
-        )
-        slot.counters.dequeue_latency.observe(command_type.index, waited)
+    def dequeued(self, slot: Slot, claims: Sequence[Claim]) -> None:
+        waits = defaultdict[tuple[str, str], list[float]](list)
+        for claim in claims:
+            waits[claim.domain, claim.type].append(claim.waited)
+        for (domain, type), waited in waits.items():
+            index = self.seat.command_type(domain, type).index
+            slot.counters.dequeue_latency.observe(index, waited)
 
     def settled_and_claimed(self, slot: Slot, claimed: int, seconds: float) -> None:
         slot.counters.add(Counter.BATCHES_PROCESSED if claimed else Counter.EMPTY_RECEIVES)
@@ -91,24 +81,25 @@ class Telemetry:
 
     def settled(self, slot: Slot, done: Sequence[Finished]) -> list[Finished]:
         """Counts executions, and returns those whose ends are to be logged."""
-        counts: dict[tuple[str, str, OutcomeLabel], int] = {}
+        times = defaultdict[tuple[str, str, OutcomeLabel], list[float]](list)
         succeeded, failures, to_log = False, 0, []
         for finished in done:
-            claim, outcome, *_ = finished
+            claim, outcome = finished.claim, finished.outcome
             end = _COMPLETED
             if outcome.kind is not _KIND_COMPLETED:
                 to_log.append(finished)
                 end = label_of(outcome)
-            name = claim[0], claim[5], end
-            counts[name] = counts.get(name, 0) + 1
+            times[claim.domain, claim.type, end].append(finished.seconds)
             if end is _COMPLETED or end is OutcomeLabel.FAILED:
                 succeeded, failures = True, 0
             elif outcome.charged:
                 failures += 1
                 error = f"{outcome.code}: {outcome.message}"
                 self.latest.append(FailedExecution(str(claim.command_id), claim.type, error))
-        for (domain, type, end), count in counts.items():
-            slot.counters.ended(self.seat.command_type(domain, type).index, end, count)
+        for (domain, type, end), seconds in times.items():
+            index = self.seat.command_type(domain, type).index
+            slot.counters.ended(index, end, len(seconds))
+            slot.counters.handler_duration.observe(index, seconds)
         self.health.ended(time.monotonic(), succeeded=succeeded, failures=failures)
         return to_log
 

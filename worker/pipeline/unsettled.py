@@ -50,7 +50,7 @@ class Unsettled:
         self._last_warning = ""
         #: Messages about settled commands. A handler that hangs may hold the lock of the log, which
         #: must stop neither a settlement nor the leadership.
-        self._unlogged: deque[Callable[[], None]] = deque()
+        self.unlogged: deque[Callable[[], None]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -58,19 +58,15 @@ class Unsettled:
     def add(self, finished: Finished) -> None:
         self._waiting.append(finished)
 
-    @property
-    def any_unlogged(self) -> bool:
-        return bool(self._unlogged)
-
     def log_later(self, message: Callable[[], None]) -> None:
         """Leaves the message to the next `log`."""
-        self._unlogged.append(message)
+        self.unlogged.append(message)
 
     def log(self) -> None:
         """Called by any thread that has nothing else to do."""
         with suppress(IndexError):  # another thread has taken the last one
-            while self._unlogged:
-                self._unlogged.popleft()()
+            while self.unlogged:
+                self.unlogged.popleft()()
 
     def put_back(self, finished: Sequence[Finished]) -> None:
         self._waiting.extendleft(reversed(finished))
@@ -180,9 +176,10 @@ class Unsettled:
             finished = finished._replace(outcome=Outcome(kind=kind, charged=charged))
         self.settled(slot, [finished])
 
-    def not_settled(self, claim: Claim, max_attempts: int) -> None:
+    def not_settled(self, claim: Claim, max_attempts: int, seconds: float) -> None:
         """The settlement in the command's own transaction found no row."""
-        self._in_flight.hold(Finished(claim, completed(None), max_attempts, 0.0), ROW_MISSING)
+        finished = Finished(claim, completed(None), max_attempts, 0.0, seconds)
+        self._in_flight.hold(finished, ROW_MISSING)
 
     def _settle_singly(
         self, connection: ThreadConnection, slot: Slot, done: list[Finished]

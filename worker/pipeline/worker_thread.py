@@ -1,5 +1,6 @@
 """A worker thread, its current work, and the deadline of that."""
 
+import os
 import sys
 import threading
 import traceback
@@ -46,6 +47,7 @@ class WorkerThread:
         run: Callable[["WorkerThread"], None],
     ) -> None:
         self.number = number
+        self.pid = os.getpid()
         self.connection = connection
         self.slot = slot
         self.thread = threading.Thread(
