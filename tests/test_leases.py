@@ -164,6 +164,25 @@ def test_a_lease_ends_on_time_while_another_node_can_renew(
     assert (again.command_id, again.losses) == (claim.command_id, 1)
 
 
+def test_a_wait_for_renewals_is_no_longer_for_a_claimer_than_its_lease_asks_for(
+    nodes: tuple[Node, Node, Claim], dsn: str
+) -> None:
+    """A node of long leases, which may have been idle for hours, or be gone."""
+    _, other, short = nodes
+    with CommandBus(dsn) as bus, connect(dsn) as session:
+        patient = Node(ClaimStatements("cmdbus", 60 * LEASE), session)
+        patient.statements.register(session, "tester")
+        bus.send("payments", "Debit")
+        [long] = patient.claim()
+        assert patient.renew(long) == []
+        pass_time(session, 61 * LEASE)
+        assert other.claim() == []
+        pass_time(session, LEASE / 2 + 1)
+        assert [claim.command_id for claim in other.claim()] == [short.command_id]
+        pass_time(session, 30 * LEASE)
+        assert long.command_id in [claim.command_id for claim in other.claim()]
+
+
 def test_a_lease_that_is_longer_than_the_claimers_own_is_kept(dsn: str) -> None:
     with CommandBus(dsn) as bus, connect(dsn) as one, connect(dsn) as two:
         patient, hasty = (

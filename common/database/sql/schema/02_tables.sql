@@ -209,7 +209,7 @@ CREATE TABLE {schema}.removal (
 -- 1970, but for armed:
 --   armed     a bit for each domain that a node waits for (see domain_bit)
 --   alarm     the earliest time at which a node will read the due commands; 0: none will
---   patience  the end of a wait for renewals; see begin_wait_for_renewals
+--   patience  the end of the longest wait for renewals; see renewals_awaited_until
 CREATE SEQUENCE {schema}.armed MINVALUE 0;
 CREATE SEQUENCE {schema}.alarm MINVALUE 0;
 CREATE SEQUENCE {schema}.patience MINVALUE 0;

@@ -17,8 +17,10 @@ RETURN least(greatest(p_time, '0002-01-01 00:00+00'::timestamptz),
 -- Until when ended leases stay claimed: NULL if they do not, 'infinity' if a wait has to begin.
 -- If no node has renewed for two thirds of a lease, the cause is the server (its clock was set,
 -- ready was locked). Then the nodes have half a lease for a renewal, which is due each third. A
--- wait that ended long ago does not count: the clock may have been set since, beyond its end.
-CREATE FUNCTION {schema}.renewals_awaited_until() RETURNS timestamptz
+-- wait is as long as the longest lease of a node asks for, and ends earlier for a claimer whose
+-- lease, p_lease, is shorter. One that ended long ago does not count: the clock may have been set
+-- since, beyond its end.
+CREATE FUNCTION {schema}.renewals_awaited_until(p_lease interval) RETURNS timestamptz
 LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
@@ -31,7 +33,8 @@ BEGIN
     SELECT coalesce(max(n.renewed_at) FILTER (WHERE n.renewed_at <= clock_timestamp()),
                     '-infinity'), max(n.lease)
     INTO latest, longest FROM {schema}.node n;
-    SELECT to_timestamp(last_value / 1000000.0::float8) INTO ends FROM {schema}.patience;
+    SELECT to_timestamp(last_value / 1000000.0::float8) - (longest - least(p_lease, longest)) / 2
+    INTO ends FROM {schema}.patience;
     present := clock_timestamp();
     RETURN CASE
         WHEN longest IS NULL THEN NULL
@@ -46,11 +49,11 @@ $$;
 -- Begins a wait for renewals if there is a reason; returns whether one lasts, in which ended
 -- leases stay claimed. Writes no table: in a long transaction that would keep the nodes from
 -- renewing.
-CREATE FUNCTION {schema}.begin_wait_for_renewals() RETURNS boolean
+CREATE FUNCTION {schema}.begin_wait_for_renewals(p_lease interval) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-    ends timestamptz := {schema}.renewals_awaited_until();
+    ends timestamptz := {schema}.renewals_awaited_until(p_lease);
 BEGIN
     IF ends = 'infinity' THEN
         PERFORM setval('{schema}.patience',
@@ -83,7 +86,8 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
     RETURN p_lease_until IS NULL OR {schema}.lease_time_is_over(p_claimer, p_lease_until)
-        AND NOT {schema}.begin_wait_for_renewals();
+        AND NOT {schema}.begin_wait_for_renewals(
+            (SELECT i.lease FROM {schema}.incarnation i WHERE i.id = p_claimer));
 END
 $$;
 
@@ -94,7 +98,8 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER
 AS $$
 BEGIN
     RETURN p_lease_until IS NULL OR {schema}.lease_time_is_over(p_claimer, p_lease_until)
-        AND {schema}.renewals_awaited_until() IS NULL;
+        AND {schema}.renewals_awaited_until(
+            (SELECT i.lease FROM {schema}.incarnation i WHERE i.id = p_claimer)) IS NULL;
 END
 $$;
 
@@ -387,7 +392,7 @@ CREATE FUNCTION {schema}.renew(
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
-    PERFORM {schema}.begin_wait_for_renewals();
+    PERFORM {schema}.begin_wait_for_renewals(NULL);
     -- A future time is from before the clock was set back.
     UPDATE {schema}.node SET renewed_at = '-infinity'
     WHERE id IN (
@@ -416,7 +421,7 @@ BEGIN
     WHERE id IN (
         SELECT n.id FROM {schema}.node n
         WHERE n.renewed_at < clock_timestamp() - 10 * n.lease
-            AND NOT {schema}.begin_wait_for_renewals()
+            AND NOT {schema}.begin_wait_for_renewals(NULL)
         FOR UPDATE SKIP LOCKED);
     RETURN ARRAY(
         SELECT k.position
