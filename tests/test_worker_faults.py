@@ -30,6 +30,7 @@ from tracing import ends_other_threads
 
 from cmdbus import Command, CommandBus, Context, InvalidOperationError, SendRequest, Timeouts
 from cmdbus.worker import Worker, housekeeping
+from cmdbus.worker import worker as worker_module
 
 #: With it a thread is given up after 0.4 s.
 LADDER = Timeouts(statement=0.2, pool=0.3, lease=0.3, thread=0.4, watchdog=1.0)
@@ -93,6 +94,21 @@ def test_the_session_of_a_thread_that_came_back_late_serves_no_other_command(
         other.open.set()
         assert bus.wait("payments", sent).status == "COMPLETED"
     assert rows(dsn, "SELECT losses FROM cmdbus.finished") == [(0,)]
+
+
+def test_a_thread_that_cannot_be_replaced_keeps_no_other_command_from_its_timeout(
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The board has no slot for its successor: those of the threads that hang are taken."""
+    monkeypatch.setattr(worker_module, "SLOTS", 6)
+    gate = Gate()
+    with running(dsn, handling(gate, "Hang", retry=ONCE), concurrency=2, timeouts=LADDER):
+        hung = bus.send_many([SendRequest("payments", "Hang")] * 3)
+        assert {bus.wait("payments", id, 8).error_code for id in hung} == {"TIMEOUT"}
+        eventually(lambda: "too many threads hang" in caplog.text)
+        assert "Traceback" not in caplog.text
+        gate.open.set()
+        assert bus.wait("payments", bus.send("payments", "Noop")).status == "COMPLETED"
 
 
 def test_of_a_query_that_waits_for_a_lock_it_is_known_who_holds_it(

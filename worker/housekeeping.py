@@ -22,6 +22,7 @@ from cmdbus.worker.claims.renewal import Renewal
 from cmdbus.worker.claims.sessions import end_sessions
 from cmdbus.worker.execution.execution import Execution
 from cmdbus.worker.pipeline.setup import Setup
+from cmdbus.worker.pipeline.telemetry import NoSlotError
 from cmdbus.worker.pipeline.worker_thread import RoundTrip, Work, WorkerThread
 from cmdbus.worker.thread_pool import ThreadPool
 
@@ -121,7 +122,7 @@ class Housekeeping:
             if self._connection.lost():
                 self._connection.close()
         except Exception as error:
-            if cannot_start_thread(error):
+            if cannot_start_thread(error) or isinstance(error, NoSlotError):
                 self._warn_once(str(error))
             else:
                 logger.exception("housekeeping failed, and is tried again")
@@ -155,14 +156,15 @@ class Housekeeping:
             self._due = time.monotonic() + self._timeout
             # Before it fails: an error of another task must not delay this one.
             self._replace_at = time.monotonic() + _AFTER_FAILURE
-            thread, work, stack = self._timed_out[0]
+            item = thread, work, stack = self._timed_out[0]
+            self._timed_out.rotate(-1)  # The others come first if it fails.
             if isinstance(work, RoundTrip):
                 self._replace_stuck(thread, stack, leads=work.leads)
             else:
                 if not work.outcome_taken:
                     self._settle_late(thread, work, stack)
                 self._pool.replace(thread)
-            self._timed_out.popleft()
+            self._timed_out.remove(item)
             self._replace_at = 0.0
 
     def _settle_late(self, thread: WorkerThread, work: Execution, stack: str) -> None:

@@ -26,6 +26,10 @@ _LATEST = 100
 _COMPLETED, _KIND_COMPLETED = OutcomeLabel.COMPLETED, OutcomeKind.COMPLETED
 
 
+class NoSlotError(Exception):
+    """All slots are taken, by threads that hang."""
+
+
 class FailedExecution(NamedTuple):
     command_id: str
     type: str
@@ -47,7 +51,12 @@ class Telemetry:
 
     def acquire_slot(self) -> Slot:
         """Called by the thread that will write to it, or before that starts."""
-        return self.seat.slot(self._free.popleft())
+        try:
+            return self.seat.slot(self._free.popleft())
+        except IndexError:
+            raise NoSlotError(
+                "no slot of the board is left for another thread: too many threads hang"
+            ) from None
 
     def release_slot(self, slot: Slot) -> None:
         slot.release()
