@@ -186,4 +186,4 @@ Fence = tuple[int, int, int]
 
 def fence_of(claim: Claim | ClaimKey) -> Fence:
     # Not the UUID itself, whose hash is computed in Python.
-    return claim[2], claim[3], claim[4].int
+    return claim.id, claim.token, claim.command_id.int

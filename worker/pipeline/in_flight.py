@@ -153,12 +153,13 @@ class InFlight:
             return entry.finished
 
     def free(self, claims: Iterable[Claim]) -> None:
+        pop, hide = self._entries.pop, self._claim_table.free
         for claim in claims:
-            entry = self._entries.pop(fence_of(claim), None)
+            entry = pop(fence_of(claim), None)
             if entry is not None:
                 entry.state = GONE
                 if entry.index is not None:
-                    self._claim_table.free(entry.index)
+                    hide(entry.index)
 
     def mark_released(self, claims: Iterable[Claim]) -> None:
         """Also claims that were not taken."""
