@@ -277,9 +277,13 @@ def test_keys_beyond_the_table_are_not_shown_and_the_seat_says_so(board: Board) 
     seat.claims.finished(beyond)
     view = board.seat_view(0)
     assert (len(view.claims), view.complete) == (CLAIM_COUNT, False)
-    for index in [beyond, *indexes]:
+    another = seat.claims.claimed(9_998, 1, uuid4())
+    seat.claims.free(beyond)
+    assert not board.seat_view(0).complete, "another one is not shown"
+    for index in [another, *indexes]:
         seat.claims.free(index)
-    assert (seat.claims.free_count, board.seat_view(0).claims) == (CLAIM_COUNT, ())
+    view = board.seat_view(0)
+    assert (seat.claims.free_count, view.claims, view.complete) == (CLAIM_COUNT, (), True)
 
 
 @pytest.mark.process

@@ -36,6 +36,7 @@ from cmdbus import (
     Timeouts,
 )
 from cmdbus.worker import Worker
+from cmdbus.worker.claims import rejected_rows
 from cmdbus.worker.claims.claim import Claim, ClaimRequest
 from cmdbus.worker.claims.claim_statements import ClaimStatements
 from cmdbus.worker.pipeline.narrowing import Narrowing
@@ -184,6 +185,23 @@ def test_a_server_that_stalls_sends_no_command_to_troubleshooting(
         narrowing.claim(connection, GOOD, taken.extend)
         assert len(taken) == 3
         assert bus.troubleshooting.count("payments") == 0
+
+
+def test_a_row_that_timed_out_long_ago_is_not_moved_by_its_next_timeout(
+    dsn: str, bus: CommandBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of it is forgotten, so that a process keeps no rows for months."""
+    monkeypatch.setattr(rejected_rows, "_FORGET_SECONDS", 0.0)
+    bus.send("payments", "Good")
+    statements, timeout = ClaimStatements("cmdbus", 30.0), psycopg.errors.QueryCanceled()
+    rejected = rejected_rows.RejectedRows(statements)
+    with connect(dsn) as connection:
+        [key] = statements.claimable(connection, GOOD, 1, [])
+        for _ in range(2):
+            assert not rejected.set_aside(connection, key, "cannot be claimed", timeout)
+            assert rejected.skipped == {key.id}
+            assert [rejected.succeeded(), rejected.succeeded()] == [True, False]
+    assert bus.troubleshooting.count("payments") == 0
 
 
 def test_a_lease_that_cannot_be_renewed_keeps_no_other_from_it(

@@ -1,5 +1,6 @@
 """What a process has claimed and not settled: the steward releases it if the process dies."""
 
+import threading
 from collections import deque
 from struct import Struct
 from uuid import UUID
@@ -28,9 +29,9 @@ class ClaimTable:
     The state cell counts: its lowest two bits are the state, which goes up by one from move
     to move, and the others go up each time the index is taken. The other cells are written
     only while it is FREE, so a reader that finds the same number, not FREE, before and after
-    has read one claim. If there are more claims than indexes, those beyond are not shown and
-    the seat shows that it is not complete. Of these, and of a claim whose process died before
-    `claimed`, only the row knows the claimer.
+    has read one claim. If there are more claims than indexes, those beyond are not shown, and
+    the seat shows that it is not complete until the last of them is free. Of these, and of a
+    claim whose process died before `claimed`, only the row knows the claimer.
     """
 
     def __init__(self, memory: BoardMemory, seat_at: int) -> None:
@@ -40,6 +41,9 @@ class ClaimTable:
         indexes = [seat_at + CLAIMS + n * CLAIM_CELLS for n in range(CLAIM_COUNT + 1)]
         self._beyond = indexes.pop()
         self._free = deque(indexes)
+        #: For the number of claims beyond the table, and the cell that shows whether there are any.
+        self._lock = threading.Lock()
+        self._count_beyond = 0
 
     @property
     def free_count(self) -> int:
@@ -52,7 +56,7 @@ class ClaimTable:
         try:
             index = self._free.popleft()
         except IndexError:
-            cells[self._overflowed] = 1
+            self._count(+1)
             return self._beyond
         _CLAIM.pack_into(self._bytes, (index + 1) * CELL, id, token, command_id.bytes)
         cells[index] = (cells[index] | 3) + 2
@@ -66,5 +70,12 @@ class ClaimTable:
 
     def free(self, index: int) -> None:
         self._cells[index] &= -_STATES
-        if index != self._beyond:
+        if index == self._beyond:
+            self._count(-1)
+        else:
             self._free.append(index)
+
+    def _count(self, by: int) -> None:
+        with self._lock:
+            self._count_beyond += by
+            self._cells[self._overflowed] = int(self._count_beyond > 0)

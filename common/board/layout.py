@@ -28,7 +28,7 @@ cells of a seat
     command id, quarantined,
     orphaned
 | parked                        the leader                          steward, ps
-  overflowed                    a thread that claims; only ever 1   steward
+  overflowed                    threads that claim, under a lock    steward
   rescued                       the steward                         supervisor
 | claims, each state id token   the thread that has the command     steward
     command id                    at that moment; see ClaimTable

@@ -74,7 +74,7 @@ class SeatView(ProcessRecord):
     #: Only those that a thread has, or had when its process died.
     slots: tuple[SlotView, ...] = ()
     claims: tuple[ClaimView, ...] = ()
-    #: False if the process has ever had more claims at once than the board can show.
+    #: False if the process has claims that the board cannot show.
     complete: bool = True
 
     @property

@@ -30,8 +30,10 @@ class RejectedRows:
         #: Rows that could not even be moved, with the monotonic time until which they are left
         #: out; they stay here, as that is logged once.
         self._skipped: dict[Fence, float] = {}
-        #: Rows that have timed out once, and whether another statement has succeeded since.
-        self._late: dict[Fence, bool] = {}
+        #: Rows that have timed out once, left out until another statement has succeeded.
+        self._late: set[Fence] = set()
+        #: Those that are tried once more, with the monotonic time from which on.
+        self._retried: dict[Fence, float] = {}
 
     @property
     def skipped(self) -> Set[int]:
@@ -39,16 +41,17 @@ class RejectedRows:
         until another statement succeeds."""
         now = time.monotonic()
         skipped = {id for (id, *_), until in self._skipped.items() if now < until}
-        return skipped | {id for (id, *_), again in self._late.items() if not again}
+        return skipped | {id for (id, *_) in self._late}
 
     def succeeded(self) -> bool:
         """Called after a statement for other rows, or for none: those that have timed out are tried
         once more. Returns whether there are any."""
-        any_late = not all(self._late.values())
-        self._late = dict.fromkeys(self._late, True)
-        if self._skipped:
-            forgotten = time.monotonic() - _FORGET_SECONDS
-            self._skipped = {n: until for n, until in self._skipped.items() if until > forgotten}
+        any_late = bool(self._late)
+        if self._skipped or self._retried or any_late:
+            now = time.monotonic()
+            self._skipped = _recent(self._skipped, now)
+            self._retried = _recent(self._retried, now) | dict.fromkeys(self._late, now)
+            self._late.clear()
         return any_late
 
     def set_aside(
@@ -62,9 +65,10 @@ class RejectedRows:
         """Moves a row to troubleshooting because of `error`. False if the row has changed since its
         key was read, or is skipped."""
         fence = fence_of(key)
-        again = self._late.pop(fence, False)
+        self._late.discard(fence)
+        again = self._retried.pop(fence, None) is not None
         if cause_of(error) is Cause.TIMEOUT and not again:
-            self._late[fence] = False
+            self._late.add(fence)
             return False
         why = ascii_text(reason(error), MAX_MESSAGE)
         where = f"command {key.command_id} (domain {key.domain}, row {key.id}) {what}"
@@ -74,7 +78,7 @@ class RejectedRows:
             if not may_be_of_one_row(second):
                 raise
             if cause_of(second) is Cause.TIMEOUT:
-                self._late[fence] = False
+                self._late.add(fence)
                 return False
             if fence not in self._skipped:
                 message = "%s: %s; nor moved to troubleshooting: %s; skipped"
@@ -85,3 +89,7 @@ class RejectedRows:
         if moved:
             logger.error("%s: moved to the troubleshooting queue: %s", where, why)
         return moved
+
+
+def _recent(rows: dict[Fence, float], now: float) -> dict[Fence, float]:
+    return {fence: at for fence, at in rows.items() if at > now - _FORGET_SECONDS}
