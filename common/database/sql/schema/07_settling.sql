@@ -53,7 +53,10 @@ BEGIN
         )
         SELECT array_agg(position) INTO found FROM gone;
         settled := settled || found;
-        EXIT WHEN cardinality(settled) = cardinality(p_ids) OR pass = 2;
+        IF cardinality(settled) = cardinality(p_ids) THEN
+            RETURN '{}';
+        END IF;
+        EXIT WHEN pass = 2;
         -- Rows that have moved since the claim, as a renewal moves them. Locked, so that they
         -- do not move again.
         ctids := ARRAY(
